@@ -1,0 +1,35 @@
+# Every target sets up what it needs: a virtual environment in .venv and the packages by name.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench format
+
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
+
+$(STAMP): pyproject.toml
+	@echo "setting up $(VENV) (once)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
+	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on --quiet --editable . --group dev
+	@touch $(STAMP)
+
+demo: $(STAMP) ## run the shop on SQLite, kill its worker, watch it recover
+	@$(BIN)/python -m examples.demo
+
+test: $(STAMP) ## run every test
+	@$(BIN)/python -m pytest
+
+check: $(STAMP) ## format, lint, types, layers
+	@$(BIN)/ruff format --check src tests examples benchmarks
+	@$(BIN)/ruff check src tests examples benchmarks
+	@$(BIN)/mypy
+	@$(BIN)/pyright
+	@$(BIN)/lint-imports
+
+format: $(STAMP) ## format the sources
+	@$(BIN)/ruff format src tests examples benchmarks
+	@$(BIN)/ruff check --fix --quiet src tests examples benchmarks

@@ -1,0 +1,1 @@
+"""Durable async functions for Python."""

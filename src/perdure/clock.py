@@ -1,0 +1,62 @@
+"""The one source of time. Stores, runtime and tests take a Clock; nothing else reads one."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Wall clock in integer milliseconds, and a sleep that follows it."""
+
+    def now_ms(self) -> int:
+        """Milliseconds since the Unix epoch."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Return after that much time of this clock."""
+        ...
+
+
+class SystemClock:
+    """The clock of the machine."""
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+class ManualClock:
+    """A clock that moves only when told; sleepers wake when it passes their time."""
+
+    def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
+        self._now_ms = now_ms
+        self._sleepers: list[tuple[int, asyncio.Future[None]]] = []
+
+    def now_ms(self) -> int:
+        return self._now_ms
+
+    async def sleep(self, seconds: float) -> None:
+        if seconds <= 0:
+            await asyncio.sleep(0)
+            return
+        woken = asyncio.get_running_loop().create_future()
+        self._sleepers.append((self._now_ms + round(seconds * 1000), woken))
+        try:
+            await woken
+        finally:
+            self._sleepers = [entry for entry in self._sleepers if entry[1] is not woken]
+
+    def advance(self, milliseconds: int) -> None:
+        """Move by that much (backwards too) and wake whoever slept until then."""
+        self._now_ms += milliseconds
+        for due_ms, woken in self._sleepers:
+            if due_ms <= self._now_ms and not woken.done():
+                woken.set_result(None)
+
+    def next_due_ms(self) -> int | None:
+        """When the first sleeper wants to wake, if anybody sleeps."""
+        return min((due_ms for due_ms, woken in self._sleepers if not woken.done()), default=None)

@@ -1,0 +1,91 @@
+"""What one turn decided: the boundary between the engine and the runtime."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import msgspec
+
+from perdure.model import events, work
+from perdure.model.failures import Failure  # noqa: TC001
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """The code waits for something; the execution goes on with a later turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    output: msgspec.Raw
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ContinuedAsNew:
+    input: msgspec.Raw
+    version: str | None
+    carried: tuple[work.CarriedMessage, ...]
+    """Arrivals that nobody consumed, in order."""
+
+
+TurnResult: TypeAlias = Waiting | Completed | Failed | Cancelled | ContinuedAsNew
+
+
+@dataclass(frozen=True, slots=True)
+class KvWrite:
+    """A change of the instance's state; value None clears the key, key None clears all."""
+
+    key: str | None
+    value: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CustomStatusWrite:
+    value: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledActivity:
+    """A schedule event and the options that do not belong into history."""
+
+    event: events.ActivityScheduled
+    retry: work.RetryPlan | None = None
+    timeout_ms: int | None = None
+    heartbeat_ms: int | None = None
+    deadline_ms: int | None = None
+    """From now on, over all attempts."""
+
+
+class TurnOutcome(msgspec.Struct, kw_only=True):
+    """Everything that a turn asks the runtime to commit."""
+
+    turn: int
+    result: TurnResult
+    delta: list[events.Event] = []
+    """New events in order; a terminal event is last and the only one."""
+    activities: list[ScheduledActivity] = []
+    """To dispatch: scheduled in this turn and still wanted at its end."""
+    timers: list[events.TimerCreated] = []
+    children: list[events.SubOrchestrationScheduled] = []
+    detached: list[events.OrchestrationChained] = []
+    cancelled_activities: list[int] = []
+    """Ids of activities scheduled in earlier turns that nobody wants any more."""
+    cancelled_timers: list[int] = []
+    cancelled_children: list[str] = []
+    """Instance ids of dispatched children that nobody wants any more."""
+    custom_status: CustomStatusWrite | None = None
+    """The last one of the turn."""
+    kv_writes: list[KvWrite] = []
+    ignored: list[str] = []
+    """One line for each message that was dropped: duplicate, stale, or too late."""

@@ -1,0 +1,68 @@
+"""Every bound of the system, with its unit in the name and the reason beside it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from perdure.errors import InvalidValue
+
+# Identities. Long enough for any natural key, short enough for every index and file system.
+ID_CHARACTERS_MAX: Final = 255
+TAG_BYTES_MAX: Final = 256
+TAGS_PER_FILTER_MAX: Final = 5
+
+# Payloads. A history is replayed whole, so one value must stay small; big ones go by reference.
+PAYLOAD_BYTES_MAX: Final = 1024 * 1024
+PAYLOAD_BYTES_WARN: Final = 256 * 1024
+JSON_DEPTH_MAX: Final = 100
+ERROR_TEXT_CHARACTERS_MAX: Final = 16 * 1024
+CUSTOM_STATUS_BYTES_MAX: Final = 256 * 1024
+KV_VALUE_BYTES_MAX: Final = 16 * 1024
+KV_KEYS_MAX: Final = 100
+CARRY_FORWARD_BYTES_MAX: Final = 1024 * 1024
+
+# Histories. Past the first figure replay is felt; past the second it is a design error.
+HISTORY_EVENTS_WARN: Final = 10_000
+HISTORY_EVENTS_MAX: Final = 50_000
+COMMANDS_PER_TURN_MAX: Final = 10_000
+CHILD_DEPTH_MAX: Final = 100
+
+# Turns. User code between two awaits should take microseconds.
+TURN_WARN_SECONDS: Final = 2.0
+TURN_ABORT_SECONDS: Final = 10.0
+CLEANUP_SECONDS: Final = 30.0
+
+# Messages for an instance that nobody knows wait this long for a racing start.
+ORPHAN_GRACE_MS: Final = 60_000
+
+# Deliveries of one message before it counts as poison.
+ATTEMPTS_MAX: Final = 10
+
+# Bulk administration touches at most this many instances in one call.
+BULK_INSTANCES_MAX: Final = 1000
+PAGE_ITEMS_MAX: Final = 1000
+
+
+def check_id(value: object, what: str) -> str:
+    """Return the id unchanged, or say what is wrong with it.
+
+    Ids travel through file names, SQL, terminals and JSON: they are 1 to 255 characters of
+    valid Unicode without control characters.
+    """
+    if not isinstance(value, str):
+        raise InvalidValue(f"{what} must be a string, not {type(value).__name__}: {value!r}")
+    if not value or value.isspace():
+        raise InvalidValue(f"{what} must not be empty: {value!r}")
+    if len(value) > ID_CHARACTERS_MAX:
+        raise InvalidValue(
+            f"{what} has {len(value)} characters, at most {ID_CHARACTERS_MAX} are allowed: "
+            f"{value[:40]!r}..."
+        )
+    if not value.isprintable() and any(_is_forbidden(character) for character in value):
+        raise InvalidValue(f"{what} has control characters or lone surrogates: {value!r}")
+    return value
+
+
+def _is_forbidden(character: str) -> bool:
+    code = ord(character)
+    return code < 0x20 or 0x7F <= code < 0xA0 or 0xD800 <= code <= 0xDFFF

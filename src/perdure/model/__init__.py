@@ -1,0 +1,1 @@
+"""Plain frozen data: events, work items, statuses, failures. No behaviour beyond validation."""

@@ -1,0 +1,273 @@
+"""History events: a closed set of records with one flat envelope and a ``type`` tag.
+
+Kinds are append-only: a breaking change is a new kind, a new field has a default. Payload fields
+hold raw JSON, so that a stored event reads as one document.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+from perdure.model.failures import Failure
+
+NULL = msgspec.Raw(b"null")
+
+
+class Envelope(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag=str
+):
+    """What every event carries. ``event_id`` is its position in the execution's history, from 1."""
+
+    event_id: int
+    instance_id: str
+    execution_id: int
+    timestamp_ms: int
+    turn: int
+    """Number of the turn that wrote the event, from 1: replay compares turn by turn."""
+
+
+class Scheduled(Envelope, frozen=True, kw_only=True, omit_defaults=True, tag=str):
+    """An event that the code asked for."""
+
+    op: str
+    """Branch-local operation key: path of the asking task and its running number, ``0.2/3``."""
+    site: str = ""
+    """``file:line`` of the call in user code."""
+
+
+class Resolving(Envelope, frozen=True, kw_only=True, omit_defaults=True, tag=str):
+    """An event that refers to the schedule event that it completes or cancels."""
+
+    source_event_id: int
+
+
+# --- life of an execution
+
+
+class OrchestrationStarted(Envelope, frozen=True, kw_only=True, omit_defaults=True):
+    """Always the first event of an execution."""
+
+    name: str
+    version: str
+    input: msgspec.Raw = NULL
+    framework_version: str
+    seed: str
+    """Randomness of this execution: ``random()`` and ``uuid4()`` derive from it."""
+    parent_instance_id: str | None = None
+    parent_execution_id: int | None = None
+    parent_event_id: int | None = None
+    depth: int = 0
+    initial_custom_status: str | None = None
+    trace: str | None = None
+
+
+class OrchestrationCompleted(Envelope, frozen=True, kw_only=True, omit_defaults=True):
+    output: msgspec.Raw = NULL
+
+
+class OrchestrationFailed(Envelope, frozen=True, kw_only=True, omit_defaults=True):
+    failure: Failure
+
+
+class OrchestrationCancelled(Envelope, frozen=True, kw_only=True, omit_defaults=True):
+    reason: str = ""
+
+
+class OrchestrationTerminated(Envelope, frozen=True, kw_only=True, omit_defaults=True):
+    reason: str = ""
+
+
+class OrchestrationContinuedAsNew(Envelope, frozen=True, kw_only=True, omit_defaults=True):
+    input: msgspec.Raw = NULL
+    version: str | None = None
+
+
+class OrchestrationCancelRequested(Envelope, frozen=True, kw_only=True, omit_defaults=True):
+    reason: str = ""
+
+
+# --- activities
+
+
+class ActivityScheduled(Scheduled, frozen=True, kw_only=True, omit_defaults=True):
+    """Its event id is the activity's id."""
+
+    name: str
+    input: msgspec.Raw = NULL
+    session_id: str | None = None
+    tag: str | None = None
+
+
+class ActivityCompleted(Resolving, frozen=True, kw_only=True, omit_defaults=True):
+    result: msgspec.Raw = NULL
+    attempts: int = 1
+
+
+class ActivityFailed(Resolving, frozen=True, kw_only=True, omit_defaults=True):
+    failure: Failure
+
+
+class ActivityCancelRequested(Resolving, frozen=True, kw_only=True, omit_defaults=True):
+    reason: str = ""
+
+
+# --- timers
+
+
+class TimerCreated(Scheduled, frozen=True, kw_only=True, omit_defaults=True):
+    fire_at_ms: int
+
+
+class TimerFired(Resolving, frozen=True, kw_only=True, omit_defaults=True):
+    fire_at_ms: int
+
+
+class TimerCancelled(Resolving, frozen=True, kw_only=True, omit_defaults=True):
+    pass
+
+
+# --- external events and mailboxes
+
+
+class ExternalSubscribed(Scheduled, frozen=True, kw_only=True, omit_defaults=True):
+    name: str
+
+
+class ExternalEvent(Envelope, frozen=True, kw_only=True, omit_defaults=True):
+    name: str
+    data: msgspec.Raw = NULL
+
+
+class ExternalSubscribedCancelled(Resolving, frozen=True, kw_only=True, omit_defaults=True):
+    reason: str = ""
+
+
+class QueueSubscribed(Scheduled, frozen=True, kw_only=True, omit_defaults=True):
+    name: str
+
+
+class QueueEventDelivered(Envelope, frozen=True, kw_only=True, omit_defaults=True):
+    name: str
+    data: msgspec.Raw = NULL
+
+
+class QueueSubscriptionCancelled(Resolving, frozen=True, kw_only=True, omit_defaults=True):
+    reason: str = ""
+
+
+# --- other orchestrations
+
+
+class SubOrchestrationScheduled(Scheduled, frozen=True, kw_only=True, omit_defaults=True):
+    name: str
+    child_instance_id: str
+    input: msgspec.Raw = NULL
+    version: str | None = None
+    on_parent_close: str = "cancel"
+    """``cancel`` or ``abandon``: what becomes of the child when this execution ends first."""
+
+
+class SubOrchestrationCompleted(Resolving, frozen=True, kw_only=True, omit_defaults=True):
+    result: msgspec.Raw = NULL
+
+
+class SubOrchestrationFailed(Resolving, frozen=True, kw_only=True, omit_defaults=True):
+    failure: Failure
+
+
+class SubOrchestrationCancelRequested(Resolving, frozen=True, kw_only=True, omit_defaults=True):
+    reason: str = ""
+
+
+class OrchestrationChained(Scheduled, frozen=True, kw_only=True, omit_defaults=True):
+    """A detached start: no parent link, its own life."""
+
+    name: str
+    target_instance_id: str
+    input: msgspec.Raw = NULL
+    version: str | None = None
+    delay_ms: int = 0
+
+
+# --- state and recorded values
+
+
+class CustomStatusUpdated(Scheduled, frozen=True, kw_only=True, omit_defaults=True):
+    status: str | None = None
+    """JSON text; None clears it."""
+
+
+class KeyValueSet(Scheduled, frozen=True, kw_only=True, omit_defaults=True):
+    key: str
+    value: str
+
+
+class KeyValueCleared(Scheduled, frozen=True, kw_only=True, omit_defaults=True):
+    key: str
+
+
+class KeyValuesCleared(Scheduled, frozen=True, kw_only=True, omit_defaults=True):
+    pass
+
+
+class SideEffectRecorded(Scheduled, frozen=True, kw_only=True, omit_defaults=True):
+    value: msgspec.Raw = NULL
+
+
+class PatchMarked(Scheduled, frozen=True, kw_only=True, omit_defaults=True):
+    """The code asked ``patched(name)`` for the first time live and was answered yes."""
+
+    name: str
+
+
+Event: TypeAlias = (
+    OrchestrationStarted
+    | OrchestrationCompleted
+    | OrchestrationFailed
+    | OrchestrationCancelled
+    | OrchestrationTerminated
+    | OrchestrationContinuedAsNew
+    | OrchestrationCancelRequested
+    | ActivityScheduled
+    | ActivityCompleted
+    | ActivityFailed
+    | ActivityCancelRequested
+    | TimerCreated
+    | TimerFired
+    | TimerCancelled
+    | ExternalSubscribed
+    | ExternalEvent
+    | ExternalSubscribedCancelled
+    | QueueSubscribed
+    | QueueEventDelivered
+    | QueueSubscriptionCancelled
+    | SubOrchestrationScheduled
+    | SubOrchestrationCompleted
+    | SubOrchestrationFailed
+    | SubOrchestrationCancelRequested
+    | OrchestrationChained
+    | CustomStatusUpdated
+    | KeyValueSet
+    | KeyValueCleared
+    | KeyValuesCleared
+    | SideEffectRecorded
+    | PatchMarked
+)
+
+Terminal: TypeAlias = (
+    OrchestrationCompleted
+    | OrchestrationFailed
+    | OrchestrationCancelled
+    | OrchestrationTerminated
+    | OrchestrationContinuedAsNew
+)
+
+TERMINAL_KINDS = (
+    OrchestrationCompleted,
+    OrchestrationFailed,
+    OrchestrationCancelled,
+    OrchestrationTerminated,
+    OrchestrationContinuedAsNew,
+)

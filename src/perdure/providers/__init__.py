@@ -1,0 +1,9 @@
+"""Where everything is kept: the contract, its records, and the backends.
+
+Backends are imported by the module that needs them, so that one does not pay for the others.
+"""
+
+from perdure.providers.capabilities import Capabilities
+from perdure.providers.contract import Provider, ProviderAdmin
+
+__all__ = ["Capabilities", "Provider", "ProviderAdmin"]

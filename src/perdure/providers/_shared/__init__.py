@@ -1,0 +1,1 @@
+"""Pure rules and small mechanisms that more than one provider needs."""

@@ -1,0 +1,27 @@
+"""What a provider declares about itself. Nobody asks for a provider's name to decide anything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """Declared features. The conformance kit checks each one that is declared."""
+
+    durable: bool = True
+    """What was committed survives the process."""
+    several_handles: bool = True
+    """A second handle may be opened on the same store while the first is in use."""
+    several_processes: bool = True
+    """The second handle may be in another process."""
+    long_poll: bool = True
+    """A fetch waits for work up to its poll timeout and returns as soon as there is some."""
+    hot_path: bool = True
+    """``TurnCommit.keep_lock``, ``settled_work``, claimed work items, ``owner`` on fetch, and
+    ``start_orchestration_item``."""
+    admin: bool = True
+    """The provider is also a ``ProviderAdmin``."""
+    injected_clock: bool = True
+    """Leases and visibility follow the clock that was handed in, not one of the store's own."""
+    time_resolution_ms: int = 1

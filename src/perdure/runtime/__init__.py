@@ -1,0 +1,1 @@
+"""Moves work between a store and the code: dispatchers, locks, activities."""
