@@ -1,0 +1,189 @@
+"""User values to JSON and back, directed by the annotation of the function they go to.
+
+No type names in data and no fallback serialiser: what would not come back as it went in is refused
+when it is written, with the path to the value. A transform may wrap the bytes (compress, encrypt).
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import dataclasses
+import math
+import sys
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+
+import msgspec
+
+from perdure.errors import PayloadError
+from perdure.limits import JSON_DEPTH_MAX, PAYLOAD_BYTES_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+_WRAPPED: Final = b'{"$perdure":'
+
+
+class PayloadTransform(Protocol):
+    """Wraps the bytes of every payload, for example to compress or to encrypt them."""
+
+    name: str
+    """Stored beside the data, so that a payload is unwrapped by the transform that wrapped it."""
+
+    def wrap(self, data: bytes) -> bytes: ...
+
+    def unwrap(self, data: bytes) -> bytes: ...
+
+
+class _Wrapped(msgspec.Struct, rename={"transform": "$perdure"}):
+    transform: str
+    data: str
+
+
+class Codec:
+    """Encodes values as JSON and decodes them by type; the last transform is applied last."""
+
+    def __init__(
+        self, *transforms: PayloadTransform, payload_bytes_max: int = PAYLOAD_BYTES_MAX
+    ) -> None:
+        self._transforms = transforms
+        self._by_name = {transform.name: transform for transform in transforms}
+        self._bytes_max = payload_bytes_max
+        self._encoder = msgspec.json.Encoder(enc_hook=_encode_foreign)
+        self._decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
+
+    def encode(self, value: object, *, where: str = "value") -> msgspec.Raw:
+        """JSON of the value, or PayloadError that names the place of what cannot be written."""
+        try:
+            data = self._encoder.encode(value)
+        except (TypeError, ValueError, RecursionError, OverflowError) as error:
+            raise self._refusal(value, where, error) from error
+        # msgspec writes NaN and infinities as null: look closely only where a null was written.
+        if b"null" in data or data.count(b"[") + data.count(b"{") > JSON_DEPTH_MAX:
+            problem = next(_problems(value, where, 0), None)
+            if problem is not None:
+                raise PayloadError(problem)
+        if data.startswith(_WRAPPED):
+            raise PayloadError(f'{where}: the key "$perdure" is reserved')
+        for transform in self._transforms:
+            text = base64.b64encode(transform.wrap(data)).decode()
+            data = self._encoder.encode(_Wrapped(transform.name, text))
+        if len(data) > self._bytes_max:
+            raise PayloadError(
+                f"{where} takes {len(data)} bytes, at most {self._bytes_max} are allowed; "
+                "store it elsewhere and pass a reference"
+            )
+        return msgspec.Raw(data)
+
+    def decode(self, raw: msgspec.Raw, type: Any = Any, *, where: str = "value") -> Any:  # noqa: A002
+        """The value, checked against the type; PayloadError says what does not fit."""
+        data = bytes(raw)
+        while data.startswith(_WRAPPED):
+            data = self._unwrap(data, where)
+        try:
+            return self._decoder(type).decode(data)
+        except msgspec.MsgspecError as error:
+            raise PayloadError(f"{where}: {error}; got {_shortened(data)}") from error
+        except RecursionError as error:
+            raise PayloadError(f"{where} is nested too deeply: {_shortened(data)}") from error
+
+    def _decoder(self, type_: Any) -> msgspec.json.Decoder[Any]:
+        try:
+            return self._decoders[type_]
+        except (KeyError, TypeError):
+            decoder = msgspec.json.Decoder(type_, dec_hook=_decode_foreign)
+        with contextlib.suppress(TypeError):  # an unhashable annotation is not cached
+            self._decoders[type_] = decoder
+        return decoder
+
+    def _unwrap(self, data: bytes, where: str) -> bytes:
+        wrapped = msgspec.json.decode(data, type=_Wrapped)
+        transform = self._by_name.get(wrapped.transform)
+        if transform is None:
+            raise PayloadError(
+                f"{where} was written with the transform {wrapped.transform!r}, which this codec "
+                f"does not have; it has: {sorted(self._by_name) or 'none'}"
+            )
+        return transform.unwrap(base64.b64decode(wrapped.data))
+
+    @staticmethod
+    def _refusal(value: object, where: str, error: Exception) -> PayloadError:
+        problem = next(_problems(value, where, 0), None)
+        return PayloadError(problem or f"{where}: {error}")
+
+
+def _encode_foreign(value: Any) -> Any:
+    if _is_pydantic(type(value)):
+        return value.model_dump(mode="json")
+    raise TypeError(f"{type(value).__qualname__} cannot be written as JSON")
+
+
+def _decode_foreign(type_: Any, value: Any) -> Any:
+    if _is_pydantic(type_):
+        try:
+            return type_.model_validate(value)
+        except ValueError as error:
+            raise msgspec.ValidationError(str(error)) from error
+    raise msgspec.ValidationError(f"values of type {type_!r} cannot be read from JSON")
+
+
+def _is_pydantic(type_: Any) -> bool:
+    # Never imports pydantic: a model can only exist where it is loaded already.
+    pydantic = sys.modules.get("pydantic")
+    return (
+        pydantic is not None and isinstance(type_, type) and issubclass(type_, pydantic.BaseModel)
+    )
+
+
+def _problems(value: Any, path: str, depth: int) -> Iterator[str]:
+    """What in the value cannot be written, each with its path; slow, for the error case only."""
+    if depth > JSON_DEPTH_MAX:
+        yield f"{path[:80]}... is nested deeper than {JSON_DEPTH_MAX} levels"
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            yield f"{path}: {value!r} has no JSON form; use None or a string"
+    elif isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            yield f"{path}: {value!r} is not valid Unicode (lone surrogate)"
+    elif isinstance(value, Mapping):
+        members: Any = value
+        for key, member in members.items():
+            yield from _problems(key, f"{path} key {key!r}", depth + 1)
+            yield from _problems(member, f"{path}[{key!r}]", depth + 1)
+    elif isinstance(value, (list, tuple, AbstractSet)):
+        for index, member in enumerate(cast("Iterable[Any]", value)):
+            yield from _problems(member, f"{path}[{index}]", depth + 1)
+    elif (names := _field_names(value)) is not None:
+        for name in names:
+            yield from _problems(getattr(value, name), f"{path}.{name}", depth + 1)
+    else:
+        try:
+            msgspec.json.encode(value, enc_hook=_encode_foreign)
+        except (TypeError, ValueError, OverflowError) as error:
+            yield f"{path}: {value!r}: {error}"
+
+
+def _field_names(value: Any) -> tuple[str, ...] | None:
+    kind = cast("Any", type(value))
+    if isinstance(value, msgspec.Struct):
+        return value.__struct_fields__
+    if dataclasses.is_dataclass(value):
+        return tuple(field.name for field in dataclasses.fields(value))
+    if _is_pydantic(kind):
+        return tuple(kind.model_fields)
+    if hasattr(kind, "__attrs_attrs__"):
+        return tuple(attribute.name for attribute in kind.__attrs_attrs__)
+    return None
+
+
+def _shortened(data: bytes) -> str:
+    text = data.decode(errors="replace")
+    return text if len(text) <= 200 else text[:200] + "..."
+
+
+JSON: Final = Codec()
+"""The codec without transforms."""

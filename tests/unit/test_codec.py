@@ -1,0 +1,159 @@
+"""What the payload codec takes, gives back, and refuses."""
+
+import dataclasses
+import datetime
+import decimal
+import enum
+import uuid
+import zlib
+from typing import Any, NamedTuple, TypedDict
+
+import attrs
+import msgspec
+import pydantic
+import pytest
+
+from perdure.codec import JSON, Codec
+from perdure.errors import PayloadError
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+@dataclasses.dataclass
+class Line:
+    price: decimal.Decimal
+    when: datetime.datetime
+    tags: frozenset[str] = frozenset()
+
+
+class Order(pydantic.BaseModel):
+    number: int
+    lines: list[str] = []
+
+
+@attrs.define
+class Point:
+    x: int
+    y: float
+
+
+class Pair(NamedTuple):
+    left: int
+    right: str
+
+
+class Shape(TypedDict):
+    sides: int
+
+
+class Node(msgspec.Struct):
+    value: Any
+    children: list["Node"] = []
+
+
+NOW = datetime.datetime(2026, 11, 15, 12, 0, tzinfo=datetime.UTC)
+
+
+@pytest.mark.parametrize(
+    ("value", "type_"),
+    [
+        (None, None),
+        (True, bool),
+        (2**80, int),
+        (0.1, float),
+        ("é\u0000\U0001f600", str),
+        (b"\x00\xff", bytes),
+        ((1, "a"), tuple[int, str]),
+        ({1, 2}, set[int]),
+        ({1: "a"}, dict[int, str]),
+        (Colour.RED, Colour),
+        (decimal.Decimal("1.10"), decimal.Decimal),
+        (uuid.UUID(int=7), uuid.UUID),
+        (NOW, datetime.datetime),
+        (datetime.timedelta(seconds=3), datetime.timedelta),
+        (Line(decimal.Decimal(1), NOW, frozenset({"a"})), Line),
+        (Order(number=3, lines=["x"]), Order),
+        ([Order(number=3)], list[Order]),
+        (Point(1, 2.0), Point),
+        (Pair(1, "b"), Pair),
+        ({"sides": 4}, Shape),
+        (Node(1, [Node("x")]), Node),
+        ([1, None, {"a": []}], Any),
+    ],
+)
+def test_a_value_comes_back_as_it_went_in(value, type_):
+    assert JSON.decode(JSON.encode(value), type_) == value
+
+
+@pytest.mark.parametrize(
+    ("value", "place"),
+    [
+        ({"items": [1, {"price": float("nan")}]}, "order['items'][1]['price']"),
+        ([float("inf")], "order[0]"),
+        (["fine", "\ud800"], "order[1]"),
+        (Line(decimal.Decimal(1), object()), "order.when"),  # type: ignore[arg-type]
+        (Node(1, [Node(object())]), "order.children[0].value"),
+        (lambda: 1, "order"),
+    ],
+)
+def test_what_would_not_come_back_is_refused_with_its_path(value, place):
+    with pytest.raises(PayloadError) as refused:
+        JSON.encode(value, where="order")
+
+    assert str(refused.value).startswith(place + ":")
+
+
+def test_nesting_is_bounded():
+    value: list[Any] = []
+    for _ in range(150):
+        value = [value]
+
+    with pytest.raises(PayloadError, match="deeper than 100"):
+        JSON.encode(value)
+
+
+def test_size_is_bounded_and_the_way_out_is_named():
+    with pytest.raises(PayloadError, match="pass a reference"):
+        JSON.encode("x" * 2_000_000)
+
+
+def test_json_that_does_not_fit_the_annotation_names_the_place():
+    with pytest.raises(PayloadError, match=r"result: Expected `int`, got `str` - at `\$\[1\]`"):
+        JSON.decode(msgspec.Raw(b'[1,"x"]'), list[int], where="result")
+
+
+def test_a_pydantic_model_that_does_not_validate_is_a_payload_error():
+    with pytest.raises(PayloadError, match="number"):
+        JSON.decode(msgspec.Raw(b'{"number":"x"}'), Order)
+
+
+class Squeeze:
+    name = "zlib"
+
+    def wrap(self, data: bytes) -> bytes:
+        return zlib.compress(data)
+
+    def unwrap(self, data: bytes) -> bytes:
+        return zlib.decompress(data)
+
+
+def test_a_transform_wraps_the_bytes_and_is_named_in_the_payload():
+    codec = Codec(Squeeze())
+    raw = codec.encode(["a"] * 100)
+
+    assert bytes(raw).startswith(b'{"$perdure":"zlib"')
+    assert codec.decode(raw, list[str]) == ["a"] * 100
+
+
+def test_a_payload_of_an_unknown_transform_is_refused_by_name():
+    raw = Codec(Squeeze()).encode(1)
+
+    with pytest.raises(PayloadError, match="'zlib'"):
+        JSON.decode(raw)
+
+
+def test_a_value_that_looks_like_a_wrapped_payload_is_refused():
+    with pytest.raises(PayloadError, match="reserved"):
+        JSON.encode({"$perdure": "zlib", "data": ""})
