@@ -1,0 +1,3 @@
+"""Loads the conformance kit's fixtures for the provider tests."""
+
+pytest_plugins = ["perdure.pytest_plugin"]
