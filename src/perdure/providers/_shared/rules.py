@@ -1,0 +1,476 @@
+"""Pure rules of the contract: what is live, visible, ended, shown, refused.
+
+Every provider asks here, so that all of them answer, and refuse, alike. Knows no storage.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import secrets
+from typing import TYPE_CHECKING, Final
+
+from perdure.errors import InvalidValue, LockLost
+from perdure.limits import (
+    BULK_INSTANCES_MAX,
+    CARRY_FORWARD_BYTES_MAX,
+    CUSTOM_STATUS_BYTES_MAX,
+    KV_VALUE_BYTES_MAX,
+    PAGE_ITEMS_MAX,
+    PAYLOAD_BYTES_MAX,
+    TAG_BYTES_MAX,
+    check_id,
+)
+from perdure.model.status import Status
+from perdure.providers.items import (
+    EnqueueCondition,
+    KvClear,
+    KvClearAll,
+    KvEntry,
+    KvSet,
+    OrchestrationItem,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from perdure.model.failures import Block
+    from perdure.providers.items import (
+        ActivityIdentity,
+        DeleteFilter,
+        Delivery,
+        ExecutionMetadata,
+        HistoryRecord,
+        InstanceInfo,
+        InstanceQuery,
+        KvChange,
+        OrchestrationFilter,
+        OrchestratorMessage,
+        PruneOptions,
+        SessionFetch,
+        TurnCommit,
+        Version,
+        WorkerInfo,
+        WorkerMessage,
+    )
+
+UNKNOWN_NAME: Final = "unknown"
+"""Name of an instance of which only history exists."""
+
+BODY_BYTES_MAX: Final = PAYLOAD_BYTES_MAX + CARRY_FORWARD_BYTES_MAX + 64 * 1024
+"""A stored text holds one payload, what a continued execution carries along, and an envelope."""
+
+_INTEGER_MAX: Final = 2**63 - 1
+
+
+# --- time and locks
+
+
+def is_live(locked_until_ms: int, now_ms: int) -> bool:
+    return locked_until_ms > now_ms
+
+
+def is_visible(visible_at_ms: int, now_ms: int) -> bool:
+    return visible_at_ms <= now_ms
+
+
+def visible_at(message_time_ms: int | None, now_ms: int, delay_ms: int | None = None) -> int:
+    """A delay wins over the message's own time; without both it is visible at once."""
+    if delay_ms is not None:
+        return now_ms + delay_ms
+    return now_ms if message_time_ms is None else message_time_ms
+
+
+def new_lock_token() -> str:
+    """Unguessable and unique."""
+    return secrets.token_hex(16)
+
+
+def lock_lost(operation: str, lock_token: str) -> LockLost:
+    return LockLost(
+        operation,
+        f"invalid lock token {lock_token!r}: it is unknown, expired, already used or taken over",
+    )
+
+
+# --- status
+
+
+def has_ended(status: Status, *, start_queued: bool) -> bool:
+    """Ended for good: a continued execution has not while its next start is queued."""
+    return status.is_final or (status is Status.CONTINUED_AS_NEW and not start_queued)
+
+
+def shown_status(execution_status: Status | None, *, suspended: bool, blocked: bool) -> Status:
+    """Status of an instance from that of its current execution, None if it has none yet."""
+    if execution_status is not None and execution_status.is_final:
+        return execution_status
+    if suspended:
+        return Status.SUSPENDED
+    if blocked:
+        return Status.BLOCKED
+    return Status.PENDING if execution_status is None else execution_status
+
+
+# --- filters
+
+
+def fits_handlers(
+    filter: OrchestrationFilter | None,  # noqa: A002
+    name: str,
+    version: str | None,
+) -> bool:
+    if filter is None or filter.handlers is None:
+        return True
+    if version is None:
+        return any(name == handler_name for handler_name, _ in filter.handlers)
+    return (name, version) in filter.handlers
+
+
+def fits_framework(
+    filter: OrchestrationFilter | None,  # noqa: A002
+    pinned: Version | None,
+) -> bool:
+    if filter is None or filter.framework_versions is None:
+        return True
+    if pinned is None:
+        return bool(filter.framework_versions)
+    return any(versions.contains(pinned) for versions in filter.framework_versions)
+
+
+def fits_query(info: InstanceInfo, query: InstanceQuery | None) -> bool:
+    if query is None:
+        return True
+    return (
+        (query.statuses is None or info.status in query.statuses)
+        and query.name in {None, info.name}
+        and query.version in {None, info.version}
+        and (query.instance_ids is None or info.instance_id in query.instance_ids)
+        and (query.id_prefix is None or info.instance_id.startswith(query.id_prefix))
+        and query.parent_instance_id in {None, info.parent_instance_id}
+        and not (query.roots_only and info.parent_instance_id is not None)
+        and _is_between(info.created_at_ms, query.created_after_ms, query.created_before_ms)
+        and _is_between(info.completed_at_ms, query.completed_after_ms, query.completed_before_ms)
+        and (query.text is None or _mentions(info, query.text.casefold()))
+    )
+
+
+def _is_between(value_ms: int | None, after_ms: int | None, before_ms: int | None) -> bool:
+    if after_ms is None and before_ms is None:
+        return True
+    return (
+        value_ms is not None
+        and (after_ms is None or value_ms > after_ms)
+        and (before_ms is None or value_ms < before_ms)
+    )
+
+
+def _mentions(info: InstanceInfo, text: str) -> bool:
+    places = (info.instance_id, info.name, info.output, info.custom_status)
+    return any(text in place.casefold() for place in places if place is not None)
+
+
+def continuing_item(instance_id: str, messages: tuple[Delivery, ...]) -> OrchestrationItem:
+    """What a fetch with ``continues`` carries: the holder knows the rest."""
+    return OrchestrationItem(
+        instance_id=instance_id,
+        name="",
+        version=None,
+        execution_id=0,
+        history=(),
+        messages=messages,
+        kv_snapshot={},
+    )
+
+
+# --- state
+
+
+def apply_kv_changes(
+    kv_store: Mapping[str, KvEntry],
+    kv_delta: dict[str, KvEntry | None],
+    changes: Iterable[KvChange],
+) -> None:
+    """Fold changes into the delta of the current execution, where None stands for cleared."""
+    for change in changes:
+        match change:
+            case KvSet():
+                kv_delta[change.key] = KvEntry(
+                    value=change.value, updated_at_ms=change.updated_at_ms
+                )
+            case KvClear():
+                kv_delta[change.key] = None
+            case KvClearAll():
+                kv_delta.update(dict.fromkeys([*kv_store, *kv_delta]))
+
+
+def merge_kv(
+    kv_store: Mapping[str, KvEntry], kv_delta: Mapping[str, KvEntry | None]
+) -> dict[str, KvEntry]:
+    """The live values, by key."""
+    merged = {**kv_store, **kv_delta}
+    return {key: value for key in sorted(merged) if (value := merged[key]) is not None}
+
+
+def executions_to_prune(
+    executions: Mapping[int, tuple[Status, int | None]],
+    current_execution_id: int,
+    options: PruneOptions,
+) -> list[int]:
+    """Which of the executions, given as (status, completion time), may be dropped."""
+    kept = set(sorted(executions, reverse=True)[: max(options.keep_last or 0, 1)])
+    return [
+        execution_id
+        for execution_id, (status, completed_at_ms) in sorted(executions.items())
+        if execution_id != current_execution_id
+        and execution_id not in kept
+        and status.ends_execution
+        and _is_between(completed_at_ms, None, options.completed_before_ms)
+    ]
+
+
+# --- cursors
+
+
+def encode_cursor(created_at_ms: int, instance_id: str) -> str:
+    """Names the last instance of a page in the order of ``list_instances``."""
+    return base64.urlsafe_b64encode(json.dumps([created_at_ms, instance_id]).encode()).decode()
+
+
+def decode_cursor(cursor: str) -> tuple[int, str]:
+    try:
+        match json.loads(base64.b64decode(cursor, altchars=b"-_", validate=True)):
+            case [int(created_at_ms), str(instance_id)]:
+                return created_at_ms, instance_id
+            case _:
+                pass
+    except (binascii.Error, ValueError):
+        pass
+    raise InvalidValue(f"not a cursor of this listing: {cursor!r}; start without one")
+
+
+# --- what is refused before anything is written
+
+
+def check_commit(commit: TurnCommit) -> None:
+    check_number(commit.execution_id, "execution_id", minimum=1)
+    check_records(commit.history_delta)
+    for work in commit.worker_items:
+        check_work(work)
+    for message in commit.orchestrator_items:
+        check_message(message)
+    check_metadata(commit.metadata)
+    if commit.custom_status is not None:
+        check_text(commit.custom_status.value, "custom status", CUSTOM_STATUS_BYTES_MAX)
+    for change in commit.kv_changes:
+        _check_kv_change(change)
+    for identity in commit.cancelled_activities:
+        check_identity(identity)
+    _check_hot_path(commit)
+
+
+def _check_hot_path(commit: TurnCommit) -> None:
+    claims = [work.claim.lock_token for work in commit.worker_items if work.claim is not None]
+    for tokens, what in ((claims, "claims"), (commit.settled_work, "settled_work")):
+        if len(set(tokens)) < len(tokens):
+            raise InvalidValue(f"{what} of a commit name one lock token twice")
+    if commit.keep_lock_ms is None:
+        return
+    check_number(commit.keep_lock_ms, "keep_lock_ms", minimum=1)
+    adds = commit.worker_items or commit.orchestrator_items or commit.custom_status
+    if adds and not commit.history_delta:
+        raise InvalidValue(
+            "a commit that keeps the lock and adds items must add history: only a repeated event "
+            "id shows that the commit is repeated"
+        )
+
+
+def check_metadata(metadata: ExecutionMetadata) -> None:
+    if (metadata.name is None) != (metadata.version is None):
+        raise InvalidValue(
+            f"name and version go together, not {metadata.name!r} with {metadata.version!r}"
+        )
+    _check_optional_ids(
+        name=metadata.name, version=metadata.version, parent=metadata.parent_instance_id
+    )
+    status = metadata.status
+    if status is not None and status is not Status.RUNNING and not status.ends_execution:
+        raise InvalidValue(f"a turn leaves its execution running or ended, not {status}")
+    check_text(metadata.output, "output")
+    for part in metadata.framework_version or ():
+        check_number(part, "framework_version", minimum=0)
+
+
+def check_records(records: Sequence[HistoryRecord]) -> None:
+    for record in records:
+        check_number(record.event_id, "event_id", minimum=1)
+        check_text(record.data, "event")
+
+
+def check_message(message: OrchestratorMessage) -> None:
+    check_id(message.instance_id, "instance id")
+    check_id(message.kind, "kind")
+    check_text(message.body, "body of a message")
+    if message.visible_at_ms is not None:
+        check_number(message.visible_at_ms, "visible_at_ms", minimum=-_INTEGER_MAX)
+    if message.start is not None:
+        _check_optional_ids(
+            name=check_id(message.start.name, "name"),
+            version=message.start.version,
+            parent=message.start.parent_instance_id,
+        )
+    if message.timer is not None:
+        check_number(message.timer.execution_id, "execution_id", minimum=1)
+        check_number(message.timer.timer_id, "timer_id", minimum=1)
+
+
+def check_enqueue(
+    message: OrchestratorMessage,
+    delay_ms: int | None = None,
+    condition: EnqueueCondition | None = None,
+) -> None:
+    check_message(message)
+    if delay_ms is not None:
+        check_number(delay_ms, "delay_ms", minimum=0)
+    needs_start = condition in {EnqueueCondition.ABSENT, EnqueueCondition.REPLACE}
+    if needs_start and message.start is None:
+        raise InvalidValue(f"only a message with 'start' can be enqueued with {condition!r}")
+
+
+def check_work(message: WorkerMessage) -> None:
+    check_identity(message.identity)
+    check_id(message.name, "name of an activity")
+    check_text(message.body, "body of a work item")
+    _check_optional_ids(session=message.session_id)
+    if message.tag is not None:
+        check_text(message.tag, "tag", TAG_BYTES_MAX)
+    if message.visible_at_ms is not None:
+        check_number(message.visible_at_ms, "visible_at_ms", minimum=-_INTEGER_MAX)
+    if message.claim is not None:
+        check_id(message.claim.lock_token, "lock token")
+        check_number(message.claim.lock_timeout_ms, "lock_timeout_ms", minimum=1)
+        if message.session_id is not None:
+            raise InvalidValue("a work item of a session cannot be claimed; it is fetched")
+
+
+def check_identity(identity: ActivityIdentity) -> None:
+    check_id(identity.instance_id, "instance id")
+    check_number(identity.execution_id, "execution_id", minimum=1)
+    check_number(identity.activity_id, "activity_id", minimum=1)
+
+
+def check_first_turn(
+    start: OrchestratorMessage, commit: TurnCommit, lock_token: str, owner: str
+) -> None:
+    """For ``start_orchestration_item``."""
+    check_message(start)
+    check_commit(commit)
+    check_id(lock_token, "lock token")
+    check_id(owner, "owner")
+    if start.start is None or commit.metadata.name is None:
+        raise InvalidValue("a first turn needs 'start' beside its message, and name and version")
+
+
+def check_settlement(
+    identity: ActivityIdentity,
+    completion: OrchestratorMessage | None,
+    retry: WorkerMessage | None,
+) -> None:
+    """What may follow from the work item with that identity, once it is known."""
+    if completion is not None and completion.instance_id != identity.instance_id:
+        raise InvalidValue(
+            f"the completion goes to {completion.instance_id!r}, the work item belongs to "
+            f"{identity.instance_id!r}"
+        )
+    if retry is not None and retry.identity != identity:
+        raise InvalidValue(f"the retry is for {retry.identity}, the work item is {identity}")
+
+
+def check_follow_up(completion: OrchestratorMessage | None, retry: WorkerMessage | None) -> None:
+    """What may follow from a work item, before it is known."""
+    if completion is not None and retry is not None:
+        raise InvalidValue("a work item is either completed or retried, not both")
+    if completion is not None:
+        check_message(completion)
+    if retry is not None:
+        check_work(retry)
+
+
+def check_fetch(lock_timeout_ms: int, poll_timeout_ms: int, owner: str | None = None) -> None:
+    check_number(lock_timeout_ms, "lock_timeout_ms", minimum=1)
+    check_number(poll_timeout_ms, "poll_timeout_ms", minimum=0)
+    _check_optional_ids(owner=owner)
+
+
+def check_session_fetch(session: SessionFetch | None) -> None:
+    if session is not None:
+        check_id(session.owner_id, "owner")
+        check_number(session.lock_timeout_ms, "lock_timeout_ms", minimum=1)
+
+
+def check_abandon(delay_ms: int | None, block: Block | None = None) -> None:
+    if delay_ms is not None:
+        check_number(delay_ms, "delay_ms", minimum=0)
+    if block is not None:
+        for text in (block.message, block.detail, block.code):
+            check_text(text, "block")
+
+
+def check_page(limit: int, maximum: int = PAGE_ITEMS_MAX) -> None:
+    check_number(limit, "limit", minimum=1, maximum=maximum)
+
+
+def check_delete_filter(filter: DeleteFilter) -> None:  # noqa: A002
+    for instance_id in filter.instance_ids or ():
+        check_id(instance_id, "instance id")
+    if filter.limit is not None:
+        check_page(filter.limit, BULK_INSTANCES_MAX)
+
+
+def check_prune_options(options: PruneOptions) -> None:
+    if options.keep_last is not None:
+        check_number(options.keep_last, "keep_last", minimum=0)
+
+
+def check_worker(worker: WorkerInfo, ttl_ms: int) -> None:
+    check_id(worker.worker_id, "worker id")
+    check_number(ttl_ms, "ttl_ms", minimum=0)
+
+
+def check_number(value: object, what: str, *, minimum: int, maximum: int = _INTEGER_MAX) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InvalidValue(f"{what} must be an integer, not {value!r}")
+    if not minimum <= value <= maximum:
+        raise InvalidValue(f"{what} must be from {minimum} to {maximum}, not {value}")
+
+
+def check_text(text: str | None, what: str, bytes_max: int = BODY_BYTES_MAX) -> None:
+    """A text that every store can keep: UTF-8 without NUL, and not too long. None is fine."""
+    if text is None:
+        return
+    try:
+        size = len(text) if text.isascii() else len(text.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidValue(f"the {what} holds lone surrogates: {text[:40]!r}...") from error
+    if size > bytes_max:
+        raise InvalidValue(
+            f"the {what} has {size} bytes, at most {bytes_max} are allowed; keep big values "
+            "elsewhere and pass a reference"
+        )
+    if "\0" in text:
+        raise InvalidValue(f"the {what} holds a NUL character: {text[:40]!r}...")
+
+
+def _check_kv_change(change: KvChange) -> None:
+    if not isinstance(change, KvClearAll):
+        check_text(change.key, "key of a value")
+    if isinstance(change, KvSet):
+        check_text(change.value, "value", KV_VALUE_BYTES_MAX)
+        check_number(change.updated_at_ms, "updated_at_ms", minimum=0)
+
+
+def _check_optional_ids(**ids: str | None) -> None:
+    for what, value in ids.items():
+        if value is not None:
+            check_id(value, what)
