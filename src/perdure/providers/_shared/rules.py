@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         HistoryRecord,
         InstanceInfo,
         InstanceQuery,
+        InstanceSnapshot,
         KvChange,
         OrchestrationFilter,
         OrchestratorMessage,
@@ -57,6 +58,9 @@ if TYPE_CHECKING:
 
 UNKNOWN_NAME: Final = "unknown"
 """Name of an instance of which only history exists."""
+
+ORPHAN_REASON: Final = "no instance and no start with that id"
+"""Why a message became a dead letter."""
 
 BODY_BYTES_MAX: Final = PAYLOAD_BYTES_MAX + CARRY_FORWARD_BYTES_MAX + 64 * 1024
 """A stored text holds one payload, what a continued execution carries along, and an envelope."""
@@ -156,6 +160,11 @@ def fits_query(info: InstanceInfo, query: InstanceQuery | None) -> bool:
     )
 
 
+def is_before(value_ms: int | None, before_ms: int | None) -> bool:
+    """Strictly; no bound fits always, no value never fits a bound."""
+    return _is_between(value_ms, None, before_ms)
+
+
 def _is_between(value_ms: int | None, after_ms: int | None, before_ms: int | None) -> bool:
     if after_ms is None and before_ms is None:
         return True
@@ -226,7 +235,7 @@ def executions_to_prune(
         if execution_id != current_execution_id
         and execution_id not in kept
         and status.ends_execution
-        and _is_between(completed_at_ms, None, options.completed_before_ms)
+        and is_before(completed_at_ms, options.completed_before_ms)
     ]
 
 
@@ -436,6 +445,26 @@ def check_prune_options(options: PruneOptions) -> None:
 def check_worker(worker: WorkerInfo, ttl_ms: int) -> None:
     check_id(worker.worker_id, "worker id")
     check_number(ttl_ms, "ttl_ms", minimum=0)
+
+
+def check_snapshot(snapshot: InstanceSnapshot) -> None:
+    """One instance, whole: everything in it must be its own."""
+    check_id(snapshot.instance_id, "instance id")
+    _check_optional_ids(
+        name=snapshot.name, version=snapshot.version, parent=snapshot.parent_instance_id
+    )
+    check_text(snapshot.custom_status, "custom status", CUSTOM_STATUS_BYTES_MAX)
+    for execution in snapshot.executions:
+        check_number(execution.execution_id, "execution_id", minimum=1)
+        check_records(execution.history)
+    for message in snapshot.messages:
+        check_message(message.message)
+    for work in snapshot.work:
+        check_work(work.message)
+    owners = {message.message.instance_id for message in snapshot.messages}
+    owners |= {work.message.identity.instance_id for work in snapshot.work}
+    if owners - {snapshot.instance_id}:
+        raise InvalidValue(f"the snapshot of {snapshot.instance_id!r} holds parts of others")
 
 
 def check_number(value: object, what: str, *, minimum: int, maximum: int = _INTEGER_MAX) -> None:
