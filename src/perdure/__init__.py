@@ -1,1 +1,168 @@
-"""Durable async functions for Python."""
+"""Durable async functions for Python.
+
+Write an ordinary ``async def``; it survives crashes, deploys and power cuts, and picks up at the
+line where it stopped.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from perdure.version import VERSION as __version__  # noqa: N811
+
+if TYPE_CHECKING:
+    from perdure.authoring import (
+        Activity,
+        Orchestration,
+        Retry,
+        Step,
+        activity,
+        activity_info,
+        continue_as_new,
+        current,
+        heartbeat,
+        is_cancelled,
+        last_heartbeat,
+        next_message,
+        now,
+        orchestration,
+        patched,
+        random,
+        set_status,
+        side_effect,
+        start_detached,
+        state,
+        uuid4,
+        wait_for_event,
+    )
+    from perdure.client.blocking import BlockingClient
+    from perdure.client.client import Client
+    from perdure.client.handle import Handle
+    from perdure.client.view import InstanceStatus
+    from perdure.codec import Codec
+    from perdure.errors import (
+        ActivityFailed,
+        OrchestrationCancelled,
+        OrchestrationFailed,
+        OrchestrationTerminated,
+        PerdureError,
+    )
+    from perdure.model.status import Status
+    from perdure.providers.contract import Provider
+    from perdure.providers.filesystem import FileSystemProvider
+    from perdure.providers.items import InstanceQuery, TagFilter
+    from perdure.providers.memory import InMemoryProvider
+    from perdure.providers.postgres import PostgresProvider
+    from perdure.providers.sqlite import SqliteProvider
+    from perdure.runtime.options import RuntimeOptions
+    from perdure.runtime.runtime import Runtime
+
+# Where each name lives. Loaded on first use, so that importing the package is quick and no backend
+# is paid for that is not used.
+_HOMES = {
+    "perdure.authoring": (
+        "Activity",
+        "Orchestration",
+        "Retry",
+        "Step",
+        "activity",
+        "activity_info",
+        "continue_as_new",
+        "current",
+        "heartbeat",
+        "is_cancelled",
+        "last_heartbeat",
+        "next_message",
+        "now",
+        "orchestration",
+        "patched",
+        "random",
+        "set_status",
+        "side_effect",
+        "start_detached",
+        "state",
+        "uuid4",
+        "wait_for_event",
+    ),
+    "perdure.client.blocking": ("BlockingClient",),
+    "perdure.client.client": ("Client",),
+    "perdure.client.handle": ("Handle",),
+    "perdure.client.view": ("InstanceStatus",),
+    "perdure.codec": ("Codec",),
+    "perdure.errors": (
+        "ActivityFailed",
+        "OrchestrationCancelled",
+        "OrchestrationFailed",
+        "OrchestrationTerminated",
+        "PerdureError",
+    ),
+    "perdure.model.status": ("Status",),
+    "perdure.providers.contract": ("Provider",),
+    "perdure.providers.filesystem": ("FileSystemProvider",),
+    "perdure.providers.items": ("InstanceQuery", "TagFilter"),
+    "perdure.providers.memory": ("InMemoryProvider",),
+    "perdure.providers.postgres": ("PostgresProvider",),
+    "perdure.providers.sqlite": ("SqliteProvider",),
+    "perdure.runtime.options": ("RuntimeOptions",),
+    "perdure.runtime.runtime": ("Runtime",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "Activity",
+    "ActivityFailed",
+    "BlockingClient",
+    "Client",
+    "Codec",
+    "FileSystemProvider",
+    "Handle",
+    "InMemoryProvider",
+    "InstanceQuery",
+    "InstanceStatus",
+    "Orchestration",
+    "OrchestrationCancelled",
+    "OrchestrationFailed",
+    "OrchestrationTerminated",
+    "PerdureError",
+    "PostgresProvider",
+    "Provider",
+    "Retry",
+    "Runtime",
+    "RuntimeOptions",
+    "SqliteProvider",
+    "Status",
+    "Step",
+    "TagFilter",
+    "__version__",
+    "activity",
+    "activity_info",
+    "continue_as_new",
+    "current",
+    "heartbeat",
+    "is_cancelled",
+    "last_heartbeat",
+    "next_message",
+    "now",
+    "orchestration",
+    "patched",
+    "random",
+    "set_status",
+    "side_effect",
+    "start_detached",
+    "state",
+    "uuid4",
+    "wait_for_event",
+]
+
+
+def __getattr__(name: str) -> object:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module 'perdure' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(home), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -72,14 +72,16 @@ class RemoteFailure(PerdureError):
 
     def __init__(
         self,
-        message: str,
+        text: str,
         *,
+        message: str | None = None,
         type_name: str = "",
         traceback: str = "",
         lineage: Iterable[str] = (),
     ) -> None:
-        super().__init__(message)
-        self.message = message
+        super().__init__(text)
+        self.message = text if message is None else message
+        """What the original exception said."""
         self.type_name = type_name
         """Class name of the original exception, e.g. ``ValueError``."""
         self.traceback = traceback

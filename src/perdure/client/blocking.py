@@ -1,0 +1,80 @@
+"""The one bridge for code without an event loop: scripts, Django, Flask.
+
+A portal thread runs the loop of a client or runtime; every call is handed over to it and waited
+for. There are no twins of the async classes: ``call`` takes any coroutine function of theirs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar
+
+from perdure.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from types import TracebackType
+    from typing import Self
+
+    from perdure.client.client import Client
+
+C = TypeVar("C", bound="Client")
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class BlockingClient(Generic[C]):
+    """A client or runtime for synchronous code.
+
+    ``with BlockingClient(Client("shop.db")) as shop:
+        handle = shop.call(shop.client.start, checkout, "o-1", 1200, id="o-1")
+        print(shop.call(handle.result))``
+    """
+
+    def __init__(self, client: C) -> None:
+        self.client = client
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._serve, name="perdure-portal", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        try:
+            self.call(self.client.__aenter__)
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            self.call(self.client.__aexit__, exc_type, exc, traceback)
+        finally:
+            self._end()
+
+    def call(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a coroutine function of the client, or of a handle, and wait for its result."""
+        if not self._thread.is_alive():
+            raise UsageError("use the client inside its with-block")
+        if threading.current_thread() is self._thread:
+            raise UsageError("this is the client's own event loop: await the call instead")
+
+        async def run() -> T:
+            return await function(*args, **kwargs)
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result()
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+    def _end(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        self._loop.close()

@@ -1,0 +1,334 @@
+"""Start, message, watch and control instances. Talks to the store only; needs no worker."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, TypeVarTuple, overload
+
+import msgspec
+
+from perdure.authoring import Orchestration
+from perdure.client.administration import Administration
+from perdure.client.handle import Handle
+from perdure.client.messages import envelope
+from perdure.client.termination import terminate
+from perdure.client.view import InstanceStatus, failure_error, failure_of, view_of
+from perdure.client.waits import open_steps
+from perdure.clock import SystemClock
+from perdure.codec import JSON, Codec
+from perdure.errors import AlreadyExists, NotSupported, UsageError, WaitTimeout
+from perdure.limits import check_id
+from perdure.model import events, wire, work
+from perdure.model.failures import Failure
+from perdure.model.status import Status
+from perdure.providers.items import EnqueueCondition
+from perdure.providers.url import open_provider
+
+if TYPE_CHECKING:
+    import asyncio
+    import os
+    from collections.abc import Awaitable, Callable, Iterable
+    from types import TracebackType
+    from typing import Self
+
+    from perdure.client.waits import OpenStep
+    from perdure.clock import Clock
+    from perdure.providers.contract import Provider, ProviderAdmin
+    from perdure.providers.items import InstanceInfo
+
+R = TypeVar("R")
+Ts = TypeVarTuple("Ts")
+
+IfExists = Literal["get", "fail", "replace"]
+
+_CONDITIONS = {
+    "get": EnqueueCondition.ABSENT,
+    "fail": EnqueueCondition.ABSENT,
+    "replace": EnqueueCondition.REPLACE,
+}
+# A change in another process is noticed by the store; this only bounds a missed notice.
+_WATCH_MS = 5_000
+
+
+class Client:
+    """A store from outside. ``async with Client("shop.db") as client: ...``"""
+
+    def __init__(
+        self,
+        store: str | os.PathLike[str] | Provider,
+        *,
+        codec: Codec = JSON,
+        clock: Clock | None = None,
+    ) -> None:
+        self.provider = open_provider(store, clock=clock)
+        self.codec = codec
+        self.clock: Clock = clock or SystemClock()
+
+    async def __aenter__(self) -> Self:
+        await self.provider.open()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.provider.close()
+
+    @property
+    def admin(self) -> Administration:
+        """Listing, deleting, pruning, queues, workers, moving."""
+        return Administration(self._admin(), self.codec)
+
+    def _admin(self) -> ProviderAdmin:
+        admin = self.provider.admin()
+        if admin is None:
+            raise NotSupported(
+                "admin", f"the provider {self.provider.name!r} has no administration"
+            )
+        return admin
+
+    # --- starting
+
+    async def start(
+        self,
+        orchestration: Callable[[*Ts], Awaitable[R]],
+        *args: *Ts,
+        id: str | None = None,  # noqa: A002
+        version: str | None = None,
+        delay: float | None = None,
+        if_exists: IfExists = "get",
+    ) -> Handle[R]:
+        """Start an instance and return its handle once the store has it.
+
+        ``id`` makes it idempotent: an instance that exists already is returned as it is
+        (``if_exists="get"``), refused (``"fail"``), or deleted with its tree and started anew
+        (``"replace"``). Without one, a random id is made. ``delay`` is in seconds.
+        """
+        definition = _definition(orchestration)
+        payload = definition.encode_arguments(args, {}, self.codec)
+        item = _start_item(definition.name, payload, id, version)
+        finished = await self._submit(item, _delay_ms(delay), if_exists)
+        return Handle(self, item.instance_id, definition, finished)
+
+    async def start_named(
+        self,
+        name: str,
+        *args: Any,
+        id: str | None = None,  # noqa: A002
+        version: str | None = None,
+        delay: float | None = None,
+        if_exists: IfExists = "get",
+    ) -> Handle[Any]:
+        """As ``start``, for a program that does not have the orchestration's code."""
+        payload = self.codec.encode(args, where=f"arguments of {name}")
+        item = _start_item(check_id(name, "orchestration name"), payload, id, version)
+        finished = await self._submit(item, _delay_ms(delay), if_exists)
+        return Handle(self, item.instance_id, None, finished)
+
+    async def _submit(
+        self, item: work.StartOrchestration, delay_ms: int | None, if_exists: IfExists
+    ) -> asyncio.Future[Any] | None:
+        """Hand a start to the store; a runtime may know of a shorter way to its end."""
+        taken = await self.provider.enqueue_for_orchestrator(
+            envelope(item), delay_ms, _condition(if_exists)
+        )
+        if not taken and if_exists == "fail":
+            raise AlreadyExists(exists_text(item.instance_id))
+        return None
+
+    async def start_many(
+        self,
+        orchestration: Orchestration[..., R],
+        inputs: Iterable[tuple[str, tuple[Any, ...]]],
+        *,
+        version: str | None = None,
+        delay: float | None = None,
+        if_exists: IfExists = "get",
+    ) -> list[Handle[R]]:
+        """Start many instances at once: pairs of id and arguments."""
+        items = [
+            _start_item(
+                orchestration.name,
+                orchestration.encode_arguments(args, {}, self.codec),
+                instance_id,
+                version,
+            )
+            for instance_id, args in inputs
+        ]
+        taken = await self.provider.enqueue_many_for_orchestrator(
+            [envelope(item) for item in items], _delay_ms(delay), _condition(if_exists)
+        )
+        if if_exists == "fail" and not all(taken):
+            existing = [item.instance_id for item, ok in zip(items, taken, strict=True) if not ok]
+            raise AlreadyExists(
+                f"{len(existing)} of {len(items)} exist already, the others were started: "
+                f"{existing[:5]}"
+            )
+        return [Handle(self, item.instance_id, orchestration) for item in items]
+
+    # --- handles and waiting
+
+    @overload
+    def get(self, id: str) -> Handle[Any]: ...
+    @overload
+    def get(self, id: str, orchestration: Orchestration[..., R]) -> Handle[R]: ...
+    def get(self, id: str, orchestration: Any = None) -> Handle[Any]:  # noqa: A002
+        """The handle of an instance; with its orchestration the result is typed."""
+        return Handle(self, check_id(id, "id"), orchestration)
+
+    async def _result(self, handle: Handle[R], timeout: float | None) -> R:  # noqa: ASYNC109
+        deadline_ms = None if timeout is None else self.clock.now_ms() + round(timeout * 1000)
+        info = await self._wait_finished(handle.id, deadline_ms)
+        return self._outcome(
+            handle, info.status, info.output, failure_of(info), info.name or handle.id
+        )
+
+    def _outcome(
+        self,
+        handle: Handle[R],
+        status: Status,
+        output: str | None,
+        failure: Failure | None,
+        name: str,
+    ) -> R:
+        if status is Status.COMPLETED:
+            raw = msgspec.Raw(output if output is not None else "null")
+            definition = handle._orchestration  # noqa: SLF001
+            if definition is not None:
+                return definition.decode_result(raw, self.codec)
+            result: R = self.codec.decode(raw, where=f"result of {handle.id}")
+            return result
+        raise failure_error(status, failure or Failure(), f"{name} {handle.id!r}")
+
+    async def _wait_finished(self, instance_id: str, deadline_ms: int | None) -> InstanceInfo:
+        admin = self._admin()
+        with self.provider.watch(instance_id) as watch:
+            while True:
+                info = await admin.get_instance_info(instance_id)
+                if info.status.is_final:
+                    return info
+                await watch.wait(self._patience_ms(instance_id, deadline_ms))
+
+    def _patience_ms(self, instance_id: str, deadline_ms: int | None) -> int:
+        if deadline_ms is None:
+            return _WATCH_MS
+        left_ms = deadline_ms - self.clock.now_ms()
+        if left_ms <= 0:
+            raise WaitTimeout(f"{instance_id!r} has not got there in time; it goes on")
+        return min(left_ms, _WATCH_MS)
+
+    async def wait_for_status_change(
+        self,
+        id: str,  # noqa: A002
+        last_seen_version: int,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> InstanceStatus:
+        """Wait until the custom status is newer than that version, or the instance has ended."""
+        deadline_ms = None if timeout is None else self.clock.now_ms() + round(timeout * 1000)
+        admin = self._admin()
+        with self.provider.watch(id) as watch:
+            while True:
+                info = await admin.get_instance_info(id)
+                if info.status.is_final or info.custom_status_version > last_seen_version:
+                    return view_of(info, self.codec)
+                await watch.wait(self._patience_ms(id, deadline_ms))
+
+    async def status(self, id: str, *, waits: bool = True) -> InstanceStatus:  # noqa: A002
+        """Where the instance stands now. Raises NotFound for an unknown id."""
+        info = await self._admin().get_instance_info(check_id(id, "id"))
+        steps: tuple[OpenStep, ...] = ()
+        if waits and not info.status.is_final:
+            steps = tuple(open_steps(await self.history(id, info.execution_id)))
+        return view_of(info, self.codec, steps)
+
+    async def history(self, id: str, execution_id: int | None = None) -> list[events.Event]:  # noqa: A002
+        """The events of the latest execution, or of the one named."""
+        if execution_id is None:
+            records = await self.provider.read(id)
+        else:
+            records = await self.provider.read_with_execution(id, execution_id)
+        return wire.decode_history(record.data for record in records)
+
+    async def state(self, id: str, key: str, type: Any = Any) -> Any:  # noqa: A002
+        """The live value of a key of the instance's ``state``, or None."""
+        text = await self.provider.get_kv_value(id, key)
+        if text is None:
+            return None
+        return self.codec.decode(msgspec.Raw(text), type, where=f"state[{key!r}] of {id}")
+
+    # --- messages and control
+
+    async def raise_event(self, id: str, name: str, value: object = None) -> None:  # noqa: A002
+        """Send an event. Raises NotFound or InstanceFinished instead of losing it."""
+        check_id(name, "event name")
+        data = self.codec.encode(value, where=f"event {name}")
+        await self._send(work.ExternalRaised(instance_id=id, name=name, data=data))
+
+    async def enqueue_event(self, id: str, queue: str, value: object = None) -> None:  # noqa: A002
+        """Put a message into a mailbox. Raises NotFound or InstanceFinished, never loses it."""
+        check_id(queue, "queue name")
+        data = self.codec.encode(value, where=f"message for {queue}")
+        await self._send(work.QueueMessage(instance_id=id, name=queue, data=data))
+
+    async def cancel(self, id: str, reason: str = "") -> None:  # noqa: A002
+        """Ask the instance to stop. Raises NotFound or InstanceFinished."""
+        await self._send(work.CancelInstance(instance_id=id, reason=reason))
+
+    async def _send(self, item: work.OrchestratorItem) -> None:
+        check_id(item.instance_id, "id")
+        await self.provider.enqueue_for_orchestrator(
+            envelope(item), condition=EnqueueCondition.ALIVE
+        )
+
+    async def terminate(self, id: str, reason: str = "") -> None:  # noqa: A002
+        """End the instance now, without running any of its code; its children are cancelled."""
+        await terminate(self.provider, self._admin(), check_id(id, "id"), reason, self.clock)
+
+    async def pause(self, id: str) -> None:  # noqa: A002
+        """Let no further turn run until ``resume``."""
+        await self._admin().suspend_instance(check_id(id, "id"))
+
+    async def resume(self, id: str) -> None:  # noqa: A002
+        """Go on after ``pause``, or try a Blocked instance again."""
+        await self._admin().resume_instance(check_id(id, "id"))
+
+
+def _delay_ms(delay: float | None) -> int | None:
+    if delay is None:
+        return None
+    if delay < 0:
+        raise UsageError(f"delay must not be negative: {delay!r} seconds")
+    return round(delay * 1000)
+
+
+def _condition(if_exists: str) -> EnqueueCondition:
+    try:
+        return _CONDITIONS[if_exists]
+    except KeyError:
+        raise UsageError(f"if_exists is {if_exists!r}; use 'get', 'fail' or 'replace'") from None
+
+
+def _definition(orchestration: object) -> Orchestration[..., Any]:
+    if isinstance(orchestration, Orchestration):
+        return orchestration
+    raise UsageError(
+        f"start takes an orchestration, not {orchestration!r}; decorate the function with "
+        "@orchestration, or use start_named('its name', ...)"
+    )
+
+
+def _start_item(
+    name: str, payload: msgspec.Raw, instance_id: str | None, version: str | None
+) -> work.StartOrchestration:
+    return work.StartOrchestration(
+        instance_id=check_id(uuid.uuid4().hex if instance_id is None else instance_id, "id"),
+        name=name,
+        input=payload,
+        version=version,
+    )
+
+
+def exists_text(instance_id: str) -> str:
+    return f"{instance_id!r} exists already; use if_exists='get' or 'replace', or another id"

@@ -1,0 +1,446 @@
+"""The activity dispatcher: fetch or be handed a locked work item, run it, settle it.
+
+A result leaves here only through a commit: together with the turn that it causes when the instance
+is live in this process, through the orchestrator queue otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from perdure.client.messages import activity_envelope, envelope
+from perdure.errors import CorruptData, LockLost, NotRegistered, PerdureError, ProviderError
+from perdure.limits import ERROR_TEXT_CHARACTERS_MAX
+from perdure.model import wire, work
+from perdure.model.failures import Category, Failure
+from perdure.providers.items import Claim, SessionFetch
+from perdure.runtime.failures import failure_from
+from perdure.runtime.observe import log
+from perdure.runtime.processes import ProcessFailure
+from perdure.runtime.retrying import Backoff, retry_delay_ms
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from perdure.authoring import Activity
+    from perdure.authoring.registry import Registry
+    from perdure.clock import Clock
+    from perdure.codec import Codec
+    from perdure.engine.outcome import ScheduledActivity
+    from perdure.providers.contract import Provider
+    from perdure.providers.items import FetchedWork
+    from perdure.runtime.executors import Executors
+    from perdure.runtime.observe import Observer
+    from perdure.runtime.options import RuntimeOptions
+    from perdure.runtime.scope import RunningScope
+
+_POLL_MS = 30_000
+_BURST_MAX = 64
+_UNREGISTERED_MS = 5_000
+
+Completion = work.ActivityCompleted | work.ActivityFailed
+
+
+class Running:
+    """An activity between the moment it was locked and the moment its outcome is committed."""
+
+    __slots__ = ("cancelled", "completion", "item", "lock_token", "scope", "session_id", "task")
+
+    def __init__(self, item: work.ActivityExecute, lock_token: str) -> None:
+        self.item = item
+        self.lock_token = lock_token
+        self.task: asyncio.Task[None] | None = None
+        self.scope: RunningScope | None = None
+        self.completion: Completion | None = None
+        """The outcome, computed but not yet committed."""
+        self.cancelled = False
+        """Nobody wants the outcome any more: the lock is gone."""
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        return self.item.instance_id, self.item.execution_id, self.item.activity_id
+
+
+class ActivityDispatcher:
+    """Runs the activities of one runtime."""
+
+    def __init__(
+        self,
+        provider: Provider,
+        registry: Registry,
+        executors: Executors,
+        *,
+        codec: Codec,
+        clock: Clock,
+        options: RuntimeOptions,
+        owner: str,
+        observer: Observer,
+    ) -> None:
+        self._provider = provider
+        self._registry = registry
+        self._executors = executors
+        self._codec = codec
+        self._clock = clock
+        self._options = options
+        self._owner = owner
+        self._observer = observer
+        self._loop = asyncio.get_running_loop()
+        self._lock_ms = round(options.activity_lock_seconds * 1000)
+        self._names = registry.activity_names
+        self._free = options.activity_slots if options.run_activities else 0
+        self._running: dict[str, Running] = {}
+        self._by_key: dict[tuple[str, int, int], Running] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stopping = False
+        self._slot_freed = asyncio.Event()
+        self.complete_here: Callable[[Completion, str], bool] = lambda _item, _token: False
+        """Set by the runtime: gives a completion to an instance that is live in this process."""
+
+    # --- life
+
+    def start(self) -> None:
+        self._fetching: asyncio.Task[None] | None = None
+        if self._options.run_activities and self._names:
+            self._fetching = self._loop.create_task(
+                self._fetch_loop(), name="perdure-fetch-activities"
+            )
+
+    async def stop_fetching(self) -> None:
+        self._stopping = True
+        if self._fetching is not None:
+            self._fetching.cancel()
+            await asyncio.gather(self._fetching, return_exceptions=True)
+
+    async def drain(self, seconds: float) -> None:
+        """Let what runs finish; after that, interrupt it and give its lock back."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=seconds)
+        for running in list(self._running.values()):
+            if running.task is not None:
+                running.task.cancel("the runtime stops")
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=self._options.cancel_grace_seconds)
+        for token in list(self._running):
+            await self._quietly(self._provider.abandon_work_item(token, ignore_attempt=True))
+            self._finish(token)
+
+    @property
+    def lock_tokens(self) -> list[str]:
+        """Every work item lock that must be renewed."""
+        return list(self._running)
+
+    @property
+    def busy(self) -> int:
+        return len(self._running)
+
+    def lost_locks(self, tokens: frozenset[str]) -> None:
+        """The store says that nobody wants these any more."""
+        for token in tokens:
+            running = self._running.get(token)
+            if running is not None:
+                self._interrupt(running)
+
+    # --- hand-over from the orchestration dispatcher
+
+    def claim(self, scheduled: ScheduledActivity) -> Claim | None:
+        """Reserve a slot for an activity that is about to be committed, if it can run here."""
+        event = scheduled.event
+        if (
+            self._free <= 0
+            or self._stopping
+            or event.session_id is not None
+            or event.name not in self._names
+            or not self._options.tags.matches(event.tag)
+        ):
+            return None
+        self._free -= 1
+        return Claim(lock_token=secrets.token_hex(16), lock_timeout_ms=self._lock_ms)
+
+    def unclaim(self, item: work.ActivityExecute, claim: Claim) -> None:
+        """The commit that carried the claim did not happen."""
+        self._release_slot()
+
+    def run_claimed(self, item: work.ActivityExecute, claim: Claim) -> None:
+        """The commit that carried the claim is durable: run the activity."""
+        self._launch(Running(item, claim.lock_token))
+
+    def cancel(self, instance_id: str, execution_id: int, activity_id: int) -> None:
+        """The orchestration no longer wants it, and its work item is gone."""
+        running = self._by_key.get((instance_id, execution_id, activity_id))
+        if running is not None:
+            self._interrupt(running)
+
+    def settled(self, lock_token: str) -> None:
+        """The turn that consumed this completion is durable."""
+        self._finish(lock_token)
+
+    def settle_by_queue(self, lock_token: str) -> None:
+        """No turn here will consume it: send the completion through the orchestrator queue."""
+        running = self._running.get(lock_token)
+        if running is not None and running.completion is not None:
+            self._spawn(self._settle(running, completion=running.completion))
+
+    def heartbeat(self, lock_token: str, details: str) -> None:
+        """Store what a running activity reports, with a renewal of its lock."""
+        if lock_token in self._running:
+            self._spawn(
+                self._quietly(
+                    self._provider.renew_work_item_lock(lock_token, self._lock_ms, details)
+                )
+            )
+
+    # --- fetching
+
+    async def _fetch_loop(self) -> None:
+        burst, backoff = 1, Backoff()
+        while not self._stopping:
+            if self._free <= 0:
+                self._slot_freed.clear()
+                await self._slot_freed.wait()
+                continue
+            size = min(burst, self._free)
+            self._free -= size
+            try:
+                fetches = [self._fetch(0 if size > 1 else _POLL_MS) for _ in range(size)]
+                found = [work for work in await asyncio.gather(*fetches) if work is not None]
+            except BaseException as error:
+                self._free += size
+                if not isinstance(error, ProviderError):
+                    raise
+                log.warning("cannot fetch activities: %s", error)
+                await self._clock.sleep(backoff.next_delay(retryable=error.retryable))
+                continue
+            backoff.reset()
+            self._free += size - len(found)
+            for fetched in found:
+                self._take(fetched)
+            burst = min(size * 2, _BURST_MAX) if len(found) == size else 1
+
+    async def _fetch(self, poll_ms: int) -> FetchedWork | None:
+        sessions = {r.item.session_id for r in self._running.values() if r.item.session_id}
+        return await self._provider.fetch_work_item(
+            self._lock_ms,
+            poll_ms,
+            SessionFetch(
+                owner_id=self._owner,
+                lock_timeout_ms=round(self._options.session_lock_seconds * 1000),
+                only_owned=len(sessions) >= self._options.sessions,
+            ),
+            self._options.tags,
+            self._names,
+        )
+
+    def _take(self, fetched: FetchedWork) -> None:
+        try:
+            item = wire.decode_activity(fetched.body)
+        except CorruptData as error:
+            item = work.ActivityExecute(
+                instance_id=fetched.identity.instance_id,
+                execution_id=fetched.identity.execution_id,
+                activity_id=fetched.identity.activity_id,
+                name=fetched.name,
+            )
+            self._refuse(item, fetched, Category.POISON, f"undecodable: {error.message}")
+            return
+        if fetched.attempt_count > self._options.max_attempts:
+            self._observer.activity_poisoned(item.name)
+            self._refuse(
+                item,
+                fetched,
+                Category.POISON,
+                f"delivered {fetched.attempt_count} times without an outcome: "
+                "it probably kills its process",
+            )
+            return
+        running = Running(item, fetched.lock_token)
+        self._launch(running, fetched.heartbeat)
+
+    def _refuse(
+        self, item: work.ActivityExecute, fetched: FetchedWork, category: Category, message: str
+    ) -> None:
+        """End an activity that cannot be run; what was stored travels in the failure."""
+        running = Running(item, fetched.lock_token)
+        self._register(running)
+        failure = Failure(
+            category=category,
+            message=f"activity {item.name!r} {message}",
+            attempts=fetched.attempt_count,
+            detail=fetched.body[:ERROR_TEXT_CHARACTERS_MAX],
+        )
+        self._conclude(running, _failed(item, failure))
+
+    # --- running
+
+    def _register(self, running: Running) -> None:
+        self._running[running.lock_token] = running
+        self._by_key[running.key] = running
+
+    def _launch(self, running: Running, heartbeat: str | None = None) -> None:
+        self._register(running)
+        task = self._loop.create_task(self._run(running, heartbeat))
+        running.task = task
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, running: Running, heartbeat: str | None) -> None:
+        item = running.item
+        try:
+            activity = self._registry.resolve_activity(item.name)
+        except NotRegistered as error:
+            log.warning("%s", error)
+            await self._quietly(
+                self._provider.abandon_work_item(
+                    running.lock_token, _UNREGISTERED_MS, ignore_attempt=True
+                )
+            )
+            self._finish(running.lock_token)
+            return
+        started_ms = self._clock.now_ms()
+        if item.deadline_ms is not None and started_ms >= item.deadline_ms:
+            late = Failure(
+                category=Category.TIMEOUT, type_name="TimeoutError", message="deadline passed"
+            )
+            self._conclude(running, _failed(item, item.last_failure or late))
+            return
+        failure, result = await self._attempt(running, activity, heartbeat)
+        outcome = "success" if failure is None else "failed"
+        self._observer.activity_ended(
+            item, "cancelled" if running.cancelled else outcome, self._clock.now_ms() - started_ms
+        )
+        if running.cancelled:
+            self._finish(running.lock_token)
+        elif failure is None:
+            assert result is not None
+            self._conclude(
+                running,
+                work.ActivityCompleted(
+                    instance_id=item.instance_id,
+                    execution_id=item.execution_id,
+                    activity_id=item.activity_id,
+                    result=result,
+                    attempts=item.attempt,
+                ),
+            )
+        elif (delay_ms := self._retry_delay_ms(item, failure)) is not None:
+            await self._retry(running, failure, delay_ms)
+        else:
+            self._conclude(running, _failed(item, failure))
+
+    async def _attempt(
+        self, running: Running, activity: Activity[..., Any], heartbeat: str | None
+    ) -> tuple[Failure | None, msgspec.Raw | None]:
+        """One run of the user's function: its encoded result, or how it failed."""
+        item = running.item
+        try:
+            args, kwargs = activity.decode_arguments(item.input, self._codec)
+            value = await self._executors.run(running, activity, args, kwargs, heartbeat)
+            return None, activity.encode_result(value, self._codec)
+        except ProcessFailure as error:
+            return msgspec.structs.replace(error.failure, attempts=item.attempt), None
+        except asyncio.CancelledError:
+            if running.cancelled:
+                return None, None
+            raise
+        except BaseException as error:
+            if isinstance(error, (KeyboardInterrupt, SystemExit)):
+                raise
+            return failure_from(error, item.attempt), None
+
+    def _retry_delay_ms(self, item: work.ActivityExecute, failure: Failure) -> int | None:
+        plan = item.retry
+        if plan is None or item.attempt >= plan.max_attempts:
+            return None
+        if any(name in plan.never for name in (failure.type_name, *failure.lineage)):
+            return None
+        delay_ms = retry_delay_ms(plan, item.attempt)
+        if item.deadline_ms is not None and self._clock.now_ms() + delay_ms >= item.deadline_ms:
+            return None
+        return delay_ms
+
+    async def _retry(self, running: Running, failure: Failure, delay_ms: int) -> None:
+        item = running.item
+        log.info("activity %r attempt %d failed: %s", item.name, item.attempt, failure)
+        again = msgspec.structs.replace(item, attempt=item.attempt + 1, last_failure=failure)
+        await self._settle(
+            running,
+            retry=(again, self._clock.now_ms() + delay_ms),
+        )
+
+    # --- outcomes
+
+    def _conclude(self, running: Running, completion: Completion) -> None:
+        running.completion = completion
+        if not self.complete_here(completion, running.lock_token):
+            self._spawn(self._settle(running, completion=completion))
+
+    async def _settle(
+        self,
+        running: Running,
+        *,
+        completion: Completion | None = None,
+        retry: tuple[work.ActivityExecute, int] | None = None,
+    ) -> None:
+        """Commit the outcome through the queues; a lost lock means that nobody wants it."""
+        backoff = Backoff()
+        while True:
+            try:
+                await self._provider.ack_work_item(
+                    running.lock_token,
+                    None if completion is None else envelope(completion),
+                    None if retry is None else activity_envelope(retry[0], visible_at_ms=retry[1]),
+                )
+            except LockLost as error:
+                log.info("outcome of %r is dropped: %s", running.item.name, error)
+            except ProviderError as error:
+                log.warning("outcome of %r is sent again: %s", running.item.name, error)
+                await self._clock.sleep(backoff.next_delay(retryable=error.retryable))
+                continue
+            self._finish(running.lock_token)
+            return
+
+    def _finish(self, lock_token: str) -> None:
+        running = self._running.pop(lock_token, None)
+        if running is not None:
+            if self._by_key.get(running.key) is running:
+                del self._by_key[running.key]
+            self._release_slot()
+
+    def _release_slot(self) -> None:
+        self._free += 1
+        self._slot_freed.set()
+
+    def _interrupt(self, running: Running) -> None:
+        """Tell the code that its outcome is not wanted, and stop it."""
+        if running.cancelled:
+            return
+        running.cancelled = True
+        if running.completion is not None:
+            self._finish(running.lock_token)
+        elif running.scope is not None:
+            running.scope.cancel()
+        if running.completion is None and running.task is not None:
+            running.task.cancel()
+
+    async def _quietly(self, answer: Any) -> None:
+        try:
+            await answer
+        except PerdureError as error:
+            log.info("%s", error)
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _failed(item: work.ActivityExecute, failure: Failure) -> work.ActivityFailed:
+    return work.ActivityFailed(
+        instance_id=item.instance_id,
+        execution_id=item.execution_id,
+        activity_id=item.activity_id,
+        failure=failure,
+    )

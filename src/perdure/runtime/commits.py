@@ -1,0 +1,283 @@
+"""From what a turn decided to what the store writes. Pure: no clock, no store, no randomness."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, assert_never
+
+import msgspec
+
+from perdure.client.messages import activity_envelope, envelope
+from perdure.engine.outcome import (
+    Cancelled,
+    Completed,
+    ContinuedAsNew,
+    Failed,
+    TurnOutcome,
+    Waiting,
+)
+from perdure.model import events, wire, work
+from perdure.model.failures import Category, Failure
+from perdure.model.status import Status
+from perdure.providers.items import (
+    ActivityIdentity,
+    Claim,
+    CustomStatusChange,
+    ExecutionMetadata,
+    HistoryRecord,
+    KvChange,
+    KvClear,
+    KvClearAll,
+    KvSet,
+    OrchestratorMessage,
+    TimerIdentity,
+    TurnCommit,
+    Version,
+    WorkerMessage,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from perdure.engine.outcome import KvWrite, ScheduledActivity, TurnResult
+
+_UNCHANGED = ExecutionMetadata()
+
+
+class TurnFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What the translation needs to know about the execution besides the outcome."""
+
+    instance_id: str
+    execution_id: int
+    name: str
+    version: str
+    parent: work.ParentLink | None
+    depth: int
+    custom_status: str | None
+    """In force after this turn; carried over to the next execution."""
+    trace: str | None
+    framework_version: Version
+    now_ms: int
+
+
+def commit_of(
+    facts: TurnFacts,
+    outcome: TurnOutcome,
+    claim_for: Callable[[ScheduledActivity], Claim | None],
+    *,
+    consumed: Sequence[int],
+    settled_work: Sequence[str] = (),
+    keep_lock_ms: int | None = None,
+) -> tuple[TurnCommit, list[tuple[work.ActivityExecute, Claim]]]:
+    """The commit of a turn, and the activities that it hands over already locked."""
+    worker_items: list[WorkerMessage] = []
+    claimed: list[tuple[work.ActivityExecute, Claim]] = []
+    for scheduled in outcome.activities:
+        item = _activity_item(facts, scheduled)
+        claim = claim_for(scheduled)
+        worker_items.append(activity_envelope(item, claim=claim))
+        if claim is not None:
+            claimed.append((item, claim))
+    instance_id, execution_id = facts.instance_id, facts.execution_id
+    commit = TurnCommit(
+        execution_id=execution_id,
+        history_delta=tuple(
+            HistoryRecord(event_id=event.event_id, data=wire.encode(event))
+            for event in outcome.delta
+        ),
+        worker_items=tuple(worker_items),
+        orchestrator_items=tuple(_outgoing(facts, outcome)),
+        metadata=_metadata(facts, outcome),
+        custom_status=(
+            None
+            if outcome.custom_status is None
+            else CustomStatusChange(value=outcome.custom_status.value)
+        ),
+        kv_changes=tuple(_kv_change(write, facts.now_ms) for write in outcome.kv_writes),
+        cancelled_activities=tuple(
+            ActivityIdentity(
+                instance_id=instance_id, execution_id=execution_id, activity_id=activity_id
+            )
+            for activity_id in outcome.cancelled_activities
+        ),
+        cancelled_timers=tuple(
+            TimerIdentity(execution_id=execution_id, timer_id=timer_id)
+            for timer_id in outcome.cancelled_timers
+        ),
+        consumed=tuple(consumed),
+        keep_lock_ms=keep_lock_ms,
+        settled_work=tuple(settled_work),
+    )
+    return commit, claimed
+
+
+def _activity_item(facts: TurnFacts, scheduled: ScheduledActivity) -> work.ActivityExecute:
+    event = scheduled.event
+    return work.ActivityExecute(
+        instance_id=facts.instance_id,
+        execution_id=facts.execution_id,
+        activity_id=event.event_id,
+        name=event.name,
+        input=event.input,
+        orchestration_name=facts.name,
+        orchestration_version=facts.version,
+        session_id=event.session_id,
+        tag=event.tag,
+        retry=scheduled.retry,
+        timeout_ms=scheduled.timeout_ms,
+        heartbeat_ms=scheduled.heartbeat_ms,
+        deadline_ms=(
+            None if scheduled.deadline_ms is None else facts.now_ms + scheduled.deadline_ms
+        ),
+        trace=facts.trace,
+    )
+
+
+def _outgoing(facts: TurnFacts, outcome: TurnOutcome) -> list[OrchestratorMessage]:
+    if not (
+        outcome.timers or outcome.children or outcome.detached or outcome.cancelled_children
+    ) and isinstance(outcome.result, Waiting):
+        return []
+    messages = [envelope(_timer_item(facts, timer)) for timer in outcome.timers]
+    messages += [envelope(_child_item(facts, child)) for child in outcome.children]
+    messages += [_detached_message(facts, chained) for chained in outcome.detached]
+    messages += [
+        envelope(work.CancelInstance(instance_id=child_id, reason="parent no longer needs it"))
+        for child_id in outcome.cancelled_children
+    ]
+    last = _last_message(facts, outcome.result)
+    if last is not None:
+        messages.append(envelope(last))
+    return messages
+
+
+def _timer_item(facts: TurnFacts, timer: events.TimerCreated) -> work.TimerFired:
+    return work.TimerFired(
+        instance_id=facts.instance_id,
+        execution_id=facts.execution_id,
+        timer_id=timer.event_id,
+        fire_at_ms=timer.fire_at_ms,
+    )
+
+
+def _child_item(
+    facts: TurnFacts, child: events.SubOrchestrationScheduled
+) -> work.StartOrchestration:
+    return work.StartOrchestration(
+        instance_id=child.child_instance_id,
+        name=child.name,
+        input=child.input,
+        version=child.version,
+        parent=work.ParentLink(
+            instance_id=facts.instance_id,
+            execution_id=facts.execution_id,
+            event_id=child.event_id,
+        ),
+        depth=facts.depth + 1,
+        trace=facts.trace,
+    )
+
+
+def _detached_message(
+    facts: TurnFacts, chained: events.OrchestrationChained
+) -> OrchestratorMessage:
+    item = work.StartOrchestration(
+        instance_id=chained.target_instance_id,
+        name=chained.name,
+        input=chained.input,
+        version=chained.version,
+        trace=facts.trace,
+    )
+    visible_at_ms = facts.now_ms + chained.delay_ms if chained.delay_ms else None
+    return envelope(item, visible_at_ms=visible_at_ms)
+
+
+def _last_message(facts: TurnFacts, result: TurnResult) -> work.OrchestratorItem | None:
+    """What the end of the execution sends: to the parent, or to the next execution."""
+    parent = facts.parent
+    match result:
+        case Waiting():
+            return None
+        case ContinuedAsNew():
+            return work.ContinueAsNew(
+                instance_id=facts.instance_id,
+                name=facts.name,
+                execution_id=facts.execution_id + 1,
+                input=result.input,
+                version=result.version,
+                parent=parent,
+                depth=facts.depth,
+                carried=result.carried,
+                custom_status=facts.custom_status,
+                trace=facts.trace,
+            )
+        case Completed():
+            if parent is None:
+                return None
+            return work.SubOrchCompleted(
+                instance_id=parent.instance_id,
+                execution_id=parent.execution_id,
+                event_id=parent.event_id,
+                child_instance_id=facts.instance_id,
+                result=result.output,
+            )
+        case Failed() | Cancelled():
+            if parent is None:
+                return None
+            return work.SubOrchFailed(
+                instance_id=parent.instance_id,
+                execution_id=parent.execution_id,
+                event_id=parent.event_id,
+                child_instance_id=facts.instance_id,
+                failure=failure_in(result),
+            )
+        case _:
+            assert_never(result)
+
+
+def failure_in(result: Failed | Cancelled) -> Failure:
+    if isinstance(result, Failed):
+        return result.failure
+    return Failure(category=Category.CANCELLED, message=result.reason)
+
+
+def final_status(result: TurnResult) -> tuple[Status, str] | None:
+    """Status and stored output of an execution that this result ends; None while it goes on."""
+    match result:
+        case Waiting():
+            return None
+        case Completed():
+            return Status.COMPLETED, bytes(result.output).decode()
+        case Failed():
+            return Status.FAILED, msgspec.json.encode(result.failure).decode()
+        case Cancelled():
+            return Status.CANCELLED, msgspec.json.encode(failure_in(result)).decode()
+        case ContinuedAsNew():
+            return Status.CONTINUED_AS_NEW, bytes(result.input).decode()
+        case _:
+            assert_never(result)
+
+
+def _metadata(facts: TurnFacts, outcome: TurnOutcome) -> ExecutionMetadata:
+    first_turn = outcome.turn == 1
+    final = final_status(outcome.result)
+    if final is None and not first_turn:
+        return _UNCHANGED
+    status, output = final or (None, None)
+    if not first_turn:
+        return ExecutionMetadata(status=status, output=output)
+    return ExecutionMetadata(
+        status=status or Status.RUNNING,
+        output=output,
+        name=facts.name,
+        version=facts.version,
+        parent_instance_id=facts.parent.instance_id if facts.parent else None,
+        framework_version=facts.framework_version,
+    )
+
+
+def _kv_change(write: KvWrite, now_ms: int) -> KvChange:
+    if write.key is None:
+        return KvClearAll()
+    if write.value is None:
+        return KvClear(key=write.key)
+    return KvSet(key=write.key, value=write.value, updated_at_ms=now_ms)

@@ -1,0 +1,87 @@
+"""Where activity code runs: on the event loop, in a thread, or in a child process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from perdure.authoring.activity_context import enter_scope, leave_scope
+from perdure.runtime.processes import ProcessPool
+from perdure.runtime.scope import RunningScope
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from perdure.authoring import Activity
+    from perdure.codec import Codec
+    from perdure.runtime.activities import Running
+    from perdure.runtime.options import RuntimeOptions
+
+
+class Executors:
+    """Runs one attempt of an activity under its time limits."""
+
+    def __init__(self, options: RuntimeOptions, codec: Codec, worker_id: str) -> None:
+        self._options = options
+        self._codec = codec
+        self._worker_id = worker_id
+        self._threads = ThreadPoolExecutor(options.threads, "perdure-activity")
+        self._processes = ProcessPool(options.processes)
+        self.send_heartbeat: Callable[[str, str], None] = lambda _token, _details: None
+        """Set by the runtime: stores what an activity reports. Called on the event loop."""
+
+    async def run(
+        self,
+        running: Running,
+        activity: Activity[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        last_heartbeat: str | None,
+    ) -> Any:
+        item = running.item
+        scope = RunningScope(
+            item, self._worker_id, self._codec, last_heartbeat, self._heartbeat_of(running)
+        )
+        running.scope = scope
+        seconds = None if item.timeout_ms is None else item.timeout_ms / 1000
+        token = enter_scope(scope)
+        try:
+            async with asyncio.timeout(seconds):
+                if item.heartbeat_ms is None:
+                    return await self._call(activity, args, kwargs)
+                return await scope.while_beating(
+                    self._call(activity, args, kwargs), item.heartbeat_ms / 1000
+                )
+        finally:
+            leave_scope(token)
+
+    async def _call(
+        self,
+        activity: Activity[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        if activity.settings.executor == "process":
+            return await self._processes.run(activity, args, kwargs)
+        if activity.is_async:
+            return await activity.fn(*args, **kwargs)
+        context = contextvars.copy_context()
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(
+            self._threads, lambda: context.run(activity.fn, *args, **kwargs)
+        )
+
+    def _heartbeat_of(self, running: Running) -> Callable[[str], None]:
+        loop = asyncio.get_running_loop()
+
+        def send(details: str) -> None:
+            loop.call_soon_threadsafe(self.send_heartbeat, running.lock_token, details)
+
+        return send
+
+    async def close(self) -> None:
+        """Give up threads that do not end: they cannot be stopped from outside."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        await self._processes.close()

@@ -1,0 +1,251 @@
+"""Reading a fetched item: what is to be run, or why nothing can be.
+
+Decodes history and messages, finds the code, and decides what duplicate starts and late messages
+mean. Pure apart from the random seed of a new execution.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, TypeAlias
+
+import msgspec
+
+from perdure.client.messages import envelope
+from perdure.client.termination import parent_link
+from perdure.engine.execution import Execution
+from perdure.errors import CorruptData, Nondeterminism, NotRegistered
+from perdure.model import events, wire, work
+from perdure.model.failures import Block, BlockReason, Failure
+from perdure.providers.items import (
+    OrchestratorMessage,
+)
+from perdure.runtime.live import Arrival
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from perdure.authoring.registry import Registry
+    from perdure.codec import Codec
+    from perdure.providers.items import (
+        FetchedOrchestration,
+        KvEntry,
+        OrchestrationItem,
+    )
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """There is a turn to run."""
+
+    execution: Execution
+    parent: work.ParentLink | None
+    arrivals: list[Arrival]
+    replies: list[OrchestratorMessage]
+    """Answers to starts that came for an id in use."""
+
+
+class Drop(msgspec.Struct, frozen=True, kw_only=True):
+    """The instance has ended: its messages have nobody to go to."""
+
+    execution_id: int
+    message_ids: list[int]
+    replies: list[OrchestratorMessage]
+
+
+class Park(msgspec.Struct, frozen=True, kw_only=True):
+    """The instance cannot go on with this code; it is Blocked and left intact."""
+
+    block: Block
+
+
+Verdict: TypeAlias = Run | Drop | Park
+
+
+class Intake:
+    """Turns fetched items into verdicts, with the handlers and codec of one runtime."""
+
+    def __init__(
+        self, registry: Registry, codec: Codec, framework_version: str, max_attempts: int
+    ) -> None:
+        self._registry = registry
+        self._codec = codec
+        self._framework_version = framework_version
+        self._max_attempts = max_attempts
+
+    def read(self, fetched: FetchedOrchestration, now_ms: int) -> Verdict:
+        item = fetched.item
+        if fetched.attempt_count > self._max_attempts:
+            return self._park(
+                item,
+                BlockReason.POISON,
+                f"delivered {fetched.attempt_count} times without a committed turn",
+                "\n".join(delivery.body for delivery in item.messages)[:10_000],
+            )
+        try:
+            if item.history_error is not None:
+                raise CorruptData("read_history", item.history_error)
+            history = wire.decode_history(record.data for record in item.history)
+            arrivals = [
+                Arrival(wire.decode_item(delivery.body), delivery.message_id)
+                for delivery in item.messages
+            ]
+        except CorruptData as error:
+            return self._park(item, BlockReason.UNDECODABLE, error.message)
+        try:
+            return self._verdict(item, history, arrivals, now_ms)
+        except NotRegistered as error:
+            return self._park(item, BlockReason.UNKNOWN_HANDLER, str(error))
+        except Nondeterminism as error:
+            return self._park(item, BlockReason.NONDETERMINISM, str(error), error.report)
+        except CorruptData as error:
+            return self._park(item, BlockReason.UNDECODABLE, error.message)
+
+    def _verdict(
+        self,
+        item: OrchestrationItem,
+        history: Sequence[events.Event],
+        arrivals: list[Arrival],
+        now_ms: int,
+    ) -> Verdict:
+        has_ended = bool(history) and isinstance(history[-1], events.TERMINAL_KINDS)
+        if history and not has_ended:
+            return self._go_on(item, history, arrivals)
+        start = _next_start(arrivals, item.execution_id + 1 if has_ended else None)
+        if start is None:
+            return Drop(
+                execution_id=item.execution_id,
+                message_ids=[arrival.message_id for arrival in arrivals if arrival.message_id],
+                replies=_replies(arrivals, None),
+            )
+        return self._begin(item, start, arrivals, now_ms)
+
+    def _go_on(
+        self,
+        item: OrchestrationItem,
+        history: Sequence[events.Event],
+        arrivals: list[Arrival],
+    ) -> Run:
+        started = history[0]
+        if not isinstance(started, events.OrchestrationStarted):
+            raise CorruptData("replay", f"history begins with {type(started).__name__}")
+        handler = self._registry.resolve_orchestration(started.name, started.version)
+        parent = parent_link(started)
+        execution = Execution.replay(
+            handler, history, kv=_texts(item.kv_snapshot), codec=self._codec
+        )
+        return Run(
+            execution=execution,
+            parent=parent,
+            arrivals=arrivals,
+            replies=_replies(arrivals, parent),
+        )
+
+    def _begin(
+        self, item: OrchestrationItem, start: Arrival, arrivals: list[Arrival], now_ms: int
+    ) -> Run:
+        first = start.item
+        assert isinstance(first, (work.StartOrchestration, work.ContinueAsNew))
+        execution = self.begin(first, kv=_texts(item.kv_snapshot), now_ms=now_ms)
+        return Run(
+            execution=execution,
+            parent=first.parent,
+            arrivals=arrivals,
+            replies=_replies([a for a in arrivals if a is not start], first.parent),
+        )
+
+    def begin(
+        self,
+        first: work.StartOrchestration | work.ContinueAsNew,
+        *,
+        kv: Mapping[str, str],
+        now_ms: int,
+    ) -> Execution:
+        """A new execution, before its first turn."""
+        handler = self._registry.resolve_orchestration(first.name, first.version)
+        continued = first if isinstance(first, work.ContinueAsNew) else None
+        parent = first.parent
+        started = events.OrchestrationStarted(
+            event_id=1,
+            instance_id=first.instance_id,
+            execution_id=continued.execution_id if continued else 1,
+            timestamp_ms=now_ms,
+            turn=1,
+            name=first.name,
+            version=handler.version,
+            input=first.input,
+            framework_version=self._framework_version,
+            seed=secrets.token_hex(16),
+            parent_instance_id=parent.instance_id if parent else None,
+            parent_execution_id=parent.execution_id if parent else None,
+            parent_event_id=parent.event_id if parent else None,
+            depth=first.depth,
+            initial_custom_status=continued.custom_status if continued else None,
+            trace=first.trace,
+        )
+        return Execution.begin(
+            handler,
+            started,
+            kv=kv,
+            codec=self._codec,
+            carried=continued.carried if continued else (),
+        )
+
+    def _park(
+        self, item: OrchestrationItem, reason: BlockReason, message: str, detail: str = ""
+    ) -> Park:
+        return Park(
+            block=Block(
+                reason=reason,
+                message=message,
+                detail=detail,
+                code=self.fingerprint(item.name, item.version),
+            )
+        )
+
+    def fingerprint(self, name: str, version: str | None) -> str:
+        """Of the code that would run this instance; empty when there is none."""
+        try:
+            return self._registry.resolve_orchestration(name, version).fingerprint
+        except NotRegistered:
+            return ""
+
+
+def _next_start(arrivals: Sequence[Arrival], execution_id: int | None) -> Arrival | None:
+    """The message that begins the execution: of an ended instance only its continuation does."""
+    for arrival in arrivals:
+        item = arrival.item
+        if isinstance(item, work.ContinueAsNew):
+            if execution_id is None or item.execution_id == execution_id:
+                return arrival
+        elif isinstance(item, work.StartOrchestration) and execution_id is None:
+            return arrival
+    return None
+
+
+def _replies(
+    arrivals: Sequence[Arrival], parent: work.ParentLink | None
+) -> list[OrchestratorMessage]:
+    """Tell another parent that the id it chose for its child is in use (or it waits for ever)."""
+    replies: list[OrchestratorMessage] = []
+    for arrival in arrivals:
+        item = arrival.item
+        if isinstance(item, work.StartOrchestration) and item.parent not in {None, parent}:
+            assert item.parent is not None
+            failure = Failure(
+                type_name="AlreadyExists",
+                lineage=("AlreadyExists", "PerdureError"),
+                message=f"an instance with the id {item.instance_id!r} exists already",
+            )
+            reply = work.SubOrchFailed(
+                instance_id=item.parent.instance_id,
+                execution_id=item.parent.execution_id,
+                event_id=item.parent.event_id,
+                child_instance_id=item.instance_id,
+                failure=failure,
+            )
+            replies.append(envelope(reply))
+    return replies
+
+
+def _texts(snapshot: Mapping[str, KvEntry]) -> dict[str, str]:
+    return {key: entry.value for key, entry in snapshot.items()}

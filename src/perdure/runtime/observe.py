@@ -1,0 +1,119 @@
+"""What a runtime says about itself: log records and counters. Names live here and nowhere else.
+
+Counting is adding to a dictionary; exporters (Prometheus, OpenTelemetry) subscribe and cost nothing
+when absent. No label ever holds an instance or session id.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from typing import TYPE_CHECKING, Protocol
+
+from perdure.engine.outcome import Cancelled, Completed, ContinuedAsNew, Failed, Waiting
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from perdure.engine.execution import Execution
+    from perdure.engine.outcome import TurnOutcome, TurnResult
+    from perdure.model import work
+    from perdure.model.failures import BlockReason
+
+log = logging.getLogger("perdure.runtime")
+
+_RESULTS: dict[type[object], str] = {
+    Completed: "success",
+    Failed: "failed",
+    Cancelled: "cancelled",
+    ContinuedAsNew: "continuedAsNew",
+}
+
+
+class Sink(Protocol):
+    """An exporter of metrics."""
+
+    def add(self, name: str, labels: Mapping[str, str], value: float = 1.0) -> None:
+        """Add to a counter."""
+        ...
+
+    def record(self, name: str, labels: Mapping[str, str], value: float) -> None:
+        """Record a value in a histogram."""
+        ...
+
+
+class Observer:
+    """Counts for ``metrics_snapshot`` and passes everything on to the sinks, if there are any."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self._sinks: list[Sink] = []
+
+    def subscribe(self, sink: Sink) -> None:
+        self._sinks.append(sink)
+
+    def turn_committed(self, execution: Execution, outcome: TurnOutcome) -> None:
+        counts = self.counts
+        counts["turns"] += 1
+        if outcome.turn == 1:
+            counts["orchestration_starts"] += 1
+        result = outcome.result
+        if not isinstance(result, Waiting):
+            counts[f"orchestration_{_RESULTS[type(result)]}"] += 1
+        if self._sinks:
+            self._export_turn(execution, outcome, result)
+
+    def _export_turn(self, execution: Execution, outcome: TurnOutcome, result: TurnResult) -> None:
+        handler = execution.handler
+        labels = {"orchestration_name": handler.name, "version": handler.version}
+        if outcome.turn == 1:
+            initiated_by = "continueAsNew" if execution.execution_id > 1 else "client"
+            if execution.started.parent_instance_id is not None:
+                initiated_by = "suborchestration"
+            self._add("orchestration_starts_total", {**labels, "initiated_by": initiated_by})
+        if isinstance(result, Waiting):
+            return
+        status = _RESULTS[type(result)]
+        self._add("orchestration_completions_total", {**labels, "status": status})
+        if isinstance(result, Failed):
+            self._add(
+                "orchestration_failures_total",
+                {**labels, "error_category": result.failure.category},
+            )
+        if isinstance(result, ContinuedAsNew):
+            self._add("orchestration_continue_as_new_total", {"orchestration_name": handler.name})
+        name_only = {"orchestration_name": handler.name}
+        took_ms = outcome.delta[-1].timestamp_ms - execution.started.timestamp_ms
+        self._record("orchestration_duration_seconds", {**labels, "status": status}, took_ms / 1000)
+        self._record("orchestration_turns", name_only, outcome.turn)
+        self._record("orchestration_history_size", name_only, execution.event_count)
+
+    def blocked(self, reason: BlockReason) -> None:
+        self.counts["orchestration_blocked"] += 1
+        self._add("orchestration_blocked_total", {"reason": reason})
+
+    def activity_poisoned(self, name: str) -> None:
+        self.counts["activity_poison"] += 1
+        self._add("activity_poison_total", {"activity_name": name})
+
+    def activity_ended(self, item: work.ActivityExecute, outcome: str, took_ms: int) -> None:
+        self.counts[f"activity_{outcome}"] += 1
+        if self._sinks:
+            labels = {"activity_name": item.name, "outcome": outcome, "tag": item.tag or "default"}
+            attempt = str(item.attempt - 1) if item.attempt < 4 else "3+"
+            self._add("activity_executions_total", {**labels, "retry_attempt": attempt})
+            self._record("activity_duration_seconds", labels, took_ms / 1000)
+
+    def _add(self, name: str, labels: Mapping[str, str]) -> None:
+        for sink in self._sinks:
+            try:
+                sink.add(f"perdure_{name}", labels)
+            except Exception:
+                log.exception("a metrics sink failed")
+
+    def _record(self, name: str, labels: Mapping[str, str], value: float) -> None:
+        for sink in self._sinks:
+            try:
+                sink.record(f"perdure_{name}", labels, value)
+            except Exception:
+                log.exception("a metrics sink failed")

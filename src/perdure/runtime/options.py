@@ -1,0 +1,56 @@
+"""The settings of a runtime, each with its unit and a default that suits one machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from perdure import limits
+from perdure.errors import UsageError
+from perdure.providers.items import TagFilter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeOptions:
+    """How a runtime works. Times are in seconds."""
+
+    activity_slots: int = 1000
+    """Activities that run at once; sync ones are also bounded by ``threads``."""
+    threads: int = 32
+    """Threads for sync activities."""
+    processes: int = 2
+    """Child processes for activities with ``executor="process"``."""
+    cached_instances: int = 5000
+    """Live instances kept between turns; the least used are dropped and replayed when needed."""
+    cached_events: int = 2_000_000
+    """Bound on the sum of their history lengths: memory, roughly 300 bytes each."""
+    idle_seconds: float = 10.0
+    """A live instance that waits longer than this is dropped and its lock released."""
+    orchestration_lock_seconds: float = 10.0
+    activity_lock_seconds: float = 30.0
+    session_lock_seconds: float = 30.0
+    session_idle_seconds: float = 300.0
+    sessions: int = 10
+    """Distinct sessions with activities in flight here."""
+    worker_id: str | None = None
+    """Stable identity: sessions survive a restart. Default: random."""
+    tags: TagFilter = field(default_factory=TagFilter)
+    max_attempts: int = limits.ATTEMPTS_MAX
+    """Deliveries of one message before the instance is Blocked as poison."""
+    cancel_grace_seconds: float = 10.0
+    """Time for a cancelled activity to end by itself."""
+    drain_seconds: float = 10.0
+    """Time for running activities to end when the runtime stops."""
+    turn_warn_seconds: float = limits.TURN_WARN_SECONDS
+    turn_abort_seconds: float = limits.TURN_ABORT_SECONDS
+    always_replay: bool = False
+    """Drop every instance after every turn; finds nondeterminism in tests."""
+    run_orchestrations: bool = True
+    run_activities: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("activity_slots", "threads", "processes", "cached_instances", "max_attempts"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} must be at least 1, not {getattr(self, name)!r}")
+        for name in ("orchestration_lock_seconds", "activity_lock_seconds", "session_lock_seconds"):
+            if getattr(self, name) < 0.1:
+                raise UsageError(f"{name} must be at least 0.1, not {getattr(self, name)!r}")

@@ -1,0 +1,578 @@
+"""The orchestration dispatcher: fetch an instance, run its turns, commit them, keep it live.
+
+Turns run in plain callbacks of the event loop, one at a time per instance. A turn's commit may
+carry the completion that caused it and hand over new activities already locked (the hot path);
+whatever goes wrong there, the instance is dropped and comes back by fetch and replay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import OrderedDict
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from perdure.authoring.definitions import parse_version
+from perdure.client.messages import envelope
+from perdure.engine.outcome import TurnOutcome
+from perdure.errors import (
+    CorruptData,
+    DuplicateEvent,
+    LockLost,
+    Nondeterminism,
+    NotRegistered,
+    PerdureError,
+    ProviderError,
+)
+from perdure.model import wire, work
+from perdure.model.failures import Block, BlockReason
+from perdure.model.status import Status
+from perdure.providers.items import (
+    Claim,
+    ExecutionMetadata,
+    OrchestrationFilter,
+    TurnCommit,
+    VersionRange,
+)
+from perdure.runtime.commits import TurnFacts, commit_of, final_status
+from perdure.runtime.intake import Drop, Intake, Park, Run
+from perdure.runtime.live import Arrival, Ending, LiveInstance
+from perdure.runtime.observe import log
+from perdure.runtime.retrying import Backoff
+from perdure.runtime.watchdog import TurnAborted
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Coroutine
+
+    from perdure.authoring.registry import Registry
+    from perdure.clock import Clock
+    from perdure.codec import Codec
+    from perdure.providers.contract import Provider
+    from perdure.providers.items import FetchedOrchestration
+    from perdure.runtime.activities import ActivityDispatcher
+    from perdure.runtime.observe import Observer
+    from perdure.runtime.options import RuntimeOptions
+    from perdure.runtime.watchdog import Watchdog
+
+_STARTS = (work.StartOrchestration, work.ContinueAsNew)
+_POLL_MS = 30_000
+_BURST_MAX = 64
+_PARKED_MS = {
+    BlockReason.POISON: 365 * 86_400_000,  # only other code or an operator lets it go on
+    BlockReason.NONDETERMINISM: 60_000,
+    BlockReason.UNKNOWN_HANDLER: 5_000,
+    BlockReason.UNDECODABLE: 60_000,
+    BlockReason.LIMIT: 60_000,
+}
+
+
+class TurnTooLong(PerdureError):
+    """Code between two awaits did not come back in time."""
+
+
+class _Turn(msgspec.Struct):
+    """A turn between its computation and its commit."""
+
+    live: LiveInstance
+    arrivals: list[Arrival]
+    outcome: TurnOutcome
+    commit: TurnCommit
+    claimed: list[tuple[work.ActivityExecute, Claim]]
+    final: tuple[Status, str] | None
+    created: asyncio.Future[LiveInstance | None] | None
+    backoff: Backoff
+
+
+class OrchestrationDispatcher:
+    """Runs the turns of one runtime."""
+
+    def __init__(
+        self,
+        provider: Provider,
+        registry: Registry,
+        activities: ActivityDispatcher,
+        *,
+        codec: Codec,
+        clock: Clock,
+        options: RuntimeOptions,
+        owner: str,
+        framework_version: str,
+        observer: Observer,
+        watchdog: Watchdog,
+    ) -> None:
+        self._provider = provider
+        self._activities = activities
+        self._clock = clock
+        self._options = options
+        self._owner = owner
+        self._observer = observer
+        self._watchdog = watchdog
+        self.intake = Intake(registry, codec, framework_version, options.max_attempts)
+        self._version = parse_version(framework_version)
+        self._filter = OrchestrationFilter(
+            framework_versions=(VersionRange(minimum=(0, 0, 0), maximum=self._version),),
+            handlers=registry.orchestration_keys,
+        )
+        self._lock_ms = round(options.orchestration_lock_seconds * 1000)
+        self._keeps_locks = provider.capabilities.hot_path and not options.always_replay
+        self._live: OrderedDict[str, LiveInstance] = OrderedDict()
+        self._cached_events = 0
+        self._loop = asyncio.get_running_loop()
+        self._background: set[asyncio.Task[None]] = set()
+        self._stopping = False
+        self._room = asyncio.Event()
+        self._room.set()
+
+    # --- life
+
+    def start(self) -> None:
+        self._fetching = self._loop.create_task(self._fetch_loop(), name="perdure-fetch-turns")
+        self._tidying = self._loop.create_task(self._tidy_loop(), name="perdure-tidy")
+
+    async def stop(self) -> None:
+        """Fetch no more, let commits under way finish, give every lock back."""
+        self._stopping = True
+        self._room.set()
+        for task in (self._fetching, self._tidying):
+            task.cancel()
+        await asyncio.gather(self._fetching, self._tidying, return_exceptions=True)
+        while any(live.busy for live in self._live.values()) or self._background:
+            pending = {live.finished for live in self._live.values() if live.busy}
+            await asyncio.wait(
+                pending | self._background, timeout=0.05, return_when=asyncio.FIRST_COMPLETED
+            )
+        releases = [self._release(live) for live in list(self._live.values())]
+        await asyncio.gather(*releases)
+
+    @property
+    def lock_tokens(self) -> list[str]:
+        """Every instance lock that must be renewed."""
+        return [live.lock_token for live in self._live.values() if live.start is None]
+
+    def lost_locks(self, tokens: frozenset[str]) -> None:
+        """Somebody else has these instances now."""
+        for live in [live for live in self._live.values() if live.lock_token in tokens]:
+            if not live.busy:  # a commit under way finds out by itself
+                self._forget(live)
+
+    def live_instance(self, instance_id: str) -> LiveInstance | None:
+        return self._live.get(instance_id)
+
+    @property
+    def live_count(self) -> int:
+        return len(self._live)
+
+    # --- what comes in
+
+    def begin(self, item: work.StartOrchestration) -> asyncio.Future[LiveInstance | None] | None:
+        """Create an instance and commit its first turn at once; None: go through the queue.
+
+        The future gives the live instance when that commit is durable, or None when an instance
+        with that id exists already.
+        """
+        if (
+            self._stopping
+            or not self._keeps_locks
+            or item.instance_id in self._live
+            or not self._has_room()
+        ):
+            return None
+        try:
+            execution = self.intake.begin(item, kv={}, now_ms=self._clock.now_ms())
+        except NotRegistered:
+            return None
+        live = LiveInstance(
+            item.instance_id, secrets.token_hex(16), execution, None, envelope(item)
+        )
+        created: asyncio.Future[LiveInstance | None] = self._loop.create_future()
+        self._admit(live)
+        live.busy = True
+        self._loop.call_soon(self._run_turn, live, [Arrival(item)], created)
+        return created
+
+    def complete(self, item: work.ActivityCompleted | work.ActivityFailed, work_token: str) -> bool:
+        """Take the completion of an activity that ran here, if its instance is live here."""
+        live = self._live.get(item.instance_id)
+        if live is None or live.execution.execution_id != item.execution_id:
+            return False
+        live.inbox.append(Arrival(item, None, work_token))
+        if not live.busy:
+            live.busy = True
+            self._loop.call_soon(self._take_turn, live)
+        return True
+
+    async def _fetch_loop(self) -> None:
+        burst, backoff = 1, Backoff()
+        while not self._stopping:
+            if not self._has_room():
+                self._room.clear()
+                await self._room.wait()
+                continue
+            try:
+                fetches = [self._fetch(0 if burst > 1 else _POLL_MS) for _ in range(burst)]
+                found = [item for item in await asyncio.gather(*fetches) if item is not None]
+            except ProviderError as error:
+                log.warning("cannot fetch orchestrations: %s", error)
+                await self._clock.sleep(backoff.next_delay(retryable=error.retryable))
+                continue
+            backoff.reset()
+            for fetched in found:
+                self._loop.call_soon(self._take, fetched)
+            burst = min(burst * 2, _BURST_MAX) if len(found) == burst else 1
+
+    async def _fetch(self, poll_ms: int) -> FetchedOrchestration | None:
+        return await self._provider.fetch_orchestration_item(
+            self._lock_ms, poll_ms, self._filter, self._owner if self._keeps_locks else None
+        )
+
+    def _take(self, fetched: FetchedOrchestration) -> None:
+        if fetched.continues:
+            self._take_more(fetched)
+            return
+        stale = self._live.get(fetched.item.instance_id)
+        if stale is not None and not stale.busy:
+            self._forget(stale)  # its lock had expired: what it knows may be old
+        verdict = self.intake.read(fetched, self._clock.now_ms())
+        match verdict:
+            case Park():
+                self._park(fetched, verdict.block)
+            case Drop():
+                self._drop(fetched, verdict)
+            case Run():
+                live = LiveInstance(
+                    fetched.item.instance_id, fetched.lock_token, verdict.execution, verdict.parent
+                )
+                self._admit(live)
+                live.busy = True
+                self._run_turn(live, verdict.arrivals, None, verdict)
+
+    def _take_more(self, fetched: FetchedOrchestration) -> None:
+        live = self._live.get(fetched.item.instance_id)
+        if live is None or live.lock_token != fetched.lock_token:
+            self._abandon(fetched.lock_token, ignore_attempt=True)
+            return
+        try:
+            arrivals = [
+                Arrival(wire.decode_item(delivery.body), delivery.message_id)
+                for delivery in fetched.item.messages
+            ]
+        except CorruptData:
+            # Come back by fetch and replay: that path parks the instance with the reason.
+            self._forget(live)
+            self._abandon(fetched.lock_token, ignore_attempt=True)
+            return
+        live.inbox.extend(arrivals)
+        if not live.busy:
+            live.busy = True
+            self._take_turn(live)
+
+    # --- turns
+
+    def _take_turn(self, live: LiveInstance) -> None:
+        arrivals = list(live.inbox)
+        live.inbox.clear()
+        self._run_turn(live, arrivals)
+
+    def _run_turn(
+        self,
+        live: LiveInstance,
+        arrivals: list[Arrival],
+        created: asyncio.Future[LiveInstance | None] | None = None,
+        first: Run | None = None,
+    ) -> None:
+        now_ms = self._clock.now_ms()
+        live.used_at_ms = now_ms
+        self._live.move_to_end(live.instance_id)
+        execution = live.execution
+        events_before = execution.event_count
+        try:
+            with self._watchdog.guard(execution):
+                outcome = execution.run_turn(
+                    [a.item for a in arrivals if not isinstance(a.item, _STARTS)], now_ms
+                )
+        except Nondeterminism as error:
+            self._fail_turn(live, arrivals, created, BlockReason.NONDETERMINISM, error)
+            return
+        except (Exception, TurnAborted) as error:  # noqa: BLE001
+            if not self._watchdog.aborted_at:
+                log.exception("a turn of %r broke", live.instance_id)
+                self._fail_turn(live, arrivals, created, None, error)
+                return
+        if self._watchdog.aborted_at:
+            too_long = TurnTooLong(
+                f"a turn ran for more than {self._options.turn_abort_seconds:g} s and was "
+                f"interrupted at {self._watchdog.aborted_at}; move the work into an activity"
+            )
+            self._fail_turn(live, arrivals, created, BlockReason.LIMIT, too_long)
+            return
+        self._cached_events += execution.event_count - events_before
+        for line in outcome.ignored:
+            log.warning("%s: %s", live.instance_id, line)
+        self._commit(live, arrivals, outcome, now_ms, created, first)
+
+    def _commit(
+        self,
+        live: LiveInstance,
+        arrivals: list[Arrival],
+        outcome: TurnOutcome,
+        now_ms: int,
+        created: asyncio.Future[LiveInstance | None] | None,
+        first: Run | None,
+    ) -> None:
+        final = final_status(outcome.result)
+        keep = self._keeps_locks and final is None and not self._stopping
+        commit, claimed = commit_of(
+            self._facts(live, now_ms),
+            outcome,
+            self._activities.claim,
+            consumed=[a.message_id for a in arrivals if a.message_id is not None],
+            settled_work=[a.work_token for a in arrivals if a.work_token is not None],
+            keep_lock_ms=self._lock_ms if keep else None,
+        )
+        if first is not None and first.replies:
+            replies = (*commit.orchestrator_items, *first.replies)
+            commit = msgspec.structs.replace(commit, orchestrator_items=replies)
+        self._send(_Turn(live, arrivals, outcome, commit, claimed, final, created, Backoff()))
+
+    def _facts(self, live: LiveInstance, now_ms: int) -> TurnFacts:
+        execution = live.execution
+        return TurnFacts(
+            instance_id=live.instance_id,
+            execution_id=execution.execution_id,
+            name=execution.handler.name,
+            version=execution.handler.version,
+            parent=live.parent,
+            depth=execution.started.depth,
+            custom_status=execution.custom_status,
+            trace=execution.started.trace,
+            framework_version=self._version,
+            now_ms=now_ms,
+        )
+
+    def _send(self, turn: _Turn) -> None:
+        live = turn.live
+        answer: Awaitable[bool | None]
+        if live.start is not None:
+            answer = self._provider.start_orchestration_item(
+                live.start, turn.commit, live.lock_token, self._owner
+            )
+        else:
+            answer = self._provider.ack_orchestration_item(live.lock_token, turn.commit)
+        asyncio.ensure_future(answer).add_done_callback(partial(self._answered, turn))
+
+    def _answered(self, turn: _Turn, future: asyncio.Future[bool | None]) -> None:
+        error = None if future.cancelled() else future.exception()
+        if future.cancelled():
+            self._undo(turn, None)
+        elif error is None:
+            if future.result() is False:
+                self._undo(turn, None)  # the id is taken
+            else:
+                self._committed(turn)
+        elif isinstance(error, ProviderError) and error.retryable:
+            self._spawn(self._send_again(turn, error))
+        else:
+            self._undo(turn, error)
+
+    async def _send_again(self, turn: _Turn, error: ProviderError) -> None:
+        """Repeat a commit whose outcome is unknown or that the store could not take now.
+
+        Repeating is safe: if it was applied after all, the answer is LockLost or DuplicateEvent,
+        and the instance comes back by fetch and replay.
+        """
+        log.warning("commit of %r is repeated: %s", turn.live.instance_id, error)
+        await self._clock.sleep(turn.backoff.next_delay(retryable=True))
+        self._send(turn)
+
+    def _committed(self, turn: _Turn) -> None:
+        live, outcome = turn.live, turn.outcome
+        live.start = None
+        for arrival in turn.arrivals:
+            if arrival.work_token is not None:
+                self._activities.settled(arrival.work_token)
+        for item, claim in turn.claimed:
+            self._activities.run_claimed(item, claim)
+        for activity_id in outcome.cancelled_activities:
+            self._activities.cancel(live.instance_id, live.execution.execution_id, activity_id)
+        self._observer.turn_committed(live.execution, outcome)
+        if turn.created is not None and not turn.created.done():
+            turn.created.set_result(live)
+        if turn.final is not None:
+            self._remove(live)
+            status, output = turn.final
+            ended = status is not Status.CONTINUED_AS_NEW
+            live.leave(Ending(status, output) if ended else None)
+            self._settle_leftovers(live)
+        elif turn.commit.keep_lock_ms is None:
+            self._forget(live)
+        elif live.inbox:
+            self._loop.call_soon(self._take_turn, live)
+        else:
+            live.busy = False
+
+    def _undo(self, turn: _Turn, error: BaseException | None) -> None:
+        """The turn is not in the store: drop the instance; it comes back by fetch and replay."""
+        live = turn.live
+        for item, claim in turn.claimed:
+            self._activities.unclaim(item, claim)
+        if isinstance(error, (LockLost, DuplicateEvent)):
+            log.info("%r is no longer ours: %s", live.instance_id, error)
+        elif error is not None:
+            log.error("commit of %r failed: %s", live.instance_id, error)
+            if live.start is None:
+                self._abandon(live.lock_token, delay_ms=1000)
+        if turn.created is not None and not turn.created.done():
+            if error is None:
+                turn.created.set_result(None)
+            else:
+                turn.created.set_exception(error)
+        live.inbox.extendleft(reversed(turn.arrivals))
+        self._forget(live)
+
+    def _fail_turn(
+        self,
+        live: LiveInstance,
+        arrivals: list[Arrival],
+        created: asyncio.Future[LiveInstance | None] | None,
+        reason: BlockReason | None,
+        error: BaseException,
+    ) -> None:
+        """The turn could not be computed: give the lock back, Blocked if the code is at fault."""
+        if live.start is not None:
+            # Nothing is stored yet: the start goes through the queue and is parked there.
+            assert created is not None
+            created.cancel()
+        else:
+            block = None
+            if reason is not None:
+                report = error.report if isinstance(error, Nondeterminism) else ""
+                block = Block(
+                    reason=reason,
+                    message=str(error),
+                    detail=report,
+                    since_ms=self._clock.now_ms(),
+                    code=live.execution.handler.fingerprint,
+                )
+            delay_ms = 1000 if reason is None else _PARKED_MS[reason]
+            self._abandon(live.lock_token, delay_ms=delay_ms, block=block)
+        live.inbox.extendleft(reversed(arrivals))
+        self._forget(live)
+
+    # --- instances that cannot or need not run
+
+    def _park(self, fetched: FetchedOrchestration, block: Block) -> None:
+        log.warning("%r is blocked: %s: %s", fetched.item.instance_id, block.reason, block.message)
+        self._observer.blocked(block.reason)
+        ignore = block.reason is not BlockReason.POISON
+        self._abandon(
+            fetched.lock_token,
+            delay_ms=_PARKED_MS[block.reason],
+            ignore_attempt=ignore,
+            block=msgspec.structs.replace(block, since_ms=self._clock.now_ms()),
+        )
+
+    def _drop(self, fetched: FetchedOrchestration, verdict: Drop) -> None:
+        log.warning(
+            "%r has ended; %d late messages are dropped",
+            fetched.item.instance_id,
+            len(verdict.message_ids),
+        )
+        commit = TurnCommit(
+            execution_id=verdict.execution_id,
+            orchestrator_items=tuple(verdict.replies),
+            consumed=tuple(verdict.message_ids),
+            metadata=ExecutionMetadata(),
+        )
+        self._spawn(
+            self._quietly(self._provider.ack_orchestration_item(fetched.lock_token, commit))
+        )
+
+    # --- the cache
+
+    def _has_room(self) -> bool:
+        options = self._options
+        if (
+            len(self._live) < options.cached_instances
+            and self._cached_events < options.cached_events
+        ):
+            return True
+        oldest = next((live for live in self._live.values() if live.is_idle), None)
+        if oldest is not None:
+            self._spawn(self._release(oldest))
+            return True
+        return False
+
+    def _admit(self, live: LiveInstance) -> None:
+        self._live[live.instance_id] = live
+        self._cached_events += live.execution.event_count
+
+    def _remove(self, live: LiveInstance) -> None:
+        if self._live.get(live.instance_id) is live:
+            del self._live[live.instance_id]
+            self._cached_events -= live.execution.event_count
+            self._room.set()
+
+    def _forget(self, live: LiveInstance) -> None:
+        """Drop an instance whose lock is gone or was given back."""
+        self._remove(live)
+        live.leave()
+        self._settle_leftovers(live)
+
+    def _settle_leftovers(self, live: LiveInstance) -> None:
+        """Completions that no turn here will consume go through the queue, like anybody's."""
+        for arrival in live.inbox:
+            if arrival.work_token is not None:
+                self._activities.settle_by_queue(arrival.work_token)
+        live.inbox.clear()
+
+    async def _release(self, live: LiveInstance) -> None:
+        self._forget(live)
+        if live.start is None:
+            await self._quietly(
+                self._provider.abandon_orchestration_item(live.lock_token, ignore_attempt=True)
+            )
+
+    async def _tidy_loop(self) -> None:
+        """Give back the locks of instances that wait for long."""
+        idle_ms = round(self._options.idle_seconds * 1000)
+        while True:
+            await self._clock.sleep(min(1.0, self._options.idle_seconds))
+            before_ms = self._clock.now_ms() - idle_ms
+            for live in list(self._live.values()):
+                if live.used_at_ms > before_ms:
+                    break  # least recently used first
+                if live.is_idle:
+                    self._spawn(self._release(live))
+
+    # --- small things
+
+    def _abandon(
+        self,
+        lock_token: str,
+        *,
+        delay_ms: int | None = None,
+        ignore_attempt: bool = False,
+        block: Block | None = None,
+    ) -> None:
+        self._spawn(
+            self._quietly(
+                self._provider.abandon_orchestration_item(
+                    lock_token, delay_ms, ignore_attempt=ignore_attempt, block=block
+                )
+            )
+        )
+
+    async def _quietly(self, answer: Awaitable[object]) -> None:
+        """Await something whose failure only means that a lock expires instead."""
+        try:
+            await answer
+        except PerdureError as error:
+            log.info("%s", error)
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(coroutine)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)

@@ -1,0 +1,150 @@
+"""Child processes for activities that need a core of their own or a time limit that really stops.
+
+A child is started when it is needed, kept for the next call, and killed when its call is cancelled
+or times out. Values travel as JSON; functions are found by importing the module that defines them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from perdure.codec import JSON
+from perdure.errors import PerdureError, UsageError
+from perdure.model.failures import Failure
+
+if TYPE_CHECKING:
+    from perdure.authoring import Activity
+
+
+class Call(msgspec.Struct, kw_only=True):
+    """What a child is asked to do."""
+
+    module: str
+    qualname: str
+    main_path: str | None
+    input: msgspec.Raw
+
+
+class Answer(msgspec.Struct, kw_only=True):
+    """How it went."""
+
+    result: msgspec.Raw | None = None
+    failure: Failure | None = None
+
+
+class ProcessDied(PerdureError):
+    """The child process ended without an answer."""
+
+
+class ProcessFailure(Exception):
+    """An exception of the child, with its own record."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
+
+
+class ProcessPool:
+    """At most ``size`` children; a call waits for a free one."""
+
+    def __init__(self, size: int) -> None:
+        self._slots = asyncio.Semaphore(size)
+        self._idle: list[_Child] = []
+        self._all: set[_Child] = set()
+
+    async def run(
+        self, activity: Activity[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        call = Call(
+            module=activity.fn.__module__,
+            qualname=activity.fn.__qualname__,
+            main_path=_main_path(activity),
+            input=activity.encode_arguments(args, kwargs, JSON),
+        )
+        async with self._slots:
+            child = self._idle.pop() if self._idle else await self._spawn()
+            try:
+                answer = await child.call(call)
+            except BaseException:
+                await self._kill(child)
+                raise
+            self._idle.append(child)
+        if answer.failure is not None:
+            raise ProcessFailure(answer.failure)
+        assert answer.result is not None
+        return activity.decode_result(answer.result, JSON)
+
+    async def close(self) -> None:
+        for child in list(self._all):
+            await self._kill(child)
+
+    async def _spawn(self) -> _Child:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "perdure.runtime.child",
+                str(theirs.fileno()),
+                pass_fds=(theirs.fileno(),),
+                stdin=asyncio.subprocess.DEVNULL,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            )
+        reader, writer = await asyncio.open_connection(sock=ours)
+        child = _Child(process, reader, writer)
+        self._all.add(child)
+        return child
+
+    async def _kill(self, child: _Child) -> None:
+        self._all.discard(child)
+        if child in self._idle:
+            self._idle.remove(child)
+        await child.kill()
+
+
+class _Child:
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self._process = process
+        self._reader = reader
+        self._writer = writer
+
+    async def call(self, call: Call) -> Answer:
+        data = msgspec.json.encode(call)
+        self._writer.write(len(data).to_bytes(4) + data)
+        try:
+            await self._writer.drain()
+            size = int.from_bytes(await self._reader.readexactly(4))
+            return msgspec.json.decode(await self._reader.readexactly(size), type=Answer)
+        except (asyncio.IncompleteReadError, ConnectionError) as error:
+            code = await self._process.wait()
+            raise ProcessDied(
+                f"the process of {call.qualname} died with exit code {code}"
+            ) from error
+
+    async def kill(self) -> None:
+        self._writer.close()
+        if self._process.returncode is None:
+            self._process.kill()
+        await self._process.wait()
+
+
+def _main_path(activity: Activity[..., Any]) -> str | None:
+    if "<locals>" in activity.fn.__qualname__:
+        raise UsageError(
+            f"activity {activity.name!r} runs in a process, so it must be defined at the top level "
+            f"of a module, not as {activity.fn.__qualname__}"
+        )
+    if activity.fn.__module__ != "__main__":
+        return None
+    return str(getattr(sys.modules["__main__"], "__file__", "")) or None

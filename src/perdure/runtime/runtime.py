@@ -1,0 +1,261 @@
+"""The runtime: a client that also runs orchestrations and activities. Owns all background work."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import socket
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from perdure.authoring.registry import Registry
+from perdure.client.client import Client, exists_text
+from perdure.client.view import failure_in_output
+from perdure.codec import JSON
+from perdure.errors import AlreadyExists, UsageError, WaitTimeout
+from perdure.providers.items import WorkerInfo
+from perdure.runtime.activities import ActivityDispatcher
+from perdure.runtime.executors import Executors
+from perdure.runtime.housekeeping import Housekeeping, seen
+from perdure.runtime.keeper import LockKeeper
+from perdure.runtime.observe import Observer, log
+from perdure.runtime.options import RuntimeOptions
+from perdure.runtime.orchestrations import OrchestrationDispatcher
+from perdure.runtime.watchdog import Watchdog
+from perdure.version import VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable
+    from types import ModuleType, TracebackType
+    from typing import Self
+
+    from perdure.authoring.registry import Handler
+    from perdure.client.client import IfExists
+    from perdure.client.handle import Handle
+    from perdure.clock import Clock
+    from perdure.codec import Codec
+    from perdure.model import work
+    from perdure.providers.contract import Provider
+    from perdure.runtime.live import Ending
+
+
+class Runtime(Client):
+    """Runs the given handlers on a store: ``async with Runtime("shop.db", [checkout]) as runtime``.
+
+    ``handlers`` are orchestrations, activities, or modules that hold them.
+    """
+
+    def __init__(
+        self,
+        store: str | os.PathLike[str] | Provider,
+        handlers: Iterable[Handler | ModuleType],
+        *,
+        options: RuntimeOptions | None = None,
+        codec: Codec = JSON,
+        clock: Clock | None = None,
+    ) -> None:
+        super().__init__(store, codec=codec, clock=clock)
+        self.registry = Registry(handlers)
+        self.options = options or RuntimeOptions()
+        self.observer = Observer()
+        self.worker_id = self.options.worker_id or f"worker-{secrets.token_hex(8)}"
+        self._running: _Parts | None = None
+        self._stopped = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        if self._running is not None:
+            raise UsageError("this runtime runs already; make another one")
+        await super().__aenter__()
+        self._running = _Parts(self)
+        self._running.start()
+        log.info(
+            "perdure %s on %s %s: %d orchestrations, %d activities",
+            VERSION,
+            self.provider.name,
+            self.provider.version,
+            len(self.registry.orchestration_keys),
+            len(self.registry.activity_names),
+        )
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        running, self._running = self._running, None
+        try:
+            if running is not None:
+                await running.stop(self.options.drain_seconds)
+        finally:
+            await super().__aexit__(exc_type, exc, traceback)
+
+    async def serve(self) -> None:
+        """Run until SIGTERM or SIGINT, then drain. A second signal ends the process at once."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        try:
+            async with self:
+                await self._stopped.wait()
+                log.info("draining; a second signal ends the process at once")
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+    def _on_signal(self, number: int) -> None:
+        if self._stopped.is_set():
+            os._exit(128 + number)  # as safe as a crash: locks expire, nothing is half done
+        self._stopped.set()
+
+    @asynccontextmanager
+    async def lifespan(self, app: object = None) -> AsyncIterator[None]:
+        """For ASGI frameworks: ``FastAPI(lifespan=runtime.lifespan)``."""
+        async with self:
+            yield
+
+    # --- what being a worker makes faster: no detour over the store for local instances
+
+    async def _submit(
+        self, item: work.StartOrchestration, delay_ms: int | None, if_exists: IfExists
+    ) -> asyncio.Future[Any] | None:
+        running = self._running
+        if running is None or delay_ms is not None or if_exists == "replace":
+            return await super()._submit(item, delay_ms, if_exists)
+        created = running.orchestrations.begin(item)
+        if created is None:
+            return await super()._submit(item, delay_ms, if_exists)
+        try:
+            live = await created
+        except asyncio.CancelledError:
+            if not created.cancelled():
+                raise
+            # Its first turn could not be run: the queue keeps it and parks it with the reason.
+            return await super()._submit(item, delay_ms, if_exists)
+        if live is None:
+            if if_exists == "fail":
+                raise AlreadyExists(exists_text(item.instance_id))
+            return None
+        return live.finished
+
+    async def _result(self, handle: Handle[Any], timeout: float | None) -> Any:  # noqa: ASYNC109
+        finished = handle._finished  # noqa: SLF001
+        if finished is None and self._running is not None:
+            live = self._running.orchestrations.live_instance(handle.id)
+            finished = None if live is None else live.finished
+        if finished is not None:
+            ending = await self._wait_here(handle.id, finished, timeout)
+            if ending is not None:
+                failure = failure_in_output(ending.status, ending.output)
+                return self._outcome(handle, ending.status, ending.output, failure, handle.id)
+        return await super()._result(handle, timeout)
+
+    async def _wait_here(
+        self,
+        instance_id: str,
+        finished: asyncio.Future[Ending | None],
+        timeout: float | None,  # noqa: ASYNC109
+    ) -> Ending | None:
+        if timeout is None:
+            return await asyncio.shield(finished)
+        alarm = asyncio.ensure_future(self.clock.sleep(timeout))
+        try:
+            await asyncio.wait((finished, alarm), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            alarm.cancel()
+        if not finished.done():
+            raise WaitTimeout(f"{instance_id!r} has not ended in {timeout:g} seconds; it goes on")
+        return finished.result()
+
+    def metrics_snapshot(self) -> dict[str, int]:
+        """Counts since this runtime started."""
+        return dict(self.observer.counts)
+
+
+class _Parts:
+    """Everything that runs in the background of one runtime."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        options, provider, clock = runtime.options, runtime.provider, runtime.clock
+        self._watchdog = Watchdog(options.turn_warn_seconds, options.turn_abort_seconds)
+        self._executors = Executors(options, runtime.codec, runtime.worker_id)
+        self.activities = ActivityDispatcher(
+            provider,
+            runtime.registry,
+            self._executors,
+            codec=runtime.codec,
+            clock=clock,
+            options=options,
+            owner=runtime.worker_id,
+            observer=runtime.observer,
+        )
+        self.orchestrations = OrchestrationDispatcher(
+            provider,
+            runtime.registry,
+            self.activities,
+            codec=runtime.codec,
+            clock=clock,
+            options=options,
+            owner=runtime.worker_id,
+            framework_version=VERSION,
+            observer=runtime.observer,
+            watchdog=self._watchdog,
+        )
+        self.activities.complete_here = self.orchestrations.complete
+        self._executors.send_heartbeat = self.activities.heartbeat
+        self._keepers = (
+            LockKeeper(
+                clock,
+                options.orchestration_lock_seconds,
+                lambda: self.orchestrations.lock_tokens,
+                provider.renew_orchestration_item_locks,
+                self.orchestrations.lost_locks,
+            ),
+            LockKeeper(
+                clock,
+                options.activity_lock_seconds,
+                lambda: self.activities.lock_tokens,
+                provider.renew_work_item_locks,
+                self.activities.lost_locks,
+            ),
+        )
+        worker = WorkerInfo(
+            worker_id=runtime.worker_id,
+            host=socket.gethostname(),
+            process_id=os.getpid(),
+            started_at_ms=clock.now_ms(),
+            framework_version=VERSION,
+            handlers=tuple(sorted(runtime.registry.orchestration_keys)),
+            activities=tuple(sorted(runtime.registry.activity_names)),
+            slots=options.activity_slots,
+        )
+        self._housekeeping = Housekeeping(
+            provider,
+            self.orchestrations.intake,
+            clock=clock,
+            options=options,
+            owner=runtime.worker_id,
+            describe=lambda: seen(worker, busy=self.activities.busy, now_ms=clock.now_ms()),
+        )
+
+    def start(self) -> None:
+        self._watchdog.start()
+        for keeper in self._keepers:
+            keeper.start()
+        self.orchestrations.start()
+        self.activities.start()
+        self._housekeeping.start()
+
+    async def stop(self, drain_seconds: float) -> None:
+        """Stop fetching, keep renewing while what runs ends, then give everything back."""
+        await self.activities.stop_fetching()
+        await self.activities.drain(drain_seconds)
+        await self.orchestrations.stop()
+        await self._housekeeping.stop()
+        for keeper in self._keepers:
+            await keeper.stop()
+        await self._executors.close()
+        self._watchdog.stop()

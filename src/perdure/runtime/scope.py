@@ -1,0 +1,81 @@
+"""One attempt of an activity as its own code sees it. Safe to use from any thread."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from perdure.authoring.activity_context import ActivityInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from perdure.codec import Codec
+    from perdure.model import work
+
+
+class RunningScope:
+    """Implements the port that ``perdure.heartbeat()`` and its siblings call."""
+
+    def __init__(
+        self,
+        item: work.ActivityExecute,
+        worker_id: str,
+        codec: Codec,
+        last_heartbeat: str | None,
+        send: Callable[[str], None],
+    ) -> None:
+        self.info = ActivityInfo(
+            instance_id=item.instance_id,
+            execution_id=item.execution_id,
+            orchestration_name=item.orchestration_name,
+            orchestration_version=item.orchestration_version,
+            activity_name=item.name,
+            activity_id=item.activity_id,
+            attempt=item.attempt,
+            session=item.session_id,
+            tag=item.tag,
+            worker_id=worker_id,
+        )
+        self._codec = codec
+        self._last_heartbeat = last_heartbeat
+        self._send = send
+        self._cancelled = threading.Event()
+        self._beaten_at = time.monotonic()
+
+    def heartbeat(self, details: object) -> None:
+        self._beaten_at = time.monotonic()
+        raw = self._codec.encode(details, where=f"heartbeat of {self.info.activity_name}")
+        self._send(bytes(raw).decode())
+
+    def last_heartbeat(self, type_: Any) -> Any:
+        if self._last_heartbeat is None:
+            return None
+        return self._codec.decode(msgspec.Raw(self._last_heartbeat), type_, where="heartbeat")
+
+    def is_cancelled(self) -> bool:
+        return self._cancelled.is_set()
+
+    def cancel(self) -> None:
+        self._cancelled.set()
+
+    async def while_beating(self, work: Coroutine[Any, Any, Any], seconds: float) -> Any:
+        """Run the work; TimeoutError once it has not reported for that long."""
+        task = asyncio.ensure_future(work)
+        self._beaten_at = time.monotonic()
+        try:
+            while True:
+                left = self._beaten_at + seconds - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError(f"no heartbeat for {seconds:g} seconds")
+                done, _ = await asyncio.wait((task,), timeout=left)
+                if done:
+                    return task.result()
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait((task,))

@@ -1,0 +1,107 @@
+"""Bounds the time of a turn: warns, then interrupts the code that does not come back.
+
+Turns run on the event loop's thread, so code that loops for ever would stop everything. A thread
+watches, and raises inside the turn when its time is up.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from perdure.runtime.observe import log
+
+if TYPE_CHECKING:
+    from types import FrameType, TracebackType
+    from typing import Self
+
+    from perdure.engine.execution import Execution
+
+_CHECK_SECONDS = 0.5
+
+
+class TurnAborted(BaseException):
+    """Raised inside user code whose turn takes too long; nobody should catch it."""
+
+
+class Watchdog:
+    """One per runtime. ``with watchdog.guard(execution):`` around each turn."""
+
+    def __init__(self, warn_seconds: float, abort_seconds: float) -> None:
+        self._warn_seconds = warn_seconds
+        self._abort_seconds = abort_seconds
+        self._mutex = threading.Lock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._turn_thread = 0
+        self._execution: Execution | None = None
+        self._since = 0.0
+        self._warned = False
+        self.aborted_at = ""
+        """Place in user code where the last guarded turn was interrupted; empty if it was not."""
+
+    def start(self) -> None:
+        self._turn_thread = threading.get_ident()
+        self._thread = threading.Thread(target=self._watch, name="perdure-watchdog", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def guard(self, execution: Execution) -> Self:
+        self._since = time.monotonic()
+        self._warned = False
+        self.aborted_at = ""
+        self._execution = execution
+        return self
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with self._mutex:
+            self._execution = None
+            if self.aborted_at:
+                # The exception may not have been raised yet: take it back.
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._turn_thread), None)
+
+    def _watch(self) -> None:
+        while not self._stop.wait(_CHECK_SECONDS):
+            with self._mutex:
+                execution = self._execution
+                if execution is None:
+                    continue
+                elapsed = time.monotonic() - self._since
+                if elapsed > self._abort_seconds and not self.aborted_at:
+                    self.aborted_at = self._place()
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                        ctypes.c_ulong(self._turn_thread), ctypes.py_object(TurnAborted)
+                    )
+                elif elapsed > self._warn_seconds and not self._warned:
+                    self._warned = True
+                    log.warning(
+                        "a turn of %r has run for %.1f s, now at %s; code between two awaits "
+                        "should take microseconds: move the work into an activity",
+                        execution.instance_id,
+                        elapsed,
+                        self._place(),
+                    )
+
+    def _place(self) -> str:
+        frame: FrameType | None = sys._current_frames().get(self._turn_thread)  # noqa: SLF001
+        while frame is not None:
+            module = str(frame.f_globals.get("__name__", ""))
+            if not module.startswith(("perdure.", "asyncio")):
+                return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+            frame = frame.f_back
+        return "unknown place"
