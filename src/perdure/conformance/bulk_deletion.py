@@ -1,0 +1,141 @@
+"""Deleting many finished roots by a filter, and what the filter must leave alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from perdure.conformance.factories import (
+    activity,
+    continue_as_new,
+    create,
+    event,
+    finish,
+    take_work,
+)
+from perdure.conformance.harness import checks
+from perdure.conformance.requires import requires
+from perdure.model.status import Status
+from perdure.providers.items import DeleteFilter, InstanceQuery
+
+if TYPE_CHECKING:
+    from perdure.conformance.harness import Store
+
+
+async def ended(store: Store, *instances: str, parent: str | None = None) -> None:
+    for instance in instances:
+        await create(store, instance, parent=parent)
+        await finish(store, instance)
+
+
+async def left(store: Store) -> list[str]:
+    page = await store.admin.list_instances(InstanceQuery())
+    return sorted(info.instance_id for info in page.instances)
+
+
+@checks
+@requires("admin")
+class TestBulkDeletion:
+    verbs = ("delete_instance_bulk",)
+
+    async def test_c089_ids_delete_exactly_those_and_no_filter_deletes_all(
+        self, store: Store
+    ) -> None:
+        await ended(store, "one", "two", "three", "four")
+
+        result = await store.admin.delete_instance_bulk(DeleteFilter(instance_ids=("one", "two")))
+        assert (result.instances, await left(store)) == (2, ["four", "three"])
+
+        result = await store.admin.delete_instance_bulk(DeleteFilter(instance_ids=("nobody",)))
+        assert (result.instances, await left(store)) == (0, ["four", "three"])
+
+        result = await store.admin.delete_instance_bulk(DeleteFilter())
+        assert (result.instances, await left(store)) == (2, [])
+
+    async def test_c090_running_ones_are_skipped_and_the_limit_counts_roots(
+        self, store: Store
+    ) -> None:
+        await ended(store, "one", "two", "three", "four")
+        await create(store, "busy")
+        listed = ("busy", "one", "two", "three", "four")
+        batch = DeleteFilter(instance_ids=listed, limit=2)
+
+        deleted = [(await store.admin.delete_instance_bulk(batch)).instances for _ in range(3)]
+
+        assert deleted == [2, 2, 0]
+        assert await left(store) == ["busy"]
+
+    async def test_c091_completed_before_is_strict_and_joins_the_ids(self, store: Store) -> None:
+        await ended(store, "one", "two", "other")
+        times = [
+            (await store.admin.get_instance_info(instance)).completed_at_ms
+            for instance in ("one", "two")
+        ]
+        completed_at = [time for time in times if time is not None]
+        assert len(completed_at) == 2
+        ids = ("one", "two")
+
+        at_the_moment = DeleteFilter(instance_ids=ids, completed_before_ms=min(completed_at))
+        assert (await store.admin.delete_instance_bulk(at_the_moment)).instances == 0
+
+        after = DeleteFilter(instance_ids=ids, completed_before_ms=max(completed_at) + 1)
+        assert (await store.admin.delete_instance_bulk(after)).instances == 2
+        assert await left(store) == ["other"]
+
+    async def test_c092_roots_take_their_children_with_them(self, store: Store) -> None:
+        await ended(store, "root-1", "root-2", "root-3")
+        await ended(store, "child-1a", "child-1b", parent="root-1")
+        await ended(store, "child-2", parent="root-2")
+        await ended(store, "grandchild-2", parent="child-2")
+
+        result = await store.admin.delete_instance_bulk(DeleteFilter())
+
+        assert (result.instances, result.executions, result.events) == (7, 7, 7)
+        assert await left(store) == []
+
+    async def test_no_ids_at_all_delete_nothing(self, store: Store) -> None:
+        await ended(store, "one")
+
+        result = await store.admin.delete_instance_bulk(DeleteFilter(instance_ids=()))
+
+        assert (result.instances, await left(store)) == (0, ["one"])
+
+    async def test_a_child_in_the_list_is_skipped(self, store: Store) -> None:
+        await ended(store, "root")
+        await ended(store, "child", parent="root")
+
+        result = await store.admin.delete_instance_bulk(DeleteFilter(instance_ids=("child",)))
+
+        assert (result.instances, await left(store)) == (0, ["child", "root"])
+
+    async def test_a_tree_with_a_running_descendant_is_skipped(self, store: Store) -> None:
+        await ended(store, "root", "other")
+        await ended(store, "child", parent="root")
+        await create(store, "grandchild", parent="child")
+
+        result = await store.admin.delete_instance_bulk(DeleteFilter())
+
+        assert result.instances == 1
+        assert await left(store) == ["child", "grandchild", "root"]
+
+    async def test_a_root_that_will_continue_as_new_is_skipped(self, store: Store) -> None:
+        await create(store, "eternal")
+        await finish(
+            store,
+            "eternal",
+            Status.CONTINUED_AS_NEW,
+            orchestrator_items=(continue_as_new("eternal", 2),),
+        )
+
+        result = await store.admin.delete_instance_bulk(DeleteFilter())
+
+        assert (result.instances, await left(store)) == (0, ["eternal"])
+
+    async def test_everything_that_was_deleted_is_counted(self, store: Store) -> None:
+        await create(store, "one", worker_items=(activity("one"), activity("one", activity_id=3)))
+        await finish(store, "one", history_delta=(event("one", 2), event("one", 3)))
+        await take_work(store)
+
+        result = await store.admin.delete_instance_bulk(DeleteFilter())
+
+        assert (result.instances, result.executions) == (1, 1)
+        assert (result.events, result.messages) == (3, 2)

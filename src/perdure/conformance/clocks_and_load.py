@@ -1,0 +1,314 @@
+"""Clocks that jump, milliseconds that matter, and many callers at once."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from perdure.conformance.factories import (
+    LOCK_MS,
+    activity,
+    completion,
+    create,
+    enqueue,
+    enqueue_work,
+    event,
+    fetch,
+    fetch_work,
+    raised,
+    start,
+    take,
+    take_work,
+    timer,
+)
+from perdure.conformance.harness import checks, outcomes
+from perdure.conformance.requires import requires
+from perdure.conformance.sessions import worker
+from perdure.errors import LockLost
+from perdure.providers.items import ExecutionMetadata, TurnCommit
+
+if TYPE_CHECKING:
+    from perdure.conformance.harness import Store
+    from perdure.providers.contract import Provider
+
+
+@checks
+@requires("injected_clock")
+class TestClocks:
+    verbs = ("fetch_orchestration_item", "fetch_work_item", "renew_orchestration_item_lock")
+
+    async def test_a_lock_lives_to_the_millisecond(self, store: Store) -> None:
+        await enqueue(store, start("x"))
+        await enqueue_work(store, activity("x"))
+        held = await take(store, "x", lock_ms=1_000)
+        work = await take_work(store, lock_ms=1_000)
+
+        await store.advance(999)
+        assert await fetch(store) is None
+        assert await fetch_work(store) is None
+        await store.advance(1)
+
+        with pytest.raises(LockLost):
+            await store.provider.renew_orchestration_item_lock(held.lock_token, 1_000)
+        with pytest.raises(LockLost):
+            await store.provider.renew_work_item_lock(work.lock_token, 1_000)
+        await take(store, "x")
+        await take_work(store)
+
+    async def test_a_message_is_visible_to_the_millisecond(self, store: Store) -> None:
+        now = await store.now_ms()
+        await store.provider.enqueue_for_orchestrator(start("x"), 1_000)
+        await enqueue_work(store, activity("x", visible_at_ms=now + 1_000))
+
+        await store.advance(999)
+        assert await fetch(store) is None
+        assert await fetch_work(store) is None
+        await store.advance(1)
+
+        await take(store, "x")
+        await take_work(store)
+
+    async def test_a_clock_that_goes_back_fires_nothing_early(self, store: Store) -> None:
+        now = await store.now_ms()
+        await create(store, "x", orchestrator_items=(timer("x", now + 10_000),))
+        await store.advance(-3_600_000)
+        assert await fetch(store) is None
+
+        await store.advance(3_600_000 + 9_999)
+        assert await fetch(store) is None
+        await store.advance(1)
+
+        await take(store, "x")
+
+    async def test_a_clock_that_goes_back_frees_no_lock(self, store: Store) -> None:
+        await enqueue(store, start("x"))
+        await enqueue_work(store, activity("x"))
+        held = await take(store, "x")
+        work = await take_work(store)
+
+        await store.advance(-3_600_000)
+
+        assert await fetch(store) is None
+        assert await fetch_work(store) is None
+        await store.provider.renew_orchestration_item_lock(held.lock_token, LOCK_MS)
+        await store.provider.renew_work_item_lock(work.lock_token, LOCK_MS)
+        await store.advance(3_600_000)
+        assert (await take(store, "x")).attempt_count == 2
+        assert (await take_work(store)).attempt_count == 2
+
+    async def test_a_clock_that_leaps_ahead_fences_the_old_holder(self, store: Store) -> None:
+        await enqueue(store, start("x"))
+        held = await take(store, "x")
+
+        await store.advance(10 * 365 * 86_400_000)
+
+        successor = await take(store, "x")
+        commit = TurnCommit(execution_id=1, history_delta=(event("x", 1),))
+        with pytest.raises(LockLost):
+            await store.provider.ack_orchestration_item(held.lock_token, commit)
+        await store.provider.ack_orchestration_item(successor.lock_token, commit)
+
+    @requires("long_poll")
+    async def test_a_lock_begins_when_it_is_handed_over(self, store: Store) -> None:
+        task = asyncio.create_task(fetch(store, lock_ms=1_000, poll_ms=60_000))
+        await store.until(lambda: store.clock.next_due_ms() is not None)
+        await store.advance(30_000)
+        await enqueue(store, start("x"))
+        held = await task
+        assert held is not None
+
+        await store.advance(999)
+
+        await store.provider.renew_orchestration_item_lock(held.lock_token, 1_000)
+
+
+@checks
+class TestFairness:
+    verbs = ("fetch_orchestration_item", "fetch_work_item")
+
+    async def test_the_instance_with_the_oldest_message_comes_first(self, store: Store) -> None:
+        order = [f"x-{number}" for number in (3, 1, 4, 5, 9, 2, 6)]
+        for instance in order:
+            await enqueue(store, start(instance))
+
+        assert [(await take(store)).item.instance_id for _ in order] == order
+
+    async def test_a_busy_instance_does_not_hold_up_a_quiet_one(self, store: Store) -> None:
+        for instance in ("busy", "quiet"):
+            await create(store, instance)
+        await enqueue(store, *(raised("busy", data=number) for number in range(50)))
+        await store.advance(1)
+        await enqueue(store, raised("quiet"))
+
+        first = await take(store, "busy")
+        await store.provider.ack_orchestration_item(
+            first.lock_token,
+            TurnCommit(execution_id=1, consumed=(first.item.messages[0].message_id,)),
+        )
+        await store.provider.abandon_orchestration_item(
+            (await take(store, "busy")).lock_token, 1_000
+        )
+
+        await take(store, "quiet")
+
+    async def test_a_timer_is_as_old_as_its_time(self, store: Store) -> None:
+        now = await store.now_ms()
+        for instance in ("timer", "event"):
+            await create(store, instance)
+        await enqueue(store, timer("timer", now + 20_000))
+        await store.advance(10_000)
+        await enqueue(store, raised("event"))
+        await store.advance(20_000)
+
+        await take(store, "event")
+        await take(store, "timer")
+
+    async def test_messages_come_in_the_order_in_which_they_were_sent(self, store: Store) -> None:
+        await create(store, "x")
+        messages = [raised("x", data=number) for number in range(40)]
+        await enqueue(store, *messages)
+
+        fetched = await take(store, "x")
+
+        assert [seen.body for seen in fetched.item.messages] == [sent.body for sent in messages]
+
+
+@checks
+class TestManyCallers:
+    verbs = ("fetch_orchestration_item", "fetch_work_item", "ack_orchestration_item")
+
+    async def test_ten_fetches_of_ten_ready_instances_get_all_ten(self, store: Store) -> None:
+        for round_number in range(10):
+            names = {f"x-{round_number}-{number}" for number in range(10)}
+            for name in sorted(names):
+                await enqueue(store, start(name))
+                await enqueue_work(store, activity(name))
+
+            turns = await asyncio.gather(
+                *(fetch(store, provider=each) for each in (store.provider, store.reader) * 5)
+            )
+            work = await asyncio.gather(
+                *(fetch_work(store, provider=each) for each in (store.provider, store.reader) * 5)
+            )
+
+            assert {each.item.instance_id for each in turns if each is not None} == names
+            assert {each.identity.instance_id for each in work if each is not None} == names
+
+    async def test_a_lost_session_claim_takes_the_next_item(self, store: Store) -> None:
+        for round_number in range(10):
+            session = f"s-{round_number}"
+            await enqueue_work(
+                store,
+                activity("x", activity_id=1, session=session),
+                activity("x", activity_id=2, session=session),
+                activity("x", activity_id=3),
+            )
+
+            first, second = await asyncio.gather(
+                fetch_work(store, session=worker(f"a-{round_number}")),
+                fetch_work(store, session=worker(f"b-{round_number}"), provider=store.reader),
+            )
+
+            assert first is not None
+            assert second is not None
+            taken = sorted([first.identity.activity_id, second.identity.activity_id])
+            assert taken == [1, 3]
+            third = await take_work(
+                store, session=worker(f"{'a' if first.session_id else 'b'}-{round_number}")
+            )
+            for item in (first, second, third):
+                await store.provider.ack_work_item(item.lock_token)
+
+    async def test_parallel_families_do_not_get_in_each_others_way(self, store: Store) -> None:
+        parents = [f"parent-{number}" for number in range(8)]
+        for parent in parents:
+            await enqueue(store, start(parent))
+
+        async def run_parent(provider: Provider) -> None:
+            held = await take(store, provider=provider)
+            parent = held.item.instance_id
+            children = tuple(start(f"{parent}-{n}", parent=parent) for n in range(5))
+            await provider.ack_orchestration_item(
+                held.lock_token,
+                TurnCommit(
+                    execution_id=1,
+                    history_delta=(event(parent, 1),),
+                    orchestrator_items=children,
+                    metadata=ExecutionMetadata(name="TestOrch", version="1.0.0"),
+                ),
+            )
+
+        results = await outcomes(*(run_parent(each) for each in (store.provider, store.reader) * 4))
+
+        assert results == [None] * 8
+        children = [await take(store) for _ in range(40)]
+        assert len({child.item.instance_id for child in children}) == 40
+
+    async def test_no_caller_sees_the_others(self, store: Store) -> None:
+        await create(store, "x")
+
+        async def one_worker(provider: Provider, number: int) -> None:
+            instance = f"w-{number}"
+            await provider.enqueue_for_orchestrator(raised("x", data=number))
+            await provider.enqueue_for_worker(activity(instance, activity_id=number + 1))
+            work = await take_work(store, provider=provider)
+            await provider.renew_work_item_lock(work.lock_token, LOCK_MS)
+            await provider.ack_work_item(work.lock_token, completion(work.identity.instance_id))
+
+        results = await outcomes(
+            *(
+                one_worker(each, number)
+                for number, each in enumerate((store.provider, store.reader) * 10)
+            )
+        )
+
+        assert results == [None] * 20
+        assert await fetch_work(store) is None
+        assert len((await take(store, "x")).item.messages) == 20
+
+
+@checks
+@requires("durable")
+class TestReopening:
+    verbs = ("open", "close")
+
+    async def test_what_was_answered_is_there_after_reopening(self, store: Store) -> None:
+        await create(store, "x", worker_items=(activity("x"),))
+        work = await take_work(store)
+        await store.provider.ack_work_item(work.lock_token, completion("x"))
+        await enqueue(store, raised("x"))
+
+        await store.reopen()
+
+        assert len(await store.reader.read("x")) == 1
+        assert len((await take(store, "x")).item.messages) == 2
+        assert await fetch_work(store) is None
+
+    async def test_attempts_are_counted_across_reopening(self, store: Store) -> None:
+        await enqueue(store, start("x"))
+        await enqueue_work(store, activity("x"))
+        for _ in range(3):
+            await take(store, "x")
+            await take_work(store)
+            await store.reopen()
+            await store.advance(LOCK_MS)
+
+        assert (await take(store, "x")).attempt_count == 4
+        assert (await take_work(store)).attempt_count == 4
+
+    async def test_a_refused_turn_is_not_there_after_reopening(self, store: Store) -> None:
+        await create(store, "x")
+        await enqueue(store, raised("x"))
+        held = await take(store, "x", lock_ms=1_000)
+        await store.advance(1_000)
+        with pytest.raises(LockLost):
+            await store.provider.ack_orchestration_item(
+                held.lock_token, TurnCommit(execution_id=1, history_delta=(event("x", 2),))
+            )
+
+        await store.reopen()
+
+        assert len(await store.reader.read("x")) == 1
+        assert (await take(store, "x")).attempt_count == 2

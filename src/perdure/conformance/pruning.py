@@ -1,0 +1,166 @@
+"""Dropping past executions: the current one always stays, and state outlives them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from perdure.conformance.factories import (
+    create,
+    enqueue,
+    event,
+    finish,
+    next_execution,
+    raised,
+    take,
+    turn,
+)
+from perdure.conformance.harness import checks
+from perdure.conformance.requires import requires
+from perdure.errors import NotFound
+from perdure.model.status import Status
+from perdure.providers.items import (
+    CustomStatusChange,
+    DeleteFilter,
+    KvSet,
+    PruneOptions,
+    TurnCommit,
+)
+
+if TYPE_CHECKING:
+    from perdure.conformance.harness import Store
+
+
+async def with_executions(store: Store, instance: str, count: int) -> None:
+    """An instance whose execution ``count`` is running; the ones before continued as new."""
+    await create(store, instance)
+    for execution in range(2, count + 1):
+        await next_execution(store, instance, execution)
+
+
+@checks
+@requires("admin")
+class TestPruning:
+    verbs = ("prune_executions", "prune_executions_bulk")
+
+    async def test_c093_the_newest_are_kept_and_without_options_the_current(
+        self, store: Store
+    ) -> None:
+        await with_executions(store, "long", 4)
+
+        result = await store.admin.prune_executions("long", PruneOptions(keep_last=2))
+        assert (result.instances_processed, result.executions, result.events) == (1, 2, 2)
+        assert await store.admin.list_executions("long") == [3, 4]
+
+        result = await store.admin.prune_executions("long", PruneOptions())
+        assert (result.instances_processed, result.executions) == (1, 1)
+        assert await store.admin.list_executions("long") == [4]
+
+    async def test_c094_the_current_execution_is_never_pruned(self, store: Store) -> None:
+        for keep_last in (None, 0, 1):
+            instance = f"keep-{keep_last}"
+            await with_executions(store, instance, 4)
+            await finish(store, instance)
+
+            result = await store.admin.prune_executions(instance, PruneOptions(keep_last=keep_last))
+
+            assert result.executions == 3
+            assert await store.admin.list_executions(instance) == [4]
+            assert [record.event_id for record in await store.reader.read(instance)] == [1]
+        with pytest.raises(NotFound):
+            await store.admin.prune_executions("nobody", PruneOptions(keep_last=0))
+
+    async def test_c095_bulk_pruning_touches_exactly_the_listed(self, store: Store) -> None:
+        for instance in ("one", "two", "other"):
+            await with_executions(store, instance, 3)
+            await finish(store, instance)
+
+        result = await store.admin.prune_executions_bulk(
+            DeleteFilter(instance_ids=("one", "two")), PruneOptions()
+        )
+
+        assert (result.instances_processed, result.executions) == (2, 4)
+        assert await store.admin.list_executions("one") == [3]
+        assert await store.admin.list_executions("other") == [1, 2, 3]
+
+    async def test_c096_bulk_pruning_includes_running_instances(self, store: Store) -> None:
+        await with_executions(store, "busy", 3)
+
+        result = await store.admin.prune_executions_bulk(
+            DeleteFilter(instance_ids=("busy",)), PruneOptions()
+        )
+
+        assert (result.instances_processed, result.executions) == (1, 2)
+        assert await store.admin.list_executions("busy") == [3]
+        assert (await store.admin.get_instance_info("busy")).status is Status.RUNNING
+
+    async def test_completed_before_is_strict(self, store: Store) -> None:
+        await with_executions(store, "long", 3)
+        ends = [
+            (await store.admin.get_execution_info("long", execution)).completed_at_ms or 0
+            for execution in (1, 2)
+        ]
+
+        early = PruneOptions(completed_before_ms=min(ends))
+        assert (await store.admin.prune_executions("long", early)).executions == 0
+
+        late = PruneOptions(completed_before_ms=max(ends) + 1)
+        assert (await store.admin.prune_executions("long", late)).executions == 2
+
+    async def test_both_options_must_fit(self, store: Store) -> None:
+        await with_executions(store, "long", 4)
+        everything = await store.now_ms() + 1_000
+
+        result = await store.admin.prune_executions(
+            "long", PruneOptions(keep_last=3, completed_before_ms=everything)
+        )
+
+        assert result.executions == 1
+        assert await store.admin.list_executions("long") == [2, 3, 4]
+
+    async def test_an_instance_with_nothing_to_prune_is_still_counted(self, store: Store) -> None:
+        await create(store, "single")
+
+        result = await store.admin.prune_executions_bulk(DeleteFilter(), PruneOptions())
+
+        assert (result.instances_processed, result.executions, result.events) == (1, 0, 0)
+
+    async def test_bulk_pruning_includes_children(self, store: Store) -> None:
+        await create(store, "root")
+        await create(store, "child", parent="root")
+        await next_execution(store, "child", 2)
+
+        result = await store.admin.prune_executions_bulk(DeleteFilter(), PruneOptions())
+
+        assert (result.instances_processed, result.executions) == (2, 1)
+        assert await store.admin.list_executions("child") == [2]
+
+    async def test_a_turn_in_flight_survives_pruning(self, store: Store) -> None:
+        await with_executions(store, "busy", 2)
+        await turn(store, "busy", history_delta=(event("busy", 2, 2),))
+        await enqueue(store, raised("busy"))
+        held = await take(store, "busy")
+
+        await store.admin.prune_executions("busy", PruneOptions())
+
+        await store.provider.ack_orchestration_item(
+            held.lock_token, TurnCommit(execution_id=2, history_delta=(event("busy", 3, 2),))
+        )
+        assert [record.event_id for record in await store.reader.read("busy")] == [1, 2, 3]
+
+    async def test_status_and_state_outlive_the_execution_that_wrote_them(
+        self, store: Store
+    ) -> None:
+        await create(
+            store,
+            "long",
+            custom_status=CustomStatusChange(value='"half"'),
+            kv_changes=(KvSet(key="k", value="v", updated_at_ms=1),),
+        )
+        await next_execution(store, "long", 2)
+
+        await store.admin.prune_executions("long", PruneOptions())
+
+        assert await store.reader.get_custom_status("long") == ('"half"', 1)
+        assert await store.reader.get_kv_value("long", "k") == "v"
