@@ -1,0 +1,152 @@
+"""How an activity is retried, bounded and routed: frozen, checked values."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+from typing import Literal, TypeAlias
+
+from perdure import limits
+from perdure.errors import InvalidValue
+from perdure.model import work
+
+Executor: TypeAlias = Literal["thread", "process"]
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """When a failed activity runs again. Delays are in seconds and grow by ``multiplier``."""
+
+    max_attempts: int = 3
+    first_delay: float = 0.1
+    multiplier: float = 2.0
+    max_delay: float = 30.0
+    jitter: float = 0.1
+    """Share of the delay that is drawn at random, 0 to 1."""
+    never: tuple[type[BaseException] | str, ...] = ()
+    """Exceptions that are not worth another attempt: classes or class names, with subclasses."""
+    deadline: float | None = None
+    """Seconds over all attempts and pauses."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.max_attempts, int) or self.max_attempts < 1:
+            raise InvalidValue(
+                f"Retry.max_attempts must be a whole number from 1 on, not {self.max_attempts!r}; "
+                "1 means: no retry"
+            )
+        _check_number("Retry.first_delay", self.first_delay, at_least=0)
+        _check_number("Retry.max_delay", self.max_delay, at_least=0)
+        _check_number("Retry.multiplier", self.multiplier, at_least=1)
+        _check_number("Retry.jitter", self.jitter, at_least=0)
+        if self.jitter > 1:
+            raise InvalidValue(f"Retry.jitter must be between 0 and 1, not {self.jitter!r}")
+        _check_seconds("Retry.deadline", self.deadline)
+        never = self.never if isinstance(self.never, tuple) else tuple(_listed(self.never))
+        for exception in never:
+            is_class = isinstance(exception, type) and issubclass(exception, BaseException)
+            if not is_class and not (isinstance(exception, str) and exception):
+                raise InvalidValue(
+                    f"Retry.never takes exception classes or their names, not {exception!r}"
+                )
+        object.__setattr__(self, "never", never)
+
+    def plan(self) -> work.RetryPlan:
+        """The policy as it travels with the work item."""
+        return work.RetryPlan(
+            max_attempts=self.max_attempts,
+            first_delay_ms=_milliseconds(self.first_delay),
+            multiplier=float(self.multiplier),
+            max_delay_ms=_milliseconds(self.max_delay),
+            jitter=float(self.jitter),
+            never=tuple(
+                exception if isinstance(exception, str) else exception.__name__
+                for exception in self.never
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivityOptions:
+    """How an activity runs. Times are in seconds."""
+
+    retry: Retry | None = None
+    timeout: float | None = None
+    """Bound of one attempt."""
+    heartbeat_timeout: float | None = None
+    """Bound between two heartbeats."""
+    deadline: float | None = None
+    """Bound over all attempts, counted from the call."""
+    tag: str | None = None
+    """Only workers that serve this tag run it."""
+    session: str | None = None
+    """Activities of one session run on one worker."""
+    executor: Executor | None = None
+    """Where a sync activity runs: ``thread`` (the default) or ``process``."""
+    transactional: bool = False
+    """Its rows and its completion are committed together, in the store's own database."""
+
+    def __post_init__(self) -> None:
+        if self.retry is not None and not isinstance(self.retry, Retry):
+            raise InvalidValue(f"retry must be a Retry(...), not {self.retry!r}")
+        for name in ("timeout", "heartbeat_timeout", "deadline"):
+            _check_seconds(name, getattr(self, name))
+        if self.executor not in {None, "thread", "process"}:
+            raise InvalidValue(f"executor must be 'thread' or 'process', not {self.executor!r}")
+        if self.session is not None:
+            limits.check_id(self.session, "session")
+        if self.tag is not None:
+            limits.check_id(self.tag, "tag")
+            if len(self.tag.encode()) > limits.TAG_BYTES_MAX:
+                raise InvalidValue(
+                    f"tag has {len(self.tag.encode())} bytes, "
+                    f"at most {limits.TAG_BYTES_MAX} are allowed: {self.tag[:40]!r}..."
+                )
+
+    def changed(self, **changes: object) -> ActivityOptions:
+        """These options with some replaced; an unknown name is a TypeError of the caller."""
+        unknown = changes.keys() - {field.name for field in fields(self)}
+        if unknown:
+            raise TypeError(f"unknown option: {', '.join(sorted(unknown))}")
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+    @property
+    def timeout_ms(self) -> int | None:
+        return _optional_milliseconds(self.timeout)
+
+    @property
+    def heartbeat_ms(self) -> int | None:
+        return _optional_milliseconds(self.heartbeat_timeout)
+
+    @property
+    def deadline_ms(self) -> int | None:
+        """The tighter of the two deadlines that can be given."""
+        given = [self.deadline, self.retry.deadline if self.retry else None]
+        return min((_milliseconds(value) for value in given if value is not None), default=None)
+
+
+def _listed(value: object) -> list[object]:
+    if isinstance(value, (list, set, frozenset)):
+        return list(value)
+    return [value]
+
+
+def _check_number(name: str, value: object, *, at_least: float) -> None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or value < at_least:  # type: ignore[arg-type,operator]
+        raise InvalidValue(f"{name} must be a number from {at_least} on, not {value!r}")
+
+
+def _check_seconds(name: str, value: object) -> None:
+    if value is None:
+        return
+    _check_number(name, value, at_least=0)
+    if value == 0:
+        raise InvalidValue(f"{name} must be more than 0 seconds")
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(1, round(seconds * 1000)) if seconds > 0 else 0
+
+
+def _optional_milliseconds(seconds: float | None) -> int | None:
+    return None if seconds is None else _milliseconds(seconds)

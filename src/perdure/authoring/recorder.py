@@ -1,0 +1,98 @@
+"""The narrow port between what an author calls and what records it.
+
+Inside an orchestration the running event loop carries the recorder, so no context object has to be
+passed around and no process-wide state exists. Authoring knows only this protocol.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+from perdure.errors import NotInOrchestration
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Mapping
+
+    from perdure.authoring.definitions import Activity, Orchestration
+    from perdure.authoring.steps import Step
+    from perdure.codec import Codec
+    from perdure.model.work import ParentLink
+
+RECORDER_ATTRIBUTE = "perdure_recorder"
+"""The attribute of an event loop that carries the recorder."""
+
+
+class Recorder(Protocol):
+    """What an orchestration may ask for. Every call is answered at once; steps resolve later."""
+
+    instance_id: str
+    execution_id: int
+    name: str
+    version: str
+    parent: ParentLink | None
+    is_replaying: bool
+    now_ms: int
+    """Time of the turn: the same on every replay."""
+    turn: int
+    codec: Codec
+    custom_status: str | None
+    """JSON text of the last status that was set."""
+
+    def schedule_activity(
+        self, activity: Activity[Any, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Step[Any]: ...
+
+    def schedule_child(
+        self, child: Orchestration[Any, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Step[Any]: ...
+
+    def start_detached(
+        self,
+        orchestration: Orchestration[Any, Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        delay_seconds: float,
+    ) -> str: ...
+
+    def wait_for_event(self, name: str, type_: Any) -> Step[Any]: ...
+
+    def next_message(self, queue: str, type_: Any) -> Step[Any]: ...
+
+    def rng(self) -> random.Random:
+        """The seeded generator of the branch that asks."""
+        ...
+
+    def side_effect(self, fn: Callable[[], Any], type_: Any) -> Any: ...
+
+    def is_patched(self, name: str) -> bool: ...
+
+    def continue_as_new(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], version: str | None
+    ) -> NoReturn: ...
+
+    def set_status(self, text: str | None) -> None: ...
+
+    def state_values(self) -> Mapping[str, str]:
+        """The instance's state: JSON text by key."""
+        ...
+
+    def state_set(self, key: str, text: str) -> None: ...
+
+    def state_delete(self, key: str) -> None: ...
+
+    def state_clear(self) -> None: ...
+
+
+def find_recorder() -> Recorder | None:
+    """The recorder of the orchestration that is running here, if one is."""
+    return getattr(asyncio._get_running_loop(), RECORDER_ATTRIBUTE, None)  # noqa: SLF001
+
+
+def require_recorder(what: str) -> Recorder:
+    recorder = find_recorder()
+    if recorder is None:
+        raise NotInOrchestration(f"{what} works only inside an orchestration")
+    return recorder

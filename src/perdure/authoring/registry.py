@@ -1,0 +1,108 @@
+"""Names and versions to handlers, for one runtime. No process-wide registry exists."""
+
+from __future__ import annotations
+
+import difflib
+from functools import cached_property
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from perdure.authoring.definitions import Activity, Orchestration, parse_version
+from perdure.errors import InvalidValue, NotRegistered, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+Handler: TypeAlias = Activity[Any, Any] | Orchestration[Any, Any]
+
+
+class Registry:
+    """The handlers that a runtime serves: definitions, or modules whose definitions are taken."""
+
+    def __init__(self, handlers: Iterable[Handler | ModuleType] | Handler | ModuleType) -> None:
+        self._activities: dict[str, Activity[Any, Any]] = {}
+        self._orchestrations: dict[str, dict[str, Orchestration[Any, Any]]] = {}
+        for handler in _definitions(handlers):
+            handler.signature.check_annotations()
+            if isinstance(handler, Activity):
+                self._add_activity(handler)
+            else:
+                self._add_orchestration(handler)
+
+    @cached_property
+    def orchestration_keys(self) -> frozenset[tuple[str, str]]:
+        """Name and version of every orchestration."""
+        return frozenset(
+            (name, version)
+            for name, versions in self._orchestrations.items()
+            for version in versions
+        )
+
+    @cached_property
+    def activity_names(self) -> frozenset[str]:
+        return frozenset(self._activities)
+
+    def resolve_orchestration(self, name: str, version: str | None) -> Orchestration[Any, Any]:
+        """Exactly that version, or the latest when None."""
+        versions = self._orchestrations.get(name)
+        if versions is None:
+            raise NotRegistered(_unknown("orchestration", name, self._orchestrations))
+        if version is None:
+            return versions[max(versions, key=parse_version)]
+        found = versions.get(version)
+        if found is None:
+            known = ", ".join(sorted(versions, key=parse_version))
+            raise NotRegistered(
+                f"orchestration {name!r} is not registered in version {version!r}; "
+                f"registered versions: {known}"
+            )
+        return found
+
+    def resolve_activity(self, name: str) -> Activity[Any, Any]:
+        found = self._activities.get(name)
+        if found is None:
+            raise NotRegistered(_unknown("activity", name, self._activities))
+        return found
+
+    def _add_activity(self, handler: Activity[Any, Any]) -> None:
+        known = self._activities.setdefault(handler.name, handler)
+        if known.fn is not handler.fn:
+            raise UsageError(_clash(f"two activities are named {handler.name!r}", known, handler))
+
+    def _add_orchestration(self, handler: Orchestration[Any, Any]) -> None:
+        versions = self._orchestrations.setdefault(handler.name, {})
+        known = versions.setdefault(handler.version, handler)
+        if known.fn is not handler.fn:
+            what = f"two orchestrations are named {handler.name!r} in version {handler.version}"
+            raise UsageError(_clash(what, known, handler))
+
+
+def _definitions(handlers: Iterable[Any] | Handler | ModuleType) -> Iterator[Handler]:
+    if isinstance(handlers, (Activity, Orchestration, ModuleType)):
+        handlers = [handlers]
+    for handler in handlers:
+        if isinstance(handler, (Activity, Orchestration)):
+            yield handler
+        elif isinstance(handler, ModuleType):
+            found = [v for v in vars(handler).values() if isinstance(v, (Activity, Orchestration))]
+            if not found:
+                raise InvalidValue(f"module {handler.__name__!r} defines no handler")
+            yield from found
+        else:
+            raise InvalidValue(
+                f"a handler is a function with @activity or @orchestration, or a module of them; "
+                f"not {handler!r}"
+            )
+
+
+def _unknown(kind: str, name: str, known: Iterable[str]) -> str:
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=3)
+    meant = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+    listed = ", ".join(map(repr, names[:20])) or "none"
+    more = f" and {len(names) - 20} more" if len(names) > 20 else ""
+    return f"{kind} {name!r} is not registered{meant}; registered: {listed}{more}"
+
+
+def _clash(what: str, first: Handler, second: Handler) -> str:
+    return f"{what}: {first.place} and {second.place}; give one of them another name or version"

@@ -1,0 +1,127 @@
+"""A handler's parameters and result as JSON: one array in parameter order.
+
+Trailing arguments that the caller left out are not written, so that a new parameter with a default
+can be added to a handler whose calls are already recorded.
+"""
+
+from __future__ import annotations
+
+import inspect
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+import msgspec
+
+from perdure.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from perdure.codec import Codec
+
+_Parameter = inspect.Parameter
+_REFUSED = {_Parameter.VAR_POSITIONAL: "*", _Parameter.VAR_KEYWORD: "**"}
+
+
+class HandlerSignature:
+    """Binds, writes and reads the arguments and the result of one function."""
+
+    def __init__(self, fn: Callable[..., Any], label: str) -> None:
+        self._fn = fn
+        self._label = label
+        self._signature = inspect.signature(fn)
+        self._parameters = tuple(self._signature.parameters.values())
+        for parameter in self._parameters:
+            if parameter.kind in _REFUSED:
+                raise UsageError(
+                    f"{label} takes {_REFUSED[parameter.kind]}{parameter.name}: name every "
+                    "parameter, so that a recorded call can be read back by its position"
+                )
+        positional = [p for p in self._parameters if p.kind is not _Parameter.KEYWORD_ONLY]
+        self._positional_max = len(positional)
+        # A required keyword-only parameter can never be met by position alone.
+        all_optional = all(p.default is not p.empty for p in self._parameters[len(positional) :])
+        required = sum(p.default is p.empty for p in positional)
+        self._positional_min = required if all_optional else len(positional) + 1
+
+    def encode_arguments(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], codec: Codec
+    ) -> msgspec.Raw:
+        if kwargs or not self._positional_min <= len(args) <= self._positional_max:
+            args = self._bind(args, kwargs)
+        return codec.encode(args, where=self._arguments_label)
+
+    def decode_arguments(
+        self, raw: msgspec.Raw, codec: Codec
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        record = codec.decode(raw, self._record, where=self._arguments_label)
+        values = msgspec.structs.astuple(record)
+        keywords = self._parameters[self._positional_max :]
+        named = {
+            parameter.name: value
+            for parameter, value in zip(keywords, values[self._positional_max :], strict=True)
+        }
+        return values[: self._positional_max], named
+
+    def encode_result(self, value: object, codec: Codec) -> msgspec.Raw:
+        return codec.encode(value, where=self._result_label)
+
+    def decode_result(self, raw: msgspec.Raw, codec: Codec) -> Any:
+        return codec.decode(raw, self._result_type, where=self._result_label)
+
+    def check_annotations(self) -> None:
+        """Resolve every annotation, or say which one cannot be."""
+        _ = self._record, self._result_type
+
+    def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        try:
+            given = self._signature.bind(*args, **kwargs).arguments
+        except TypeError as error:
+            raise TypeError(f"{self._label}: {error}") from None
+        last = max((i for i, p in enumerate(self._parameters) if p.name in given), default=-1)
+        return tuple(given.get(p.name, p.default) for p in self._parameters[: last + 1])
+
+    @cached_property
+    def _arguments_label(self) -> str:
+        names = ", ".join(self._signature.parameters)
+        return f"arguments ({names}) of {self._label}"
+
+    @cached_property
+    def _result_label(self) -> str:
+        return f"result of {self._label}"
+
+    @cached_property
+    def _hints(self) -> dict[str, Any]:
+        try:
+            return get_type_hints(self._fn, include_extras=True)
+        except Exception as error:
+            raise UsageError(
+                f"an annotation of {self._label} cannot be resolved: {error}; values are read back "
+                "by annotation, so every name in it must exist in the module at run time"
+            ) from error
+
+    @cached_property
+    def _result_type(self) -> Any:
+        return self._hints.get("return", Any)
+
+    @cached_property
+    def _record(self) -> type[msgspec.Struct]:
+        """An array-like record: typed by position, with the function's own defaults."""
+        fields: list[tuple[str, Any, Any]] = []
+        must_be_written = False
+        for position, parameter in reversed(list(enumerate(self._parameters))):
+            annotation = self._hints.get(parameter.name, Any)
+            must_be_written = must_be_written or parameter.default is parameter.empty
+            default = (
+                msgspec.NODEFAULT
+                if must_be_written
+                else msgspec.field(default_factory=_constant(parameter.default))
+            )
+            fields.append((f"p{position}", annotation, default))
+        return msgspec.defstruct(
+            "Arguments", fields[::-1], array_like=True, forbid_unknown_fields=True
+        )
+
+
+def _constant(value: Any) -> Callable[[], Any]:
+    return lambda: value

@@ -1,0 +1,60 @@
+"""What a durable call inside an orchestration returns: a future that asyncio takes everywhere."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+R = TypeVar("R")
+
+
+class StepOwner(Protocol):
+    """Whoever resolves a step; told when the code gives it up."""
+
+    def step_cancelled(self, step: Step[Any]) -> None: ...
+
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    class Step(asyncio.Future[R], Coroutine[Any, Any, R]):
+        """One durable operation: an activity, a child, a wait.
+
+        Type checkers see a future and a coroutine at once, so that ``create_task`` takes it too.
+        """
+
+        operation: Any
+
+        def __init__(
+            self, *, loop: asyncio.AbstractEventLoop, owner: StepOwner, identity: int
+        ) -> None: ...
+
+        def release(self) -> None: ...
+
+else:
+
+    class Step(asyncio.Future):
+        # Not a collections.abc.Coroutine at run time: asyncio.wait() refuses those. The durable
+        # loop's create_task() takes a step as it is.
+        __slots__ = ("_identity", "_owner", "operation")
+
+        def __init__(self, *, loop, owner, identity):
+            self._identity = identity
+            self._owner = owner
+            self.operation = None
+            super().__init__(loop=loop)
+
+        def __hash__(self):
+            # By place in the program, never by address: sets of steps iterate alike on replay.
+            return self._identity
+
+        def cancel(self, msg=None):
+            cancelled = super().cancel(msg)
+            if cancelled and self._owner is not None:
+                self._owner.step_cancelled(self)
+            return cancelled
+
+        def release(self):
+            """Forget the owner: what happens to the step from here on concerns nobody."""
+            self._owner = None
+            self.operation = None

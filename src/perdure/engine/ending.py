@@ -1,0 +1,184 @@
+"""How a turn ends: whether the code is over, with what result, and what is closed with it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from perdure import limits
+from perdure.engine.failures import describe_exception
+from perdure.engine.matching import is_same_payload
+from perdure.engine.outcome import (
+    Cancelled,
+    Completed,
+    ContinuedAsNew,
+    Failed,
+    TurnResult,
+    Waiting,
+)
+from perdure.engine.recording import history_too_long
+from perdure.errors import ForbiddenInOrchestration, InvalidValue, PayloadError
+from perdure.model import events
+from perdure.model.failures import Category
+
+if TYPE_CHECKING:
+    from perdure.engine.journal import Journal
+    from perdure.engine.recording import CodeRecorder
+
+
+class Ending:
+    """Decides the result of a turn, the same way live and replayed."""
+
+    def __init__(self, recorder: CodeRecorder, journal: Journal) -> None:
+        self._recorder = recorder
+        self._journal = journal
+        self._has_cleanup_timer = False
+
+    @staticmethod
+    def is_from_outside(end: events.Event | None) -> bool:
+        """Whether the execution was ended without running its code."""
+        if isinstance(end, events.OrchestrationFailed):
+            return end.failure.category is not Category.APPLICATION
+        return isinstance(end, events.OrchestrationTerminated)
+
+    def is_over(self) -> bool:
+        loop = self._recorder.loop
+        return loop.is_stopped or (loop.root is not None and loop.root.done())
+
+    def conclude_live(self) -> TurnResult:
+        result = self._conclude()
+        event = self._terminal_event(result)
+        if event is not None:
+            self._journal.end(event)
+        return result
+
+    def conclude_replayed(self) -> bool:
+        """Compare the end of the turn with history; True if the execution is over."""
+        result = self._conclude()
+        event = self._terminal_event(result)
+        if event is not None:
+            recorded = self._journal.recorded_end()
+            self._journal.end(event, is_repeated=self._is_same_end(recorded, event))
+        return event is not None
+
+    def _conclude(self) -> TurnResult:
+        self._bound_cleanup()
+        result = self._result()
+        if not isinstance(result, Waiting):
+            self._close_steps(result)
+        return result
+
+    def _bound_cleanup(self) -> None:
+        recorder = self._recorder
+        if recorder.cancel_reason is None or self._has_cleanup_timer or self.is_over():
+            return
+        self._has_cleanup_timer = True
+        recorder.start_cleanup_timer(self._force_end, limits.CLEANUP_SECONDS)
+
+    def _force_end(self) -> None:
+        self._recorder.loop.stop_with(None)
+
+    def _result(self) -> TurnResult:
+        recorder = self._recorder
+        if not self.is_over():
+            return self._check_waiting()
+        if recorder.cancel_reason is not None:
+            return Cancelled(recorder.cancel_reason)
+        if recorder.loop.crash is not None:
+            return Failed(describe_exception(recorder.loop.crash))
+        if recorder.continued is not None:
+            return self._continue(*recorder.continued)
+        return self._finish()
+
+    def _check_waiting(self) -> TurnResult:
+        recorder = self._recorder
+        if not recorder.operations.open:
+            return Failed(describe_exception(_stuck(recorder)))
+        if self._journal.last_event_id >= limits.HISTORY_EVENTS_MAX:
+            return Failed(describe_exception(history_too_long()))
+        return Waiting()
+
+    def _continue(self, payload: Any, version: str | None) -> TurnResult:
+        carried = self._recorder.lanes.unread()
+        size = sum(len(message.name) + len(bytes(message.data)) for message in carried)
+        if size > limits.CARRY_FORWARD_BYTES_MAX:
+            error = InvalidValue(
+                f"continue_as_new() would carry {len(carried)} unread events and messages of "
+                f"{size} bytes, at most {limits.CARRY_FORWARD_BYTES_MAX} are allowed; "
+                "read them before, or send references"
+            )
+            return Failed(describe_exception(error))
+        return ContinuedAsNew(payload, version, carried)
+
+    def _finish(self) -> TurnResult:
+        recorder = self._recorder
+        root = recorder.loop.root
+        assert root is not None
+        if root.cancelled():
+            error = asyncio.CancelledError("the code cancelled itself; nobody else asked for it")
+            return Failed(describe_exception(error))
+        failure = root.exception()
+        if failure is not None:
+            return Failed(describe_exception(failure))
+        try:
+            output = recorder.handler.encode_result(root.result(), recorder.codec)
+        except PayloadError as error:
+            return Failed(describe_exception(error))
+        return Completed(output)
+
+    def _close_steps(self, result: TurnResult) -> None:
+        """Give up what is still open, except children that are to outlive this execution."""
+        reason = f"orchestration {_REASONS[type(result)]}"
+        recorder = self._recorder
+        for operation in list(recorder.operations.open.values()):
+            if getattr(operation.event, "on_parent_close", "cancel") != "abandon":
+                recorder.give_up(operation, reason)
+
+    def _terminal_event(self, result: TurnResult) -> events.Terminal | None:
+        journal = self._journal
+        envelope: dict[str, Any] = {
+            "event_id": journal.last_event_id + 1,
+            "instance_id": journal.instance_id,
+            "execution_id": journal.execution_id,
+            "timestamp_ms": journal.now_ms,
+            "turn": journal.turn,
+        }
+        match result:
+            case Waiting():
+                return None
+            case Completed():
+                return events.OrchestrationCompleted(**envelope, output=result.output)
+            case Failed():
+                return events.OrchestrationFailed(**envelope, failure=result.failure)
+            case Cancelled():
+                return events.OrchestrationCancelled(**envelope, reason=result.reason)
+            case ContinuedAsNew():
+                return events.OrchestrationContinuedAsNew(
+                    **envelope, input=result.input, version=result.version
+                )
+
+    def _is_same_end(self, recorded: events.Event | None, event: events.Terminal) -> bool:
+        codec = self._recorder.codec
+        match recorded, event:
+            case events.OrchestrationCompleted(), events.OrchestrationCompleted():
+                return is_same_payload(recorded.output, event.output, codec)
+            case events.OrchestrationContinuedAsNew(), events.OrchestrationContinuedAsNew():
+                same = is_same_payload(recorded.input, event.input, codec)
+                return same and recorded.version == event.version
+            case events.OrchestrationFailed(), events.OrchestrationFailed():
+                # Messages may hold addresses and times; the kind of error must be the same.
+                return recorded.failure.type_name == event.failure.type_name
+            case _:
+                return type(recorded) is type(event)
+
+
+_REASONS: dict[type[Any], str] = {
+    Completed: "completed",
+    Failed: "failed",
+    Cancelled: "cancelled",
+    ContinuedAsNew: "continued as new",
+}
+
+
+def _stuck(recorder: CodeRecorder) -> ForbiddenInOrchestration:
+    return ForbiddenInOrchestration("the code waits for something that nothing can complete")

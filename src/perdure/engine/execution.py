@@ -1,0 +1,255 @@
+"""One execution of an orchestration: replayed from history or live, stepped turn by turn."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from perdure.engine.ending import Ending
+from perdure.engine.handlers import APPLY, COMPLETION_FAMILIES
+from perdure.engine.inbox import Inbox
+from perdure.engine.journal import Journal
+from perdure.engine.matching import key_of
+from perdure.engine.outcome import TurnOutcome, Waiting
+from perdure.engine.recording import CodeRecorder
+from perdure.errors import CorruptData, InternalError, Nondeterminism
+from perdure.model import events
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from perdure.authoring.definitions import Orchestration
+    from perdure.codec import Codec
+    from perdure.model import work
+
+
+class Execution:
+    """The suspended code of one execution, and everything that its next turn needs.
+
+    A turn either returns its outcome or raises; after a raise the execution is dead and must be
+    closed. Nondeterminism: code and history disagree. PayloadError: the arguments, or the result of
+    a step, do not fit the annotation of the code at hand. CorruptData: the history is damaged.
+    """
+
+    def __init__(
+        self,
+        handler: Orchestration[Any, Any],
+        started: events.OrchestrationStarted,
+        *,
+        kv: Mapping[str, str],
+        codec: Codec,
+    ) -> None:
+        self.handler = handler
+        self.instance_id = started.instance_id
+        self.execution_id = started.execution_id
+        self.is_finished = False
+        self._started = started
+        self._carried: Sequence[work.CarriedMessage] = ()
+        self._journal = Journal(started, codec)
+        self._recorder = CodeRecorder(handler, started, self._journal, kv=kv, codec=codec)
+        self._ending = Ending(self._recorder, self._journal)
+        self._is_dead = False
+
+    @classmethod
+    def begin(
+        cls,
+        handler: Orchestration[Any, Any],
+        started: events.OrchestrationStarted,
+        *,
+        kv: Mapping[str, str],
+        codec: Codec,
+        carried: Sequence[work.CarriedMessage] = (),
+    ) -> Execution:
+        """A fresh execution; the delta of its first turn begins with ``started``."""
+        if started.event_id != 1 or started.turn != 1:
+            raise InternalError("the first event of an execution has id 1 and turn 1")
+        execution = cls(handler, started, kv=kv, codec=codec)
+        execution._carried = carried
+        return execution
+
+    @classmethod
+    def replay(
+        cls,
+        handler: Orchestration[Any, Any],
+        history: Sequence[events.Event],
+        *,
+        kv: Mapping[str, str],
+        codec: Codec,
+    ) -> Execution:
+        """The execution as its history left it, ready for the next turn."""
+        started = _check_history(history)
+        execution = cls(handler, started, kv=kv, codec=codec)
+        try:
+            execution._replay(history)
+        except BaseException:
+            execution.close()
+            raise
+        return execution
+
+    @property
+    def turn(self) -> int:
+        """Number of the last turn that wrote history."""
+        return self._journal.turn
+
+    @property
+    def last_event_id(self) -> int:
+        return self._journal.last_event_id
+
+    @property
+    def event_count(self) -> int:
+        return self._journal.last_event_id
+
+    def run_turn(self, inbox: Sequence[work.OrchestratorItem], now_ms: int) -> TurnOutcome:
+        """Take the messages in order, run the code until it waits, and say what to commit."""
+        if self._is_dead:
+            raise InternalError("this execution was closed or has failed; replay it")
+        if self.is_finished:
+            ignored = [f"{type(item).__name__}: the execution has ended" for item in inbox]
+            return TurnOutcome(turn=self.turn, result=Waiting(), ignored=ignored)
+        try:
+            return self._run_live(inbox, now_ms)
+        except BaseException:
+            self._is_dead = True
+            raise
+
+    def close(self) -> None:
+        """Drop the code: its finally blocks run, but nothing that they ask for is heard."""
+        self._is_dead = True
+        recorder = self._recorder
+        if recorder.is_closed:
+            return
+        recorder.is_closed = True
+        recorder.loop.enter()
+        try:
+            recorder.loop.abandon()
+        finally:
+            recorder.loop.leave()
+        recorder.operations.open.clear()
+
+    def _run_live(self, inbox: Sequence[work.OrchestratorItem], now_ms: int) -> TurnOutcome:
+        journal, recorder = self._journal, self._recorder
+        is_first = journal.turn == 0
+        # Time never runs backwards in the code, whatever the machine's clock does.
+        now_ms = self._started.timestamp_ms if is_first else max(now_ms, journal.now_ms)
+        incoming = Inbox(
+            journal,
+            recorder.operations,
+            now_ms=now_ms,
+            is_cancel_requested=recorder.cancel_reason is not None,
+        )
+        if is_first:
+            incoming.add_started(self._started)
+            incoming.add_carried(self._carried)
+        incoming.add(inbox)
+        if not incoming.events:
+            return TurnOutcome(turn=self.turn, result=Waiting(), ignored=incoming.ignored)
+        journal.begin_live(journal.turn + 1, now_ms)
+        for event in incoming.events:
+            journal.append(event)
+        outcome = TurnOutcome(turn=journal.turn, result=Waiting(), ignored=incoming.ignored)
+        recorder.begin_turn(outcome)
+        self._walk(incoming.events)
+        outcome.result = self._ending.conclude_live()
+        outcome.delta = journal.delta
+        self.is_finished = not isinstance(outcome.result, Waiting)
+        recorder.collect_opened()
+        recorder.outcome = None
+        return outcome
+
+    def _replay(self, history: Sequence[events.Event]) -> None:
+        recorder = self._recorder
+        recorder.marked_patches.update(
+            event.name for event in history if isinstance(event, events.PatchMarked)
+        )
+        for turn, group in groupby(history, key=attrgetter("turn")):
+            self._replay_turn(turn, list(group))
+            if self.is_finished:
+                break
+        self._journal.last_event_id = history[-1].event_id
+        self._journal.is_replaying = False
+
+    def _replay_turn(self, turn: int, recorded: list[events.Event]) -> None:
+        journal, recorder = self._journal, self._recorder
+        arrived = [event for event in recorded if type(event) in APPLY]
+        decisions = [event for event in recorded if key_of(event) is not None]
+        end = decisions[-1] if decisions else None
+        if self._ending.is_from_outside(end):
+            self.is_finished = True
+            return
+        now_ms = max(recorded[0].timestamp_ms, journal.now_ms)
+        journal.begin_replay(turn, now_ms, decisions)
+        recorder.begin_turn(None)
+        for event in arrived:
+            self._check_completion(event)
+        self._walk(arrived)
+        self.is_finished = self._ending.conclude_replayed()
+        journal.end_replay()
+
+    def _walk(self, arrived: Sequence[events.Event]) -> None:
+        """Apply what came one by one, and let the code run dry in between."""
+        recorder = self._recorder
+        loop = recorder.loop
+        loop.enter()
+        try:
+            for event in arrived:
+                APPLY[type(event)](recorder, event)
+                if event.event_id == 1:
+                    self._cancel_before_start(arrived)
+                if not self._ending.is_over():
+                    loop.run_dry()
+        finally:
+            loop.leave()
+
+    def _cancel_before_start(self, arrived: Sequence[events.Event]) -> None:
+        """Cancelled in the batch that starts it: no line of the code runs."""
+        for event in arrived:
+            if type(event) is events.OrchestrationCancelRequested:
+                APPLY[type(event)](self._recorder, event)
+
+    def _check_completion(self, event: events.Event) -> None:
+        family = COMPLETION_FAMILIES.get(type(event))
+        if family is None:
+            return
+        what = f"history event {event.event_id} ({type(event).__name__})"
+        source: int = getattr(event, "source_event_id")  # noqa: B009
+        if not self._recorder.operations.accept(source, family, what):
+            raise Nondeterminism(f"{what} completes event {source} a second time")
+
+
+def run_turn(
+    handler: Orchestration[Any, Any],
+    history: Sequence[events.Event],
+    inbox: Sequence[work.OrchestratorItem],
+    *,
+    kv: Mapping[str, str],
+    now_ms: int,
+    codec: Codec,
+) -> TurnOutcome:
+    """Replay the history and run one turn: a pure function of its arguments."""
+    execution = Execution.replay(handler, history, kv=kv, codec=codec)
+    try:
+        return execution.run_turn(inbox, now_ms)
+    finally:
+        execution.close()
+
+
+def _check_history(history: Sequence[events.Event]) -> events.OrchestrationStarted:
+    """Refuse a history with a hole, a foreign event or a wrong beginning."""
+    if not history:
+        raise CorruptData("replay", "the history is empty")
+    started = history[0]
+    if not isinstance(started, events.OrchestrationStarted):
+        raise CorruptData("replay", f"the history begins with {type(started).__name__}")
+    turn = 1
+    for position, event in enumerate(history, 1):
+        if event.event_id != position:
+            raise CorruptData(
+                "replay", f"event {event.event_id} stands at position {position} of the history"
+            )
+        if event.execution_id != started.execution_id or event.instance_id != started.instance_id:
+            raise CorruptData("replay", f"event {position} belongs to another execution")
+        if not turn <= event.turn <= turn + 1:
+            raise CorruptData("replay", f"event {position} belongs to turn {event.turn}")
+        turn = event.turn
+    return started

@@ -1,0 +1,168 @@
+"""Where the code's decisions meet history: appended in a live turn, compared in a replayed one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from perdure.engine import report
+from perdure.engine.matching import CANCELLING_KINDS, is_same_request, key_of
+from perdure.engine.sites import call_site
+from perdure.errors import Nondeterminism
+from perdure.model import events
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from perdure.codec import Codec
+    from perdure.engine.matching import Cancelling
+
+S = TypeVar("S", bound=events.Scheduled)
+C = TypeVar("C", bound="Cancelling")
+
+
+class Journal:
+    """The decisions of the turn that is running, with the envelope that they all carry."""
+
+    def __init__(self, started: events.OrchestrationStarted, codec: Codec) -> None:
+        self.instance_id = started.instance_id
+        self.execution_id = started.execution_id
+        self.last_event_id = 0
+        self.turn = 0
+        self.now_ms = 0
+        self.commands = 0
+        """Requests of the turn so far."""
+        self.delta: list[events.Event] = []
+        self.is_replaying = False
+        self._started = started
+        self._codec = codec
+        self._recorded: list[events.Event] = []
+        self._expected: dict[str, events.Event] = {}
+        self._performed: list[events.Event] = []
+        self._strays = 0
+
+    def begin_live(self, turn: int, now_ms: int) -> None:
+        self.is_replaying = False
+        self.turn = turn
+        self.now_ms = now_ms
+        self.commands = 0
+        self.delta = []
+
+    def begin_replay(self, turn: int, now_ms: int, decisions: Sequence[events.Event]) -> None:
+        """Expect exactly these decisions, in any order: branches may interleave differently."""
+        self.is_replaying = True
+        self.turn = turn
+        self.now_ms = now_ms
+        self.commands = 0
+        self._recorded = list(decisions)
+        self._performed = []
+        self._strays = 0
+        self._expected = {}
+        for event in decisions:
+            key = cast("str", key_of(event))
+            if key in self._expected:
+                raise Nondeterminism(
+                    f"history of {self.instance_id!r} holds two decisions under {key!r} in turn "
+                    f"{turn}: events {self._expected[key].event_id} and {event.event_id}"
+                )
+            self._expected[key] = event
+
+    def end_replay(self) -> None:
+        """Raise Nondeterminism unless the turn repeated history exactly."""
+        # A patch marker without its patched() call is a change that was cleaned up.
+        missing = [e for e in self._expected.values() if type(e) is not events.PatchMarked]
+        if missing or self._strays:
+            raise report.nondeterminism(self._started, self.turn, self._recorded, self._performed)
+
+    def append(self, event: events.Event) -> None:
+        """Add what came from outside; its id is the next one."""
+        self.last_event_id = event.event_id
+        self.delta.append(event)
+
+    def schedule(self, kind: type[S], op: str, site: str, **fields: Any) -> S:
+        """Record a request of the code, or give the recorded one that it repeats.
+
+        ``site`` is for a request without a line of user code on the stack.
+        """
+        self.commands += 1
+        if self.is_replaying:
+            return self._repeat(kind, op, site, fields)
+        self.last_event_id += 1
+        event = kind(
+            event_id=self.last_event_id,
+            instance_id=self.instance_id,
+            execution_id=self.execution_id,
+            timestamp_ms=self.now_ms,
+            turn=self.turn,
+            op=op,
+            site=call_site() or site,
+            **fields,
+        )
+        self.delta.append(cast("events.Event", event))
+        return event
+
+    def cancel(self, kind: type[C], source_event_id: int, **fields: Any) -> None:
+        """Record that the code gave up an open step."""
+        if not self.is_replaying:
+            self.last_event_id += 1
+            self.delta.append(self._cancelling(kind, self.last_event_id, source_event_id, fields))
+            return
+        recorded = self._expected.pop(f"cancel {source_event_id}", None)
+        if type(recorded) is kind:
+            self._performed.append(recorded)
+        else:
+            self._strays += 1
+            self._performed.append(self._cancelling(kind, 0, source_event_id, fields))
+
+    def end(self, event: events.Terminal, *, is_repeated: bool = False) -> None:
+        """Record how the execution ended; on replay the caller tells whether history agrees."""
+        if not self.is_replaying:
+            self.append(event)
+            return
+        recorded = self._expected.pop("end", None)
+        if recorded is not None and is_repeated:
+            self._performed.append(recorded)
+        else:
+            self._strays += 1
+            self._performed.append(event)
+
+    def recorded_end(self) -> events.Event | None:
+        return self._expected.get("end")
+
+    def has_recorded(self, op: str) -> bool:
+        """Whether the replayed turn holds a request under that key that was not repeated yet."""
+        return op in self._expected
+
+    def _repeat(self, kind: type[S], op: str, site: str, fields: dict[str, Any]) -> S:
+        recorded = self._expected.pop(op, None)
+        if recorded is not None and not isinstance(recorded, CANCELLING_KINDS):
+            asked = cast("events.Scheduled", recorded)
+            if is_same_request(asked, kind, fields, self._codec):
+                self._performed.append(recorded)
+                return cast("S", recorded)
+        self._strays += 1
+        for name in ("child_instance_id", "target_instance_id"):
+            if fields.get(name, "") is None:
+                fields[name] = "(automatic)"
+        stray = kind(
+            event_id=-self._strays,
+            instance_id=self.instance_id,
+            execution_id=self.execution_id,
+            timestamp_ms=self.now_ms,
+            turn=self.turn,
+            op=op,
+            site=call_site() or site,
+            **fields,
+        )
+        self._performed.append(cast("events.Event", stray))
+        return stray
+
+    def _cancelling(self, kind: type[C], event_id: int, source: int, fields: dict[str, Any]) -> C:
+        return kind(
+            event_id=event_id,
+            instance_id=self.instance_id,
+            execution_id=self.execution_id,
+            timestamp_ms=self.now_ms,
+            turn=self.turn,
+            source_event_id=source,
+            **fields,
+        )

@@ -1,0 +1,422 @@
+"""Deterministic event loop. Knows futures and order; knows nothing of history.
+
+It is stepped from a plain callback of the host's loop: entering makes it the running loop of the
+thread, so that asyncio's own functions work on it unchanged. Roads not taken: subclassing the
+standard loop (it owns a selector and the clock), and own versions of gather, wait and the like under
+other names (people know asyncio's). ``as_completed`` and ``wait_for`` are told apart by their frame,
+because one starts bare coroutines in the order of a set and the other uses a task on 3.11 only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import sys
+from collections import deque
+from typing import TYPE_CHECKING, Any, Protocol
+
+from perdure.authoring.steps import Step
+from perdure.engine import guards
+from perdure.engine.sites import call_site
+from perdure.engine.tasks import (
+    GATHERING_INIT,
+    Branch,
+    DurableFuture,
+    DurableTask,
+    adopt_gathering,
+)
+from perdure.errors import ForbiddenInOrchestration
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Coroutine
+    from contextvars import Context
+
+    from perdure.authoring.recorder import Recorder
+
+_AS_COMPLETED = (
+    asyncio.as_completed.__code__
+    if sys.version_info < (3, 13)
+    else asyncio.tasks._AsCompletedIterator.__init__.__code__  # type: ignore[attr-defined]  # noqa: SLF001
+)
+_WAIT_FOR = asyncio.wait_for.__code__ if sys.version_info < (3, 12) else None
+_CALLER_FRAMES_MAX = 4
+
+
+class TimerPort(Protocol):
+    """Whoever makes timers durable."""
+
+    def timer_started(self, timer: DurableTimer, seconds: float) -> None: ...
+
+    def timer_cancelled(self, timer: DurableTimer) -> None: ...
+
+
+class DurableHandle(asyncio.Handle):
+    """A callback in the queue, without the debugging that asyncio's own constructor does."""
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        loop: DurableLoop,
+        context: Context | None,
+    ) -> None:
+        self._context = contextvars.copy_context() if context is None else context
+        self._loop = loop
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+        self._repr = None
+        self._source_traceback = None
+
+
+class DurableTimer(asyncio.TimerHandle):
+    """A callback that is called when its durable timer has fired."""
+
+    __slots__ = ("_timers", "operation")
+
+    def __init__(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        loop: DurableLoop,
+        context: Context | None,
+        timers: TimerPort,
+    ) -> None:
+        self._context = contextvars.copy_context() if context is None else context
+        self._loop = loop
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+        self._repr = None
+        self._source_traceback = None
+        self._when = when
+        self._scheduled = False
+        self._timers = timers
+        self.operation: Any = None
+
+    def cancel(self) -> None:
+        if not self._cancelled:
+            self._cancelled = True
+            self._timers.timer_cancelled(self)
+
+
+class DurableLoop(asyncio.AbstractEventLoop):
+    """Runs the tasks of one execution, only when it is told to and only until nothing is ready."""
+
+    def __init__(self, seed: str, timers: TimerPort, recorder: Recorder) -> None:
+        self.perdure_recorder = recorder
+        self.now_ms = 0
+        self.crash: BaseException | None = None
+        """What a bare callback raised, or what the engine refused to go on with."""
+        self.is_stopped = False
+        self.is_closed_for_good = False
+        self.root: DurableTask | None = None
+        self._timers = timers
+        self._ready: deque[asyncio.Handle] = deque()
+        # Callbacks that run outside of any task count as a branch of their own.
+        self._outside = Branch("c", seed)
+        self._seed = seed
+        self._tasks: list[DurableTask] = []
+        self._tasks_pruned = 0
+        self._generators: list[AsyncGenerator[Any, Any]] = []
+        self._is_creating = False
+        self._entered: list[Any] = []
+        self._planned: dict[int, DurableTask] = {}
+
+    # What the engine uses
+
+    def enter(self) -> None:
+        """Become the running loop of this thread, and guard it against real I/O."""
+        hooks = sys.get_asyncgen_hooks()
+        self._entered.append((asyncio._get_running_loop(), hooks))  # noqa: SLF001
+        asyncio._set_running_loop(self)  # noqa: SLF001
+        sys.set_asyncgen_hooks(self._generator_started, _generator_dropped)
+        guards.enter()
+
+    def leave(self) -> None:
+        guards.leave()
+        outer, hooks = self._entered.pop()
+        sys.set_asyncgen_hooks(*hooks)
+        asyncio._set_running_loop(outer)  # noqa: SLF001
+
+    def start_root(self, coro: Coroutine[Any, Any, Any]) -> DurableTask:
+        branch = Branch("0", self._seed)
+        # A fresh context: what the host has in its own must not reach the orchestration.
+        self.root = self._start(coro, branch, branch.next_identity(), None, contextvars.Context())
+        return self.root
+
+    def run_dry(self) -> None:
+        """Run until no callback is ready, the root task is done, or the loop was stopped."""
+        ready = self._ready
+        root = self.root
+        while ready and not self.is_stopped:
+            handle = ready.popleft()
+            if handle._cancelled:  # noqa: SLF001
+                continue
+            try:
+                handle._context.run(handle._callback, *handle._args)  # type: ignore[attr-defined]  # noqa: SLF001
+            except BaseException as error:  # noqa: BLE001
+                self.stop_with(error)
+            if root is not None and root.done():
+                return
+
+    def fire(self, timer: DurableTimer) -> None:
+        self._ready.append(timer)
+
+    def stop_with(self, error: BaseException | None) -> None:
+        """Run nothing more of this execution; the first reason counts."""
+        if not self.is_stopped:
+            self.is_stopped = True
+            self.crash = error
+
+    def branch(self) -> Branch:
+        """The branch of the task that is running."""
+        task = asyncio.current_task(self)
+        return task.branch if type(task) is DurableTask else self._outside
+
+    def create_step(self, owner: Any) -> Step[Any]:
+        identity = self.branch().next_identity()
+        self._is_creating = True
+        try:
+            return Step(loop=self, owner=owner, identity=identity)
+        finally:
+            self._is_creating = False
+
+    def live_tasks(self) -> list[DurableTask]:
+        return [task for task in self._tasks if not task.done()]
+
+    def abandon(self) -> None:
+        """Close every coroutine that is left. The caller has entered, and emits nothing."""
+        self.is_closed_for_good = True
+        self._ready.clear()
+        for task in reversed(self._tasks):
+            if not task.done():
+                _close_coroutine(task.get_coro())
+        for generator in reversed(self._generators):
+            if generator.ag_frame is not None:  # type: ignore[attr-defined]
+                _close_coroutine(generator.aclose())
+        self._tasks.clear()
+        self._generators.clear()
+        self._planned.clear()
+        self.root = None
+
+    # What asyncio uses
+
+    def call_soon(
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        handle = DurableHandle(callback, args, self, context)
+        if not self.is_closed_for_good:
+            self._ready.append(handle)
+        return handle
+
+    def call_later(
+        self,
+        delay: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        when = self.time() + delay
+        timer = DurableTimer(when, callback, args, self, context, self._timers)
+        self._timers.timer_started(timer, delay)
+        return timer
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        timer = DurableTimer(when, callback, args, self, context, self._timers)
+        self._timers.timer_started(timer, when - self.time())
+        return timer
+
+    def time(self) -> float:
+        """Seconds since the epoch, at the turn that is running."""
+        return self.now_ms / 1000
+
+    def create_future(self) -> asyncio.Future[Any]:
+        identity = self.branch().next_identity()
+        self._is_creating = True
+        try:
+            return DurableFuture(loop=self, identity=identity)
+        finally:
+            self._is_creating = False
+
+    def create_task(
+        self,
+        coro: Any,
+        *,
+        name: str | None = None,
+        context: Context | None = None,
+        **_: Any,
+    ) -> asyncio.Task[Any]:
+        if isinstance(coro, Step):
+            return self._start_step(coro, name, context)
+        parent = self.branch()
+        caller = _asyncio_caller()
+        if caller is not None and caller.f_code is _WAIT_FOR and caller.f_locals["timeout"] > 0:
+            # From 3.12 on wait_for() runs a coroutine in the calling task: keep its numbers.
+            return self._start(coro, parent, parent.next_identity(), name, context)
+        if caller is not None and caller.f_code is _AS_COMPLETED:
+            return self._start_in_given_order(coro, caller.f_locals, parent)
+        return self._start(coro, parent.child(call_site()), parent.next_identity(), name, context)
+
+    def get_debug(self) -> bool:
+        # Every future asks this from its constructor: the one place where gather's can be met.
+        if not self._is_creating:
+            frame = sys._getframe(1)  # noqa: SLF001
+            if frame.f_code is GATHERING_INIT:
+                adopt_gathering(frame.f_locals["self"], self.branch().next_identity())
+        return False
+
+    def is_running(self) -> bool:
+        return bool(self._entered)
+
+    def is_closed(self) -> bool:
+        return self.is_closed_for_good
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """A lost exception: asyncio reports it when the garbage collector finds it.
+
+        That moment is not part of the program, so nothing may depend on it.
+        """
+
+    def default_exception_handler(self, context: dict[str, Any]) -> None:
+        self.call_exception_handler(context)
+
+    # Parts
+
+    def _start(
+        self,
+        coro: Coroutine[Any, Any, Any],
+        branch: Branch,
+        identity: int,
+        name: str | None,
+        context: Context | None,
+    ) -> DurableTask:
+        self._is_creating = True
+        try:
+            task = DurableTask(
+                coro, loop=self, branch=branch, identity=identity, name=name, context=context
+            )
+        finally:
+            self._is_creating = False
+        self._tasks.append(task)
+        if len(self._tasks) > 2 * self._tasks_pruned + 64:
+            self._tasks = self.live_tasks()
+            self._tasks_pruned = len(self._tasks)
+        return task
+
+    def _start_step(
+        self, step: Step[Any], name: str | None, context: Context | None
+    ) -> asyncio.Task[Any]:
+        parent = self.branch()
+        task = self._start(_await_step(step), parent.child(), parent.next_identity(), name, context)
+
+        def give_up(_: asyncio.Task[Any]) -> None:
+            # Cancelled before it began: then the task never came to await its step.
+            if not step.done():
+                step.cancel()
+
+        task.add_done_callback(give_up)
+        return task
+
+    def _start_in_given_order(
+        self, coro: Coroutine[Any, Any, Any], variables: Any, parent: Branch
+    ) -> DurableTask:
+        """as_completed() starts coroutines in the order of a set: start all in the given order."""
+        planned = self._planned.pop(id(coro), None)
+        if planned is not None:
+            return planned
+        given = variables["aws"] if "aws" in variables else variables["fs"]
+        mine = [c for c in given if asyncio.iscoroutine(c)] if type(given) in {list, tuple} else []
+        if not any(c is coro for c in mine):
+            coro.close()
+            raise ForbiddenInOrchestration(
+                f"as_completed() at {call_site()} has no fixed order here: "
+                "give it a list or tuple of coroutines, steps or tasks"
+            )
+        for c in mine:
+            if id(c) not in self._planned:
+                self._planned[id(c)] = self._start(
+                    c, parent.child(call_site()), parent.next_identity(), None, None
+                )
+        return self._planned.pop(id(coro))
+
+    def _generator_started(self, generator: AsyncGenerator[Any, Any]) -> None:
+        # Kept alive until the execution ends: what its finally block does must not depend on
+        # when the garbage collector comes by.
+        self._generators.append(generator)
+        if len(self._generators) > 64:
+            self._generators = [g for g in self._generators if g.ag_frame is not None]  # type: ignore[attr-defined]
+
+
+async def _await_step(step: Step[Any]) -> Any:
+    return await step
+
+
+def _asyncio_caller() -> Any:
+    """The frame of ``as_completed`` or ``wait_for`` if one of them asks for a task."""
+    frame = sys._getframe(2)  # noqa: SLF001
+    for _ in range(_CALLER_FRAMES_MAX):
+        if frame is None or frame.f_globals.get("__name__") != "asyncio.tasks":
+            return None
+        if frame.f_code is _AS_COMPLETED or frame.f_code is _WAIT_FOR:
+            return frame
+        frame = frame.f_back
+    return None
+
+
+def _generator_dropped(_: AsyncGenerator[Any, Any]) -> None:
+    """The host loop's hook would run the rest of the generator there."""
+
+
+_CLOSE_ATTEMPTS_MAX = 100
+
+
+def _close_coroutine(coro: Any) -> None:
+    """Unwind a coroutine that is given up, however often its clean-up awaits."""
+    for _ in range(_CLOSE_ATTEMPTS_MAX):
+        try:
+            coro.close()
+        except BaseException:  # noqa: BLE001, S112  # it awaits in its clean-up, or fails there
+            continue
+        return
+
+
+def _refused(name: str, advice: str) -> Callable[..., Any]:
+    def refuse(self: DurableLoop, *args: Any, **kwargs: Any) -> Any:
+        raise ForbiddenInOrchestration(f"loop.{name}() at {call_site()}: {advice}")
+
+    refuse.__name__ = name
+    return refuse
+
+
+_REAL_WORK = "an orchestration must not do real work itself; make it an activity"
+_OWN_LOOP = "the event loop of an orchestration is driven by its history"
+
+_REFUSED = {
+    _REAL_WORK: (
+        "run_in_executor getaddrinfo getnameinfo create_connection create_server "
+        "create_unix_connection create_unix_server create_datagram_endpoint start_tls sendfile "
+        "connect_accepted_socket connect_read_pipe connect_write_pipe subprocess_exec "
+        "subprocess_shell add_reader remove_reader add_writer remove_writer sock_recv "
+        "sock_recv_into sock_recvfrom sock_recvfrom_into sock_sendall sock_sendto sock_connect "
+        "sock_accept sock_sendfile add_signal_handler remove_signal_handler "
+        "set_default_executor shutdown_default_executor call_soon_threadsafe"
+    ),
+    _OWN_LOOP: (
+        "run_forever run_until_complete stop close shutdown_asyncgens set_task_factory "
+        "get_task_factory set_debug set_exception_handler get_exception_handler"
+    ),
+}
+
+for _advice, _names in _REFUSED.items():
+    for _name in _names.split():
+        setattr(DurableLoop, _name, _refused(_name, _advice))

@@ -1,0 +1,155 @@
+"""The steps of an execution: which are open, and which completions are still acceptable."""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from perdure.errors import Nondeterminism
+from perdure.model import events, work
+
+if TYPE_CHECKING:
+    import msgspec
+
+    from perdure.authoring.steps import Step
+    from perdure.engine.loop import DurableTimer
+
+
+class Family(IntEnum):
+    """What a step is; a completion must be of the family of its step."""
+
+    ACTIVITY = 1
+    TIMER = 2
+    EVENT = 3
+    MESSAGE = 4
+    CHILD = 5
+
+
+_COMPLETED = 0x80
+
+Opening: TypeAlias = (
+    events.ActivityScheduled
+    | events.TimerCreated
+    | events.ExternalSubscribed
+    | events.QueueSubscribed
+    | events.SubOrchestrationScheduled
+)
+
+
+class Operation:
+    """One open step: the event that opened it and what is waiting for it."""
+
+    __slots__ = ("definition", "event", "family", "target")
+
+    def __init__(
+        self, family: Family, event: Opening, target: Step[Any] | DurableTimer, definition: Any
+    ) -> None:
+        self.family = family
+        self.event: Any = event
+        self.target: Any = target
+        self.definition = definition
+        """The activity, the child, or the type that arriving data must fit."""
+
+
+class Operations:
+    """Every step by the id of the event that opened it."""
+
+    def __init__(self) -> None:
+        self.open: dict[int, Operation] = {}
+        # One byte a history event: what its completion must be, and whether it came.
+        self._families = bytearray()
+
+    def add(self, operation: Operation) -> None:
+        event_id: int = operation.event.event_id
+        self.open[event_id] = operation
+        if event_id > 0:  # a step that history does not have is numbered below zero
+            missing = event_id + 1 - len(self._families)
+            if missing > 0:
+                self._families.extend(bytes(missing))
+            self._families[event_id] = operation.family
+
+    def accept(self, source_event_id: int, family: Family, what: str) -> bool:
+        """Note that the completion came; False if one came before. Wrong ones are an error."""
+        known = self._families[source_event_id] if 0 < source_event_id < len(self._families) else 0
+        if known & ~_COMPLETED != family:
+            found = Family(known & ~_COMPLETED).name.lower() if known else "no step"
+            raise Nondeterminism(
+                f"{what} completes event {source_event_id} as {family.name.lower()}, "
+                f"but history has {found} there"
+            )
+        if known & _COMPLETED:
+            return False
+        self._families[source_event_id] = known | _COMPLETED
+        return True
+
+    def take(self, source_event_id: int) -> Operation | None:
+        """The open step of that id, closed hereby; None if the code gave it up before."""
+        return self.open.pop(source_event_id, None)
+
+
+class Lane:
+    """Arrivals and waits of one name, each in order; at most one of the two is not empty."""
+
+    __slots__ = ("_arrived", "_waiting")
+
+    def __init__(self) -> None:
+        self._arrived: deque[tuple[int, msgspec.Raw]] = deque()
+        self._waiting: deque[Operation] = deque()
+
+    def arrive(self, place: int, data: msgspec.Raw) -> Operation | None:
+        """The wait that gets it, or None: then it is kept for the next wait."""
+        while self._waiting:
+            operation = self._waiting.popleft()
+            if not operation.target.done():
+                return operation
+        self._arrived.append((place, data))
+        return None
+
+    def wait(self, operation: Operation) -> msgspec.Raw | None:
+        """What is there already, or None: then the wait has its place in the line."""
+        if self._arrived:
+            return self._arrived.popleft()[1]
+        waiting = self._waiting
+        waiting.append(operation)
+        # In the order of history, even where branches interleave differently on replay.
+        index = len(waiting) - 1
+        while index > 0 and waiting[index - 1].event.event_id > operation.event.event_id > 0:
+            index -= 1
+        if index < len(waiting) - 1:
+            waiting.pop()
+            waiting.insert(index, operation)
+        return None
+
+    def unread(self) -> list[tuple[int, msgspec.Raw]]:
+        return list(self._arrived)
+
+
+class Lanes:
+    """All names: external events and mailboxes are apart."""
+
+    def __init__(self) -> None:
+        self._lanes: dict[tuple[bool, str], Lane] = {}
+        self._arrivals = 0
+
+    def arrive(self, name: str, data: msgspec.Raw, *, mailbox: bool) -> Operation | None:
+        self._arrivals += 1
+        return self._lane(name, mailbox).arrive(self._arrivals, data)
+
+    def wait(self, operation: Operation, *, mailbox: bool) -> msgspec.Raw | None:
+        return self._lane(operation.event.name, mailbox).wait(operation)
+
+    def unread(self) -> tuple[work.CarriedMessage, ...]:
+        """Everything that nobody took, in the order of arrival."""
+        waiting = [
+            (place, work.CarriedMessage(name=name, data=data, mailbox=mailbox))
+            for (mailbox, name), lane in self._lanes.items()
+            for place, data in lane.unread()
+        ]
+        return tuple(message for _, message in sorted(waiting, key=lambda entry: entry[0]))
+
+    def _lane(self, name: str, mailbox: bool) -> Lane:
+        lane = self._lanes.get((mailbox, name))
+        if lane is None:
+            lane = self._lanes[mailbox, name] = Lane()
+        return lane

@@ -1,0 +1,415 @@
+"""The engine's side of the author's port: every call of user code becomes a decision or a value."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+
+import msgspec
+
+from perdure import limits
+from perdure.authoring.definitions import parse_version
+from perdure.engine import guards
+from perdure.engine.loop import DurableLoop
+from perdure.engine.matching import CANCELLING_KINDS
+from perdure.engine.operations import Family, Lanes, Operation, Operations
+from perdure.engine.outcome import CustomStatusWrite, KvWrite, ScheduledActivity, TurnOutcome
+from perdure.engine.unwinding import Unwinding
+from perdure.errors import InvalidValue, PayloadError
+from perdure.model import events, work
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Mapping
+
+    from perdure.authoring.definitions import Activity, Orchestration
+    from perdure.authoring.steps import Step
+    from perdure.codec import Codec
+    from perdure.engine.journal import Journal
+    from perdure.engine.loop import DurableTimer
+
+S = TypeVar("S", bound=events.Scheduled)
+
+_CANCELLING: Final = dict(
+    zip(
+        (Family.ACTIVITY, Family.TIMER, Family.EVENT, Family.MESSAGE, Family.CHILD),
+        CANCELLING_KINDS,
+        strict=True,
+    )
+)
+_TIME_MS_MAX: Final = 253_402_300_799_999  # the end of the year 9999
+
+
+class CodeRecorder:
+    """Answers user code, keeps its open steps and its state, and notes what the turn must send."""
+
+    def __init__(
+        self,
+        handler: Orchestration[Any, Any],
+        started: events.OrchestrationStarted,
+        journal: Journal,
+        *,
+        kv: Mapping[str, str],
+        codec: Codec,
+    ) -> None:
+        self.instance_id = started.instance_id
+        self.execution_id = started.execution_id
+        self.name = started.name
+        self.version = started.version
+        self.parent = _parent(started)
+        self.codec = codec
+        self.custom_status = started.initial_custom_status
+        self.handler = handler
+        self.depth = started.depth
+        self.journal = journal
+        self.loop = DurableLoop(started.seed, self, self)
+        self.operations = Operations()
+        self.lanes = Lanes()
+        self.continued: tuple[msgspec.Raw, str | None] | None = None
+        """Arguments and version of the next execution, once the code asked for it."""
+        self.cancel_reason: str | None = None
+        """Why the execution is to end, once somebody asked for it."""
+        self.is_closed = False
+        self.outcome: TurnOutcome | None = None
+        """What the live turn must send; None while replaying."""
+        self.marked_patches: set[str] = set()
+        """Patches that history holds a marker for."""
+        self._patches: dict[str, bool] = {}
+        self._opened: list[Operation] = []
+        self._kv = dict(kv)
+
+    @property
+    def is_replaying(self) -> bool:
+        return self.journal.is_replaying or self.is_closed
+
+    @property
+    def now_ms(self) -> int:
+        return self.journal.now_ms
+
+    @property
+    def turn(self) -> int:
+        return self.journal.turn
+
+    # Steps
+
+    def schedule_activity(
+        self, activity: Activity[Any, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Step[Any]:
+        payload = activity.encode_arguments(args, kwargs, self.codec)
+        settings = activity.settings
+        event = self._schedule(
+            events.ActivityScheduled,
+            name=activity.name,
+            input=payload,
+            session_id=settings.session,
+            tag=settings.tag,
+        )
+        return self._open_step(Family.ACTIVITY, event, activity)
+
+    def schedule_child(
+        self, child: Orchestration[Any, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Step[Any]:
+        if self.depth >= limits.CHILD_DEPTH_MAX:
+            raise InvalidValue(
+                f"orchestration {child.name!r} would be {self.depth + 1} levels deep; "
+                f"at most {limits.CHILD_DEPTH_MAX} are allowed"
+            )
+        payload = child.encode_arguments(args, kwargs, self.codec)
+        event = self._schedule(
+            events.SubOrchestrationScheduled,
+            name=child.name,
+            child_instance_id=child.call.id or self._automatic_id(),
+            input=payload,
+            version=child.call.version,
+            on_parent_close=child.call.on_parent_close,
+        )
+        return self._open_step(Family.CHILD, event, child)
+
+    def wait_for_event(self, name: str, type_: Any) -> Step[Any]:
+        event = self._schedule(events.ExternalSubscribed, name=name)
+        return self._open_wait(Family.EVENT, event, type_)
+
+    def next_message(self, queue: str, type_: Any) -> Step[Any]:
+        event = self._schedule(events.QueueSubscribed, name=queue)
+        return self._open_wait(Family.MESSAGE, event, type_)
+
+    def timer_started(self, timer: DurableTimer, seconds: float) -> None:
+        event = self._schedule(events.TimerCreated, fire_at_ms=self._fire_at_ms(seconds))
+        self._open_timer(timer, event)
+
+    def start_detached(
+        self,
+        orchestration: Orchestration[Any, Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        delay_seconds: float,
+    ) -> str:
+        payload = orchestration.encode_arguments(args, kwargs, self.codec)
+        delay_ms = max(0, self._fire_at_ms(delay_seconds) - self.now_ms)
+        event = self._schedule(
+            events.OrchestrationChained,
+            name=orchestration.name,
+            target_instance_id=orchestration.call.id or self._automatic_id(),
+            input=payload,
+            version=orchestration.call.version,
+            delay_ms=delay_ms,
+        )
+        if self.outcome is not None:
+            self.outcome.detached.append(event)
+        return event.target_instance_id
+
+    def start_cleanup_timer(self, callback: Callable[[], None], seconds: float) -> None:
+        """Bound the clean-up after a cancellation; under a key that no branch has."""
+        from perdure.engine.loop import DurableTimer
+
+        fire_at_ms = self._fire_at_ms(seconds)
+        timer = DurableTimer(fire_at_ms / 1000, callback, (), self.loop, None, self)
+        event = self.journal.schedule(events.TimerCreated, "cancel/1", "", fire_at_ms=fire_at_ms)
+        self._open_timer(timer, event)
+
+    # Values
+
+    def rng(self) -> random.Random:
+        return self.loop.branch().rng()
+
+    def side_effect(self, fn: Callable[[], Any], type_: Any) -> Any:
+        value = events.NULL if self.journal.is_replaying else self._call_once(fn)
+        event = self._schedule(events.SideEffectRecorded, value=value)
+        return self.codec.decode(event.value, type_, where="side_effect()")
+
+    def is_patched(self, name: str) -> bool:
+        known = self._patches.get(name)
+        if known is None:
+            known = name in self.marked_patches or not self.journal.is_replaying
+            if known and not self.journal.is_replaying:
+                self._check_open()
+                self.journal.schedule(events.PatchMarked, f"patch/{name}", "", name=name)
+            self._patches[name] = known
+        return known
+
+    def continue_as_new(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], version: str | None
+    ) -> NoReturn:
+        self._check_open()
+        if version is None:
+            payload = self.handler.encode_arguments(args, kwargs, self.codec)
+        else:
+            parse_version(version)
+            if kwargs:
+                raise TypeError("continue_as_new() with a version takes arguments by position only")
+            payload = self.codec.encode(args, where="arguments of continue_as_new()")
+        if self.continued is None:
+            self.continued = (payload, version)
+        self.loop.stop_with(None)
+        raise Unwinding
+
+    # Status and state
+
+    def set_status(self, text: str | None) -> None:
+        size = 0 if text is None else len(text.encode())
+        if size > limits.CUSTOM_STATUS_BYTES_MAX:
+            raise InvalidValue(
+                f"the status takes {size} bytes, "
+                f"at most {limits.CUSTOM_STATUS_BYTES_MAX} are allowed"
+            )
+        self._schedule(events.CustomStatusUpdated, status=text)
+        self.custom_status = text
+        if self.outcome is not None:
+            self.outcome.custom_status = CustomStatusWrite(text)
+
+    def state_values(self) -> Mapping[str, str]:
+        return self._kv
+
+    def state_set(self, key: str, text: str) -> None:
+        limits.check_id(key, "state key")
+        size = len(text.encode())
+        if size > limits.KV_VALUE_BYTES_MAX:
+            raise InvalidValue(
+                f"state[{key!r}] takes {size} bytes, "
+                f"at most {limits.KV_VALUE_BYTES_MAX} are allowed"
+            )
+        if key not in self._kv and len(self._kv) >= limits.KV_KEYS_MAX:
+            raise InvalidValue(
+                f"state[{key!r}] would be one key too many; "
+                f"at most {limits.KV_KEYS_MAX} are allowed"
+            )
+        self._schedule(events.KeyValueSet, key=key, value=text)
+        self._kv[key] = text
+        self._write(KvWrite(key, text))
+
+    def state_delete(self, key: str) -> None:
+        self._schedule(events.KeyValueCleared, key=key)
+        self._kv.pop(key, None)
+        self._write(KvWrite(key, None))
+
+    def state_clear(self) -> None:
+        self._schedule(events.KeyValuesCleared)
+        self._kv.clear()
+        self._write(KvWrite(None, None))
+
+    # Giving up
+
+    def step_cancelled(self, step: Step[Any]) -> None:
+        if step.operation is not None:
+            self.give_up(step.operation, "cancelled by the code")
+
+    def timer_cancelled(self, timer: DurableTimer) -> None:
+        if timer.operation is not None:
+            self.give_up(timer.operation, "")
+
+    def give_up(self, operation: Operation, reason: str) -> None:
+        """Close an open step that nobody wants any more."""
+        event = operation.event
+        if self.is_closed or self.operations.take(event.event_id) is None:
+            return
+        family = operation.family
+        fields = {} if family is Family.TIMER else {"reason": reason}
+        self.journal.cancel(_CANCELLING[family], event.event_id, **fields)
+        if self.outcome is None or event.turn == self.turn:
+            return  # what was never sent needs no recall
+        if family is Family.ACTIVITY:
+            self.outcome.cancelled_activities.append(event.event_id)
+        elif family is Family.TIMER:
+            self.outcome.cancelled_timers.append(event.event_id)
+        elif family is Family.CHILD:
+            self.outcome.cancelled_children.append(event.child_instance_id)
+
+    def begin_turn(self, outcome: TurnOutcome | None) -> None:
+        self.outcome = outcome
+        self._opened = []
+        self.loop.now_ms = self.journal.now_ms
+
+    def collect_opened(self) -> None:
+        """Send what the turn opened and did not give up again."""
+        outcome = self.outcome
+        if outcome is None:
+            return
+        still_open = self.operations.open
+        for operation in self._opened:
+            event = operation.event
+            if event.event_id not in still_open:
+                continue
+            if operation.family is Family.ACTIVITY:
+                retry, timeout_ms, heartbeat_ms, deadline_ms = operation.definition.bounds
+                outcome.activities.append(
+                    ScheduledActivity(event, retry, timeout_ms, heartbeat_ms, deadline_ms)
+                )
+            elif operation.family is Family.TIMER:
+                outcome.timers.append(event)
+            elif operation.family is Family.CHILD:
+                outcome.children.append(event)
+
+    def deliver(self, operation: Operation, data: msgspec.Raw) -> None:
+        """Hand arrived data to the wait that gets it; what does not fit is the code's to catch."""
+        event = operation.event
+        kind = "event" if operation.family is Family.EVENT else "message in"
+        self.operations.take(event.event_id)
+        try:
+            value = self.codec.decode(data, operation.definition, where=f"{kind} {event.name!r}")
+        except PayloadError as error:
+            operation.target.set_exception(error)
+        else:
+            operation.target.set_result(value)
+
+    # Parts
+
+    def _schedule(self, kind: type[S], **fields: Any) -> S:
+        self._check_open()
+        journal = self.journal
+        if journal.commands >= limits.COMMANDS_PER_TURN_MAX:
+            self._stop(
+                InvalidValue(
+                    f"more than {limits.COMMANDS_PER_TURN_MAX} steps in one turn; "
+                    "is there an endless loop?"
+                )
+            )
+        if journal.last_event_id >= limits.HISTORY_EVENTS_MAX:
+            self._stop(history_too_long())
+        branch = self.loop.branch()
+        return journal.schedule(kind, branch.next_operation(), branch.site, **fields)
+
+    def _check_open(self) -> None:
+        if self.is_closed:
+            raise Unwinding
+
+    def _stop(self, error: BaseException) -> NoReturn:
+        """End the execution with that error, whatever the code catches."""
+        self.loop.stop_with(error)
+        raise Unwinding
+
+    def _open_step(self, family: Family, event: Any, definition: Any) -> Step[Any]:
+        step = self.loop.create_step(self)
+        operation = step.operation = Operation(family, event, step, definition)
+        self.operations.add(operation)
+        self._opened.append(operation)
+        return step
+
+    def _open_wait(self, family: Family, event: Any, type_: Any) -> Step[Any]:
+        step = self._open_step(family, event, type_)
+        data = self.lanes.wait(step.operation, mailbox=family is Family.MESSAGE)
+        if data is not None:
+            self.deliver(step.operation, data)
+        return step
+
+    def _open_timer(self, timer: DurableTimer, event: events.TimerCreated) -> None:
+        operation = timer.operation = Operation(Family.TIMER, event, timer, None)
+        self.operations.add(operation)
+        self._opened.append(operation)
+
+    def _write(self, change: KvWrite) -> None:
+        if self.outcome is not None:
+            self.outcome.kv_writes.append(change)
+
+    def _fire_at_ms(self, seconds: float) -> int:
+        if not math.isfinite(seconds):
+            raise InvalidValue(f"a durable timer needs a finite delay, not {seconds!r} seconds")
+        # Rounded first: the float arithmetic of a deadline must not add a millisecond.
+        fire_at_ms = self.now_ms + max(0, math.ceil(round(seconds * 1000, 2)))
+        if fire_at_ms > _TIME_MS_MAX:
+            raise InvalidValue(f"a durable timer must end before the year 10000: {seconds!r} s")
+        return fire_at_ms
+
+    def _automatic_id(self) -> str | None:
+        """Follows from the place in history; on replay the recorded id holds."""
+        if self.journal.is_replaying:
+            return None
+        tail = f"::{self.execution_id}.{self.journal.last_event_id + 1}"
+        full = self.instance_id + tail
+        if len(full) <= limits.ID_CHARACTERS_MAX:
+            return full
+        digest = hashlib.blake2b(self.instance_id.encode(), digest_size=16).hexdigest()
+        head = self.instance_id[: limits.ID_CHARACTERS_MAX - len(tail) - len(digest) - 1]
+        return f"{head}~{digest}{tail}"
+
+    def _call_once(self, fn: Callable[[], Any]) -> msgspec.Raw:
+        # Outside of the loop: nothing that the function calls may be recorded on its own.
+        asyncio._set_running_loop(None)  # noqa: SLF001
+        guards.leave()
+        try:
+            return self.codec.encode(fn(), where="side_effect()")
+        except BaseException as error:  # noqa: BLE001
+            # Not catchable: on replay there would be nothing to raise it again.
+            self._stop(error)
+        finally:
+            guards.enter()
+            asyncio._set_running_loop(self.loop)  # noqa: SLF001
+
+
+def history_too_long() -> InvalidValue:
+    return InvalidValue(
+        f"the history has reached {limits.HISTORY_EVENTS_MAX} events; "
+        "use continue_as_new() in long loops"
+    )
+
+
+def _parent(started: events.OrchestrationStarted) -> work.ParentLink | None:
+    if started.parent_instance_id is None:
+        return None
+    return work.ParentLink(
+        instance_id=started.parent_instance_id,
+        execution_id=started.parent_execution_id or 1,
+        event_id=started.parent_event_id or 0,
+    )

@@ -1,0 +1,66 @@
+"""Where user code stands: ``file:line`` of the nearest frame that belongs to the author."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from types import FrameType
+
+_ENGINE = os.path.dirname(__file__)
+_PACKAGE = os.path.dirname(_ENGINE)
+_LIBRARY = os.path.dirname(os.path.dirname(asyncio.__file__))
+_NOT_USERS = (
+    _ENGINE + os.sep,
+    os.path.join(_PACKAGE, "authoring") + os.sep,
+    os.path.join(_PACKAGE, "runtime") + os.sep,
+    os.path.join(_PACKAGE, "codec.py"),
+    "<frozen ",
+)
+
+# The function that runs the callbacks of an orchestration: what called it is the host's.
+_LOOP = os.path.join(_ENGINE, "loop.py")
+_BOUNDARY = "run_dry"
+
+_shown: dict[str, str | None] = {}
+"""How a source file is shown; None for the library's own. As many entries as there are files."""
+
+
+def call_site() -> str:
+    """``file:line`` of the author's call, or an empty text when none is on the stack."""
+    frame = find_user_frame(sys._getframe(1))  # noqa: SLF001
+    return "" if frame is None else site_of(frame)
+
+
+def find_user_frame(frame: FrameType | None) -> FrameType | None:
+    while frame is not None:
+        file = frame.f_code.co_filename
+        try:
+            shown = _shown[file]
+        except KeyError:
+            shown = _shown[file] = _show(file, frame.f_globals.get("__name__", ""))
+        if shown is not None:
+            return frame
+        if frame.f_code.co_name == _BOUNDARY and file == _LOOP:
+            return None
+        frame = frame.f_back
+    return None
+
+
+def site_of(frame: FrameType) -> str:
+    file = frame.f_code.co_filename
+    shown = _shown.get(file) or _show(file, frame.f_globals.get("__name__", "")) or file
+    return f"{shown}:{frame.f_lineno}"
+
+
+def _show(file: str, module: str) -> str | None:
+    """The path from the top package on: the same on every machine, None for library code."""
+    if file.startswith(_NOT_USERS):
+        return None
+    if file.startswith(_LIBRARY + os.sep) and "site-packages" not in file:
+        return None
+    parts = file.replace(os.sep, "/").split("/")
+    depth = module.count(".") + 1
+    if parts[-1] == "__init__.py":
+        depth += 1
+    return "/".join(parts[-depth:])
