@@ -46,8 +46,6 @@ _CONDITIONS = {
     "fail": EnqueueCondition.ABSENT,
     "replace": EnqueueCondition.REPLACE,
 }
-# A change in another process is noticed by the store; this only bounds a missed notice.
-_WATCH_MS = 5_000
 
 
 class Client:
@@ -63,6 +61,8 @@ class Client:
         self.provider = open_provider(store, clock=clock)
         self.codec = codec
         self.clock: Clock = clock or SystemClock()
+        # The store notices changes, also of other processes; this only bounds a missed notice.
+        self._watch_ms = 5_000
 
     async def __aenter__(self) -> Self:
         await self.provider.open()
@@ -108,6 +108,7 @@ class Client:
         """
         definition = _definition(orchestration)
         payload = definition.encode_arguments(args, {}, self.codec)
+        definition.decode_arguments(payload, self.codec)  # a wrong type is an error here and now
         item = _start_item(definition.name, payload, id, version)
         finished = await self._submit(item, _delay_ms(delay), if_exists)
         return Handle(self, item.instance_id, definition, finished)
@@ -213,11 +214,11 @@ class Client:
 
     def _patience_ms(self, instance_id: str, deadline_ms: int | None) -> int:
         if deadline_ms is None:
-            return _WATCH_MS
+            return self._watch_ms
         left_ms = deadline_ms - self.clock.now_ms()
         if left_ms <= 0:
             raise WaitTimeout(f"{instance_id!r} has not got there in time; it goes on")
-        return min(left_ms, _WATCH_MS)
+        return min(left_ms, self._watch_ms)
 
     async def wait_for_status_change(
         self,

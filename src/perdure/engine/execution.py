@@ -88,6 +88,15 @@ class Execution:
         return execution
 
     @property
+    def started(self) -> events.OrchestrationStarted:
+        return self._started
+
+    @property
+    def custom_status(self) -> str | None:
+        """JSON text of the status in force."""
+        return self._recorder.custom_status
+
+    @property
     def turn(self) -> int:
         """Number of the last turn that wrote history."""
         return self._journal.turn

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from perdure.runtime.options import RuntimeOptions
     from perdure.runtime.scope import RunningScope
 
-_POLL_MS = 30_000
 _BURST_MAX = 64
 _UNREGISTERED_MS = 5_000
 
@@ -89,6 +88,7 @@ class ActivityDispatcher:
         self._owner = owner
         self._observer = observer
         self._loop = asyncio.get_running_loop()
+        self._poll_ms = round(options.poll_seconds * 1000)
         self._lock_ms = round(options.activity_lock_seconds * 1000)
         self._names = registry.activity_names
         self._free = options.activity_slots if options.run_activities else 0
@@ -205,7 +205,7 @@ class ActivityDispatcher:
             size = min(burst, self._free)
             self._free -= size
             try:
-                fetches = [self._fetch(0 if size > 1 else _POLL_MS) for _ in range(size)]
+                fetches = [self._fetch(0 if size > 1 else self._poll_ms) for _ in range(size)]
                 found = [work for work in await asyncio.gather(*fetches) if work is not None]
             except BaseException as error:
                 self._free += size

@@ -14,7 +14,7 @@ import msgspec
 from perdure.client.messages import envelope
 from perdure.client.termination import parent_link
 from perdure.engine.execution import Execution
-from perdure.errors import CorruptData, Nondeterminism, NotRegistered
+from perdure.errors import CorruptData, Nondeterminism, NotRegistered, PayloadError
 from perdure.model import events, wire, work
 from perdure.model.failures import Block, BlockReason, Failure
 from perdure.providers.items import (
@@ -97,8 +97,8 @@ class Intake:
             return self._park(item, BlockReason.UNKNOWN_HANDLER, str(error))
         except Nondeterminism as error:
             return self._park(item, BlockReason.NONDETERMINISM, str(error), error.report)
-        except CorruptData as error:
-            return self._park(item, BlockReason.UNDECODABLE, error.message)
+        except (CorruptData, PayloadError) as error:
+            return self._park(item, BlockReason.UNDECODABLE, str(error))
 
     def _verdict(
         self,

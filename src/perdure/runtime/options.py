@@ -42,6 +42,10 @@ class RuntimeOptions:
     """Time for running activities to end when the runtime stops."""
     turn_warn_seconds: float = limits.TURN_WARN_SECONDS
     turn_abort_seconds: float = limits.TURN_ABORT_SECONDS
+    poll_seconds: float = 30.0
+    """How long a fetch waits before it asks again; the store wakes it as soon as there is work."""
+    housekeeping: bool = True
+    """Announce this worker, keep its sessions, and try Blocked instances with other code."""
     always_replay: bool = False
     """Drop every instance after every turn; finds nondeterminism in tests."""
     run_orchestrations: bool = True

@@ -24,6 +24,7 @@ from perdure.errors import (
     LockLost,
     Nondeterminism,
     NotRegistered,
+    PayloadError,
     PerdureError,
     ProviderError,
 )
@@ -58,7 +59,6 @@ if TYPE_CHECKING:
     from perdure.runtime.watchdog import Watchdog
 
 _STARTS = (work.StartOrchestration, work.ContinueAsNew)
-_POLL_MS = 30_000
 _BURST_MAX = 64
 _PARKED_MS = {
     BlockReason.POISON: 365 * 86_400_000,  # only other code or an operator lets it go on
@@ -116,6 +116,7 @@ class OrchestrationDispatcher:
             framework_versions=(VersionRange(minimum=(0, 0, 0), maximum=self._version),),
             handlers=registry.orchestration_keys,
         )
+        self._poll_ms = round(options.poll_seconds * 1000)
         self._lock_ms = round(options.orchestration_lock_seconds * 1000)
         self._keeps_locks = provider.capabilities.hot_path and not options.always_replay
         self._live: OrderedDict[str, LiveInstance] = OrderedDict()
@@ -160,6 +161,10 @@ class OrchestrationDispatcher:
 
     def live_instance(self, instance_id: str) -> LiveInstance | None:
         return self._live.get(instance_id)
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._background) or any(live.busy for live in self._live.values())
 
     @property
     def live_count(self) -> int:
@@ -212,7 +217,7 @@ class OrchestrationDispatcher:
                 await self._room.wait()
                 continue
             try:
-                fetches = [self._fetch(0 if burst > 1 else _POLL_MS) for _ in range(burst)]
+                fetches = [self._fetch(0 if burst > 1 else self._poll_ms) for _ in range(burst)]
                 found = [item for item in await asyncio.gather(*fetches) if item is not None]
             except ProviderError as error:
                 log.warning("cannot fetch orchestrations: %s", error)
@@ -295,6 +300,9 @@ class OrchestrationDispatcher:
                 )
         except Nondeterminism as error:
             self._fail_turn(live, arrivals, created, BlockReason.NONDETERMINISM, error)
+            return
+        except (CorruptData, PayloadError) as error:
+            self._fail_turn(live, arrivals, created, BlockReason.UNDECODABLE, error)
             return
         except (Exception, TurnAborted) as error:  # noqa: BLE001
             if not self._watchdog.aborted_at:
@@ -539,7 +547,7 @@ class OrchestrationDispatcher:
         """Give back the locks of instances that wait for long."""
         idle_ms = round(self._options.idle_seconds * 1000)
         while True:
-            await self._clock.sleep(min(1.0, self._options.idle_seconds))
+            await self._clock.sleep(self._options.idle_seconds / 4)
             before_ms = self._clock.now_ms() - idle_ms
             for live in list(self._live.values()):
                 if live.used_at_ms > before_ms:

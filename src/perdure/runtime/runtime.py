@@ -170,6 +170,12 @@ class Runtime(Client):
             raise WaitTimeout(f"{instance_id!r} has not ended in {timeout:g} seconds; it goes on")
         return finished.result()
 
+    @property
+    def is_busy(self) -> bool:
+        """A turn, a commit or an activity is under way here."""
+        parts = self._running
+        return parts is not None and (parts.activities.busy > 0 or parts.orchestrations.is_busy)
+
     def metrics_snapshot(self) -> dict[str, int]:
         """Counts since this runtime started."""
         return dict(self.observer.counts)
@@ -232,6 +238,7 @@ class _Parts:
             activities=tuple(sorted(runtime.registry.activity_names)),
             slots=options.activity_slots,
         )
+        self._has_housekeeping = options.housekeeping
         self._housekeeping = Housekeeping(
             provider,
             self.orchestrations.intake,
@@ -247,14 +254,16 @@ class _Parts:
             keeper.start()
         self.orchestrations.start()
         self.activities.start()
-        self._housekeeping.start()
+        if self._has_housekeeping:
+            self._housekeeping.start()
 
     async def stop(self, drain_seconds: float) -> None:
         """Stop fetching, keep renewing while what runs ends, then give everything back."""
         await self.activities.stop_fetching()
         await self.activities.drain(drain_seconds)
         await self.orchestrations.stop()
-        await self._housekeeping.stop()
+        if self._has_housekeeping:
+            await self._housekeeping.stop()
         for keeper in self._keepers:
             await keeper.stop()
         await self._executors.close()

@@ -1,0 +1,205 @@
+"""Run orchestrations in a test: an in-memory store and a clock that jumps when everything waits."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
+
+from perdure.authoring import Activity
+from perdure.client.waits import open_steps
+from perdure.clock import ManualClock
+from perdure.codec import JSON
+from perdure.errors import PerdureError, UsageError
+from perdure.model.status import Status
+from perdure.providers.items import InstanceQuery
+from perdure.providers.memory import InMemoryProvider, MemoryStore
+from perdure.runtime.options import RuntimeOptions
+from perdure.runtime.runtime import Runtime
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable
+    from types import ModuleType, TracebackType
+    from typing import Self
+
+    from perdure.authoring.registry import Handler
+    from perdure.client.handle import Handle
+    from perdure.codec import Codec
+    from perdure.model import events
+    from perdure.providers.contract import Provider
+
+R = TypeVar("R")
+Ts = TypeVarTuple("Ts")
+
+_FOREVER_SECONDS = 100 * 365 * 86_400.0
+_HORIZON_MS = 50 * 365 * 86_400_000
+_REAL_PAUSE_SECONDS = 0.001
+
+
+class Stuck(PerdureError):
+    """Everything waits for something that no clock can bring; the message says for what."""
+
+
+class Environment:
+    """A runtime for tests.
+
+    ``async with Environment([checkout, charge]) as env: assert await env.run(checkout, 1) == ...``
+
+    Time stands still until the test waits for a result; then the clock jumps from one due timer to
+    the next, so that a 30-day wait takes milliseconds. ``substitutes`` maps activities to plain
+    functions that run instead of them.
+    """
+
+    def __init__(
+        self,
+        handlers: Iterable[Handler | ModuleType],
+        *,
+        substitutes: dict[Activity[..., Any], Callable[..., Any]] | None = None,
+        always_replay: bool = False,
+        options: RuntimeOptions | None = None,
+        codec: Codec = JSON,
+        provider: Provider | None = None,
+        clock: ManualClock | None = None,
+    ) -> None:
+        self.clock = clock or ManualClock()
+        self.provider = provider or InMemoryProvider(store=MemoryStore(self.clock))
+        self._options = options or _options(always_replay=always_replay)
+        self.runtime = _JumpingRuntime(
+            self.provider,
+            _substituted(handlers, substitutes or {}),
+            options=self._options,
+            codec=codec,
+            clock=self.clock,
+        )
+
+    async def __aenter__(self) -> Self:
+        await self.runtime.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.runtime.__aexit__(exc_type, exc, traceback)
+
+    async def start(
+        self,
+        orchestration: Callable[[*Ts], Awaitable[R]],
+        *args: *Ts,
+        id: str | None = None,  # noqa: A002
+    ) -> Handle[R]:
+        """Start an instance; its first turn has run when this returns."""
+        return await self.runtime.start(orchestration, *args, id=id)
+
+    async def run(
+        self,
+        orchestration: Callable[[*Ts], Awaitable[R]],
+        *args: *Ts,
+        id: str | None = None,  # noqa: A002
+    ) -> R:
+        """Start an instance and return its result."""
+        handle = await self.start(orchestration, *args, id=id)
+        return await handle.result()
+
+    async def settle(self) -> None:
+        """Let everything run that needs no time to pass."""
+        await self.runtime.settle()
+
+    async def advance(self, seconds: float) -> None:
+        """Let time pass, firing on the way whatever is due, in order."""
+        await self.runtime.advance_to(self.clock.now_ms() + round(seconds * 1000))
+
+    async def history(self, handle: Handle[Any]) -> list[events.Event]:
+        return await handle.history()
+
+
+class _JumpingRuntime(Runtime):
+    """A runtime whose clock jumps while somebody waits for a result."""
+
+    clock: ManualClock
+
+    async def _wait_finished(self, instance_id: str, deadline_ms: int | None) -> Any:
+        return await self._jumping(super()._wait_finished(instance_id, deadline_ms))
+
+    async def _wait_here(self, instance_id: str, finished: Any, timeout: float | None) -> Any:  # noqa: ASYNC109
+        return await self._jumping(super()._wait_here(instance_id, finished, timeout))
+
+    async def _jumping(self, waiting: Awaitable[R]) -> R:
+        task = asyncio.ensure_future(waiting)
+        try:
+            while True:
+                await self.settle()
+                if task.done():
+                    return task.result()
+                due_ms = self.clock.next_due_ms()
+                if due_ms is None or due_ms - self.clock.now_ms() > _HORIZON_MS:
+                    raise Stuck(await self._describe_waits())
+                self.clock.advance(max(0, due_ms - self.clock.now_ms()))
+        finally:
+            if not task.done():
+                task.cancel()
+
+    async def settle(self) -> None:
+        """Return when no callback is ready and no activity is running."""
+        loop: Any = asyncio.get_running_loop()
+        if not hasattr(loop, "_ready"):
+            raise UsageError(
+                f"the test environment needs asyncio's own event loop, not {type(loop).__name__}"
+            )
+        while True:
+            await asyncio.sleep(0)
+            if loop._ready:  # noqa: SLF001
+                continue
+            if not self.is_busy:
+                return
+            await asyncio.sleep(_REAL_PAUSE_SECONDS)
+
+    async def advance_to(self, target_ms: int) -> None:
+        while True:
+            await self.settle()
+            due_ms = self.clock.next_due_ms()
+            if due_ms is None or due_ms > target_ms:
+                self.clock.advance(target_ms - self.clock.now_ms())
+                await self.settle()
+                return
+            self.clock.advance(max(0, due_ms - self.clock.now_ms()))
+
+    async def _describe_waits(self) -> str:
+        lines = ["nothing will happen any more; unfinished instances:"]
+        live = frozenset(status for status in Status if not status.is_final)
+        async for view in self.admin.instances(InstanceQuery(statuses=live)):
+            steps = open_steps(await self.history(view.id))
+            waits = ", ".join(str(step) for step in steps) or "nothing"
+            reason = f" ({view.block.reason}: {view.block.message})" if view.block else ""
+            lines.append(f"  {view.name} {view.id!r} is {view.status}{reason}, waits for {waits}")
+        return "\n".join(lines)
+
+
+def _options(*, always_replay: bool) -> RuntimeOptions:
+    """Nothing but the code under test may need time to pass."""
+    return RuntimeOptions(
+        always_replay=always_replay,
+        housekeeping=False,
+        poll_seconds=_FOREVER_SECONDS,
+        idle_seconds=_FOREVER_SECONDS,
+        orchestration_lock_seconds=_FOREVER_SECONDS * 4,
+        activity_lock_seconds=_FOREVER_SECONDS * 4,
+    )
+
+
+def _substituted(
+    handlers: Iterable[Handler | ModuleType],
+    substitutes: dict[Activity[..., Any], Callable[..., Any]],
+) -> list[Handler | ModuleType]:
+    by_name = {activity.name: function for activity, function in substitutes.items()}
+    chosen: list[Handler | ModuleType] = []
+    for handler in handlers:
+        if isinstance(handler, Activity) and handler.name in by_name:
+            continue
+        chosen.append(handler)
+    chosen += [
+        Activity(function, name=activity.name, options=activity.settings)
+        for activity, function in substitutes.items()
+    ]
+    return chosen

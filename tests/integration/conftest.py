@@ -1,0 +1,53 @@
+"""Runs async tests, and gives each scenario every kind of runtime that it must work on."""
+
+import asyncio
+import inspect
+
+import pytest
+
+from perdure import InMemoryProvider, Runtime, RuntimeOptions
+from perdure.testing import Environment
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = pyfuncitem._fixtureinfo.argnames
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def make_provider(request, tmp_path):
+    """A function that opens the store of this test; a durable one may be opened again."""
+
+    def make():
+        if request.param == "sqlite":
+            from perdure import SqliteProvider
+
+            return SqliteProvider(tmp_path / "store.db")
+        return InMemoryProvider()
+
+    return make
+
+
+@pytest.fixture(params=["cached", "always replayed"])
+def make_runtime(request, make_provider):
+    """A function that makes a runtime on the real clock: timers in tests are milliseconds."""
+
+    def make(handlers, provider=None, **settings):
+        settings.setdefault("always_replay", request.param == "always replayed")
+        return Runtime(provider or make_provider(), handlers, options=RuntimeOptions(**settings))
+
+    return make
+
+
+@pytest.fixture(params=["cached", "always replayed"])
+def make_environment(request):
+    """A function that makes a test environment: time jumps, so timers may be days."""
+
+    def make(handlers, **settings):
+        return Environment(handlers, always_replay=request.param == "always replayed", **settings)
+
+    return make
