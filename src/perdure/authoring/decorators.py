@@ -57,9 +57,11 @@ def activity(
         def charge(order: str, cents: int) -> str: ...
     """
     settings = ActivityOptions(**options)
-    if fn is not None:
-        return Activity(fn, name=name, options=settings)
-    return lambda function: Activity(function, name=name, options=settings)
+
+    def decorate(function: Callable[..., Any]) -> Activity[Any, Any]:
+        return Activity(function, name=name, options=settings)
+
+    return decorate if fn is None else decorate(fn)
 
 
 @overload
@@ -82,6 +84,8 @@ def orchestration(
         @orchestration(version="1.1.0")
         async def checkout(order: str) -> str: ...
     """
-    if fn is not None:
-        return Orchestration(fn, name=name, version=version)
-    return lambda function: Orchestration(function, name=name, version=version)
+
+    def decorate(function: Callable[..., Any]) -> Orchestration[Any, Any]:
+        return Orchestration(function, name=name, version=version)
+
+    return decorate if fn is None else decorate(fn)

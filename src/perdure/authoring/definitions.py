@@ -7,7 +7,18 @@ import inspect
 import re
 from dataclasses import dataclass, replace
 from functools import cached_property, update_wrapper
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, ParamSpec, Self, TypeAlias, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Generic,
+    Literal,
+    ParamSpec,
+    Self,
+    TypeAlias,
+    TypeVar,
+    cast,
+)
 
 from perdure import limits
 from perdure.authoring.fingerprint import fingerprint
@@ -66,7 +77,7 @@ class _Handler(Generic[P, R]):
         """The plain function."""
         self.name: str = limits.check_id(fn.__name__ if name is None else name, "name")
         self.signature = HandlerSignature(fn, f"{self.kind} {self.name!r}")
-        update_wrapper(self, fn)
+        update_wrapper(cast("Any", self), fn)
 
     def _twin(self) -> Self:
         """A copy to change; cheaper than reading the function's signature again."""
@@ -231,7 +242,11 @@ class Orchestration(_Handler[P, R]):
         on_parent_close: OnParentClose = KEPT,
     ) -> Orchestration[P, R]:
         """The same orchestration, called under another id, version or parent-close policy."""
-        changes = {"id": id, "version": version, "on_parent_close": on_parent_close}
+        changes: dict[str, Any] = {
+            "id": id,
+            "version": version,
+            "on_parent_close": on_parent_close,
+        }
         given = {name: value for name, value in changes.items() if value is not KEPT}
         twin = self._twin()
         twin.call = replace(self.call, **given)

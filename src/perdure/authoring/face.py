@@ -76,7 +76,7 @@ class Randomness(Random):
 
     if not TYPE_CHECKING:
 
-        def __getattr__(self, name):
+        def __getattr__(self, name: str) -> Any:
             if name.startswith("_"):
                 raise AttributeError(name)
             return getattr(require_recorder(f"random.{name}()").rng(), name)
@@ -132,9 +132,10 @@ def start_detached(
     recorder = require_recorder("start_detached()")
     if not isinstance(orchestration, Orchestration):
         raise InvalidValue(f"start_detached() takes an orchestration, not {orchestration!r}")
-    if id is not None or version is not None:
-        given = {"id": id, "version": version}
-        orchestration = orchestration.options(**{k: v for k, v in given.items() if v is not None})
+    if id is not None:
+        orchestration = orchestration.options(id=id)
+    if version is not None:
+        orchestration = orchestration.options(version=version)
     return recorder.start_detached(orchestration, args, kwargs, delay_seconds=delay)
 
 

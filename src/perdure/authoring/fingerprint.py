@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from types import CodeType, FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -68,6 +68,7 @@ def _code_parts(code: CodeType) -> Iterator[str]:
         if isinstance(constant, CodeType):
             yield from _code_parts(constant)
         elif isinstance(constant, frozenset):
-            yield repr(sorted(map(repr, constant)))
+            members = cast("frozenset[object]", constant)
+            yield repr(sorted(map(repr, members)))
         else:
             yield repr(constant)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
-from typing import Literal, TypeAlias
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from perdure import limits
 from perdure.errors import InvalidValue
 from perdure.model import work
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 Executor: TypeAlias = Literal["thread", "process"]
 
@@ -41,7 +44,7 @@ class Retry:
         if self.jitter > 1:
             raise InvalidValue(f"Retry.jitter must be between 0 and 1, not {self.jitter!r}")
         _check_seconds("Retry.deadline", self.deadline)
-        never = self.never if isinstance(self.never, tuple) else tuple(_listed(self.never))
+        never = _listed(self.never)
         for exception in never:
             is_class = isinstance(exception, type) and issubclass(exception, BaseException)
             if not is_class and not (isinstance(exception, str) and exception):
@@ -102,12 +105,9 @@ class ActivityOptions:
                     f"at most {limits.TAG_BYTES_MAX} are allowed: {self.tag[:40]!r}..."
                 )
 
-    def changed(self, **changes: object) -> ActivityOptions:
-        """These options with some replaced; an unknown name is a TypeError of the caller."""
-        unknown = changes.keys() - {field.name for field in fields(self)}
-        if unknown:
-            raise TypeError(f"unknown option: {', '.join(sorted(unknown))}")
-        return replace(self, **changes)  # type: ignore[arg-type]
+    def changed(self, **changes: Any) -> ActivityOptions:
+        """These options with some replaced."""
+        return replace(self, **changes)
 
     @property
     def timeout_ms(self) -> int | None:
@@ -124,15 +124,14 @@ class ActivityOptions:
         return min((_milliseconds(value) for value in given if value is not None), default=None)
 
 
-def _listed(value: object) -> list[object]:
-    if isinstance(value, (list, set, frozenset)):
-        return list(value)
-    return [value]
+def _listed(value: Any) -> tuple[Any, ...]:
+    is_listed = isinstance(value, (tuple, list, set, frozenset))
+    return tuple(cast("Iterable[Any]", value)) if is_listed else (value,)
 
 
-def _check_number(name: str, value: object, *, at_least: float) -> None:
+def _check_number(name: str, value: Any, *, at_least: float) -> None:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or value < at_least:  # type: ignore[arg-type,operator]
+    if not is_number or not math.isfinite(value) or value < at_least:
         raise InvalidValue(f"{name} must be a number from {at_least} on, not {value!r}")
 
 

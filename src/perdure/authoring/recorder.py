@@ -27,18 +27,32 @@ RECORDER_ATTRIBUTE = "perdure_recorder"
 class Recorder(Protocol):
     """What an orchestration may ask for. Every call is answered at once; steps resolve later."""
 
-    instance_id: str
-    execution_id: int
-    name: str
-    version: str
-    parent: ParentLink | None
-    is_replaying: bool
-    now_ms: int
-    """Time of the turn: the same on every replay."""
-    turn: int
-    codec: Codec
-    custom_status: str | None
-    """JSON text of the last status that was set."""
+    @property
+    def instance_id(self) -> str: ...
+    @property
+    def execution_id(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def version(self) -> str: ...
+    @property
+    def parent(self) -> ParentLink | None: ...
+    @property
+    def turn(self) -> int: ...
+    @property
+    def is_replaying(self) -> bool: ...
+    @property
+    def codec(self) -> Codec: ...
+
+    @property
+    def now_ms(self) -> int:
+        """Time of the turn: the same on every replay."""
+        ...
+
+    @property
+    def custom_status(self) -> str | None:
+        """JSON text of the last status that was set."""
+        ...
 
     def schedule_activity(
         self, activity: Activity[Any, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from functools import cached_property
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from perdure.authoring.definitions import Activity, Orchestration, parse_version
 from perdure.errors import InvalidValue, NotRegistered, UsageError
@@ -78,13 +78,14 @@ class Registry:
 
 
 def _definitions(handlers: Iterable[Any] | Handler | ModuleType) -> Iterator[Handler]:
-    if isinstance(handlers, (Activity, Orchestration, ModuleType)):
-        handlers = [handlers]
-    for handler in handlers:
+    single = isinstance(handlers, (Activity, Orchestration, ModuleType))
+    listed = [handlers] if single else handlers
+    for handler in cast("Iterable[Any]", listed):
         if isinstance(handler, (Activity, Orchestration)):
             yield handler
         elif isinstance(handler, ModuleType):
-            found = [v for v in vars(handler).values() if isinstance(v, (Activity, Orchestration))]
+            members: Iterable[Any] = vars(handler).values()
+            found: list[Handler] = [v for v in members if isinstance(v, (Activity, Orchestration))]
             if not found:
                 raise InvalidValue(f"module {handler.__name__!r} defines no handler")
             yield from found

@@ -29,7 +29,11 @@ if TYPE_CHECKING:
             self, *, loop: asyncio.AbstractEventLoop, owner: StepOwner, identity: int
         ) -> None: ...
 
-        def release(self) -> None: ...
+        def send(self, value: Any, /) -> Any: ...
+
+        def throw(self, *exception: Any) -> Any: ...
+
+        def close(self) -> None: ...
 
 else:
 
@@ -38,23 +42,20 @@ else:
         # loop's create_task() takes a step as it is.
         __slots__ = ("_identity", "_owner", "operation")
 
-        def __init__(self, *, loop, owner, identity):
+        def __init__(
+            self, *, loop: asyncio.AbstractEventLoop, owner: StepOwner, identity: int
+        ) -> None:
             self._identity = identity
             self._owner = owner
             self.operation = None
             super().__init__(loop=loop)
 
-        def __hash__(self):
+        def __hash__(self) -> int:
             # By place in the program, never by address: sets of steps iterate alike on replay.
             return self._identity
 
-        def cancel(self, msg=None):
+        def cancel(self, msg: Any = None) -> bool:
             cancelled = super().cancel(msg)
-            if cancelled and self._owner is not None:
+            if cancelled:
                 self._owner.step_cancelled(self)
             return cancelled
-
-        def release(self):
-            """Forget the owner: what happens to the step from here on concerns nobody."""
-            self._owner = None
-            self.operation = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from typing import TYPE_CHECKING, Any
 
 from perdure import limits
@@ -17,6 +18,7 @@ from perdure.engine.outcome import (
     Waiting,
 )
 from perdure.engine.recording import history_too_long
+from perdure.engine.waits import list_sites
 from perdure.errors import ForbiddenInOrchestration, InvalidValue, PayloadError
 from perdure.model import events
 from perdure.model.failures import Category
@@ -119,7 +121,7 @@ class Ending:
             return Failed(describe_exception(error))
         failure = root.exception()
         if failure is not None:
-            return Failed(describe_exception(failure))
+            return Failed(describe_exception(_explained(failure)))
         try:
             output = recorder.handler.encode_result(root.result(), recorder.codec)
         except PayloadError as error:
@@ -181,4 +183,27 @@ _REASONS: dict[type[Any], str] = {
 
 
 def _stuck(recorder: CodeRecorder) -> ForbiddenInOrchestration:
-    return ForbiddenInOrchestration("the code waits for something that nothing can complete")
+    places = ", ".join(list_sites(recorder.loop)) or "an unknown place"
+    return ForbiddenInOrchestration(
+        f"the orchestration waits at {places}, but no step is open that could ever wake it: "
+        "await steps, timers, events or messages; to wait until it is cancelled, await an event"
+    )
+
+
+def _explained(error: BaseException) -> BaseException:
+    """The words of asyncio for a foreign awaitable, put so that an author knows what to do."""
+    text = str(error) if type(error) is RuntimeError else ""
+    if not any(words in text for words in _FOREIGN):
+        return error
+    places = [summary for summary in traceback.extract_tb(error.__traceback__) if summary.line]
+    last = places[-1] if places else None
+    where = f" at {last.filename}:{last.lineno}" if last is not None else ""
+    explained = ForbiddenInOrchestration(
+        f"the orchestration awaited something foreign{where} ({text}); "
+        "only steps and asyncio's own awaitables can be awaited, make it an activity"
+    )
+    explained.__cause__ = error
+    return explained
+
+
+_FOREIGN = ("attached to a different loop", "bound to a different event loop", "Task got bad yield")

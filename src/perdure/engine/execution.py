@@ -13,6 +13,7 @@ from perdure.engine.journal import Journal
 from perdure.engine.matching import key_of
 from perdure.engine.outcome import TurnOutcome, Waiting
 from perdure.engine.recording import CodeRecorder
+from perdure.engine.waits import Wait, list_waits
 from perdure.errors import CorruptData, InternalError, Nondeterminism
 from perdure.model import events
 
@@ -121,6 +122,10 @@ class Execution:
         except BaseException:
             self._is_dead = True
             raise
+
+    def waits(self) -> list[Wait]:
+        """Every open step, and where the code of its branch stands."""
+        return list_waits(self._recorder.loop, self._recorder.operations)
 
     def close(self) -> None:
         """Drop the code: its finally blocks run, but nothing that they ask for is heard."""

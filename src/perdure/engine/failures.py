@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from perdure import errors
 from perdure.limits import ERROR_TEXT_CHARACTERS_MAX
@@ -27,7 +27,8 @@ def describe_exception(error: BaseException) -> Failure:
 def activity_error(failure: Failure, name: str) -> errors.ActivityFailed:
     """What the code sees when an activity has failed for good."""
     error = errors.ActivityFailed(
-        failure.message or str(failure),
+        f"activity {name!r}: {failure}",
+        message=failure.message,
         type_name=failure.type_name,
         traceback=failure.traceback,
         lineage=failure.lineage,
@@ -43,7 +44,8 @@ def child_error(failure: Failure, name: str) -> errors.RemoteFailure:
         Category.TERMINATED: errors.OrchestrationTerminated,
     }
     error = kinds.get(failure.category, errors.OrchestrationFailed)(
-        failure.message or str(failure),
+        f"orchestration {name!r}: {failure}",
+        message=failure.message,
         type_name=failure.type_name,
         traceback=failure.traceback,
         lineage=failure.lineage,
@@ -62,18 +64,20 @@ def _message(error: BaseException) -> str:
         text = str(error)
     except Exception as second:  # noqa: BLE001
         return f"(its message cannot be read: {type(second).__name__})"
-    if isinstance(error, BaseExceptionGroup):
-        leaves = "; ".join(f"{type(leaf).__name__}: {_message(leaf)}" for leaf in _leaves(error))
-        return f"{text}: {leaves}"
+    leaves = list(_leaves(error))
+    if leaves != [error]:
+        named = "; ".join(f"{type(leaf).__name__}: {_message(leaf)}" for leaf in leaves)
+        return f"{text}: {named}"
     return text
 
 
-def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            yield from _leaves(error)
-        else:
-            yield error
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    """The exceptions inside of groups, or the exception itself."""
+    if not isinstance(error, BaseExceptionGroup):
+        yield error
+        return
+    for member in cast("BaseExceptionGroup[BaseException]", error).exceptions:
+        yield from _leaves(member)
 
 
 def _traceback(error: BaseException) -> str:

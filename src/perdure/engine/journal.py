@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from perdure.engine.matching import Cancelling
 
 S = TypeVar("S", bound=events.Scheduled)
-C = TypeVar("C", bound="Cancelling")
 
 
 class Journal:
@@ -100,14 +99,14 @@ class Journal:
         self.delta.append(cast("events.Event", event))
         return event
 
-    def cancel(self, kind: type[C], source_event_id: int, **fields: Any) -> None:
+    def cancel(self, kind: type[Cancelling], source_event_id: int, **fields: Any) -> None:
         """Record that the code gave up an open step."""
         if not self.is_replaying:
             self.last_event_id += 1
             self.delta.append(self._cancelling(kind, self.last_event_id, source_event_id, fields))
             return
         recorded = self._expected.pop(f"cancel {source_event_id}", None)
-        if type(recorded) is kind:
+        if recorded is not None and type(recorded) is kind:
             self._performed.append(recorded)
         else:
             self._strays += 1
@@ -156,7 +155,9 @@ class Journal:
         self._performed.append(cast("events.Event", stray))
         return stray
 
-    def _cancelling(self, kind: type[C], event_id: int, source: int, fields: dict[str, Any]) -> C:
+    def _cancelling(
+        self, kind: type[Cancelling], event_id: int, source: int, fields: dict[str, Any]
+    ) -> Cancelling:
         return kind(
             event_id=event_id,
             instance_id=self.instance_id,

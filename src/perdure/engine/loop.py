@@ -1,22 +1,24 @@
 """Deterministic event loop. Knows futures and order; knows nothing of history.
 
-It is stepped from a plain callback of the host's loop: entering makes it the running loop of the
-thread, so that asyncio's own functions work on it unchanged. Roads not taken: subclassing the
-standard loop (it owns a selector and the clock), and own versions of gather, wait and the like under
-other names (people know asyncio's). ``as_completed`` and ``wait_for`` are told apart by their frame,
-because one starts bare coroutines in the order of a set and the other uses a task on 3.11 only.
+Entering makes it the running loop of the thread, so that asyncio's own functions work on it as they
+are. Roads not taken: subclassing the standard loop (it owns a selector and the clock), replacing
+functions of asyncio for the whole process, and own versions of gather, wait and the like under
+other names (people know asyncio's). ``as_completed`` and ``wait_for`` are recognised by their
+frame: one starts bare coroutines in the order of a set, the other uses a task on 3.11 only.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import sys
 from collections import deque
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVarTuple, Unpack, cast
 
 from perdure.authoring.steps import Step
 from perdure.engine import guards
+from perdure.engine.refusals import RefusingLoop
 from perdure.engine.sites import call_site
 from perdure.engine.tasks import (
     GATHERING_INIT,
@@ -30,8 +32,11 @@ from perdure.errors import ForbiddenInOrchestration
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine
     from contextvars import Context
+    from types import FrameType
 
     from perdure.authoring.recorder import Recorder
+
+Ts = TypeVarTuple("Ts")
 
 _AS_COMPLETED = (
     asyncio.as_completed.__code__
@@ -103,7 +108,7 @@ class DurableTimer(asyncio.TimerHandle):
             self._timers.timer_cancelled(self)
 
 
-class DurableLoop(asyncio.AbstractEventLoop):
+class DurableLoop(RefusingLoop):
     """Runs the tasks of one execution, only when it is told to and only until nothing is ready."""
 
     def __init__(self, seed: str, timers: TimerPort, recorder: Recorder) -> None:
@@ -115,13 +120,13 @@ class DurableLoop(asyncio.AbstractEventLoop):
         self.is_closed_for_good = False
         self.root: DurableTask | None = None
         self._timers = timers
-        self._ready: deque[asyncio.Handle] = deque()
+        self._ready: deque[Any] = deque()
         # Callbacks that run outside of any task count as a branch of their own.
         self._outside = Branch("c", seed)
         self._seed = seed
         self._tasks: list[DurableTask] = []
         self._tasks_pruned = 0
-        self._generators: list[AsyncGenerator[Any, Any]] = []
+        self._generators: list[Any] = []
         self._is_creating = False
         self._entered: list[Any] = []
         self._planned: dict[int, DurableTask] = {}
@@ -130,15 +135,14 @@ class DurableLoop(asyncio.AbstractEventLoop):
 
     def enter(self) -> None:
         """Become the running loop of this thread, and guard it against real I/O."""
-        hooks = sys.get_asyncgen_hooks()
-        self._entered.append((asyncio._get_running_loop(), hooks))  # noqa: SLF001
+        outer, hooks = asyncio._get_running_loop(), sys.get_asyncgen_hooks()  # noqa: SLF001
         asyncio._set_running_loop(self)  # noqa: SLF001
         sys.set_asyncgen_hooks(self._generator_started, _generator_dropped)
-        guards.enter()
+        self._entered.append((outer, hooks, guards.enter()))
 
     def leave(self) -> None:
-        guards.leave()
-        outer, hooks = self._entered.pop()
+        outer, hooks, was_guarded = self._entered.pop()
+        guards.leave(was_guarded)
         sys.set_asyncgen_hooks(*hooks)
         asyncio._set_running_loop(outer)  # noqa: SLF001
 
@@ -157,7 +161,7 @@ class DurableLoop(asyncio.AbstractEventLoop):
             if handle._cancelled:  # noqa: SLF001
                 continue
             try:
-                handle._context.run(handle._callback, *handle._args)  # type: ignore[attr-defined]  # noqa: SLF001
+                handle._context.run(handle._callback, *handle._args)  # noqa: SLF001
             except BaseException as error:  # noqa: BLE001
                 self.stop_with(error)
             if root is not None and root.done():
@@ -196,8 +200,8 @@ class DurableLoop(asyncio.AbstractEventLoop):
             if not task.done():
                 _close_coroutine(task.get_coro())
         for generator in reversed(self._generators):
-            if generator.ag_frame is not None:  # type: ignore[attr-defined]
-                _close_coroutine(generator.aclose())
+            if generator.ag_frame is not None:
+                _close_generator(generator)
         self._tasks.clear()
         self._generators.clear()
         self._planned.clear()
@@ -206,7 +210,10 @@ class DurableLoop(asyncio.AbstractEventLoop):
     # What asyncio uses
 
     def call_soon(
-        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+        self,
+        callback: Callable[[Unpack[Ts]], object],
+        *args: *Ts,
+        context: Context | None = None,
     ) -> asyncio.Handle:
         handle = DurableHandle(callback, args, self, context)
         if not self.is_closed_for_good:
@@ -216,8 +223,8 @@ class DurableLoop(asyncio.AbstractEventLoop):
     def call_later(
         self,
         delay: float,
-        callback: Callable[..., object],
-        *args: Any,
+        callback: Callable[[Unpack[Ts]], object],
+        *args: *Ts,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
         when = self.time() + delay
@@ -228,8 +235,8 @@ class DurableLoop(asyncio.AbstractEventLoop):
     def call_at(
         self,
         when: float,
-        callback: Callable[..., object],
-        *args: Any,
+        callback: Callable[[Unpack[Ts]], object],
+        *args: *Ts,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
         timer = DurableTimer(when, callback, args, self, context, self._timers)
@@ -249,15 +256,10 @@ class DurableLoop(asyncio.AbstractEventLoop):
             self._is_creating = False
 
     def create_task(
-        self,
-        coro: Any,
-        *,
-        name: str | None = None,
-        context: Context | None = None,
-        **_: Any,
+        self, coro: Any, *, name: Any = None, context: Context | None = None, **_: Any
     ) -> asyncio.Task[Any]:
         if isinstance(coro, Step):
-            return self._start_step(coro, name, context)
+            return self._start_step(cast("Any", coro), name, context)
         parent = self.branch()
         caller = _asyncio_caller()
         if caller is not None and caller.f_code is _WAIT_FOR and caller.f_locals["timeout"] > 0:
@@ -354,16 +356,16 @@ class DurableLoop(asyncio.AbstractEventLoop):
         # when the garbage collector comes by.
         self._generators.append(generator)
         if len(self._generators) > 64:
-            self._generators = [g for g in self._generators if g.ag_frame is not None]  # type: ignore[attr-defined]
+            self._generators = [g for g in self._generators if g.ag_frame is not None]
 
 
 async def _await_step(step: Step[Any]) -> Any:
     return await step
 
 
-def _asyncio_caller() -> Any:
+def _asyncio_caller() -> FrameType | None:
     """The frame of ``as_completed`` or ``wait_for`` if one of them asks for a task."""
-    frame = sys._getframe(2)  # noqa: SLF001
+    frame: FrameType | None = sys._getframe(2)  # noqa: SLF001
     for _ in range(_CALLER_FRAMES_MAX):
         if frame is None or frame.f_globals.get("__name__") != "asyncio.tasks":
             return None
@@ -390,33 +392,9 @@ def _close_coroutine(coro: Any) -> None:
         return
 
 
-def _refused(name: str, advice: str) -> Callable[..., Any]:
-    def refuse(self: DurableLoop, *args: Any, **kwargs: Any) -> Any:
-        raise ForbiddenInOrchestration(f"loop.{name}() at {call_site()}: {advice}")
-
-    refuse.__name__ = name
-    return refuse
-
-
-_REAL_WORK = "an orchestration must not do real work itself; make it an activity"
-_OWN_LOOP = "the event loop of an orchestration is driven by its history"
-
-_REFUSED = {
-    _REAL_WORK: (
-        "run_in_executor getaddrinfo getnameinfo create_connection create_server "
-        "create_unix_connection create_unix_server create_datagram_endpoint start_tls sendfile "
-        "connect_accepted_socket connect_read_pipe connect_write_pipe subprocess_exec "
-        "subprocess_shell add_reader remove_reader add_writer remove_writer sock_recv "
-        "sock_recv_into sock_recvfrom sock_recvfrom_into sock_sendall sock_sendto sock_connect "
-        "sock_accept sock_sendfile add_signal_handler remove_signal_handler "
-        "set_default_executor shutdown_default_executor call_soon_threadsafe"
-    ),
-    _OWN_LOOP: (
-        "run_forever run_until_complete stop close shutdown_asyncgens set_task_factory "
-        "get_task_factory set_debug set_exception_handler get_exception_handler"
-    ),
-}
-
-for _advice, _names in _REFUSED.items():
-    for _name in _names.split():
-        setattr(DurableLoop, _name, _refused(_name, _advice))
+def _close_generator(generator: AsyncGenerator[Any, Any]) -> None:
+    closing: Any = generator.aclose()
+    with contextlib.suppress(BaseException):
+        closing.send(None)
+        # It awaits in its clean-up: nothing will ever come, so unwind it from there.
+        closing.throw(GeneratorExit)

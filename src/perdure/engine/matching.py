@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+
+import msgspec
 
 from perdure.model import events
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    import msgspec
+    from collections.abc import Mapping, Sequence
 
     from perdure.codec import Codec
 
@@ -90,8 +90,6 @@ def is_same_payload(
 
 
 def _decoded(payload: str | msgspec.Raw, codec: Codec) -> Any:
-    import msgspec
-
     raw = msgspec.Raw(payload.encode()) if isinstance(payload, str) else payload
     return codec.decode(raw, where="recorded payload")
 
@@ -101,7 +99,14 @@ def _is_same_value(then: Any, now: Any) -> bool:
     if type(then) is not type(now):
         return False
     if isinstance(then, dict):
-        return then.keys() == now.keys() and all(_is_same_value(then[k], now[k]) for k in then)
+        members = cast("dict[str, Any]", then)
+        return members.keys() == now.keys() and all(
+            _is_same_value(value, now[key]) for key, value in members.items()
+        )
     if isinstance(then, list):
-        return len(then) == len(now) and all(map(_is_same_value, then, now))
+        return _are_same_values(cast("Any", then), now)
     return bool(then == now)
+
+
+def _are_same_values(then: Sequence[Any], now: Sequence[Any]) -> bool:
+    return len(then) == len(now) and all(map(_is_same_value, then, now))

@@ -7,13 +7,10 @@ import hashlib
 import math
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
-import msgspec
-
 from perdure import limits
 from perdure.authoring.definitions import parse_version
 from perdure.engine import guards
-from perdure.engine.loop import DurableLoop
-from perdure.engine.matching import CANCELLING_KINDS
+from perdure.engine.loop import DurableLoop, DurableTimer
 from perdure.engine.operations import Family, Lanes, Operation, Operations
 from perdure.engine.outcome import CustomStatusWrite, KvWrite, ScheduledActivity, TurnOutcome
 from perdure.engine.unwinding import Unwinding
@@ -24,21 +21,23 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Mapping
 
+    import msgspec
+
     from perdure.authoring.definitions import Activity, Orchestration
     from perdure.authoring.steps import Step
     from perdure.codec import Codec
     from perdure.engine.journal import Journal
-    from perdure.engine.loop import DurableTimer
+    from perdure.engine.matching import Cancelling
 
 S = TypeVar("S", bound=events.Scheduled)
 
-_CANCELLING: Final = dict(
-    zip(
-        (Family.ACTIVITY, Family.TIMER, Family.EVENT, Family.MESSAGE, Family.CHILD),
-        CANCELLING_KINDS,
-        strict=True,
-    )
-)
+_CANCELLING: Final[Mapping[Family, type[Cancelling]]] = {
+    Family.ACTIVITY: events.ActivityCancelRequested,
+    Family.TIMER: events.TimerCancelled,
+    Family.EVENT: events.ExternalSubscribedCancelled,
+    Family.MESSAGE: events.QueueSubscriptionCancelled,
+    Family.CHILD: events.SubOrchestrationCancelRequested,
+}
 _TIME_MS_MAX: Final = 253_402_300_799_999  # the end of the year 9999
 
 
@@ -163,8 +162,6 @@ class CodeRecorder:
 
     def start_cleanup_timer(self, callback: Callable[[], None], seconds: float) -> None:
         """Bound the clean-up after a cancellation; under a key that no branch has."""
-        from perdure.engine.loop import DurableTimer
-
         fire_at_ms = self._fire_at_ms(seconds)
         timer = DurableTimer(fire_at_ms / 1000, callback, (), self.loop, None, self)
         event = self.journal.schedule(events.TimerCreated, "cancel/1", "", fire_at_ms=fire_at_ms)
@@ -387,7 +384,7 @@ class CodeRecorder:
     def _call_once(self, fn: Callable[[], Any]) -> msgspec.Raw:
         # Outside of the loop: nothing that the function calls may be recorded on its own.
         asyncio._set_running_loop(None)  # noqa: SLF001
-        guards.leave()
+        guards.leave(was_guarded=False)
         try:
             return self.codec.encode(fn(), where="side_effect()")
         except BaseException as error:  # noqa: BLE001

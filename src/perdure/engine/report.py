@@ -18,8 +18,8 @@ What to do
   - guard the new code with `if patched("a-name"):` and keep the old way in the else branch; or
   - put the change into a new version of the orchestration: @orchestration(version=...); this
     instance stays on the version that it began with.
-If the code did not change, something in it is not repeatable: the clock, random numbers, the order
-of a set, a global or the environment. Use now(), random(), uuid4(), side_effect() or an activity."""
+If the code did not change, something in it does not repeat: the clock, random numbers, the order of
+a set, a global or the environment. Use now(), random(), uuid4(), side_effect() or an activity."""
 
 _LINES_MAX = 200
 

@@ -5,21 +5,22 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from types import FrameType
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-_ENGINE = os.path.dirname(__file__)
-_PACKAGE = os.path.dirname(_ENGINE)
-_LIBRARY = os.path.dirname(os.path.dirname(asyncio.__file__))
+if TYPE_CHECKING:
+    from types import FrameType
+
+_PACKAGE = Path(__file__).parent.parent
+_LIBRARY = str(Path(asyncio.__file__).parent.parent) + os.sep
 _NOT_USERS = (
-    _ENGINE + os.sep,
-    os.path.join(_PACKAGE, "authoring") + os.sep,
-    os.path.join(_PACKAGE, "runtime") + os.sep,
-    os.path.join(_PACKAGE, "codec.py"),
+    *(f"{_PACKAGE / part}{os.sep}" for part in ("engine", "authoring", "runtime")),
+    str(_PACKAGE / "codec.py"),
     "<frozen ",
 )
 
 # The function that runs the callbacks of an orchestration: what called it is the host's.
-_LOOP = os.path.join(_ENGINE, "loop.py")
+_LOOP = str(_PACKAGE / "engine" / "loop.py")
 _BOUNDARY = "run_dry"
 
 _shown: dict[str, str | None] = {}
@@ -57,7 +58,7 @@ def _show(file: str, module: str) -> str | None:
     """The path from the top package on: the same on every machine, None for library code."""
     if file.startswith(_NOT_USERS):
         return None
-    if file.startswith(_LIBRARY + os.sep) and "site-packages" not in file:
+    if file.startswith(_LIBRARY) and "site-packages" not in file:
         return None
     parts = file.replace(os.sep, "/").split("/")
     depth = module.count(".") + 1

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Coroutine
     from contextvars import Context
+    from types import CodeType
 
 _IDENTITY_BITS = 24
 
@@ -54,7 +55,7 @@ class Branch:
         if self._rng is None:
             from random import Random
 
-            self._rng = Random(f"{self._seed}/{self.path}")  # noqa: S311
+            self._rng = Random(f"{self._seed}/{self.path}")
         return self._rng
 
 
@@ -97,19 +98,21 @@ class DurableFuture(asyncio.Future[Any]):
         return self._identity
 
 
-class DurableGathering(asyncio.tasks._GatheringFuture):  # type: ignore[name-defined,misc]  # noqa: SLF001
+_Gathering: Any = getattr(asyncio.tasks, "_GatheringFuture")  # noqa: B009
+GATHERING_INIT: CodeType = _Gathering.__init__.__code__
+
+
+class DurableGathering(_Gathering):  # type: ignore[misc]
     """The future of ``asyncio.gather`` under a stable hash."""
 
+    _identity: int
+
     def __hash__(self) -> int:
-        identity: int = self._identity
-        return identity
-
-
-GATHERING_INIT = asyncio.tasks._GatheringFuture.__init__.__code__  # type: ignore[attr-defined]  # noqa: SLF001
+        return self._identity
 
 
 def adopt_gathering(future: Any, identity: int) -> None:
     """Give a future that asyncio is just creating inside ``gather`` a stable hash."""
-    if type(future) is asyncio.tasks._GatheringFuture:  # type: ignore[attr-defined]  # noqa: SLF001
+    if type(future) is _Gathering:
         future._identity = identity  # noqa: SLF001
         future.__class__ = DurableGathering

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Unwinding(BaseException):  # noqa: N818
+class Unwinding(BaseException):
     """Control flow, not an error: what it stands for is recorded already.
 
     A BaseException, so that ``except Exception`` in user code lets it pass. Code that swallows it
