@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
-from perdure.clock import ManualClock
 from perdure.conformance import *  # noqa: F403
 from perdure.conformance.harness import ProviderFactory
-from perdure.providers.contract import Provider
 from perdure.providers.memory import InMemoryProvider, MemoryStore
+
+if TYPE_CHECKING:
+    from perdure.clock import ManualClock
+    from perdure.providers.contract import Provider
 
 
 class MemoryFactory(ProviderFactory):

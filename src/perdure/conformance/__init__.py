@@ -13,7 +13,7 @@ from typing import Final
 
 import pytest
 
-MACHINERY: Final = frozenset({"factories", "harness", "requires", "state_machine"})
+MACHINERY: Final = frozenset({"factories", "harness", "observation", "requires", "stateful"})
 """Modules that are not themes."""
 
 THEMES: Final = tuple(

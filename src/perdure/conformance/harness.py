@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 RUNNER_FIXTURE = "conformance_runner"
 UNTIL_SECONDS_MAX = 10.0
+OWN_CLOCK_TICK_MS = 1_000
+"""A store's own clock goes on while a check runs."""
 
 _Class = TypeVar("_Class", bound=type)
 
@@ -122,6 +124,13 @@ class Store:
         if self.capabilities.injected_clock:
             return self.clock.now_ms()
         return await self._factory.now_ms()
+
+    @property
+    def tick_ms(self) -> int:
+        """A step in time that surely separates before from after on this store's clock."""
+        if self.capabilities.injected_clock:
+            return self.capabilities.time_resolution_ms
+        return max(self.capabilities.time_resolution_ms, OWN_CLOCK_TICK_MS)
 
     async def corrupt_history(self, instance_id: str) -> None:
         """Damage every stored history text of the instance behind the provider's back."""

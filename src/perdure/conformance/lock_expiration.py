@@ -1,0 +1,267 @@
+"""E: locks end by themselves, are prolonged by renewal and given back by abandon."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from perdure.conformance.factories import (
+    LOCK_MS,
+    activity,
+    bodies,
+    completion,
+    create,
+    enqueue,
+    enqueue_work,
+    fetch,
+    fetch_work,
+    raised,
+    start,
+    started,
+    take,
+    take_work,
+)
+from perdure.conformance.harness import checks, outcomes
+from perdure.errors import LockLost
+from perdure.providers.items import TurnCommit
+
+if TYPE_CHECKING:
+    from perdure.conformance.harness import Store
+
+FIRST_TURN = TurnCommit(execution_id=1, history_delta=(started("a"),))
+
+
+@checks
+class TestInstanceLocksExpire:
+    verbs = (
+        "fetch_orchestration_item",
+        "ack_orchestration_item",
+        "abandon_orchestration_item",
+        "renew_orchestration_item_lock",
+        "renew_orchestration_item_locks",
+    )
+
+    async def test_c025_a_new_holder_makes_the_old_token_worthless(self, store: Store) -> None:
+        await enqueue(store, start("a"))
+        old = await take(store, "a")
+        await store.advance(LOCK_MS)
+        new = await take(store, "a", provider=store.reader)
+
+        with pytest.raises(LockLost):
+            await store.provider.ack_orchestration_item(old.lock_token, FIRST_TURN)
+
+        assert await store.reader.read("a") == []
+        await store.reader.ack_orchestration_item(new.lock_token, FIRST_TURN)
+
+    async def test_c025_the_old_token_stays_worthless_when_the_new_lock_has_ended(
+        self, store: Store
+    ) -> None:
+        await enqueue(store, start("a"))
+        old = await take(store, "a")
+        await store.advance(LOCK_MS)
+        await take(store, "a")
+        await store.advance(LOCK_MS)
+
+        with pytest.raises(LockLost):
+            await store.provider.abandon_orchestration_item(old.lock_token)
+        with pytest.raises(LockLost):
+            await store.provider.renew_orchestration_item_lock(old.lock_token, LOCK_MS)
+
+    async def test_c026_abandoning_frees_the_instance_at_once(self, store: Store) -> None:
+        await enqueue(store, start("a"))
+        fetched = await take(store, "a")
+
+        await store.provider.abandon_orchestration_item(fetched.lock_token)
+
+        again = await take(store, "a", provider=store.reader)
+        assert bodies(again) == bodies(fetched)
+        assert again.lock_token != fetched.lock_token
+
+    async def test_c026_an_expired_lock_that_nobody_took_can_be_abandoned(
+        self, store: Store
+    ) -> None:
+        await enqueue(store, start("a"))
+        fetched = await take(store, "a")
+        await store.advance(LOCK_MS)
+
+        await store.provider.abandon_orchestration_item(fetched.lock_token, ignore_attempt=True)
+
+        assert (await take(store, "a")).attempt_count == 1
+
+    async def test_c027_a_late_message_is_ready_right_after_the_ack(self, store: Store) -> None:
+        await enqueue(store, start("a"))
+        fetched = await take(store, "a")
+        await enqueue(store, raised("a"))
+
+        await store.provider.ack_orchestration_item(fetched.lock_token, FIRST_TURN)
+
+        assert bodies(await take(store, "a")) == [raised("a").body]
+
+    async def test_c028_nobody_gets_in_before_the_lock_expires(self, store: Store) -> None:
+        await enqueue(store, start("a"))
+        await take(store, "a")
+        await store.advance(LOCK_MS - store.tick_ms)
+
+        early = await outcomes(*(fetch(store) for _ in range(5)))
+        await store.advance(store.tick_ms)
+
+        assert early == [None] * 5
+        await take(store, "a")
+
+    async def test_c037_an_expired_instance_lock_cannot_be_renewed(self, store: Store) -> None:
+        await enqueue(store, start("a"))
+        fetched = await take(store, "a")
+        await store.advance(LOCK_MS)
+
+        with pytest.raises(LockLost):
+            await store.provider.renew_orchestration_item_lock(fetched.lock_token, LOCK_MS)
+
+        await take(store, "a")
+
+    async def test_a_renewed_instance_lock_lives_from_the_renewal_on(self, store: Store) -> None:
+        await enqueue(store, start("a"))
+        fetched = await take(store, "a")
+        await store.advance(LOCK_MS * 6 // 10)
+        await store.provider.renew_orchestration_item_lock(fetched.lock_token, LOCK_MS)
+        await store.advance(LOCK_MS * 6 // 10)
+
+        assert await fetch(store) is None
+        await store.provider.ack_orchestration_item(fetched.lock_token, FIRST_TURN)
+
+    async def test_many_locks_are_renewed_at_once_and_the_lost_ones_named(
+        self, store: Store
+    ) -> None:
+        await enqueue(store, start("a"), start("b"))
+        first, second = await take(store, "a"), await take(store, "b")
+        await store.provider.abandon_orchestration_item(second.lock_token, delay_ms=LOCK_MS * 9)
+
+        lost = await store.provider.renew_orchestration_item_locks(
+            [first.lock_token, second.lock_token, "unknown"], LOCK_MS * 2
+        )
+
+        assert lost == {second.lock_token, "unknown"}
+        await store.advance(LOCK_MS)
+        assert await fetch(store) is None
+
+
+@checks
+class TestWorkLocksExpire:
+    verbs = (
+        "renew_work_item_lock",
+        "renew_work_item_locks",
+        "abandon_work_item",
+        "ack_work_item",
+        "fetch_work_item",
+    )
+
+    async def test_c029_a_renewed_item_stays_invisible(self, store: Store) -> None:
+        await enqueue_work(store, activity("a"))
+        item = await take_work(store)
+
+        await store.provider.renew_work_item_lock(item.lock_token, LOCK_MS)
+
+        assert await fetch_work(store, provider=store.reader) is None
+
+    async def test_c030_an_unknown_token_cannot_be_renewed(self, store: Store) -> None:
+        with pytest.raises(LockLost):
+            await store.provider.renew_work_item_lock("unknown", LOCK_MS)
+
+    async def test_c031_an_expired_item_lock_cannot_be_renewed(self, store: Store) -> None:
+        await enqueue_work(store, activity("a"))
+        item = await take_work(store)
+        await store.advance(LOCK_MS)
+
+        with pytest.raises(LockLost):
+            await store.provider.renew_work_item_lock(item.lock_token, LOCK_MS)
+
+    async def test_c032_a_renewal_reaches_past_the_first_expiry(self, store: Store) -> None:
+        await enqueue_work(store, activity("a"))
+        item = await take_work(store)
+        await store.advance(LOCK_MS * 6 // 10)
+        await store.provider.renew_work_item_lock(item.lock_token, LOCK_MS)
+        await store.advance(LOCK_MS * 6 // 10)
+
+        assert await fetch_work(store) is None
+        await store.advance(LOCK_MS * 4 // 10)
+        assert (await take_work(store)).attempt_count == 2
+
+    async def test_c033_a_settled_item_cannot_be_renewed(self, store: Store) -> None:
+        await enqueue_work(store, activity("a"))
+        item = await take_work(store)
+        await store.provider.ack_work_item(item.lock_token, completion("a"))
+
+        with pytest.raises(LockLost):
+            await store.provider.renew_work_item_lock(item.lock_token, LOCK_MS)
+
+    async def test_c034_an_abandoned_item_is_ready_at_once(self, store: Store) -> None:
+        await enqueue_work(store, activity("a"))
+        item = await take_work(store)
+
+        await store.provider.abandon_work_item(item.lock_token)
+
+        again = await take_work(store, provider=store.reader)
+        assert again.identity == item.identity
+        assert again.lock_token != item.lock_token
+
+    async def test_c035_an_item_abandoned_with_a_delay_is_hidden_until_then(
+        self, store: Store
+    ) -> None:
+        await enqueue_work(store, activity("a"))
+        item = await take_work(store)
+
+        await store.provider.abandon_work_item(item.lock_token, delay_ms=500)
+
+        assert await fetch_work(store) is None
+        await store.advance(500)
+        assert (await take_work(store)).identity == item.identity
+
+    async def test_c036_an_expired_token_cannot_settle_and_the_item_stays(
+        self, store: Store
+    ) -> None:
+        await create(store, "a")
+        await enqueue_work(store, activity("a"))
+        item = await take_work(store)
+        await store.advance(LOCK_MS)
+
+        with pytest.raises(LockLost) as refusal:
+            await store.provider.ack_work_item(item.lock_token, completion("a"))
+
+        assert not refusal.value.retryable
+        assert await fetch(store) is None
+        assert (await take_work(store)).identity == item.identity
+
+    async def test_an_expired_lock_that_nobody_took_can_be_abandoned(self, store: Store) -> None:
+        await enqueue_work(store, activity("a"))
+        item = await take_work(store)
+        await store.advance(LOCK_MS)
+
+        await store.provider.abandon_work_item(item.lock_token, ignore_attempt=True)
+
+        assert (await take_work(store)).attempt_count == 1
+
+    async def test_a_heartbeat_is_shown_to_the_next_delivery(self, store: Store) -> None:
+        await enqueue_work(store, activity("a"))
+        item = await take_work(store)
+        await store.provider.renew_work_item_lock(item.lock_token, LOCK_MS, '"half way"')
+        await store.provider.renew_work_item_lock(item.lock_token, LOCK_MS)
+        await store.advance(LOCK_MS)
+
+        again = await take_work(store, provider=store.reader)
+
+        assert (item.heartbeat, again.heartbeat) == (None, '"half way"')
+
+    async def test_many_item_locks_are_renewed_at_once_and_the_lost_ones_named(
+        self, store: Store
+    ) -> None:
+        await enqueue_work(store, activity("a", 1, 2), activity("a", 1, 3))
+        first, second = await take_work(store), await take_work(store)
+        await store.provider.ack_work_item(second.lock_token)
+
+        lost = await store.provider.renew_work_item_locks(
+            [first.lock_token, second.lock_token, "unknown"], LOCK_MS * 2
+        )
+
+        assert lost == {second.lock_token, "unknown"}
+        await store.advance(LOCK_MS)
+        assert await fetch_work(store) is None

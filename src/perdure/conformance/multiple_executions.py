@@ -1,0 +1,121 @@
+"""F: executions of one instance keep their histories apart."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from perdure.conformance.factories import (
+    bodies,
+    continue_as_new,
+    create,
+    enqueue,
+    event,
+    finish,
+    next_execution,
+    start,
+    started,
+    take,
+    turn,
+)
+from perdure.conformance.harness import checks
+from perdure.model.status import Status
+from perdure.providers.items import ExecutionMetadata
+
+if TYPE_CHECKING:
+    from perdure.conformance.harness import Store
+
+
+@checks
+class TestMultipleExecutions:
+    verbs = ("read", "read_with_execution", "ack_orchestration_item", "fetch_orchestration_item")
+
+    async def test_c038_executions_have_separate_histories(self, store: Store) -> None:
+        await create(store, "a", history_delta=(event("a", 2),))
+        await next_execution(store, "a", 2)
+
+        first = await store.reader.read_with_execution("a", 1)
+        second = await store.reader.read_with_execution("a", 2)
+
+        assert first == [started("a"), event("a", 2)]
+        assert second == [started("a", 2)] == await store.reader.read("a")
+
+    async def test_c039_a_plain_read_is_of_the_latest_even_if_event_ids_repeat(
+        self, store: Store
+    ) -> None:
+        await create(store, "a", history_delta=(event("a", 2, data="old"),))
+        await next_execution(store, "a", 2, history_delta=(event("a", 2, 2, data="new"),))
+
+        assert await store.reader.read("a") == [started("a", 2), event("a", 2, 2, data="new")]
+
+    async def test_c040_a_commit_for_a_later_execution_advances_the_instance(
+        self, store: Store
+    ) -> None:
+        await enqueue(store, start("a"))
+        first = await turn(store, "a", poke=False, execution=2, history_delta=(started("a", 2),))
+
+        second = await turn(store, "a")
+
+        assert (first.item.execution_id, second.item.execution_id) == (1, 2)
+        assert second.item.history == (started("a", 2),)
+
+    async def test_c041_continuing_as_new_is_fetched_under_the_old_execution(
+        self, store: Store
+    ) -> None:
+        await create(store, "a")
+        again = continue_as_new("a", 2)
+        await finish(store, "a", Status.CONTINUED_AS_NEW, orchestrator_items=(again,))
+
+        fetched = await turn(store, "a", poke=False, execution=2, history_delta=(started("a", 2),))
+
+        assert fetched.item.execution_id == 1
+        assert bodies(fetched) == [again.body]
+        assert (await turn(store, "a")).item.execution_id == 2
+
+    async def test_c042_three_executions_stay_readable(self, store: Store) -> None:
+        await create(store, "a")
+        await next_execution(store, "a", 2)
+        await next_execution(store, "a", 3)
+
+        histories = [await store.reader.read_with_execution("a", each) for each in (1, 2, 3)]
+
+        assert histories == [[started("a", each)] for each in (1, 2, 3)]
+        assert await store.reader.read("a") == histories[2]
+
+    async def test_a_commit_for_an_earlier_execution_does_not_turn_the_instance_back(
+        self, store: Store
+    ) -> None:
+        await create(store, "a")
+        await next_execution(store, "a", 2)
+
+        await turn(store, "a", execution=1, history_delta=(event("a", 2),))
+
+        assert (await turn(store, "a")).item.execution_id == 2
+        assert await store.reader.read_with_execution("a", 1) == [started("a"), event("a", 2)]
+
+    async def test_without_metadata_the_start_says_who_it_is(self, store: Store) -> None:
+        await enqueue(store, start("a", "Named", "7.0.0"))
+        await turn(store, "a", poke=False, history_delta=(started("a"),))
+
+        again = await turn(store, "a")
+
+        assert (again.item.name, again.item.version) == ("Named", "7.0.0")
+        assert again.item.execution_id == 1
+        assert again.item.history == (started("a"),)
+
+    async def test_history_that_a_tool_wrote_makes_an_instance_known(self, store: Store) -> None:
+        await store.provider.append_with_execution("a", 3, [started("a", 3)])
+        assert await store.admin.list_executions("a") == []
+
+        fetched = await turn(store, "a")
+
+        assert fetched.item.execution_id == 3
+        assert fetched.item.history == (started("a", 3),)
+
+    async def test_metadata_overwrites_name_and_version(self, store: Store) -> None:
+        await create(store, "a", version="1.0.0")
+
+        await turn(store, "a", metadata=ExecutionMetadata(name="Other", version="2.0.0"))
+
+        await enqueue(store, start("a"))
+        fetched = await take(store, "a")
+        assert (fetched.item.name, fetched.item.version) == ("Other", "2.0.0")

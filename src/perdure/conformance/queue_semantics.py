@@ -1,0 +1,274 @@
+"""G: queues are in order, keep what is fetched until it is settled, and honour visibility."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from perdure.conformance.factories import (
+    LOCK_MS,
+    activity,
+    bodies,
+    completion,
+    create,
+    enqueue,
+    enqueue_work,
+    fetch,
+    fetch_work,
+    mailbox,
+    raised,
+    start,
+    take,
+    take_work,
+    timer,
+    turn,
+)
+from perdure.conformance.harness import checks
+from perdure.errors import InvalidValue, LockLost
+from perdure.limits import ORPHAN_GRACE_MS
+
+if TYPE_CHECKING:
+    from perdure.conformance.harness import Store
+
+
+@checks
+class TestQueueSemantics:
+    verbs = (
+        "enqueue_for_worker",
+        "enqueue_for_orchestrator",
+        "enqueue_many_for_orchestrator",
+        "fetch_work_item",
+        "ack_work_item",
+        "abandon_work_item",
+        "fetch_orchestration_item",
+        "list_dead_letters",
+    )
+
+    async def test_c043_work_comes_out_in_the_order_it_went_in(self, store: Store) -> None:
+        await enqueue_work(store, *(activity("a", 1, each) for each in (5, 3, 9, 4)))
+
+        order = [(await take_work(store)).identity.activity_id for _ in range(4)]
+
+        assert order == [5, 3, 9, 4]
+
+    async def test_c044_fetched_work_is_hidden_but_not_gone(self, store: Store) -> None:
+        await enqueue_work(store, activity("a"))
+        item = await take_work(store)
+
+        assert await fetch_work(store, provider=store.reader) is None
+        await store.provider.ack_work_item(item.lock_token, completion("a"))
+        await store.advance(LOCK_MS)
+        assert await fetch_work(store, provider=store.reader) is None
+
+    async def test_c045_settling_an_item_delivers_exactly_its_completion(
+        self, store: Store
+    ) -> None:
+        await create(store, "a", worker_items=(activity("a"),))
+        item = await take_work(store)
+        done = completion("a", result="done")
+
+        await store.provider.ack_work_item(item.lock_token, done)
+
+        assert bodies(await take(store, "a", provider=store.reader)) == [done.body]
+        assert await fetch_work(store) is None
+
+    async def test_c046_a_timer_is_not_fetched_before_its_time(self, store: Store) -> None:
+        fire_at_ms = await store.now_ms() + 1_000
+        await create(store, "a", orchestrator_items=(timer("a", fire_at_ms),))
+
+        assert await fetch(store) is None
+        await store.advance(1_000)
+        assert bodies(await take(store, "a")) == [timer("a", fire_at_ms).body]
+
+    async def test_c046_a_delay_hides_a_message_until_it_has_passed(self, store: Store) -> None:
+        await store.provider.enqueue_for_orchestrator(start("a"), 1_000)
+
+        await store.advance(1_000 - store.tick_ms)
+        assert await fetch(store) is None
+        await store.advance(store.tick_ms)
+        await take(store, "a")
+
+    async def test_a_delay_wins_over_the_time_of_the_message(self, store: Store) -> None:
+        await create(store, "a")
+        await store.provider.enqueue_for_orchestrator(timer("a", 0), 1_000)
+
+        assert await fetch(store) is None
+        await store.advance(1_000)
+        await take(store, "a")
+
+    async def test_c047_lost_work_comes_back_when_its_lock_expires(self, store: Store) -> None:
+        await enqueue_work(store, activity("a"))
+        lost = await take_work(store)
+        await store.advance(LOCK_MS)
+
+        again = await take_work(store, provider=store.reader)
+
+        assert again.identity == lost.identity
+        with pytest.raises(LockLost):
+            await store.provider.ack_work_item(lost.lock_token, completion("a"))
+
+    async def test_c048_new_work_is_ready_at_once(self, store: Store) -> None:
+        await enqueue_work(store, activity("a", input={"n": 1}))
+
+        item = await take_work(store, provider=store.reader)
+
+        assert (item.name, item.body) == ("act", activity("a", input={"n": 1}).body)
+
+    async def test_c049_a_delayed_item_lets_a_later_one_pass(self, store: Store) -> None:
+        await enqueue_work(store, activity("a", 1, 2))
+        first = await take_work(store)
+        await store.provider.abandon_work_item(first.lock_token, delay_ms=500)
+        await enqueue_work(store, activity("a", 1, 3))
+
+        assert (await take_work(store)).identity.activity_id == 3
+        assert await fetch_work(store) is None
+        await store.advance(500)
+        assert (await take_work(store)).identity.activity_id == 2
+
+    async def test_c050_a_mailbox_message_for_nobody_is_parked_and_then_a_dead_letter(
+        self, store: Store
+    ) -> None:
+        lost = mailbox("nobody")
+        await enqueue(store, lost)
+
+        assert [await fetch(store), await fetch(store)] == [None, None]
+        await store.advance(ORPHAN_GRACE_MS)
+        assert await fetch(store) is None
+
+        assert [letter.message for letter in await store.admin.list_dead_letters()] == [lost]
+        assert await store.admin.list_messages("nobody") == []
+
+    async def test_c050_a_mailbox_message_for_an_instance_is_delivered(self, store: Store) -> None:
+        await create(store, "a")
+        await enqueue(store, mailbox("a", data="hello"))
+
+        assert bodies(await take(store, "a")) == [mailbox("a", data="hello").body]
+
+    async def test_c050_a_start_in_time_joins_what_came_before_it(self, store: Store) -> None:
+        await enqueue(store, mailbox("a"))
+        assert await fetch(store) is None
+        await store.advance(ORPHAN_GRACE_MS - store.tick_ms)
+        await enqueue(store, start("a"))
+
+        fetched = await take(store, "a")
+
+        assert bodies(fetched) == [mailbox("a").body, start("a").body]
+        assert fetched.attempt_count == 1
+
+    async def test_a_delayed_item_is_not_fetched_before_its_time(self, store: Store) -> None:
+        visible_at_ms = await store.now_ms() + 1_000
+        await enqueue_work(store, activity("a", visible_at_ms=visible_at_ms))
+
+        assert await fetch_work(store) is None
+        await store.advance(1_000)
+        await take_work(store)
+
+    async def test_a_retry_takes_the_place_of_its_item(self, store: Store) -> None:
+        await create(store, "a", worker_items=(activity("a"),))
+        item = await take_work(store)
+        visible_at_ms = await store.now_ms() + 1_000
+        retry = activity("a", input="again", visible_at_ms=visible_at_ms)
+
+        await store.provider.ack_work_item(item.lock_token, retry=retry)
+
+        assert await fetch_work(store) is None
+        assert await fetch(store) is None
+        await store.advance(1_000)
+        again = await take_work(store, provider=store.reader)
+        assert (again.body, again.attempt_count) == (retry.body, 1)
+
+    async def test_a_completion_for_another_instance_is_refused(self, store: Store) -> None:
+        await enqueue_work(store, activity("a"))
+        item = await take_work(store)
+
+        with pytest.raises(InvalidValue):
+            await store.provider.ack_work_item(item.lock_token, completion("b"))
+
+        await store.provider.renew_work_item_lock(item.lock_token, LOCK_MS)
+
+    async def test_a_worker_takes_only_what_it_can_run(self, store: Store) -> None:
+        await enqueue_work(
+            store, activity("a", 1, 2, name="other"), activity("a", 1, 3, name="mine")
+        )
+
+        item = await take_work(store, activities=frozenset({"mine"}))
+
+        assert item.identity.activity_id == 3
+        assert await fetch_work(store, activities=frozenset({"mine"})) is None
+        assert (await take_work(store)).identity.activity_id == 2
+
+    async def test_many_messages_are_taken_in_their_order(self, store: Store) -> None:
+        messages = [start("a"), *(raised("a", data=each) for each in range(20))]
+
+        taken = await store.provider.enqueue_many_for_orchestrator(messages)
+
+        assert taken == [True] * 21
+        assert bodies(await take(store, "a")) == [message.body for message in messages]
+
+    async def test_messages_of_one_instance_come_as_one_batch(self, store: Store) -> None:
+        await create(store, "a")
+        await create(store, "b")
+        for each in range(3):
+            await enqueue(store, raised("a", data=each), raised("b", data=each))
+
+        fetched = await turn(store, "a", poke=False)
+
+        assert bodies(fetched) == [raised("a", data=each).body for each in range(3)]
+        assert len((await take(store, "b")).item.messages) == 3
+
+
+@checks
+class TestLookingIntoQueues:
+    verbs = ("list_messages", "list_work")
+
+    async def test_messages_are_listed_in_queue_order_with_their_fate(self, store: Store) -> None:
+        await create(store, "a")
+        await enqueue(store, raised("a", "one"), raised("b"))
+        await take(store, "a")
+        await store.provider.enqueue_for_orchestrator(raised("a", "two"), 1_000)
+        now_ms = await store.now_ms()
+
+        one, two = await store.admin.list_messages("a")
+
+        assert (one.message, one.attempt_count, one.locked) == (raised("a", "one"), 1, True)
+        assert (two.message, two.attempt_count, two.locked) == (raised("a", "two"), 0, False)
+        assert two.visible_at_ms - two.enqueued_at_ms == 1_000
+        assert abs(two.enqueued_at_ms - now_ms) <= store.tick_ms
+        assert one.message_id < two.message_id
+
+    async def test_work_is_listed_in_queue_order_with_its_fate(self, store: Store) -> None:
+        await enqueue_work(store, activity("a", 1, 2), activity("a", 1, 3), activity("b"))
+        item = await take_work(store)
+        await store.provider.renew_work_item_lock(item.lock_token, LOCK_MS, '"half way"')
+        now_ms = await store.now_ms()
+
+        held, free = await store.admin.list_work("a")
+
+        assert (held.message, free.message) == (activity("a", 1, 2), activity("a", 1, 3))
+        assert (held.attempt_count, free.attempt_count) == (1, 0)
+        assert held.locked_until_ms is not None
+        assert abs(held.locked_until_ms - now_ms - LOCK_MS) <= store.tick_ms
+        assert (held.heartbeat, free.locked_until_ms) == ('"half way"', None)
+
+    async def test_an_expired_lock_is_no_lock(self, store: Store) -> None:
+        await create(store, "a", worker_items=(activity("a"),))
+        await enqueue(store, raised("a"))
+        await take(store, "a")
+        await take_work(store)
+        await store.advance(LOCK_MS)
+
+        assert not (await store.admin.list_messages("a"))[0].locked
+        assert (await store.admin.list_work("a"))[0].locked_until_ms is None
+
+    async def test_a_listing_stops_at_its_limit(self, store: Store) -> None:
+        await enqueue(store, *(raised("a", data=each) for each in range(5)))
+        await enqueue_work(store, *(activity("a", 1, each) for each in range(1, 6)))
+
+        messages = await store.admin.list_messages("a", limit=2)
+        work = await store.admin.list_work("a", limit=3)
+
+        assert [each.message for each in messages] == [raised("a", data=each) for each in (0, 1)]
+        assert [each.message.identity.activity_id for each in work] == [1, 2, 3]
+        assert await store.admin.list_messages("nobody") == []
+        assert await store.admin.list_work("nobody") == []
