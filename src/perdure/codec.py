@@ -93,7 +93,8 @@ class Codec:
         try:
             return self._decoders[type_]
         except (KeyError, TypeError):
-            decoder = msgspec.json.Decoder(type_, dec_hook=_decode_foreign)
+            target = Any if type_ is object else type_
+            decoder = msgspec.json.Decoder(target, dec_hook=_decode_foreign)
         with contextlib.suppress(TypeError):  # an unhashable annotation is not cached
             self._decoders[type_] = decoder
         return decoder

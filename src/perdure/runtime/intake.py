@@ -40,8 +40,6 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     execution: Execution
     parent: work.ParentLink | None
     arrivals: list[Arrival]
-    replies: list[OrchestratorMessage]
-    """Answers to starts that came for an id in use."""
 
 
 class Drop(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +48,7 @@ class Drop(msgspec.Struct, frozen=True, kw_only=True):
     execution_id: int
     message_ids: list[int]
     replies: list[OrchestratorMessage]
+    """Answers to starts that came for an id in use."""
 
 
 class Park(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,7 +114,7 @@ class Intake:
             return Drop(
                 execution_id=item.execution_id,
                 message_ids=[arrival.message_id for arrival in arrivals if arrival.message_id],
-                replies=_replies(arrivals, None),
+                replies=replies_to(arrivals, None),
             )
         return self._begin(item, start, arrivals, now_ms)
 
@@ -129,16 +128,10 @@ class Intake:
         if not isinstance(started, events.OrchestrationStarted):
             raise CorruptData("replay", f"history begins with {type(started).__name__}")
         handler = self._registry.resolve_orchestration(started.name, started.version)
-        parent = parent_link(started)
         execution = Execution.replay(
             handler, history, kv=_texts(item.kv_snapshot), codec=self._codec
         )
-        return Run(
-            execution=execution,
-            parent=parent,
-            arrivals=arrivals,
-            replies=_replies(arrivals, parent),
-        )
+        return Run(execution=execution, parent=parent_link(started), arrivals=arrivals)
 
     def _begin(
         self, item: OrchestrationItem, start: Arrival, arrivals: list[Arrival], now_ms: int
@@ -146,12 +139,7 @@ class Intake:
         first = start.item
         assert isinstance(first, (work.StartOrchestration, work.ContinueAsNew))
         execution = self.begin(first, kv=_texts(item.kv_snapshot), now_ms=now_ms)
-        return Run(
-            execution=execution,
-            parent=first.parent,
-            arrivals=arrivals,
-            replies=_replies([a for a in arrivals if a is not start], first.parent),
-        )
+        return Run(execution=execution, parent=first.parent, arrivals=arrivals)
 
     def begin(
         self,
@@ -222,10 +210,10 @@ def _next_start(arrivals: Sequence[Arrival], execution_id: int | None) -> Arriva
     return None
 
 
-def _replies(
+def replies_to(
     arrivals: Sequence[Arrival], parent: work.ParentLink | None
 ) -> list[OrchestratorMessage]:
-    """Tell another parent that the id it chose for its child is in use (or it waits for ever)."""
+    """Tell another parent that the id it chose for its child is in use, or it waits for ever."""
     replies: list[OrchestratorMessage] = []
     for arrival in arrivals:
         item = arrival.item

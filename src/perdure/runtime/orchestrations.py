@@ -39,7 +39,7 @@ from perdure.providers.items import (
     VersionRange,
 )
 from perdure.runtime.commits import TurnFacts, commit_of, final_status
-from perdure.runtime.intake import Drop, Intake, Park, Run
+from perdure.runtime.intake import Drop, Intake, Park, Run, replies_to
 from perdure.runtime.live import Arrival, Ending, LiveInstance
 from perdure.runtime.observe import log
 from perdure.runtime.retrying import Backoff
@@ -252,7 +252,7 @@ class OrchestrationDispatcher:
                 )
                 self._admit(live)
                 live.busy = True
-                self._run_turn(live, verdict.arrivals, None, verdict)
+                self._run_turn(live, verdict.arrivals)
 
     def _take_more(self, fetched: FetchedOrchestration) -> None:
         live = self._live.get(fetched.item.instance_id)
@@ -286,7 +286,6 @@ class OrchestrationDispatcher:
         live: LiveInstance,
         arrivals: list[Arrival],
         created: asyncio.Future[LiveInstance | None] | None = None,
-        first: Run | None = None,
     ) -> None:
         now_ms = self._clock.now_ms()
         live.used_at_ms = now_ms
@@ -319,7 +318,7 @@ class OrchestrationDispatcher:
         self._cached_events += execution.event_count - events_before
         for line in outcome.ignored:
             log.warning("%s: %s", live.instance_id, line)
-        self._commit(live, arrivals, outcome, now_ms, created, first)
+        self._commit(live, arrivals, outcome, now_ms, created)
 
     def _commit(
         self,
@@ -328,7 +327,6 @@ class OrchestrationDispatcher:
         outcome: TurnOutcome,
         now_ms: int,
         created: asyncio.Future[LiveInstance | None] | None,
-        first: Run | None,
     ) -> None:
         final = final_status(outcome.result)
         keep = self._keeps_locks and final is None and not self._stopping
@@ -340,9 +338,14 @@ class OrchestrationDispatcher:
             settled_work=[a.work_token for a in arrivals if a.work_token is not None],
             keep_lock_ms=self._lock_ms if keep else None,
         )
-        if first is not None and first.replies:
-            replies = (*commit.orchestrator_items, *first.replies)
-            commit = msgspec.structs.replace(commit, orchestrator_items=replies)
+        replies = replies_to(arrivals, live.parent)
+        if replies:
+            # Kept locks are fenced by history: a commit without any gives its lock back.
+            commit = msgspec.structs.replace(
+                commit,
+                orchestrator_items=(*commit.orchestrator_items, *replies),
+                keep_lock_ms=commit.keep_lock_ms if commit.history_delta else None,
+            )
         self._send(_Turn(live, arrivals, outcome, commit, claimed, final, created, Backoff()))
 
     def _facts(self, live: LiveInstance, now_ms: int) -> TurnFacts:

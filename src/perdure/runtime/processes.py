@@ -16,6 +16,7 @@ import msgspec
 
 from perdure.codec import JSON
 from perdure.errors import PerdureError, UsageError
+from perdure.model.events import NULL
 from perdure.model.failures import Failure
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class Call(msgspec.Struct, kw_only=True):
 class Answer(msgspec.Struct, kw_only=True):
     """How it went."""
 
-    result: msgspec.Raw | None = None
+    result: msgspec.Raw = NULL
     failure: Failure | None = None
 
 
@@ -77,7 +78,6 @@ class ProcessPool:
             self._idle.append(child)
         if answer.failure is not None:
             raise ProcessFailure(answer.failure)
-        assert answer.result is not None
         return activity.decode_result(answer.result, JSON)
 
     async def close(self) -> None:

@@ -1,0 +1,304 @@
+"""What an instance is doing or waiting for, and since when: one sentence for people."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+
+import msgspec
+
+from perdure.client.durations import shown_duration
+from perdure.client.steps import StepView, steps_of
+from perdure.client.view import failure_of
+from perdure.errors import CorruptData
+from perdure.model import events, wire, work
+from perdure.model.status import Status
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from perdure.providers.contract import Provider, ProviderAdmin
+    from perdure.providers.items import InstanceInfo, QueuedMessage, QueuedWork, WorkerInfo
+
+Activity: TypeAlias = Literal[
+    "pending", "running", "retrying", "waiting", "sleeping", "paused", "blocked", "ended"
+]
+
+TAIL_EVENTS: Final = 200
+"""Enough of a history's end to say what an instance is doing, whatever its length."""
+_QUEUE_LIMIT: Final = 200
+
+
+class Insight(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to "what is it doing?"."""
+
+    doing: Activity
+    sentence: str
+    since_ms: int
+    due_ms: int | None = None
+    """When it goes on by itself, if that is known."""
+    error: str | None = None
+    """The last error: of the instance, or of the attempt that is being repeated."""
+
+
+class Attempt(msgspec.Struct, frozen=True, kw_only=True):
+    """An activity as it lies in the worker queue."""
+
+    activity_id: int
+    name: str
+    number: int
+    of: int
+    next_ms: int
+    is_running: bool
+    enqueued_ms: int
+    last_error: str | None
+    deliveries: int
+    heartbeat: str | None
+
+
+class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
+    """What lies in the queues for one instance, and who could take it."""
+
+    attempts: tuple[Attempt, ...] = ()
+    messages: tuple[QueuedMessage, ...] = ()
+    workers: tuple[WorkerInfo, ...] = ()
+
+
+async def read_tail(provider: Provider, admin: ProviderAdmin, info: InstanceInfo) -> list[StepView]:
+    """The steps at the end of the current execution's history; empty if it cannot be read."""
+    execution = await admin.get_execution_info(info.instance_id, info.execution_id)
+    records = await provider.read_with_execution(
+        info.instance_id,
+        info.execution_id,
+        after_event_id=max(0, execution.event_count - TAIL_EVENTS),
+    )
+    try:
+        return steps_of(wire.decode_history(record.data for record in records))
+    except CorruptData:
+        return []
+
+
+async def read_surroundings(
+    admin: ProviderAdmin, instance_id: str, workers: Sequence[WorkerInfo] = ()
+) -> Surroundings:
+    queued = await admin.list_work(instance_id, limit=_QUEUE_LIMIT)
+    messages = await admin.list_messages(instance_id, limit=_QUEUE_LIMIT)
+    return Surroundings(
+        attempts=tuple(_attempt(item) for item in queued),
+        messages=tuple(messages),
+        workers=tuple(workers),
+    )
+
+
+def explain(
+    info: InstanceInfo, steps: Iterable[StepView], around: Surroundings, now_ms: int
+) -> Insight:
+    """Say it in one sentence. ``steps`` may be the tail of the history only."""
+    match info.status:
+        case Status.PENDING:
+            return _pending(info, around, now_ms)
+        case Status.SUSPENDED:
+            return Insight(
+                doing="paused",
+                sentence="Paused by an operator; it goes on when it is resumed",
+                since_ms=info.updated_at_ms,
+            )
+        case Status.BLOCKED:
+            return _blocked(info, now_ms)
+        case Status.RUNNING | Status.CONTINUED_AS_NEW:
+            return _alive(info, [step for step in steps if step.state == "open"], around, now_ms)
+        case _:
+            return _ended(info)
+
+
+def _pending(info: InstanceInfo, around: Surroundings, now_ms: int) -> Insight:
+    starts = [queued.visible_at_ms for queued in around.messages if queued.message.start]
+    if starts and min(starts) > now_ms:
+        due_ms = min(starts)
+        return Insight(
+            doing="sleeping",
+            sentence=f"Starts in {shown_duration(due_ms - now_ms)}",
+            since_ms=info.created_at_ms,
+            due_ms=due_ms,
+        )
+    waited = shown_duration(now_ms - info.created_at_ms)
+    return Insight(
+        doing="pending",
+        sentence=f"Waiting {waited} for a worker{_nobody(info, around)}",
+        since_ms=info.created_at_ms,
+    )
+
+
+def _nobody(info: InstanceInfo, around: Surroundings) -> str:
+    if not around.workers:
+        return "; no worker is running"
+    if any(name == info.name for worker in around.workers for name, _ in worker.handlers):
+        return ""
+    return f"; no running worker has the orchestration {info.name!r}"
+
+
+def _blocked(info: InstanceInfo, now_ms: int) -> Insight:
+    block = info.block
+    if block is None:
+        return Insight(doing="blocked", sentence="Blocked", since_ms=info.updated_at_ms)
+    since_ms = block.since_ms or info.updated_at_ms
+    return Insight(
+        doing="blocked",
+        sentence=f"Blocked for {shown_duration(now_ms - since_ms)}: {block.reason}",
+        since_ms=since_ms,
+        error=block.message,
+    )
+
+
+def _ended(info: InstanceInfo) -> Insight:
+    ended_ms = info.completed_at_ms or info.updated_at_ms
+    took = shown_duration(ended_ms - info.created_at_ms)
+    if info.status is Status.COMPLETED:
+        return Insight(doing="ended", sentence=f"Completed in {took}", since_ms=ended_ms)
+    failure = failure_of(info)
+    text = "" if failure is None else str(failure)
+    if info.status is Status.FAILED:
+        sentence = f"Failed after {took}: {text}"
+        return Insight(doing="ended", sentence=sentence, since_ms=ended_ms, error=text)
+    reason = f": {failure.message}" if failure and failure.message else ""
+    return Insight(
+        doing="ended", sentence=f"{info.status} after {took}{reason}", since_ms=ended_ms
+    )
+
+
+def _alive(
+    info: InstanceInfo, waits: list[StepView], around: Surroundings, now_ms: int
+) -> Insight:
+    repeated = [attempt for attempt in around.attempts if attempt.last_error]
+    if repeated:
+        return _retrying(min(repeated, key=lambda attempt: attempt.next_ms), repeated, now_ms)
+    # A timer in the branch of another wait is its time limit, not a sleep.
+    limited = {step.branch for step in waits if step.kind != "timer"}
+    limits = [s for s in waits if s.kind == "timer" and s.branch in limited]
+    steps = [step for step in waits if step not in limits]
+    if not steps:
+        return _unexplained(info, around, now_ms)
+    first = min(steps, key=lambda step: step.since_ms)
+    due_ms = min((step.due_ms for step in limits if step.due_ms is not None), default=None)
+    if len(steps) == 1:
+        return _single(info, first, due_ms, around, now_ms)
+    kinds: dict[str, int] = {}
+    for step in steps:
+        kinds[step.kind] = kinds.get(step.kind, 0) + 1
+    counted = ", ".join(_counted(kind, count) for kind, count in kinds.items())
+    waited = shown_duration(now_ms - first.since_ms)
+    is_running = any(attempt.is_running for attempt in around.attempts)
+    return Insight(
+        doing="running" if is_running else "waiting",
+        sentence=f"Waiting {waited} for {counted}{_limit(due_ms, now_ms)}",
+        since_ms=first.since_ms,
+        due_ms=due_ms,
+    )
+
+
+def _retrying(attempt: Attempt, repeated: list[Attempt], now_ms: int) -> Insight:
+    number = f"attempt {attempt.number} of {attempt.of}"
+    when = (
+        f"{number} is running"
+        if attempt.is_running
+        else f"{number} in {shown_duration(attempt.next_ms - now_ms)}"
+        if attempt.next_ms > now_ms
+        else f"{number} waits for a worker"
+    )
+    more = f" (and {len(repeated) - 1} more)" if len(repeated) > 1 else ""
+    return Insight(
+        doing="retrying",
+        sentence=f"Retrying {attempt.name}{more}: {when}; last error {attempt.last_error}",
+        since_ms=attempt.enqueued_ms,
+        due_ms=attempt.next_ms,
+        error=attempt.last_error,
+    )
+
+
+def _single(
+    info: InstanceInfo, step: StepView, due_ms: int | None, around: Surroundings, now_ms: int
+) -> Insight:
+    waited = shown_duration(now_ms - step.since_ms)
+    doing: Activity = "waiting"
+    match step.kind:
+        case "activity":
+            attempt = next((a for a in around.attempts if a.activity_id == step.event_id), None)
+            if attempt is not None and not attempt.is_running:
+                sentence = f"Waiting {waited} for a worker to run {step.name}"
+                if not any(step.name in worker.activities for worker in around.workers):
+                    sentence += "; no running worker has that activity"
+            else:
+                doing, sentence = "running", f"Running {step.name} for {waited}"
+        case "timer":
+            doing, due_ms = "sleeping", step.due_ms
+            left_ms = (step.due_ms or now_ms) - now_ms
+            sentence = (
+                f"Sleeping, wakes up in {shown_duration(left_ms)}"
+                if left_ms > 0
+                else f"Its timer fired {shown_duration(-left_ms)} ago{_nobody(info, around)}"
+            )
+            return Insight(doing=doing, sentence=sentence, since_ms=step.since_ms, due_ms=due_ms)
+        case "event":
+            sentence = f"Waiting {waited} for event '{step.name}'"
+        case "message":
+            sentence = f"Waiting {waited} for a message in '{step.name}'"
+        case _:
+            sentence = f"Waiting {waited} for {step.name} '{step.child_id}'"
+    sentence += _limit(due_ms, now_ms)
+    return Insight(doing=doing, sentence=sentence, since_ms=step.since_ms, due_ms=due_ms)
+
+
+def _limit(due_ms: int | None, now_ms: int) -> str:
+    if due_ms is None:
+        return ""
+    if due_ms <= now_ms:
+        return "; its time is up"
+    return f"; times out in {shown_duration(due_ms - now_ms)}"
+
+
+def _unexplained(info: InstanceInfo, around: Surroundings, now_ms: int) -> Insight:
+    ready = [queued for queued in around.messages if queued.visible_at_ms <= now_ms]
+    if ready:
+        since_ms = min(queued.visible_at_ms for queued in ready)
+        what = "message is" if len(ready) == 1 else "messages are"
+        sentence = f"{len(ready)} {what} on the way to it{_nobody(info, around)}"
+        return Insight(doing="running", sentence=sentence, since_ms=since_ms)
+    return Insight(doing="running", sentence="Running", since_ms=info.updated_at_ms)
+
+
+def _counted(kind: str, count: int) -> str:
+    plural = {"activity": "activities"}.get(kind, f"{kind}s")
+    return f"{count} {kind if count == 1 else plural}"
+
+
+def _attempt(queued: QueuedWork) -> Attempt:
+    message = queued.message
+    try:
+        item = wire.decode_activity(message.body)
+    except CorruptData as error:
+        item = work.ActivityExecute(
+            instance_id=message.identity.instance_id,
+            execution_id=message.identity.execution_id,
+            activity_id=message.identity.activity_id,
+            name=message.name,
+        )
+        last_error: str | None = error.message
+    else:
+        last_error = None if item.last_failure is None else str(item.last_failure)
+    return Attempt(
+        activity_id=item.activity_id,
+        name=item.name,
+        number=item.attempt,
+        of=1 if item.retry is None else item.retry.max_attempts,
+        next_ms=queued.visible_at_ms,
+        is_running=queued.locked_until_ms is not None,
+        enqueued_ms=queued.enqueued_at_ms,
+        last_error=last_error,
+        deliveries=queued.attempt_count,
+        heartbeat=queued.heartbeat,
+    )
+
+
+def input_of(history: Sequence[events.Event]) -> msgspec.Raw | None:
+    """The input of the execution, if its history has a beginning."""
+    first = history[0] if history else None
+    return first.input if isinstance(first, events.OrchestrationStarted) else None

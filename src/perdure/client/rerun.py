@@ -1,0 +1,323 @@
+"""Running an instance once more under another id: from its beginning, or from one of its events."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import msgspec
+
+from perdure.client.messages import activity_envelope, envelope
+from perdure.client.steps import StepView, steps_of
+from perdure.errors import AlreadyExists, CorruptData, InvalidValue, NotFound
+from perdure.limits import ID_CHARACTERS_MAX, check_id
+from perdure.model import events, wire, work
+from perdure.model.status import Status
+from perdure.providers.items import (
+    EnqueueCondition,
+    ExecutionSnapshot,
+    HistoryRecord,
+    InstanceSnapshot,
+    KvEntry,
+    QueuedMessage,
+    QueuedWork,
+    TurnCommit,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from perdure.clock import Clock
+    from perdure.providers.contract import Provider, ProviderAdmin
+
+Bounds: TypeAlias = Callable[[str], dict[str, Any]]
+"""Options of an activity by its name (``retry``, ``timeout_ms``, ...): history does not hold them."""
+
+
+_LOCK_MS = 10_000
+
+
+def fresh_id(instance_id: str) -> str:
+    """An id that says where the rerun came from."""
+    tail = f"-rerun-{secrets.token_hex(3)}"
+    return instance_id[: ID_CHARACTERS_MAX - len(tail)] + tail
+
+
+async def rerun(
+    provider: Provider,
+    admin: ProviderAdmin,
+    instance_id: str,
+    new_id: str,
+    *,
+    input: msgspec.Raw | None = None,  # noqa: A002
+    version: str | None = None,
+) -> None:
+    """Start the same orchestration anew; None: the same input, the latest version."""
+    info = await admin.get_instance_info(instance_id)
+    started = await _started(provider, admin, instance_id, info.execution_id)
+    start = work.StartOrchestration(
+        instance_id=check_id(new_id, "id"),
+        name=started.name,
+        input=started.input if input is None else input,
+        version=version,
+        trace=started.trace,
+    )
+    if not await provider.enqueue_for_orchestrator(
+        envelope(start), condition=EnqueueCondition.ABSENT
+    ):
+        raise AlreadyExists(f"{new_id!r} exists already; choose another id")
+
+
+async def _started(
+    provider: Provider, admin: ProviderAdmin, instance_id: str, execution_id: int
+) -> events.OrchestrationStarted | work.StartOrchestration:
+    records = await provider.read_with_execution(instance_id, execution_id, limit=1)
+    if records:
+        first = wire.decode_event(records[0].data)
+        if isinstance(first, events.OrchestrationStarted):
+            return first
+        raise CorruptData("rerun", f"the history begins with {type(first).__name__}")
+    for queued in await admin.list_messages(instance_id):
+        item = wire.decode_item(queued.message.body)
+        if isinstance(item, work.StartOrchestration):
+            return item
+    raise NotFound(f"{instance_id!r} has neither history nor a queued start")
+
+
+async def rerun_from_event(
+    provider: Provider,
+    admin: ProviderAdmin,
+    instance_id: str,
+    new_id: str,
+    event_id: int,
+    *,
+    clock: Clock,
+    bounds: Bounds | None = None,
+) -> int:
+    """Copy the past up to the end of the turn that holds the event, and go on from there.
+
+    What the code had asked for until then and not yet got is asked for again; later events are
+    forgotten. Returns how many events were kept. The copy has no parent. Code that puts its own
+    instance id into a payload will not repeat its history: such an instance becomes Blocked.
+    """
+    check_id(new_id, "id")
+    snapshot = await admin.export_instance(instance_id)
+    execution = next((e for e in snapshot.executions if e.execution_id == snapshot.execution_id), None)
+    if execution is None:
+        raise InvalidValue(f"{instance_id!r} has not begun: rerun it without an event")
+    history = wire.decode_history(record.data for record in execution.history)
+    kept = _prefix(instance_id, history, event_id)
+    renamed = [_renamed(event, instance_id, new_id) for event in kept]
+    known = {queued.message.identity.activity_id: queued for queued in snapshot.work}
+    copy = _copy(snapshot, execution, renamed, new_id, clock.now_ms())
+    again = _Again(renamed, bounds or (lambda _name: {}), clock.now_ms())
+    children = again.children()
+    copy = msgspec.structs.replace(
+        copy,
+        messages=tuple(again.timers()),
+        work=tuple(again.activities(known)),
+        suspended=bool(children),
+    )
+    await admin.import_instance(copy)
+    if children:
+        # Paused until its children are queued too: a crash in between leaves nothing half running.
+        fetched = await admin.lock_instance(new_id, _LOCK_MS)
+        commit = TurnCommit(
+            execution_id=copy.execution_id, orchestrator_items=tuple(map(envelope, children))
+        )
+        await provider.ack_orchestration_item(fetched.lock_token, commit)
+        await admin.resume_instance(new_id)
+    return len(kept)
+
+
+def _prefix(
+    instance_id: str, history: Sequence[events.Event], event_id: int
+) -> list[events.Event]:
+    chosen = next((event for event in history if event.event_id == event_id), None)
+    if chosen is None:
+        raise InvalidValue(
+            f"{instance_id!r} has no event {event_id}; its history has the events 1 to {len(history)}"
+        )
+    kept = [event for event in history if event.turn <= chosen.turn]
+    if isinstance(kept[-1], events.TERMINAL_KINDS):
+        first = next(event.event_id for event in history if event.turn == chosen.turn)
+        earlier = f"an event before {first}" if first > 1 else "none: rerun it without an event"
+        raise InvalidValue(
+            f"event {event_id} belongs to the turn that ended {instance_id!r}, so nothing would "
+            f"run again; choose {earlier}"
+        )
+    return kept
+
+
+def _renamed(event: events.Event, old_id: str, new_id: str) -> events.Event:
+    changes: dict[str, Any] = {"instance_id": new_id}
+    if isinstance(event, events.OrchestrationStarted):
+        changes |= {
+            "parent_instance_id": None,
+            "parent_execution_id": None,
+            "parent_event_id": None,
+            "depth": 0,
+        }
+    elif isinstance(event, events.SubOrchestrationScheduled):
+        # Ids that follow from the parent's id follow it; others are the code's own choice.
+        if event.child_instance_id.startswith(old_id):
+            changes["child_instance_id"] = new_id + event.child_instance_id[len(old_id) :]
+    return msgspec.structs.replace(event, **changes)
+
+
+def _copy(
+    snapshot: InstanceSnapshot,
+    execution: ExecutionSnapshot,
+    history: Sequence[events.Event],
+    new_id: str,
+    now_ms: int,
+) -> InstanceSnapshot:
+    started = history[0]
+    assert isinstance(started, events.OrchestrationStarted)
+    custom_status, changes = started.initial_custom_status, 0
+    delta: dict[str, KvEntry | None] = {}
+    for event in history:
+        match event:
+            case events.CustomStatusUpdated():
+                custom_status, changes = event.status, changes + 1
+            case events.KeyValueSet():
+                delta[event.key] = KvEntry(value=event.value, updated_at_ms=event.timestamp_ms)
+            case events.KeyValueCleared():
+                delta[event.key] = None
+            case events.KeyValuesCleared():
+                delta = dict.fromkeys({*snapshot.kv_store, *delta})
+            case _:
+                pass
+    return InstanceSnapshot(
+        instance_id=new_id,
+        name=started.name,
+        version=started.version,
+        execution_id=snapshot.execution_id,
+        created_at_ms=now_ms,
+        updated_at_ms=now_ms,
+        parent_instance_id=None,
+        custom_status=custom_status,
+        custom_status_version=changes,
+        suspended=False,
+        block=None,
+        not_before_ms=None,
+        executions=(
+            ExecutionSnapshot(
+                execution_id=execution.execution_id,
+                status=Status.RUNNING,
+                output=None,
+                started_at_ms=now_ms,
+                completed_at_ms=None,
+                framework_version=execution.framework_version,
+                history=tuple(
+                    HistoryRecord(event_id=event.event_id, data=wire.encode(event))
+                    for event in history
+                ),
+            ),
+        ),
+        kv_store=snapshot.kv_store,
+        kv_delta=delta,
+        messages=(),
+        work=(),
+    )
+
+
+class _Again:
+    """Asks once more for what a history prefix leaves open."""
+
+    def __init__(self, history: Sequence[events.Event], bounds: Bounds, now_ms: int) -> None:
+        started = history[0]
+        assert isinstance(started, events.OrchestrationStarted)
+        self._started = started
+        self._events = {event.event_id: event for event in history}
+        self._open: list[StepView] = [s for s in steps_of(history) if s.state == "open"]
+        self._bounds = bounds
+        self._now_ms = now_ms
+
+    def timers(self) -> list[QueuedMessage]:
+        """A timer keeps its time, even one that has passed."""
+        found: list[QueuedMessage] = []
+        for step in self._open:
+            event = self._events[step.event_id]
+            if isinstance(event, events.TimerCreated):
+                item = work.TimerFired(
+                    instance_id=event.instance_id,
+                    execution_id=event.execution_id,
+                    timer_id=event.event_id,
+                    fire_at_ms=event.fire_at_ms,
+                )
+                found.append(
+                    QueuedMessage(
+                        message_id=len(found) + 1,
+                        message=envelope(item),
+                        visible_at_ms=event.fire_at_ms,
+                        enqueued_at_ms=self._now_ms,
+                        attempt_count=0,
+                        locked=False,
+                    )
+                )
+        return found
+
+    def children(self) -> list[work.StartOrchestration]:
+        opened = [self._events[step.event_id] for step in self._open]
+        return [
+            work.StartOrchestration(
+                instance_id=event.child_instance_id,
+                name=event.name,
+                input=event.input,
+                version=event.version,
+                parent=work.ParentLink(
+                    instance_id=event.instance_id,
+                    execution_id=event.execution_id,
+                    event_id=event.event_id,
+                ),
+                depth=1,
+                trace=self._started.trace,
+            )
+            for event in opened
+            if isinstance(event, events.SubOrchestrationScheduled)
+        ]
+
+    def activities(self, known: dict[int, QueuedWork]) -> list[QueuedWork]:
+        """Activities, with the options that they were queued with where these are still known."""
+        found: list[QueuedWork] = []
+        for step in self._open:
+            event = self._events[step.event_id]
+            if not isinstance(event, events.ActivityScheduled):
+                continue
+            item = self._activity(event, known.get(event.event_id))
+            found.append(
+                QueuedWork(
+                    message_id=len(found) + 1,
+                    message=activity_envelope(item),
+                    visible_at_ms=self._now_ms,
+                    enqueued_at_ms=self._now_ms,
+                    attempt_count=0,
+                    locked_until_ms=None,
+                    heartbeat=None,
+                )
+            )
+        return found
+
+    def _activity(
+        self, event: events.ActivityScheduled, queued: QueuedWork | None
+    ) -> work.ActivityExecute:
+        if queued is not None:
+            item = wire.decode_activity(queued.message.body)
+            return msgspec.structs.replace(
+                item, instance_id=event.instance_id, attempt=1, last_failure=None
+            )
+        return work.ActivityExecute(
+            instance_id=event.instance_id,
+            execution_id=event.execution_id,
+            activity_id=event.event_id,
+            name=event.name,
+            input=event.input,
+            orchestration_name=self._started.name,
+            orchestration_version=self._started.version,
+            session_id=event.session_id,
+            tag=event.tag,
+            trace=self._started.trace,
+            **self._bounds(event.name),
+        )

@@ -1,0 +1,212 @@
+"""The search text of people: ``status:failed name:order* created:<2h``, as a provider's query.
+
+What the store can filter itself goes into the query; the rest is a test on each instance.
+"""
+
+from __future__ import annotations
+
+import difflib
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from perdure.client.durations import parse_duration_ms, parse_moment_ms
+from perdure.errors import InvalidValue
+from perdure.limits import PAGE_ITEMS_MAX
+from perdure.model.status import Status
+from perdure.providers.items import InstanceInfo, InstanceQuery
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from perdure.providers.contract import ProviderAdmin
+
+Test: TypeAlias = Callable[[InstanceInfo], bool]
+
+OPEN: Final = frozenset(status for status in Status if not status.is_final)
+ENDED: Final = frozenset(status for status in Status if status.is_final)
+
+# Between two executions an instance is alive, whatever the store calls the first one.
+_STATUSES: Final[dict[str, frozenset[Status]]] = {
+    **{status.value.lower(): frozenset({status}) for status in Status},
+    "running": frozenset({Status.RUNNING, Status.CONTINUED_AS_NEW}),
+    "paused": frozenset({Status.SUSPENDED}),
+    "open": OPEN,
+    "ended": ENDED,
+}
+_TESTED_PAGE: Final = 500
+"""Instances to read at once where few of them may fit."""
+QUALIFIERS: Final = ("status", "name", "version", "id", "text", "parent", "created", "completed")
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Instances by a query of the store and, where that cannot say it, a test on each."""
+
+    query: InstanceQuery
+    tests: tuple[Test, ...] = ()
+
+    def fits(self, info: InstanceInfo) -> bool:
+        return all(test(info) for test in self.tests)
+
+    async def page(
+        self, admin: ProviderAdmin, *, cursor: str | None = None, limit: int
+    ) -> tuple[list[InstanceInfo], str | None]:
+        """Up to ``limit`` instances, newest first, and the cursor of what follows."""
+        found: list[InstanceInfo] = []
+        while True:
+            missing = limit - len(found)
+            size = min(max(missing, _TESTED_PAGE) if self.tests else missing, PAGE_ITEMS_MAX)
+            page = await admin.list_instances(self.query, cursor=cursor, limit=size)
+            places = [place for place, info in enumerate(page.instances) if self.fits(info)]
+            if len(places) > missing:
+                # Read again up to the last one that is wanted, so that the cursor stands there.
+                size = places[missing - 1] + 1
+                page = await admin.list_instances(self.query, cursor=cursor, limit=size)
+            found += [info for info in page.instances if self.fits(info)][:missing]
+            cursor = page.next_cursor
+            if cursor is None or len(found) >= limit:
+                return found, cursor
+
+    async def instances(self, admin: ProviderAdmin) -> AsyncIterator[InstanceInfo]:
+        """All of them, read page by page."""
+        cursor: str | None = None
+        while True:
+            page = await admin.list_instances(self.query, cursor=cursor, limit=PAGE_ITEMS_MAX)
+            for info in page.instances:
+                if self.fits(info):
+                    yield info
+            if (cursor := page.next_cursor) is None:
+                return
+
+    async def count(self, admin: ProviderAdmin) -> int:
+        if not self.tests:
+            return await admin.count_instances(self.query)
+        found = 0
+        async for _ in self.instances(admin):
+            found += 1
+        return found
+
+
+def parse_search(text: str, now_ms: int) -> Selection:
+    """Words with a qualifier and a colon, quoted where they hold spaces; others are searched for.
+
+    ``status:running,blocked`` (also ``open``, ``ended``), ``name:order*``, ``version:2.0.0``,
+    ``id:ord-*``, ``text:timeout``, ``parent:ID`` or ``parent:none``, ``created:<2h`` (younger),
+    ``created:>7d`` (older), ``created:>2026-11-01`` (later), and ``completed:`` likewise.
+    """
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise InvalidValue(f"the query {text!r} cannot be read: {error}") from None
+    fields: dict[str, Any] = {}
+    tests: list[Test] = []
+    texts: list[str] = []
+    for word in words:
+        qualifier, colon, value = word.partition(":")
+        if not colon:
+            texts.append(word)
+        elif not value:
+            raise InvalidValue(f"{word!r} has no value; write e.g. {qualifier}:something")
+        elif qualifier == "text":
+            texts.append(value)
+        else:
+            _add(fields, tests, qualifier, value, now_ms)
+    if texts:
+        fields["text"] = texts[0]
+        tests += [_mentions(more) for more in texts[1:]]
+    return Selection(InstanceQuery(**fields), tuple(tests))
+
+
+def _add(
+    fields: dict[str, Any], tests: list[Test], qualifier: str, value: str, now_ms: int
+) -> None:
+    match qualifier:
+        case "status":
+            statuses = parse_statuses(value)
+            _set(fields, "statuses", statuses & fields.pop("statuses", statuses), qualifier)
+        case "name" if _is_plain(value):
+            _set(fields, "name", value, qualifier)
+        case "name":
+            tests.append(_matching(lambda info: info.name, value))
+        case "version" if _is_plain(value):
+            _set(fields, "version", value, qualifier)
+        case "version":
+            tests.append(_matching(lambda info: info.version or "", value))
+        case "id" if value.endswith("*") and _is_plain(value[:-1]):
+            _set(fields, "id_prefix", value[:-1], qualifier)
+        case "id" if "*" not in value and "?" not in value:
+            _set(fields, "instance_ids", tuple(value.split(",")), qualifier)
+        case "id":
+            tests.append(_matching(lambda info: info.instance_id, value))
+        case "parent" if value == "none":
+            _set(fields, "roots_only", True, qualifier)  # noqa: FBT003
+        case "parent":
+            _set(fields, "parent_instance_id", value, qualifier)
+        case "created" | "completed":
+            bound, moment_ms = _time_bound(qualifier, value, now_ms)
+            _set(fields, bound, moment_ms, qualifier)
+        case _:
+            near = difflib.get_close_matches(qualifier, QUALIFIERS, n=1)
+            meant = f"; did you mean {near[0]!r}?" if near else ""
+            raise InvalidValue(
+                f"there is no qualifier {qualifier!r}{meant}; known: {', '.join(QUALIFIERS)}. "
+                f"To search for the text itself: text:{shlex.quote(f'{qualifier}:{value}')}"
+            )
+
+
+def parse_statuses(text: str) -> frozenset[Status]:
+    """Names of statuses with commas between them, whatever the case."""
+    found: frozenset[Status] = frozenset()
+    for word in text.split(","):
+        statuses = _STATUSES.get(word.strip().lower())
+        if statuses is None:
+            near = difflib.get_close_matches(word.lower(), _STATUSES, n=1)
+            meant = f"; did you mean {near[0]!r}?" if near else ""
+            raise InvalidValue(
+                f"there is no status {word!r}{meant}; known: {', '.join(sorted(_STATUSES))}"
+            )
+        found |= statuses
+    return found
+
+
+def _set(fields: dict[str, Any], field: str, value: object, qualifier: str) -> None:
+    if field in fields:
+        raise InvalidValue(f"{qualifier}: was given twice; put it once")
+    fields[field] = value
+
+
+def _is_plain(value: str) -> bool:
+    return not any(character in value for character in "*?,")
+
+
+def _matching(field: Callable[[InstanceInfo], str], patterns: str) -> Test:
+    alternatives = patterns.split(",")
+    return lambda info: any(fnmatchcase(field(info), pattern) for pattern in alternatives)
+
+
+def _mentions(text: str) -> Test:
+    wanted = text.casefold()
+
+    def mentions(info: InstanceInfo) -> bool:
+        fields = (info.instance_id, info.name, info.output or "", info.custom_status or "")
+        return any(wanted in field.casefold() for field in fields)
+
+    return mentions
+
+
+def _time_bound(qualifier: str, value: str, now_ms: int) -> tuple[str, int]:
+    """An age grows backwards: older than 2h means before that moment, later than a date after."""
+    sign, rest = value[0], value[1:]
+    if sign not in "<>" or not rest:
+        raise InvalidValue(
+            f"{qualifier}:{value} needs < or >; write {qualifier}:<2h (younger than two hours), "
+            f"{qualifier}:>7d (older than a week) or {qualifier}:>2026-11-01 (later than that day)"
+        )
+    try:
+        moment_ms, is_age = now_ms - parse_duration_ms(rest), True
+    except InvalidValue:
+        moment_ms, is_age = parse_moment_ms(rest, now_ms), False
+    return f"{qualifier}_{'before' if (sign == '>') is is_age else 'after'}_ms", moment_ms

@@ -1,0 +1,37 @@
+"""Waiting on conditions: a time only ever bounds a failure."""
+
+import asyncio
+
+from perdure.errors import NotFound
+
+
+async def until(condition, seconds=15.0):
+    """Wait until the async condition holds."""
+    deadline = asyncio.get_running_loop().time() + seconds
+    while not await condition():
+        assert asyncio.get_running_loop().time() < deadline, "the condition never came true"
+        await asyncio.sleep(0.005)
+
+
+async def waiting(client, instance_id):
+    """Wait until the instance waits for something."""
+
+    async def is_waiting():
+        try:
+            return bool((await client.status(instance_id)).waiting_for)
+        except NotFound:
+            return False
+
+    await until(is_waiting)
+
+
+async def reached(client, instance_id, status):
+    """Wait until the instance has that status."""
+
+    async def has_status():
+        try:
+            return (await client.status(instance_id, waits=False)).status is status
+        except NotFound:
+            return False
+
+    await until(has_status)

@@ -1,0 +1,243 @@
+"""How activities run: threads, processes, time limits, heartbeats, tags, sessions, cancellation."""
+
+import asyncio
+import os
+import threading
+import time
+
+import pytest
+
+from integration import slow_activities
+from integration.conditions import until
+from perdure import (
+    ActivityFailed,
+    OrchestrationFailed,
+    Retry,
+    TagFilter,
+    activity,
+    activity_info,
+    heartbeat,
+    is_cancelled,
+    last_heartbeat,
+    orchestration,
+)
+
+
+def calling(handler, *args, **options):
+    """An orchestration that calls one activity."""
+
+    @orchestration
+    async def call() -> object:
+        return await handler.options(**options)(*args)
+
+    return call
+
+
+async def test_a_sync_activity_runs_in_a_thread(make_runtime):
+    @activity
+    def where() -> str:
+        return threading.current_thread().name
+
+    flow = calling(where)
+    async with make_runtime([flow, where]) as runtime:
+        handle = await runtime.start(flow)
+
+        assert str(await handle.result(10)).startswith("perdure-activity")
+
+
+async def test_a_process_activity_runs_in_another_process(make_runtime):
+    flow = calling(slow_activities.whoami, [1, 2])
+    async with make_runtime([flow, slow_activities]) as runtime:
+        result = await (await runtime.start(flow)).result(20)
+
+        assert result["sum"] == 3
+        assert result["pid"] != os.getpid()
+
+
+async def test_a_time_limit_really_stops_a_process(make_runtime):
+    flow = calling(slow_activities.never_ends)
+    async with make_runtime([flow, slow_activities]) as runtime:
+        handle = await runtime.start(flow)
+
+        with pytest.raises(OrchestrationFailed, match="TimeoutError"):
+            await handle.result(20)
+
+
+async def test_a_process_that_dies_fails_its_activity_only(make_runtime):
+    flow = calling(slow_activities.dies)
+    async with make_runtime([flow, slow_activities]) as runtime:
+        handle = await runtime.start(flow)
+
+        with pytest.raises(OrchestrationFailed, match="exit code 7"):
+            await handle.result(20)
+
+
+async def test_an_exception_of_a_process_keeps_its_type(make_runtime):
+    flow = calling(slow_activities.complains)
+    async with make_runtime([flow, slow_activities]) as runtime:
+        handle = await runtime.start(flow)
+
+        with pytest.raises(OrchestrationFailed, match="LookupError"):
+            await handle.result(20)
+
+
+async def test_an_async_activity_is_bounded_in_time(make_runtime):
+    @activity(timeout=0.05)
+    async def slow() -> None:
+        await asyncio.Event().wait()
+
+    flow = calling(slow)
+    async with make_runtime([flow, slow]) as runtime:
+        with pytest.raises(OrchestrationFailed, match="TimeoutError"):
+            await (await runtime.start(flow)).result(10)
+
+
+async def test_an_activity_that_stops_reporting_is_given_up(make_runtime):
+    @activity(heartbeat_timeout=0.05, retry=Retry(max_attempts=2, first_delay=0))
+    async def reporter() -> str:
+        seen = last_heartbeat(int)
+        if activity_info().attempt == 1:
+            heartbeat(41)
+            await asyncio.Event().wait()
+        return f"went on after {seen}"
+
+    flow = calling(reporter)
+    async with make_runtime([flow, reporter]) as runtime:
+        assert (await (await runtime.start(flow)).result(10)).startswith("went on")
+
+
+async def test_some_errors_are_not_worth_another_attempt(make_runtime):
+    attempts = []
+
+    @activity(retry=Retry(max_attempts=5, first_delay=0, never=(LookupError,)))
+    async def picky() -> None:
+        attempts.append(1)
+        raise KeyError("gone")
+
+    flow = calling(picky)
+    async with make_runtime([flow, picky]) as runtime:
+        with pytest.raises(OrchestrationFailed, match="KeyError"):
+            await (await runtime.start(flow)).result(10)
+        assert len(attempts) == 1
+
+
+async def test_retries_end_at_the_deadline(make_runtime):
+    attempts = []
+
+    @activity(retry=Retry(max_attempts=1000, first_delay=0.02, multiplier=1), deadline=0.2)
+    async def hopeless() -> None:
+        attempts.append(1)
+        raise ConnectionError("down")
+
+    flow = calling(hopeless)
+    async with make_runtime([flow, hopeless]) as runtime:
+        with pytest.raises(OrchestrationFailed, match="down"):
+            await (await runtime.start(flow)).result(10)
+        assert 1 < len(attempts) < 100
+
+
+async def test_a_cause_can_be_caught_by_name(make_runtime):
+    @activity
+    async def broken() -> None:
+        raise FileNotFoundError("no such thing")
+
+    @orchestration
+    async def careful() -> str:
+        try:
+            await broken()
+        except ActivityFailed as error:
+            if "OSError" in error.lineage:
+                return f"{error.type_name}: {error.message}"
+        return "missed"
+
+    async with make_runtime([careful, broken]) as runtime:
+        handle = await runtime.start(careful)
+
+        assert await handle.result(10) == "FileNotFoundError: no such thing"
+
+
+async def test_a_tagged_activity_waits_for_a_worker_with_the_tag(make_runtime, make_provider):
+    @activity(tag="gpu")
+    async def render() -> str:
+        return "rendered"
+
+    flow = calling(render)
+    provider = make_provider()
+    async with make_runtime([flow, render], provider) as runtime:
+        handle = await runtime.start(flow, id="r")
+
+        async def is_queued():
+            admin = provider.admin()
+            return bool(await admin.list_work("r"))
+
+        await until(is_queued)
+    async with make_runtime([flow, render], provider, tags=TagFilter.default_and("gpu")) as gpu:
+        assert await gpu.get(handle.id).result(10) == "rendered"
+
+
+async def test_activities_of_a_session_run_on_one_worker(make_runtime):
+    @activity(session="s")
+    async def whose() -> str:
+        return activity_info().worker_id
+
+    @orchestration
+    async def several() -> set[str]:
+        return set(await asyncio.gather(*[whose() for _ in range(5)]))
+
+    async with make_runtime([several, whose]) as runtime:
+        assert await (await runtime.start(several)).result(10) == {runtime.worker_id}
+
+
+async def test_an_unwanted_activity_is_told_and_its_result_dropped(make_runtime):
+    seen = threading.Event()
+
+    @activity
+    def long_one() -> str:
+        while not is_cancelled():
+            time.sleep(0.005)
+        seen.set()
+        return "too late"
+
+    @orchestration
+    async def impatient() -> str:
+        try:
+            async with asyncio.timeout(0.05):
+                return await long_one()
+        except TimeoutError:
+            return "gave up"
+
+    async with make_runtime([impatient, long_one], activity_lock_seconds=0.5) as runtime:
+        assert await (await runtime.start(impatient)).result(10) == "gave up"
+
+        async def was_told():
+            return seen.is_set()
+
+        await until(was_told)
+
+
+async def test_an_idempotency_key_is_the_same_for_every_attempt(make_runtime):
+    keys = []
+
+    @activity(retry=Retry(max_attempts=3, first_delay=0))
+    async def charge() -> str:
+        keys.append(activity_info().idempotency_key)
+        if len(keys) < 3:
+            raise ConnectionError("again")
+        return keys[-1]
+
+    flow = calling(charge)
+    async with make_runtime([flow, charge]) as runtime:
+        await (await runtime.start(flow, id="i")).result(10)
+
+        assert set(keys) == {"i/1/2"}
+
+
+async def test_a_result_that_is_not_json_fails_the_activity(make_runtime):
+    @activity
+    async def bad() -> object:
+        return object()
+
+    flow = calling(bad)
+    async with make_runtime([flow, bad]) as runtime:
+        with pytest.raises(OrchestrationFailed, match="cannot be written as JSON"):
+            await (await runtime.start(flow)).result(10)

@@ -1,0 +1,212 @@
+"""Cancelling, pausing, terminating, starting in every mode, and answers instead of silence."""
+
+import asyncio
+
+import pytest
+
+from perdure import (
+    OrchestrationCancelled,
+    OrchestrationTerminated,
+    Status,
+    activity,
+    orchestration,
+    start_detached,
+    wait_for_event,
+)
+from integration.conditions import reached, waiting
+from perdure.errors import (
+    AlreadyExists,
+    InstanceFinished,
+    NotFound,
+    PayloadError,
+    UsageError,
+    WaitTimeout,
+)
+
+cleaned: list[str] = []
+
+
+@activity
+async def clean_up(name: str) -> None:
+    cleaned.append(name)
+
+
+@orchestration
+async def patient(name: str) -> str:
+    try:
+        return await wait_for_event("go", str)
+    finally:
+        await clean_up(name)
+
+
+@orchestration
+async def parent(name: str) -> str:
+    return await patient.options(id=f"{name}-child")(name)
+
+
+@orchestration
+async def quick() -> str:
+    return "done"
+
+
+HANDLERS = [patient, parent, quick, clean_up]
+
+
+@pytest.fixture(autouse=True)
+def _forget():
+    cleaned.clear()
+
+
+async def test_a_cancelled_orchestration_cleans_up_and_ends_cancelled(make_runtime):
+    async with make_runtime(HANDLERS) as runtime:
+        handle = await runtime.start(patient, "p", id="p")
+        await waiting(runtime, "p")
+        await handle.cancel("changed my mind")
+
+        with pytest.raises(OrchestrationCancelled, match="changed my mind"):
+            await handle.result(10)
+        assert cleaned == ["p"]
+        assert (await handle.status()).status is Status.CANCELLED
+
+
+async def test_a_cancel_reaches_the_children(make_runtime):
+    async with make_runtime(HANDLERS) as runtime:
+        handle = await runtime.start(parent, "p", id="p")
+        await waiting(runtime, "p-child")
+        await handle.cancel()
+        with pytest.raises(OrchestrationCancelled):
+            await handle.result(10)
+        with pytest.raises(OrchestrationCancelled):
+            await runtime.get("p-child").result(10)
+        assert cleaned == ["p"]
+
+
+async def test_a_terminated_orchestration_runs_no_more_code(make_runtime):
+    async with make_runtime(HANDLERS) as runtime:
+        handle = await runtime.start(patient, "p", id="p")
+        await waiting(runtime, "p")
+        await handle.terminate("enough")
+
+        with pytest.raises(OrchestrationTerminated, match="enough"):
+            await handle.result(10)
+        assert cleaned == []
+        with pytest.raises(InstanceFinished):
+            await handle.terminate()
+
+
+async def test_a_parent_is_told_that_its_child_was_terminated(make_runtime):
+    async with make_runtime(HANDLERS) as runtime:
+        handle = await runtime.start(parent, "p", id="p")
+        await waiting(runtime, "p-child")
+        await runtime.terminate("p-child", "no more")
+
+        with pytest.raises(Exception, match="no more"):
+            await handle.result(10)
+
+
+async def test_a_paused_orchestration_takes_no_turn_until_it_is_resumed(make_runtime):
+    async with make_runtime(HANDLERS) as runtime:
+        handle = await runtime.start(patient, "p", id="p")
+        await handle.pause()
+        await handle.raise_event("go", "on")
+
+        with pytest.raises(WaitTimeout):
+            await handle.result(0.2)
+        assert (await handle.status()).status is Status.SUSPENDED
+        await handle.resume()
+        assert await handle.result(10) == "on"
+
+
+async def test_an_id_that_exists_is_returned_refused_or_replaced(make_runtime):
+    async with make_runtime(HANDLERS) as runtime:
+        first = await runtime.start(patient, "one", id="same")
+        second = await runtime.start(patient, "two", id="same")
+        with pytest.raises(AlreadyExists, match="same"):
+            await runtime.start(patient, "three", id="same", if_exists="fail")
+        third = await runtime.start(patient, "four", id="same", if_exists="replace")
+        await third.raise_event("go", "on")
+
+        assert await third.result(10) == "on"
+        assert cleaned == ["four"]
+        assert first.id == second.id == third.id
+
+
+async def test_a_delayed_start_waits(make_runtime):
+    async with make_runtime(HANDLERS) as runtime:
+        handle = await runtime.start(quick, id="later", delay=0.2)
+
+        assert (await handle.status()).status is Status.PENDING
+        assert await handle.result(10) == "done"
+
+
+async def test_many_are_started_at_once(make_runtime):
+    async with make_runtime(HANDLERS) as runtime:
+        handles = await runtime.start_many(quick, [(f"q-{n}", ()) for n in range(50)])
+
+        assert [await handle.result(10) for handle in handles] == ["done"] * 50
+        with pytest.raises(AlreadyExists, match="q-0"):
+            await runtime.start_many(quick, [("q-0", ())], if_exists="fail")
+
+
+async def test_messages_for_nobody_are_answered(make_runtime):
+    async with make_runtime(HANDLERS) as runtime:
+        handle = await runtime.start(quick, id="q")
+        await handle.result(10)
+
+        with pytest.raises(InstanceFinished):
+            await handle.raise_event("go", "late")
+        with pytest.raises(InstanceFinished):
+            await handle.cancel()
+        with pytest.raises(NotFound):
+            await runtime.get("nobody").raise_event("go", "x")
+        with pytest.raises(NotFound):
+            await runtime.get("nobody").status()
+        with pytest.raises(NotFound):
+            await runtime.get("nobody").result(1)
+
+
+async def test_an_event_may_come_before_anybody_waits(make_runtime):
+    @orchestration
+    async def late_reader() -> str:
+        await asyncio.sleep(0.05)
+        return await wait_for_event("early", str)
+
+    async with make_runtime([late_reader]) as runtime:
+        handle = await runtime.start(late_reader)
+        await handle.raise_event("early", "kept")
+
+        assert await handle.result(10) == "kept"
+
+
+async def test_a_detached_start_lives_on_its_own(make_runtime):
+    @orchestration
+    async def launcher() -> str:
+        return start_detached(quick, id="free")
+
+    async with make_runtime([launcher, quick]) as runtime:
+        handle = await runtime.start(launcher, id="l")
+
+        assert await handle.result(10) == "free"
+        await reached(runtime, "free", Status.COMPLETED)
+        assert (await runtime.status("free")).parent_id is None
+
+
+async def test_wrong_arguments_are_refused_at_the_start(make_runtime):
+    async with make_runtime(HANDLERS) as runtime:
+        with pytest.raises(TypeError):
+            await runtime.start(patient)
+        with pytest.raises(PayloadError):
+            await runtime.start(patient, 7)
+        with pytest.raises(UsageError, match="decorate"):
+            await runtime.start(waiting)
+        with pytest.raises(ValueError, match="empty"):
+            await runtime.start(quick, id=" ")
+
+
+async def test_an_explicit_child_id_in_use_fails_the_call(make_runtime):
+    async with make_runtime(HANDLERS) as runtime:
+        await runtime.start(patient, "x", id="p-child")
+        handle = await runtime.start(parent, "p", id="p")
+
+        with pytest.raises(Exception, match="exists already"):
+            await handle.result(10)

@@ -1,0 +1,149 @@
+"""What a deploy can do to running instances: versions, changed code, missing code, bad data."""
+
+import asyncio
+
+from integration.conditions import reached, waiting
+from perdure import (
+    InMemoryProvider,
+    Runtime,
+    RuntimeOptions,
+    Status,
+    activity,
+    continue_as_new,
+    orchestration,
+    wait_for_event,
+)
+from perdure.model.failures import BlockReason
+from perdure.providers.items import HistoryRecord, OrchestratorMessage
+from perdure.providers.memory import MemoryStore
+
+
+@activity
+async def note(text: str) -> str:
+    return text
+
+
+@activity
+async def other(text: str) -> str:
+    return text
+
+
+def version_1():
+    @orchestration(name="flow", version="1.0.0")
+    async def flow(round_: int) -> str:
+        await note("one")
+        await wait_for_event("go", None)
+        if round_:
+            continue_as_new(round_ - 1)
+        return "1.0.0"
+
+    return flow
+
+
+def version_2():
+    @orchestration(name="flow", version="2.0.0")
+    async def flow(round_: int) -> str:
+        await other("two")
+        return "2.0.0"
+
+    return flow
+
+
+def changed_version_1():
+    @orchestration(name="flow", version="1.0.0")
+    async def flow(round_: int) -> str:
+        await other("one")
+        await wait_for_event("go", None)
+        return "changed"
+
+    return flow
+
+
+def _runtime(store, *handlers):
+    options = RuntimeOptions(orchestration_lock_seconds=1, activity_lock_seconds=1)
+    return Runtime(InMemoryProvider(store=store), [*handlers, note, other], options=options)
+
+
+async def test_a_started_instance_keeps_its_version():
+    store = MemoryStore()
+    async with _runtime(store, version_1()) as old:
+        await old.start(version_1(), 0, id="f")
+        await waiting(old, "f")
+    async with _runtime(store, version_1(), version_2()) as new:
+        await new.raise_event("f", "go")
+
+        assert await new.get("f").result(10) == "1.0.0"
+
+
+async def test_the_latest_version_is_taken_at_continue_as_new():
+    store = MemoryStore()
+    async with _runtime(store, version_1()) as old:
+        await old.start(version_1(), 1, id="f")
+        await waiting(old, "f")
+    async with _runtime(store, version_1(), version_2()) as new:
+        await new.raise_event("f", "go")
+
+        assert await new.get("f").result(10) == "2.0.0"
+        assert (await new.status("f")).version == "2.0.0"
+
+
+async def test_changed_code_blocks_the_instance_and_a_fixed_deploy_lets_it_go_on():
+    store = MemoryStore()
+    async with _runtime(store, version_1()) as old:
+        await old.start(version_1(), 0, id="f")
+        await waiting(old, "f")
+    async with _runtime(store, changed_version_1()) as broken:
+        await broken.raise_event("f", "go")
+        await reached(broken, "f", Status.BLOCKED)
+        block = (await broken.status("f", waits=False)).block
+        assert block is not None
+        assert block.reason is BlockReason.NONDETERMINISM
+        assert "note" in block.detail
+        assert "other" in block.detail
+    async with _runtime(store, version_1()) as fixed:
+        assert await fixed.get("f").result(10) == "1.0.0"
+
+
+async def test_an_instance_waits_for_a_worker_that_has_its_code():
+    store = MemoryStore()
+    async with _runtime(store) as ignorant:
+        await ignorant.start_named("flow", 0, id="f")
+        await asyncio.sleep(0.05)
+        assert (await ignorant.status("f")).status is Status.PENDING
+        async with _runtime(store, version_2()) as able:
+            assert await able.get("f").result(10) == "2.0.0"
+
+
+async def test_damaged_history_blocks_only_its_own_instance():
+    store = MemoryStore()
+    async with _runtime(store, version_1()) as old:
+        for name in ("bad", "good"):
+            await old.start(version_1(), 0, id=name)
+            await waiting(old, name)
+        garbage = HistoryRecord(event_id=99, data="{not an event")
+        await old.provider.append_with_execution("bad", 1, [garbage])
+    async with _runtime(store, version_1()) as new:
+        await new.raise_event("bad", "go")
+        await new.raise_event("good", "go")
+
+        assert await new.get("good").result(10) == "1.0.0"
+        await reached(new, "bad", Status.BLOCKED)
+        block = (await new.status("bad", waits=False)).block
+        assert block is not None
+        assert block.reason is BlockReason.UNDECODABLE
+
+
+async def test_an_undecodable_message_is_kept_and_blocks_only_its_own_instance():
+    store = MemoryStore()
+    async with _runtime(store, version_1()) as runtime:
+        await runtime.start(version_1(), 0, id="f")
+        await waiting(runtime, "f")
+        bad = OrchestratorMessage(instance_id="f", kind="ExternalRaised", body="{nonsense")
+        await runtime.provider.enqueue_for_orchestrator(bad)
+        await reached(runtime, "f", Status.BLOCKED)
+        admin = runtime.provider.admin()
+        assert admin is not None
+        assert [queued.message.body for queued in await admin.list_messages("f")] == ["{nonsense"]
+
+        await runtime.terminate("f", "cannot be saved")
+        assert (await runtime.status("f")).status is Status.TERMINATED
