@@ -1,0 +1,212 @@
+"""The life of a runtime: long turns, draining, lost locks, several runtimes, sync callers."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from integration.conditions import reached, until, waiting
+from perdure import (
+    BlockingClient,
+    Client,
+    InMemoryProvider,
+    Runtime,
+    RuntimeOptions,
+    Status,
+    activity,
+    orchestration,
+    wait_for_event,
+)
+from perdure.errors import UsageError
+from perdure.model.failures import BlockReason
+from perdure.providers.memory import MemoryStore
+
+
+@activity
+async def echo(value: int) -> int:
+    return value
+
+
+@orchestration
+async def plain(value: int) -> int:
+    return await echo(value)
+
+
+@orchestration
+async def gate() -> str:
+    return await wait_for_event("go", str)
+
+
+async def test_a_turn_that_never_ends_is_interrupted_and_blocked_and_others_go_on():
+    @orchestration
+    async def endless() -> None:
+        number = 0
+        while True:
+            number += 1
+
+    options = RuntimeOptions(turn_warn_seconds=0.1, turn_abort_seconds=0.3)
+    async with Runtime("memory:", [endless, plain, echo], options=options) as runtime:
+        await runtime.start(endless, id="e")
+        await reached(runtime, "e", Status.BLOCKED)
+        block = (await runtime.status("e", waits=False)).block
+
+        assert block is not None
+        assert block.reason is BlockReason.LIMIT
+        assert "test_runtime.py" in block.message
+        assert await (await runtime.start(plain, 5)).result(10) == 5
+
+
+async def test_stopping_waits_for_running_activities(make_provider):
+    release = asyncio.Event()
+    started = asyncio.Event()
+
+    @activity
+    async def slow() -> str:
+        started.set()
+        await release.wait()
+        return "finished"
+
+    @orchestration
+    async def flow() -> str:
+        return await slow()
+
+    provider = make_provider()
+    if not provider.capabilities.durable:
+        pytest.skip("needs a durable store: capability durable")
+    async with Runtime(provider, [flow, slow]) as runtime:
+        handle = await runtime.start(flow, id="s")
+        await started.wait()
+        asyncio.get_running_loop().call_later(0.05, release.set)
+    async with Client(make_provider()) as client:
+        work = await client.provider.admin().list_work("s")
+        assert work == []
+        messages = await client.provider.admin().list_messages("s")
+        view = await handle._client.__class__.status(client, "s")
+        assert view.status is Status.COMPLETED or messages
+
+
+async def test_two_runtimes_share_a_store_and_every_result_comes_once():
+    store = MemoryStore()
+    options = RuntimeOptions(cached_instances=10)
+    async with (
+        Runtime(InMemoryProvider(store=store), [plain, echo], options=options) as one,
+        Runtime(InMemoryProvider(store=store), [plain, echo], options=options) as two,
+    ):
+        handles = [await (one, two)[n % 2].start(plain, n, id=f"n-{n}") for n in range(60)]
+
+        assert [await handle.result(20) for handle in handles] == list(range(60))
+
+
+async def test_an_instance_evicted_from_the_cache_comes_back_by_replay(make_provider):
+    options = RuntimeOptions(idle_seconds=0.05)
+    async with Runtime(make_provider(), [gate], options=options) as runtime:
+        handle = await runtime.start(gate, id="g")
+
+        async def is_evicted():
+            return runtime._running.orchestrations.live_count == 0
+
+        await until(is_evicted)
+        await handle.raise_event("go", "on")
+        assert await handle.result(10) == "on"
+
+
+async def test_the_cache_is_bounded(make_provider):
+    options = RuntimeOptions(cached_instances=5)
+    async with Runtime(make_provider(), [gate], options=options) as runtime:
+        handles = [await runtime.start(gate, id=f"g-{n}") for n in range(20)]
+        for handle in handles:
+            await waiting(runtime, handle.id)
+        assert runtime._running.orchestrations.live_count <= 5
+        for handle in handles:
+            await handle.raise_event("go", handle.id)
+
+        assert [await handle.result(10) for handle in handles] == [h.id for h in handles]
+
+
+async def test_a_stolen_lock_loses_nothing(make_provider):
+    provider = make_provider()
+    async with Runtime(provider, [gate]) as runtime:
+        handle = await runtime.start(gate, id="g")
+        await waiting(runtime, "g")
+        stolen = await provider.admin().lock_instance("g", 10_000)
+        await provider.abandon_orchestration_item(stolen.lock_token)
+        await handle.raise_event("go", "still here")
+
+        assert await handle.result(10) == "still here"
+
+
+def test_sync_code_uses_the_bridge():
+    with BlockingClient(Runtime("memory:", [plain, echo])) as portal:
+        handle = portal.call(portal.client.start, plain, 7)
+
+        assert portal.call(handle.result, 10) == 7
+    with pytest.raises(UsageError, match="with-block"):
+        portal.call(handle.result, 10)
+
+
+def test_the_bridge_may_be_used_from_several_threads():
+    results = []
+    with BlockingClient(Runtime("memory:", [plain, echo])) as portal:
+
+        def work(number):
+            results.append(portal.call(portal.call(portal.client.start, plain, number).result, 10))
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(results) == list(range(8))
+
+
+async def test_a_web_framework_runs_it_in_its_lifespan():
+    runtime = Runtime("memory:", [plain, echo])
+    async with runtime.lifespan(object()):
+        assert await (await runtime.start(plain, 3)).result(10) == 3
+
+
+SERVER = """
+import asyncio, sys
+from perdure import Runtime, activity, orchestration
+@activity
+async def slow() -> str:
+    print("started", flush=True)
+    await asyncio.sleep(0.3)
+    return "done"
+@orchestration
+async def flow() -> str:
+    return await slow()
+async def main():
+    runtime = Runtime(sys.argv[1], [flow, slow])
+    async def begin():
+        await asyncio.sleep(0)
+        while runtime._running is None:
+            await asyncio.sleep(0.01)
+        await runtime.start(flow, id="x")
+    task = asyncio.create_task(begin())
+    await runtime.serve()
+    print("stopped", flush=True)
+asyncio.run(main())
+"""
+
+
+def test_sigterm_drains_and_exits_cleanly(tmp_path):
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVER, str(tmp_path / "s.db")], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "started\n"
+        process.send_signal(signal.SIGTERM)
+
+        assert process.wait(20) == 0
+        assert process.stdout.read() == "stopped\n"
+
+
+async def test_a_runtime_runs_only_once():
+    runtime = Runtime("memory:", [plain, echo])
+    async with runtime:
+        with pytest.raises(UsageError, match="runs already"):
+            await runtime.__aenter__()
