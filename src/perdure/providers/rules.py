@@ -1,0 +1,3 @@
+"""The contract's pure rules, for providers that live in other packages."""
+
+from perdure.providers._shared.rules import *  # noqa: F403

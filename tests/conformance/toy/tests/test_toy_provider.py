@@ -1,0 +1,1 @@
+from perdure.conformance import *  # noqa: F403

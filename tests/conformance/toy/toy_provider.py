@@ -1,0 +1,518 @@
+"""A provider of a third party: lists and dictionaries, looked through from end to end.
+
+It declares neither administration nor the hot path, polls short, and forgets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from perdure.errors import DuplicateEvent, InstanceFinished, NotFound, StoreClosed
+from perdure.limits import ORPHAN_GRACE_MS, check_id
+from perdure.model.status import Status
+from perdure.providers import Capabilities, Provider, rules
+from perdure.providers.items import (
+    Delivery,
+    EnqueueCondition,
+    FetchedOrchestration,
+    FetchedWork,
+    HistoryRecord,
+    KvEntry,
+    OrchestrationItem,
+    OrchestratorMessage,
+    StartRouting,
+    TagFilter,
+    TurnCommit,
+    WorkerMessage,
+)
+from perdure.providers.watching import ChangeHub
+
+if TYPE_CHECKING:
+    from perdure.clock import Clock
+
+
+@dataclass
+class Row:
+    """An entry of either queue."""
+
+    message: Any
+    message_id: int
+    visible_at_ms: int
+    enqueued_at_ms: int
+    attempts: int = 0
+    token: str | None = None
+    locked_until_ms: int = 0
+    heartbeat: str | None = None
+
+
+@dataclass
+class Instance:
+    routing: StartRouting | None = None
+    named: bool = False
+    execution_id: int = 0
+    statuses: dict[int, Status] = field(default_factory=dict)
+    pins: dict[int, Any] = field(default_factory=dict)
+    histories: dict[int, dict[int, str]] = field(default_factory=dict)
+    custom_status: str | None = None
+    custom_status_version: int = 0
+    kv_store: dict[str, KvEntry] = field(default_factory=dict)
+    kv_delta: dict[str, KvEntry | None] = field(default_factory=dict)
+    not_before_ms: int = 0
+    token: str | None = None
+    locked_until_ms: int = 0
+
+
+class ToyProvider(Provider):
+    name = "toy"
+    version = "0.0.1"
+    capabilities = Capabilities(
+        durable=False,
+        several_handles=False,
+        several_processes=False,
+        long_poll=False,
+        hot_path=False,
+        admin=False,
+    )
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._hub = ChangeHub(clock)
+        self._open = False
+        self._sequence = 0
+        self._messages: list[Row] = []
+        self._work: list[Row] = []
+        self._dead_letters: list[OrchestratorMessage] = []
+        self._instances: dict[str, Instance] = {}
+        self._sessions: dict[str, tuple[str, int, int]] = {}
+
+    async def open(self):
+        self._open = True
+
+    async def close(self):
+        self._open = False
+
+    def _now(self, operation: str) -> int:
+        if not self._open:
+            raise StoreClosed(operation, "the toy is not open")
+        return self._clock.now_ms()
+
+    def _row(self, message, visible_at_ms: int, now_ms: int) -> Row:
+        self._sequence += 1
+        return Row(message, self._sequence, visible_at_ms, now_ms)
+
+    # --- turns
+
+    async def fetch_orchestration_item(
+        self,
+        lock_timeout_ms,
+        poll_timeout_ms,
+        filter=None,  # noqa: A002
+        owner=None,
+    ):
+        now_ms = self._now("fetch_orchestration_item")
+        rules.check_fetch(lock_timeout_ms, poll_timeout_ms, owner)
+        self._bury_orphans(now_ms)
+        visible = [row for row in self._messages if rules.is_visible(row.visible_at_ms, now_ms)]
+        for row in sorted(visible, key=lambda row: (row.visible_at_ms, row.message_id)):
+            instance_id = row.message.instance_id
+            batch = [each for each in visible if each.message.instance_id == instance_id]
+            instance = self._instances.get(instance_id)
+            routing = self._routing(instance, batch)
+            if routing is None or not self._is_free(instance, filter, routing, now_ms):
+                continue
+            token = rules.new_lock_token()
+            instance = self._instances.setdefault(instance_id, Instance())
+            instance.token, instance.locked_until_ms = token, now_ms + lock_timeout_ms
+            for each in self._messages:
+                if each.message.instance_id == instance_id:
+                    each.token = None
+            for each in batch:
+                each.token = token
+                each.attempts += 1
+            return FetchedOrchestration(
+                item=self._item(instance_id, instance, routing, batch),
+                lock_token=token,
+                attempt_count=max(each.attempts for each in batch),
+            )
+        return None
+
+    def _routing(self, instance, batch):
+        if instance is not None and instance.routing is not None:
+            return instance.routing
+        for row in batch:
+            if row.message.start is not None:
+                return row.message.start
+        if instance is not None and instance.histories:
+            return StartRouting(name=rules.UNKNOWN_NAME)
+        return None
+
+    def _is_free(self, instance, filter, routing, now_ms) -> bool:  # noqa: A002
+        pin = None
+        if instance is not None:
+            if rules.is_live(instance.locked_until_ms, now_ms) or instance.not_before_ms > now_ms:
+                return False
+            pin = instance.pins.get(instance.execution_id)
+        return rules.fits_framework(filter, pin) and rules.fits_handlers(
+            filter, routing.name, routing.version
+        )
+
+    def _item(self, instance_id, instance, routing, batch):
+        execution_id = instance.execution_id or max(instance.histories, default=1)
+        return OrchestrationItem(
+            instance_id=instance_id,
+            name=routing.name,
+            version=routing.version,
+            execution_id=execution_id,
+            history=tuple(self._records(instance, execution_id)),
+            messages=tuple(
+                Delivery(
+                    message_id=row.message_id, body=row.message.body, attempt_count=row.attempts
+                )
+                for row in batch
+            ),
+            kv_snapshot=dict(instance.kv_store),
+            parent_instance_id=routing.parent_instance_id,
+        )
+
+    def _bury_orphans(self, now_ms: int) -> None:
+        with_start = {row.message.instance_id for row in self._messages if row.message.start}
+        for row in list(self._messages):
+            instance = self._instances.get(row.message.instance_id)
+            is_known = instance is not None and (instance.routing or instance.histories)
+            is_old = rules.is_visible(
+                max(row.visible_at_ms, row.enqueued_at_ms + ORPHAN_GRACE_MS), now_ms
+            )
+            if is_old and not is_known and row.message.instance_id not in with_start:
+                self._messages.remove(row)
+                self._dead_letters.append(row.message)
+
+    def _held(self, operation, lock_token, now_ms, *, even_expired=False):
+        for instance_id, instance in self._instances.items():
+            if instance.token == lock_token and (
+                even_expired or rules.is_live(instance.locked_until_ms, now_ms)
+            ):
+                return instance_id, instance
+        raise rules.lock_lost(operation, lock_token)
+
+    def _release(self, instance) -> None:
+        for row in self._messages:
+            if row.token == instance.token:
+                row.token = None
+        instance.token, instance.locked_until_ms = None, 0
+
+    async def ack_orchestration_item(self, lock_token: str, commit: TurnCommit):
+        now_ms = self._now("ack_orchestration_item")
+        rules.check_commit(commit)
+        instance_id, instance = self._held("ack_orchestration_item", lock_token, now_ms)
+        self._check_new(instance, commit.execution_id, commit.history_delta)
+        self._consume(instance, lock_token, commit.consumed)
+        self._apply_metadata(instance, commit)
+        history = instance.histories.setdefault(commit.execution_id, {})
+        history.update({record.event_id: record.data for record in commit.history_delta})
+        self._apply_state(instance, commit)
+        for work in commit.worker_items:
+            visible_at_ms = rules.visible_at(work.visible_at_ms, now_ms)
+            self._work.append(self._row(work, visible_at_ms, now_ms))
+        for message in commit.orchestrator_items:
+            visible_at_ms = rules.visible_at(message.visible_at_ms, now_ms)
+            self._messages.append(self._row(message, visible_at_ms, now_ms))
+        cancelled = commit.cancelled_activities
+        self._work = [row for row in self._work if row.message.identity not in cancelled]
+        self._messages = [
+            row
+            for row in self._messages
+            if row.message.instance_id != instance_id
+            or row.message.timer is None
+            or row.message.timer not in commit.cancelled_timers
+        ]
+        instance.not_before_ms = 0
+        self._release(instance)
+        self._hub.notify([instance_id])
+
+    def _consume(self, instance, lock_token, consumed) -> None:
+        def is_used(row) -> bool:
+            return row.token == lock_token and (consumed is None or row.message_id in consumed)
+
+        for row in self._messages:
+            if is_used(row) and row.message.start is not None and instance.routing is None:
+                instance.routing = row.message.start
+        self._messages = [row for row in self._messages if not is_used(row)]
+
+    def _apply_metadata(self, instance, commit) -> None:
+        metadata = commit.metadata
+        if metadata.name is not None:
+            parent = instance.routing.parent_instance_id if instance.named else None
+            instance.routing = StartRouting(
+                name=metadata.name,
+                version=metadata.version,
+                parent_instance_id=parent or metadata.parent_instance_id,
+            )
+            instance.named = True
+        instance.execution_id = max(instance.execution_id, commit.execution_id)
+        instance.statuses.setdefault(commit.execution_id, Status.RUNNING)
+        if metadata.status is not None:
+            instance.statuses[commit.execution_id] = metadata.status
+        if metadata.framework_version is not None:
+            instance.pins[commit.execution_id] = metadata.framework_version
+
+    def _apply_state(self, instance, commit) -> None:
+        if commit.custom_status is not None:
+            instance.custom_status = commit.custom_status.value
+            instance.custom_status_version += 1
+        rules.apply_kv_changes(instance.kv_store, instance.kv_delta, commit.kv_changes)
+        if commit.metadata.status is not None and commit.metadata.status.ends_execution:
+            instance.kv_store = rules.merge_kv(instance.kv_store, instance.kv_delta)
+            instance.kv_delta = {}
+
+    async def abandon_orchestration_item(
+        self, lock_token, delay_ms=None, *, ignore_attempt=False, block=None
+    ):
+        now_ms = self._now("abandon_orchestration_item")
+        rules.check_abandon(delay_ms, block)
+        _, instance = self._held(
+            "abandon_orchestration_item", lock_token, now_ms, even_expired=True
+        )
+        for row in self._messages:
+            if row.token == lock_token and ignore_attempt:
+                row.attempts = max(row.attempts - 1, 0)
+        if delay_ms is not None:
+            instance.not_before_ms = now_ms + delay_ms
+        self._release(instance)
+
+    async def renew_orchestration_item_lock(self, lock_token, extend_for_ms):
+        now_ms = self._now("renew_orchestration_item_lock")
+        rules.check_number(extend_for_ms, "extend_for_ms", minimum=1)
+        _, instance = self._held("renew_orchestration_item_lock", lock_token, now_ms)
+        instance.locked_until_ms = now_ms + extend_for_ms
+
+    # --- history
+
+    def _records(self, instance, execution_id):
+        history = instance.histories.get(execution_id, {})
+        return [HistoryRecord(event_id=each, data=history[each]) for each in sorted(history)]
+
+    def _check_new(self, instance, execution_id, records) -> None:
+        seen = set(instance.histories.get(execution_id, ()))
+        for record in records:
+            if record.event_id in seen:
+                raise DuplicateEvent("append", f"event {record.event_id} exists")
+            seen.add(record.event_id)
+
+    async def read(self, instance_id):
+        self._now("read")
+        check_id(instance_id, "instance id")
+        instance = self._instances.get(instance_id, Instance())
+        return self._records(instance, max([instance.execution_id, *instance.histories]))
+
+    async def read_with_execution(self, instance_id, execution_id, *, after_event_id=0, limit=None):
+        self._now("read_with_execution")
+        check_id(instance_id, "instance id")
+        records = self._records(self._instances.get(instance_id, Instance()), execution_id)
+        return [record for record in records if record.event_id > after_event_id][:limit]
+
+    async def append_with_execution(self, instance_id, execution_id, records):
+        self._now("append_with_execution")
+        check_id(instance_id, "instance id")
+        rules.check_number(execution_id, "execution_id", minimum=1)
+        rules.check_records(records)
+        instance = self._instances.get(instance_id, Instance())
+        self._check_new(instance, execution_id, records)
+        history = instance.histories.setdefault(execution_id, {})
+        history.update({record.event_id: record.data for record in records})
+        self._instances[instance_id] = instance
+
+    # --- worker queue
+
+    async def enqueue_for_worker(self, message: WorkerMessage):
+        now_ms = self._now("enqueue_for_worker")
+        rules.check_work(message)
+        visible_at_ms = rules.visible_at(message.visible_at_ms, now_ms)
+        self._work.append(self._row(message, visible_at_ms, now_ms))
+
+    async def fetch_work_item(
+        self, lock_timeout_ms, poll_timeout_ms, session=None, tag_filter=None, activities=None
+    ):
+        now_ms = self._now("fetch_work_item")
+        rules.check_fetch(lock_timeout_ms, poll_timeout_ms)
+        rules.check_session_fetch(session)
+        tags = tag_filter or TagFilter.default_only()
+        for row in self._work:
+            message = row.message
+            is_free = not rules.is_live(row.locked_until_ms, now_ms)
+            is_ready = is_free and rules.is_visible(row.visible_at_ms, now_ms)
+            fits = tags.matches(message.tag) and (activities is None or message.name in activities)
+            if is_ready and fits and self._may_use(message.session_id, session, now_ms):
+                row.token, row.locked_until_ms = rules.new_lock_token(), now_ms + lock_timeout_ms
+                row.attempts += 1
+                if message.session_id is not None:
+                    until_ms = now_ms + session.lock_timeout_ms
+                    self._sessions[message.session_id] = (session.owner_id, until_ms, now_ms)
+                return self._fetched(row)
+        return None
+
+    def _fetched(self, row) -> FetchedWork:
+        return FetchedWork(
+            identity=row.message.identity,
+            name=row.message.name,
+            body=row.message.body,
+            lock_token=row.token,
+            attempt_count=row.attempts,
+            session_id=row.message.session_id,
+            tag=row.message.tag,
+            heartbeat=row.heartbeat,
+        )
+
+    def _may_use(self, session_id, fetch, now_ms) -> bool:
+        if session_id is None:
+            return True
+        if fetch is None:
+            return False
+        owner, until_ms, _ = self._sessions.get(session_id, (None, 0, 0))
+        if rules.is_live(until_ms, now_ms):
+            return owner == fetch.owner_id
+        return not fetch.only_owned
+
+    def _held_work(self, operation, lock_token, now_ms, *, even_expired=False):
+        for row in self._work:
+            if row.token == lock_token and (
+                even_expired or rules.is_live(row.locked_until_ms, now_ms)
+            ):
+                return row
+        raise rules.lock_lost(operation, lock_token)
+
+    def _touch(self, row, now_ms) -> None:
+        owner, until_ms, _ = self._sessions.get(row.message.session_id, (None, 0, 0))
+        if rules.is_live(until_ms, now_ms):
+            self._sessions[row.message.session_id] = (owner, until_ms, now_ms)
+
+    async def ack_work_item(self, lock_token, completion=None, retry=None):
+        now_ms = self._now("ack_work_item")
+        rules.check_follow_up(completion, retry)
+        row = self._held_work("ack_work_item", lock_token, now_ms)
+        rules.check_settlement(row.message.identity, completion, retry)
+        self._touch(row, now_ms)
+        self._work.remove(row)
+        if completion is not None:
+            self._messages.append(self._row(completion, now_ms, now_ms))
+            self._hub.notify([completion.instance_id])
+        if retry is not None:
+            visible_at_ms = rules.visible_at(retry.visible_at_ms, now_ms)
+            self._work.append(self._row(retry, visible_at_ms, now_ms))
+
+    async def abandon_work_item(self, lock_token, delay_ms=None, *, ignore_attempt=False):
+        now_ms = self._now("abandon_work_item")
+        rules.check_abandon(delay_ms)
+        row = self._held_work("abandon_work_item", lock_token, now_ms, even_expired=True)
+        row.token, row.locked_until_ms = None, 0
+        row.visible_at_ms = now_ms + (delay_ms or 0)
+        if ignore_attempt:
+            row.attempts = max(row.attempts - 1, 0)
+
+    async def renew_work_item_lock(self, lock_token, extend_for_ms, heartbeat=None):
+        now_ms = self._now("renew_work_item_lock")
+        rules.check_number(extend_for_ms, "extend_for_ms", minimum=1)
+        row = self._held_work("renew_work_item_lock", lock_token, now_ms)
+        row.locked_until_ms = now_ms + extend_for_ms
+        self._touch(row, now_ms)
+        if heartbeat is not None:
+            row.heartbeat = heartbeat
+
+    # --- sessions
+
+    async def renew_session_lock(self, owner_ids, extend_for_ms, idle_timeout_ms):
+        now_ms = self._now("renew_session_lock")
+        renewed = 0
+        for session_id, (owner, until_ms, active_ms) in self._sessions.items():
+            is_active = active_ms > now_ms - idle_timeout_ms
+            if owner in owner_ids and is_active and rules.is_live(until_ms, now_ms):
+                self._sessions[session_id] = (owner, now_ms + extend_for_ms, active_ms)
+                renewed += 1
+        return renewed
+
+    async def cleanup_orphaned_sessions(self):
+        now_ms = self._now("cleanup_orphaned_sessions")
+        used = {row.message.session_id for row in self._work}
+        orphaned = [
+            session_id
+            for session_id, (_, until_ms, _) in self._sessions.items()
+            if session_id not in used and not rules.is_live(until_ms, now_ms)
+        ]
+        for session_id in orphaned:
+            del self._sessions[session_id]
+        return len(orphaned)
+
+    # --- orchestrator queue
+
+    async def enqueue_for_orchestrator(self, message, delay_ms=None, condition=None):
+        now_ms = self._now("enqueue_for_orchestrator")
+        rules.check_enqueue(message, delay_ms, condition)
+        if not self._meets(message.instance_id, condition):
+            return False
+        visible_at_ms = rules.visible_at(message.visible_at_ms, now_ms, delay_ms)
+        self._messages.append(self._row(message, visible_at_ms, now_ms))
+        self._hub.notify([message.instance_id])
+        return True
+
+    def _meets(self, instance_id, condition) -> bool:
+        instance = self._instances.get(instance_id)
+        queued = any(
+            row.message.start is not None and row.message.instance_id == instance_id
+            for row in self._messages
+        )
+        has_turns = instance is not None and instance.execution_id > 0
+        if condition is EnqueueCondition.ABSENT:
+            return not (has_turns or queued)
+        if condition is EnqueueCondition.ALIVE:
+            if not (has_turns or queued):
+                raise NotFound(f"there is no instance {instance_id!r}")
+            if has_turns and rules.has_ended(
+                instance.statuses[instance.execution_id], start_queued=queued
+            ):
+                raise InstanceFinished(f"{instance_id!r} has ended")
+        if condition is EnqueueCondition.REPLACE:
+            self._delete(instance_id)
+        return True
+
+    def _delete(self, instance_id) -> None:
+        children = [
+            child_id
+            for child_id, child in self._instances.items()
+            if child.routing is not None and child.routing.parent_instance_id == instance_id
+        ]
+        for child_id in children:
+            self._delete(child_id)
+        self._instances.pop(instance_id, None)
+        self._messages = [
+            row
+            for row in self._messages
+            if row.message.instance_id != instance_id
+            and getattr(row.message.start, "parent_instance_id", None) != instance_id
+        ]
+        self._work = [row for row in self._work if row.message.identity.instance_id != instance_id]
+
+    # --- what clients read
+
+    async def get_custom_status(self, instance_id, last_seen_version=0):
+        self._now("get_custom_status")
+        check_id(instance_id, "instance id")
+        instance = self._instances.get(instance_id, Instance())
+        if instance.custom_status_version <= last_seen_version:
+            return None
+        return instance.custom_status, instance.custom_status_version
+
+    async def get_kv_value(self, instance_id, key):
+        entry = (await self.get_kv_all_values(instance_id)).get(key)
+        return None if entry is None else entry.value
+
+    async def get_kv_all_values(self, instance_id):
+        self._now("get_kv_all_values")
+        check_id(instance_id, "instance id")
+        instance = self._instances.get(instance_id, Instance())
+        return rules.merge_kv(instance.kv_store, instance.kv_delta)
+
+    def watch(self, instance_id):
+        return self._hub.watch(instance_id)
+
+    def admin(self):
+        return None
