@@ -1,0 +1,323 @@
+"""Applying what one turn changes, inside a transaction of the writer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import apsw
+
+from perdure.errors import DuplicateEvent, InvalidValue
+from perdure.model.status import Status
+from perdure.providers._shared import rules
+from perdure.providers.items import KvClear, KvSet
+from perdure.providers.sqlite import locks, orchestrator_queue, queries, worker_queue
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from perdure.providers.items import (
+        ExecutionMetadata,
+        HistoryRecord,
+        OrchestratorMessage,
+        TurnCommit,
+        Version,
+    )
+    from perdure.providers.sqlite.transaction import Transaction
+
+
+def apply_commit(tx: Transaction, token: str, lock: Any, commit: TurnCommit) -> None:
+    """Commit a turn under a live lock, given as its row."""
+    operation = "ack_orchestration_item"
+    instance_id, key, _, kept, suspended, not_before, block, name, version, pending_since = lock
+    _settle_work(tx, operation, instance_id, commit.settled_work)
+    has_turns = key is not None and pending_since is None
+    start = None if has_turns else _carried_start(tx, token, commit.consumed)
+    if commit.consumed is None or commit.consumed:
+        _consume(tx, token, commit.consumed)
+    is_plain = _is_plain(commit) and _touch(tx, key, commit.execution_id)
+    if not is_plain:
+        key, name, version = _write_instance(
+            tx, instance_id, key, start, commit, suspended=bool(suspended)
+        )
+    assert key is not None
+    _append(tx, operation, instance_id, key, commit.execution_id, commit.history_delta)
+    _write_kv(tx, key, commit)
+    _send(tx, commit)
+    if commit.cancelled_timers:
+        _cancel_timers(tx, instance_id, commit)
+    if commit.keep_lock_ms is None:
+        if commit.consumed is not None:
+            tx.execute(queries.UNTAG, (token,))
+        _release(tx, instance_id, key, name, version, suspended=bool(suspended))
+        return
+    locked_until = tx.now + commit.keep_lock_ms
+    if is_plain and kept and not_before is None and block is None:
+        # wake_at stays: early is allowed, and the index is left alone.
+        tx.execute(queries.EXTEND_KEPT_LOCK, (locked_until, instance_id))
+    else:
+        tx.execute(queries.KEEP_LOCK, (locked_until, key, name, version, instance_id))
+        tx.turns_changed = True
+    if commit.cancelled_timers:
+        first = tx.row(queries.FIRST_FREE_MESSAGE, (instance_id, token)) or (None, None)
+        tx.execute(queries.SET_DUE, (*first, instance_id))
+
+
+def start_instance(
+    tx: Transaction, start: OrchestratorMessage, commit: TurnCommit, token: str, owner: str
+) -> bool:
+    """Create an instance by its first turn; messages that came early stay free."""
+    operation = "start_orchestration_item"
+    instance_id = start.instance_id
+    key, execution_id, pending_since, is_placed = tx.row(queries.STANDING, (instance_id,))
+    if execution_id or pending_since is not None:
+        return False
+    _settle_work(tx, operation, instance_id, commit.settled_work)
+    routing = start.start
+    assert routing is not None
+    row = (routing.name, routing.version, routing.parent_instance_id, tx.now)
+    key, name, version = _write_instance(tx, instance_id, key, row, commit, suspended=False)
+    _append(tx, operation, instance_id, key, commit.execution_id, commit.history_delta)
+    _write_kv(tx, key, commit)
+    if commit.keep_lock_ms is not None:
+        if is_placed:
+            # Of an early message: the row is made anew, and completed below.
+            tx.execute(queries.DELETE_LOCK, (instance_id,))
+        locked_until = tx.now + commit.keep_lock_ms
+        values = (instance_id, key, name, version, locked_until, token, owner)
+        try:
+            tx.execute(queries.INSERT_KEPT_LOCK, values)
+        except apsw.ConstraintError as error:
+            raise InvalidValue(f"the lock token {token!r} is in use") from error
+    _send(tx, commit)
+    if commit.cancelled_timers:
+        _cancel_timers(tx, instance_id, commit)
+    if is_placed or commit.cancelled_timers:
+        locks.refresh(tx, instance_id)
+    return True
+
+
+def append(
+    tx: Transaction, instance_id: str, execution_id: int, records: Sequence[HistoryRecord]
+) -> None:
+    """For tools: events as given, without a turn."""
+    found = tx.row(queries.INSTANCE_BY_ID, (instance_id,))
+    if found is not None:
+        key = found[0]
+    elif records:
+        values = (instance_id, 0, None, None, None, 0, Status.PENDING, None, None, 0, 0, 0, None)
+        tx.execute(queries.INSERT_INSTANCE, values)
+        key = tx.connection.last_insert_rowid()
+    else:
+        return
+    _append(tx, "append_with_execution", instance_id, key, execution_id, records)
+    if found is None and tx.row(queries.PLACE, (instance_id,)) is not None:
+        locks.refresh(tx, instance_id)
+    tx.changed_instances.append(instance_id)
+
+
+# --- the instance and its executions
+
+
+def _is_plain(commit: TurnCommit) -> bool:
+    """Whether the turn leaves everything but the time of the instance's row as it was."""
+    metadata = commit.metadata
+    return (
+        commit.custom_status is None
+        and metadata.name is None
+        and metadata.output is None
+        and metadata.framework_version is None
+        and (metadata.status is None or metadata.status is Status.RUNNING)
+    )
+
+
+def _touch(tx: Transaction, key: int | None, execution_id: int) -> bool:
+    """True if the instance runs that execution already; its row is then up to date."""
+    return key is not None and tx.change(queries.TOUCH_INSTANCE, (tx.now, key, execution_id)) == 1
+
+
+def _write_instance(
+    tx: Transaction,
+    instance_id: str,
+    key: int | None,
+    start: Any,
+    commit: TurnCommit,
+    *,
+    suspended: bool,
+) -> tuple[int, str | None, str | None]:
+    """Create or update the rows of the instance and of the execution; key, name and version."""
+    metadata, now = commit.metadata, tx.now
+    row = None if key is None else tx.row(queries.INSTANCE_ROW, (key,))
+    if row is None or row[4] == 0:
+        name, version, parent, created_at = start or (None, None, None, now)
+        row = (0, name, version, parent, 0, Status.PENDING, None, None, 0, created_at, None)
+    is_named, name, version, parent, current, *_, custom_status, custom_version, created_at, _ = row
+    if metadata.name is not None:
+        if not is_named:
+            parent = metadata.parent_instance_id
+        is_named, name, version = 1, metadata.name, metadata.version
+    if commit.custom_status is not None:
+        custom_status, custom_version = commit.custom_status.value, custom_version + 1
+    execution_id = max(current, commit.execution_id)
+    is_new_row = key is None
+    if is_new_row:
+        tx.execute(
+            queries.INSERT_INSTANCE,
+            (instance_id, is_named, name, version, parent, execution_id, Status.RUNNING, None,
+             custom_status, custom_version, created_at, now, None),
+        )  # fmt: skip
+        key = tx.connection.last_insert_rowid()
+    assert key is not None
+    execution = _write_execution(tx, key, commit.execution_id, metadata)
+    if execution_id != commit.execution_id:
+        execution = tx.row(queries.EXECUTION, (key, execution_id))
+    status, _, pinned, completed_at = execution
+    shown = rules.shown_status(Status(status), suspended=suspended, blocked=False)
+    if not is_new_row or shown is not Status.RUNNING or pinned is not None:
+        tx.execute(
+            queries.UPDATE_INSTANCE,
+            (is_named, name, version, parent, execution_id, shown, pinned, custom_status,
+             custom_version, created_at, now, completed_at, key),
+        )  # fmt: skip
+    tx.changed_instances.append(instance_id)
+    return key, name, version
+
+
+def _write_execution(
+    tx: Transaction, key: int, execution_id: int, metadata: ExecutionMetadata
+) -> tuple[str, str | None, str | None, int | None]:
+    row = tx.row(queries.EXECUTION, (key, execution_id))
+    status, output, pinned, completed_at = row or (Status.RUNNING, None, None, None)
+    if metadata.framework_version is not None:
+        pinned = format_version(metadata.framework_version)
+    if metadata.output is not None:
+        output = metadata.output
+    if metadata.status is not None:
+        status = metadata.status
+        completed_at = tx.now if status.ends_execution else None
+    values = (status, output, pinned, completed_at)
+    if row is None:
+        tx.execute(
+            queries.INSERT_EXECUTION,
+            (key, execution_id, status, output, pinned, tx.now, completed_at),
+        )
+    elif row != values:
+        tx.execute(queries.UPDATE_EXECUTION, (*values, key, execution_id))
+    return values
+
+
+def _append(
+    tx: Transaction,
+    operation: str,
+    instance_id: str,
+    key: int,
+    execution_id: int,
+    records: Sequence[HistoryRecord],
+) -> None:
+    try:
+        tx.execute_many(
+            queries.INSERT_EVENT,
+            [(key, execution_id, record.event_id, record.data) for record in records],
+        )
+    except apsw.ConstraintError as error:
+        raise DuplicateEvent(
+            operation,
+            f"execution {execution_id} of {instance_id!r} already has one of the events "
+            f"{', '.join(str(record.event_id) for record in records[:20])}",
+        ) from error
+
+
+def format_version(version: Version) -> str:
+    return f"{version[0]}.{version[1]}.{version[2]}"
+
+
+# --- messages and work
+
+
+def _carried_start(tx: Transaction, token: str, consumed: tuple[int, ...] | None) -> Any:
+    """Name, version, parent and enqueue time of the first start that this turn consumes."""
+    for message_id, *start in tx.rows(queries.CARRIED_STARTS, (token,)):
+        if consumed is None or message_id in consumed:
+            return tuple(start)
+    return None
+
+
+def _consume(tx: Transaction, token: str, consumed: tuple[int, ...] | None) -> None:
+    if consumed is None:
+        tx.execute(queries.DELETE_CARRIED, (token,))
+    else:
+        tx.execute_many(queries.DELETE_CONSUMED, [(message_id, token) for message_id in consumed])
+
+
+def _settle_work(
+    tx: Transaction, operation: str, instance_id: str, tokens: tuple[str, ...]
+) -> None:
+    for token in tokens:
+        item = tx.held(queries.WORK_HELD, token)
+        if item is None or item[5] <= tx.now:
+            raise rules.lock_lost(operation, token)
+        if item[1] != instance_id:
+            raise InvalidValue(
+                f"the settled work item {item[1:4]} is another instance's than {instance_id!r}"
+            )
+        tx.execute(queries.DELETE_WORK, (item[0],))
+
+
+def _send(tx: Transaction, commit: TurnCommit) -> None:
+    for item in commit.worker_items:
+        worker_queue.insert(tx, item)
+    for identity in commit.cancelled_activities:
+        tx.execute(
+            queries.DELETE_CANCELLED_WORK,
+            (identity.instance_id, identity.execution_id, identity.activity_id),
+        )
+    for message in commit.orchestrator_items:
+        orchestrator_queue.insert(tx, message, rules.visible_at(message.visible_at_ms, tx.now))
+
+
+def _cancel_timers(tx: Transaction, instance_id: str, commit: TurnCommit) -> None:
+    tx.execute_many(
+        queries.DELETE_TIMER,
+        [(instance_id, timer.execution_id, timer.timer_id) for timer in commit.cancelled_timers],
+    )
+
+
+def _release(
+    tx: Transaction,
+    instance_id: str,
+    key: int,
+    name: str | None,
+    version: str | None,
+    *,
+    suspended: bool,
+) -> None:
+    first = tx.row(queries.FIRST_MESSAGE, (instance_id,))
+    if first is None and not suspended:
+        tx.execute(queries.DELETE_LOCK, (instance_id,))
+        return
+    state = locks.SUSPENDED if suspended else locks.READY
+    tx.execute(
+        queries.RELEASE_LOCK,
+        (state, *(first or (None, None)), key, name, version, instance_id),
+    )
+    tx.turns_changed = True
+
+
+# --- state
+
+
+def _write_kv(tx: Transaction, key: int, commit: TurnCommit) -> None:
+    for change in commit.kv_changes:
+        match change:
+            case KvSet():
+                values = (key, change.key, change.value, change.updated_at_ms)
+                tx.execute(queries.PUT_KV_DELTA, values)
+            case KvClear():
+                tx.execute(queries.PUT_KV_DELTA, (key, change.key, None, None))
+            case _:
+                tx.execute(queries.CLEAR_ALL_IN_DELTA, (key,))
+    status = commit.metadata.status
+    ends = status is not None and status.ends_execution
+    if ends and tx.row(queries.HAS_KV_DELTA, (key,)) is not None:
+        tx.execute(queries.MERGE_KV, (key,))
+        tx.execute(queries.DROP_CLEARED_KV, (key,))
+        tx.execute(queries.EMPTY_KV_DELTA, (key,))

@@ -1,0 +1,197 @@
+"""What operators change: holds, takeovers, deletion and pruning, inside the writer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from perdure.errors import InstanceFinished, InstanceStillRunning, NotFound, TreeChanged
+from perdure.limits import BULK_INSTANCES_MAX
+from perdure.model.status import Status
+from perdure.providers._shared import rules
+from perdure.providers.items import DeleteResult, PruneResult
+from perdure.providers.sqlite import deletion, locks, orchestrator_queue, queries, turns
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from perdure.providers.items import DeleteFilter, FetchedOrchestration, PruneOptions
+    from perdure.providers.sqlite.transaction import Transaction
+
+_EXECUTIONS: Final = """
+SELECT execution_id, status, completed_at FROM executions WHERE instance_key = ?
+"""
+
+_OLDEST_FINISHED_ROOTS: Final = """
+SELECT instance_id FROM instances
+WHERE execution_id > 0 AND parent_instance_id IS NULL
+  AND status IN ('Completed', 'Failed', 'Cancelled', 'Terminated', 'ContinuedAsNew')
+  AND (?1 IS NULL OR completed_at < ?1)
+  AND (created_at, instance_id) > (?2, ?3)
+ORDER BY created_at, instance_id LIMIT ?4
+"""
+
+_OLDEST: Final = """
+SELECT instance_id FROM instances
+WHERE execution_id > 0 AND (?1 IS NULL OR completed_at < ?1)
+ORDER BY created_at, instance_id LIMIT ?2
+"""
+
+_CREATED_AT: Final = "SELECT created_at FROM instances WHERE instance_id = ?"
+_COMPLETED_AT: Final = """
+SELECT created_at, completed_at, parent_instance_id FROM instances
+WHERE instance_id = ? AND execution_id > 0
+"""
+
+
+def suspend(tx: Transaction, instance_id: str) -> None:
+    key = _require_alive(tx, instance_id)
+    facts = tx.row(queries.LOCK_FACTS, (instance_id,))
+    if facts is None:
+        tx.execute(queries.INSERT_BARE_LOCK, (instance_id, key))
+        facts = locks.NO_FACTS
+    token, _, _, _, suspended, not_before, block = facts
+    if suspended:
+        return
+    if token is not None:
+        turns.release(tx, token)
+    tx.execute(queries.SET_HOLDS, (1, not_before, block, instance_id))
+    if key is not None:
+        turns.show_status(tx, key, suspended=True, blocked=block is not None)
+    locks.refresh(tx, instance_id)
+    tx.changed_instances.append(instance_id)
+
+
+def resume(tx: Transaction, instance_id: str) -> None:
+    key = _require_alive(tx, instance_id)
+    tx.execute(queries.RESET_ATTEMPTS, (instance_id,))
+    tx.execute(queries.SET_HOLDS, (0, None, None, instance_id))
+    if key is not None:
+        turns.show_status(tx, key, suspended=False, blocked=False)
+    locks.refresh(tx, instance_id)
+    tx.changed_instances.append(instance_id)
+
+
+def lock(tx: Transaction, instance_id: str, lock_timeout_ms: int) -> FetchedOrchestration:
+    key, execution_id, pending_since, _ = tx.row(queries.STANDING, (instance_id,))
+    if not execution_id:
+        why = "has not begun yet" if pending_since is not None else "does not exist"
+        raise NotFound(f"{instance_id!r} {why}")
+    return turns.take_over(tx, instance_id, key, lock_timeout_ms)
+
+
+def delete_atomic(tx: Transaction, instance_ids: Sequence[str], force: bool) -> DeleteResult:
+    named = dict.fromkeys(instance_ids)
+    existing = [each for each in named if orchestrator_queue.exists(tx, each)]
+    if not existing:
+        raise NotFound(f"none of these instances exists: {sorted(named)[:10]}")
+    for instance_id in named:
+        if not force and instance_id in existing and not _has_ended(tx, instance_id):
+            raise InstanceStillRunning(
+                f"{instance_id!r} is still running; wait for its end or force the deletion"
+            )
+        for child_id, _ in tx.rows(deletion.CHILDREN, (instance_id,)):
+            if child_id not in named:
+                raise TreeChanged(
+                    f"the child {child_id!r} of {instance_id!r} would be orphaned; read the tree "
+                    "again and delete it as a whole"
+                )
+    return deletion.add_up([deletion.delete_instance(tx, each) for each in named])
+
+
+def next_doomed_roots(
+    tx: Transaction,
+    filter: DeleteFilter,  # noqa: A002
+    after: tuple[int, str],
+    limit: int,
+) -> list[tuple[int, str]]:
+    """Finished roots that fit, oldest first, past a place in that order."""
+    if filter.instance_ids is None:
+        before, (created_at, instance_id) = filter.completed_before_ms, after
+        rows = tx.rows(_OLDEST_FINISHED_ROOTS, (before, created_at, instance_id, limit))
+        return [(tx.row(_CREATED_AT, row)[0], row[0]) for row in rows]
+    found: list[tuple[int, str]] = []
+    for instance_id in set(filter.instance_ids):
+        row = tx.row(_COMPLETED_AT, (instance_id,))
+        if row is not None and rules.is_before(row[1], filter.completed_before_ms):
+            place = (row[0], instance_id)
+            if row[2] is None and place > after:
+                found.append(place)
+    return sorted(found)[:limit]
+
+
+def delete_finished_tree(tx: Transaction, root_id: str) -> DeleteResult:
+    """Delete a root with its tree, or nothing if any of them has not ended."""
+    tree = deletion.tree_of(tx, root_id)
+    if not all(_has_ended(tx, member) for member in tree):
+        return DeleteResult()
+    return deletion.add_up([deletion.delete_instance(tx, member) for member in tree])
+
+
+def prune(tx: Transaction, instance_id: str, options: PruneOptions) -> PruneResult:
+    key, execution_id, pending_since, _ = tx.row(queries.STANDING, (instance_id,))
+    if not execution_id:
+        if pending_since is None:
+            raise NotFound(f"there is no instance {instance_id!r}")
+        return PruneResult(instances_processed=1)
+    executions = {
+        number: (Status(status), completed_at)
+        for number, status, completed_at in tx.rows(_EXECUTIONS, (key,))
+    }
+    doomed = rules.executions_to_prune(executions, execution_id, options)
+    events = 0
+    for number in doomed:
+        tx.execute(
+            "DELETE FROM executions WHERE instance_key = ? AND execution_id = ?", (key, number)
+        )
+        events += tx.change(
+            "DELETE FROM history WHERE instance_key = ? AND execution_id = ?", (key, number)
+        )
+    tx.changed_instances.append(instance_id)
+    return PruneResult(instances_processed=1, executions=len(doomed), events=events)
+
+
+def prune_bulk(
+    tx: Transaction,
+    filter: DeleteFilter,  # noqa: A002
+    options: PruneOptions,
+) -> PruneResult:
+    results = [prune(tx, instance_id, options) for instance_id in _prunable(tx, filter)]
+    return PruneResult(
+        instances_processed=len(results),
+        executions=sum(result.executions for result in results),
+        events=sum(result.events for result in results),
+    )
+
+
+def _prunable(tx: Transaction, filter: DeleteFilter) -> Iterator[str]:  # noqa: A002
+    limit = filter.limit or BULK_INSTANCES_MAX
+    if filter.instance_ids is None:
+        rows: list[Any] = tx.rows(_OLDEST, (filter.completed_before_ms, limit))
+        return (row[0] for row in rows)
+    found: list[tuple[int, str]] = []
+    for instance_id in set(filter.instance_ids):
+        row = tx.row(_COMPLETED_AT, (instance_id,))
+        if row is not None and rules.is_before(row[1], filter.completed_before_ms):
+            found.append((row[0], instance_id))
+    return (instance_id for _, instance_id in sorted(found)[:limit])
+
+
+def _require_alive(tx: Transaction, instance_id: str) -> int | None:
+    """The key of an instance that has not ended, None if it has not begun."""
+    instance = tx.row(queries.INSTANCE_BY_ID, (instance_id,))
+    if not orchestrator_queue.exists(tx, instance_id):
+        raise NotFound(f"there is no instance {instance_id!r}")
+    if instance is None:
+        return None
+    if instance[1] > 0 and _has_ended(tx, instance_id):
+        raise InstanceFinished(f"{instance_id!r} has ended: {instance[2]}")
+    key: int = instance[0]
+    return key
+
+
+def _has_ended(tx: Transaction, instance_id: str) -> bool:
+    instance = tx.row(queries.INSTANCE_BY_ID, (instance_id,))
+    if instance is None or instance[1] == 0:
+        return False
+    status = tx.row(queries.CURRENT_STATUS, (instance[0],))[0]
+    return orchestrator_queue.has_ended(tx, instance_id, Status(status))

@@ -1,0 +1,332 @@
+"""One opened file: its threads, and the way from a verb to them and back to the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import time
+import weakref
+from typing import TYPE_CHECKING, Any, Final
+
+import apsw
+
+from perdure.errors import StoreClosed, StoreMoved
+from perdure.providers.items import FetchedOrchestration, FetchedWork
+from perdure.providers.sqlite import connection as connections
+from perdure.providers.sqlite import place, turns, worker_queue
+from perdure.providers.sqlite.entries import Entry
+from perdure.providers.sqlite.nothing import Nothing
+from perdure.providers.sqlite.readers import Reader
+from perdure.providers.sqlite.writer import Writer
+from perdure.providers.watching import ChangeHub, Signal, Watch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+    from types import TracebackType
+    from typing import Self
+
+    from perdure.clock import Clock
+    from perdure.providers.sqlite.connection import Durability
+    from perdure.providers.sqlite.entries import Delivery
+    from perdure.providers.sqlite.polling import Poll
+
+_log = logging.getLogger("perdure.sqlite")
+
+OPEN_SECONDS_MAX: Final = 20.0
+"""How long opening waits for other processes that are opening the same file."""
+
+
+class Handle:
+    """Accepts operations while it is open. The verbs themselves are functions elsewhere."""
+
+    def __init__(
+        self,
+        path: Path,
+        durability: Durability,
+        clock: Clock,
+        reached: Callable[[str], None],
+        *,
+        orphan_grace_ms: int,
+    ) -> None:
+        self.path = path
+        self.clock = clock
+        self.turns = Signal(clock)
+        self.work = Signal(clock)
+        self._changes = ChangeHub(clock)
+        self._durability: Durability = durability
+        self._reached = reached
+        self._orphan_grace_ms = orphan_grace_ms
+        self._is_open = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._writer: Writer | None = None
+        self._quick: Reader | None = None
+        self._slow: Reader | None = None
+        self._watchers = 0
+        self._waits: set[asyncio.Task[None]] = set()
+
+    # --- opening and closing
+
+    async def open(self, *, allow_moved: bool) -> None:
+        if self._is_open:
+            return
+        connection = await asyncio.to_thread(self._connect, allow_moved=allow_moved)
+        self._loop = asyncio.get_running_loop()
+        self._writer = Writer(
+            self.path,
+            self._durability,
+            self.clock,
+            self._deliver_soon,
+            self._reached,
+            orphan_grace_ms=self._orphan_grace_ms,
+        )
+        self._quick = Reader(self.path, self.clock, self._deliver_soon, "perdure-sqlite-quick")
+        self._slow = Reader(self.path, self.clock, self._deliver_soon, "perdure-sqlite-slow")
+        self._writer.start(connection)
+        self._quick.start()
+        self._slow.start()
+        self._is_open = True
+        _open_handles.add(self)
+
+    async def close(self) -> None:
+        if not self._is_open:
+            return
+        self._is_open = False
+        _open_handles.discard(self)
+        self.turns.notify()
+        self.work.notify()
+        self._changes.notify_all()
+        threads = [each for each in (self._writer, self._quick, self._slow) if each is not None]
+        if self._waits:
+            await asyncio.wait(self._waits)
+        for thread in threads:
+            thread.stop()
+        await asyncio.to_thread(lambda: [thread.join() for thread in threads])
+        # What the threads delivered last is on its way to this loop.
+        await asyncio.sleep(0)
+
+    def _connect(self, *, allow_moved: bool) -> apsw.Connection:
+        connections.check_library()
+        place.prepare_file(self.path)
+        deadline = time.monotonic() + OPEN_SECONDS_MAX
+        while True:
+            try:
+                return self._try_to_connect(allow_moved=allow_moved)
+            except apsw.Error as error:
+                is_busy = isinstance(error, apsw.BusyError | apsw.LockedError | apsw.ProtocolError)
+                if not is_busy or time.monotonic() > deadline:
+                    raise connections.translate("open", error, self.path) from error
+            time.sleep(random.uniform(0.002, 0.02))
+
+    def _try_to_connect(self, *, allow_moved: bool) -> apsw.Connection:
+        connection = connections.connect_writer(self.path, self._durability)
+        try:
+            connections.migrate(connection, self.path, self.clock)
+            moved_to = connections.moved_to(connection)
+            if moved_to is not None and not allow_moved:
+                raise StoreMoved(
+                    "open", f"the content of {str(self.path)!r} was moved to {moved_to!r}; use that"
+                )
+        except BaseException:
+            connection.close(force=True)
+            raise
+        return connection
+
+    # --- accepting operations
+
+    def write(
+        self,
+        name: str,
+        operation: Callable[..., Any],
+        *args: Any,
+        alone: bool = False,
+        poll: Poll | None = None,
+        raw: bool = False,
+    ) -> asyncio.Future[Any]:
+        writer = self._writer
+        if not self._is_open or writer is None:
+            raise self.closed(name)
+        future = asyncio.get_running_loop().create_future()
+        writer.submit(Entry(future, name, operation, args, alone=alone, poll=poll, raw=raw))
+        return future
+
+    def read(self, name: str, operation: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        """For a few rows."""
+        return self._query(self._quick, name, operation, args)
+
+    def search(self, name: str, operation: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        """For a query that may take its time."""
+        return self._query(self._slow, name, operation, args)
+
+    def _query(
+        self, reader: Reader | None, name: str, operation: Callable[..., Any], args: tuple[Any, ...]
+    ) -> asyncio.Future[Any]:
+        if not self._is_open or reader is None:
+            raise self.closed(name)
+        future = asyncio.get_running_loop().create_future()
+        reader.submit(Entry(future, name, operation, args))
+        return future
+
+    def closed(self, operation: str) -> StoreClosed:
+        return StoreClosed(
+            operation,
+            f"the provider of {str(self.path)!r} is not open here; open it, in this process",
+        )
+
+    # --- back on the event loop
+
+    def _deliver_soon(self, delivery: Delivery) -> None:
+        """Called by the threads."""
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(self._deliver, delivery)
+        except RuntimeError:
+            _log.warning("the event loop of %s is gone; an answer was dropped", self.path)
+
+    def _deliver(self, delivery: Delivery) -> None:
+        # First the signals: whoever starts to wait below must see that they have been given.
+        if delivery.turns_changed or delivery.foreign:
+            self.turns.notify()
+        if delivery.work_changed or delivery.foreign:
+            self.work.notify()
+        if delivery.foreign:
+            self._changes.notify_all()
+        elif delivery.changed_instances:
+            self._changes.notify(delivery.changed_instances)
+        for entry, value, error in delivery.outcomes:
+            if entry.future.get_loop() is self._loop:
+                self._settle(entry, value, error)
+            else:
+                entry.future.get_loop().call_soon_threadsafe(self._settle, entry, value, error)
+
+    def _settle(self, entry: Entry, value: Any, error: BaseException | None) -> None:
+        future = entry.future
+        if future.done():
+            self._give_back(value)
+        elif error is not None:
+            future.set_exception(error)
+        elif value.__class__ is not Nothing or entry.raw:
+            future.set_result(value)
+        elif entry.poll is None or not self._is_open:
+            future.set_result(None)
+        else:
+            self._wait(entry, entry.poll, value)
+
+    def _give_back(self, value: Any) -> None:
+        """A fetch whose caller has gone away must not leave a lock behind."""
+        if not self._is_open:
+            return
+        if isinstance(value, FetchedOrchestration) and not value.continues:
+            given = self.write(
+                "abandon_orchestration_item", turns.abandon, value.lock_token, None, None, True
+            )
+        elif isinstance(value, FetchedWork):
+            given = self.write(
+                "abandon_work_item", worker_queue.abandon, value.lock_token, None, True
+            )
+        else:
+            return
+        given.add_done_callback(_note_failure)
+
+    # --- waiting
+
+    def _wait(self, entry: Entry, poll: Poll, nothing: Nothing) -> None:
+        assert self._loop is not None
+        task = self._loop.create_task(self._keep_looking(entry, poll, nothing))
+        self._waits.add(task)
+        task.add_done_callback(self._waits.discard)
+        entry.future.add_done_callback(lambda future: task.cancel() if future.cancelled() else None)
+
+    async def _keep_looking(self, entry: Entry, poll: Poll, nothing: Nothing) -> None:
+        answer: Any = nothing
+        with self.watching():
+            try:
+                while isinstance(answer, Nothing):
+                    if not await poll.wait(answer.due_at_ms) or not self._is_open:
+                        answer = None
+                    else:
+                        answer = await self.write(
+                            entry.name, entry.operation, *entry.args, raw=True
+                        )
+            except Exception as error:  # noqa: BLE001 - it belongs to the caller
+                if not entry.future.done():
+                    entry.future.set_exception(error)
+                return
+        if entry.future.done():
+            self._give_back(answer)
+        else:
+            entry.future.set_result(answer)
+
+    def watch(self, instance_id: str) -> Watch:
+        if not self._is_open:
+            raise self.closed("watch")
+        return _FileWatch(self._changes, instance_id, self)
+
+    def watching(self) -> _Watching:
+        """While it is entered, commits of other processes are noticed."""
+        return _Watching(self)
+
+    def add_watcher(self, count: int) -> None:
+        before, self._watchers = self._watchers, self._watchers + count
+        if self._writer is not None and bool(before) != bool(self._watchers):
+            self._writer.watch(is_watching=bool(self._watchers))
+
+    # --- forking
+
+    def disown(self) -> None:
+        """In a forked child: the threads and the file's locks stayed with the parent."""
+        self._is_open = False
+
+
+class _Watching:
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+
+    def __enter__(self) -> None:
+        self._handle.add_watcher(1)
+
+    def __exit__(self, *_: object) -> None:
+        self._handle.add_watcher(-1)
+
+
+class _FileWatch(Watch):
+    """Lets the writer look for commits of other processes while somebody watches."""
+
+    def __init__(self, hub: ChangeHub, instance_id: str, handle: Handle) -> None:
+        super().__init__(hub, instance_id)
+        self._handle = handle
+
+    def __enter__(self) -> Self:
+        self._handle.add_watcher(1)
+        return super().__enter__()
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        super().__exit__(exc_type, exc, traceback)
+        self._handle.add_watcher(-1)
+
+
+def _note_failure(given: asyncio.Future[Any]) -> None:
+    if not given.cancelled() and (error := given.exception()) is not None:
+        _log.debug("a lock that nobody wanted could not be given back: %s", error)
+
+
+_open_handles: weakref.WeakSet[Handle] = weakref.WeakSet()
+_inherited: list[Handle] = []
+"""Kept for ever in a forked child: closing connections there could harm those of the parent."""
+
+
+def _disown_inherited() -> None:
+    for handle in list(_open_handles):
+        handle.disown()
+        _inherited.append(handle)
+    _open_handles.clear()
+
+
+os.register_at_fork(after_in_child=_disown_inherited)

@@ -1,0 +1,106 @@
+"""Putting messages into the orchestrator queue, under a condition if there is one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from perdure.errors import InstanceFinished, NotFound
+from perdure.model.status import Status
+from perdure.providers._shared import rules
+from perdure.providers.items import EnqueueCondition
+from perdure.providers.sqlite import deletion, queries
+from perdure.providers.sqlite.locks import note_message
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from perdure.providers.items import OrchestratorMessage, StartRouting
+    from perdure.providers.sqlite.transaction import Transaction
+
+
+def enqueue(
+    tx: Transaction,
+    message: OrchestratorMessage,
+    delay_ms: int | None,
+    condition: EnqueueCondition | None,
+) -> bool:
+    if condition is not None and not _is_met(tx, message.instance_id, condition):
+        return False
+    insert(tx, message, rules.visible_at(message.visible_at_ms, tx.now, delay_ms))
+    return True
+
+
+def enqueue_many(
+    tx: Transaction,
+    messages: Sequence[OrchestratorMessage],
+    delay_ms: int | None,
+    condition: EnqueueCondition | None,
+) -> list[bool]:
+    return [enqueue(tx, message, delay_ms, condition) for message in messages]
+
+
+def insert(tx: Transaction, message: OrchestratorMessage, visible_at: int) -> None:
+    """Add a fresh message."""
+    message_id = tx.new_message_id()
+    start, timer = message.start, message.timer
+    instance_id = message.instance_id
+    tx.execute(
+        queries.INSERT_MESSAGE,
+        (
+            message_id,
+            instance_id,
+            message.kind,
+            message.body,
+            visible_at,
+            tx.now,
+            0,
+            message.visible_at_ms,
+            *((None, None, None) if start is None else _routing(start)),
+            *((None, None) if timer is None else (timer.execution_id, timer.timer_id)),
+        ),
+    )
+    note_message(tx, instance_id, visible_at, message_id, start)
+    tx.changed_instances.append(instance_id)
+
+
+def exists(tx: Transaction, instance_id: str) -> bool:
+    """There is an instance, or its start is queued."""
+    _, execution_id, pending_since, _ = tx.row(queries.STANDING, (instance_id,))
+    return bool(execution_id) or pending_since is not None
+
+
+def has_ended(tx: Transaction, instance_id: str, status: Status) -> bool:
+    """Whether an instance whose current execution has that status has ended for good."""
+    if status is not Status.CONTINUED_AS_NEW:
+        return status.is_final
+    start_queued = tx.row(queries.QUEUED_START, (instance_id,)) is not None
+    return rules.has_ended(status, start_queued=start_queued)
+
+
+def _is_met(tx: Transaction, instance_id: str, condition: EnqueueCondition) -> bool:
+    match condition:
+        case EnqueueCondition.ALWAYS:
+            return True
+        case EnqueueCondition.ABSENT:
+            return not exists(tx, instance_id)
+        case EnqueueCondition.ALIVE:
+            _require_alive(tx, instance_id)
+            return True
+        case EnqueueCondition.REPLACE:
+            deletion.delete_tree(tx, instance_id)
+            return True
+
+
+def _require_alive(tx: Transaction, instance_id: str) -> None:
+    instance = tx.row(queries.INSTANCE_BY_ID, (instance_id,))
+    if instance is None or instance[1] == 0:
+        if tx.row(queries.QUEUED_START, (instance_id,)) is None:
+            raise NotFound(f"there is no instance {instance_id!r}")
+        return
+    status = Status(instance[2])
+    if has_ended(tx, instance_id, status):
+        raise InstanceFinished(f"{instance_id!r} has ended: {status}")
+
+
+def _routing(start: StartRouting) -> tuple[str, str | None, str | None]:
+    return start.name, start.version, start.parent_instance_id

@@ -1,0 +1,428 @@
+"""The SQL of the hot verbs: turns, the two queues, locks and sessions.
+
+Constants are named after what they do; numbered parameters are named in the order of binding.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# --- readiness (instance_locks)
+
+PLACE: Final = """
+SELECT instance_key, state, due_at, first_message_id FROM instance_locks WHERE instance_id = ?
+"""
+
+SET_DUE: Final = """
+UPDATE instance_locks SET due_at = ?, first_message_id = ? WHERE instance_id = ?
+"""
+
+INSERT_READY: Final = """
+INSERT INTO instance_locks
+    (instance_id, instance_key, name, version, pending_since, state, due_at, first_message_id)
+VALUES (?, ?, ?, ?, ?, 0, ?, ?)
+"""
+
+LOCK_FACTS: Final = """
+SELECT lock_token, locked_until, owner, kept, suspended, not_before, block
+FROM instance_locks WHERE instance_id = ?
+"""
+
+PUT_LOCK: Final = """
+INSERT OR REPLACE INTO instance_locks
+    (instance_id, instance_key, name, version, pending_since, state, wake_at, due_at,
+     first_message_id, lock_token, locked_until, owner, kept, suspended, not_before, block)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
+
+DELETE_LOCK: Final = "DELETE FROM instance_locks WHERE instance_id = ?"
+
+AWAKE: Final = "SELECT instance_id, state FROM instance_locks WHERE wake_at <= ?"
+
+FIND_READY: Final = """
+SELECT l.instance_id, l.instance_key, l.name, l.version, l.due_at, l.first_message_id,
+       i.framework_version
+FROM instance_locks AS l LEFT JOIN instances AS i ON i.instance_key = l.instance_key
+WHERE l.state = 0 AND l.due_at IS NOT NULL AND l.due_at <= ?1
+  AND (l.locked_until IS NULL OR l.locked_until <= ?1)
+  AND (l.not_before IS NULL OR l.not_before <= ?1)
+ORDER BY l.due_at, l.first_message_id
+"""
+
+FIND_READY_BY_NAME: Final = """
+SELECT l.instance_id, l.instance_key, l.name, l.version, l.due_at, l.first_message_id,
+       i.framework_version
+FROM instance_locks AS l LEFT JOIN instances AS i ON i.instance_key = l.instance_key
+WHERE l.state = 0 AND l.due_at IS NOT NULL AND l.due_at <= ?1 AND l.name IS ?2
+  AND (l.locked_until IS NULL OR l.locked_until <= ?1)
+  AND (l.not_before IS NULL OR l.not_before <= ?1)
+ORDER BY l.due_at, l.first_message_id
+"""
+
+FIND_KEPT: Final = """
+SELECT instance_id, lock_token, due_at, first_message_id
+FROM instance_locks
+WHERE kept = 1 AND due_at IS NOT NULL AND due_at <= ?1 AND owner = ?2 AND locked_until > ?1
+ORDER BY due_at, first_message_id LIMIT 1
+"""
+
+NEXT_WAKE: Final = "SELECT min(wake_at) FROM instance_locks WHERE wake_at IS NOT NULL"
+NEXT_READY: Final = """
+SELECT min(due_at) FROM instance_locks WHERE state = 0 AND due_at IS NOT NULL AND due_at > ?
+"""
+NEXT_KEPT: Final = """
+SELECT min(due_at) FROM instance_locks
+WHERE kept = 1 AND due_at IS NOT NULL AND owner = ? AND due_at > ?
+"""
+
+TAKE_LOCK: Final = """
+UPDATE instance_locks
+SET state = 1, wake_at = ?1, locked_until = ?1, lock_token = ?2, owner = ?3, kept = 0,
+    due_at = ?4, first_message_id = ?5
+WHERE instance_id = ?6
+"""
+
+INSERT_KEPT_LOCK: Final = """
+INSERT INTO instance_locks
+    (instance_id, instance_key, name, version, state, wake_at, lock_token, locked_until, owner,
+     kept)
+VALUES (?1, ?2, ?3, ?4, 1, ?5, ?6, ?5, ?7, 1)
+"""
+
+LOCK_HELD: Final = """
+SELECT instance_id, instance_key, locked_until, kept, suspended, not_before, block, name, version,
+       pending_since
+FROM instance_locks WHERE lock_token = ?
+"""
+
+INSERT_BARE_LOCK: Final = """
+INSERT INTO instance_locks (instance_id, instance_key, state) VALUES (?, ?, 1)
+"""
+
+DROP_LOCK: Final = """
+UPDATE instance_locks SET lock_token = NULL, locked_until = NULL, owner = NULL, kept = 0
+WHERE lock_token = ?
+"""
+
+SET_HOLDS: Final = """
+UPDATE instance_locks SET suspended = ?, not_before = ?, block = ? WHERE instance_id = ?
+"""
+
+STANDING: Final = """
+SELECT i.instance_key, i.execution_id, l.pending_since, l.instance_id IS NOT NULL
+FROM (SELECT ?1 AS id)
+LEFT JOIN instances AS i ON i.instance_id = id
+LEFT JOIN instance_locks AS l ON l.instance_id = id
+"""
+
+EXTEND_KEPT_LOCK: Final = "UPDATE instance_locks SET locked_until = ? WHERE instance_id = ?"
+
+KEEP_LOCK: Final = """
+UPDATE instance_locks
+SET locked_until = ?1, wake_at = ?1, kept = 1, instance_key = ?2, name = ?3, version = ?4,
+    pending_since = NULL, not_before = NULL, block = NULL
+WHERE instance_id = ?5
+"""
+
+RELEASE_LOCK: Final = """
+UPDATE instance_locks
+SET state = ?, wake_at = NULL, due_at = ?, first_message_id = ?, lock_token = NULL,
+    locked_until = NULL, owner = NULL, kept = 0, instance_key = ?, name = ?, version = ?,
+    pending_since = NULL, not_before = NULL, block = NULL
+WHERE instance_id = ?
+"""
+
+RENEW_LOCK: Final = """
+UPDATE instance_locks SET locked_until = ?1, wake_at = ?1 WHERE instance_id = ?2
+"""
+
+# --- orchestrator queue
+
+INSERT_MESSAGE: Final = """
+INSERT INTO orchestrator_queue
+    (message_id, instance_id, kind, body, visible_at, enqueued_at, attempt_count,
+     asked_visible_at, start_name, start_version, start_parent_id, timer_execution_id, timer_id)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
+
+FIRST_MESSAGE: Final = """
+SELECT visible_at, message_id FROM orchestrator_queue
+WHERE instance_id = ? ORDER BY visible_at, message_id LIMIT 1
+"""
+
+FIRST_FREE_MESSAGE: Final = """
+SELECT visible_at, message_id FROM orchestrator_queue
+WHERE instance_id = ? AND lock_token IS NOT ? ORDER BY visible_at, message_id LIMIT 1
+"""
+
+FIRST_LATER_MESSAGE: Final = """
+SELECT visible_at, message_id FROM orchestrator_queue
+WHERE instance_id = ? AND visible_at > ? ORDER BY visible_at, message_id LIMIT 1
+"""
+
+TAG_MESSAGES: Final = """
+UPDATE orchestrator_queue SET lock_token = ?1, attempt_count = attempt_count + 1
+WHERE instance_id = ?2 AND visible_at <= ?3
+RETURNING message_id, body, attempt_count, start_name, start_version, start_parent_id
+"""
+
+TAG_MORE_MESSAGES: Final = """
+UPDATE orchestrator_queue SET lock_token = ?1, attempt_count = attempt_count + 1
+WHERE instance_id = ?2 AND visible_at <= ?3 AND lock_token IS NOT ?1
+RETURNING message_id, body, attempt_count
+"""
+
+CARRIED_STARTS: Final = """
+SELECT message_id, start_name, start_version, start_parent_id, enqueued_at
+FROM orchestrator_queue
+WHERE lock_token = ? AND start_name IS NOT NULL ORDER BY message_id
+"""
+
+QUEUED_START: Final = """
+SELECT start_name, start_version, start_parent_id, enqueued_at
+FROM orchestrator_queue
+WHERE instance_id = ? AND start_name IS NOT NULL ORDER BY message_id LIMIT 1
+"""
+
+QUEUED_STARTS: Final = """
+SELECT count(*), min(visible_at) FROM orchestrator_queue
+WHERE instance_id = ? AND start_name IS NOT NULL
+"""
+
+VISIBLE_START: Final = """
+SELECT start_name, start_version, start_parent_id FROM orchestrator_queue
+WHERE instance_id = ? AND start_name IS NOT NULL AND visible_at <= ? ORDER BY message_id LIMIT 1
+"""
+
+DELETE_CARRIED: Final = "DELETE FROM orchestrator_queue WHERE lock_token = ?"
+DELETE_CONSUMED: Final = "DELETE FROM orchestrator_queue WHERE message_id = ? AND lock_token = ?"
+UNTAG: Final = "UPDATE orchestrator_queue SET lock_token = NULL WHERE lock_token = ?"
+UNTAG_AND_FORGIVE: Final = """
+UPDATE orchestrator_queue SET lock_token = NULL, attempt_count = max(attempt_count - 1, 0)
+WHERE lock_token = ?
+"""
+RESET_ATTEMPTS: Final = """
+UPDATE orchestrator_queue SET attempt_count = 0 WHERE instance_id = ? AND attempt_count > 0
+"""
+
+DELETE_TIMER: Final = """
+DELETE FROM orchestrator_queue
+WHERE instance_id = ? AND timer_execution_id = ? AND timer_id = ? AND timer_id IS NOT NULL
+"""
+
+DEAD_AT: Final = """
+SELECT min(max(visible_at, enqueued_at + ?)) FROM orchestrator_queue WHERE instance_id = ?
+"""
+
+COPY_DEAD: Final = """
+INSERT INTO dead_letters
+    (reason, dead_since, instance_id, kind, body, asked_visible_at, start_name, start_version,
+     start_parent_id, timer_execution_id, timer_id)
+SELECT ?1, ?2, instance_id, kind, body, asked_visible_at, start_name, start_version,
+       start_parent_id, timer_execution_id, timer_id
+FROM orchestrator_queue
+WHERE instance_id = ?3 AND visible_at <= ?2 AND enqueued_at + ?4 <= ?2 ORDER BY message_id
+"""
+
+DELETE_DEAD: Final = """
+DELETE FROM orchestrator_queue
+WHERE instance_id = ?1 AND visible_at <= ?2 AND enqueued_at + ?3 <= ?2
+"""
+
+# --- instances, executions, history
+
+INSTANCE_BY_ID: Final = """
+SELECT instance_key, execution_id, status, name, version FROM instances WHERE instance_id = ?
+"""
+
+INSTANCE_BY_KEY: Final = """
+SELECT name, version, execution_id, parent_instance_id FROM instances WHERE instance_key = ?
+"""
+
+INSTANCE_ROW: Final = """
+SELECT is_named, name, version, parent_instance_id, execution_id, status, framework_version,
+       custom_status, custom_status_version, created_at, completed_at
+FROM instances WHERE instance_key = ?
+"""
+
+TOUCH_INSTANCE: Final = """
+UPDATE instances SET updated_at = ?
+WHERE instance_key = ? AND execution_id = ? AND status = 'Running'
+"""
+
+INSERT_INSTANCE: Final = """
+INSERT INTO instances
+    (instance_id, is_named, name, version, parent_instance_id, execution_id, status,
+     framework_version, custom_status, custom_status_version, created_at, updated_at, completed_at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
+
+UPDATE_INSTANCE: Final = """
+UPDATE instances
+SET is_named = ?, name = ?, version = ?, parent_instance_id = ?, execution_id = ?, status = ?,
+    framework_version = ?, custom_status = ?, custom_status_version = ?, created_at = ?,
+    updated_at = ?, completed_at = ?
+WHERE instance_key = ?
+"""
+
+SET_STATUS: Final = "UPDATE instances SET status = ?1 WHERE instance_key = ?2"
+
+CURRENT_STATUS: Final = """
+SELECT e.status FROM instances AS i JOIN executions AS e USING (instance_key, execution_id)
+WHERE i.instance_key = ?
+"""
+
+EXECUTION: Final = """
+SELECT status, output, framework_version, completed_at
+FROM executions WHERE instance_key = ? AND execution_id = ?
+"""
+
+INSERT_EXECUTION: Final = """
+INSERT INTO executions
+    (instance_key, execution_id, status, output, framework_version, started_at, completed_at)
+VALUES (?, ?, ?, ?, ?, ?, ?)
+"""
+
+UPDATE_EXECUTION: Final = """
+UPDATE executions SET status = ?, output = ?, framework_version = ?, completed_at = ?
+WHERE instance_key = ? AND execution_id = ?
+"""
+
+INSERT_EVENT: Final = "INSERT INTO history VALUES (?, ?, ?, ?)"
+
+HISTORY: Final = """
+SELECT event_id, data FROM history WHERE instance_key = ? AND execution_id = ? ORDER BY event_id
+"""
+
+LAST_HISTORY_EXECUTION: Final = "SELECT max(execution_id) FROM history WHERE instance_key = ?"
+
+# --- state
+
+KV_STORE: Final = "SELECT key, value, updated_at FROM kv_store WHERE instance_key = ? ORDER BY key"
+KV_DELTA: Final = "SELECT key, value, updated_at FROM kv_delta WHERE instance_key = ? ORDER BY key"
+PUT_KV_DELTA: Final = "INSERT OR REPLACE INTO kv_delta VALUES (?, ?, ?, ?)"
+PUT_KV_STORE: Final = "INSERT OR REPLACE INTO kv_store VALUES (?, ?, ?, ?)"
+CLEAR_ALL_IN_DELTA: Final = """
+INSERT OR REPLACE INTO kv_delta
+SELECT instance_key, key, NULL, NULL FROM kv_store WHERE instance_key = ?1
+UNION SELECT instance_key, key, NULL, NULL FROM kv_delta WHERE instance_key = ?1
+"""
+HAS_KV_DELTA: Final = "SELECT 1 FROM kv_delta WHERE instance_key = ? LIMIT 1"
+MERGE_KV: Final = """
+INSERT OR REPLACE INTO kv_store
+SELECT instance_key, key, value, updated_at FROM kv_delta
+WHERE instance_key = ? AND value IS NOT NULL
+"""
+DROP_CLEARED_KV: Final = """
+DELETE FROM kv_store
+WHERE instance_key = ?1
+  AND key IN (SELECT key FROM kv_delta WHERE instance_key = ?1 AND value IS NULL)
+"""
+EMPTY_KV_DELTA: Final = "DELETE FROM kv_delta WHERE instance_key = ?"
+
+# --- worker queue
+
+INSERT_WORK: Final = """
+INSERT INTO worker_queue
+    (message_id, instance_id, execution_id, activity_id, name, body, session_id, tag, visible_at,
+     enqueued_at, attempt_count, state, wake_at, lock_token, locked_until, heartbeat,
+     asked_visible_at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
+
+WAKE_WORK: Final = "UPDATE worker_queue SET state = 0, wake_at = NULL WHERE wake_at <= ?"
+
+FIND_WORK: Final = """
+SELECT message_id, name FROM worker_queue
+WHERE state = 0 AND session_id IS NULL AND tag IS ?1
+  AND visible_at <= ?2 AND (locked_until IS NULL OR locked_until <= ?2)
+ORDER BY message_id
+"""
+
+FIND_WORK_BY_NAME: Final = """
+SELECT message_id FROM worker_queue
+WHERE state = 0 AND session_id IS NULL AND tag IS ?1 AND name = ?2
+  AND visible_at <= ?3 AND (locked_until IS NULL OR locked_until <= ?3)
+ORDER BY message_id LIMIT 1
+"""
+
+READY_TAGS: Final = """
+WITH RECURSIVE tags (tag, is_null) AS (
+    SELECT NULL, 1
+    UNION ALL
+    SELECT (SELECT min(q.tag) FROM worker_queue AS q
+            WHERE q.state = 0 AND q.session_id IS NULL
+              AND q.tag > coalesce(tags.tag, '')), 0
+    FROM tags WHERE tags.is_null = 1 OR tags.tag IS NOT NULL
+)
+SELECT tag FROM tags WHERE tag IS NOT NULL
+"""
+
+QUEUED_SESSIONS: Final = """
+WITH RECURSIVE queued (session_id) AS (
+    SELECT min(session_id) FROM worker_queue WHERE session_id IS NOT NULL
+    UNION ALL
+    SELECT (SELECT min(q.session_id) FROM worker_queue AS q WHERE q.session_id > queued.session_id)
+    FROM queued WHERE queued.session_id IS NOT NULL
+)
+SELECT queued.session_id, s.owner_id
+FROM queued LEFT JOIN sessions AS s ON s.session_id = queued.session_id AND s.locked_until > ?1
+WHERE queued.session_id IS NOT NULL
+"""
+
+FIND_SESSION_WORK: Final = """
+SELECT message_id, name, tag FROM worker_queue
+WHERE session_id = ?1 AND state = 0
+  AND visible_at <= ?2 AND (locked_until IS NULL OR locked_until <= ?2)
+ORDER BY message_id
+"""
+
+TAKE_WORK: Final = """
+UPDATE worker_queue
+SET state = 1, wake_at = ?1, locked_until = ?1, lock_token = ?2, attempt_count = attempt_count + 1
+WHERE message_id = ?3
+RETURNING instance_id, execution_id, activity_id, name, body, attempt_count, session_id, tag,
+          heartbeat
+"""
+
+WORK_HELD: Final = """
+SELECT message_id, instance_id, execution_id, activity_id, session_id, locked_until, attempt_count
+FROM worker_queue WHERE lock_token = ?
+"""
+
+DELETE_WORK: Final = "DELETE FROM worker_queue WHERE message_id = ?"
+
+DELETE_CANCELLED_WORK: Final = """
+DELETE FROM worker_queue WHERE instance_id = ? AND execution_id = ? AND activity_id = ?
+"""
+
+ABANDON_WORK: Final = """
+UPDATE worker_queue
+SET state = ?, wake_at = ?, visible_at = ?, lock_token = NULL, locked_until = NULL,
+    attempt_count = ?
+WHERE message_id = ?
+"""
+
+RENEW_WORK: Final = """
+UPDATE worker_queue SET locked_until = ?1, wake_at = ?1, heartbeat = coalesce(?2, heartbeat)
+WHERE message_id = ?3
+"""
+
+NEXT_WORK_WAKE: Final = "SELECT min(wake_at) FROM worker_queue WHERE wake_at IS NOT NULL"
+
+# --- sessions
+
+CLAIM_SESSION: Final = "INSERT OR REPLACE INTO sessions VALUES (?, ?, ?, ?)"
+TOUCH_SESSION: Final = """
+UPDATE sessions SET last_activity_at = ?1 WHERE session_id = ?2 AND locked_until > ?1
+"""
+RENEW_SESSIONS: Final = """
+UPDATE sessions SET locked_until = ?1
+WHERE owner_id = ?2 AND locked_until > ?3 AND last_activity_at > ?4
+"""
+CLEAN_SESSIONS: Final = """
+DELETE FROM sessions
+WHERE locked_until <= ?
+  AND NOT EXISTS (SELECT 1 FROM worker_queue AS q WHERE q.session_id = sessions.session_id)
+"""
+NEXT_SESSION_END: Final = "SELECT min(locked_until) FROM sessions WHERE locked_until > ?"

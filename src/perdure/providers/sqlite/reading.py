@@ -1,0 +1,99 @@
+"""What clients read of one instance, from a snapshot."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from perdure.errors import CorruptData
+from perdure.providers._shared import rules
+from perdure.providers.items import HistoryRecord, KvEntry
+from perdure.providers.sqlite import queries
+
+if TYPE_CHECKING:
+    from perdure.providers.sqlite.transaction import Snapshot
+
+_KEY: Final = "SELECT instance_key, execution_id FROM instances WHERE instance_id = ?"
+
+_HISTORY_PAGE: Final = """
+SELECT event_id, data FROM history
+WHERE instance_key = ? AND execution_id = ? AND event_id > ? ORDER BY event_id LIMIT ?
+"""
+
+_CUSTOM_STATUS: Final = """
+SELECT custom_status, custom_status_version FROM instances
+WHERE instance_id = ? AND custom_status_version > ?
+"""
+
+_KV_VALUE: Final = """
+SELECT iif(d.instance_key IS NULL, s.value, d.value)
+FROM instances AS i
+LEFT JOIN kv_delta AS d ON d.instance_key = i.instance_key AND d.key = ?2
+LEFT JOIN kv_store AS s ON s.instance_key = i.instance_key AND s.key = ?2
+WHERE i.instance_id = ?1
+"""
+
+
+def read(snapshot: Snapshot, instance_id: str) -> list[HistoryRecord]:
+    """The latest execution's history."""
+    found = snapshot.row(_KEY, (instance_id,))
+    if found is None:
+        return []
+    key, current = found
+    last = snapshot.row(queries.LAST_HISTORY_EXECUTION, (key,))[0] or 0
+    return read_page(snapshot, instance_id, max(current, last), 0, -1)
+
+
+def read_page(
+    snapshot: Snapshot, instance_id: str, execution_id: int, after_event_id: int, limit: int
+) -> list[HistoryRecord]:
+    """One execution's history past an event; a limit of -1 means all of it."""
+    found = snapshot.row(_KEY, (instance_id,))
+    if found is None:
+        return []
+    try:
+        return [
+            HistoryRecord(event_id=event_id, data=data)
+            for event_id, data in snapshot.execute(
+                _HISTORY_PAGE, (found[0], execution_id, after_event_id, limit)
+            )
+        ]
+    except UnicodeDecodeError as error:
+        raise CorruptData(
+            "read",
+            f"history of execution {execution_id} of {instance_id!r} is not readable: {error}",
+        ) from error
+
+
+def custom_status(
+    snapshot: Snapshot, instance_id: str, last_seen_version: int
+) -> tuple[str | None, int] | None:
+    row: tuple[str | None, int] | None = snapshot.row(
+        _CUSTOM_STATUS, (instance_id, last_seen_version)
+    )
+    return row
+
+
+def kv_value(snapshot: Snapshot, instance_id: str, key: str) -> str | None:
+    row: tuple[str | None] | None = snapshot.row(_KV_VALUE, (instance_id, key))
+    return None if row is None else row[0]
+
+
+def kv_all_values(snapshot: Snapshot, instance_id: str) -> dict[str, KvEntry]:
+    found = snapshot.row(_KEY, (instance_id,))
+    if found is None:
+        return {}
+    return rules.merge_kv(kv_store(snapshot, found[0]), kv_delta(snapshot, found[0]))
+
+
+def kv_store(snapshot: Snapshot, instance_key: int) -> dict[str, KvEntry]:
+    return {
+        key: KvEntry(value=value, updated_at_ms=updated_at)
+        for key, value, updated_at in snapshot.execute(queries.KV_STORE, (instance_key,))
+    }
+
+
+def kv_delta(snapshot: Snapshot, instance_key: int) -> dict[str, KvEntry | None]:
+    return {
+        key: None if value is None else KvEntry(value=value, updated_at_ms=updated_at)
+        for key, value, updated_at in snapshot.execute(queries.KV_DELTA, (instance_key,))
+    }

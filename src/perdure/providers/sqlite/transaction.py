@@ -1,0 +1,104 @@
+"""What an operation works with: one consistent look at the file, or a share in one commit."""
+
+# apsw's own stubs leave the type of a buffer open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import apsw
+
+_READ_SEQUENCE: Final = "SELECT next_message_id FROM store_info"
+_WRITE_SEQUENCE: Final = "UPDATE store_info SET next_message_id = ?"
+
+
+class Snapshot:
+    """A read transaction, and the time at which it began."""
+
+    __slots__ = ("connection", "execute", "now")
+
+    def __init__(self, connection: apsw.Connection) -> None:
+        self.connection = connection
+        self.execute: Callable[..., apsw.Cursor] = connection.execute
+        self.now = 0
+
+    def begin(self, now_ms: Callable[[], int]) -> None:
+        self.execute("BEGIN")
+        self.now = now_ms()
+
+    def end(self) -> None:
+        # Some errors, a full disk among them, have rolled back already.
+        if self.connection.in_transaction:
+            self.execute("ROLLBACK")
+
+    def row(self, sql: str, bindings: Sequence[Any] = ()) -> Any:
+        """The first row as a tuple, or None."""
+        return self.execute(sql, bindings).fetchone()
+
+    def held(self, sql: str, token: object) -> Any:
+        """The row that a lock token names, or None; whatever cannot be a token names nothing."""
+        try:
+            return self.execute(sql, (token,)).fetchone() if isinstance(token, str) else None
+        except UnicodeEncodeError:
+            return None
+
+    def rows(self, sql: str, bindings: Sequence[Any] = ()) -> list[Any]:
+        return self.execute(sql, bindings).fetchall()
+
+
+class Transaction(Snapshot):
+    """A write transaction: fresh message ids, and a note of who has to be woken afterwards.
+
+    Message ids are never used twice, not even after their message is gone: a commit that is
+    repeated must not consume a younger message.
+    """
+
+    __slots__ = (
+        "_first_message_id",
+        "changed_instances",
+        "execute_many",
+        "next_message_id",
+        "orphan_grace_ms",
+        "turns_changed",
+        "work_changed",
+    )
+
+    def __init__(self, connection: apsw.Connection, orphan_grace_ms: int) -> None:
+        super().__init__(connection)
+        self.orphan_grace_ms = orphan_grace_ms
+        self.execute_many: Callable[..., apsw.Cursor] = connection.executemany
+        self.next_message_id = 0
+        self._first_message_id = 0
+        self.turns_changed = False
+        """An instance may have become ready to be fetched, now or later."""
+        self.work_changed = False
+        """A work item may have become ready to be fetched, now or later."""
+        self.changed_instances: list[str] = []
+
+    def begin(self, now_ms: Callable[[], int]) -> None:
+        self.execute("BEGIN IMMEDIATE")
+        # Read after the wait for other writers: a lease granted now must start now.
+        self.now = now_ms()
+        self.next_message_id = self._first_message_id = self.execute(_READ_SEQUENCE).get
+        self.turns_changed = False
+        self.work_changed = False
+        self.changed_instances = []
+
+    def commit(self) -> None:
+        if self.next_message_id != self._first_message_id:
+            self.execute(_WRITE_SEQUENCE, (self.next_message_id,))
+        self.execute("COMMIT")
+
+    def new_message_id(self) -> int:
+        message_id = self.next_message_id
+        self.next_message_id = message_id + 1
+        return message_id
+
+    def change(self, sql: str, bindings: Sequence[Any]) -> int:
+        """Run it and say how many rows it touched."""
+        self.execute(sql, bindings)
+        return self.connection.changes()

@@ -1,0 +1,256 @@
+"""The worker queue and its sessions, inside a transaction of the writer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import apsw
+
+from perdure.errors import InvalidValue, LockLost, UsageError
+from perdure.providers._shared import rules
+from perdure.providers.items import ActivityIdentity, FetchedWork, TagMode
+from perdure.providers.sqlite import orchestrator_queue, queries
+from perdure.providers.sqlite.nothing import Nothing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from perdure.providers.items import (
+        OrchestratorMessage,
+        SessionFetch,
+        TagFilter,
+        WorkerMessage,
+    )
+    from perdure.providers.sqlite.transaction import Transaction
+
+READY: Final = 0
+WAITING: Final = 1
+
+_MISFITS_BEFORE_SEEKING: Final = 50
+"""After so many items that the worker cannot run, each of its activities is looked up by name."""
+
+
+def insert(tx: Transaction, message: WorkerMessage) -> None:
+    """Add a fresh item, locked already if it is claimed."""
+    visible_at = tx.now if message.visible_at_ms is None else message.visible_at_ms
+    claim, identity = message.claim, message.identity
+    state, attempts, token = READY, 0, None
+    wake_at = locked_until = None
+    if claim is not None:
+        state, attempts, token = WAITING, 1, claim.lock_token
+        locked_until = tx.now + claim.lock_timeout_ms
+        wake_at = max(locked_until, visible_at)
+    elif visible_at > tx.now:
+        state, wake_at = WAITING, visible_at
+    values = (
+        tx.new_message_id(),
+        identity.instance_id,
+        identity.execution_id,
+        identity.activity_id,
+        message.name,
+        message.body,
+        message.session_id,
+        message.tag,
+        visible_at,
+        tx.now,
+        attempts,
+        state,
+        wake_at,
+        token,
+        locked_until,
+        None,
+        message.visible_at_ms,
+    )
+    try:
+        tx.execute(queries.INSERT_WORK, values)
+    except apsw.ConstraintError as error:
+        raise InvalidValue(f"the lock token {token!r} is in use") from error
+    tx.work_changed = True
+
+
+def fetch(
+    tx: Transaction,
+    lock_timeout_ms: int,
+    session: SessionFetch | None,
+    tags: TagFilter,
+    activities: frozenset[str] | None,
+) -> FetchedWork | Nothing:
+    tx.execute(queries.WAKE_WORK, (tx.now,))
+    found = [
+        message_id
+        for tag in _tags_to_try(tx, tags)
+        if (message_id := _find_plain(tx, tag, activities)) is not None
+    ]
+    if session is not None:
+        found += _find_in_sessions(tx, session, tags, activities)
+    if not found:
+        return Nothing(_next_due(tx, session))
+    return _take(tx, min(found), lock_timeout_ms, session)
+
+
+def ack(
+    tx: Transaction,
+    lock_token: str,
+    completion: OrchestratorMessage | None,
+    retry: WorkerMessage | None,
+) -> None:
+    item = _held(tx, lock_token, "ack_work_item")
+    message_id, instance_id, execution_id, activity_id, session_id, *_ = item
+    if completion is not None or retry is not None:
+        identity = ActivityIdentity(
+            instance_id=instance_id, execution_id=execution_id, activity_id=activity_id
+        )
+        rules.check_settlement(identity, completion, retry)
+    tx.execute(queries.DELETE_WORK, (message_id,))
+    if session_id is not None:
+        tx.execute(queries.TOUCH_SESSION, (tx.now, session_id))
+    if completion is not None:
+        orchestrator_queue.insert(tx, completion, tx.now)
+    if retry is not None:
+        insert(tx, retry)
+
+
+def settle_in_transaction(
+    tx: Transaction, lock_token: str, settle: Callable[[apsw.Connection], OrchestratorMessage]
+) -> None:
+    _held(tx, lock_token, "settle_in_transaction")
+    began = tx.connection.total_changes()
+    completion = settle(tx.connection)
+    if not tx.connection.in_transaction or tx.connection.total_changes() < began:
+        raise UsageError(
+            "a transactional activity must neither commit nor roll back: its rows are committed "
+            "together with its completion"
+        )
+    rules.check_message(completion)
+    ack(tx, lock_token, completion, None)
+
+
+def abandon(tx: Transaction, lock_token: str, delay_ms: int | None, ignore_attempt: bool) -> None:
+    item = tx.held(queries.WORK_HELD, lock_token)
+    if item is None:
+        raise rules.lock_lost("abandon_work_item", lock_token)
+    message_id, *_, attempts = item
+    if ignore_attempt:
+        attempts = max(attempts - 1, 0)
+    visible_at = tx.now + (delay_ms or 0)
+    state, wake_at = (WAITING, visible_at) if delay_ms else (READY, None)
+    tx.execute(queries.ABANDON_WORK, (state, wake_at, visible_at, attempts, message_id))
+    tx.work_changed = True
+
+
+def renew(tx: Transaction, lock_token: str, extend_for_ms: int, heartbeat: str | None) -> None:
+    message_id, _, _, _, session_id, *_ = _held(tx, lock_token, "renew_work_item_lock")
+    tx.execute(queries.RENEW_WORK, (tx.now + extend_for_ms, heartbeat, message_id))
+    if session_id is not None:
+        tx.execute(queries.TOUCH_SESSION, (tx.now, session_id))
+
+
+def renew_many(tx: Transaction, lock_tokens: Sequence[str], extend_for_ms: int) -> frozenset[str]:
+    lost: set[str] = set()
+    for token in lock_tokens:
+        try:
+            renew(tx, token, extend_for_ms, None)
+        except LockLost:
+            lost.add(token)
+    return frozenset(lost)
+
+
+def renew_sessions(
+    tx: Transaction, owner_ids: Sequence[str], extend_for_ms: int, idle_timeout_ms: int
+) -> int:
+    return sum(
+        tx.change(
+            queries.RENEW_SESSIONS,
+            (tx.now + extend_for_ms, owner_id, tx.now, tx.now - idle_timeout_ms),
+        )
+        for owner_id in set(owner_ids)
+    )
+
+
+def clean_sessions(tx: Transaction) -> int:
+    return tx.change(queries.CLEAN_SESSIONS, (tx.now,))
+
+
+# --- looking
+
+
+def _tags_to_try(tx: Transaction, tags: TagFilter) -> Iterable[str | None]:
+    match tags.mode:
+        case TagMode.DEFAULT_ONLY:
+            return (None,)
+        case TagMode.TAGS:
+            return tags.tags
+        case TagMode.DEFAULT_AND:
+            return (None, *tags.tags)
+        case TagMode.ANY:
+            return [None, *(row[0] for row in tx.rows(queries.READY_TAGS, ()))]
+        case TagMode.NONE:
+            return ()
+
+
+def _find_plain(tx: Transaction, tag: str | None, activities: frozenset[str] | None) -> int | None:
+    """The oldest ready item with that tag, outside of sessions."""
+    for misfits, (message_id, name) in enumerate(tx.execute(queries.FIND_WORK, (tag, tx.now))):
+        if activities is None or name in activities:
+            return int(message_id)
+        if misfits == _MISFITS_BEFORE_SEEKING:
+            found = [tx.row(queries.FIND_WORK_BY_NAME, (tag, each, tx.now)) for each in activities]
+            return min((row[0] for row in found if row is not None), default=None)
+    return None
+
+
+def _find_in_sessions(
+    tx: Transaction,
+    session: SessionFetch,
+    tags: TagFilter,
+    activities: frozenset[str] | None,
+) -> list[int]:
+    """The oldest fitting item of each session that this owner has or may claim."""
+    found: list[int] = []
+    for session_id, owner_id in tx.rows(queries.QUEUED_SESSIONS, (tx.now,)):
+        is_open = owner_id == session.owner_id or (owner_id is None and not session.only_owned)
+        if is_open:
+            for message_id, name, tag in tx.execute(
+                queries.FIND_SESSION_WORK, (session_id, tx.now)
+            ):
+                if tags.matches(tag) and (activities is None or name in activities):
+                    found.append(message_id)
+                    break
+    return found
+
+
+def _take(
+    tx: Transaction, message_id: int, lock_timeout_ms: int, session: SessionFetch | None
+) -> FetchedWork:
+    token = rules.new_lock_token()
+    row = tx.row(queries.TAKE_WORK, (tx.now + lock_timeout_ms, token, message_id))
+    instance_id, execution_id, activity_id, name, body, attempts, session_id, tag, heartbeat = row
+    if session_id is not None and session is not None:
+        lease = tx.now + session.lock_timeout_ms
+        tx.execute(queries.CLAIM_SESSION, (session_id, session.owner_id, lease, tx.now))
+    return FetchedWork(
+        identity=ActivityIdentity(
+            instance_id=instance_id, execution_id=execution_id, activity_id=activity_id
+        ),
+        name=name,
+        body=body,
+        lock_token=token,
+        attempt_count=attempts,
+        session_id=session_id,
+        tag=tag,
+        heartbeat=heartbeat,
+    )
+
+
+def _next_due(tx: Transaction, session: SessionFetch | None) -> int | None:
+    dues = [tx.row(queries.NEXT_WORK_WAKE, ())[0]]
+    if session is not None:
+        dues.append(tx.row(queries.NEXT_SESSION_END, (tx.now,))[0])
+    return min((due for due in dues if due is not None), default=None)
+
+
+def _held(tx: Transaction, lock_token: str, operation: str) -> Any:
+    item = tx.held(queries.WORK_HELD, lock_token)
+    if item is None or item[5] <= tx.now:
+        raise rules.lock_lost(operation, lock_token)
+    return item

@@ -1,0 +1,324 @@
+"""The one thread that writes. Whatever arrives while a commit is running shares the next one.
+
+Operations are functions of a ``Transaction``. One that fails before it has written anything fails
+alone; after it has written, the transaction is rolled back and its operations are run one by one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import random
+import threading
+from typing import TYPE_CHECKING, Any, Final
+
+import apsw
+
+from perdure.errors import InternalError, PerdureError, StoreFull, StoreUnavailable
+from perdure.providers.sqlite.connection import (
+    breaks_connection,
+    connect_writer,
+    is_out_of_space,
+    translate,
+)
+from perdure.providers.sqlite.entries import Delivery
+from perdure.providers.sqlite.transaction import Transaction
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from perdure.clock import Clock
+    from perdure.providers.sqlite.connection import Durability
+    from perdure.providers.sqlite.entries import Entry
+
+_log = logging.getLogger("perdure.sqlite")
+
+BATCH_OPERATIONS_MAX: Final = 512
+WAL_PAGES_TO_CHECKPOINT: Final = 8_000
+"""32 MiB: often enough for a short pause, seldom enough that a hot page is copied back once."""
+WAL_PAGES_TO_INSIST: Final = 14_000
+"""55 MiB: past this a reader that pins the log is waited for."""
+IDLE_SECONDS_TO_TRUNCATE: Final = 1.0
+WATCH_SECONDS: Final = (0.015, 0.045)
+"""How often the file is asked for commits of other processes, just after one and when idle."""
+
+
+class _RunOneByOne(Exception):
+    """An operation failed after it had written, so its neighbours must be run again."""
+
+
+class Writer:
+    """Owns the writing connection and its thread."""
+
+    def __init__(
+        self,
+        path: Path,
+        durability: Durability,
+        clock: Clock,
+        deliver: Callable[[Delivery], None],
+        reached: Callable[[str], None],
+        *,
+        orphan_grace_ms: int,
+    ) -> None:
+        self._path = path
+        self._durability: Durability = durability
+        self._clock = clock
+        self._orphan_grace_ms = orphan_grace_ms
+        self._deliver = deliver
+        self._reached = reached
+        """Called at named points of a commit; only fault campaigns do something there."""
+        self._queue: queue.SimpleQueue[Entry | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="perdure-sqlite", daemon=True)
+        self._transaction: Transaction | None = None
+        self._inode = (0, 0)
+        self._wal_pages = 0
+        self._data_version: int | None = None
+        self._watch_seconds = WATCH_SECONDS[0]
+        self._is_watching = False
+        self._is_stopping = False
+
+    # --- called from the event loop
+
+    def start(self, connection: apsw.Connection) -> None:
+        self._adopt(connection)
+        self._thread.start()
+
+    def submit(self, entry: Entry) -> None:
+        self._queue.put(entry)
+
+    def watch(self, *, is_watching: bool) -> None:
+        """Look for commits of other processes from now on, or no longer."""
+        self._is_watching = is_watching
+        if is_watching:
+            self._queue.put(None)
+
+    def stop(self) -> None:
+        """Finish what was accepted, then close; does not wait."""
+        self._is_stopping = True
+        self._queue.put(None)
+
+    def join(self) -> None:
+        self._thread.join()
+
+    # --- the thread
+
+    def _run(self) -> None:
+        while True:
+            entries = self._collect()
+            if entries:
+                self._deliver(self._commit(entries))
+                self._checkpoint_if_large()
+            elif self._is_stopping:
+                break
+            else:
+                self._use_idle_time()
+        if self._transaction is not None:
+            self._truncate_log()
+            self._transaction.connection.close(force=True)
+
+    def _collect(self) -> list[Entry]:
+        """What is waiting, at least one unless there is something else to do."""
+        entries: list[Entry] = []
+        try:
+            first = self._queue.get(timeout=self._patience())
+            if first is not None:
+                entries.append(first)
+            while len(entries) < BATCH_OPERATIONS_MAX:
+                entry = self._queue.get_nowait()
+                if entry is not None:
+                    entries.append(entry)
+        except queue.Empty:
+            pass
+        return entries
+
+    def _patience(self) -> float | None:
+        if self._is_stopping:
+            return 0
+        if self._is_watching:
+            return self._watch_seconds * random.uniform(0.8, 1.2)
+        return IDLE_SECONDS_TO_TRUNCATE if self._wal_pages else None
+
+    def _commit(self, entries: list[Entry]) -> Delivery:
+        delivery = Delivery()
+        for group in _groups(entries):
+            try:
+                self._attempt(group, delivery)
+            except _RunOneByOne:
+                for entry in group:
+                    self._attempt([entry], delivery)
+        return delivery
+
+    def _attempt(self, entries: Sequence[Entry], delivery: Delivery) -> None:
+        """Run the operations in one transaction and note what became of them."""
+        transaction: Transaction | None = None
+        try:
+            transaction = self._opened()
+            transaction.begin(self._clock.now_ms)
+            self._reached("begun")
+            outcomes = [self._outcome(entry, transaction, len(entries)) for entry in entries]
+            self._reached("before commit")
+            transaction.commit()
+            self._reached("after commit")
+        except _RunOneByOne:
+            raise
+        except (apsw.Error, PerdureError) as error:
+            if transaction is not None:
+                _roll_back(transaction)
+            known = self._known_error(error, entries[0].name)
+            if isinstance(error, apsw.Error) and breaks_connection(error):
+                self._drop_connection()
+            delivery.outcomes += [(entry, None, known) for entry in entries]
+        else:
+            delivery.outcomes += outcomes
+            delivery.turns_changed |= transaction.turns_changed
+            delivery.work_changed |= transaction.work_changed
+            delivery.changed_instances += transaction.changed_instances
+
+    def _outcome(
+        self, entry: Entry, transaction: Transaction, neighbours: int
+    ) -> tuple[Entry, Any, BaseException | None]:
+        changes = transaction.connection.total_changes()
+        error: BaseException
+        try:
+            return entry, entry.operation(transaction, *entry.args), None
+        except PerdureError as refusal:
+            if transaction.connection.total_changes() == changes:
+                return entry, None, refusal
+            error = refusal
+        except apsw.Error as failure:
+            if neighbours == 1 or breaks_connection(failure):
+                raise
+            error = failure
+        except Exception as bug:  # noqa: BLE001 - the thread must outlive a bug of one operation
+            error = bug if entry.alone else InternalError(f"{entry.name}: {bug!r}")
+            error.__cause__ = bug if error is not bug else bug.__cause__
+        if neighbours > 1:
+            _roll_back(transaction)
+            raise _RunOneByOne from error
+        _roll_back(transaction)
+        transaction.begin(self._clock.now_ms)
+        return entry, None, error
+
+    def _known_error(self, error: apsw.Error | PerdureError, operation: str) -> PerdureError:
+        if isinstance(error, PerdureError):
+            return error
+        transaction = self._transaction
+        known: PerdureError = translate(operation, error, self._path)
+        if transaction is not None and is_out_of_space(transaction.connection):
+            known = StoreFull(operation, f"{str(self._path)!r}: no space left; free some")
+        known.__cause__ = error
+        return known
+
+    # --- the connection
+
+    def _opened(self) -> Transaction:
+        if self._transaction is None:
+            self._adopt(connect_writer(self._path, self._durability))
+        transaction = self._transaction
+        assert transaction is not None
+        if _inode(self._path) != self._inode:
+            raise StoreUnavailable(
+                "write",
+                f"{str(self._path)!r} was removed or replaced while it was open; nothing more is "
+                "written to it. Restart the program on the file that you want",
+            )
+        return transaction
+
+    def _adopt(self, connection: apsw.Connection) -> None:
+        connection.set_wal_hook(self._note_wal_size)
+        self._transaction = Transaction(connection, self._orphan_grace_ms)
+        self._inode = _inode(self._path)
+        self._data_version = None
+
+    def _note_wal_size(self, _connection: apsw.Connection, _database: str, pages: int) -> int:
+        self._wal_pages = pages
+        return apsw.SQLITE_OK
+
+    def _drop_connection(self) -> None:
+        """After an I/O error: read everything again from the file before going on."""
+        transaction, self._transaction = self._transaction, None
+        if transaction is not None:
+            transaction.connection.close(force=True)
+
+    # --- between commits
+
+    def _use_idle_time(self) -> None:
+        if self._is_watching:
+            self._look_for_others()
+        elif self._wal_pages:
+            self._truncate_log()
+
+    def _look_for_others(self) -> None:
+        if self._transaction is None:
+            return
+        try:
+            version = self._transaction.execute("PRAGMA data_version").get
+        except apsw.Error as error:
+            # The next operation meets the same trouble and has somebody to tell it to.
+            _log.warning("cannot look for changes in %s: %s", self._path, error)
+            return
+        if version == self._data_version:
+            self._watch_seconds = min(self._watch_seconds * 1.1, WATCH_SECONDS[1])
+            return
+        is_first = self._data_version is None
+        self._data_version = version
+        self._watch_seconds = WATCH_SECONDS[0]
+        if not is_first:
+            self._deliver(Delivery(foreign=True))
+
+    def _checkpoint_if_large(self) -> None:
+        if self._wal_pages < WAL_PAGES_TO_CHECKPOINT:
+            return
+        insists = self._wal_pages >= WAL_PAGES_TO_INSIST
+        mode = apsw.SQLITE_CHECKPOINT_RESTART if insists else apsw.SQLITE_CHECKPOINT_PASSIVE
+        self._checkpoint(mode)
+
+    def _truncate_log(self) -> None:
+        self._checkpoint(apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        # Whatever came of it: another try is worth it only after the next commit.
+        self._wal_pages = 0
+
+    def _checkpoint(self, mode: int) -> None:
+        if self._transaction is None:
+            return
+        try:
+            self._transaction.connection.wal_checkpoint(mode=mode)
+        except (apsw.BusyError, apsw.LockedError):
+            pass  # readers or another process are in the way; there will be a better moment
+        except apsw.Error as error:
+            # What was committed is safe in the log; only its copying into the file has failed.
+            _log.warning("checkpoint of %s failed: %s", self._path, error)
+            if breaks_connection(error):
+                self._drop_connection()
+
+
+def _groups(entries: list[Entry]) -> Iterator[list[Entry]]:
+    """Runs of operations that may share a transaction."""
+    group: list[Entry] = []
+    for entry in entries:
+        if entry.alone:
+            if group:
+                yield group
+            yield [entry]
+            group = []
+        else:
+            group.append(entry)
+    if group:
+        yield group
+
+
+def _roll_back(transaction: Transaction) -> None:
+    try:
+        transaction.end()
+    except apsw.Error as error:
+        _log.warning("rollback failed: %s", error)
+
+
+def _inode(path: Path) -> tuple[int, int]:
+    try:
+        found = os.stat(path)  # noqa: PTH116 - once for each commit, and twice as fast
+    except OSError:
+        return (0, 0)
+    return found.st_dev, found.st_ino
