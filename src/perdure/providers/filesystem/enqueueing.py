@@ -1,0 +1,67 @@
+"""Taking a message for an instance under a condition, inside a transaction."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from perdure.errors import InstanceFinished, NotFound, PerdureError
+from perdure.providers.filesystem import deletion, queues
+from perdure.providers.items import EnqueueCondition
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from perdure.providers.filesystem.state import State
+    from perdure.providers.filesystem.tables import Transaction
+    from perdure.providers.items import OrchestratorMessage
+
+
+def enqueue(
+    state: State,
+    tx: Transaction,
+    message: OrchestratorMessage,
+    delay_ms: int | None,
+    condition: EnqueueCondition | None,
+) -> bool:
+    state.quarantine.check(tx.verb, message.instance_id)
+    if not _meets(state, tx, message.instance_id, condition or EnqueueCondition.ALWAYS):
+        return False
+    queues.add_message(state, tx, message, delay_ms)
+    return True
+
+
+def enqueue_each(
+    state: State,
+    tx: Transaction,
+    messages: Sequence[OrchestratorMessage],
+    delay_ms: int | None,
+    condition: EnqueueCondition | None,
+) -> tuple[list[bool], PerdureError | None]:
+    """Take them in order until one is refused; returns what became of them, and the refusal."""
+    taken: list[bool] = []
+    for message in messages:
+        try:
+            taken.append(enqueue(state, tx, message, delay_ms, condition))
+        except PerdureError as refusal:
+            return taken, refusal
+    return taken, None
+
+
+def _meets(state: State, tx: Transaction, instance_id: str, condition: EnqueueCondition) -> bool:
+    exists = state.standing.exists(instance_id)
+    match condition:
+        case EnqueueCondition.ALWAYS:
+            return True
+        case EnqueueCondition.ABSENT:
+            return not exists
+        case EnqueueCondition.ALIVE:
+            if not exists:
+                raise NotFound(f"there is no instance {instance_id!r}")
+            if state.standing.has_ended(instance_id):
+                status = state.standing.status(instance_id)
+                raise InstanceFinished(f"{instance_id!r} has ended: {status}")
+            return True
+        case EnqueueCondition.REPLACE:
+            for member in deletion.tree_of(state, instance_id):
+                deletion.delete(state, tx, member)
+            return True

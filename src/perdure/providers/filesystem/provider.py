@@ -1,0 +1,492 @@
+"""The provider over a directory: checks what comes in, waits for work, and hands out answers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from perdure.clock import SystemClock
+from perdure.errors import CorruptData, LockLost, StoreClosed
+from perdure.limits import ORPHAN_GRACE_MS, check_id
+from perdure.providers._shared import rules
+from perdure.providers.capabilities import Capabilities
+from perdure.providers.contract import Provider
+from perdure.providers.filesystem import acking, enqueueing, queues, turns
+from perdure.providers.filesystem.admin import FileSystemAdmin
+from perdure.providers.filesystem.fileops import FileOps
+from perdure.providers.filesystem.store import open_store
+from perdure.providers.items import FetchedOrchestration, TagFilter, TagMode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Self
+
+    from perdure.clock import Clock
+    from perdure.errors import PerdureError
+    from perdure.model.failures import Block
+    from perdure.providers.contract import ProviderAdmin
+    from perdure.providers.filesystem.store import OpenStore
+    from perdure.providers.filesystem.tables import Transaction
+    from perdure.providers.filesystem.turns import LockedInstance
+    from perdure.providers.items import (
+        EnqueueCondition,
+        FetchedWork,
+        HistoryRecord,
+        KvEntry,
+        OrchestrationFilter,
+        OrchestratorMessage,
+        SessionFetch,
+        TurnCommit,
+        WorkerMessage,
+    )
+    from perdure.providers.watching import Signal, Watch
+
+_Fetched = TypeVar("_Fetched")
+
+VERSION = "1"
+_MESSAGES_PER_COMMIT = 500
+_CAPABILITIES = Capabilities(several_handles=False, several_processes=False)
+
+
+class FileSystemProvider(Provider):
+    """Keeps everything in a directory of readable files; one process at a time.
+
+    Every commit is one fsynced record in a journal; the files follow from it.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        clock: Clock | None = None,
+        orphan_grace_ms: int = ORPHAN_GRACE_MS,
+        allow_moved: bool = False,
+        file_ops: FileOps | None = None,
+    ) -> None:
+        self._path = os.path.abspath(path)  # noqa: PTH100 - resolving would hide a symbolic link
+        self._clock: Clock = SystemClock() if clock is None else clock
+        self._orphan_grace_ms = orphan_grace_ms
+        self._allow_moved = allow_moved
+        self._file_ops = file_ops if file_ops is not None else FileOps()
+        self._opened: OpenStore | None = None
+        self._is_temporary = False
+        self._admin = FileSystemAdmin(self)
+
+    @classmethod
+    def new_temp(cls, *, clock: Clock | None = None) -> Self:
+        """A provider over a new directory that is removed when the provider is closed."""
+        provider = cls(tempfile.mkdtemp(prefix="perdure-"), clock=clock)
+        provider._is_temporary = True
+        return provider
+
+    @property
+    def name(self) -> str:
+        return "filesystem"
+
+    @property
+    def version(self) -> str:
+        return VERSION
+
+    @property
+    def path(self) -> str:
+        return self._path
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return _CAPABILITIES
+
+    # --- life of the handle
+
+    async def open(self) -> None:
+        if self._opened is None or not self._opened.is_open:
+            self._opened = await open_store(
+                self._path,
+                self._file_ops,
+                self._clock,
+                orphan_grace_ms=self._orphan_grace_ms,
+                allow_moved=self._allow_moved,
+            )
+
+    async def close(self) -> None:
+        if self._opened is not None:
+            await self._opened.close()
+            if self._is_temporary:
+                shutil.rmtree(self._path, ignore_errors=True)
+
+    async def checkpoint(self) -> None:
+        """Bring the readable files up to date now instead of after a moment."""
+        await self.store("checkpoint").checkpoint()
+
+    def store(self, operation: str) -> OpenStore:
+        """The opened store; raises StoreClosed."""
+        if self._opened is None:
+            raise StoreClosed(operation, f"{self._path} is not open; call open() first")
+        self._opened.require_open(operation)
+        return self._opened
+
+    # --- turns
+
+    async def fetch_orchestration_item(
+        self,
+        lock_timeout_ms: int,
+        poll_timeout_ms: int,
+        filter: OrchestrationFilter | None = None,  # noqa: A002
+        owner: str | None = None,
+    ) -> FetchedOrchestration | None:
+        verb = "fetch_orchestration_item"
+        store = self.store(verb)
+        rules.check_fetch(lock_timeout_ms, poll_timeout_ms, owner)
+        state = store.state
+        locked = await self._poll(
+            store,
+            verb,
+            store.turn_signal,
+            poll_timeout_ms,
+            lambda tx: turns.fetch(state, tx, lock_timeout_ms, filter, owner),
+            state.ready_instances.next_change_ms,
+        )
+        return await self.with_history(store, locked) if locked is not None else None
+
+    async def with_history(self, store: OpenStore, locked: LockedInstance) -> FetchedOrchestration:
+        """Complete a lock that was taken with the history that it covers."""
+        item = locked.item
+        try:
+            history = tuple(await store.read_history(locked.history))
+        except CorruptData as damage:
+            item = msgspec.structs.replace(item, history_error=str(damage), kv_snapshot={})
+        else:
+            item = msgspec.structs.replace(item, history=history) if history else item
+        return FetchedOrchestration(
+            item=item,
+            lock_token=locked.lock_token,
+            attempt_count=locked.attempt_count,
+            continues=locked.continues,
+        )
+
+    async def ack_orchestration_item(self, lock_token: str, commit: TurnCommit) -> None:
+        verb = "ack_orchestration_item"
+        store = self.store(verb)
+        rules.check_commit(commit)
+        await store.change(verb, lambda tx: acking.ack(store.state, tx, lock_token, commit))
+
+    async def abandon_orchestration_item(
+        self,
+        lock_token: str,
+        delay_ms: int | None = None,
+        *,
+        ignore_attempt: bool = False,
+        block: Block | None = None,
+    ) -> None:
+        verb = "abandon_orchestration_item"
+        store = self.store(verb)
+        rules.check_abandon(delay_ms, block)
+
+        def abandon(tx: Transaction) -> None:
+            turns.abandon(
+                store.state, tx, lock_token, delay_ms, block, ignore_attempt=ignore_attempt
+            )
+
+        await store.change(verb, abandon)
+
+    async def renew_orchestration_item_lock(self, lock_token: str, extend_for_ms: int) -> None:
+        verb = "renew_orchestration_item_lock"
+        store = self.store(verb)
+        rules.check_number(extend_for_ms, "extend_for_ms", minimum=1)
+        await store.change(verb, lambda tx: turns.renew(store.state, tx, lock_token, extend_for_ms))
+
+    async def renew_orchestration_item_locks(
+        self, lock_tokens: Sequence[str], extend_for_ms: int
+    ) -> frozenset[str]:
+        verb = "renew_orchestration_item_locks"
+        store = self.store(verb)
+        rules.check_number(extend_for_ms, "extend_for_ms", minimum=1)
+
+        def renew(tx: Transaction, lock_token: str) -> None:
+            turns.renew(store.state, tx, lock_token, extend_for_ms)
+
+        return await store.change(verb, lambda tx: _lost_tokens(tx, lock_tokens, renew))
+
+    async def start_orchestration_item(
+        self, start: OrchestratorMessage, commit: TurnCommit, lock_token: str, owner: str
+    ) -> bool:
+        verb = "start_orchestration_item"
+        store = self.store(verb)
+        rules.check_first_turn(start, commit, lock_token, owner)
+        store.state.quarantine.check(verb, start.instance_id)
+        return await store.change(
+            verb, lambda tx: acking.start(store.state, tx, start, commit, lock_token, owner)
+        )
+
+    # --- history
+
+    async def read(self, instance_id: str) -> list[HistoryRecord]:
+        store = self._store_for("read", instance_id)
+        lookups, standing = store.state.lookups, store.state.standing
+        excerpt = await store.look(
+            "read",
+            lambda: store.excerpt(
+                instance_id,
+                max(standing.execution_id(instance_id), *lookups.histories.get(instance_id, (1,))),
+            ),
+        )
+        return await store.read_history(excerpt)
+
+    async def read_with_execution(
+        self,
+        instance_id: str,
+        execution_id: int,
+        *,
+        after_event_id: int = 0,
+        limit: int | None = None,
+    ) -> list[HistoryRecord]:
+        verb = "read_with_execution"
+        store = self._store_for(verb, instance_id)
+        rules.check_number(limit or 1, "limit", minimum=1)
+        excerpt = await store.look(verb, lambda: store.excerpt(instance_id, execution_id))
+        records = await store.read_history(excerpt)
+        if after_event_id > 0:
+            records = [record for record in records if record.event_id > after_event_id]
+        return records[:limit]
+
+    async def append_with_execution(
+        self, instance_id: str, execution_id: int, records: Sequence[HistoryRecord]
+    ) -> None:
+        verb = "append_with_execution"
+        store = self._store_for(verb, instance_id)
+        rules.check_number(execution_id, "execution_id", minimum=1)
+        rules.check_records(records)
+        await store.change(verb, lambda tx: tx.append(instance_id, execution_id, records))
+
+    # --- worker queue
+
+    async def enqueue_for_worker(self, message: WorkerMessage) -> None:
+        verb = "enqueue_for_worker"
+        store = self.store(verb)
+        rules.check_work(message)
+        await store.change(verb, lambda tx: queues.add_work(store.state, tx, message))
+
+    async def fetch_work_item(
+        self,
+        lock_timeout_ms: int,
+        poll_timeout_ms: int,
+        session: SessionFetch | None = None,
+        tag_filter: TagFilter | None = None,
+        activities: frozenset[str] | None = None,
+    ) -> FetchedWork | None:
+        verb = "fetch_work_item"
+        store = self.store(verb)
+        rules.check_fetch(lock_timeout_ms, poll_timeout_ms)
+        rules.check_session_fetch(session)
+        tags = tag_filter or TagFilter.default_only()
+        if tags.mode is TagMode.NONE:
+            return None
+        state = store.state
+        return await self._poll(
+            store,
+            verb,
+            store.work_signal,
+            poll_timeout_ms,
+            lambda tx: queues.fetch_work(state, tx, lock_timeout_ms, session, tags, activities),
+            state.ready_work.next_change_ms,
+        )
+
+    async def ack_work_item(
+        self,
+        lock_token: str,
+        completion: OrchestratorMessage | None = None,
+        retry: WorkerMessage | None = None,
+    ) -> None:
+        verb = "ack_work_item"
+        store = self.store(verb)
+        rules.check_follow_up(completion, retry)
+        await store.change(
+            verb, lambda tx: queues.ack_work(store.state, tx, lock_token, completion, retry)
+        )
+
+    async def abandon_work_item(
+        self, lock_token: str, delay_ms: int | None = None, *, ignore_attempt: bool = False
+    ) -> None:
+        verb = "abandon_work_item"
+        store = self.store(verb)
+        rules.check_abandon(delay_ms)
+
+        def abandon(tx: Transaction) -> None:
+            queues.abandon_work(
+                store.state, tx, lock_token, delay_ms, ignore_attempt=ignore_attempt
+            )
+
+        await store.change(verb, abandon)
+
+    async def renew_work_item_lock(
+        self, lock_token: str, extend_for_ms: int, heartbeat: str | None = None
+    ) -> None:
+        verb = "renew_work_item_lock"
+        store = self.store(verb)
+        rules.check_number(extend_for_ms, "extend_for_ms", minimum=1)
+        rules.check_text(heartbeat, "heartbeat")
+        await store.change(
+            verb,
+            lambda tx: queues.renew_work(store.state, tx, lock_token, extend_for_ms, heartbeat),
+        )
+
+    async def renew_work_item_locks(
+        self, lock_tokens: Sequence[str], extend_for_ms: int
+    ) -> frozenset[str]:
+        verb = "renew_work_item_locks"
+        store = self.store(verb)
+        rules.check_number(extend_for_ms, "extend_for_ms", minimum=1)
+
+        def renew(tx: Transaction, lock_token: str) -> None:
+            queues.renew_work(store.state, tx, lock_token, extend_for_ms, None)
+
+        return await store.change(verb, lambda tx: _lost_tokens(tx, lock_tokens, renew))
+
+    # --- sessions
+
+    async def renew_session_lock(
+        self, owner_ids: Sequence[str], extend_for_ms: int, idle_timeout_ms: int
+    ) -> int:
+        verb = "renew_session_lock"
+        store = self.store(verb)
+        rules.check_number(extend_for_ms, "extend_for_ms", minimum=1)
+        rules.check_number(idle_timeout_ms, "idle_timeout_ms", minimum=0)
+        return await store.change(
+            verb,
+            lambda tx: queues.renew_sessions(
+                store.state, tx, owner_ids, extend_for_ms, idle_timeout_ms
+            ),
+        )
+
+    async def cleanup_orphaned_sessions(self) -> int:
+        verb = "cleanup_orphaned_sessions"
+        store = self.store(verb)
+        return await store.change(verb, lambda tx: queues.cleanup_sessions(store.state, tx))
+
+    # --- orchestrator queue
+
+    async def enqueue_for_orchestrator(
+        self,
+        message: OrchestratorMessage,
+        delay_ms: int | None = None,
+        condition: EnqueueCondition | None = None,
+    ) -> bool:
+        verb = "enqueue_for_orchestrator"
+        store = self.store(verb)
+        rules.check_enqueue(message, delay_ms, condition)
+        return await store.change(
+            verb, lambda tx: enqueueing.enqueue(store.state, tx, message, delay_ms, condition)
+        )
+
+    async def enqueue_many_for_orchestrator(
+        self,
+        messages: Sequence[OrchestratorMessage],
+        delay_ms: int | None = None,
+        condition: EnqueueCondition | None = None,
+    ) -> list[bool]:
+        verb = "enqueue_many_for_orchestrator"
+        store = self.store(verb)
+        for message in messages:
+            rules.check_enqueue(message, delay_ms, condition)
+        taken: list[bool] = []
+        for start in range(0, len(messages), _MESSAGES_PER_COMMIT):
+            part = messages[start : start + _MESSAGES_PER_COMMIT]
+
+            def enqueue(
+                tx: Transaction, part: Sequence[OrchestratorMessage] = part
+            ) -> tuple[list[bool], PerdureError | None]:
+                return enqueueing.enqueue_each(store.state, tx, part, delay_ms, condition)
+
+            results, refusal = await store.change(verb, enqueue)
+            taken += results
+            if refusal is not None:
+                raise refusal
+        return taken
+
+    # --- what clients read
+
+    async def get_custom_status(
+        self, instance_id: str, last_seen_version: int = 0
+    ) -> tuple[str | None, int] | None:
+        verb = "get_custom_status"
+        store = self._store_for(verb, instance_id)
+        row = await store.look(verb, lambda: store.state.tables.custom_statuses.get(instance_id))
+        if row is None or row.version <= last_seen_version:
+            return None
+        return row.value, row.version
+
+    async def get_kv_value(self, instance_id: str, key: str) -> str | None:
+        rules.check_text(key, "key of a value")
+        entry = (await self.get_kv_all_values(instance_id)).get(key)
+        return None if entry is None else entry.value
+
+    async def get_kv_all_values(self, instance_id: str) -> dict[str, KvEntry]:
+        verb = "get_kv_all_values"
+        store = self._store_for(verb, instance_id)
+        lookups = store.state.lookups
+        return await store.look(
+            verb,
+            lambda: rules.merge_kv(
+                lookups.kv_store.get(instance_id, {}), lookups.kv_delta.get(instance_id, {})
+            ),
+        )
+
+    def watch(self, instance_id: str) -> Watch:
+        return self._store_for("watch", instance_id).changes.watch(instance_id)
+
+    def admin(self) -> ProviderAdmin:
+        return self._admin
+
+    # --- inside
+
+    def _store_for(self, operation: str, instance_id: str) -> OpenStore:
+        store = self.store(operation)
+        check_id(instance_id, "instance id")
+        store.state.quarantine.check(operation, instance_id)
+        return store
+
+    async def _poll(
+        self,
+        store: OpenStore,
+        verb: str,
+        signal: Signal,
+        poll_timeout_ms: int,
+        look: Callable[[Transaction], _Fetched | None],
+        next_change_ms: Callable[[], int | None],
+    ) -> _Fetched | None:
+        """Look until there is something; in between wait for a signal or for the next due time.
+
+        What is left of the timeout only shrinks, so that a clock set back cannot stretch it.
+        """
+        clock = self._clock
+        deadline_ms = clock.now_ms() + poll_timeout_ms
+        left_ms = poll_timeout_ms
+        while True:
+            seen = signal.generation
+            fetched = await store.change(verb, look, may_find_nothing=True)
+            now_ms = clock.now_ms()
+            left_ms = min(left_ms, deadline_ms - now_ms)
+            if fetched is not None or left_ms <= 0:
+                return fetched
+            due_ms = next_change_ms()
+            wait_ms = left_ms if due_ms is None else min(left_ms, max(due_ms - now_ms, 0))
+            has_changed = await signal.wait(seen, wait_ms)
+            if not store.is_open:
+                return None
+            if not has_changed:
+                left_ms -= wait_ms
+
+
+def _lost_tokens(
+    tx: Transaction, lock_tokens: Sequence[str], renew: Callable[[Transaction, str], None]
+) -> frozenset[str]:
+    lost: set[str] = set()
+    for lock_token in lock_tokens:
+        try:
+            renew(tx, lock_token)
+        except LockLost:
+            lost.add(lock_token)
+    return frozenset(lost)

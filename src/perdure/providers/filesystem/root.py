@@ -1,0 +1,254 @@
+"""The root directory of a store: whether it may be used, who holds it, and writing files into it.
+
+Everything is opened relative to one descriptor of the root, so that nothing outside can be touched.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+import weakref
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from perdure.errors import StoreClosed, StoreRefused, StoreUnavailable
+from perdure.providers.filesystem import layout
+
+if TYPE_CHECKING:
+    from perdure.providers.filesystem.fileops import FileOps
+
+_READ_BYTES = 1 << 20
+
+
+class Holder(msgspec.Struct, frozen=True, kw_only=True):
+    """Who has the store open; written into the lock file for people."""
+
+    pid: int
+    host: str
+    started_at_ms: int
+
+
+class SyncFailed(Exception):
+    """The kernel could not make data durable; what it dropped cannot be known."""
+
+
+class Root:
+    """One opened and locked root. Methods may be called from any thread."""
+
+    def __init__(self, path: str, ops: FileOps) -> None:
+        self.path = path
+        self.ops = ops
+        self._descriptor = -1
+        self._lock = -1
+        self._scratch_number = 0
+
+    @property
+    def descriptor(self) -> int:
+        if self._descriptor < 0:
+            raise StoreClosed("root", f"{self.path} is not open")
+        return self._descriptor
+
+    # --- opening
+
+    def open(self) -> None:
+        """Open the root, creating it if it is missing, or say why it would be unsafe."""
+        try:
+            self.ops.make_directory(self.path)
+        except FileExistsError:
+            pass
+        except OSError as error:
+            raise StoreUnavailable("open", f"cannot create {self.path}: {error}") from error
+        try:
+            descriptor = self.ops.open_directory(self.path)
+        except OSError as error:
+            if error.errno in {errno.ELOOP, errno.ENOTDIR}:
+                raise StoreRefused(
+                    "open", f"{self.path} is a symbolic link or no directory; name a real directory"
+                ) from error
+            raise StoreUnavailable("open", f"cannot open {self.path}: {error}") from error
+        try:
+            self._refuse_unsafe(descriptor)
+        except BaseException:
+            self.ops.close(descriptor)
+            raise
+        self._descriptor = descriptor
+
+    def _refuse_unsafe(self, descriptor: int) -> None:
+        status = os.fstat(descriptor)
+        if status.st_uid != os.geteuid():
+            raise StoreRefused(
+                "open",
+                f"{self.path} belongs to user {status.st_uid}, this process runs as "
+                f"{os.geteuid()}; run as its owner",
+            )
+        if status.st_mode & stat.S_IWOTH:
+            raise StoreRefused(
+                "open", f"anybody may write to {self.path}; run chmod 700 {self.path}"
+            )
+        foreign = set(self.ops.list_directory(descriptor)) - layout.OWN_NAMES
+        is_store = layout.STORE_FILE in self.ops.list_directory(descriptor)
+        if foreign and not is_store:
+            raise StoreRefused(
+                "open",
+                f"{self.path} is no store and has other files ({min(foreign)!r}); "
+                "name an empty directory",
+            )
+        os.fchmod(descriptor, 0o700)
+
+    def try_lock(self, started_at_ms: int) -> Holder | None:
+        """Take the root for this process; else who has it."""
+        if self._lock < 0:
+            self._lock = os.open(
+                layout.LOCK_FILE,
+                os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW,
+                0o600,
+                dir_fd=self.descriptor,
+            )
+        if not self.ops.try_lock(self._lock):
+            return self._read_holder()
+        _locked.add(self)
+        holder = Holder(pid=os.getpid(), host=socket.gethostname(), started_at_ms=started_at_ms)
+        text = msgspec.json.format(msgspec.json.encode(holder), indent=2) + b"\n"
+        os.fchmod(self._lock, 0o600)
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, text, 0)
+        return None
+
+    def _read_holder(self) -> Holder:
+        try:
+            return msgspec.json.decode(os.pread(self._lock, 4096, 0), type=Holder)
+        except msgspec.MsgspecError:  # the holder has locked it but not yet written its name
+            return Holder(pid=0, host="unknown", started_at_ms=0)
+
+    def close(self) -> None:
+        """Release the root. Closing the descriptor drops the kernel's lock."""
+        _locked.discard(self)
+        for descriptor in (self._lock, self._descriptor):
+            if descriptor >= 0:
+                self.ops.close(descriptor)
+        self._lock = self._descriptor = -1
+
+    # --- reading
+
+    def read(self, path: str) -> bytes:
+        """The whole content of a file."""
+        descriptor = self.ops.open_file(path, dir_fd=self.descriptor)
+        try:
+            parts = [self.ops.read(descriptor, _READ_BYTES)]
+            while len(parts[-1]) == _READ_BYTES:
+                parts.append(self.ops.read(descriptor, _READ_BYTES))
+        finally:
+            self.ops.close(descriptor)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def names(self, path: str) -> list[str]:
+        """Names in a directory, sorted."""
+        descriptor = self.ops.open_directory(path, dir_fd=self.descriptor)
+        try:
+            return sorted(self.ops.list_directory(descriptor))
+        finally:
+            self.ops.close(descriptor)
+
+    def size_bytes(self, path: str) -> int:
+        """Of all files below a directory; what vanishes meanwhile does not count."""
+        total = 0
+        for name in self.names(path):
+            entry = f"{path}/{name}"
+            try:
+                if self.ops.is_directory(entry, dir_fd=self.descriptor):
+                    total += self.size_bytes(entry)
+                else:
+                    total += os.stat(entry, dir_fd=self.descriptor).st_size
+            except FileNotFoundError:
+                continue
+        return total
+
+    # --- writing
+
+    def make_directories(self, path: str) -> None:
+        """The directory and its missing parents."""
+        try:
+            self.ops.make_directory(path, dir_fd=self.descriptor)
+        except FileExistsError:
+            return
+        except FileNotFoundError:
+            parent = path.rpartition("/")[0]
+            if not parent:
+                raise
+            self.make_directories(parent)
+            self.make_directories(path)
+
+    def write_all(self, descriptor: int, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[self.ops.write(descriptor, view) :]
+
+    def write_scratch(self, data: bytes, *, sync: bool) -> str:
+        """Write a new file beside the real ones and return its path."""
+        self._scratch_number += 1
+        path = f"{layout.SCRATCH}/{os.getpid()}-{self._scratch_number}"
+        descriptor = self.ops.create_file(path, dir_fd=self.descriptor)
+        try:
+            self.write_all(descriptor, data)
+            if sync:
+                self.sync_descriptor(descriptor)
+        finally:
+            self.ops.close(descriptor)
+        return path
+
+    def replace(self, path: str, data: bytes) -> None:
+        """Write the file so that after a power cut it has the old or the new content, whole."""
+        scratch = self.write_scratch(data, sync=True)
+        self.ops.rename(scratch, path, dir_fd=self.descriptor)
+        self.sync_directory(path.rpartition("/")[0] or ".")
+
+    def remove_tree(self, path: str) -> None:
+        """Remove a file or directory with all that is in it; nothing happens if it is missing."""
+        try:
+            is_directory = self.ops.is_directory(path, dir_fd=self.descriptor)
+        except FileNotFoundError:
+            return
+        if not is_directory:
+            self.ops.unlink(path, dir_fd=self.descriptor)
+            return
+        for name in self.names(path):
+            self.remove_tree(f"{path}/{name}")
+        self.ops.remove_directory(path, dir_fd=self.descriptor)
+
+    # --- durability
+
+    def sync_directory(self, path: str) -> None:
+        descriptor = self.ops.open_directory(path, dir_fd=self.descriptor)
+        try:
+            self.sync_descriptor(descriptor)
+        finally:
+            self.ops.close(descriptor)
+
+    def sync_descriptor(self, descriptor: int) -> None:
+        try:
+            self.ops.fsync(descriptor)
+        except OSError as error:
+            raise SyncFailed(f"fsync: {error}") from error
+
+    def drop_inherited(self) -> None:
+        """In a forked child: give up the copies, or the lock would outlive the parent."""
+        for descriptor in (self._lock, self._descriptor):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._lock = self._descriptor = -1
+
+
+_locked: weakref.WeakSet[Root] = weakref.WeakSet()
+"""Roots that this process holds: a fork copies their descriptors, and only its hook sees it."""
+
+
+def _after_fork_in_child() -> None:
+    for root in list(_locked):
+        root.drop_inherited()
+    _locked.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
