@@ -43,7 +43,6 @@ from perdure.providers.items import (
     KvSet,
     SessionFetch,
     TurnCommit,
-    WorkerInfo,
 )
 
 if TYPE_CHECKING:
@@ -85,10 +84,6 @@ async def fill(store: Store) -> None:
     block = Block(reason=BlockReason.UNKNOWN_HANDLER, message="no handler", code="abc")
     await store.provider.abandon_orchestration_item(held.lock_token, delay_ms=60_000, block=block)
     await finish(store, "ended", Status.FAILED, '"reason"')
-    worker = WorkerInfo(
-        worker_id="w", host="h", process_id=1, started_at_ms=0, framework_version="0.1.0"
-    )
-    await store.admin.register_worker(worker, 600_000)
 
 
 async def look(store: Store, instances: Sequence[str] = INSTANCES) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 It declares neither administration nor the hot path, polls short, and forgets.
 """
 
+# ruff: noqa: A002
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -97,18 +99,15 @@ class ToyProvider(Provider):
             raise StoreClosed(operation, "the toy is not open")
         return self._clock.now_ms()
 
-    def _row(self, message, visible_at_ms: int, now_ms: int) -> Row:
+    def _row(self, message, now_ms: int, delay_ms: int | None = None) -> Row:
         self._sequence += 1
+        visible_at_ms = rules.visible_at(message.visible_at_ms, now_ms, delay_ms)
         return Row(message, self._sequence, visible_at_ms, now_ms)
 
     # --- turns
 
     async def fetch_orchestration_item(
-        self,
-        lock_timeout_ms,
-        poll_timeout_ms,
-        filter=None,  # noqa: A002
-        owner=None,
+        self, lock_timeout_ms, poll_timeout_ms, filter=None, owner=None
     ):
         now_ms = self._now("fetch_orchestration_item")
         rules.check_fetch(lock_timeout_ms, poll_timeout_ms, owner)
@@ -147,7 +146,7 @@ class ToyProvider(Provider):
             return StartRouting(name=rules.UNKNOWN_NAME)
         return None
 
-    def _is_free(self, instance, filter, routing, now_ms) -> bool:  # noqa: A002
+    def _is_free(self, instance, filter, routing, now_ms) -> bool:
         pin = None
         if instance is not None:
             if rules.is_live(instance.locked_until_ms, now_ms) or instance.not_before_ms > now_ms:
@@ -208,15 +207,10 @@ class ToyProvider(Provider):
         self._check_new(instance, commit.execution_id, commit.history_delta)
         self._consume(instance, lock_token, commit.consumed)
         self._apply_metadata(instance, commit)
-        history = instance.histories.setdefault(commit.execution_id, {})
-        history.update({record.event_id: record.data for record in commit.history_delta})
+        self._append(instance, commit.execution_id, commit.history_delta)
         self._apply_state(instance, commit)
-        for work in commit.worker_items:
-            visible_at_ms = rules.visible_at(work.visible_at_ms, now_ms)
-            self._work.append(self._row(work, visible_at_ms, now_ms))
-        for message in commit.orchestrator_items:
-            visible_at_ms = rules.visible_at(message.visible_at_ms, now_ms)
-            self._messages.append(self._row(message, visible_at_ms, now_ms))
+        self._work += [self._row(work, now_ms) for work in commit.worker_items]
+        self._messages += [self._row(message, now_ms) for message in commit.orchestrator_items]
         cancelled = commit.cancelled_activities
         self._work = [row for row in self._work if row.message.identity not in cancelled]
         self._messages = [
@@ -299,6 +293,10 @@ class ToyProvider(Provider):
                 raise DuplicateEvent("append", f"event {record.event_id} exists")
             seen.add(record.event_id)
 
+    def _append(self, instance, execution_id, records) -> None:
+        history = instance.histories.setdefault(execution_id, {})
+        history.update({record.event_id: record.data for record in records})
+
     async def read(self, instance_id):
         self._now("read")
         check_id(instance_id, "instance id")
@@ -318,8 +316,7 @@ class ToyProvider(Provider):
         rules.check_records(records)
         instance = self._instances.get(instance_id, Instance())
         self._check_new(instance, execution_id, records)
-        history = instance.histories.setdefault(execution_id, {})
-        history.update({record.event_id: record.data for record in records})
+        self._append(instance, execution_id, records)
         self._instances[instance_id] = instance
 
     # --- worker queue
@@ -327,8 +324,7 @@ class ToyProvider(Provider):
     async def enqueue_for_worker(self, message: WorkerMessage):
         now_ms = self._now("enqueue_for_worker")
         rules.check_work(message)
-        visible_at_ms = rules.visible_at(message.visible_at_ms, now_ms)
-        self._work.append(self._row(message, visible_at_ms, now_ms))
+        self._work.append(self._row(message, now_ms))
 
     async def fetch_work_item(
         self, lock_timeout_ms, poll_timeout_ms, session=None, tag_filter=None, activities=None
@@ -394,11 +390,10 @@ class ToyProvider(Provider):
         self._touch(row, now_ms)
         self._work.remove(row)
         if completion is not None:
-            self._messages.append(self._row(completion, now_ms, now_ms))
+            self._messages.append(self._row(completion, now_ms, delay_ms=0))
             self._hub.notify([completion.instance_id])
         if retry is not None:
-            visible_at_ms = rules.visible_at(retry.visible_at_ms, now_ms)
-            self._work.append(self._row(retry, visible_at_ms, now_ms))
+            self._work.append(self._row(retry, now_ms))
 
     async def abandon_work_item(self, lock_token, delay_ms=None, *, ignore_attempt=False):
         now_ms = self._now("abandon_work_item")
@@ -449,8 +444,7 @@ class ToyProvider(Provider):
         rules.check_enqueue(message, delay_ms, condition)
         if not self._meets(message.instance_id, condition):
             return False
-        visible_at_ms = rules.visible_at(message.visible_at_ms, now_ms, delay_ms)
-        self._messages.append(self._row(message, visible_at_ms, now_ms))
+        self._messages.append(self._row(message, now_ms, delay_ms))
         self._hub.notify([message.instance_id])
         return True
 

@@ -6,10 +6,10 @@ Every provider asks here, so that all of them answer, and refuse, alike. Knows n
 from __future__ import annotations
 
 import base64
-import binascii
-import json
 import secrets
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from perdure.errors import InvalidValue, LockLost
 from perdure.limits import (
@@ -244,19 +244,15 @@ def executions_to_prune(
 
 def encode_cursor(created_at_ms: int, instance_id: str) -> str:
     """Names the last instance of a page in the order of ``list_instances``."""
-    return base64.urlsafe_b64encode(json.dumps([created_at_ms, instance_id]).encode()).decode()
+    return base64.urlsafe_b64encode(msgspec.json.encode((created_at_ms, instance_id))).decode()
 
 
 def decode_cursor(cursor: str) -> tuple[int, str]:
     try:
-        match json.loads(base64.b64decode(cursor, altchars=b"-_", validate=True)):
-            case [int(created_at_ms), str(instance_id)]:
-                return created_at_ms, instance_id
-            case _:
-                pass
-    except (binascii.Error, ValueError):
-        pass
-    raise InvalidValue(f"not a cursor of this listing: {cursor!r}; start without one")
+        text = base64.b64decode(cursor, altchars=b"-_", validate=True)
+        return msgspec.json.decode(text, type=tuple[int, str])
+    except ValueError as error:
+        raise InvalidValue(f"not a cursor of this listing: {cursor!r}") from error
 
 
 # --- what is refused before anything is written
@@ -324,11 +320,9 @@ def check_message(message: OrchestratorMessage) -> None:
     if message.visible_at_ms is not None:
         check_number(message.visible_at_ms, "visible_at_ms", minimum=-_INTEGER_MAX)
     if message.start is not None:
-        _check_optional_ids(
-            name=check_id(message.start.name, "name"),
-            version=message.start.version,
-            parent=message.start.parent_instance_id,
-        )
+        start = message.start
+        check_id(start.name, "name")
+        _check_optional_ids(version=start.version, parent=start.parent_instance_id)
     if message.timer is not None:
         check_number(message.timer.execution_id, "execution_id", minimum=1)
         check_number(message.timer.timer_id, "timer_id", minimum=1)
