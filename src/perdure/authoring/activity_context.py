@@ -43,7 +43,8 @@ class ActivityInfo:
 class ActivityScope(Protocol):
     """What the runtime provides around an attempt. Every method may be called from any thread."""
 
-    info: ActivityInfo
+    @property
+    def info(self) -> ActivityInfo: ...
 
     def heartbeat(self, details: object) -> None:
         """Tell that the activity lives; the details are there for the next attempt."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from perdure.runtime.options import RuntimeOptions
     from perdure.runtime.scope import RunningScope
 
-_BURST_MAX = 64
+_BURST_MAX = 256
 _UNREGISTERED_MS = 5_000
 
 Completion = work.ActivityCompleted | work.ActivityFailed
@@ -94,6 +95,8 @@ class ActivityDispatcher:
         self._free = options.activity_slots if options.run_activities else 0
         self._running: dict[str, Running] = {}
         self._by_key: dict[tuple[str, int, int], Running] = {}
+        self._sessions: Counter[str] = Counter()
+        """Activities in flight here, by session."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
         self._slot_freed = asyncio.Event()
@@ -221,14 +224,13 @@ class ActivityDispatcher:
             burst = min(size * 2, _BURST_MAX) if len(found) == size else 1
 
     async def _fetch(self, poll_ms: int) -> FetchedWork | None:
-        sessions = {r.item.session_id for r in self._running.values() if r.item.session_id}
         return await self._provider.fetch_work_item(
             self._lock_ms,
             poll_ms,
             SessionFetch(
                 owner_id=self._owner,
                 lock_timeout_ms=round(self._options.session_lock_seconds * 1000),
-                only_owned=len(sessions) >= self._options.sessions,
+                only_owned=len(self._sessions) >= self._options.sessions,
             ),
             self._options.tags,
             self._names,
@@ -278,6 +280,8 @@ class ActivityDispatcher:
     def _register(self, running: Running) -> None:
         self._running[running.lock_token] = running
         self._by_key[running.key] = running
+        if running.item.session_id is not None:
+            self._sessions[running.item.session_id] += 1
 
     def _launch(self, running: Running, heartbeat: str | None = None) -> None:
         self._register(running)
@@ -407,6 +411,10 @@ class ActivityDispatcher:
         if running is not None:
             if self._by_key.get(running.key) is running:
                 del self._by_key[running.key]
+            session_id = running.item.session_id
+            if session_id is not None:
+                self._sessions[session_id] -= 1
+                self._sessions += Counter()  # drops those that came to nothing
             self._release_slot()
 
     def _release_slot(self) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from perdure.authoring.activity_context import enter_scope, leave_scope
+from perdure.authoring.activity_context import enter_scope
 from perdure.runtime.processes import ProcessPool
 from perdure.runtime.scope import RunningScope
 
@@ -42,20 +43,23 @@ class Executors:
     ) -> Any:
         item = running.item
         scope = RunningScope(
-            item, self._worker_id, self._codec, last_heartbeat, self._heartbeat_of(running)
+            item,
+            self._worker_id,
+            self._codec,
+            last_heartbeat,
+            partial(self.send_heartbeat, running.lock_token),
+            asyncio.get_running_loop(),
         )
         running.scope = scope
-        seconds = None if item.timeout_ms is None else item.timeout_ms / 1000
-        token = enter_scope(scope)
-        try:
-            async with asyncio.timeout(seconds):
-                if item.heartbeat_ms is None:
-                    return await self._call(activity, args, kwargs)
-                return await scope.while_beating(
-                    self._call(activity, args, kwargs), item.heartbeat_ms / 1000
-                )
-        finally:
-            leave_scope(token)
+        # Runs in a task of its own, so its context ends with it: nothing to reset.
+        enter_scope(scope)
+        call = self._call(activity, args, kwargs)
+        if item.heartbeat_ms is not None:
+            call = scope.while_beating(call, item.heartbeat_ms / 1000)
+        if item.timeout_ms is None:
+            return await call
+        async with asyncio.timeout(item.timeout_ms / 1000):
+            return await call
 
     async def _call(
         self,
@@ -72,14 +76,6 @@ class Executors:
         return await loop.run_in_executor(
             self._threads, lambda: context.run(activity.fn, *args, **kwargs)
         )
-
-    def _heartbeat_of(self, running: Running) -> Callable[[str], None]:
-        loop = asyncio.get_running_loop()
-
-        def send(details: str) -> None:
-            loop.call_soon_threadsafe(self.send_heartbeat, running.lock_token, details)
-
-        return send
 
     async def close(self) -> None:
         """Give up threads that do not end: they cannot be stopped from outside."""

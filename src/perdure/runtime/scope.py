@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -28,8 +28,21 @@ class RunningScope:
         codec: Codec,
         last_heartbeat: str | None,
         send: Callable[[str], None],
+        loop: asyncio.AbstractEventLoop,
     ) -> None:
-        self.info = ActivityInfo(
+        self._item = item
+        self._worker_id = worker_id
+        self._codec = codec
+        self._last_heartbeat = last_heartbeat
+        self._send = send
+        self._loop = loop
+        self._cancelled = False
+        self._beaten_at = 0.0
+
+    @cached_property
+    def info(self) -> ActivityInfo:
+        item = self._item
+        return ActivityInfo(
             instance_id=item.instance_id,
             execution_id=item.execution_id,
             orchestration_name=item.orchestration_name,
@@ -39,18 +52,13 @@ class RunningScope:
             attempt=item.attempt,
             session=item.session_id,
             tag=item.tag,
-            worker_id=worker_id,
+            worker_id=self._worker_id,
         )
-        self._codec = codec
-        self._last_heartbeat = last_heartbeat
-        self._send = send
-        self._cancelled = threading.Event()
-        self._beaten_at = time.monotonic()
 
     def heartbeat(self, details: object) -> None:
         self._beaten_at = time.monotonic()
-        raw = self._codec.encode(details, where=f"heartbeat of {self.info.activity_name}")
-        self._send(bytes(raw).decode())
+        raw = self._codec.encode(details, where=f"heartbeat of {self._item.name}")
+        self._loop.call_soon_threadsafe(self._send, bytes(raw).decode())
 
     def last_heartbeat(self, type_: Any) -> Any:
         if self._last_heartbeat is None:
@@ -58,10 +66,10 @@ class RunningScope:
         return self._codec.decode(msgspec.Raw(self._last_heartbeat), type_, where="heartbeat")
 
     def is_cancelled(self) -> bool:
-        return self._cancelled.is_set()
+        return self._cancelled
 
     def cancel(self) -> None:
-        self._cancelled.set()
+        self._cancelled = True
 
     async def while_beating(self, work: Coroutine[Any, Any, Any], seconds: float) -> Any:
         """Run the work; TimeoutError once it has not reported for that long."""
