@@ -199,7 +199,7 @@ def _explained(error: BaseException) -> BaseException:
     last = places[-1] if places else None
     where = f" at {last.filename}:{last.lineno}" if last is not None else ""
     explained = ForbiddenInOrchestration(
-        f"the orchestration awaited something foreign{where} ({text}); "
+        f"the orchestration awaited something foreign{where}; "
         "only steps and asyncio's own awaitables can be awaited, make it an activity"
     )
     explained.__cause__ = error

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from perdure.model import work
 
 
+_TERMINAL = frozenset(events.TERMINAL_KINDS)
+
+
 class Execution:
     """The suspended code of one execution, and everything that its next turn needs.
 
@@ -81,6 +84,11 @@ class Execution:
         """The execution as its history left it, ready for the next turn."""
         started = _check_history(history)
         execution = cls(handler, started, kv=kv, codec=codec)
+        if any(type(event) in _TERMINAL for event in history[:-1]):
+            # More than one end, or something after it: there is nothing left to run.
+            execution.is_finished = True
+            execution._journal.end_of_history(history[-1])
+            return execution
         try:
             execution._replay(history)
         except BaseException:
@@ -180,8 +188,7 @@ class Execution:
             self._replay_turn(turn, list(group))
             if self.is_finished:
                 break
-        self._journal.last_event_id = history[-1].event_id
-        self._journal.is_replaying = False
+        self._journal.end_of_history(history[-1])
 
     def _replay_turn(self, turn: int, recorded: list[events.Event]) -> None:
         journal, recorder = self._journal, self._recorder
@@ -192,13 +199,14 @@ class Execution:
             self.is_finished = True
             return
         now_ms = max(recorded[0].timestamp_ms, journal.now_ms)
-        journal.begin_replay(turn, now_ms, decisions)
+        journal.begin_replay(turn, now_ms, len(arrived), decisions)
         recorder.begin_turn(None)
         for event in arrived:
             self._check_completion(event)
         self._walk(arrived)
         self.is_finished = self._ending.conclude_replayed()
         journal.end_replay()
+        journal.last_event_id = recorded[-1].event_id
 
     def _walk(self, arrived: Sequence[events.Event]) -> None:
         """Apply what came one by one, and let the code run dry in between."""

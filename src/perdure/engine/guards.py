@@ -102,7 +102,7 @@ def leave(was_guarded: bool) -> None:
 def _audit(event: str, args: tuple[Any, ...]) -> None:
     if _guarded and event in _REFUSED and threading.get_ident() in _guarded:
         frame = sys._getframe(1)  # noqa: SLF001
-        if not _is_allowed(frame):
+        if not _is_allowed(frame) and not _is_time_zone(event, args):
             raise refusal(event, args, frame)
 
 
@@ -114,6 +114,11 @@ def refusal(event: str, args: tuple[Any, ...], frame: FrameType | None) -> Forbi
         f"{event}{subject} at {where} inside an orchestration: {_REFUSED[event]}; "
         "make it an activity and await that"
     )
+
+
+def _is_time_zone(event: str, args: tuple[Any, ...]) -> bool:
+    # Read in C, so that no frame tells who asks.
+    return event == "open" and isinstance(args[0], str) and "/zoneinfo/" in args[0]
 
 
 def _is_allowed(frame: FrameType | None) -> bool:

@@ -46,8 +46,11 @@ class Journal:
         self.commands = 0
         self.delta = []
 
-    def begin_replay(self, turn: int, now_ms: int, decisions: Sequence[events.Event]) -> None:
+    def begin_replay(
+        self, turn: int, now_ms: int, arrived: int, decisions: Sequence[events.Event]
+    ) -> None:
         """Expect exactly these decisions, in any order: branches may interleave differently."""
+        self.last_event_id += arrived
         self.is_replaying = True
         self.turn = turn
         self.now_ms = now_ms
@@ -72,6 +75,11 @@ class Journal:
         if missing or self._strays:
             raise report.nondeterminism(self._started, self.turn, self._recorded, self._performed)
 
+    def end_of_history(self, last: events.Event) -> None:
+        self.is_replaying = False
+        self.last_event_id = last.event_id
+        self.turn = last.turn
+
     def append(self, event: events.Event) -> None:
         """Add what came from outside; its id is the next one."""
         self.last_event_id = event.event_id
@@ -83,9 +91,9 @@ class Journal:
         ``site`` is for a request without a line of user code on the stack.
         """
         self.commands += 1
+        self.last_event_id += 1
         if self.is_replaying:
             return self._repeat(kind, op, site, fields)
-        self.last_event_id += 1
         event = kind(
             event_id=self.last_event_id,
             instance_id=self.instance_id,
@@ -101,8 +109,8 @@ class Journal:
 
     def cancel(self, kind: type[Cancelling], source_event_id: int, **fields: Any) -> None:
         """Record that the code gave up an open step."""
+        self.last_event_id += 1
         if not self.is_replaying:
-            self.last_event_id += 1
             self.delta.append(self._cancelling(kind, self.last_event_id, source_event_id, fields))
             return
         recorded = self._expected.pop(f"cancel {source_event_id}", None)

@@ -329,7 +329,8 @@ class CodeRecorder:
         return journal.schedule(kind, branch.next_operation(), branch.site, **fields)
 
     def _check_open(self) -> None:
-        if self.is_closed:
+        """Code that goes on after its end was decided is not heard."""
+        if self.is_closed or self.loop.crash is not None:
             raise Unwinding
 
     def _stop(self, error: BaseException) -> NoReturn:

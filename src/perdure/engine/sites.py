@@ -19,9 +19,8 @@ _NOT_USERS = (
     "<frozen ",
 )
 
-# The function that runs the callbacks of an orchestration: what called it is the host's.
-_LOOP = str(_PACKAGE / "engine" / "loop.py")
-_BOUNDARY = "run_dry"
+# Functions of the engine that no author calls: below them on the stack is the host.
+_BOUNDARIES = frozenset({"run_dry", "_conclude", "abandon"})
 
 _shown: dict[str, str | None] = {}
 """How a source file is shown; None for the library's own. As many entries as there are files."""
@@ -42,7 +41,7 @@ def find_user_frame(frame: FrameType | None) -> FrameType | None:
             shown = _shown[file] = _show(file, frame.f_globals.get("__name__", ""))
         if shown is not None:
             return frame
-        if frame.f_code.co_name == _BOUNDARY and file == _LOOP:
+        if frame.f_code.co_name in _BOUNDARIES:
             return None
         frame = frame.f_back
     return None

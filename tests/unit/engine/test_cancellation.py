@@ -1,0 +1,277 @@
+"""Cancelling an instance: one CancelledError, durable clean-up, and a bounded end."""
+
+import asyncio
+import contextlib
+
+from engine_driver import Driver
+
+from perdure import limits
+from perdure.authoring import activity, orchestration, wait_for_event
+from perdure.engine.outcome import Cancelled, Waiting
+from perdure.model import events
+
+
+@activity
+def work(label: str) -> str:
+    return label
+
+
+@activity
+def undo(label: str) -> None: ...
+
+
+@orchestration
+async def child(label: str) -> str:
+    return await work(label)
+
+
+def test_code_that_does_not_catch_it_ends_at_once():
+    @orchestration
+    async def code() -> str:
+        return await work("a")
+
+    run = Driver(code)
+    run.start()
+    outcome = run.turn(run.cancel("customer left"))
+
+    assert outcome.result == Cancelled("customer left")
+    assert outcome.cancelled_activities == [2]
+    assert run.kinds()[-3:] == [
+        "OrchestrationCancelRequested",
+        "ActivityCancelRequested",
+        "OrchestrationCancelled",
+    ]
+
+
+def test_clean_up_may_await_durable_steps():
+    @orchestration
+    async def code() -> None:
+        try:
+            await work("a")
+        finally:
+            await undo("a")
+
+    run = Driver(code)
+    run.start()
+    outcome = run.turn(run.cancel())
+
+    assert outcome.result == Waiting()
+    assert [a.event.name for a in outcome.activities] == ["undo"]
+    assert [t.op for t in outcome.timers] == ["cancel/1"]
+    seconds = (outcome.timers[0].fire_at_ms - outcome.timers[0].timestamp_ms) / 1000
+    assert seconds == limits.CLEANUP_SECONDS
+
+    outcome = run.turn(run.completed("undo"))
+
+    assert outcome.result == Cancelled("enough")
+    assert outcome.cancelled_timers == [6]
+
+
+def test_clean_up_that_takes_too_long_is_ended():
+    @orchestration
+    async def code() -> None:
+        while True:
+            try:
+                await work("again")
+            except asyncio.CancelledError:
+                continue
+
+    run = Driver(code)
+    run.start()
+    run.turn(run.cancel())
+    timer = next(e for e in run.history if getattr(e, "op", "") == "cancel/1")
+    outcome = run.turn(run.fired(timer.event_id))
+
+    assert outcome.result == Cancelled("enough")
+    assert len(outcome.cancelled_activities) == 1
+
+
+def test_whatever_the_code_returns_after_the_request_it_is_cancelled():
+    @orchestration
+    async def code() -> str:
+        with contextlib.suppress(asyncio.CancelledError):
+            await work("a")
+        return "finished all the same"
+
+    run = Driver(code)
+    run.start()
+    run.turn(run.cancel())
+
+    assert run.result == "cancelled: enough"
+
+
+def test_an_error_in_the_clean_up_does_not_change_the_result():
+    @orchestration
+    async def code() -> str:
+        try:
+            return await work("a")
+        finally:
+            raise ValueError("clean-up failed")
+
+    run = Driver(code)
+    run.start()
+    run.turn(run.cancel())
+
+    assert run.result == "cancelled: enough"
+
+
+def test_a_cancel_wins_over_a_completion_in_the_same_turn():
+    @orchestration
+    async def code() -> str:
+        return await work("a")
+
+    run = Driver(code)
+    run.start()
+    run.turn(run.completed("work", "done"), run.cancel())
+
+    assert run.result == "cancelled: enough"
+
+
+def test_a_second_cancel_is_ignored():
+    @orchestration
+    async def code() -> None:
+        try:
+            await work("a")
+        finally:
+            await undo("a")
+
+    run = Driver(code)
+    run.start()
+    outcome = run.turn(run.cancel("one"), run.cancel("two"))
+
+    assert len(outcome.ignored) == 1
+
+    outcome = run.turn(run.cancel("three"))
+
+    assert outcome.delta == []
+    assert len(outcome.ignored) == 1
+    assert run.kinds().count("OrchestrationCancelRequested") == 1
+
+
+def test_cancelled_before_the_first_turn_no_line_of_the_code_runs():
+    ran: list[str] = []
+
+    @orchestration
+    async def code() -> str:
+        ran.append("yes")
+        return await work("a")
+
+    run = Driver(code)
+    run.start(run.raised("other", 1), run.cancel("too soon"))
+
+    assert run.result == "cancelled: too soon"
+    assert ran == []
+    assert run.kinds() == [
+        "OrchestrationStarted",
+        "ExternalEvent",
+        "OrchestrationCancelRequested",
+        "OrchestrationCancelled",
+    ]
+
+
+def test_open_children_are_cancelled_with_their_parent():
+    @orchestration
+    async def code() -> None:
+        await asyncio.gather(child("a"), child.options(id="mine")("b"))
+
+    run = Driver(code)
+    run.start()
+    outcome = run.turn(run.cancel())
+
+    assert outcome.cancelled_children == ["i::1.2", "mine"]
+
+
+def test_a_child_with_the_abandon_policy_outlives_a_cancelled_parent():
+    @orchestration
+    async def code() -> None:
+        await child.options(on_parent_close="abandon")("a")
+
+    run = Driver(code)
+    run.start()
+    outcome = run.turn(run.cancel())
+
+    # The await was cancelled by the request: giving up a step is the code's own decision.
+    assert outcome.cancelled_children == ["i::1.2"]
+
+
+def test_a_task_group_is_cancelled_from_outside_with_all_its_branches():
+    log: list[str] = []
+
+    @orchestration
+    async def code() -> None:
+        async def branch(label: str) -> None:
+            try:
+                await work(label)
+            except asyncio.CancelledError:
+                log.append(label)
+                raise
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(branch("a"))
+            group.create_task(branch("b"))
+
+    run = Driver(code, is_checked=False)
+    run.start()
+    outcome = run.turn(run.cancel())
+
+    assert log == ["a", "b"]
+    assert outcome.cancelled_activities == [2, 3]
+    assert outcome.result == Cancelled("enough")
+
+
+def test_clean_up_goes_on_after_a_restart():
+    @orchestration
+    async def code() -> None:
+        try:
+            await work("a")
+        finally:
+            await undo("1")
+            await undo("2")
+
+    run = Driver(code)
+    run.start()
+    run.turn(run.cancel())
+    run.restart()
+    run.turn(run.completed("undo"))
+    run.restart()
+    run.turn(run.completed("undo"))
+
+    assert run.result == "cancelled: enough"
+
+
+def test_a_timeout_inside_the_clean_up_still_works():
+    @orchestration
+    async def code() -> str:
+        try:
+            await work("a")
+        except asyncio.CancelledError:
+            try:
+                async with asyncio.timeout(5):
+                    await undo("a")
+            except TimeoutError:
+                await undo("b")
+        return "x"
+
+    run = Driver(code)
+    run.start()
+    run.turn(run.cancel())
+    timer = next(
+        e.event_id for e in run.history if isinstance(e, events.TimerCreated) and e.op == "0/2"
+    )
+    outcome = run.turn(run.fired(timer))
+
+    assert [a.event.name for a in outcome.activities] == ["undo"]
+
+
+def test_code_that_cancels_itself_fails():
+    @orchestration
+    async def code() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await wait_for_event("never")
+
+    run = Driver(code)
+    run.start()
+
+    assert run.result.startswith("CancelledError: the code cancelled itself")

@@ -1,0 +1,199 @@
+"""Evicting a suspended execution: its code unwinds, nothing is heard of it, nothing is left."""
+
+import asyncio
+import gc
+import weakref
+
+from engine_driver import Driver
+
+from perdure.authoring import activity, current, orchestration, set_status, state
+
+
+@activity
+def step(label: str) -> str:
+    return label
+
+
+def test_finally_blocks_run_and_emit_nothing():
+    log: list[str] = []
+
+    @orchestration
+    async def code() -> None:
+        try:
+            await step("a")
+        finally:
+            log.append("finally")
+            step("b")
+            state["k"] = 1
+            log.append("never")
+
+    run = Driver(code, is_checked=False)
+    run.start()
+    before = len(run.history)
+    run.close()
+
+    assert log == ["finally"]
+    assert len(run.history) == before
+    assert run.execution.last_event_id == before
+
+
+def test_clean_up_that_awaits_is_unwound_as_well():
+    log: list[str] = []
+
+    @orchestration
+    async def code() -> None:
+        async def branch() -> None:
+            try:
+                await asyncio.sleep(100)
+            except BaseException:
+                log.append("branch")
+                await asyncio.sleep(0)
+                raise
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(branch())
+                group.create_task(step("b"))
+                await step("a")
+        finally:
+            log.append("root")
+
+    run = Driver(code, is_checked=False)
+    run.start()
+    run.close()
+
+    assert sorted(log) == ["branch", "root"]
+
+
+def test_code_that_swallows_everything_is_given_up():
+    @orchestration
+    async def code() -> None:
+        for _ in range(20):
+            try:
+                await step("a")
+            except BaseException:  # noqa: BLE001
+                set_status("still here")
+
+    run = Driver(code, is_checked=False)
+    run.start()
+    run.close()
+
+    assert run.kinds() == ["OrchestrationStarted", "ActivityScheduled"]
+
+
+def test_a_task_that_never_began_leaves_no_warning():
+    @orchestration
+    async def code() -> str:
+        async def branch() -> None:
+            await step("never")
+
+        asyncio.create_task(branch())  # noqa: RUF006
+        return "done"
+
+    run = Driver(code)
+    run.start()
+    run.close()
+    gc.collect()
+
+    assert run.result == "done"
+
+
+def test_an_open_async_generator_is_closed():
+    log: list[str] = []
+
+    @orchestration
+    async def code() -> str:
+        async def numbers():
+            try:
+                while True:
+                    yield await step("a")
+            finally:
+                log.append("closed")
+
+        async for number in numbers():
+            return await step(number)
+        return "none"
+
+    run = Driver(code, is_checked=False)
+    run.start()
+    run.turn(run.completed("step", "x"))
+
+    assert log == []
+
+    run.close()
+
+    assert log == ["closed"]
+
+
+def test_the_logger_is_silent_while_closing(caplog):
+    @orchestration
+    async def code() -> None:
+        try:
+            await step("a")
+        finally:
+            current().logger.error("evicted")
+
+    run = Driver(code, is_checked=False)
+    run.start()
+    run.close()
+
+    assert caplog.records == []
+
+
+def test_closing_twice_and_closing_unstarted_is_harmless():
+    @orchestration
+    async def code() -> None:
+        await step("a")
+
+    run = Driver(code, is_checked=False)
+    run.close()
+    run.close()
+
+
+def test_a_closed_execution_is_freed_at_once():
+    class Big:
+        pass
+
+    references: list[weakref.ref[Big]] = []
+
+    @orchestration
+    async def code() -> None:
+        big = Big()
+        references.append(weakref.ref(big))
+        await asyncio.gather(step("a"), asyncio.sleep(5))
+        del big
+
+    run = Driver(code, is_checked=False)
+    run.start()
+    gc.disable()
+    try:
+        run.close()
+        del run
+        assert references[0]() is None
+    finally:
+        gc.enable()
+
+
+def test_ten_thousand_evictions_leak_nothing():
+    @orchestration
+    async def code() -> None:
+        try:
+            async with asyncio.timeout(5):
+                await step("a")
+        finally:
+            await step("undo")
+
+    def cycle() -> int:
+        run = Driver(code, is_checked=False)
+        run.start()
+        run.close()
+        return len(run.history)
+
+    cycle()
+    gc.collect()
+    before = len(gc.get_objects())
+    lengths = {cycle() for _ in range(10_000)}
+    gc.collect()
+
+    assert lengths == {3}
+    assert len(gc.get_objects()) - before < 500

@@ -1,0 +1,173 @@
+"""External events and mailboxes: never lost when early, first come first served, typed."""
+
+import asyncio
+
+from engine_driver import Driver
+
+from perdure.authoring import next_message, orchestration, wait_for_event
+from perdure.errors import PayloadError
+
+
+def test_an_event_that_comes_before_the_wait_is_kept_for_it():
+    @orchestration
+    async def code() -> str:
+        await asyncio.sleep(1)
+        return await wait_for_event("approval", str)
+
+    run = Driver(code)
+    run.start(run.raised("approval", "early"))
+    run.turn(run.fired())
+
+    assert run.result == "early"
+
+
+def test_waits_and_events_of_one_name_pair_up_in_order():
+    @orchestration
+    async def code() -> list[int]:
+        return list(await asyncio.gather(*(wait_for_event("n", int) for _ in range(3))))
+
+    run = Driver(code)
+    run.start(run.raised("n", 1))
+    run.turn(run.raised("n", 2), run.raised("n", 3))
+
+    assert run.result == [1, 2, 3]
+
+
+def test_a_cancelled_wait_gives_its_place_to_the_next():
+    @orchestration
+    async def code() -> str:
+        first = wait_for_event("go", str)
+        second = wait_for_event("go", str)
+        first.cancel()
+        return await second
+
+    run = Driver(code)
+    run.start()
+    run.turn(run.raised("go", "mine"))
+
+    assert run.result == "mine"
+    assert "ExternalSubscribedCancelled" in run.kinds()
+
+
+def test_a_wait_that_timed_out_leaves_the_event_for_the_next_wait():
+    @orchestration
+    async def code() -> str:
+        try:
+            return await asyncio.wait_for(next_message("inbox", str), 5)
+        except TimeoutError:
+            return "second " + await next_message("inbox", str)
+
+    run = Driver(code)
+    run.start()
+    run.turn(run.fired())
+    run.turn(run.message("inbox", "late"))
+
+    assert run.result == "second late"
+    assert "QueueSubscriptionCancelled" in run.kinds()
+
+
+def test_events_and_mailboxes_of_one_name_are_apart():
+    @orchestration
+    async def code() -> list[str]:
+        return [await wait_for_event("x", str), await next_message("x", str)]
+
+    run = Driver(code)
+    run.start(run.message("x", "message"), run.raised("x", "event"))
+
+    assert run.result == ["event", "message"]
+
+
+def test_mailboxes_of_different_names_are_apart():
+    @orchestration
+    async def code() -> list[int]:
+        return [await next_message("b", int), await next_message("a", int)]
+
+    run = Driver(code)
+    run.start(run.message("a", 1), run.message("b", 2))
+
+    assert run.result == [2, 1]
+
+
+def test_equal_messages_are_separate_arrivals():
+    @orchestration
+    async def code() -> int:
+        return await next_message("n", int) + await next_message("n", int)
+
+    run = Driver(code)
+    run.start(run.message("n", 4), run.message("n", 4))
+
+    assert run.result == 8
+
+
+def test_a_mailbox_with_many_messages_drains_in_one_turn():
+    @orchestration
+    async def code() -> int:
+        return sum([await next_message("n", int) for _ in range(1000)])
+
+    run = Driver(code)
+    run.start(*(run.message("n", number) for number in range(1000)))
+
+    assert run.result == sum(range(1000))
+    assert len(run.outcomes) == 1
+
+
+def test_data_of_the_wrong_type_is_an_error_that_the_code_can_catch():
+    @orchestration
+    async def code() -> str:
+        try:
+            await wait_for_event("n", int)
+        except PayloadError as error:
+            return str(error)
+        return "no"
+
+    run = Driver(code)
+    run.start()
+    run.turn(run.raised("n", "seven"))
+
+    assert "event 'n'" in run.result
+    assert "Expected `int`, got `str`" in run.result
+
+
+def test_a_message_after_a_wrong_one_is_not_lost():
+    @orchestration
+    async def code() -> int:
+        while True:
+            try:
+                return await next_message("n", int)
+            except PayloadError:
+                pass
+
+    run = Driver(code)
+    run.start(run.message("n", "x"), run.message("n", None), run.message("n", 3))
+
+    assert run.result == 3
+
+
+def test_waits_keep_their_place_over_a_restart():
+    @orchestration
+    async def code() -> list[str]:
+        async def branch(delay: float) -> str:
+            await asyncio.sleep(delay)
+            return await next_message("n", str)
+
+        return list(await asyncio.gather(branch(2), branch(1)))
+
+    run = Driver(code)
+    run.start()
+    run.turn(run.fired(3))
+    run.turn(run.fired(2))
+    run.restart()
+    run.turn(run.message("n", "first"), run.message("n", "second"))
+
+    assert run.result == ["second", "first"]
+
+
+def test_a_wait_without_a_type_takes_any_json():
+    @orchestration
+    async def code() -> dict[str, list[int]]:
+        return await wait_for_event("x")
+
+    run = Driver(code)
+    run.start(run.raised("x", {"a": [1]}))
+
+    assert run.result == {"a": [1]}

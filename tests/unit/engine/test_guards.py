@@ -1,0 +1,230 @@
+"""Real work inside an orchestration is refused at once, with the line and the way out."""
+
+# Plain blocking calls are what is tested here.
+# ruff: noqa: PTH102, PTH107, PTH123, PTH208, SIM115, PLW0108, PLW1510
+
+import asyncio
+import os
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+import zoneinfo
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from engine_driver import Driver
+
+from perdure.authoring import activity, orchestration
+from perdure.errors import ForbiddenInOrchestration
+
+
+@activity
+def step(label: str) -> str:
+    return label
+
+
+def refused(act) -> str:
+    @orchestration
+    async def code() -> str:
+        try:
+            result = act()
+            if asyncio.iscoroutine(result) or asyncio.isfuture(result):
+                await result
+        except ForbiddenInOrchestration as error:
+            return str(error)
+        return "was not refused"
+
+    run = Driver(code)
+    run.start()
+    run.close()
+    return run.result
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda: open(__file__),
+        lambda: open("/tmp/x", "w"),
+        lambda: os.listdir("."),
+        lambda: os.remove("missing"),
+        lambda: os.mkdir("missing"),
+        lambda: socket.socket(),
+        lambda: socket.getaddrinfo("localhost", 80),
+        lambda: subprocess.run(["true"]),
+        lambda: os.system("true"),
+        lambda: os.fork(),
+        lambda: sqlite3.connect(":memory:"),
+        lambda: time.sleep(0),
+        lambda: threading.Thread(target=print).start(),
+    ],
+    ids=lambda act: act.__code__.co_names[-1],
+)
+def test_blocking_calls_are_refused_with_the_line(act):
+    message = refused(act)
+
+    assert "at test_guards.py:" in message
+    assert "make it an activity" in message
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda: asyncio.to_thread(print),
+        lambda: asyncio.open_connection("localhost", 1),
+        lambda: asyncio.create_subprocess_exec("true"),
+        lambda: asyncio.get_running_loop().run_in_executor(None, print),
+        lambda: asyncio.get_running_loop().add_reader(0, print),
+        lambda: asyncio.get_running_loop().call_soon_threadsafe(print),
+    ],
+    ids=lambda act: act.__code__.co_names[-1],
+)
+def test_real_work_on_the_loop_is_refused_with_the_line(act):
+    message = refused(act)
+
+    assert "make it an activity" in message
+
+
+def test_the_loop_cannot_be_driven_from_inside():
+    for name in ("stop", "close", "run_forever"):
+        message = refused(lambda name=name: getattr(asyncio.get_running_loop(), name)())
+
+        assert "driven by its history" in message
+
+
+def test_a_future_of_another_loop_is_refused():
+    other = asyncio.new_event_loop()
+    foreign = other.create_future()
+
+    @orchestration
+    async def code() -> None:
+        await foreign
+
+    run = Driver(code, is_checked=False)
+    run.start()
+    other.close()
+
+    assert run.result.startswith("ForbiddenInOrchestration: the orchestration awaited something")
+    assert "test_guards.py:" in run.result
+
+
+def test_an_awaitable_that_is_not_asyncios_is_refused():
+    class Foreign:
+        def __await__(self):
+            yield "something else"
+
+    @orchestration
+    async def code() -> None:
+        await Foreign()
+
+    run = Driver(code)
+    run.start()
+
+    assert run.result.startswith("ForbiddenInOrchestration: the orchestration awaited something")
+
+
+def test_work_in_a_thread_pool_is_noticed():
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()
+
+        @orchestration
+        async def code() -> None:
+            await asyncio.wrap_future(pool.submit(int))
+
+        run = Driver(code, is_checked=False)
+        run.start()
+
+    assert run.result.startswith("ForbiddenInOrchestration")
+
+
+def test_importing_a_module_is_allowed(tmp_path, monkeypatch):
+    (tmp_path / "imported_in_an_orchestration.py").write_text("answer = 42\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    @orchestration
+    async def code() -> int:
+        import imported_in_an_orchestration
+
+        return imported_in_an_orchestration.answer
+
+    run = Driver(code)
+    run.start()
+
+    assert run.result == 42
+
+
+def test_time_zones_logs_and_printing_are_allowed(capsys):
+    @orchestration
+    async def code() -> str:
+        print("hello")
+        return str(zoneinfo.ZoneInfo("Europe/Berlin"))
+
+    run = Driver(code, is_checked=False)
+    run.start()
+
+    assert run.result == "Europe/Berlin"
+    assert capsys.readouterr().out == "hello\n"
+
+
+def test_other_threads_are_not_disturbed(tmp_path):
+    path = tmp_path / "file"
+    problems: list[Exception] = []
+    stop = threading.Event()
+
+    def busy() -> None:
+        while not stop.is_set():
+            try:
+                path.write_text("x")
+                time.sleep(0)
+            except Exception as error:  # noqa: BLE001
+                problems.append(error)
+
+    @orchestration
+    async def code() -> int:
+        return sum([len(await step(str(n))) for n in range(200)])
+
+    thread = threading.Thread(target=busy)
+    thread.start()
+    run = Driver(code, is_checked=False)
+    run.start()
+    while not run.execution.is_finished:
+        run.turn(run.completed(run.execution.last_event_id, "x"))
+    stop.set()
+    thread.join()
+
+    assert problems == []
+
+
+def test_after_a_turn_everything_is_as_before():
+    before = (time.sleep, threading.Thread.start, sys.get_asyncgen_hooks())
+
+    @orchestration
+    async def code() -> str:
+        return await step("a")
+
+    run = Driver(code)
+    run.start()
+
+    assert (time.sleep, threading.Thread.start, sys.get_asyncgen_hooks()) == before
+    assert asyncio._get_running_loop() is None
+    with open(__file__) as file:
+        assert file.readline()
+
+
+def test_a_turn_inside_a_running_task_leaves_that_task_in_place():
+    @orchestration
+    async def code() -> str:
+        return await step("a")
+
+    async def host() -> bool:
+        me = asyncio.current_task()
+        loop = asyncio.get_running_loop()
+        run = Driver(code)
+        run.start()
+        run.turn(run.completed("step", "x"))
+        run.close()
+        return me is asyncio.current_task() and loop is asyncio.get_running_loop()
+
+    assert asyncio.run(host())
