@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from integration.conditions import reached, waiting
 from perdure import (
     OrchestrationCancelled,
     OrchestrationTerminated,
@@ -13,7 +14,6 @@ from perdure import (
     start_detached,
     wait_for_event,
 )
-from integration.conditions import reached, waiting
 from perdure.errors import (
     AlreadyExists,
     InstanceFinished,

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -15,6 +16,7 @@ from perdure import (
     InMemoryProvider,
     Runtime,
     RuntimeOptions,
+    SqliteProvider,
     Status,
     activity,
     orchestration,
@@ -210,3 +212,24 @@ async def test_a_runtime_runs_only_once():
     async with runtime:
         with pytest.raises(UsageError, match="runs already"):
             await runtime.__aenter__()
+
+
+async def test_an_activity_that_blocks_the_event_loop_keeps_its_lock(tmp_path):
+    runs = []
+
+    @activity
+    async def rude() -> str:
+        runs.append(1)
+        time.sleep(1.2)  # noqa: ASYNC251 - longer than every lock below
+        return "done"
+
+    @orchestration
+    async def flow() -> str:
+        return await rude()
+
+    options = RuntimeOptions(orchestration_lock_seconds=0.5, activity_lock_seconds=0.5)
+    provider = SqliteProvider(tmp_path / "s.db")
+    assert provider.capabilities.other_loops
+    async with Runtime(provider, [flow, rude], options=options) as runtime:
+        assert await (await runtime.start(flow)).result(10) == "done"
+        assert runs == [1]

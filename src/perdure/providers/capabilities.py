@@ -24,4 +24,7 @@ class Capabilities:
     """The provider is also a ``ProviderAdmin``."""
     injected_clock: bool = True
     """Leases and visibility follow the clock that was handed in, not one of the store's own."""
+    other_loops: bool = False
+    """Verbs may also be awaited on another event loop, in another thread, and get done even while
+    the loop that opened the handle is blocked."""
     time_resolution_ms: int = 1

@@ -133,7 +133,7 @@ class ActivityDispatcher:
 
     @property
     def lock_tokens(self) -> list[str]:
-        """Every work item lock that must be renewed."""
+        """Every work item lock that must be renewed; may be asked from another thread."""
         return list(self._running)
 
     @property

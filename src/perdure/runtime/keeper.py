@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from typing import TYPE_CHECKING
 
-from perdure.errors import PerdureError, ProviderError
+from perdure.errors import ProviderError
 from perdure.runtime.observe import log
 
 if TYPE_CHECKING:
@@ -35,17 +36,10 @@ class LockKeeper:
         self._tokens = tokens
         self._renew = renew
         self._lost = lost
-        self._task: asyncio.Task[None] | None = None
+        self._home = asyncio.get_running_loop()
 
-    def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._keep(), name="perdure-keeper")
-
-    async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-
-    async def _keep(self) -> None:
+    async def keep(self) -> None:
+        """Renew until cancelled; on any loop."""
         pause = self._interval
         while True:
             await self._clock.sleep(pause * random.uniform(0.9, 1.1))
@@ -57,10 +51,47 @@ class LockKeeper:
                 pause = self._interval
             except ProviderError as error:
                 log.warning("cannot renew %d locks, trying again: %s", len(tokens), error)
-                pause = min(self._interval, self._interval / 4)
-                continue
-            except PerdureError:
-                log.exception("renewing locks failed")
+                pause = self._interval / 4
                 continue
             if lost:
-                self._lost(lost)
+                self._home.call_soon_threadsafe(self._lost, lost)
+
+
+class KeeperThread:
+    """Runs keepers on a loop of their own: an activity that blocks the main loop loses no lock.
+
+    Only for providers that declare ``other_loops``; else they run on the loop they were made on.
+    """
+
+    def __init__(self, keepers: Sequence[LockKeeper], *, own_thread: bool) -> None:
+        self._keepers = keepers
+        self._own_thread = own_thread
+        self._loop = asyncio.new_event_loop() if own_thread else asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._run, name="perdure-keeper", daemon=True)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        if self._own_thread:
+            self._thread.start()
+        else:
+            self._tasks = [self._loop.create_task(keeper.keep()) for keeper in self._keepers]
+
+    async def stop(self) -> None:
+        if self._own_thread:
+            self._loop.call_soon_threadsafe(self._cancel)
+            await asyncio.to_thread(self._thread.join)
+        else:
+            self._cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _cancel(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._main())
+
+    async def _main(self) -> None:
+        self._tasks = [self._loop.create_task(keeper.keep()) for keeper in self._keepers]
+        await asyncio.gather(*self._tasks, return_exceptions=True)

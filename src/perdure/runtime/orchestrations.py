@@ -150,8 +150,8 @@ class OrchestrationDispatcher:
 
     @property
     def lock_tokens(self) -> list[str]:
-        """Every instance lock that must be renewed."""
-        return [live.lock_token for live in self._live.values() if live.start is None]
+        """Every instance lock that must be renewed; may be asked from another thread."""
+        return [live.lock_token for live in list(self._live.values()) if live.start is None]
 
     def lost_locks(self, tokens: frozenset[str]) -> None:
         """Somebody else has these instances now."""

@@ -19,7 +19,7 @@ from perdure.providers.items import WorkerInfo
 from perdure.runtime.activities import ActivityDispatcher
 from perdure.runtime.executors import Executors
 from perdure.runtime.housekeeping import Housekeeping, seen
-from perdure.runtime.keeper import LockKeeper
+from perdure.runtime.keeper import KeeperThread, LockKeeper
 from perdure.runtime.observe import Observer, log
 from perdure.runtime.options import RuntimeOptions
 from perdure.runtime.orchestrations import OrchestrationDispatcher
@@ -212,7 +212,7 @@ class _Parts:
         )
         self.activities.complete_here = self.orchestrations.complete
         self._executors.send_heartbeat = self.activities.heartbeat
-        self._keepers = (
+        keepers = (
             LockKeeper(
                 clock,
                 options.orchestration_lock_seconds,
@@ -228,6 +228,7 @@ class _Parts:
                 self.activities.lost_locks,
             ),
         )
+        self._keepers = KeeperThread(keepers, own_thread=provider.capabilities.other_loops)
         worker = WorkerInfo(
             worker_id=runtime.worker_id,
             host=socket.gethostname(),
@@ -250,8 +251,7 @@ class _Parts:
 
     def start(self) -> None:
         self._watchdog.start()
-        for keeper in self._keepers:
-            keeper.start()
+        self._keepers.start()
         self.orchestrations.start()
         self.activities.start()
         if self._has_housekeeping:
@@ -264,7 +264,6 @@ class _Parts:
         await self.orchestrations.stop()
         if self._has_housekeeping:
             await self._housekeeping.stop()
-        for keeper in self._keepers:
-            await keeper.stop()
+        await self._keepers.stop()
         await self._executors.close()
         self._watchdog.stop()

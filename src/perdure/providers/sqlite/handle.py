@@ -178,10 +178,22 @@ class Handle:
     # --- back on the event loop
 
     def _deliver_soon(self, delivery: Delivery) -> None:
-        """Called by the threads."""
-        assert self._loop is not None
+        """Called by the threads. Each answer goes to the loop that asked: the home loop may be
+        blocked while another one, in a thread of its own, must go on.
+        """
+        home = self._loop
+        assert home is not None
+        for entry, value, error in delivery.outcomes:
+            loop = entry.future.get_loop()
+            if loop is not home:
+                self._call(loop, self._settle, entry, value, error)
+        self._call(home, self._deliver, delivery)
+
+    def _call(
+        self, loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *args: Any
+    ) -> None:
         try:
-            self._loop.call_soon_threadsafe(self._deliver, delivery)
+            loop.call_soon_threadsafe(callback, *args)
         except RuntimeError:
             _log.warning("the event loop of %s is gone; an answer was dropped", self.path)
 
@@ -198,8 +210,6 @@ class Handle:
         for entry, value, error in delivery.outcomes:
             if entry.future.get_loop() is self._loop:
                 self._settle(entry, value, error)
-            else:
-                entry.future.get_loop().call_soon_threadsafe(self._settle, entry, value, error)
 
     def _settle(self, entry: Entry, value: Any, error: BaseException | None) -> None:
         future = entry.future

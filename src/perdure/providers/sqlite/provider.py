@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 VERSION: Final = "1"
 
-_CAPABILITIES: Final = Capabilities()
+_CAPABILITIES: Final = Capabilities(other_loops=True)
 
 
 class SqliteProvider(Provider):
