@@ -55,7 +55,7 @@ def parse_moment_ms(text: str, now_ms: int) -> int:
 
 
 def shown_duration(milliseconds: int) -> str:
-    """At most two units, the second with two digits: ``212ms``, ``3.2s``, ``2m 04s``, ``3d 02h``."""
+    """At most two units: ``212ms``, ``3.2s``, ``2m 04s``, ``3d 02h``."""
     if milliseconds < 0:
         return "0s"
     if milliseconds < 1_000:
@@ -67,7 +67,9 @@ def shown_duration(milliseconds: int) -> str:
         large_ms, small_ms = _UNITS_MS[large], _UNITS_MS[small]
         count, rest = milliseconds // large_ms, milliseconds % large_ms // small_ms
         if large == "d" or milliseconds < large_ms * (24 if large == "h" else 60):
-            return f"{count}{large} {rest:02d}{small}" if rest and count < 100 else f"{count}{large}"
+            return (
+                f"{count}{large} {rest:02d}{small}" if rest and count < 100 else f"{count}{large}"
+            )
     raise AssertionError("days take everything")
 
 

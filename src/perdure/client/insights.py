@@ -12,12 +12,13 @@ from perdure.client.view import failure_of
 from perdure.errors import CorruptData
 from perdure.model import events, wire, work
 from perdure.model.status import Status
+from perdure.providers.items import QueuedMessage, WorkerInfo
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from perdure.providers.contract import Provider, ProviderAdmin
-    from perdure.providers.items import InstanceInfo, QueuedMessage, QueuedWork, WorkerInfo
+    from perdure.providers.items import InstanceInfo, QueuedWork
 
 Activity: TypeAlias = Literal[
     "pending", "running", "retrying", "waiting", "sleeping", "paused", "blocked", "ended"
@@ -160,14 +161,10 @@ def _ended(info: InstanceInfo) -> Insight:
         sentence = f"Failed after {took}: {text}"
         return Insight(doing="ended", sentence=sentence, since_ms=ended_ms, error=text)
     reason = f": {failure.message}" if failure and failure.message else ""
-    return Insight(
-        doing="ended", sentence=f"{info.status} after {took}{reason}", since_ms=ended_ms
-    )
+    return Insight(doing="ended", sentence=f"{info.status} after {took}{reason}", since_ms=ended_ms)
 
 
-def _alive(
-    info: InstanceInfo, waits: list[StepView], around: Surroundings, now_ms: int
-) -> Insight:
+def _alive(info: InstanceInfo, waits: list[StepView], around: Surroundings, now_ms: int) -> Insight:
     repeated = [attempt for attempt in around.attempts if attempt.last_error]
     if repeated:
         return _retrying(min(repeated, key=lambda attempt: attempt.next_ms), repeated, now_ms)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from perdure.providers.contract import Provider, ProviderAdmin
 
 Bounds: TypeAlias = Callable[[str], dict[str, Any]]
-"""Options of an activity by its name (``retry``, ``timeout_ms``, ...): history does not hold them."""
+"""Options of an activity by its name (``retry``, ``timeout_ms``): history does not hold them."""
 
 
 _LOCK_MS = 10_000
@@ -103,7 +103,9 @@ async def rerun_from_event(
     """
     check_id(new_id, "id")
     snapshot = await admin.export_instance(instance_id)
-    execution = next((e for e in snapshot.executions if e.execution_id == snapshot.execution_id), None)
+    execution = next(
+        (e for e in snapshot.executions if e.execution_id == snapshot.execution_id), None
+    )
     if execution is None:
         raise InvalidValue(f"{instance_id!r} has not begun: rerun it without an event")
     history = wire.decode_history(record.data for record in execution.history)
@@ -131,13 +133,11 @@ async def rerun_from_event(
     return len(kept)
 
 
-def _prefix(
-    instance_id: str, history: Sequence[events.Event], event_id: int
-) -> list[events.Event]:
+def _prefix(instance_id: str, history: Sequence[events.Event], event_id: int) -> list[events.Event]:
     chosen = next((event for event in history if event.event_id == event_id), None)
     if chosen is None:
         raise InvalidValue(
-            f"{instance_id!r} has no event {event_id}; its history has the events 1 to {len(history)}"
+            f"{instance_id!r} has no event {event_id}; its history has 1 to {len(history)}"
         )
     kept = [event for event in history if event.turn <= chosen.turn]
     if isinstance(kept[-1], events.TERMINAL_KINDS):
@@ -159,10 +159,11 @@ def _renamed(event: events.Event, old_id: str, new_id: str) -> events.Event:
             "parent_event_id": None,
             "depth": 0,
         }
-    elif isinstance(event, events.SubOrchestrationScheduled):
+    elif isinstance(event, events.SubOrchestrationScheduled) and event.child_instance_id.startswith(
+        old_id
+    ):
         # Ids that follow from the parent's id follow it; others are the code's own choice.
-        if event.child_instance_id.startswith(old_id):
-            changes["child_instance_id"] = new_id + event.child_instance_id[len(old_id) :]
+        changes["child_instance_id"] = new_id + event.child_instance_id[len(old_id) :]
     return msgspec.structs.replace(event, **changes)
 
 

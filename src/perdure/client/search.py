@@ -142,7 +142,7 @@ def _add(
         case "id":
             tests.append(_matching(lambda info: info.instance_id, value))
         case "parent" if value == "none":
-            _set(fields, "roots_only", True, qualifier)  # noqa: FBT003
+            _set(fields, "roots_only", True, qualifier)
         case "parent":
             _set(fields, "parent_instance_id", value, qualifier)
         case "created" | "completed":

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import msgspec
 
+from perdure.client.durations import shown_duration
 from perdure.model import events
 
 if TYPE_CHECKING:
@@ -137,8 +138,8 @@ def _opened(event: events.Scheduled) -> StepView | None:
             call = shown_call(event.name, event.input)
             fields = {"kind": "activity", "name": event.name, "call": call}
         case events.TimerCreated():
-            seconds = max(0, event.fire_at_ms - event.timestamp_ms) / 1000
-            fields = {"kind": "timer", "name": "", "call": f"sleep({seconds:g})"}
+            length = shown_duration(event.fire_at_ms - event.timestamp_ms)
+            fields = {"kind": "timer", "name": "", "call": f"timer {length}"}
             fields["due_ms"] = event.fire_at_ms
         case events.ExternalSubscribed():
             call = f'wait_for_event("{event.name}")'

@@ -1,0 +1,202 @@
+"""Acting on instances by id or by query: preview with an exact count, confirmation, one report."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+
+import click
+import msgspec
+
+from perdure.cli.exits import Exit, code_of, line_of
+from perdure.cli.options import complete_ids, output_option
+from perdure.cli.render import Cell, echo, glyph, print_json, warn
+from perdure.cli.session import Session, run
+from perdure.client.durations import shown_duration
+from perdure.client.search import Selection, parse_search
+from perdure.errors import InstanceFinished, InvalidValue, NotFound, PerdureError, UsageError
+
+if TYPE_CHECKING:
+    from perdure.model.status import Status
+    from perdure.providers.items import InstanceInfo
+
+F = TypeVar("F", bound="Callable[..., Any]")
+Apply: TypeAlias = Callable[[Session, str], Awaitable[object]]
+
+_AT_ONCE: Final = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verb:
+    """What is done, in words and in deed."""
+
+    word: str
+    done: str
+    said: str = ""
+    """What is told about each, where ``done`` would promise too much."""
+    statuses: frozenset[Status]
+    """Which instances of a query it concerns; an id that is named is tried in any case."""
+    apply: Apply
+    roots_only: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Targets:
+    """What the person named."""
+
+    instance_ids: tuple[str, ...]
+    query: str | None
+    dry_run: bool
+    yes: bool
+    output: str
+
+    def check(self, word: str) -> None:
+        if bool(self.instance_ids) == (self.query is not None):
+            raise UsageError(
+                f"name instances or a query: perdure {word} ID..., or "
+                f"perdure {word} --query 'status:... name:...' --dry-run"
+            )
+        if self.query is not None and not self.query.strip():
+            raise UsageError(
+                "the query is empty; to take all, write 'status:open' or 'status:ended'"
+            )
+
+
+def target_options(function: F) -> F:
+    """ids, --query, --dry-run, -y and -o; collected into ``targets``."""
+    for option in (
+        output_option("table", "json"),
+        click.option("-y", "--yes", is_flag=True, help="Do not ask."),
+        click.option("--dry-run", is_flag=True, help="Only say what would be done."),
+        click.option("--query", metavar="QUERY", help="All that fit; see perdure list --help."),
+        click.argument("instance_ids", metavar="[ID]...", nargs=-1, shell_complete=complete_ids),
+    ):
+        function = option(function)
+    return function
+
+
+def act(verb: Verb, **given: Any) -> int:
+    targets = Targets(**given)
+    targets.check(verb.word)
+
+    async def body(session: Session) -> int:
+        if targets.query is None:
+            infos = (
+                None
+                if not targets.dry_run
+                else [await session.info(i) for i in targets.instance_ids]
+            )
+            ids = list(targets.instance_ids)
+        else:
+            infos = await _matching(session, verb, targets.query)
+            ids = [info.instance_id for info in infos]
+        if infos is not None and not _confirmed(verb, infos, targets, session.now_ms()):
+            return Exit.OK
+        return await _apply(session, verb, ids, targets)
+
+    return run(body)
+
+
+async def _matching(session: Session, verb: Verb, query: str) -> list[InstanceInfo]:
+    selection = parse_search(query, session.now_ms())
+    asked = selection.query.statuses
+    statuses = verb.statuses if asked is None else asked & verb.statuses
+    if not statuses:
+        shown = ", ".join(sorted(verb.statuses))
+        raise InvalidValue(f"the query fits nothing that can be {verb.done}: that is only {shown}")
+    query_changes: dict[str, Any] = {"statuses": statuses}
+    if verb.roots_only:
+        query_changes["roots_only"] = True
+    narrowed = Selection(msgspec.structs.replace(selection.query, **query_changes), selection.tests)
+    return [info async for info in narrowed.instances(session.admin)]
+
+
+def _confirmed(verb: Verb, infos: list[InstanceInfo], targets: Targets, now_ms: int) -> bool:
+    """Say what it concerns; True when it shall be done."""
+    if targets.dry_run or not infos:
+        if targets.output == "json":
+            print_json(
+                {
+                    "dry_run": targets.dry_run,
+                    "count": len(infos),
+                    verb.done: [],
+                    "ids": [i.instance_id for i in infos],
+                }
+            )
+        else:
+            echo(_summary(f"would {verb.word}", infos, now_ms))
+            if infos:
+                echo(Cell("run again with -y instead of --dry-run to do it", "dim"))
+        return False
+    if targets.yes:
+        return True
+    if not sys.stdin.isatty():
+        planned = _summary(f"this would {verb.word}", infos, now_ms)
+        raise UsageError(f"{planned}; add -y to do it, or --dry-run to look")
+    is_wanted = click.confirm(f"{_summary(verb.word, infos, now_ms)}. Go on?", err=True)
+    if not is_wanted:
+        echo("nothing was done")
+    return is_wanted
+
+
+def _summary(words: str, infos: list[InstanceInfo], now_ms: int) -> str:
+    if not infos:
+        return f"{words} 0 instances"
+    names = ", ".join(
+        f"{name} {count}" for name, count in Counter(i.name for i in infos).most_common(5)
+    )
+    oldest = shown_duration(now_ms - min(info.created_at_ms for info in infos))
+    plural = "s" if len(infos) > 1 else ""
+    return f"{words} {len(infos)} instance{plural} ({names}), oldest started {oldest} ago"
+
+
+async def _apply(session: Session, verb: Verb, ids: list[str], targets: Targets) -> int:
+    outcomes: list[tuple[str, PerdureError | None]] = []
+    for start in range(0, len(ids), _AT_ONCE):
+        chunk = ids[start : start + _AT_ONCE]
+        outcomes += zip(
+            chunk, await asyncio.gather(*(_one(session, verb, i) for i in chunk)), strict=True
+        )
+    is_query = targets.query is not None
+    # In a query, what ended or vanished in the meantime needs nothing any more.
+    harmless = (InstanceFinished, NotFound) if is_query else ()
+    done = [instance_id for instance_id, error in outcomes if error is None]
+    failed = [
+        (i, error) for i, error in outcomes if error is not None and not isinstance(error, harmless)
+    ]
+    if targets.output == "json":
+        errors = {instance_id: line_of(error) for instance_id, error in failed}
+        print_json(
+            {verb.done: done, "skipped": len(ids) - len(done) - len(failed), "errors": errors}
+        )
+    else:
+        _print_done(verb, done, len(ids) - len(done) - len(failed), is_query)
+    for _, error in failed[:20]:
+        warn(line_of(error))
+    if len(failed) > 20:
+        warn(f"and {len(failed) - 20} more errors; -o json lists them all")
+    return code_of(failed[0][1]) if failed else Exit.OK
+
+
+async def _one(session: Session, verb: Verb, instance_id: str) -> PerdureError | None:
+    try:
+        await verb.apply(session, instance_id)
+    except NotFound:
+        return await session.unknown(instance_id)
+    except PerdureError as error:
+        return error
+    return None
+
+
+def _print_done(verb: Verb, done: list[str], skipped: int, is_query: bool) -> None:
+    sign = Cell(f"{glyph('completed')} ", "green")
+    if is_query:
+        more = f", {skipped} had ended meanwhile" if skipped else ""
+        echo(sign, f"{verb.said or verb.done} {len(done)} instances{more}")
+        return
+    for instance_id in done:
+        echo(sign, f"{verb.said or verb.done} {instance_id}")

@@ -1,0 +1,1 @@
+"""One module per command or small group; loaded only when its command is invoked."""

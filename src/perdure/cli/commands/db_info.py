@@ -1,0 +1,116 @@
+"""``perdure db info`` and ``perdure db migrate``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from perdure.cli.command import command
+from perdure.cli.options import output_option
+from perdure.cli.render import Cell, echo, glyph, print_json
+from perdure.cli.session import run
+from perdure.cli.settings import shown_store
+
+if TYPE_CHECKING:
+    from perdure.cli.session import Session
+
+
+@command(
+    "info",
+    short_help="Show where the data lies, in which shape, and how much.",
+    examples=["perdure db info", "perdure db info --store shop.db -o json | jq .instances"],
+)
+@output_option("table", "json")
+def info(output: str) -> None:
+    """Show where the data lies, in which shape, and how much there is."""
+
+    async def body(session: Session) -> None:
+        document = await _document(session)
+        if output == "json":
+            print_json(document)
+            return
+        echo(Cell(document["location"], "bold"))
+        for label, value in _lines(document):
+            echo("  ", Cell(f"{label:<14}", "dim"), value)
+
+    run(body)
+
+
+async def _document(session: Session) -> dict[str, Any]:
+    from perdure.cli.overview import count_statuses
+
+    store = await session.admin.get_store_info()
+    counts = await count_statuses(session)
+    return {
+        "location": shown_store(store.location),
+        "provider": store.provider,
+        "provider_version": store.provider_version,
+        "format_version": store.format_version,
+        "schema_version": store.schema_version,
+        "size_bytes": store.size_bytes,
+        "moved_to": store.moved_to,
+        "details": store.details,
+        "instances": sum(counts.values()),
+        "by_status": counts,
+        "queues": await session.admin.get_queue_depths(),
+        "workers": len(await session.admin.list_workers()),
+    }
+
+
+def _lines(document: dict[str, Any]) -> list[tuple[str, str]]:
+    queues = document["queues"]
+    size = document["size_bytes"]
+    lines = [
+        ("provider", f"{document['provider']} {document['provider_version']}"),
+        ("format", f"{document['format_version']}, schema {document['schema_version']}"),
+        ("size", "unknown" if size is None else shown_bytes(size)),
+        *document["details"].items(),
+        ("instances", str(document["instances"])),
+    ]
+    lines += [
+        (f"  {status.lower()}", str(number)) for status, number in document["by_status"].items()
+    ]
+    for label, queue in (("turns", queues.orchestrator), ("activities", queues.worker)):
+        lines.append(
+            (label, f"{queue.visible} ready, {queue.locked} locked, {queue.delayed} later")
+        )
+    lines.append(("dead letters", str(queues.dead_letters)))
+    lines.append(("workers", str(document["workers"])))
+    if document["moved_to"]:
+        lines.append(("moved to", shown_store(document["moved_to"])))
+    return lines
+
+
+def shown_bytes(size: int) -> str:
+    amount = float(size)
+    for unit in ("B", "kB", "MB", "GB"):
+        if amount < 1000:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1000
+    return f"{amount:.1f} TB"
+
+
+@command(
+    "migrate",
+    short_help="Bring the store to the schema of this version.",
+    examples=["perdure db migrate --store shop.db"],
+)
+@output_option("table", "json")
+def migrate(output: str) -> None:
+    """Bring the store to the schema of this version, or create it.
+
+    Workers do the same when they open it; this is for a deploy that wants it to happen before.
+    """
+
+    async def body(session: Session) -> None:
+        store = await session.admin.get_store_info()
+        if output == "json":
+            print_json(
+                {"location": shown_store(store.location), "schema_version": store.schema_version}
+            )
+        else:
+            sign = Cell(f"{glyph('completed')} ", "green")
+            echo(
+                sign, f"{shown_store(store.location)} has schema {store.schema_version}, up to date"
+            )
+
+    run(body, creates=True)

@@ -1,0 +1,199 @@
+"""``perdure history``: the events of an execution, streamed, filtered, followed."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+import msgspec
+
+from perdure.cli.command import command
+from perdure.cli.escape import clean_json
+from perdure.cli.options import execution_option, id_argument, output_option
+from perdure.cli.render import Cell, echo, terminal_width
+from perdure.cli.session import run
+from perdure.client.durations import shown_duration
+from perdure.client.steps import payload_text, shortened, shown_call
+from perdure.errors import CorruptData, InvalidValue, NotFound
+from perdure.model import events, wire
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from perdure.cli.session import Session
+    from perdure.providers.items import HistoryRecord
+
+_PAGE: Final = 2_000
+_FOLLOW_MS: Final = 1_000
+_FAILED = (
+    events.ActivityFailed,
+    events.SubOrchestrationFailed,
+    events.OrchestrationFailed,
+    events.OrchestrationCancelled,
+    events.OrchestrationTerminated,
+)
+
+
+@command(
+    "history",
+    short_help="Print the events of an instance.",
+    examples=[
+        "perdure history o-1",
+        "perdure history o-1 --failed",
+        "perdure history o-1 --type Activity --grep o-1",
+        "perdure history o-1 --follow -o jsonl",
+    ],
+)
+@id_argument()
+@execution_option()
+@click.option("--type", "kind", metavar="TEXT", help="Only events whose type contains it.")
+@click.option("--failed", is_flag=True, help="Only what went wrong.")
+@click.option("--grep", metavar="REGEX", help="Only events whose stored text matches.")
+@click.option("--follow", "-f", is_flag=True, help="Go on until the instance ends.")
+@click.option("--raw", is_flag=True, help="The stored text of each event, as it is.")
+@output_option("table", "json", "jsonl")
+def history(
+    instance_id: str,
+    execution: int | None,
+    kind: str | None,
+    failed: bool,
+    grep: str | None,
+    follow: bool,
+    raw: bool,
+    output: str,
+) -> None:
+    """Print the events of the latest execution of an instance, oldest first."""
+    fits = _filter(kind, failed, grep)
+
+    async def body(session: Session) -> None:
+        records = read_records(session, instance_id, execution, follow)
+        shown = (record async for record in records if fits(record))
+        if raw or output == "jsonl":
+            async for record in shown:
+                sys.stdout.write(clean_json(record.data) + "\n")
+        elif output == "json":
+            await _print_array(shown)
+        else:
+            await _print_lines(shown)
+
+    run(body)
+
+
+async def read_records(
+    session: Session, instance_id: str, execution: int | None, follow: bool = False
+) -> AsyncIterator[HistoryRecord]:
+    """Page by page, so that a long history neither waits nor fills memory."""
+    info = await session.info(instance_id)
+    chosen = info.execution_id if execution is None else execution
+    executions = await session.admin.list_executions(instance_id)
+    if chosen not in executions and execution is not None:
+        known = f"{executions[0]} to {executions[-1]}" if executions else "none yet"
+        raise NotFound(f"{instance_id!r} has no execution {chosen}; it has: {known}")
+    after = 0
+    with session.provider.watch(instance_id) as watch:
+        while True:
+            records = await session.provider.read_with_execution(
+                instance_id, chosen, after_event_id=after, limit=_PAGE
+            )
+            for record in records:
+                yield record
+                after = record.event_id
+            if len(records) == _PAGE:
+                continue
+            sys.stdout.flush()
+            if not follow or (await session.info(instance_id)).status.is_final:
+                return
+            await watch.wait(_FOLLOW_MS)
+
+
+def _filter(kind: str | None, failed: bool, grep: str | None) -> Callable[[HistoryRecord], bool]:
+    try:
+        pattern = re.compile(grep) if grep else None
+    except re.error as error:
+        raise InvalidValue(f"--grep is no regular expression: {error}") from None
+    wanted = kind.lower() if kind else ""
+    if not wanted and not failed:
+        return lambda record: pattern is None or pattern.search(record.data) is not None
+
+    def fits(record: HistoryRecord) -> bool:
+        if pattern is not None and not pattern.search(record.data):
+            return False
+        try:
+            event = wire.decode_event(record.data)
+        except CorruptData:
+            return True  # what cannot be read must be seen
+        if failed and not isinstance(event, _FAILED):
+            return False
+        return wanted in type(event).__name__.lower()
+
+    return fits
+
+
+async def _print_array(records: AsyncIterator[HistoryRecord]) -> None:
+    separator = "["
+    async for record in records:
+        sys.stdout.write(f"{separator}\n  {clean_json(record.data)}")
+        separator = ","
+    sys.stdout.write("[]\n" if separator == "[" else "\n]\n")
+
+
+async def _print_lines(records: AsyncIterator[HistoryRecord]) -> None:
+    began_ms: int | None = None
+    width = terminal_width()
+    async for record in records:
+        try:
+            event = wire.decode_event(record.data)
+        except CorruptData as error:
+            echo(f"{record.event_id:>5}  ", Cell(f"unreadable: {error.message}", "red"))
+            continue
+        began_ms = event.timestamp_ms if began_ms is None else began_ms
+        kind = type(event).__name__
+        since = f"+{shown_duration(event.timestamp_ms - began_ms)}"
+        site = getattr(event, "site", "")
+        room = max(20, width - 50 - len(site) - 2)
+        echo(
+            Cell(f"{event.event_id:>5} {since:>9} ", "dim"),
+            Cell(f"{kind:<28}  ", "red" if isinstance(event, _FAILED) else "cyan"),
+            shortened(content_of(event), room),
+            Cell(f"  {site}" if site else "", "dim"),
+        )
+
+
+def content_of(event: events.Event) -> str:
+    """What the event says, in the words of the code."""
+    match event:
+        case events.OrchestrationStarted():
+            return f"{event.name}@{event.version} {payload_text(event.input)}"
+        case events.ActivityScheduled():
+            return shown_call(event.name, event.input)
+        case events.SubOrchestrationScheduled():
+            return f"{shown_call(event.name, event.input)} as {event.child_instance_id}"
+        case events.OrchestrationChained():
+            return f"{shown_call(event.name, event.input)} as {event.target_instance_id}"
+        case events.TimerCreated():
+            return shown_duration(event.fire_at_ms - event.timestamp_ms)
+        case events.CustomStatusUpdated():
+            return event.status or "None"
+        case events.KeyValueSet():
+            return f"{event.key} = {shortened(event.value)}"
+        case events.ExternalEvent() | events.QueueEventDelivered():
+            return f"{event.name} {payload_text(event.data)}"
+        case events.ActivityFailed() | events.SubOrchestrationFailed():
+            return f"of {event.source_event_id}: {event.failure}"
+        case events.OrchestrationFailed():
+            return str(event.failure)
+        case _:
+            return _rest(event)
+
+
+def _rest(event: events.Event) -> str:
+    parts: list[str] = []
+    for name in ("source_event_id", "name", "key", "input", "output", "result", "value", "reason"):
+        value: Any = getattr(event, name, None)
+        if value in {None, ""} if not isinstance(value, msgspec.Raw) else False:
+            continue
+        shown = payload_text(value) if isinstance(value, msgspec.Raw) else str(value)
+        parts.append(f"of {shown}" if name == "source_event_id" else shown)
+    return " ".join(parts)

@@ -1,0 +1,135 @@
+"""``perdure list`` and ``perdure count``: instances by filters, a page at a time."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from perdure.cli.command import command
+from perdure.cli.filters import filter_options, selection_of
+from perdure.cli.options import output_option
+from perdure.cli.render import Column, note, print_json, print_json_line, print_table
+from perdure.cli.session import run
+from perdure.model.status import Status
+
+if TYPE_CHECKING:
+    from perdure.cli.session import Session
+    from perdure.client.search import Selection
+
+
+@command(
+    "list",
+    short_help="List instances, newest first.",
+    examples=[
+        "perdure list --since 1h",
+        "perdure ls --status failed,blocked --name order",
+        "perdure list 'name:import_* created:>2h' --limit 100",
+        "perdure list status:failed -o ids | xargs -n1 perdure show",
+    ],
+)
+@filter_options
+@click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True)
+@click.option("--cursor", help="Go on where the last page ended.")
+@output_option("table", "json", "jsonl", "ids")
+def list_command(limit: int, cursor: str | None, output: str, **filters: Any) -> None:
+    """List instances, newest first, with what each is doing.
+
+    QUERY is any of status:failed name:order* version:2.0.0 id:ord-* text:timeout parent:ID
+    parent:none created:<2h (younger) created:>7d (older) completed:..., all of which must fit.
+    Other words are searched for in ids, names, outputs and custom statuses.
+    """
+
+    async def body(session: Session) -> None:
+        selection = selection_of(filters, session.now_ms())
+        infos, following = await selection.page(session.admin, cursor=cursor, limit=limit)
+        if output == "ids":
+            sys.stdout.writelines(f"{info.instance_id}\n" for info in infos)
+            return
+        from perdure.cli.documents import instance_document
+        from perdure.cli.rows import COLUMNS, insight_of, row_of
+
+        workers = await session.admin.list_workers()
+        pairs = [(info, await insight_of(session, info, workers)) for info in infos]
+        if output == "table":
+            now_ms = session.now_ms()
+            print_table(COLUMNS, [row_of(info, insight, now_ms) for info, insight in pairs])
+            _print_footer(len(infos), following, limit)
+            return
+        documents = [instance_document(info, insight) for info, insight in pairs]
+        if output == "json":
+            print_json({"instances": documents, "next_cursor": following})
+        else:
+            for document in documents:
+                print_json_line(document)
+
+    run(body)
+
+
+def _print_footer(count: int, following: str | None, limit: int) -> None:
+    if not count:
+        note("none; 'perdure start NAME' starts one, 'perdure count' counts all")
+    elif following is not None:
+        note(f"{count} shown, more follow: --limit {limit * 5}, or --cursor {following}")
+
+
+@command(
+    "count",
+    short_help="Count instances.",
+    examples=[
+        "perdure count",
+        "perdure count --by status",
+        "perdure count status:failed created:<1d",
+    ],
+)
+@filter_options
+@click.option("--by", type=click.Choice(["status", "name"]), help="A line for each.")
+@output_option("table", "json")
+def count(by: str | None, output: str, **filters: Any) -> None:
+    """Count the instances that fit, all of them without a filter. QUERY as for list."""
+
+    async def body(session: Session) -> None:
+        selection = selection_of(filters, session.now_ms())
+        if by is None:
+            total = await selection.count(session.admin)
+            if output == "json":
+                print_json({"count": total})
+            else:
+                sys.stdout.write(f"{total}\n")
+            return
+        groups = await (_by_status if by == "status" else _by_name)(session, selection)
+        if output == "json":
+            print_json({"count": sum(groups.values()), f"by_{by}": groups})
+            return
+        rows = [[group, str(number)] for group, number in groups.items()]
+        print_table([Column(by.upper()), Column("COUNT", is_right=True)], rows)
+
+    run(body)
+
+
+async def _by_status(session: Session, selection: Selection) -> dict[str, int]:
+    import msgspec
+
+    from perdure.client.search import Selection
+
+    groups: dict[str, int] = {}
+    allowed = selection.query.statuses
+    for status in Status:
+        if allowed is not None and status not in allowed:
+            continue
+        query = msgspec.structs.replace(selection.query, statuses=frozenset({status}))
+        number = await Selection(query, selection.tests).count(session.admin)
+        # Between two executions an instance is alive, whatever the store calls the first one.
+        word = Status.RUNNING if status is Status.CONTINUED_AS_NEW else status
+        if number:
+            groups[word.value] = groups.get(word.value, 0) + number
+    return groups
+
+
+async def _by_name(session: Session, selection: Selection) -> dict[str, int]:
+    """Reads every instance that fits: stores keep no list of names."""
+    groups: dict[str, int] = {}
+    async for info in selection.instances(session.admin):
+        groups[info.name] = groups.get(info.name, 0) + 1
+    return dict(sorted(groups.items(), key=lambda group: (-group[1], group[0])))

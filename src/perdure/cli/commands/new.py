@@ -1,0 +1,49 @@
+"""``perdure new``: a small program to start from."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+from typing import Final
+
+import click
+
+from perdure.cli.command import command
+from perdure.cli.render import Cell, echo, glyph, note
+from perdure.errors import AlreadyExists, StoreUnavailable
+
+TEMPLATES: Final = {
+    "hello": "one orchestration, one activity",
+    "approval": "wait for a person, with a time limit",
+    "saga": "undo what was done when a later step fails",
+    "pipeline": "fan out over many items, a few at a time",
+    "agent": "a loop of model calls and tools that survives restarts",
+}
+
+
+@command(
+    "new",
+    store=False,
+    short_help="Write a small program to start from.",
+    examples=["perdure new", "perdure new saga orders.py", "perdure new --list"],
+)
+@click.argument("template", type=click.Choice(list(TEMPLATES)), default="hello")
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path), required=False)
+@click.option("--list", "is_list", is_flag=True, help="Show the templates.")
+def new(template: str, file: Path | None, is_list: bool) -> None:
+    """Write a small runnable program to FILE (default: TEMPLATE.py). Nothing is overwritten."""
+    if is_list:
+        for name, purpose in TEMPLATES.items():
+            echo(Cell(f"{name:<10}", "bold"), purpose)
+        return
+    target = file or Path(f"{template}.py")
+    source = resources.files("perdure.cli").joinpath("templates", f"{template}.py.txt")
+    try:
+        with target.open("x", encoding="utf-8") as opened:
+            opened.write(source.read_text(encoding="utf-8"))
+    except FileExistsError:
+        raise AlreadyExists(f"{str(target)!r} exists already; name another file") from None
+    except OSError as error:
+        raise StoreUnavailable("new", f"cannot write {str(target)!r}: {error.strerror}") from error
+    echo(Cell(f"{glyph('completed')} ", "green"), f"wrote {target}")
+    note(f"next: python {target} · perdure dev {target}")

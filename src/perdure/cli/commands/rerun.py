@@ -1,0 +1,132 @@
+"""``perdure rerun``: once more under another id, from the beginning or from an event."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from perdure.cli.command import command
+from perdure.cli.options import id_argument, module_option, output_option
+from perdure.cli.render import Cell, echo, glyph, note, print_json
+from perdure.cli.session import current_settings, run
+from perdure.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import msgspec
+
+    from perdure.cli.session import Session
+
+
+@command(
+    "rerun",
+    short_help="Run an instance once more under another id.",
+    examples=[
+        "perdure rerun o-1",
+        "perdure rerun o-1 --input '[\"o-1\", 900]' --id o-1-cheaper",
+        "perdure rerun o-1 --from-event 17",
+    ],
+)
+@id_argument()
+@click.option("--id", "new_id", metavar="ID", help="Id of the new instance. Default: made up.")
+@click.option("--input", "input_text", metavar="JSON", help="Other arguments; @file, or -.")
+@click.option("--version", metavar="V", help="That version instead of the latest.")
+@click.option(
+    "--from-event",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Keep the past up to the end of the turn of event N; see perdure history.",
+)
+@module_option()
+@output_option("table", "json", "ids")
+def rerun(
+    instance_id: str,
+    new_id: str | None,
+    input_text: str | None,
+    version: str | None,
+    from_event: int | None,
+    modules: tuple[str, ...],
+    output: str,
+) -> None:
+    """Run an instance once more as a new instance; the old one stays as it is.
+
+    With --from-event, steps that were open then are asked for again and everything later is
+    forgotten. Name the code with -m so that these steps get back their retries and time limits.
+    """
+    if from_event is not None and (input_text is not None or version is not None):
+        raise UsageError("--from-event keeps input and version: the past was made with them")
+
+    async def body(session: Session) -> None:
+        from perdure.client import rerun as rerunning
+
+        await session.info(instance_id)
+        chosen = rerunning.fresh_id(instance_id) if new_id is None else new_id
+        provider, admin = session.provider, session.admin
+        kept = 0
+        if from_event is None:
+            changed = _encoded(session, input_text)
+            await rerunning.rerun(
+                provider, admin, instance_id, chosen, input=changed, version=version
+            )
+        else:
+            kept = await rerunning.rerun_from_event(
+                provider,
+                admin,
+                instance_id,
+                chosen,
+                from_event,
+                clock=session.client.clock,
+                bounds=_bounds(current_settings().modules(modules)),
+            )
+        _print(instance_id, chosen, kept, output)
+
+    run(body)
+
+
+def _encoded(session: Session, text: str | None) -> msgspec.Raw | None:
+    from perdure.cli.inputs import read_arguments
+
+    if text is None:
+        return None
+    return session.client.codec.encode(read_arguments(text, "--input"), where="--input")
+
+
+def _bounds(modules: tuple[str, ...]) -> Callable[[str], dict[str, Any]] | None:
+    if not modules:
+        return None
+    from perdure.cli.modules import load_registry
+    from perdure.errors import NotRegistered
+
+    registry = load_registry(modules, "perdure rerun -m")
+
+    def bounds(name: str) -> dict[str, Any]:
+        try:
+            settings = registry.resolve_activity(name).settings
+        except NotRegistered:
+            return {}
+        return {
+            "retry": None if settings.retry is None else settings.retry.plan(),
+            "timeout_ms": settings.timeout_ms,
+            "heartbeat_ms": settings.heartbeat_ms,
+        }
+
+    return bounds
+
+
+def _print(old_id: str, new_id: str, kept: int, output: str) -> None:
+    if output == "ids":
+        sys.stdout.write(f"{new_id}\n")
+    elif output == "json":
+        print_json({"id": new_id, "rerun_of": old_id, "events_kept": kept})
+    else:
+        past = f", {kept} events kept" if kept else ""
+        echo(
+            Cell(f"{glyph('completed')} ", "green"),
+            f"rerun of {old_id} as ",
+            Cell(new_id, "bold"),
+            past,
+        )
+        note(f"next: perdure watch {new_id}")

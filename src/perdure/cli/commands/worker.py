@@ -1,0 +1,91 @@
+"""``perdure worker``: runs orchestrations and activities until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from perdure.cli.command import command
+from perdure.cli.options import duration_option
+from perdure.cli.session import current_settings
+
+if TYPE_CHECKING:
+    from perdure.runtime.options import RuntimeOptions
+
+
+@command(
+    "worker",
+    short_help="Run orchestrations and activities on the store.",
+    examples=[
+        "perdure worker shop.flows",
+        "perdure worker flows.py --store shop.db --slots 50",
+        "perdure worker shop.flows shop.mail --tag gpu --drain 1m",
+    ],
+)
+@click.argument("modules", metavar="[MODULE]...", nargs=-1)
+@click.option("--slots", type=click.IntRange(min=1), help="Activities that run at once.")
+@click.option("--threads", type=click.IntRange(min=1), help="Threads for sync activities.")
+@click.option("--tag", "tags", multiple=True, help="Also run activities with this tag.")
+@click.option("--only-tags", is_flag=True, help="With --tag: no untagged activities.")
+@click.option("--name", "worker_id", help="A stable name: sessions survive a restart.")
+@duration_option("--drain", "drain_ms", "Time to finish when stopped.")
+@duration_option(
+    "--lock",
+    "lock_ms",
+    "How long its work stays locked if this process dies; renewed while it lives.",
+)
+@click.option(
+    "--log",
+    "log_level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+)
+def worker(modules: tuple[str, ...], log_level: str, **options: Any) -> None:
+    """Run the handlers of the modules: shop.flows, flows.py, or shop.flows:HANDLERS.
+
+    SIGTERM or Ctrl-C drains: what runs may finish, nothing new is taken. Again: ends at once.
+    """
+    from perdure.cli.logs import start_logging
+    from perdure.cli.modules import load_handlers
+    from perdure.runtime.runtime import Runtime
+
+    settings = current_settings()
+    handlers = load_handlers(settings.modules(modules), "perdure worker")
+    start_logging(log_level)
+
+    async def serve() -> None:
+        await Runtime(settings.store(), handlers, options=_options(**options)).serve()
+
+    asyncio.run(serve())
+
+
+def _options(
+    *,
+    slots: int | None,
+    threads: int | None,
+    tags: tuple[str, ...],
+    only_tags: bool,
+    worker_id: str | None,
+    drain_ms: int | None,
+    lock_ms: int | None,
+) -> RuntimeOptions:
+    from perdure.errors import UsageError
+    from perdure.providers.items import TagFilter
+    from perdure.runtime.options import RuntimeOptions
+
+    given: dict[str, Any] = {"activity_slots": slots, "threads": threads, "worker_id": worker_id}
+    if drain_ms is not None:
+        given["drain_seconds"] = drain_ms / 1000
+    if lock_ms is not None:
+        given |= {
+            "orchestration_lock_seconds": lock_ms / 1000,
+            "activity_lock_seconds": lock_ms / 1000,
+        }
+    if only_tags and not tags:
+        raise UsageError("--only-tags needs at least one --tag")
+    if tags:
+        given["tags"] = TagFilter.only(*tags) if only_tags else TagFilter.default_and(*tags)
+    return RuntimeOptions(**{name: value for name, value in given.items() if value is not None})

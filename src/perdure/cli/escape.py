@@ -1,0 +1,50 @@
+"""Stored text on its way to a terminal: nothing in it may move the cursor or reorder the line."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+# C0 and C1 controls, DEL, line and paragraph separators, bidirectional controls, lone surrogates,
+# and marks without width that hide a difference between two ids.
+_DANGEROUS: Final = (
+    "\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    "\ud800-\udfff\U000e0000-\U000e007f"
+)
+_PATTERN: Final = re.compile(f"[{_DANGEROUS}]")
+_PATTERN_IN_BLOCK: Final = re.compile(f"(?![\n\t])[{_DANGEROUS}]")
+_SHORT: Final = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
+
+
+def clean(text: str) -> str:
+    """One line: control characters as they are written in Python."""
+    return text if text.isprintable() else _PATTERN.sub(_escaped, text)
+
+
+def clean_block(text: str) -> str:
+    """Several lines, as a traceback: newlines and tabs stay."""
+    return _PATTERN_IN_BLOCK.sub(_escaped, text)
+
+
+def clean_json(text: str) -> str:
+    """JSON stays the same JSON: what is dangerous occurs inside of its strings only."""
+    return _PATTERN_IN_BLOCK.sub(_json_escaped, text)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    character = match.group()
+    short = _SHORT.get(character)
+    if short is not None:
+        return short
+    code = ord(character)
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def _json_escaped(match: re.Match[str]) -> str:
+    code = ord(match.group())
+    if code < 0x10000:
+        return f"\\u{code:04x}"
+    code -= 0x10000
+    return f"\\u{0xD800 + (code >> 10):04x}\\u{0xDC00 + (code & 0x3FF):04x}"

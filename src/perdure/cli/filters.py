@@ -1,0 +1,55 @@
+"""The filters of list, count and the bulk commands, as options and as a query."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+import msgspec
+
+from perdure.client.durations import parse_moment_ms
+from perdure.client.search import Selection, parse_search
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+F = TypeVar("F", bound="Callable[..., Any]")
+
+_OPTIONS = (
+    click.argument("words", metavar="[QUERY]...", nargs=-1),
+    click.option("--query", metavar="QUERY", help="The same as the argument."),
+    click.option("--status", metavar="S,...", help="running, failed, blocked, open, ended, ..."),
+    click.option("--name", metavar="NAME", help="Of the orchestration; order* fits several."),
+    click.option("--search", metavar="TEXT", help="Occurs in id, name, output or custom status."),
+    click.option("--since", metavar="WHEN", help="Started within: 1h, 7d, or after a date."),
+    click.option("--until", metavar="WHEN", help="Started before: 1h ago, 7d ago, or a date."),
+    click.option("--parent", metavar="ID", help="Children of that instance; none: no children."),
+)
+
+
+def filter_options(function: F) -> F:
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+def selection_of(filters: Mapping[str, Any], now_ms: int) -> Selection:
+    """What the options of ``filter_options`` mean together."""
+    words = [shlex.quote(word) if " " in word else word for word in filters["words"]]
+    words += [filters["query"]] if filters["query"] else []
+    for qualifier, option in (
+        ("status", "status"),
+        ("name", "name"),
+        ("text", "search"),
+        ("parent", "parent"),
+    ):
+        if filters[option]:
+            words.append(shlex.quote(f"{qualifier}:{filters[option]}"))
+    selection = parse_search(" ".join(words), now_ms)
+    bounds = {
+        field: parse_moment_ms(filters[option], now_ms)
+        for option, field in (("since", "created_after_ms"), ("until", "created_before_ms"))
+        if filters[option]
+    }
+    return Selection(msgspec.structs.replace(selection.query, **bounds), selection.tests)

@@ -1,0 +1,185 @@
+"""What doctor looks at: each check gives findings, and none of them stops the others."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import stat
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+from perdure.cli.exits import line_of
+from perdure.cli.settings import local_path, shown_store, without_password
+from perdure.errors import PerdureError
+from perdure.version import VERSION
+
+if TYPE_CHECKING:
+    from perdure.cli.session import Session
+    from perdure.cli.settings import Settings
+
+Level: TypeAlias = Literal["ok", "warn", "bad"]
+
+_SQLITE_MIN: Final = (3, 51, 3)
+_FREE_BYTES_MIN: Final = 1_000_000_000
+_STALE_MS: Final = 60_000
+_SKEW_MS: Final = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    level: Level
+    subject: str
+    text: str
+    advice: str = ""
+
+    def document(self) -> dict[str, str]:
+        return asdict(self)
+
+
+async def examine(settings: Settings) -> list[Finding]:
+    findings = [_python(), *_sqlite()]
+    try:
+        url = settings.store()
+        path = local_path(url)
+        if path is not None:
+            findings += _place(settings.directory / path)
+        if path is None or (settings.directory / path).exists():
+            findings += await _store(settings, url)
+    except (PerdureError, OSError) as error:
+        shown = settings.store_flag or settings.environ.get("PERDURE_STORE") or ""
+        findings.append(Finding("bad", "store", without_password(line_of(error), shown)))
+    return findings
+
+
+def _python() -> Finding:
+    text = f"perdure {VERSION}, Python {platform.python_version()} on {platform.system()}"
+    return Finding("ok", "python", text)
+
+
+def _sqlite() -> list[Finding]:
+    import apsw
+
+    version = apsw.sqlite_lib_version()
+    if tuple(map(int, version.split("."))) < _SQLITE_MIN:
+        advice = "versions before 3.51.3 can lose commits: pip install --upgrade apsw"
+        return [Finding("bad", "sqlite", f"SQLite {version}", advice)]
+    return [Finding("ok", "sqlite", f"SQLite {version} (apsw {apsw.apsw_version()})")]
+
+
+def _place(path: Path) -> list[Finding]:
+    """The file or directory of a local store: is it there, private, on a fit disk with room."""
+    if not path.exists():
+        parent = path.absolute().parent
+        if not os.access(parent, os.W_OK | os.X_OK):
+            return [Finding("bad", "place", f"{parent} cannot be written", "choose another place")]
+        advice = "'perdure start' or 'perdure worker' creates it"
+        return [Finding("warn", "place", f"there is no store at {path} yet", advice)]
+    return [_permissions(path), _file_system(path), _room(path)]
+
+
+def _permissions(path: Path) -> Finding:
+    status = path.stat()
+    mode = stat.S_IMODE(status.st_mode)
+    shown = f"{path} has mode {mode:04o}"
+    if not os.access(path, os.R_OK | os.W_OK):
+        return Finding("bad", "permissions", shown, "this user can not read and write it")
+    if status.st_uid != os.geteuid():
+        advice = f"it belongs to user {status.st_uid}, not to you ({os.geteuid()})"
+        return Finding("warn", "permissions", shown, advice)
+    if mode & 0o077:
+        advice = f"others can read it: chmod {'700' if path.is_dir() else '600'} {path}"
+        return Finding("warn", "permissions", shown, advice)
+    return Finding("ok", "permissions", shown)
+
+
+def _file_system(path: Path) -> Finding:
+    from perdure.providers.sqlite.place import NETWORK_FILE_SYSTEMS, find_file_system
+
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return Finding("ok", "file system", "this system does not tell its type")
+    kind = find_file_system(str(path.resolve()), mounts) or "unknown"
+    if kind in NETWORK_FILE_SYSTEMS:
+        return Finding(
+            "bad", "file system", kind, "a network file system loses data: use a local disk"
+        )
+    if kind in {"tmpfs", "ramfs"}:
+        return Finding("warn", "file system", kind, "it is gone after a restart of the machine")
+    return Finding("ok", "file system", kind)
+
+
+def _room(path: Path) -> Finding:
+    free = shutil.disk_usage(path).free
+    text = f"{free / 1e9:.1f} GB free"
+    if free < _FREE_BYTES_MIN:
+        return Finding("warn", "disk", text, "a full disk stops every instance")
+    return Finding("ok", "disk", text)
+
+
+async def _store(settings: Settings, url: str) -> list[Finding]:
+    from perdure.cli.session import open_session
+
+    async def body(session: Session) -> list[Finding]:
+        info = await session.admin.get_store_info()
+        details = ", ".join(f"{key} {value}" for key, value in info.details.items())
+        text = f"{shown_store(info.location)}: {info.provider}, schema {info.schema_version}"
+        return [
+            Finding("ok", "store", f"{text}{f', {details}' if details else ''}"),
+            await _clock(session),
+            *await _queues(session),
+            *await _attention(session),
+        ]
+
+    return await open_session(body, settings, url)
+
+
+async def _clock(session: Session) -> Finding:
+    """A stored time in the future: the clock went back, or another machine's runs ahead."""
+    page = await session.admin.list_instances(None, limit=100)
+    newest_ms = max((info.updated_at_ms for info in page.instances), default=0)
+    ahead_ms = newest_ms - session.now_ms()
+    if ahead_ms > _SKEW_MS:
+        advice = "the clock went back or differs between machines: timers and locks follow it"
+        return Finding(
+            "bad", "clock", f"the newest change lies {ahead_ms / 1000:.0f} s ahead", advice
+        )
+    return Finding("ok", "clock", "no stored time lies in the future")
+
+
+async def _queues(session: Session) -> list[Finding]:
+    depths = await session.admin.get_queue_depths()
+    workers = await session.admin.list_workers()
+    findings: list[Finding] = []
+    advice = "" if workers else "no worker is running: perdure worker MODULE"
+    for name, queue in (("turns", depths.orchestrator), ("activities", depths.worker)):
+        text = f"{queue.visible} ready, {queue.locked} locked, {queue.delayed} later"
+        age_ms = queue.oldest_visible_age_ms or 0
+        is_stale = bool(queue.visible) and age_ms > _STALE_MS
+        if is_stale:
+            text += f"; the oldest waits for {age_ms // 1000} s"
+            more = advice or "no running worker takes it: look at perdure workers"
+            findings.append(Finding("warn", name, text, more))
+        else:
+            findings.append(Finding("ok", name, text))
+    busy = depths.orchestrator.visible + depths.worker.visible
+    level: Level = "warn" if busy and not workers else "ok"
+    findings.append(Finding(level, "workers", f"{len(workers)} running", advice if busy else ""))
+    if depths.dead_letters:
+        advice = "messages for instances that never came: look at them in Python, client.admin"
+        findings.append(Finding("warn", "dead letters", str(depths.dead_letters), advice))
+    return findings
+
+
+async def _attention(session: Session) -> list[Finding]:
+    from perdure.model.status import Status
+    from perdure.providers.items import InstanceQuery
+
+    query = InstanceQuery(statuses=frozenset({Status.BLOCKED}))
+    number: Any = await session.admin.count_instances(query)
+    if number:
+        advice = "perdure list --status blocked says why"
+        return [Finding("warn", "blocked", f"{number} instances are Blocked", advice)]
+    return [Finding("ok", "blocked", "no instance is Blocked")]

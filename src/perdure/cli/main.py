@@ -1,0 +1,166 @@
+"""The entry point: finds the command, runs it, and turns every error into a line and a code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from perdure.cli.command import LazyGroup, store_option, traceback_option
+from perdure.cli.escape import clean
+from perdure.cli.exits import Exit, code_of, is_expected, line_of
+from perdure.cli.settings import Settings, without_password
+from perdure.version import VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_HERE = "perdure.cli.commands"
+
+SECTIONS = {
+    "Run": {
+        "dev": (f"{_HERE}.dev:dev", "Run a worker and restart it when the code changes."),
+        "worker": (f"{_HERE}.worker:worker", "Run orchestrations and activities on the store."),
+        "new": (f"{_HERE}.new:new", "Write a small program to start from."),
+        "start": (f"{_HERE}.start:start", "Start an instance of an orchestration."),
+    },
+    "Look": {
+        "list": (f"{_HERE}.listing:list_command", "List instances, newest first. Short: ls."),
+        "count": (f"{_HERE}.listing:count", "Count instances."),
+        "show": (f"{_HERE}.show:show", "Say what an instance is doing, and show its steps."),
+        "history": (f"{_HERE}.history:history", "Print the events of an instance."),
+        "tree": (f"{_HERE}.tree:tree", "Show an instance with its children."),
+        "stack": (f"{_HERE}.stack:stack", "Show the line where each branch of the code waits."),
+        "result": (f"{_HERE}.result:result", "Wait for the end of an instance, print its result."),
+        "watch": (f"{_HERE}.watch:watch", "Follow one instance, or the whole store, live."),
+        "workers": (f"{_HERE}.workers:workers", "List the workers that serve the store."),
+    },
+    "Act": {
+        "send": (f"{_HERE}.send:send", "Send an event or a message to an instance."),
+        "cancel": (f"{_HERE}.control:cancel", "Ask instances to stop and clean up."),
+        "terminate": (
+            f"{_HERE}.control:terminate",
+            "End instances now, without running their code.",
+        ),
+        "pause": (f"{_HERE}.control:pause", "Let no further turn of instances run."),
+        "resume": (f"{_HERE}.control:resume", "Let paused instances go on."),
+        "retry": (f"{_HERE}.control:retry", "Let blocked or failed instances try again."),
+        "rerun": (f"{_HERE}.rerun:rerun", "Run an instance once more under another id."),
+        "purge": (f"{_HERE}.purge:purge", "Delete instances that have ended."),
+    },
+    "Check and move": {
+        "replay": (f"{_HERE}.replay:replay", "Replay histories against today's code."),
+        "diff": (f"{_HERE}.diff:diff", "Compare the steps of two instances."),
+        "export": (f"{_HERE}.moving:export", "Write instances to a file."),
+        "import": (f"{_HERE}.moving:import_command", "Read instances from a file."),
+        "db": (f"{_HERE}.db:db", "Look after the store: info, check, backup, copy, prune."),
+        "doctor": (f"{_HERE}.doctor:doctor", "Check the machine, the store and its surroundings."),
+        "completion": (f"{_HERE}.completion:completion", "Print the completion script of a shell."),
+    },
+}
+
+
+class Root(LazyGroup):
+    """Runs commands with our own errors and codes instead of click's."""
+
+    def main(self, args: Sequence[str] | None = None, *_ignored: Any, **extra: Any) -> NoReturn:
+        settings = Settings()
+        prog_name = extra.get("prog_name") or "perdure"
+        try:
+            code = self._run(args, prog_name, settings, extra)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            _close_output()
+            code = Exit.PIPE_CLOSED
+        sys.exit(code)
+
+    def _run(
+        self,
+        args: Sequence[str] | None,
+        prog_name: str,
+        settings: Settings,
+        extra: dict[str, Any],
+    ) -> int:
+        _tolerate_encoding()
+        known = {
+            name: extra[name] for name in ("complete_var", "windows_expand_args") if name in extra
+        }
+        try:
+            outcome = super().main(
+                args=args, prog_name=prog_name, standalone_mode=False, obj=settings, **known
+            )
+        except BrokenPipeError:
+            raise
+        except click.Abort:
+            return Exit.INTERRUPTED
+        except KeyboardInterrupt:
+            return Exit.INTERRUPTED
+        except click.ClickException as error:
+            return _usage(error)
+        except Exception as error:
+            if settings.traceback:
+                raise
+            return _report(error, settings)
+        return outcome if isinstance(outcome, int) else Exit.OK
+
+
+def _usage(error: click.ClickException) -> int:
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        sys.stdout.write(error.message + "\n")
+        return Exit.OK
+    hint = ""
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        hint = f" (see {error.ctx.command_path} --help)"
+    message = clean(error.format_message().rstrip("."))
+    sys.stderr.write(f"perdure: {message}{hint}\n")
+    return Exit.USAGE if isinstance(error, click.UsageError) else Exit.ERROR
+
+
+def _report(error: Exception, settings: Settings) -> int:
+    text = line_of(error)
+    if not is_expected(error):
+        text = (
+            f"{type(error).__name__}: {text}. This is a defect of perdure: please report it with "
+            "the output of the same command and --traceback"
+        )
+    store = settings.store_flag or settings.environ.get("PERDURE_STORE") or ""
+    sys.stderr.write(f"perdure: {clean(without_password(text, store))}\n")
+    return code_of(error)
+
+
+def _tolerate_encoding() -> None:
+    """A terminal that cannot show a character gets its escape, not an exception."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="backslashreplace")
+
+
+def _close_output() -> None:
+    """Nobody reads any more: keep the interpreter from complaining when it flushes at its end."""
+    sink = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(sink, sys.stdout.fileno())
+    except (OSError, ValueError):
+        return
+
+
+root = Root(
+    "perdure",
+    sections=SECTIONS,
+    aliases={"ls": "list"},
+    help="Durable async functions: run them, look at them, act on them.\n\n"
+    "Exit codes: 0 ok, 1 error, 2 wrong usage, 3 not found, 4 the instance failed, 5 timed out, "
+    "6 conflict or refused, 130 interrupted.",
+    no_args_is_help=True,
+    params=[store_option(), traceback_option()],
+)
+click.version_option(VERSION, "--version", prog_name="perdure", message="%(prog)s %(version)s")(
+    root
+)
+
+
+def main() -> None:
+    root.main()

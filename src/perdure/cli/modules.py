@@ -1,0 +1,118 @@
+"""The user's code by name: imports modules and files, and finds the handlers in them."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from perdure.authoring.definitions import Activity, Orchestration
+from perdure.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from perdure.authoring.registry import Handler, Registry
+
+
+def load_registry(names: Sequence[str], command: str) -> Registry:
+    from perdure.authoring.registry import Registry
+
+    return Registry(load_handlers(names, command))
+
+
+def load_handlers(names: Sequence[str], command: str) -> list[Handler | ModuleType]:
+    """Everything that the names stand for; a name is ``a.b``, ``path/file.py`` or ``a.b:NAME``."""
+    if not names:
+        raise UsageError(
+            f"name the module with your orchestrations: {command} shop.flows; or set module in "
+            "pyproject.toml [tool.perdure], or $PERDURE_MODULE"
+        )
+    # As with python -m: what lies in the working directory can be imported.
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    found: list[Handler | ModuleType] = []
+    for name in names:
+        found += _handlers(name)
+    return found
+
+
+def _handlers(name: str) -> list[Handler | ModuleType]:
+    place, colon, attribute = name.partition(":")
+    module = _load(place)
+    if not colon:
+        return [module]
+    value: Any = module
+    for part in attribute.split("."):
+        try:
+            value = getattr(value, part)
+        except AttributeError:
+            raise UsageError(
+                f"{place} has no {attribute!r}; name a list of handlers in it"
+            ) from None
+    if callable(value) and not isinstance(value, (Activity, Orchestration)):
+        value = value()
+    return _listed(value, name)
+
+
+def _listed(value: Any, name: str) -> list[Handler | ModuleType]:
+    if isinstance(value, (Activity, Orchestration, ModuleType)):
+        return [value]
+    registry = getattr(value, "handlers", value)
+    try:
+        members: Iterable[Any] = iter(registry)
+    except TypeError:
+        raise UsageError(
+            f"{name} is {type(value).__name__}; name a handler, a module, or a list of them"
+        ) from None
+    return list(members)
+
+
+def _load(place: str) -> ModuleType:
+    try:
+        if place.endswith(".py"):
+            return _load_file(Path(place))
+        return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (place == error.name or place.startswith(f"{error.name}.")):
+            raise UsageError(
+                f"there is no module {place!r} here; run in the folder that holds it, or name a "
+                "file: flows.py"
+            ) from None
+        raise _broken(place, error) from error
+    except UsageError:
+        raise
+    except Exception as error:
+        raise _broken(place, error) from error
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise UsageError(f"there is no file {str(path)!r}")
+    # A file of a package is that package's module: its name decides how sites are written.
+    folder, parts = path.resolve().parent, [path.stem]
+    while (folder / "__init__.py").is_file():
+        parts.insert(0, folder.name)
+        folder = folder.parent
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    module = importlib.import_module(".".join(parts))
+    loaded_from = Path(getattr(module, "__file__", "") or "").resolve()
+    if loaded_from != path.resolve():
+        raise UsageError(
+            f"{str(path)!r} has the name of another module, {str(loaded_from)!r}; rename it"
+        )
+    return module
+
+
+def _broken(place: str, error: Exception) -> UsageError:
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame)]
+    at = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    return UsageError(f"importing {place} failed{at}: {type(error).__name__}: {error}")
+
+
+def _is_users(frame: traceback.FrameSummary) -> bool:
+    return not frame.filename.startswith("<frozen") and frame.filename != __file__

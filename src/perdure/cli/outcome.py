@@ -1,0 +1,35 @@
+"""How an instance ended, for the commands that wait for it: its output, or why there is none."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from perdure.cli.documents import instance_document, raw
+from perdure.cli.escape import clean_block
+from perdure.cli.exits import Exit
+from perdure.cli.render import json_text, print_json, print_json_line, warn
+from perdure.client.view import failure_of
+from perdure.model.status import Status
+
+if TYPE_CHECKING:
+    from perdure.providers.items import InstanceInfo
+
+
+def print_outcome(info: InstanceInfo, output: str) -> Exit:
+    """The result on standard output; a failure on standard error, and its exit code."""
+    if output == "json":
+        print_json(instance_document(info))
+    elif output == "jsonl":
+        print_json_line(instance_document(info))
+    elif info.status is Status.COMPLETED:
+        sys.stdout.write(json_text(raw(info.output or "null"), indent=2) + "\n")
+    if info.status is Status.COMPLETED:
+        return Exit.OK
+    if output == "table":
+        failure = failure_of(info)
+        said = "" if failure is None or not str(failure) else f": {failure}"
+        warn(f"{info.name} {info.instance_id} {info.status.lower()}{said}")
+        if failure is not None and failure.traceback:
+            sys.stderr.write(clean_block(failure.traceback.rstrip()) + "\n")
+    return Exit.FAILED

@@ -1,0 +1,228 @@
+"""Output: JSON for programs, aligned plain text for pipes, colour and tables for terminals."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
+
+from perdure.cli.escape import clean, clean_json
+from perdure.model.status import Status
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from rich.console import Console, RenderableType
+    from rich.text import Text
+
+Format: TypeAlias = Literal["table", "json", "jsonl", "ids"]
+
+_STYLES: Final = {
+    Status.PENDING: "dim",
+    Status.RUNNING: "cyan",
+    Status.SUSPENDED: "yellow",
+    Status.BLOCKED: "bold magenta",
+    Status.COMPLETED: "green",
+    Status.FAILED: "bold red",
+    Status.CANCELLED: "yellow",
+    Status.TERMINATED: "red",
+    Status.CONTINUED_AS_NEW: "cyan",
+}
+_GLYPHS: Final = {
+    "pending": "·",
+    "running": "▷",
+    "retrying": "↻",
+    "waiting": "◷",
+    "sleeping": "◷",
+    "paused": "‖",
+    "suspended": "‖",
+    "blocked": "■",
+    "completed": "✓",
+    "continuedasnew": "»",
+    "failed": "✗",
+    "cancelled": "⊘",
+    "terminated": "⊘",
+    "done": "✓",
+    "open": "▷",
+    "dropped": "-",
+}
+_ASCII: Final = {"✓": "+", "✗": "x", "▷": ">", "↻": "~", "◷": "o", "■": "#", "‖": "=", "»": ">"}
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A text with its colour; the text is escaped when it is shown."""
+
+    text: str
+    style: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    title: str
+    is_right: bool = False
+    is_flexible: bool = False
+    """Takes what is left of a terminal's width and is cut there; at most one per table."""
+    width_min: int = 0
+    """Left out on a terminal narrower than this."""
+
+
+class StepCells(Protocol):
+    """A step that knows its three cells."""
+
+    def cells(self) -> Sequence[str | Cell]: ...
+
+
+def status_style(status: Status) -> str:
+    return _STYLES[status]
+
+
+def glyph(word: str) -> str:
+    """The sign of a status or state, in what the terminal can show."""
+    sign = _GLYPHS.get(word.lower(), "·")
+    encoding = (sys.stdout.encoding or "ascii").lower()
+    return sign if encoding.startswith("utf") else _ASCII.get(sign, "-")
+
+
+def is_terminal() -> bool:
+    return sys.stdout.isatty()
+
+
+def terminal_width() -> int:
+    """Columns of the terminal; wide enough for anything when there is none."""
+    if not is_terminal():
+        return 10_000
+    return console().width
+
+
+def console() -> Console:
+    """The terminal, for live views and tables. Follows NO_COLOR and TERM."""
+    from rich.console import Console
+
+    return Console(
+        file=sys.stdout,
+        soft_wrap=False,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        no_color=True if os.environ.get("NO_COLOR") else None,
+    )
+
+
+def text_of(cell: str | Cell) -> Text:
+    from rich.text import Text
+
+    if isinstance(cell, str):
+        return Text(clean(cell))
+    return Text(clean(cell.text), style=cell.style)
+
+
+def echo(*parts: str | Cell) -> None:
+    """One line, coloured on a terminal."""
+    if not is_terminal():
+        sys.stdout.write("".join(clean(_plain(part)) for part in parts) + "\n")
+        return
+    from rich.text import Text
+
+    line = Text()
+    for part in parts:
+        line.append_text(text_of(part))
+    console().print(line, soft_wrap=True)
+
+
+def note(text: str) -> None:
+    """A remark to the person at the terminal; programs and pipes are spared."""
+    if is_terminal():
+        echo(Cell(text, "dim"))
+
+
+def warn(text: str) -> None:
+    """A remark that must not be lost, beside the output."""
+    sys.stderr.write(f"perdure: {clean(text)}\n")
+
+
+def print_table(columns: Sequence[Column], rows: Iterable[Sequence[str | Cell]]) -> None:
+    if not is_terminal():
+        _print_plain([column.title for column in columns], [list(map(_plain, row)) for row in rows])
+        return
+    console().print(table_of(columns, rows))
+
+
+def table_of(columns: Sequence[Column], rows: Iterable[Sequence[str | Cell]]) -> RenderableType:
+    """For a terminal: columns that do not fit are left out, the flexible one is cut."""
+    from rich.table import Table
+
+    width = terminal_width()
+    shown = [place for place, column in enumerate(columns) if column.width_min <= width]
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    for place in shown:
+        column = columns[place]
+        table.add_column(
+            column.title,
+            justify="right" if column.is_right else "left",
+            no_wrap=True,
+            overflow="ellipsis",
+            ratio=1 if column.is_flexible else None,
+        )
+    table.expand = any(columns[place].is_flexible for place in shown)
+    for row in rows:
+        table.add_row(*(text_of(row[place]) for place in shown))
+    return table
+
+
+def _print_plain(titles: list[str], rows: list[list[str]]) -> None:
+    lines = [titles, *([clean(cell) for cell in row] for row in rows)]
+    widths = [max(len(line[place]) for line in lines) for place in range(len(titles))]
+    for line in lines:
+        padded = "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        sys.stdout.write(padded.rstrip() + "\n")
+
+
+def print_steps(lines: Iterable[StepCells]) -> None:
+    """Lines of call, time taken and outcome: the call is shown whole as far as that goes."""
+    rows = [line.cells() for line in lines]
+    if not is_terminal():
+        for call, took, outcome in rows:
+            line = (
+                f"  {clean(_plain(call)):<40}  {clean(_plain(took)):>8}  {clean(_plain(outcome))}"
+            )
+            sys.stdout.write(line.rstrip() + "\n")
+        return
+    screen = console()
+    screen.print(steps_table(rows, screen.width))
+
+
+def steps_table(rows: Iterable[Sequence[str | Cell]], width: int) -> RenderableType:
+    from rich.padding import Padding
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False, expand=True)
+    table.add_column(no_wrap=True, overflow="ellipsis", max_width=max(30, width * 11 // 20))
+    table.add_column(no_wrap=True, justify="right")
+    table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
+    for row in rows:
+        table.add_row(*map(text_of, row))
+    return Padding(table, (0, 0, 0, 2))
+
+
+def _plain(cell: str | Cell) -> str:
+    return cell if isinstance(cell, str) else cell.text
+
+
+def json_text(value: Any, *, indent: int | None = None) -> str:
+    """JSON that is safe to look at. Takes msgspec structs and raw JSON inside of the value."""
+    import msgspec
+
+    data = msgspec.json.encode(value)
+    if indent is not None:
+        data = msgspec.json.format(data, indent=indent)
+    return clean_json(data.decode())
+
+
+def print_json(value: Any) -> None:
+    sys.stdout.write(json_text(value, indent=2) + "\n")
+
+
+def print_json_line(value: Any) -> None:
+    sys.stdout.write(json_text(value) + "\n")

@@ -1,0 +1,117 @@
+"""A command's open store: the client, and lookups that suggest near matches."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+from perdure.cli.settings import local_path, shown_store
+from perdure.errors import NotFound, NotSupported, UsageError
+from perdure.limits import check_id
+from perdure.providers.items import InstanceQuery
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from perdure.cli.settings import Settings
+    from perdure.client.client import Client
+    from perdure.providers.contract import Provider, ProviderAdmin
+    from perdure.providers.items import InstanceInfo
+
+T = TypeVar("T")
+
+_NEAR_SAMPLE = 200
+
+
+class Session:
+    """What a command works with while the store is open."""
+
+    def __init__(self, client: Client, settings: Settings, url: str) -> None:
+        self.client = client
+        self.settings = settings
+        self.url = url
+
+    @property
+    def provider(self) -> Provider:
+        return self.client.provider
+
+    @property
+    def admin(self) -> ProviderAdmin:
+        admin = self.provider.admin()
+        if admin is None:
+            raise NotSupported(
+                "admin", f"the provider {self.provider.name!r} has no administration"
+            )
+        return admin
+
+    def now_ms(self) -> int:
+        return self.client.clock.now_ms()
+
+    async def info(self, instance_id: str) -> InstanceInfo:
+        """The instance, or NotFound with ids that look alike."""
+        check_id(instance_id, "id")
+        try:
+            return await self.admin.get_instance_info(instance_id)
+        except NotFound:
+            raise await self.unknown(instance_id) from None
+
+    async def unknown(self, instance_id: str) -> NotFound:
+        near = await self._near(instance_id)
+        meant = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+        look = "" if near else "; 'perdure list' shows what there is"
+        return NotFound(
+            f"there is no instance {instance_id!r} in {shown_store(self.url)}{meant}{look}"
+        )
+
+    async def _near(self, instance_id: str) -> list[str]:
+        """Among ids that begin alike and the newest ones: a search that a big store can afford."""
+        candidates: dict[str, None] = {}
+        for length in {len(instance_id), max(1, len(instance_id) * 2 // 3), 3}:
+            query = InstanceQuery(id_prefix=instance_id[:length])
+            page = await self.admin.list_instances(query, limit=_NEAR_SAMPLE)
+            candidates |= dict.fromkeys(info.instance_id for info in page.instances)
+        page = await self.admin.list_instances(None, limit=_NEAR_SAMPLE)
+        candidates |= dict.fromkeys(info.instance_id for info in page.instances)
+        longer = [found for found in candidates if found.startswith(instance_id)]
+        if longer:
+            return longer[:3]
+        by_case = {found.casefold(): found for found in candidates}
+        near = difflib.get_close_matches(instance_id.casefold(), by_case, n=3)
+        return [by_case[found] for found in near]
+
+
+def settings_of(context: click.Context) -> Settings:
+    settings: Settings = context.find_root().obj
+    return settings
+
+
+def current_settings() -> Settings:
+    return settings_of(click.get_current_context())
+
+
+def run(body: Callable[[Session], Awaitable[T]], *, creates: bool = False) -> T:
+    """Open the store that the settings name, run the body, close the store.
+
+    A command that only looks must not leave an empty store behind: ``creates`` allows that.
+    """
+    settings = current_settings()
+    url = settings.store() if creates else settings.existing_store()
+    return asyncio.run(open_session(body, settings, url))
+
+
+async def open_session(body: Callable[[Session], Awaitable[T]], settings: Settings, url: str) -> T:
+    from perdure.client.client import Client
+
+    _refuse_forgetful(url)
+    async with Client(url) as client:
+        return await body(Session(client, settings, url))
+
+
+def _refuse_forgetful(url: str) -> None:
+    if local_path(url) is None and url.startswith("memory:"):
+        raise UsageError(
+            "a memory: store is gone with its process; name a file, e.g. --store shop.db"
+        )

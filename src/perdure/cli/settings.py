@@ -1,0 +1,126 @@
+"""Where a command works: the store and the code, from flags, environment and pyproject.toml."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, cast
+from urllib.parse import urlsplit
+
+from perdure.errors import NotFound, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+DEFAULT_STORE: Final = "perdure.db"
+
+
+@dataclass
+class Settings:
+    """What holds for one invocation; commands read it, the option callbacks fill it."""
+
+    environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    directory: Path = field(default_factory=Path.cwd)
+    store_flag: str | None = None
+    traceback: bool = False
+
+    @cached_property
+    def project(self) -> tuple[Path, Mapping[str, Any]]:
+        """The nearest pyproject.toml upwards that has [tool.perdure]: its folder and that table."""
+        for folder in (self.directory, *self.directory.parents):
+            file = folder / "pyproject.toml"
+            if file.is_file():
+                table = _perdure_table(file)
+                if table is not None:
+                    return folder, table
+        return self.directory, {}
+
+    def store(self) -> str:
+        """The store's URL or path; flag, then environment, then project, then the default."""
+        chosen = self.store_flag if self.store_flag is not None else self._environment_store()
+        if chosen is not None:
+            if not chosen.strip():
+                raise UsageError("the store is empty; name a file, e.g. --store shop.db")
+            return chosen
+        folder, table = self.project
+        written = table.get("store")
+        if written is None:
+            return DEFAULT_STORE
+        if not isinstance(written, str) or not written:
+            raise UsageError(f"[tool.perdure] store in {folder}/pyproject.toml must be a text")
+        return _beside(folder, written)
+
+    def modules(self, given: tuple[str, ...]) -> tuple[str, ...]:
+        """Where the user's code is: as given, or $PERDURE_MODULE, or the project's ``module``."""
+        if given:
+            return given
+        if self.environ.get("PERDURE_MODULE"):
+            return tuple(self.environ["PERDURE_MODULE"].split(","))
+        folder, table = self.project
+        written = table.get("module", ())
+        listed = [written] if isinstance(written, str) else list(written)
+        if not all(isinstance(name, str) for name in listed):
+            raise UsageError(
+                f"[tool.perdure] module in {folder}/pyproject.toml must be a text or list of them"
+            )
+        return tuple(listed)
+
+    def existing_store(self) -> str:
+        """As ``store``, for commands that must not create one: a local path has to be there."""
+        url = self.store()
+        path = local_path(url)
+        if path is not None and not (self.directory / path).exists():
+            raise NotFound(
+                f"there is no store at {shown_store(url)}; name it with --store or $PERDURE_STORE, "
+                "or let 'perdure start' or 'perdure worker' create one"
+            )
+        return url
+
+    def _environment_store(self) -> str | None:
+        return self.environ.get("PERDURE_STORE") or None
+
+
+def local_path(url: str) -> str | None:
+    """The file or directory of a local store; None for servers, memory and foreign schemes."""
+    scheme = urlsplit(url).scheme if ":" in url else ""
+    if len(scheme) <= 1:
+        return url
+    if scheme in {"sqlite", "file"}:
+        rest = url.removeprefix(f"{scheme}:")
+        return rest.removeprefix("///") if rest.startswith("///") else rest
+    return None
+
+
+def shown_store(url: str) -> str:
+    """The store's name without its password."""
+    parts = urlsplit(url) if "://" in url else None
+    if parts is None or parts.password is None:
+        return url
+    return url.replace(f":{parts.password}@", ":***@", 1)
+
+
+def without_password(text: str, url: str) -> str:
+    """An error text of a driver may quote its connection string."""
+    password = urlsplit(url).password if "://" in url else None
+    return text.replace(password, "***") if password else text
+
+
+def _beside(folder: Path, written: str) -> str:
+    """A relative path in a project file is relative to that file."""
+    path = local_path(written)
+    if path is None or Path(path).is_absolute():
+        return written
+    return written[: len(written) - len(path)] + os.path.relpath(folder / path)
+
+
+def _perdure_table(file: Path) -> Mapping[str, Any] | None:
+    import tomllib
+
+    try:
+        document = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{file} cannot be read: {error}") from error
+    table: Any = document.get("tool", {}).get("perdure")
+    return cast("dict[str, Any]", table) if isinstance(table, dict) else None

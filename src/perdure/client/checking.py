@@ -1,0 +1,83 @@
+"""Reading a store instance by instance for damage: what cannot be decoded, what does not add up."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from perdure.errors import NotFound, PerdureError
+from perdure.limits import PAGE_ITEMS_MAX
+from perdure.model import events, wire
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from perdure.providers.contract import Provider, ProviderAdmin
+    from perdure.providers.items import InstanceInfo
+
+_QUEUE_LIMIT = 100_000
+
+
+class Damage(msgspec.Struct, frozen=True, kw_only=True):
+    instance_id: str
+    message: str
+
+
+async def check_instances(provider: Provider, admin: ProviderAdmin) -> AsyncIterator[Damage | None]:
+    """One None for each instance that was read, after its damages."""
+    cursor: str | None = None
+    while True:
+        page = await admin.list_instances(None, cursor=cursor, limit=PAGE_ITEMS_MAX)
+        for info in page.instances:
+            try:
+                messages = await _damages(provider, admin, info)
+            except NotFound:
+                continue  # deleted while we read
+            for message in messages:
+                yield Damage(instance_id=info.instance_id, message=message)
+            yield None
+        if (cursor := page.next_cursor) is None:
+            return
+
+
+async def _damages(provider: Provider, admin: ProviderAdmin, info: InstanceInfo) -> list[str]:
+    found: list[str] = []
+    for execution_id in await admin.list_executions(info.instance_id):
+        try:
+            records = await provider.read_with_execution(info.instance_id, execution_id)
+            history = wire.decode_history(record.data for record in records)
+        except PerdureError as error:
+            found.append(f"execution {execution_id}: {error}")
+            continue
+        found += [f"execution {execution_id}: {text}" for text in _gaps(info.instance_id, history)]
+    for queued in await admin.list_messages(info.instance_id, limit=_QUEUE_LIMIT):
+        try:
+            wire.decode_item(queued.message.body)
+        except PerdureError as error:
+            found.append(f"message {queued.message_id}: {error}")
+    for item in await admin.list_work(info.instance_id, limit=_QUEUE_LIMIT):
+        try:
+            wire.decode_activity(item.message.body)
+        except PerdureError as error:
+            found.append(f"work item {item.message_id}: {error}")
+    return found
+
+
+def _gaps(instance_id: str, history: list[events.Event]) -> list[str]:
+    """Where a history is not one: each of these would block its instance."""
+    if not history:
+        return ["no events"]
+    found: list[str] = []
+    if not isinstance(history[0], events.OrchestrationStarted):
+        found.append(f"begins with {type(history[0]).__name__}")
+    for place, event in enumerate(history, 1):
+        if event.event_id != place:
+            found.append(f"event {event.event_id} stands at place {place}")
+            break
+    found += [
+        f"event {event.event_id} belongs to {event.instance_id!r}"
+        for event in history
+        if event.instance_id != instance_id
+    ][:1]
+    return found
