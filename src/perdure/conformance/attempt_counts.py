@@ -108,6 +108,16 @@ class TestAttemptCounts:
         assert [await abandon(store, ignore_attempt=True) for _ in range(4)] == [1, 1, 1, 1]
         assert [await abandon_work(store, ignore_attempt=True) for _ in range(4)] == [1, 1, 1, 1]
 
+    async def test_c058_a_count_that_was_reset_meanwhile_does_not_fall_either(
+        self, store: Store
+    ) -> None:
+        await enqueue(store, start("a"))
+        fetched = await take(store, "a")
+        await store.admin.resume_instance("a")
+        await store.provider.abandon_orchestration_item(fetched.lock_token, ignore_attempt=True)
+
+        assert (await take(store, "a")).attempt_count == 1
+
     async def test_c059_a_batch_has_the_count_of_its_most_tried_message(self, store: Store) -> None:
         await enqueue(store, start("a"))
         await abandon(store)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,6 +24,7 @@ from perdure.conformance.factories import (
     take_work,
 )
 from perdure.conformance.harness import checks, outcomes
+from perdure.conformance.requires import requires
 from perdure.errors import LockLost
 from perdure.providers.items import TurnCommit
 
@@ -129,6 +131,20 @@ class TestInstanceLocksExpire:
         assert await fetch(store) is None
         await store.provider.ack_orchestration_item(fetched.lock_token, FIRST_TURN)
 
+    @requires("long_poll")
+    async def test_who_waits_gets_an_instance_as_soon_as_its_delay_is_over(
+        self, store: Store
+    ) -> None:
+        await enqueue(store, start("a"))
+        fetched = await take(store, "a")
+        await store.provider.abandon_orchestration_item(fetched.lock_token, delay_ms=500)
+        waiting = asyncio.ensure_future(fetch(store, poll_ms=60_000))
+        await asyncio.wait({waiting}, timeout=0.05)
+
+        assert not waiting.done()
+        await store.advance(500)
+        assert await asyncio.wait_for(waiting, timeout=10) is not None
+
     async def test_many_locks_are_renewed_at_once_and_the_lost_ones_named(
         self, store: Store
     ) -> None:
@@ -208,6 +224,7 @@ class TestWorkLocksExpire:
         self, store: Store
     ) -> None:
         await enqueue_work(store, activity("a"))
+        await store.advance(LOCK_MS)
         item = await take_work(store)
 
         await store.provider.abandon_work_item(item.lock_token, delay_ms=500)

@@ -19,7 +19,7 @@ from perdure.conformance.factories import (
 )
 from perdure.conformance.harness import checks
 from perdure.model.status import Status
-from perdure.providers.items import ExecutionMetadata
+from perdure.providers.items import ExecutionMetadata, KvEntry, KvSet
 
 if TYPE_CHECKING:
     from perdure.conformance.harness import Store
@@ -110,6 +110,30 @@ class TestMultipleExecutions:
 
         assert fetched.item.execution_id == 3
         assert fetched.item.history == (started("a", 3),)
+
+    async def test_only_an_ended_execution_has_a_completion_time(self, store: Store) -> None:
+        await create(store, "a")
+        await finish(store, "a", Status.FAILED)
+        failed = await store.admin.get_execution_info("a", 1)
+
+        await turn(store, "a", metadata=ExecutionMetadata(status=Status.RUNNING))
+
+        again = await store.admin.get_execution_info("a", 1)
+        assert failed.completed_at_ms is not None
+        assert (again.status, again.completed_at_ms) == (Status.RUNNING, None)
+        assert again.started_at_ms == failed.started_at_ms
+
+    async def test_state_of_an_ended_execution_is_no_longer_a_change(self, store: Store) -> None:
+        value = KvSet(key="k", value="v", updated_at_ms=1)
+        await create(store, "a", kv_changes=(value,))
+        running = await store.admin.export_instance("a")
+
+        await finish(store, "a", Status.CONTINUED_AS_NEW)
+
+        ended = await store.admin.export_instance("a")
+        entry = KvEntry(value="v", updated_at_ms=1)
+        assert (running.kv_store, running.kv_delta) == ({}, {"k": entry})
+        assert (ended.kv_store, ended.kv_delta) == ({"k": entry}, {})
 
     async def test_metadata_overwrites_name_and_version(self, store: Store) -> None:
         await create(store, "a", version="1.0.0")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec import structs
 
 from perdure.conformance.factories import (
     LOCK_MS,
@@ -177,6 +178,28 @@ class TestQueueSemantics:
         await store.advance(1_000)
         again = await take_work(store, provider=store.reader)
         assert (again.body, again.attempt_count) == (retry.body, 1)
+
+    async def test_a_completion_is_visible_at_once_whatever_it_says(self, store: Store) -> None:
+        await create(store, "a", worker_items=(activity("a"),))
+        item = await take_work(store)
+        done = structs.replace(completion("a"), visible_at_ms=await store.now_ms() + 60_000)
+
+        await store.provider.ack_work_item(item.lock_token, done)
+
+        assert bodies(await take(store, "a")) == [done.body]
+
+    async def test_a_batch_is_in_the_order_of_the_queue_not_of_visibility(
+        self, store: Store
+    ) -> None:
+        await create(store, "a")
+        await store.provider.enqueue_for_orchestrator(raised("a", "first"), 500)
+        await enqueue(store, raised("a", "second"))
+        await store.advance(500)
+
+        assert bodies(await take(store, "a")) == [
+            raised("a", "first").body,
+            raised("a", "second").body,
+        ]
 
     async def test_a_completion_for_another_instance_is_refused(self, store: Store) -> None:
         await enqueue_work(store, activity("a"))
