@@ -108,7 +108,7 @@ def print_result(found: Audit) -> None:
     print()
     print("The store is still there. Look around:" if not found.problems else "Look into it:")
     for command in (
-        f"perdure list --store {STORE}",
+        f"perdure list parent:none --store {STORE}",
         f"perdure show big-order-approved-1 --store {STORE}",
         f"perdure history card-declined-1 --store {STORE}",
     ):

@@ -35,7 +35,7 @@ async def overview(session: Session, height: int) -> RenderableType:
     return Group(
         text_of(Cell(shown_store(session.url), "bold")),
         totals,
-        text_of(Cell(f"{len(workers)} workers · {await _queues(session)} · Ctrl-C ends", "dim")),
+        text_of(Cell(f"{len(workers)} workers · {await _queues(session)}", "dim")),
         "",
         table_of(COLUMNS, rows),
     )
@@ -60,8 +60,8 @@ async def count_statuses(session: Session) -> dict[Status, int]:
 async def _queues(session: Session) -> str:
     depths = await session.admin.get_queue_depths()
     turns, work = depths.orchestrator, depths.worker
-    dead = f", {depths.dead_letters} dead letters" if depths.dead_letters else ""
+    dead = f" · {depths.dead_letters} dead letters" if depths.dead_letters else ""
     return (
-        f"queues: {turns.visible + turns.locked} turns ready, {turns.delayed} timed, "
-        f"{work.visible} activities ready, {work.locked} running, {work.delayed} to retry{dead}"
+        f"turns {turns.visible} ready {turns.delayed} timed · "
+        f"activities {work.visible} ready {work.locked} running {work.delayed} later{dead}"
     )

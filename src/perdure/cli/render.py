@@ -118,8 +118,8 @@ def text_of(cell: str | Cell) -> Text:
     return Text(clean(cell.text), style=cell.style)
 
 
-def echo(*parts: str | Cell) -> None:
-    """One line, coloured on a terminal."""
+def echo(*parts: str | Cell, is_cut: bool = False) -> None:
+    """One line, coloured on a terminal; ``is_cut`` ends it at the edge instead of wrapping."""
     if not is_terminal():
         sys.stdout.write("".join(clean(_plain(part)) for part in parts) + "\n")
         return
@@ -128,7 +128,27 @@ def echo(*parts: str | Cell) -> None:
     line = Text()
     for part in parts:
         line.append_text(text_of(part))
-    console().print(line, soft_wrap=True)
+    if is_cut:
+        console().print(line, no_wrap=True, overflow="ellipsis", crop=True)
+    else:
+        console().print(line, soft_wrap=True)
+
+
+def print_facts(facts: Iterable[tuple[str, str]]) -> None:
+    """Labels and texts; a long text goes on below its own beginning."""
+    if not is_terminal():
+        for label, text in facts:
+            sys.stdout.write(f"  {label:<9}{clean(text)}\n")
+        return
+    from rich.padding import Padding
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 1, 0, 0))
+    table.add_column(min_width=8, no_wrap=True, style="dim")
+    table.add_column(overflow="fold")
+    for label, text in facts:
+        table.add_row(label, text_of(text))
+    console().print(Padding(table, (0, 0, 0, 2)))
 
 
 def note(text: str) -> None:

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from perdure.cli.documents import shown_status
 from perdure.cli.render import Cell, Column, glyph, status_style
-from perdure.client.durations import shown_duration
+from perdure.client.durations import shown_age, shown_duration
 from perdure.client.insights import Insight, Surroundings, explain, read_surroundings, read_tail
+from perdure.client.steps import shortened
 from perdure.errors import NotFound
 from perdure.model.status import Status
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 COLUMNS = (
     Column("STATUS"),
     Column("NAME"),
+    Column("VERSION", width_min=100),
     Column("ID"),
     Column("STARTED", is_right=True),
     Column("TOOK", is_right=True, width_min=100),
@@ -52,9 +54,10 @@ def row_of(info: InstanceInfo, insight: Insight, now_ms: int) -> list[str | Cell
     took_ms = (ended_ms or now_ms) - info.created_at_ms
     return [
         Cell(f"{glyph(word)} {word}", style),
-        named(info),
+        info.name,
+        info.version or "",
         Cell(info.instance_id, "bold"),
-        f"{shown_duration(now_ms - info.created_at_ms)} ago",
+        f"{shown_age(now_ms - info.created_at_ms)} ago",
         shown_duration(took_ms),
         Cell(_now(info, insight), "" if not insight.error else "red"),
     ]
@@ -66,7 +69,8 @@ def named(info: InstanceInfo) -> str:
 
 def _now(info: InstanceInfo, insight: Insight) -> str:
     if info.status is Status.COMPLETED:
-        return ""
+        returned = info.output if info.output not in {None, "null"} else ""
+        return f"→ {shortened(returned)}" if returned else ""
     if info.status is Status.FAILED:
         return insight.error or ""
     said = insight.sentence

@@ -73,6 +73,14 @@ def shown_duration(milliseconds: int) -> str:
     raise AssertionError("days take everything")
 
 
+def shown_age(milliseconds: int) -> str:
+    """The largest unit only: ``50s``, ``2m``, ``3d``."""
+    if milliseconds < 1_000:
+        return "0s"
+    unit = next(unit for unit in ("d", "h", "m", "s") if milliseconds >= _UNITS_MS[unit])
+    return f"{milliseconds // _UNITS_MS[unit]}{unit}"
+
+
 def shown_time(milliseconds: int) -> str:
     """Local date and time, to the second."""
     moment = datetime.datetime.fromtimestamp(milliseconds / 1000).astimezone()

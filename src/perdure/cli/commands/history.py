@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _PAGE: Final = 2_000
 _FOLLOW_MS: Final = 1_000
+_SITE_WIDTH_MIN: Final = 120
 _FAILED = (
     events.ActivityFailed,
     events.SubOrchestrationFailed,
@@ -141,7 +142,7 @@ async def _print_array(records: AsyncIterator[HistoryRecord]) -> None:
 
 async def _print_lines(records: AsyncIterator[HistoryRecord]) -> None:
     began_ms: int | None = None
-    width = terminal_width()
+    has_room = terminal_width() >= _SITE_WIDTH_MIN
     async for record in records:
         try:
             event = wire.decode_event(record.data)
@@ -151,13 +152,13 @@ async def _print_lines(records: AsyncIterator[HistoryRecord]) -> None:
         began_ms = event.timestamp_ms if began_ms is None else began_ms
         kind = type(event).__name__
         since = f"+{shown_duration(event.timestamp_ms - began_ms)}"
-        site = getattr(event, "site", "")
-        room = max(20, width - 50 - len(site) - 2)
+        site = getattr(event, "site", "") if has_room else ""
         echo(
-            Cell(f"{event.event_id:>5} {since:>9} ", "dim"),
-            Cell(f"{kind:<28}  ", "red" if isinstance(event, _FAILED) else "cyan"),
-            shortened(content_of(event), room),
+            Cell(f"{event.event_id:>5} {since:>8} ", "dim"),
+            Cell(f"{kind:<23} ", "red" if isinstance(event, _FAILED) else "cyan"),
+            content_of(event),
             Cell(f"  {site}" if site else "", "dim"),
+            is_cut=True,
         )
 
 

@@ -19,6 +19,7 @@ from perdure.cli.render import (
     glyph,
     is_terminal,
     note,
+    print_facts,
     print_json,
     print_steps,
     status_style,
@@ -127,8 +128,7 @@ def print_picture(picture: Picture, now_ms: int, *, is_whole: bool = False) -> N
         Cell(f"{glyph(status)} {status.upper()}", status_style(info.status)),
     )
     echo("  ", Cell(insight.sentence, "red" if insight.error else ""))
-    for label, text in _facts(picture, now_ms):
-        echo("  ", Cell(f"{label:<9}", "dim"), text)
+    print_facts(_facts(picture, now_ms))
     if picture.left_out:
         echo("  ", Cell(f"(the first {picture.left_out} events are left out)", "dim"))
     if picture.steps:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 
 _REFRESH_MS: Final = 500
 _QUIET_MS: Final = 2_000
+# Nothing else prints meanwhile, and a redirected stream would hide what the terminal can show.
+_PLAIN_LIVE: Final[dict[str, Any]] = {
+    "auto_refresh": False,
+    "redirect_stdout": False,
+    "redirect_stderr": False,
+}
 
 
 @command(
@@ -51,7 +57,7 @@ async def _watch_live(session: Session, instance_id: str) -> int:
     picture = await read_picture(session, instance_id)
     with (
         session.provider.watch(instance_id) as changes,
-        Live(console=console(), auto_refresh=False, transient=True) as live,
+        Live(console=console(), transient=True, **_PLAIN_LIVE) as live,
     ):
         while not picture.info.status.is_final:
             live.update(_view(picture, session.now_ms()), refresh=True)
@@ -108,7 +114,7 @@ async def _watch_store(session: Session) -> int:
     if is_terminal():
         from rich.live import Live
 
-        with Live(console=console(), auto_refresh=False, screen=True) as live:
+        with Live(console=console(), screen=True, **_PLAIN_LIVE) as live:
             while True:
                 live.update(await overview(session, console().height), refresh=True)
                 await asyncio.sleep(_REFRESH_MS / 1000)

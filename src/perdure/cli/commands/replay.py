@@ -1,0 +1,141 @@
+"""``perdure replay``: recorded histories against today's code, the gate before a deploy."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from perdure.cli.command import command
+from perdure.cli.escape import clean_block
+from perdure.cli.exits import Exit
+from perdure.cli.options import output_option
+from perdure.cli.render import Cell, echo, glyph, print_json, print_json_line
+from perdure.cli.session import run
+from perdure.errors import NotFound
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable
+
+    from perdure.authoring.registry import Registry
+    from perdure.cli.session import Session
+    from perdure.client.gate import Finding
+    from perdure.client.recorded import Recorded
+
+_SHOWN_MAX: Final = 20
+
+
+@command(
+    "replay",
+    short_help="Replay histories against today's code.",
+    examples=[
+        "perdure replay shop.flows",
+        "perdure replay shop.flows o-1 --report",
+        "perdure replay shop.flows recorded/*.json",
+        "perdure replay --query 'name:order status:running' shop.flows",
+    ],
+)
+@click.argument("module")
+@click.argument("sources", metavar="[ID|FILE]...", nargs=-1)
+@click.option("--query", metavar="QUERY", default="status:open", help="Default: all in flight.")
+@click.option("--report", "is_long", is_flag=True, help="The whole report of each divergence.")
+@output_option("table", "json", "jsonl")
+def replay(module: str, sources: tuple[str, ...], query: str, is_long: bool, output: str) -> int:
+    """Replay recorded executions with the code of MODULE and say where they part.
+
+    Without sources: everything in flight in the store. A source is an instance or a file written by
+    perdure export. Nothing is written and no activity runs. Exit code 1 if one would not go on.
+    """
+    from perdure.cli.modules import load_registry
+
+    registry = load_registry([module], "perdure replay")
+    files = [source for source in sources if _is_file(source)]
+    ids = [source for source in sources if source not in files]
+    findings: list[Finding] = []
+
+    async def body(session: Session) -> None:
+        from perdure.client.gate import check
+
+        recorded = _by_ids(session, ids) if ids else _in_flight(session, query)
+        async for execution in recorded:
+            findings.append(check(execution, registry, session.client.codec))
+
+    if files:
+        findings += _check_files(files, registry)
+    if ids or not files:
+        run(body)
+    return _print(findings, output, is_long)
+
+
+def _is_file(source: str) -> bool:
+    return source.endswith((".json", ".jsonl")) or Path(source).is_file()
+
+
+async def _by_ids(session: Session, ids: list[str]) -> AsyncIterator[Recorded]:
+    from perdure.client.recorded import read_recorded
+
+    for instance_id in ids:
+        info = await session.info(instance_id)
+        yield await read_recorded(session.provider, session.admin, info)
+
+
+async def _in_flight(session: Session, query: str) -> AsyncIterator[Recorded]:
+    from perdure.client.recorded import read_recorded
+    from perdure.client.search import parse_search
+
+    selection = parse_search(query, session.now_ms())
+    async for info in selection.instances(session.admin):
+        try:
+            yield await read_recorded(session.provider, session.admin, info)
+        except NotFound:
+            continue  # not begun yet, or gone meanwhile: there is nothing to diverge from
+
+
+def _check_files(files: list[str], registry: Registry) -> Iterable[Finding]:
+    from perdure.client.gate import check
+    from perdure.client.recorded import recorded_in
+    from perdure.codec import JSON
+
+    for file in files:
+        for snapshot in read_snapshots(file):
+            yield check(recorded_in(snapshot), registry, JSON)
+
+
+def _print(findings: list[Finding], output: str, is_long: bool) -> int:
+    counts = Counter(finding.verdict for finding in findings)
+    bad = [finding for finding in findings if finding.verdict != "ok"]
+    if output == "jsonl":
+        for finding in findings:
+            print_json_line(finding)
+    elif output == "json":
+        print_json({"histories": len(findings), "verdicts": counts, "problems": bad})
+    else:
+        listed = "".join(f" · {number} {verdict}" for verdict, number in counts.most_common())
+        echo(f"{len(findings)} histories{listed}")
+        for finding in bad[:_SHOWN_MAX]:
+            _print_finding(finding, is_long)
+        if len(bad) > _SHOWN_MAX:
+            echo(f"and {len(bad) - _SHOWN_MAX} more; -o jsonl lists them all")
+    return Exit.ERROR if bad else Exit.OK
+
+
+def _print_finding(finding: Finding, is_long: bool) -> None:
+    at = "" if finding.event_id is None else f" at event {finding.event_id}"
+    echo(
+        Cell(f"{glyph('failed')} ", "bold red"),
+        Cell(finding.instance_id, "bold"),
+        f"{at}  {finding.name}@{finding.version} ",
+        Cell(finding.verdict, "red"),
+        f"  {finding.site}" if finding.site else "",
+    )
+    if finding.verdict != "diverges":
+        echo(f"    {finding.report}")
+        return
+    echo("    history says  ", finding.recorded)
+    if finding.performed:
+        echo("    the code did  ", finding.performed)
+    if is_long:
+        sys.stdout.write(clean_block(finding.report) + "\n")
