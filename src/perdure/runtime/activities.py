@@ -131,6 +131,11 @@ class ActivityDispatcher:
             await self._quietly(self._provider.abandon_work_item(token, ignore_attempt=True))
             self._finish(token)
 
+    def abort(self) -> None:
+        self._stopping = True
+        for task in (*self._tasks, *filter(None, (self._fetching,))):
+            task.cancel()
+
     @property
     def lock_tokens(self) -> list[str]:
         """Every work item lock that must be renewed; may be asked from another thread."""

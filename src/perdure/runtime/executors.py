@@ -77,7 +77,10 @@ class Executors:
             self._threads, lambda: context.run(activity.fn, *args, **kwargs)
         )
 
+    def abort(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
     async def close(self) -> None:
         """Give up threads that do not end: they cannot be stopped from outside."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self.abort()
         await self._processes.close()

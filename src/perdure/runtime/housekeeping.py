@@ -57,9 +57,12 @@ class Housekeeping:
             loop.create_task(self._once(self.retry_blocked)),
         ]
 
-    async def stop(self) -> None:
+    def abort(self) -> None:
         for task in self._tasks:
             task.cancel()
+
+    async def stop(self) -> None:
+        self.abort()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._once(self._withdraw)
 

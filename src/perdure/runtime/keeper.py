@@ -84,6 +84,12 @@ class KeeperThread:
             self._cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    def abort(self) -> None:
+        if self._own_thread:
+            self._loop.call_soon_threadsafe(self._cancel)
+        else:
+            self._cancel()
+
     def _cancel(self) -> None:
         for task in self._tasks:
             task.cancel()

@@ -25,8 +25,9 @@ class RuntimeOptions:
     """Bound on the sum of their history lengths: memory, roughly 300 bytes each."""
     idle_seconds: float = 10.0
     """A live instance that waits longer than this is dropped and its lock released."""
-    orchestration_lock_seconds: float = 10.0
-    activity_lock_seconds: float = 30.0
+    orchestration_lock_seconds: float = 5.0
+    activity_lock_seconds: float = 10.0
+    """Locks are renewed while work goes on; this is how long a crash holds it up."""
     session_lock_seconds: float = 30.0
     session_idle_seconds: float = 300.0
     sessions: int = 10

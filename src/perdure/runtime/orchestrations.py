@@ -69,6 +69,10 @@ _PARKED_MS = {
 }
 
 
+class ThroughTheQueue(PerdureError):
+    """A new instance cannot begin here at once; enqueue its start instead."""
+
+
 class TurnTooLong(PerdureError):
     """Code between two awaits did not come back in time."""
 
@@ -147,6 +151,13 @@ class OrchestrationDispatcher:
             )
         releases = [self._release(live) for live in list(self._live.values())]
         await asyncio.gather(*releases)
+
+    def abort(self) -> None:
+        self._stopping = True
+        for task in (self._fetching, self._tidying, *self._background):
+            task.cancel()
+        for live in self._live.values():
+            live.execution.close()
 
     @property
     def lock_tokens(self) -> list[str]:
@@ -454,8 +465,8 @@ class OrchestrationDispatcher:
         """The turn could not be computed: give the lock back, Blocked if the code is at fault."""
         if live.start is not None:
             # Nothing is stored yet: the start goes through the queue and is parked there.
-            assert created is not None
-            created.cancel()
+            if created is not None and not created.done():
+                created.set_exception(ThroughTheQueue())
         else:
             block = None
             if reason is not None:

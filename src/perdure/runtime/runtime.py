@@ -22,7 +22,7 @@ from perdure.runtime.housekeeping import Housekeeping, seen
 from perdure.runtime.keeper import KeeperThread, LockKeeper
 from perdure.runtime.observe import Observer, log
 from perdure.runtime.options import RuntimeOptions
-from perdure.runtime.orchestrations import OrchestrationDispatcher
+from perdure.runtime.orchestrations import OrchestrationDispatcher, ThroughTheQueue
 from perdure.runtime.watchdog import Watchdog
 from perdure.version import VERSION
 
@@ -130,9 +130,7 @@ class Runtime(Client):
             return await super()._submit(item, delay_ms, if_exists)
         try:
             live = await created
-        except asyncio.CancelledError:
-            if not created.cancelled():
-                raise
+        except ThroughTheQueue:
             # Its first turn could not be run: the queue keeps it and parks it with the reason.
             return await super()._submit(item, delay_ms, if_exists)
         if live is None:
@@ -169,6 +167,12 @@ class Runtime(Client):
         if not finished.done():
             raise WaitTimeout(f"{instance_id!r} has not ended in {timeout:g} seconds; it goes on")
         return finished.result()
+
+    def abort(self) -> None:
+        """Stop dead, as a crash would: nothing is finished, no lock is given back. For tests."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.abort()
 
     @property
     def is_busy(self) -> bool:
@@ -266,4 +270,12 @@ class _Parts:
             await self._housekeeping.stop()
         await self._keepers.stop()
         await self._executors.close()
+        self._watchdog.stop()
+
+    def abort(self) -> None:
+        self.activities.abort()
+        self.orchestrations.abort()
+        self._keepers.abort()
+        self._housekeeping.abort()
+        self._executors.abort()
         self._watchdog.stop()

@@ -1,5 +1,7 @@
 """For the tests of programs that use perdure."""
 
+from perdure.testing.crashes import assert_crash_safe
 from perdure.testing.environment import Environment, Stuck
+from perdure.testing.replay import assert_replays
 
-__all__ = ["Environment", "Stuck"]
+__all__ = ["Environment", "Stuck", "assert_crash_safe", "assert_replays"]

@@ -31,7 +31,7 @@ R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
 
 _FOREVER_SECONDS = 100 * 365 * 86_400.0
-_HORIZON_MS = 50 * 365 * 86_400_000
+_HORIZON_MS = 10 * 365 * 86_400_000
 _REAL_PAUSE_SECONDS = 0.001
 
 

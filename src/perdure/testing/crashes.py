@@ -1,0 +1,150 @@
+"""Crash a workflow at every durable point and see that it ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from perdure.clock import ManualClock
+from perdure.errors import RemoteFailure
+from perdure.providers.memory import InMemoryProvider, MemoryStore
+from perdure.testing.environment import Environment
+from perdure.testing.faults import intercept
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from types import ModuleType
+
+    from perdure.authoring import Orchestration
+    from perdure.authoring.registry import Handler
+    from perdure.providers.contract import Provider
+
+Phase: TypeAlias = Literal["before", "after"]
+
+_COMMITS = frozenset({"ack_orchestration_item", "start_orchestration_item", "ack_work_item"})
+_ID = "crash-test"
+
+
+class CrashPoint:
+    """Dies at the n-th commit: from then on nothing gets through and nobody gets an answer."""
+
+    def __init__(self, inner: Provider, point: int = 0, phase: Phase = "before") -> None:
+        self.provider = intercept(inner, self._around)
+        self.commits = 0
+        self.crashed = asyncio.Event()
+        self._point = point
+        self._phase: Phase = phase
+
+    async def _around(self, verb: str, call: Callable[[], Awaitable[Any]]) -> Any:
+        if self.crashed.is_set() and verb != "close":
+            await asyncio.Event().wait()
+        if verb not in _COMMITS:
+            return await call()
+        self.commits += 1
+        is_here = self.commits == self._point
+        if is_here and self._phase == "before":
+            await self._die()
+        answer = await call()
+        if is_here:
+            await self._die()
+        return answer
+
+    async def _die(self) -> None:
+        self.crashed.set()
+        await asyncio.Event().wait()
+
+
+async def assert_crash_safe(
+    orchestration: Orchestration[..., Any],
+    *args: Any,
+    handlers: Iterable[Handler | ModuleType],
+    events: Sequence[tuple[str, object]] = (),
+) -> int:
+    """Run it once undisturbed, then once for each commit with a crash before and after it.
+
+    Every run must end with the same result or the same kind of failure. ``events`` are raised right
+    after the start. Returns the number of crashes. Activities run again after a crash, as they do
+    in real life, so they must be harmless to repeat.
+    """
+    chosen = list(handlers)
+    clock = ManualClock()
+    undisturbed = CrashPoint(InMemoryProvider(store=MemoryStore(clock)))
+    expected = await _Life(chosen, clock, undisturbed.provider).run(orchestration, args, events)
+    crashes = 0
+    for point in range(1, undisturbed.commits + 1):
+        for phase in ("before", "after"):
+            found = await _with_crash(chosen, orchestration, args, events, point, phase)
+            crashes += 1
+            assert found == expected, (
+                f"after a crash {phase} commit {point} of {undisturbed.commits}, "
+                f"{orchestration.name} ended with {found!r} instead of {expected!r}"
+            )
+    return crashes
+
+
+async def _with_crash(
+    handlers: list[Handler | ModuleType],
+    orchestration: Orchestration[..., Any],
+    args: tuple[Any, ...],
+    events: Sequence[tuple[str, object]],
+    point: int,
+    phase: Phase,
+) -> Any:
+    clock = ManualClock()
+    inner = InMemoryProvider(store=MemoryStore(clock))
+    crashing = CrashPoint(inner, point, phase)
+    first = _Life(handlers, clock, crashing.provider)
+    running = asyncio.ensure_future(first.run(orchestration, args, events))
+    crashed = asyncio.ensure_future(crashing.crashed.wait())
+    await asyncio.wait((running, crashed), return_when=asyncio.FIRST_COMPLETED)
+    crashed.cancel()
+    if running.done():
+        return running.result()
+    await first.die(running)
+    survivor = InMemoryProvider(store=MemoryStore(clock))
+    await _copy(inner, survivor)
+    second = _Life(handlers, clock, survivor)
+    return await second.run(orchestration, args, events[first.events_sent :])
+
+
+async def _copy(source: Provider, target: Provider) -> None:
+    """What a new process finds: everything that was committed, and no lock."""
+    await source.open()
+    await target.open()
+    reading, writing = source.admin(), target.admin()
+    assert reading is not None
+    assert writing is not None
+    page = await reading.list_instances(limit=1000)
+    for info in page.instances:
+        await writing.import_instance(await reading.export_instance(info.instance_id))
+
+
+class _Life:
+    """One process: from its start to its end or its crash."""
+
+    def __init__(
+        self, handlers: list[Handler | ModuleType], clock: ManualClock, provider: Provider
+    ) -> None:
+        self._environment = Environment(handlers, provider=provider, clock=clock)
+        self.events_sent = 0
+
+    async def run(
+        self,
+        orchestration: Orchestration[..., Any],
+        args: tuple[Any, ...],
+        events: Sequence[tuple[str, object]],
+    ) -> Any:
+        async with self._environment as environment:
+            handle = await environment.start(orchestration, *args, id=_ID)
+            for name, value in events:
+                await handle.raise_event(name, value)
+                self.events_sent += 1
+            try:
+                return await handle.result()
+            except RemoteFailure as error:
+                return type(error).__name__, error.type_name, error.message
+
+    async def die(self, running: asyncio.Future[Any]) -> None:
+        self._environment.runtime.abort()
+        running.cancel()
+        await asyncio.wait((running,))

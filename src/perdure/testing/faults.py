@@ -1,0 +1,50 @@
+"""A provider in front of another one, with a hook around every verb: for faults in tests."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+from perdure.providers.contract import Provider
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    Around: TypeAlias = Callable[[str, Callable[[], Awaitable[Any]]], Awaitable[Any]]
+
+
+def intercept(inner: Provider, around: Around) -> Provider:
+    """A provider whose every verb goes through ``around(verb, call)``.
+
+    ``around`` does the call, or not, or twice, or fails before or after it. Properties, ``watch``
+    and ``admin`` are passed on as they are.
+    """
+    members: dict[str, Any] = {verb: _passed_on(verb) for verb in _verbs()}
+    kind = type("InterceptedProvider", (Provider,), members)
+    provider = kind()
+    provider.inner = inner
+    provider.around = around
+    return cast("Provider", provider)
+
+
+def _verbs() -> list[str]:
+    return [
+        name
+        for name, member in inspect.getmembers(Provider)
+        if not name.startswith("_") and (callable(member) or isinstance(member, property))
+    ]
+
+
+def _passed_on(verb: str) -> Any:
+    if isinstance(getattr(Provider, verb), property):
+        return property(lambda self: getattr(self.inner, verb))
+    if verb in {"watch", "admin"}:
+        return lambda self, *args, **kwargs: getattr(self.inner, verb)(*args, **kwargs)
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Awaitable[Any]:
+        answer: Awaitable[Any] = self.around(
+            verb, lambda: getattr(self.inner, verb)(*args, **kwargs)
+        )
+        return answer
+
+    return call

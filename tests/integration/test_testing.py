@@ -1,0 +1,137 @@
+"""The test environment that users get: jumping clock, substitutes, replays, crashes."""
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+
+from perdure import (
+    activity,
+    continue_as_new,
+    now,
+    orchestration,
+    set_status,
+    uuid4,
+    wait_for_event,
+)
+from perdure.errors import Nondeterminism
+from perdure.model import wire
+from perdure.testing import Environment, Stuck, assert_crash_safe, assert_replays
+
+
+@activity
+async def fetch(url: str) -> str:
+    raise AssertionError("the network is not there in tests")
+
+
+@activity
+async def add(left: int, right: int) -> int:
+    return left + right
+
+
+@orchestration
+async def crawl(url: str) -> str:
+    page = await fetch(url)
+    await asyncio.sleep(30 * 86_400)
+    return page.upper()
+
+
+@orchestration
+async def child(value: int) -> int:
+    return await add(value, 1)
+
+
+@orchestration
+async def busy(rounds: int, total: int) -> str:
+    total = await add(total, await child(1))
+    async with asyncio.TaskGroup() as group:
+        one = group.create_task(add(1, 2))
+        two = group.create_task(add(3, 4))
+    set_status(total)
+    try:
+        async with asyncio.timeout(60):
+            word = await wait_for_event("word", str)
+    except TimeoutError:
+        word = "none"
+    if rounds:
+        continue_as_new(rounds - 1, total)
+    return f"{word} {total} {one.result() + two.result()}"
+
+
+async def test_a_month_passes_in_a_moment_with_a_substitute_for_the_network():
+    async with Environment([crawl], substitutes={fetch: lambda url: f"page of {url}"}) as env:
+        before = env.clock.now_ms()
+
+        assert await env.run(crawl, "x") == "PAGE OF X"
+        assert timedelta(milliseconds=env.clock.now_ms() - before) == timedelta(days=30)
+
+
+async def test_waiting_for_what_never_comes_is_an_error_that_names_it():
+    @orchestration
+    async def hopeful() -> None:
+        await wait_for_event("never", str)
+
+    async with Environment([hopeful]) as env:
+        with pytest.raises(Stuck, match="event never"):
+            await env.run(hopeful)
+
+
+async def test_time_can_be_advanced_by_hand():
+    @orchestration
+    async def sleeper() -> str:
+        await asyncio.sleep(3600)
+        return now().isoformat()
+
+    async with Environment([sleeper]) as env:
+        handle = await env.start(sleeper)
+        await env.advance(3599)
+        assert not (await handle.status()).status.is_final
+        await env.advance(1)
+        assert (await handle.status()).status.is_final
+
+
+async def test_a_recorded_history_replays_until_the_code_changes(tmp_path):
+    def flow(first, second):
+        @orchestration(name="flow")
+        async def run() -> str:
+            await first(1, 2)
+            await second("x")
+            return str(uuid4())
+
+        return run
+
+    async with Environment([flow(add, fetch), add], substitutes={fetch: lambda _url: "p"}) as env:
+        handle = await env.start(flow(add, fetch))
+        await handle.result()
+        history = await handle.history()
+    assert_replays(history, flow(add, fetch))
+    path = tmp_path / "history.jsonl"
+    path.write_text("\n".join(wire.encode(event) for event in history))
+    assert_replays(path, flow(add, fetch))
+
+    with pytest.raises(Nondeterminism):
+        assert_replays(history, flow(fetch, add))
+
+
+async def test_a_workflow_survives_a_crash_at_every_commit():
+    crashes = await assert_crash_safe(
+        busy, 1, 0, handlers=[busy, child, add], events=[("word", "a"), ("word", "b")]
+    )
+
+    assert crashes > 20
+
+
+async def test_a_workflow_that_keeps_secrets_from_its_history_is_caught():
+    memory = []
+
+    @activity
+    async def remember() -> int:
+        memory.append(1)
+        return len(memory)
+
+    @orchestration
+    async def forgetful() -> int:
+        return await remember() + await remember()
+
+    with pytest.raises(AssertionError, match="after a crash"):
+        await assert_crash_safe(forgetful, handlers=[forgetful, remember])
