@@ -84,6 +84,15 @@ class TestClaimedWork:
 
         assert (await take_work(store, provider=store.reader)).attempt_count == 1
 
+    async def test_a_listing_does_not_give_the_token_away(self, store: Store) -> None:
+        await create(store, "a", worker_items=(claimed(2),))
+
+        (listed,) = await store.admin.list_work("a")
+        (exported,) = (await store.admin.export_instance("a")).work
+
+        assert listed.message == exported.message == activity("a", 1, 2)
+        assert listed.locked_until_ms is not None
+
     async def test_items_without_a_claim_are_free_for_others(self, store: Store) -> None:
         await create(store, "a", worker_items=(claimed(2), activity("a", 1, 3)))
 

@@ -200,7 +200,7 @@ class InMemoryAdmin(ProviderAdmin):
         self, instance_ids: Sequence[str], *, force: bool = False
     ) -> DeleteResult:
         self._require_open("delete_instances_atomic")
-        named = {check_id(each, "instance id") for each in instance_ids}
+        named = dict.fromkeys(check_id(each, "instance id") for each in instance_ids)
         found = [self._store.instances[each] for each in named if each in self._store.instances]
         if not any(instance.exists for instance in found):
             raise NotFound(f"none of these instances exists: {sorted(named)[:10]}")
@@ -210,6 +210,7 @@ class InMemoryAdmin(ProviderAdmin):
                     f"{instance.instance_id!r} is still running ({instance.status}); "
                     "wait for its end or force the deletion"
                 )
+        for instance in found:
             for child in self._store.children_of(instance.instance_id):
                 if child.instance_id not in named:
                     raise TreeChanged(

@@ -39,11 +39,11 @@ def messages_of(instance: Instance, now_ms: int) -> list[QueuedMessage]:
 
 
 def work_of(instance: Instance, now_ms: int) -> list[QueuedWork]:
-    """In queue order."""
+    """In queue order; without claims, which would show live tokens."""
     return [
         QueuedWork(
             message_id=message_id,
-            message=item.message,
+            message=msgspec.structs.replace(item.message, claim=None),
             visible_at_ms=item.visible_at_ms,
             enqueued_at_ms=item.enqueued_at_ms,
             attempt_count=item.attempt_count,
@@ -113,7 +113,7 @@ def restore(store: MemoryStore, snapshot: InstanceSnapshot, *, replace: bool) ->
     for work in snapshot.work:
         item = WorkItem(
             store.next_id(),
-            msgspec.structs.replace(work.message, claim=None),
+            work.message,
             work.visible_at_ms,
             work.enqueued_at_ms,
             work.attempt_count,
