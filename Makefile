@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench format
+.PHONY: help demo test check bench bench-peers format
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -33,3 +33,9 @@ check: $(STAMP) ## format, lint, types, layers
 format: $(STAMP) ## format the sources
 	@$(BIN)/ruff format src tests examples benchmarks
 	@$(BIN)/ruff check --fix --quiet src tests examples benchmarks
+
+bench: $(STAMP) ## measure perdure on its stores, some minutes
+	@$(BIN)/python -m benchmarks.run
+
+bench-peers: $(STAMP) ## measure perdure beside other engines, sets them up on first use
+	@$(BIN)/python -m benchmarks.run --peers --postgres --chart docs/assets/benchmarks.svg

@@ -1,0 +1,1 @@
+"""Measurements: perdure beside its peers, growth curves, and the floors of the machine."""
