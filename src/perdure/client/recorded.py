@@ -36,7 +36,7 @@ async def read_recorded(provider: Provider, admin: ProviderAdmin, info: Instance
         kv = {key: entry.value for key, entry in snapshot.kv_store.items()}
     records = await provider.read_with_execution(info.instance_id, info.execution_id)
     history = wire.decode_history(record.data for record in records)
-    return _recorded(info.instance_id, history, kv)
+    return recorded_history(info.instance_id, history, kv)
 
 
 def recorded_in(snapshot: InstanceSnapshot) -> Recorded:
@@ -46,10 +46,13 @@ def recorded_in(snapshot: InstanceSnapshot) -> Recorded:
     )
     history = wire.decode_history(record.data for record in records)
     kv = {key: entry.value for key, entry in snapshot.kv_store.items()}
-    return _recorded(snapshot.instance_id, history, kv)
+    return recorded_history(snapshot.instance_id, history, kv)
 
 
-def _recorded(instance_id: str, history: Sequence[events.Event], kv: Mapping[str, str]) -> Recorded:
+def recorded_history(
+    instance_id: str, history: Sequence[events.Event], kv: Mapping[str, str]
+) -> Recorded:
+    """A history that was read elsewhere."""
     if not history:
         raise NotFound(f"{instance_id!r} has no history yet: no turn of it has run")
     started = history[0]

@@ -34,7 +34,7 @@ _SHOWN_MAX: Final = 20
     examples=[
         "perdure replay shop.flows",
         "perdure replay shop.flows o-1 --report",
-        "perdure replay shop.flows recorded/*.json",
+        "perdure replay shop.flows recorded/*.jsonl",
         "perdure replay --query 'name:order status:running' shop.flows",
     ],
 )
@@ -46,8 +46,9 @@ _SHOWN_MAX: Final = 20
 def replay(module: str, sources: tuple[str, ...], query: str, is_long: bool, output: str) -> int:
     """Replay recorded executions with the code of MODULE and say where they part.
 
-    Without sources: everything in flight in the store. A source is an instance or a file written by
-    perdure export. Nothing is written and no activity runs. Exit code 1 if one would not go on.
+    Without sources: everything in flight in the store. A source is an instance, or a file written
+    by perdure export or perdure history -o jsonl. Nothing is written and no activity runs. Exit
+    code 1 if one would not go on.
     """
     from perdure.cli.modules import load_registry
 
@@ -95,13 +96,13 @@ async def _in_flight(session: Session, query: str) -> AsyncIterator[Recorded]:
 
 
 def _check_files(files: list[str], registry: Registry) -> Iterable[Finding]:
+    from perdure.cli.recordings import read_recordings
     from perdure.client.gate import check
-    from perdure.client.recorded import recorded_in
     from perdure.codec import JSON
 
     for file in files:
-        for snapshot in read_snapshots(file):
-            yield check(recorded_in(snapshot), registry, JSON)
+        for recorded in read_recordings(Path(file)):
+            yield check(recorded, registry, JSON)
 
 
 def _print(findings: list[Finding], output: str, is_long: bool) -> int:

@@ -1,0 +1,107 @@
+"""A store with instances in every state, and the command line on it through its entry point."""
+
+import asyncio
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from cli import flows
+from integration.conditions import until
+from perdure import Client, Runtime, Status
+from perdure.cli.main import root
+
+FLOWS = "cli.flows"
+"""The module, as it is named on the command line."""
+
+
+@dataclass
+class Answer:
+    """What a command printed, and its exit code."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self):
+        return json.loads(self.out)
+
+    @property
+    def jsonl(self):
+        return [json.loads(line) for line in self.out.splitlines()]
+
+    @property
+    def lines(self):
+        return self.out.splitlines()
+
+
+class Cli:
+    """Runs commands on one store."""
+
+    def __init__(self, store):
+        self.store = store
+
+    def __call__(self, *args, code=0, stdin=None, env=None, **fields):
+        environment = {"PERDURE_STORE": str(self.store), "NO_COLOR": None, **(env or {})}
+        result = CliRunner().invoke(root, [str(arg) for arg in args], input=stdin, env=environment)
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        answer = Answer(result.exit_code, result.stdout, result.stderr)
+        assert answer.code == code, f"exit {answer.code}\n{answer.out}\n{answer.err}"
+        return answer
+
+    def run(self, *starts, until_open=()):
+        """Run instances to their end, or until those of ``until_open`` wait; then stop working."""
+        asyncio.run(self._run(starts, set(until_open)))
+
+    async def _run(self, starts, open_ids):
+        async with Runtime(self.store, [flows]) as runtime:
+            handles = [await runtime.start(flow, *args, id=id_) for id_, flow, *args in starts]
+            for handle in handles:
+                await until(lambda handle=handle: self._is_settled(runtime, handle.id, open_ids))
+
+    async def _is_settled(self, runtime, instance_id, open_ids):
+        status = await runtime.status(instance_id)
+        if instance_id in open_ids:
+            return bool(status.waiting_for) and not await self._is_running(runtime, instance_id)
+        return status.status.is_final or status.status is Status.BLOCKED
+
+    async def _is_running(self, runtime, instance_id):
+        work = await runtime.provider.admin().list_work(instance_id)
+        return any(item.locked_until_ms is not None for item in work)
+
+    def call(self, body):
+        """Run an async function with a client of the store."""
+
+        async def main():
+            async with Client(self.store) as client:
+                return await body(client)
+
+        return asyncio.run(main())
+
+
+@pytest.fixture(params=["sqlite", "filesystem"])
+def cli(request, tmp_path, monkeypatch):
+    """The command line on a fresh store of each local kind, in a directory of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PERDURE_MODULE", raising=False)
+    return Cli("store.db" if request.param == "sqlite" else "file:./store")
+
+
+@pytest.fixture
+def sqlite_cli(tmp_path, monkeypatch):
+    """Where the kind of store does not matter."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PERDURE_MODULE", raising=False)
+    return Cli("store.db")
+
+
+@pytest.fixture
+def environ():
+    """For processes: the same interpreter, with the tests importable."""
+    tests = str(Path(flows.__file__).parent.parent)
+    return {**os.environ, "PYTHONPATH": tests, "PERDURE_STORE": "store.db"}

@@ -1,0 +1,232 @@
+"""Acting on instances: start, send, cancel, terminate, pause, resume, purge; one or many."""
+
+import json
+
+import pytest
+
+from cli import flows
+
+
+def status_of(cli, instance_id):
+    return cli("show", instance_id, "-o", "json").json["status"]
+
+
+@pytest.fixture
+def waiting(cli):
+    cli.run(
+        ("a-1", flows.approval, 1),
+        ("a-2", flows.approval, 2),
+        ("h-1", flows.hello, "ann"),
+        until_open={"a-1", "a-2"},
+    )
+    return cli
+
+
+@pytest.mark.parametrize(
+    ("given", "stored"),
+    [
+        ('["ann", 3]', ["ann", 3]),
+        ('"ann"', ["ann"]),
+        ('{"a": 1}', [{"a": 1}]),
+        ("[[1, 2]]", [[1, 2]]),
+        ("null", [None]),
+        (None, []),
+    ],
+)
+def test_start_takes_a_list_of_arguments_or_the_one_value(cli, given, stored):
+    options = [] if given is None else ["--input", given]
+
+    cli("start", "hello", "--id", "h-1", *options)
+
+    async def arguments(client):
+        (queued,) = await client.provider.admin().list_messages("h-1")
+        return json.loads(queued.message.body).get("input")
+
+    assert cli.call(arguments) == stored
+
+
+def test_start_reads_input_from_a_file_and_from_standard_input(cli, tmp_path):
+    (tmp_path / "input.json").write_text('["from file"]')
+
+    cli("start", "hello", "--id", "h-1", "--input", "@input.json")
+    cli("start", "hello", "--id", "h-2", "--input", "-", stdin='["from stdin"]')
+    cli.run(("h-3", flows.hello, "x"), ("h-1", flows.hello, "x"), ("h-2", flows.hello, "x"))
+
+    assert cli("result", "h-1").out.strip() == '"hello from file"'
+    assert cli("result", "h-2").out.strip() == '"hello from stdin"'
+
+
+def test_start_is_idempotent_by_id(cli):
+    first = cli("start", "hello", "--id", "h-1", "-o", "json").json
+    second = cli("start", "hello", "--id", "h-1", "-o", "json").json
+
+    assert (first["created"], second["created"]) == (True, False)
+    assert "exists already" in cli("start", "hello", "--id", "h-1").out
+    assert cli("count").out == "1\n"
+
+
+def test_start_can_refuse_or_replace_what_exists(cli):
+    cli.run(("h-1", flows.hello, "ann"))
+
+    refused = cli("start", "hello", "--id", "h-1", "--if-exists", "fail", code=6)
+    cli("start", "hello", "--id", "h-1", "--if-exists", "replace")
+
+    assert "exists already" in refused.err
+    assert status_of(cli, "h-1") == "Pending"
+
+
+def test_start_makes_up_an_id_and_prints_it_for_pipes(cli):
+    (made_up,) = cli("start", "hello", "--input", '"ann"', "-o", "ids").lines
+
+    assert status_of(cli, made_up) == "Pending"
+
+
+def test_start_and_wait_gives_up_in_time(cli):
+    cli("start", "hello", "--id", "h-1", "--wait", "--timeout", "10ms", code=5)
+
+
+def test_start_on_a_missing_store_says_that_it_creates_one(sqlite_cli):
+    assert "creating the store store.db" in sqlite_cli("start", "hello").err
+    assert sqlite_cli("start", "hello").err == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--input", "{bad"], "--input is not JSON"),
+        (["--input", "hello"], "a text needs its own quotes"),
+        (["--input", "@missing.json"], "No such file"),
+        (["--input", '"' + "x" * 1_100_000 + '"'], "more than 1048576 bytes"),
+        (["--input", "[" * 5000 + "]" * 5000], "--input"),
+        (["--in", "soon"], "is no length of time"),
+        (["--id", ""], "must not be empty"),
+        (["--id", "a\x1b[31m"], "control characters"),
+        (["--id", "x" * 300], "at most 255"),
+    ],
+)
+def test_bad_input_of_start_is_one_line_and_exit_2(sqlite_cli, options, said):
+    sqlite_cli("db", "migrate")
+
+    answer = sqlite_cli("start", "hello", *options, code=2)
+
+    assert said in answer.err
+    assert answer.err.count("\n") == 1
+    assert "\x1b" not in answer.err
+    assert sqlite_cli("count").out == "0\n"
+
+
+def test_an_event_that_is_sent_reaches_the_code(waiting):
+    waiting("send", "a-1", "answer", "--data", '"yes"')
+    waiting.run(("a-1", flows.approval, 1))
+
+    assert waiting("result", "a-1").out.strip() == '"1: yes"'
+
+
+def test_sending_to_an_ended_instance_is_refused(waiting):
+    assert waiting("send", "h-1", "answer", code=6).err.count("\n") == 1
+
+
+def test_sending_to_nobody_suggests_an_id(waiting):
+    assert "did you mean" in waiting("send", "a1", "answer", code=3).err
+
+
+def test_cancel_asks_the_code_to_stop(waiting):
+    waiting("cancel", "a-1", "--reason", "changed my mind")
+    waiting.run(("h-2", flows.hello, "x"), ("a-1", flows.approval, 1))
+
+    assert status_of(waiting, "a-1") == "Cancelled"
+    assert "changed my mind" in waiting("show", "a-1").out
+
+
+def test_terminate_ends_it_without_a_worker(waiting):
+    waiting("terminate", "a-1", "--reason", "stuck")
+
+    assert status_of(waiting, "a-1") == "Terminated"
+    assert "stuck" in waiting("list", "id:a-1").out
+
+
+def test_pause_and_resume(waiting):
+    waiting("pause", "a-1")
+    paused = status_of(waiting, "a-1")
+    waiting("resume", "a-1")
+
+    assert (paused, status_of(waiting, "a-1")) == ("Suspended", "Running")
+
+
+def test_several_ids_are_acted_on_and_the_bad_ones_reported(waiting):
+    answer = waiting("terminate", "a-1", "nobody", "h-1", "a-2", code=3)
+
+    assert answer.lines == ["✓ terminated a-1", "✓ terminated a-2"]
+    assert "'nobody'" in answer.err
+    assert "'h-1' has ended already" in answer.err
+
+
+def test_a_dry_run_says_exactly_what_would_be_done_and_does_nothing(waiting):
+    answer = waiting("cancel", "--query", "name:approval", "--dry-run")
+    document = waiting("cancel", "--query", "name:a*", "--dry-run", "-o", "json").json
+
+    assert "would cancel 2 instances (approval 2), oldest started" in answer.out
+    assert document["count"] == 2
+    assert sorted(document["ids"]) == ["a-1", "a-2"]
+    assert status_of(waiting, "a-1") == "Running"
+
+
+def test_a_query_acts_on_all_that_fit_and_nothing_else(waiting):
+    answer = waiting("terminate", "--query", "name:approval", "-y")
+
+    assert "terminated 2 instances" in answer.out
+    assert {status_of(waiting, i) for i in ("a-1", "a-2")} == {"Terminated"}
+    assert status_of(waiting, "h-1") == "Completed"
+
+
+def test_a_query_without_a_yes_is_refused_where_nobody_can_be_asked(waiting):
+    answer = waiting("terminate", "--query", "status:open", code=2)
+
+    assert "would terminate 2 instances" in answer.err
+    assert "add -y" in answer.err
+    assert status_of(waiting, "a-1") == "Running"
+
+
+def test_a_query_that_fits_nothing_does_nothing(waiting):
+    assert "0 instances" in waiting("terminate", "--query", "name:nobody", "-y").out
+
+
+@pytest.mark.parametrize(
+    "args", [[], ["a-1", "--query", "status:open"], ["--query", " "], ["--query", "status:ended"]]
+)
+def test_wrong_targets_are_a_usage_error(waiting, args):
+    assert waiting("terminate", *args, code=2).err.count("\n") == 1
+
+
+def test_purge_deletes_what_has_ended_with_its_children(cli):
+    cli.run(("p-1", flows.family, ["ann", "bob"]), ("h-1", flows.hello, "x"))
+
+    cli("purge", "p-1")
+
+    assert cli("list", "-o", "ids").lines == ["h-1"]
+
+
+def test_purge_refuses_a_running_instance_unless_forced(waiting):
+    waiting("purge", "a-1", code=6)
+    waiting("purge", "a-1", "--force")
+
+    assert waiting("list", "-o", "ids", "name:approval").lines == ["a-2"]
+
+
+def test_purge_by_query_counts_roots_that_have_ended(cli):
+    cli.run(
+        ("p-1", flows.family, ["ann"]), ("h-1", flows.hello, "x"), ("a-1", flows.approval, 1),
+        until_open={"a-1"},
+    )  # fmt: skip
+
+    preview = cli("purge", "--query", "created:<1h", "--dry-run", "-o", "json").json
+    cli("purge", "--query", "created:<1h", "-y")
+
+    assert sorted(preview["ids"]) == ["h-1", "p-1"]
+    assert cli("list", "-o", "ids").lines == ["a-1"]
+
+
+def test_a_child_is_purged_with_its_root_only(cli):
+    cli.run(("p-1", flows.family, ["ann"]))
+
+    assert "delete its root" in cli("purge", "p-1::1.2", code=6).err
