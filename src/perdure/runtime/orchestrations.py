@@ -126,6 +126,7 @@ class OrchestrationDispatcher:
         self._live: OrderedDict[str, LiveInstance] = OrderedDict()
         self._cached_events = 0
         self._loop = asyncio.get_running_loop()
+        self._duties: list[asyncio.Task[None]] = []
         self._background: set[asyncio.Task[None]] = set()
         self._stopping = False
         self._room = asyncio.Event()
@@ -134,16 +135,19 @@ class OrchestrationDispatcher:
     # --- life
 
     def start(self) -> None:
-        self._fetching = self._loop.create_task(self._fetch_loop(), name="perdure-fetch-turns")
-        self._tidying = self._loop.create_task(self._tidy_loop(), name="perdure-tidy")
+        if self._options.run_orchestrations:
+            self._duties = [
+                self._loop.create_task(self._fetch_loop(), name="perdure-fetch-turns"),
+                self._loop.create_task(self._tidy_loop(), name="perdure-tidy"),
+            ]
 
     async def stop(self) -> None:
         """Fetch no more, let commits under way finish, give every lock back."""
         self._stopping = True
         self._room.set()
-        for task in (self._fetching, self._tidying):
+        for task in self._duties:
             task.cancel()
-        await asyncio.gather(self._fetching, self._tidying, return_exceptions=True)
+        await asyncio.gather(*self._duties, return_exceptions=True)
         while any(live.busy for live in self._live.values()) or self._background:
             pending = {live.finished for live in self._live.values() if live.busy}
             await asyncio.wait(
@@ -154,7 +158,7 @@ class OrchestrationDispatcher:
 
     def abort(self) -> None:
         self._stopping = True
-        for task in (self._fetching, self._tidying, *self._background):
+        for task in (*self._duties, *self._background):
             task.cancel()
         for live in self._live.values():
             live.execution.close()
@@ -192,6 +196,7 @@ class OrchestrationDispatcher:
         if (
             self._stopping
             or not self._keeps_locks
+            or not self._options.run_orchestrations
             or item.instance_id in self._live
             or not self._has_room()
         ):

@@ -1,0 +1,40 @@
+"""The first example: an order that survives crashes, waits for days, and reads like asyncio."""
+
+import asyncio
+import sys
+
+from perdure import Retry, Runtime, activity, orchestration, wait_for_event
+
+
+@activity(retry=Retry(max_attempts=5), timeout=30)
+def charge(order: str, cents: int) -> str:
+    return f"receipt-{order}"
+
+
+@activity
+async def ship(order: str) -> None: ...
+
+
+@orchestration(version="1.0.0")
+async def checkout(order: str, cents: int) -> str:
+    receipt = await charge(order, cents)
+    try:
+        async with asyncio.timeout(3 * 86400):
+            approved = await wait_for_event("approval", bool)
+    except TimeoutError:
+        return "timed out"
+    async with asyncio.TaskGroup() as group:
+        group.create_task(ship(order))
+        group.create_task(charge.options(timeout=5)(order, 0))
+    return receipt if approved else "declined"
+
+
+async def main(store: str) -> None:
+    async with Runtime(store, [checkout, charge, ship]) as runtime:
+        handle = await runtime.start(checkout, "o-1", 1200, id="o-1")
+        await handle.raise_event("approval", True)
+        print(await handle.result())
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else "shop.db"))

@@ -1,0 +1,42 @@
+"""Saga: undo in reverse order what was done, when a later step fails."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from perdure import ActivityFailed, Runtime, activity, orchestration
+
+
+@activity
+async def book(what: str, trip: str) -> str:
+    if what == "hotel":
+        raise LookupError("fully booked")
+    return f"{what}-{trip}"
+
+
+@activity
+async def cancel_booking(booking: str) -> None:
+    print(f"cancelled {booking}")
+
+
+@orchestration
+async def travel(trip: str) -> str:
+    undo: list[Callable[[], Awaitable[None]]] = []
+    try:
+        for what in ("flight", "car", "hotel"):
+            booking = await book(what, trip)
+            undo.append(lambda booking=booking: cancel_booking(booking))
+    except ActivityFailed as error:
+        for compensate in reversed(undo):
+            await compensate()
+        return f"no trip: {error.message}"
+    return "have a nice trip"
+
+
+async def main() -> None:
+    async with Runtime("memory:", [travel, book, cancel_booking]) as runtime:
+        handle = await runtime.start(travel, "t-1")
+        print(await handle.result())
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

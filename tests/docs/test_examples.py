@@ -1,0 +1,47 @@
+"""Every example runs as a program and says what it should."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+EXPECTED = {
+    "approval": "Ada: 5 days approved\n",
+    "cancelling": "seat 12A is free again\nthe customer left\n",
+    "chaining": "4.76 EUR\n",
+    "checkout": "receipt-o-1\n",
+    "children": "320 files\n31 instances\n",
+    "counter": "10 10\n",
+    "detached": "welcome, ada@example.org\nmail sent to ada@example.org\n",
+    "eternal": "333 hits in 1000 executions\n",
+    "fan_out": "sum of 10000 squares: 333283335000\n",
+    "mailbox": "['HELLO', 'HOW ARE YOU?']\n{'replies': 2}\n",
+    "retrying": "answer to weather at attempt 3\nPermissionError: not for you\n",
+    "saga": "cancelled car-t-1\ncancelled flight-t-1\nno trip: fully booked\n",
+    "sessions": "2 of 3 are positive\n",
+    "tags": "scene 1 rendered by gpu, announced by plain\n",
+    "versions": "['1.0.0', '2.0.0']\n",
+}
+
+
+def test_every_example_is_listed_here():
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(EXPECTED)
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_an_example_says_what_it_should(name, tmp_path):
+    finished = subprocess.run(
+        [sys.executable, str(EXAMPLES / f"{name}.py")],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout == EXPECTED[name]
+    assert finished.stderr == ""
