@@ -28,7 +28,18 @@ if TYPE_CHECKING:
 def apply_commit(tx: Transaction, token: str, lock: Any, commit: TurnCommit) -> None:
     """Commit a turn under a live lock, given as its row."""
     operation = "ack_orchestration_item"
-    instance_id, key, _, kept, suspended, not_before, block, name, version, pending_since = lock
+    (
+        instance_id,
+        key,
+        old_until,
+        kept,
+        suspended,
+        not_before,
+        block,
+        name,
+        version,
+        pending_since,
+    ) = lock
     _settle_work(tx, operation, instance_id, commit.settled_work)
     has_turns = key is not None and pending_since is None
     start = None if has_turns else _carried_start(tx, token, commit.consumed)
@@ -51,7 +62,8 @@ def apply_commit(tx: Transaction, token: str, lock: Any, commit: TurnCommit) -> 
         _release(tx, instance_id, key, name, version, suspended=bool(suspended))
         return
     locked_until = tx.now + commit.keep_lock_ms
-    if is_plain and kept and not_before is None and block is None:
+    is_held_back = not_before is not None or block is not None
+    if is_plain and kept and locked_until >= old_until and not is_held_back:
         # wake_at stays: early is allowed, and the index is left alone.
         tx.execute(queries.EXTEND_KEPT_LOCK, (locked_until, instance_id))
     else:
@@ -78,10 +90,10 @@ def start_instance(
     key, name, version = _write_instance(tx, instance_id, key, row, commit, suspended=False)
     _append(tx, operation, instance_id, key, commit.execution_id, commit.history_delta)
     _write_kv(tx, key, commit)
+    if is_placed:
+        # Of an early message: what held it back ends with the first turn. Made anew below.
+        tx.execute(queries.DELETE_LOCK, (instance_id,))
     if commit.keep_lock_ms is not None:
-        if is_placed:
-            # Of an early message: the row is made anew, and completed below.
-            tx.execute(queries.DELETE_LOCK, (instance_id,))
         locked_until = tx.now + commit.keep_lock_ms
         values = (instance_id, key, name, version, locked_until, token, owner)
         try:

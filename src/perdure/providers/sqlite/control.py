@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from perdure.errors import InstanceFinished, InstanceStillRunning, NotFound, TreeChanged
+from perdure.errors import InstanceStillRunning, NotFound, TreeChanged
 from perdure.limits import BULK_INSTANCES_MAX
 from perdure.model.status import Status
 from perdure.providers._shared import rules
 from perdure.providers.items import DeleteResult, PruneResult
-from perdure.providers.sqlite import deletion, locks, orchestrator_queue, queries, turns
+from perdure.providers.sqlite import deletion, listing, locks, orchestrator_queue, queries, turns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -44,7 +44,8 @@ WHERE instance_id = ? AND execution_id > 0
 
 
 def suspend(tx: Transaction, instance_id: str) -> None:
-    key = _require_alive(tx, instance_id)
+    orchestrator_queue.require_alive(tx, instance_id)
+    key, *_ = tx.row(queries.STANDING, (instance_id,))
     facts = tx.row(queries.LOCK_FACTS, (instance_id,))
     if facts is None:
         tx.execute(queries.INSERT_BARE_LOCK, (instance_id, key))
@@ -62,7 +63,8 @@ def suspend(tx: Transaction, instance_id: str) -> None:
 
 
 def resume(tx: Transaction, instance_id: str) -> None:
-    key = _require_alive(tx, instance_id)
+    orchestrator_queue.require_alive(tx, instance_id)
+    key, *_ = tx.row(queries.STANDING, (instance_id,))
     tx.execute(queries.RESET_ATTEMPTS, (instance_id,))
     tx.execute(queries.SET_HOLDS, (0, None, None, instance_id))
     if key is not None:
@@ -84,8 +86,10 @@ def delete_atomic(tx: Transaction, instance_ids: Sequence[str], force: bool) -> 
     existing = [each for each in named if orchestrator_queue.exists(tx, each)]
     if not existing:
         raise NotFound(f"none of these instances exists: {sorted(named)[:10]}")
-    for instance_id in named:
-        if not force and instance_id in existing and not _has_ended(tx, instance_id):
+    found = [each for each in named if deletion.has_anything(tx, each)]
+    for instance_id in found:
+        must_have_ended = not force and instance_id in existing
+        if must_have_ended and not orchestrator_queue.has_ended(tx, instance_id):
             raise InstanceStillRunning(
                 f"{instance_id!r} is still running; wait for its end or force the deletion"
             )
@@ -95,7 +99,7 @@ def delete_atomic(tx: Transaction, instance_ids: Sequence[str], force: bool) -> 
                     f"the child {child_id!r} of {instance_id!r} would be orphaned; read the tree "
                     "again and delete it as a whole"
                 )
-    return deletion.add_up([deletion.delete_instance(tx, each) for each in named])
+    return deletion.add_up([deletion.delete_instance(tx, each) for each in found])
 
 
 def next_doomed_roots(
@@ -120,9 +124,12 @@ def next_doomed_roots(
 
 
 def delete_finished_tree(tx: Transaction, root_id: str) -> DeleteResult:
-    """Delete a root with its tree, or nothing if any of them has not ended."""
+    """Delete a root with its tree, or nothing if it is none or any of them has not ended."""
+    root = listing.find_info(tx, root_id)
+    if root is None or root.parent_instance_id is not None:
+        return DeleteResult()
     tree = deletion.tree_of(tx, root_id)
-    if not all(_has_ended(tx, member) for member in tree):
+    if not all(orchestrator_queue.has_ended(tx, member) for member in tree):
         return DeleteResult()
     return deletion.add_up([deletion.delete_instance(tx, member) for member in tree])
 
@@ -174,24 +181,3 @@ def _prunable(tx: Transaction, filter: DeleteFilter) -> Iterator[str]:  # noqa: 
         if row is not None and rules.is_before(row[1], filter.completed_before_ms):
             found.append((row[0], instance_id))
     return (instance_id for _, instance_id in sorted(found)[:limit])
-
-
-def _require_alive(tx: Transaction, instance_id: str) -> int | None:
-    """The key of an instance that has not ended, None if it has not begun."""
-    instance = tx.row(queries.INSTANCE_BY_ID, (instance_id,))
-    if not orchestrator_queue.exists(tx, instance_id):
-        raise NotFound(f"there is no instance {instance_id!r}")
-    if instance is None:
-        return None
-    if instance[1] > 0 and _has_ended(tx, instance_id):
-        raise InstanceFinished(f"{instance_id!r} has ended: {instance[2]}")
-    key: int = instance[0]
-    return key
-
-
-def _has_ended(tx: Transaction, instance_id: str) -> bool:
-    instance = tx.row(queries.INSTANCE_BY_ID, (instance_id,))
-    if instance is None or instance[1] == 0:
-        return False
-    status = tx.row(queries.CURRENT_STATUS, (instance[0],))[0]
-    return orchestrator_queue.has_ended(tx, instance_id, Status(status))

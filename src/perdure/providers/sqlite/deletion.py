@@ -27,6 +27,12 @@ ORDER BY 2, 1
 """
 """Oldest first. An instance that no turn has named goes by its first queued start."""
 
+_HAS_ANYTHING: Final = """
+SELECT EXISTS (SELECT 1 FROM instances WHERE instance_id = ?1)
+    OR EXISTS (SELECT 1 FROM orchestrator_queue WHERE instance_id = ?1)
+    OR EXISTS (SELECT 1 FROM worker_queue WHERE instance_id = ?1)
+"""
+
 _SESSIONS_OF: Final = """
 SELECT DISTINCT session_id FROM worker_queue WHERE instance_id = ? AND session_id IS NOT NULL
 """
@@ -47,9 +53,18 @@ def tree_of(snapshot: Snapshot, root_id: str) -> list[str]:
     return tree
 
 
-def delete_tree(tx: Transaction, root_id: str) -> DeleteResult:
-    deleted = [delete_instance(tx, member) for member in tree_of(tx, root_id)]
-    return add_up(deleted)
+def has_anything(tx: Transaction, instance_id: str) -> bool:
+    """Whether the store holds anything under that id, if only a message or a work item."""
+    return bool(tx.row(_HAS_ANYTHING, (instance_id,))[0])
+
+
+def delete_tree(tx: Transaction, root_id: str) -> None:
+    """Whatever is there under that id, running or not; instances that only name it as their
+    parent stay if there is nothing.
+    """
+    if has_anything(tx, root_id):
+        for member in tree_of(tx, root_id):
+            delete_instance(tx, member)
 
 
 def delete_instance(tx: Transaction, instance_id: str) -> DeleteResult:

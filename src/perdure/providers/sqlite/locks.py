@@ -12,6 +12,8 @@ from perdure.providers._shared import rules
 from perdure.providers.sqlite import queries
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from perdure.providers.items import StartRouting
     from perdure.providers.sqlite.transaction import Transaction
 
@@ -59,9 +61,11 @@ def refresh(tx: Transaction, instance_id: str) -> None:
 
 def wake(tx: Transaction) -> None:
     """Look again at the rows whose time has come; orphans that waited too long become letters."""
-    for instance_id, state in tx.rows(queries.AWAKE, (tx.now,)):
-        if state == UNKNOWN:
-            _bury(tx, instance_id)
+    awake = tx.rows(queries.AWAKE, (tx.now,))
+    if not awake:
+        return
+    _bury(tx, [instance_id for instance_id, state in awake if state == UNKNOWN])
+    for instance_id, _ in awake:
         refresh(tx, instance_id)
 
 
@@ -98,9 +102,9 @@ def note_message(
         else:
             refresh(tx, instance_id)
         return
-    key, state, due_at, first_message_id = place
-    if key is None or state == UNKNOWN:
-        # A start may open it, or it has to wait for one: worth a closer look.
+    state, pending_since, due_at, first_message_id = place
+    if start is not None or pending_since is not None or state == UNKNOWN:
+        # It may have to wait for a start, or this one may open it: worth a closer look.
         refresh(tx, instance_id)
     elif due_at is None or (visible_at, message_id) < (due_at, first_message_id):
         tx.execute(queries.SET_DUE, (visible_at, message_id, instance_id))
@@ -124,8 +128,12 @@ def _identify(
     return key, name, version, start[3], opens_at if instance is None else 0
 
 
-def _bury(tx: Transaction, instance_id: str) -> None:
-    grace = tx.orphan_grace_ms
-    tx.execute(queries.COPY_DEAD, (rules.ORPHAN_REASON, tx.now, instance_id, grace))
-    tx.execute(queries.DELETE_DEAD, (instance_id, tx.now, grace))
-    tx.changed_instances.append(instance_id)
+def _bury(tx: Transaction, orphans: Sequence[str]) -> None:
+    """Turn what waited too long for a start into dead letters, in the order of its death."""
+    dead: list[tuple[int, int]] = []
+    for instance_id in orphans:
+        dead += tx.rows(queries.DEAD_MESSAGES, (instance_id, tx.orphan_grace_ms, tx.now))
+        tx.changed_instances.append(instance_id)
+    for _, message_id in sorted(dead):
+        tx.execute(queries.COPY_DEAD, (rules.ORPHAN_REASON, tx.now, message_id))
+        tx.execute(queries.DELETE_MESSAGE, (message_id,))

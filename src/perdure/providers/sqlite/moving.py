@@ -83,7 +83,7 @@ def export(snapshot: Snapshot, instance_id: str) -> InstanceSnapshot:
 
 def restore(tx: Transaction, snapshot: InstanceSnapshot, replace: bool) -> None:
     instance_id = snapshot.instance_id
-    if _has_anything(tx, instance_id):
+    if deletion.has_anything(tx, instance_id):
         if not replace:
             raise AlreadyExists(f"{instance_id!r} is already in this store")
         deletion.delete_instance(tx, instance_id)
@@ -122,17 +122,6 @@ def _executions(
         )
         for execution_id, status, output, started_at, completed_at, pinned in snapshot.rows(
             _EXECUTIONS, (key,)
-        )
-    )
-
-
-def _has_anything(tx: Transaction, instance_id: str) -> bool:
-    return any(
-        tx.row(sql, (instance_id,)) is not None
-        for sql in (
-            "SELECT 1 FROM instances WHERE instance_id = ?",
-            "SELECT 1 FROM orchestrator_queue WHERE instance_id = ? LIMIT 1",
-            "SELECT 1 FROM worker_queue WHERE instance_id = ? LIMIT 1",
         )
     )
 

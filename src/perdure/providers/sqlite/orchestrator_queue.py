@@ -69,8 +69,12 @@ def exists(tx: Transaction, instance_id: str) -> bool:
     return bool(execution_id) or pending_since is not None
 
 
-def has_ended(tx: Transaction, instance_id: str, status: Status) -> bool:
-    """Whether an instance whose current execution has that status has ended for good."""
+def has_ended(tx: Transaction, instance_id: str) -> bool:
+    """Whether an instance has ended for good; one that has not begun has not."""
+    instance = tx.row(queries.INSTANCE_BY_ID, (instance_id,))
+    if instance is None or instance[1] == 0:
+        return False
+    status = Status(tx.row(queries.CURRENT_STATUS, (instance[0],))[0])
     if status is not Status.CONTINUED_AS_NEW:
         return status.is_final
     start_queued = tx.row(queries.QUEUED_START, (instance_id,)) is not None
@@ -84,22 +88,18 @@ def _is_met(tx: Transaction, instance_id: str, condition: EnqueueCondition) -> b
         case EnqueueCondition.ABSENT:
             return not exists(tx, instance_id)
         case EnqueueCondition.ALIVE:
-            _require_alive(tx, instance_id)
+            require_alive(tx, instance_id)
             return True
         case EnqueueCondition.REPLACE:
             deletion.delete_tree(tx, instance_id)
             return True
 
 
-def _require_alive(tx: Transaction, instance_id: str) -> None:
-    instance = tx.row(queries.INSTANCE_BY_ID, (instance_id,))
-    if instance is None or instance[1] == 0:
-        if tx.row(queries.QUEUED_START, (instance_id,)) is None:
-            raise NotFound(f"there is no instance {instance_id!r}")
-        return
-    status = Status(instance[2])
-    if has_ended(tx, instance_id, status):
-        raise InstanceFinished(f"{instance_id!r} has ended: {status}")
+def require_alive(tx: Transaction, instance_id: str) -> None:
+    if not exists(tx, instance_id):
+        raise NotFound(f"there is no instance {instance_id!r}")
+    if has_ended(tx, instance_id):
+        raise InstanceFinished(f"{instance_id!r} has ended")
 
 
 def _routing(start: StartRouting) -> tuple[str, str | None, str | None]:

@@ -10,7 +10,7 @@ from typing import Final
 # --- readiness (instance_locks)
 
 PLACE: Final = """
-SELECT instance_key, state, due_at, first_message_id FROM instance_locks WHERE instance_id = ?
+SELECT state, pending_since, due_at, first_message_id FROM instance_locks WHERE instance_id = ?
 """
 
 SET_DUE: Final = """
@@ -60,10 +60,12 @@ ORDER BY l.due_at, l.first_message_id
 """
 
 FIND_KEPT: Final = """
-SELECT instance_id, lock_token, due_at, first_message_id
-FROM instance_locks
-WHERE kept = 1 AND due_at IS NOT NULL AND due_at <= ?1 AND owner = ?2 AND locked_until > ?1
-ORDER BY due_at, first_message_id LIMIT 1
+SELECT l.instance_id, l.instance_key, l.name, l.version, l.due_at, l.first_message_id,
+       i.framework_version, l.lock_token
+FROM instance_locks AS l LEFT JOIN instances AS i ON i.instance_key = l.instance_key
+WHERE l.kept = 1 AND l.due_at IS NOT NULL AND l.due_at <= ?1 AND l.owner = ?2
+  AND l.locked_until > ?1
+ORDER BY l.due_at, l.first_message_id
 """
 
 NEXT_WAKE: Final = "SELECT min(wake_at) FROM instance_locks WHERE wake_at IS NOT NULL"
@@ -210,6 +212,11 @@ DELETE FROM orchestrator_queue
 WHERE instance_id = ? AND timer_execution_id = ? AND timer_id = ? AND timer_id IS NOT NULL
 """
 
+DEAD_MESSAGES: Final = """
+SELECT max(visible_at, enqueued_at + ?2), message_id FROM orchestrator_queue
+WHERE instance_id = ?1 AND visible_at <= ?3 AND enqueued_at + ?2 <= ?3
+"""
+
 DEAD_AT: Final = """
 SELECT min(max(visible_at, enqueued_at + ?)) FROM orchestrator_queue WHERE instance_id = ?
 """
@@ -220,14 +227,10 @@ INSERT INTO dead_letters
      start_parent_id, timer_execution_id, timer_id)
 SELECT ?1, ?2, instance_id, kind, body, asked_visible_at, start_name, start_version,
        start_parent_id, timer_execution_id, timer_id
-FROM orchestrator_queue
-WHERE instance_id = ?3 AND visible_at <= ?2 AND enqueued_at + ?4 <= ?2 ORDER BY message_id
+FROM orchestrator_queue WHERE message_id = ?3
 """
 
-DELETE_DEAD: Final = """
-DELETE FROM orchestrator_queue
-WHERE instance_id = ?1 AND visible_at <= ?2 AND enqueued_at + ?3 <= ?2
-"""
+DELETE_MESSAGE: Final = "DELETE FROM orchestrator_queue WHERE message_id = ?"
 
 # --- instances, executions, history
 

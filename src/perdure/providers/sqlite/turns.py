@@ -39,9 +39,9 @@ def fetch(
 ) -> FetchedOrchestration | Nothing:
     locks.wake(tx)
     ready = _find_ready(tx, filter)
-    kept = None if owner is None else tx.row(queries.FIND_KEPT, (tx.now, owner))
-    if kept is not None and (ready is None or kept[2:4] < ready[4:6]):
-        return _continue(tx, kept[0], kept[1])
+    kept = None if owner is None else _find_kept(tx, filter, owner)
+    if kept is not None and (ready is None or kept[4:6] < ready[4:6]):
+        return _continue(tx, kept[0], kept[7])
     if ready is None:
         return Nothing(locks.next_due(tx, owner))
     return _lock_batch(tx, ready[0], ready[1], lock_timeout_ms, owner)
@@ -108,7 +108,8 @@ def take_over(
     token = rules.new_lock_token()
     tx.execute(queries.TAKE_LOCK, (tx.now + lock_timeout_ms, token, None, None, None, instance_id))
     locks.refresh(tx, instance_id)
-    item = _item(tx, instance_id, instance_key, (), None)
+    start = tx.row(queries.VISIBLE_START, (instance_id, tx.now))
+    item = _item(tx, instance_id, instance_key, (), start)
     return FetchedOrchestration(item=item, lock_token=token, attempt_count=0)
 
 
@@ -145,6 +146,14 @@ def _find_ready(tx: Transaction, filter: OrchestrationFilter | None) -> Any:  # 
             return row
         if misfits == _MISFITS_BEFORE_SEEKING and filter.handlers is not None:
             return _seek_ready(tx, filter)
+    return None
+
+
+def _find_kept(tx: Transaction, filter: OrchestrationFilter | None, owner: str) -> Any:  # noqa: A002
+    """Of the instances whose locks this owner keeps, as ``_find_ready``."""
+    for row in tx.execute(queries.FIND_KEPT, (tx.now, owner)):
+        if filter is None or _fits(tx, row[:7], filter):
+            return row
     return None
 
 
