@@ -1,0 +1,125 @@
+"""What an error of the server or of the connection means: repeat, reconnect, or give up.
+
+Knows SQLSTATE and nothing else.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from typing import Final
+
+import psycopg
+
+from perdure.errors import (
+    CorruptData,
+    InvalidValue,
+    PerdureError,
+    ProviderError,
+    StoreBusy,
+    StoreFull,
+    StoreRefused,
+    StoreUnavailable,
+)
+
+
+class Remedy(Enum):
+    """What may help against an error."""
+
+    REPEAT = auto()
+    """Nothing was written; the same call on the same connection may succeed."""
+    RECONNECT = auto()
+    """The connection is of no use any more; whether something was written may be unknown."""
+    NONE = auto()
+
+
+_REPEAT: Final = frozenset(
+    {
+        "40001",  # serialization failure
+        "40P01",  # deadlock
+        "55P03",  # lock not available
+        "57014",  # statement timeout
+        "53000",  # insufficient resources
+        "53100",  # disk full
+        "53200",  # out of memory
+    }
+)
+_RECONNECT: Final = frozenset(
+    {
+        "0A000",  # a cached plan must not change its result type
+        "25006",  # read only: the server was demoted under us
+        "26000",  # a prepared statement is gone
+        "42P05",  # a prepared statement is there already: a pooler mixes sessions
+        "53300",  # too many connections
+        "57P01",  # administrator shut the server down
+        "57P02",  # crash of another session
+        "57P03",  # server is starting up
+        "57P04",  # database dropped
+        "57P05",  # idle session timeout
+        "25P03",  # idle in transaction timeout
+        "25P04",  # transaction timeout
+    }
+)
+_CORRUPT: Final = frozenset({"XX001", "XX002", "22021", "22P05"})
+_MISSING: Final = frozenset({"3F000", "42P01", "42883", "42704", "42703"})
+
+
+def remedy_for(error: BaseException) -> Remedy:
+    if isinstance(error, TimeoutError | OSError):
+        return Remedy.RECONNECT
+    if not isinstance(error, psycopg.Error):
+        return Remedy.NONE
+    state = error.sqlstate
+    if state is None:
+        # Raised by the driver: the connection broke or is closed, unless the program is wrong.
+        broken = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+        return Remedy.RECONNECT if broken else Remedy.NONE
+    if state in _REPEAT:
+        return Remedy.REPEAT
+    if state in _RECONNECT or state.startswith("08"):
+        return Remedy.RECONNECT
+    return Remedy.NONE
+
+
+def is_damage(error: BaseException) -> bool:
+    """Stored data cannot be read."""
+    return isinstance(error, UnicodeDecodeError) or (
+        isinstance(error, psycopg.Error) and error.sqlstate in _CORRUPT
+    )
+
+
+def violated(error: BaseException) -> str | None:
+    """Name of the uniqueness that a write would have broken."""
+    if isinstance(error, psycopg.errors.UniqueViolation):
+        return error.diag.constraint_name
+    return None
+
+
+def refusal(operation: str, error: BaseException, location: str) -> PerdureError:
+    """The error that a caller sees, once nothing helped."""
+    said = f"{location}: {_one_line(error)}"
+    state = error.sqlstate if isinstance(error, psycopg.Error) else None
+    match remedy_for(error):
+        case Remedy.REPEAT if state == "53100":
+            return StoreFull(operation, f"{said}; free some space, then it goes on")
+        case Remedy.REPEAT:
+            return StoreBusy(operation, said)
+        case Remedy.RECONNECT:
+            return StoreUnavailable(operation, f"{said}; is the server up and reachable?")
+        case Remedy.NONE:
+            pass
+    if is_damage(error):
+        return CorruptData(operation, said)
+    if state == "42501":
+        return StoreRefused(
+            operation, f"{said}; grant this role its rights with the function grant_worker"
+        )
+    if state in _MISSING:
+        return StoreRefused(operation, f"{said}; was the schema dropped or changed by hand?")
+    if state is not None and state.startswith("22"):
+        return InvalidValue(f"{operation}: {said}")
+    return ProviderError(operation, said)
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return text or type(error).__name__

@@ -1,0 +1,274 @@
+"""What a handle is made of: connections, lanes, desks and the listener, opened and closed together.
+
+Verbs of the contract are elsewhere; they use this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from typing import TYPE_CHECKING, Any, Final
+
+import psycopg
+from psycopg.rows import dict_row
+
+from perdure.clock import SystemClock
+from perdure.errors import PerdureError, StoreClosed, StoreMoved, StoreRefused
+from perdure.model.wire import FORMAT_VERSION
+from perdure.providers.postgres import queries
+from perdure.providers.postgres.connections import Connections, Renewals
+from perdure.providers.postgres.faults import refusal
+from perdure.providers.postgres.lanes import Lanes
+from perdure.providers.postgres.listener import BUCKETS, Channels, Listener, Notifier, bucket_of
+from perdure.providers.postgres.migrate import migrate, pending
+from perdure.providers.postgres.place import check_server, place_of
+from perdure.providers.watching import ChangeHub
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from typing import LiteralString
+
+    from perdure.providers._shared.migrate import Migration
+    from perdure.providers.postgres.connections import Parameters, Row
+    from perdure.providers.postgres.desk import Desk
+    from perdure.providers.postgres.lanes import Answer
+
+_LANES: Final = 3
+_LISTENING_POLL_SECONDS: Final = 5.0
+_DEAF_POLL_SECONDS: Final = 1.5
+_LANE_LIFE_MS: Final = 24 * 3600 * 1000
+_FACTS: Final = b"""
+    SELECT pg_is_in_recovery()::text AS in_recovery,
+        current_setting('server_version_num') AS server_version_num,
+        current_setting('server_encoding') AS server_encoding,
+        current_setting('transaction_read_only') AS transaction_read_only,
+        current_setting('transaction_isolation') AS transaction_isolation
+"""
+
+
+class Handle:
+    """The shared state of a provider and its administration."""
+
+    def __init__(
+        self,
+        dsn: str,
+        schema: str,
+        *,
+        pool_size: int,
+        listen: bool,
+        prepare: bool,
+        retry_seconds: float,
+    ) -> None:
+        self.place = place_of(dsn, schema, sessions=prepare)
+        self.statements = queries.Statements(schema)
+        # One connection of the pool's size is kept for renewals.
+        self._connections = Connections(
+            self.place, size=pool_size - 1, prepare=prepare, retry_seconds=retry_seconds
+        )
+        self._renewals = Renewals(self.place, prepare=prepare, retry_seconds=retry_seconds)
+        self._lanes = Lanes(
+            self._connections,
+            self.statements,
+            lanes=min(_LANES, max(1, pool_size - 2)),
+            retry_seconds=retry_seconds,
+            applied=self._applied,
+        )
+        self._listens = listen
+        self._channels = Channels(schema)
+        self._notifier = Notifier(self._connections)
+        self._listener = Listener(self.place, self._channels, self._notifier.sessions, self._heard)
+        self._hubs = [ChangeHub(SystemClock()) for _ in range(BUCKETS)]
+        self._ticker: asyncio.Task[None] | None = None
+        self._process_id = 0
+        self.turn_desk: Desk[Any, Any] | None = None
+        self.work_desk: Desk[Any, Any] | None = None
+
+    # --- life
+
+    async def open(self, *, allow_moved: bool, auto_migrate: bool) -> None:
+        await self._prepare_schema(auto_migrate=auto_migrate)
+        await self._connections.open()
+        self._renewals.open()
+        self._lanes.open()
+        self._process_id = os.getpid()
+        try:
+            await self._check_store(allow_moved=allow_moved)
+        except BaseException:
+            await self.close()
+            raise
+        if self._listens:
+            await self._listener.open()
+        self._ticker = asyncio.create_task(self._tick(), name="perdure-ticker")
+        for desk in self._desks:
+            desk.open()
+
+    async def close(self) -> None:
+        if self._process_id != os.getpid():
+            return
+        self._process_id = 0
+        if self._ticker is not None:
+            self._ticker.cancel()
+            self._ticker = None
+        for desk in self._desks:
+            await desk.close()
+        await self._lanes.close()
+        await self._listener.close()
+        await self._notifier.close()
+        await self._drop_lanes()
+        await self._renewals.close()
+        await self._connections.close()
+        for hub in self._hubs:
+            hub.notify_all()
+
+    def require_open(self, operation: str) -> None:
+        if self._process_id != os.getpid():
+            reason = "is not open" if self._process_id == 0 else "was inherited by a fork"
+            raise StoreClosed(operation, f"{self.place.location} {reason}; open a handle here")
+
+    async def migrate(self, *, dry_run: bool) -> Sequence[Migration]:
+        """Apply what is due, or only say what is."""
+        try:
+            async with await self._connections.connect() as connection:
+                if dry_run:
+                    return await pending(connection, self.place)
+                return await migrate(connection, self.place)
+        except (psycopg.Error, OSError) as error:
+            raise refusal("migrate", error, self.place.location) from error
+
+    async def _prepare_schema(self, *, auto_migrate: bool) -> None:
+        try:
+            async with await self._connections.connect() as connection:
+                cursor = connection.cursor(row_factory=dict_row)
+                facts = await (await cursor.execute(_FACTS)).fetchone()
+                assert facts is not None
+                check_server(facts, self.place.location)
+                due = await pending(connection, self.place)
+                if due and not auto_migrate:
+                    numbers = ", ".join(str(migration.number) for migration in due)
+                    raise StoreRefused(
+                        "open",
+                        f"{self.place.location} lacks the migrations {numbers}; run 'perdure db "
+                        "migrate' with a role that owns the schema",
+                    )
+                if due:
+                    await migrate(connection, self.place)
+        except (psycopg.Error, OSError) as error:
+            raise refusal("open", error, self.place.location) from error
+
+    async def _check_store(self, *, allow_moved: bool) -> None:
+        ((format_version, moved_to, _, _),) = await self.ask(
+            "open", queries.GET_STORE, (self.place.schema,)
+        )
+        if format_version > FORMAT_VERSION:
+            raise StoreRefused(
+                "open",
+                f"{self.place.location} has format {format_version}, written by a newer version "
+                f"of perdure; this one knows up to {FORMAT_VERSION}. Upgrade perdure",
+            )
+        if moved_to is not None and not allow_moved:
+            raise StoreMoved("open", f"the content of {self.place.location} is in {moved_to!r} now")
+
+    async def _drop_lanes(self) -> None:
+        """And those of handles that were not closed; it does not matter if the server is gone."""
+        with contextlib.suppress(psycopg.Error, OSError, PerdureError):
+            await self.ask_once("close", queries.REMOVE_LANES, (self._lanes.names, _LANE_LIFE_MS))
+
+    # --- asking and committing
+
+    async def ask(
+        self,
+        operation: str,
+        template: LiteralString,
+        parameters: Parameters = (),
+        *,
+        binary: bool = False,
+    ) -> list[Row]:
+        """Rows of a statement that may be repeated."""
+        return await self._connections.run(
+            operation, self.statements(template), parameters, binary=binary
+        )
+
+    async def ask_once(
+        self, operation: str, template: LiteralString, parameters: Parameters
+    ) -> list[Row]:
+        """One try, with the driver's own errors."""
+        return await self._connections.run_once(
+            operation, self.statements(template), parameters, binary=True
+        )
+
+    async def renew(
+        self, operation: str, template: LiteralString, parameters: Sequence[Any]
+    ) -> list[Row]:
+        """On the connection that is kept for renewals."""
+        return await self._renewals.run(operation, self.statements(template), parameters)
+
+    def send(
+        self,
+        operation: str,
+        template: LiteralString,
+        row: dict[str, Any],
+        *,
+        key: str,
+        parts: int = 0,
+        weight: int = 0,
+    ) -> asyncio.Future[tuple[str, str | None] | None]:
+        """None once it is committed, or why the server refused it."""
+        self.require_open(operation)
+        return self._lanes.send(operation, template, row, key=key, parts=parts, weight=weight)
+
+    # --- telling who waits
+
+    def hub_of(self, instance_id: str) -> ChangeHub:
+        return self._hubs[bucket_of(instance_id)]
+
+    def changed(self, instance_ids: Iterable[str], *, tell: bool = True) -> None:
+        """Wake who watches these instances, here and, with ``tell``, elsewhere."""
+        for instance_id in instance_ids:
+            bucket = bucket_of(instance_id)
+            self._hubs[bucket].notify((instance_id,))
+            if tell and self._listens:
+                self._notifier.tell((self._channels.changes[bucket],))
+
+    def released(self) -> None:
+        """Instances may be free that were not."""
+        self._ring(self.turn_desk, self._channels.turns, 0)
+
+    @property
+    def poll_seconds(self) -> float:
+        return _LISTENING_POLL_SECONDS if self._listener.is_listening else _DEAF_POLL_SECONDS
+
+    @property
+    def _desks(self) -> list[Desk[Any, Any]]:
+        return [desk for desk in (self.turn_desk, self.work_desk) if desk is not None]
+
+    def _applied(self, answer: Answer) -> None:
+        if answer.turns_at is not None:
+            self._ring(self.turn_desk, self._channels.turns, answer.turns_at - answer.now)
+        if answer.work_at is not None:
+            self._ring(self.work_desk, self._channels.work, answer.work_at - answer.now)
+
+    def _ring(self, desk: Desk[Any, Any] | None, channel: str, milliseconds: int) -> None:
+        if desk is not None:
+            desk.ring_in(milliseconds / 1000)
+        if self._listens:
+            self._notifier.tell((channel,))
+
+    def _heard(self, channel: str | None) -> None:
+        """From the listener; None: anything may have been said."""
+        if channel in {None, self._channels.turns} and self.turn_desk is not None:
+            self.turn_desk.ring()
+        if channel in {None, self._channels.work} and self.work_desk is not None:
+            self.work_desk.ring()
+        if channel is None:
+            for hub in self._hubs:
+                hub.notify_all()
+        elif channel in self._channels.changes:
+            self._hubs[self._channels.changes.index(channel)].notify_all()
+
+    async def _tick(self) -> None:
+        """Let watchers look again now and then, whatever was missed."""
+        while True:
+            await asyncio.sleep(self.poll_seconds)
+            for hub in self._hubs:
+                hub.notify_all()

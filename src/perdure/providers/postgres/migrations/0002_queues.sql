@@ -1,0 +1,304 @@
+-- What the other functions are built from. Those that are called from outside fix the path by which
+-- names are found, and plans that use indexes however small a table is: a plan lives longer than
+-- the size it was made for.
+-- Functions take their time as p_now, read once after the rows that decide were locked. Locks are
+-- taken in one order everywhere, so that nothing deadlocks: instance_locks by instance_id, then
+-- worker_queue by message_id, then new rows, then sessions.
+
+CREATE FUNCTION is_final(status text) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT status IN ('Completed', 'Failed', 'Cancelled', 'Terminated')
+$$;
+
+CREATE FUNCTION ends_execution(status text) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT status IN ('Completed', 'Failed', 'Cancelled', 'Terminated', 'ContinuedAsNew')
+$$;
+
+CREATE FUNCTION shown_status(execution_status text, suspended boolean, blocked boolean)
+RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT CASE
+        WHEN execution_status IN ('Completed', 'Failed', 'Cancelled', 'Terminated')
+            THEN execution_status
+        WHEN suspended THEN 'Suspended'
+        WHEN blocked THEN 'Blocked'
+        ELSE coalesce(execution_status, 'Pending')
+    END
+$$;
+
+-- --- lanes
+
+-- The stored answer if the batch was applied before; else NULL, with the lane locked until the end
+-- of the transaction, so that the same batch sent twice is applied once.
+CREATE FUNCTION lane_answer(p_lane text, p_batch bigint) RETURNS text
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_lane lanes;
+BEGIN
+    LOOP
+        SELECT * INTO v_lane FROM lanes WHERE lane = p_lane FOR UPDATE;
+        IF FOUND THEN
+            RETURN CASE WHEN v_lane.batch = p_batch THEN v_lane.answer END;
+        END IF;
+        INSERT INTO lanes (lane, batch, used_at) VALUES (p_lane, p_batch - 1, now_ms())
+        ON CONFLICT DO NOTHING;
+        IF FOUND THEN
+            RETURN NULL;
+        END IF;
+    END LOOP;
+END $$;
+
+CREATE FUNCTION lane_close(p_lane text, p_batch bigint, p_now bigint, p_answer jsonb) RETURNS text
+LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE lanes SET batch = p_batch, answer = p_answer, used_at = p_now WHERE lane = p_lane;
+    RETURN p_answer;
+END $$;
+
+-- Those of the operations that were not refused; NULL if none is left.
+CREATE FUNCTION not_refused(p_operations jsonb, p_refused jsonb) RETURNS jsonb
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN p_refused IS NULL THEN p_operations ELSE (
+        SELECT jsonb_agg(o.operation ORDER BY o.position)
+        FROM jsonb_array_elements(p_operations) WITH ORDINALITY AS o (operation, position)
+        WHERE NOT p_refused ? (o.operation ->> 'n')
+    ) END
+$$;
+
+-- --- the orchestrator queue
+
+CREATE FUNCTION lock_instances(p_ids text[]) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM 1 FROM instance_locks WHERE instance_id = ANY (p_ids)
+    ORDER BY instance_id FOR UPDATE;
+END $$;
+
+-- Adds messages in their order. A start makes its instance visible to administration. The caller
+-- has locked the rows of the instances that have one. Returns when the first of these instances
+-- may be handed out, as far as its messages go.
+CREATE FUNCTION add_messages(p_messages jsonb, p_now bigint) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_ready_at bigint;
+BEGIN
+    INSERT INTO instances (
+        instance_id, name, version, parent_instance_id, status, created_at, updated_at
+    )
+    SELECT DISTINCT ON (m.instance_id)
+        m.instance_id, m.start ->> 'name', m.start ->> 'version',
+        m.start ->> 'parent_instance_id', 'Pending', coalesce(m.enqueued_at_ms, p_now),
+        coalesce(m.enqueued_at_ms, p_now)
+    FROM ROWS FROM (
+        jsonb_to_recordset(p_messages) AS (instance_id text, start jsonb, enqueued_at_ms bigint)
+    ) WITH ORDINALITY AS m (instance_id, start, enqueued_at_ms, position)
+    WHERE m.start IS NOT NULL
+    ORDER BY m.instance_id, m.position
+    ON CONFLICT (instance_id) DO UPDATE
+        SET name = EXCLUDED.name, version = EXCLUDED.version,
+            parent_instance_id = EXCLUDED.parent_instance_id
+        WHERE instances.name IS NULL;
+
+    WITH added AS (
+        INSERT INTO orchestrator_queue (
+            instance_id, kind, body, visible_at, given_at, enqueued_at, attempt_count,
+            start_name, start_version, start_parent, timer_execution_id, timer_id
+        )
+        SELECT
+            m.instance_id, m.kind, m.body,
+            coalesce(m.resolved_at_ms, p_now + m.delay_ms, m.visible_at_ms, p_now),
+            m.visible_at_ms, coalesce(m.enqueued_at_ms, p_now), coalesce(m.attempt_count, 0),
+            m.start ->> 'name', m.start ->> 'version', m.start ->> 'parent_instance_id',
+            (m.timer ->> 'execution_id')::bigint, (m.timer ->> 'timer_id')::bigint
+        FROM ROWS FROM (
+            jsonb_to_recordset(p_messages) AS (
+                instance_id text, kind text, body text, visible_at_ms bigint, delay_ms bigint,
+                resolved_at_ms bigint, enqueued_at_ms bigint, attempt_count bigint,
+                start jsonb, timer jsonb
+            )
+        ) WITH ORDINALITY AS m (
+            instance_id, kind, body, visible_at_ms, delay_ms, resolved_at_ms, enqueued_at_ms,
+            attempt_count, start, timer, position
+        )
+        ORDER BY m.position
+        RETURNING instance_id, message_id, visible_at, enqueued_at, start_name
+    ), arrivals AS (
+        SELECT
+            a.instance_id,
+            (array_agg(a.visible_at ORDER BY a.visible_at, a.message_id))[1] AS ready_at,
+            (array_agg(a.message_id ORDER BY a.visible_at, a.message_id))[1] AS ready_id,
+            min(a.enqueued_at) AS enqueued_at,
+            min(a.visible_at) FILTER (WHERE a.start_name IS NOT NULL) AS opens_at
+        FROM added a
+        GROUP BY a.instance_id
+    ), known AS (
+        SELECT
+            a.*, i.instance_id IS NOT NULL AS is_listed, route_of(i.name, i.version) AS route,
+            x.framework_version,
+            coalesce(i.execution_id, 0) > 0
+                OR EXISTS (SELECT FROM history h WHERE h.instance_id = a.instance_id) AS is_open
+        FROM arrivals a
+        LEFT JOIN instances i ON i.instance_id = a.instance_id
+        LEFT JOIN executions x
+            ON x.instance_id = i.instance_id AND x.execution_id = i.execution_id
+    ), placed AS (
+        INSERT INTO instance_locks AS l (
+            instance_id, route, framework_version, opens_at, ready_at, ready_id, orphaned_at
+        )
+        SELECT
+            k.instance_id,
+            coalesce(k.route, CASE WHEN k.is_open THEN route_of('unknown', NULL) END),
+            k.framework_version, CASE WHEN NOT k.is_open THEN k.opens_at END,
+            k.ready_at, k.ready_id,
+            CASE WHEN NOT (k.is_open OR k.is_listed) THEN k.enqueued_at END
+        FROM known k
+        ORDER BY k.instance_id
+        ON CONFLICT (instance_id) DO UPDATE SET
+            route = CASE
+                WHEN l.route IS NULL OR l.route = route_of('unknown', NULL)
+                    THEN coalesce(EXCLUDED.route, l.route)
+                ELSE l.route
+            END,
+            opens_at = CASE
+                WHEN l.route IS NOT NULL AND l.opens_at IS NULL THEN NULL
+                WHEN EXCLUDED.route IS NOT NULL AND EXCLUDED.opens_at IS NULL
+                    AND l.opens_at IS NULL THEN NULL
+                ELSE least(l.opens_at, EXCLUDED.opens_at)
+            END,
+            ready_at = CASE
+                WHEN (l.ready_at, l.ready_id) <= (EXCLUDED.ready_at, EXCLUDED.ready_id)
+                    THEN l.ready_at
+                ELSE EXCLUDED.ready_at
+            END,
+            ready_id = CASE
+                WHEN (l.ready_at, l.ready_id) <= (EXCLUDED.ready_at, EXCLUDED.ready_id)
+                    THEN l.ready_id
+                ELSE EXCLUDED.ready_id
+            END,
+            wake_at = CASE
+                WHEN l.lock_token IS NOT NULL OR l.not_before IS NOT NULL
+                    THEN greatest(l.locked_until, l.not_before)
+            END,
+            orphaned_at = CASE
+                WHEN l.route IS NULL AND EXCLUDED.route IS NULL
+                    THEN least(l.orphaned_at, EXCLUDED.orphaned_at)
+            END
+        RETURNING l.ready_at, l.opens_at
+    )
+    SELECT min(greatest(p.ready_at, p.opens_at)) INTO v_ready_at FROM placed p;
+    RETURN v_ready_at;
+END $$;
+
+-- Brings readiness up to date from the messages themselves, after some were removed or freed. The
+-- caller has locked the rows.
+CREATE FUNCTION place_instances(p_ids text[]) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_ready_at bigint;
+BEGIN
+    WITH placed AS (
+        UPDATE instance_locks l SET
+            route = coalesce(
+                route_of(i.name, i.version), CASE WHEN h.is_open THEN route_of('unknown', NULL) END
+            ),
+            framework_version = x.framework_version,
+            opens_at = CASE WHEN NOT h.is_open THEN s.visible_at END,
+            ready_at = f.visible_at,
+            ready_id = f.message_id,
+            wake_at = CASE
+                WHEN (o.lock_token IS NOT NULL OR o.not_before IS NOT NULL)
+                    AND EXISTS (
+                        SELECT FROM orchestrator_queue q WHERE q.instance_id = o.instance_id
+                    )
+                    THEN greatest(o.locked_until, o.not_before)
+            END,
+            orphaned_at = CASE WHEN NOT h.is_open AND i.instance_id IS NULL THEN (
+                SELECT min(q.enqueued_at) FROM orchestrator_queue q
+                WHERE q.instance_id = o.instance_id
+            ) END
+        FROM instance_locks o
+        LEFT JOIN instances i ON i.instance_id = o.instance_id
+        LEFT JOIN executions x
+            ON x.instance_id = i.instance_id AND x.execution_id = i.execution_id
+        CROSS JOIN LATERAL (
+            SELECT coalesce(i.execution_id, 0) > 0
+                OR EXISTS (SELECT FROM history e WHERE e.instance_id = o.instance_id) AS is_open
+        ) h
+        LEFT JOIN LATERAL (
+            SELECT q.visible_at, q.message_id
+            FROM orchestrator_queue q
+            WHERE q.instance_id = o.instance_id
+                AND (o.lock_token IS NULL OR q.lock_token IS DISTINCT FROM o.lock_token)
+            ORDER BY q.visible_at, q.message_id
+            LIMIT 1
+        ) f ON true
+        LEFT JOIN LATERAL (
+            SELECT min(q.visible_at) AS visible_at
+            FROM orchestrator_queue q
+            WHERE q.instance_id = o.instance_id AND q.start_name IS NOT NULL
+        ) s ON true
+        WHERE o.instance_id = ANY (p_ids) AND l.instance_id = o.instance_id
+        RETURNING l.ready_at, l.opens_at, l.not_before, l.suspended
+    )
+    SELECT min(greatest(p.ready_at, p.opens_at, p.not_before)) INTO v_ready_at
+    FROM placed p WHERE NOT p.suspended;
+    RETURN v_ready_at;
+END $$;
+
+-- Drops the rows that hold nothing any more.
+CREATE FUNCTION forget_instances(p_ids text[]) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    DELETE FROM instance_locks l
+    WHERE l.instance_id = ANY (p_ids)
+        AND l.lock_token IS NULL AND l.ready_at IS NULL AND l.not_before IS NULL
+        AND l.block IS NULL AND NOT l.suspended
+        AND NOT EXISTS (
+            SELECT FROM instances i
+            WHERE i.instance_id = l.instance_id AND NOT ends_execution(i.execution_status)
+        );
+END $$;
+
+-- --- the worker queue
+
+-- Adds work items in their order. Returns when the first of them that nobody holds is free.
+CREATE FUNCTION add_work(p_items jsonb, p_now bigint) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_free_at bigint;
+BEGIN
+    WITH added AS (
+        INSERT INTO worker_queue (
+            instance_id, execution_id, activity_id, name, route, body, session_id, tag,
+            visible_at, given_at, enqueued_at, attempt_count, heartbeat,
+            lock_token, locked_until, wake_at
+        )
+        SELECT
+            w.identity ->> 'instance_id', (w.identity ->> 'execution_id')::bigint,
+            (w.identity ->> 'activity_id')::bigint, w.name, route_of(w.name, w.tag), w.body,
+            w.session_id, w.tag, t.visible_at, w.visible_at_ms,
+            coalesce(w.enqueued_at_ms, p_now),
+            CASE WHEN w.claim IS NULL THEN coalesce(w.attempt_count, 0) ELSE 1 END, w.heartbeat,
+            w.claim ->> 'lock_token', t.locked_until,
+            nullif(greatest(t.visible_at, t.locked_until, p_now), p_now)
+        FROM ROWS FROM (
+            jsonb_to_recordset(p_items) AS (
+                identity jsonb, name text, body text, session_id text, tag text,
+                visible_at_ms bigint, resolved_at_ms bigint, enqueued_at_ms bigint,
+                attempt_count bigint, heartbeat text, claim jsonb
+            )
+        ) WITH ORDINALITY AS w (
+            identity, name, body, session_id, tag, visible_at_ms, resolved_at_ms, enqueued_at_ms,
+            attempt_count, heartbeat, claim, position
+        )
+        CROSS JOIN LATERAL (
+            SELECT
+                coalesce(w.resolved_at_ms, w.visible_at_ms, p_now) AS visible_at,
+                p_now + (w.claim ->> 'lock_timeout_ms')::bigint AS locked_until
+        ) t
+        ORDER BY w.position
+        RETURNING visible_at, lock_token
+    )
+    SELECT min(a.visible_at) INTO v_free_at FROM added a WHERE a.lock_token IS NULL;
+    RETURN v_free_at;
+END $$;

@@ -1,0 +1,314 @@
+-- Handing out turns. A fetch looks at the first instance of each route, so that what it cannot run
+-- does not slow it down, and says "nothing" only if nothing could be taken.
+
+-- Every route that has an instance waiting, found by jumping from one to the next.
+CREATE FUNCTION waiting_routes() RETURNS text[]
+LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN ARRAY(
+        WITH RECURSIVE found (route) AS (
+            (
+                SELECT l.route FROM instance_locks l
+                WHERE l.route IS NOT NULL AND l.ready_at IS NOT NULL
+                    AND l.lock_token IS NULL AND l.not_before IS NULL AND NOT l.suspended
+                ORDER BY l.route LIMIT 1
+            )
+            UNION ALL
+            SELECT (
+                SELECT l.route FROM instance_locks l
+                WHERE l.route > f.route AND l.ready_at IS NOT NULL
+                    AND l.lock_token IS NULL AND l.not_before IS NULL AND NOT l.suspended
+                ORDER BY l.route LIMIT 1
+            )
+            FROM found f
+            WHERE f.route IS NOT NULL
+        )
+        SELECT f.route FROM found f WHERE f.route IS NOT NULL
+    );
+END $$;
+
+-- Whether an execution pinned to a version fits one of the ranges; NULL ranges: any.
+CREATE FUNCTION fits_versions(p_pinned bigint[], p_ranges jsonb) RETURNS boolean
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT p_ranges IS NULL OR p_pinned IS NULL OR EXISTS (
+        SELECT FROM jsonb_to_recordset(p_ranges) AS r (minimum bigint[], maximum bigint[])
+        WHERE p_pinned BETWEEN r.minimum AND r.maximum
+    )
+$$;
+
+-- Instances that could be taken, oldest message first: free ones, ones whose lock or delay has
+-- passed, and late arrivals at locks that this owner keeps.
+CREATE FUNCTION turn_candidates(
+    p_now bigint, p_owner text, p_routes text[], p_filtered boolean, p_ranges jsonb, p_limit integer
+) RETURNS text[]
+LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN ARRAY(
+        SELECT c.instance_id
+        FROM (
+            SELECT h.instance_id, h.ready_at, h.ready_id
+            FROM unnest(p_routes) AS r (route)
+            CROSS JOIN LATERAL (
+                SELECT l.instance_id, l.ready_at, l.ready_id
+                FROM instance_locks l
+                WHERE l.route = r.route AND l.ready_at <= p_now
+                    AND l.lock_token IS NULL AND l.not_before IS NULL AND NOT l.suspended
+                    AND (l.opens_at IS NULL OR l.opens_at <= p_now)
+                    AND fits_versions(l.framework_version, p_ranges)
+                ORDER BY l.ready_at, l.ready_id
+                LIMIT p_limit
+            ) h
+            UNION ALL
+            SELECT l.instance_id, q.visible_at, q.message_id
+            FROM instance_locks l
+            CROSS JOIN LATERAL (
+                SELECT m.visible_at, m.message_id
+                FROM orchestrator_queue m
+                WHERE m.instance_id = l.instance_id
+                ORDER BY m.visible_at, m.message_id
+                LIMIT 1
+            ) q
+            WHERE l.wake_at <= p_now AND l.route IS NOT NULL AND NOT l.suspended
+                AND q.visible_at <= p_now
+                AND (l.opens_at IS NULL OR l.opens_at <= p_now)
+                AND (NOT p_filtered OR l.route = ANY (p_routes))
+                AND fits_versions(l.framework_version, p_ranges)
+            UNION ALL
+            SELECT l.instance_id, l.ready_at, l.ready_id
+            FROM instance_locks l
+            WHERE l.owner = p_owner AND l.kept AND NOT l.suspended
+                AND l.ready_at <= p_now AND l.locked_until > p_now
+                AND (NOT p_filtered OR l.route = ANY (p_routes))
+                AND fits_versions(l.framework_version, p_ranges)
+        ) c
+        ORDER BY c.ready_at, c.ready_id
+        LIMIT p_limit
+    );
+END $$;
+
+-- When an instance may become free that is not: a hint for how long to wait.
+CREATE FUNCTION next_turn_at(
+    p_now bigint, p_owner text, p_routes text[], p_filtered boolean
+) RETURNS bigint
+LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN least(
+        (
+            SELECT min(h.due_at)
+            FROM unnest(p_routes) AS r (route)
+            CROSS JOIN LATERAL (
+                (
+                    SELECT greatest(l.ready_at, l.opens_at) AS due_at
+                    FROM instance_locks l
+                    WHERE l.route = r.route AND l.ready_at > p_now
+                        AND l.lock_token IS NULL AND l.not_before IS NULL AND NOT l.suspended
+                    ORDER BY l.ready_at
+                    LIMIT 1
+                )
+                UNION ALL
+                SELECT min(l.opens_at)
+                FROM instance_locks l
+                WHERE l.route = r.route AND l.ready_at <= p_now AND l.opens_at > p_now
+                    AND l.lock_token IS NULL AND l.not_before IS NULL AND NOT l.suspended
+            ) h
+        ),
+        (
+            SELECT l.wake_at FROM instance_locks l
+            WHERE l.wake_at > p_now AND l.route IS NOT NULL AND NOT l.suspended
+                AND (NOT p_filtered OR l.route = ANY (p_routes))
+            ORDER BY l.wake_at LIMIT 1
+        ),
+        (
+            SELECT l.ready_at FROM instance_locks l
+            WHERE l.owner = p_owner AND l.kept AND NOT l.suspended AND l.ready_at > p_now
+            ORDER BY l.ready_at LIMIT 1
+        )
+    );
+END $$;
+
+-- Turns visible messages that waited longer than the grace for a start into dead letters.
+CREATE FUNCTION bury_orphans(p_now bigint, p_grace_ms bigint) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_ids text[] := ARRAY(
+        SELECT l.instance_id FROM instance_locks l
+        WHERE l.route IS NULL AND l.orphaned_at <= p_now - p_grace_ms
+        ORDER BY l.orphaned_at
+        LIMIT 1000
+        FOR UPDATE SKIP LOCKED
+    );
+BEGIN
+    WITH buried AS (
+        DELETE FROM orchestrator_queue q
+        WHERE q.instance_id = ANY (v_ids)
+            AND q.enqueued_at <= p_now - p_grace_ms AND q.visible_at <= p_now
+        RETURNING q.*
+    )
+    INSERT INTO dead_letters (instance_id, reason, dead_since, message)
+    SELECT
+        b.instance_id, 'no instance and no start with that id', p_now,
+        jsonb_strip_nulls(jsonb_build_object(
+            'instance_id', b.instance_id, 'kind', b.kind, 'body', b.body,
+            'visible_at_ms', b.given_at, 'timer', CASE WHEN b.timer_id IS NOT NULL THEN
+                jsonb_build_object('execution_id', b.timer_execution_id, 'timer_id', b.timer_id)
+            END
+        ))
+    FROM buried b
+    ORDER BY greatest(b.visible_at, b.enqueued_at + p_grace_ms), b.message_id;
+    PERFORM place_instances(v_ids);
+    PERFORM forget_instances(v_ids);
+END $$;
+
+-- Locks up to one instance for each token and returns them with their batches; or one row without
+-- an instance that says when to look again.
+CREATE FUNCTION fetch_turns(
+    p_tokens text[], p_lock_ms bigint, p_owner text, p_routes text[], p_ranges jsonb,
+    p_grace_ms bigint, p_with_history boolean
+) RETURNS TABLE (
+    instance_id text, lock_token text, continues boolean, name text, version text,
+    parent_instance_id text, execution_id bigint,
+    message_ids bigint[], bodies text[], attempts bigint[], event_ids bigint[], events text[],
+    kv_keys text[], kv_values text[], kv_times bigint[], now_at bigint, due_at bigint
+)
+LANGUAGE plpgsql SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    v_now bigint := now_ms();
+    v_routes text[] := p_routes;
+    v_candidates text[];
+    v_ids text[];
+    v_continues boolean[];
+BEGIN
+    IF EXISTS (
+        SELECT FROM instance_locks l
+        WHERE l.route IS NULL AND l.orphaned_at <= v_now - p_grace_ms
+    ) THEN
+        PERFORM bury_orphans(v_now, p_grace_ms);
+    END IF;
+    LOOP
+        IF p_routes IS NULL THEN
+            v_routes := waiting_routes();
+        END IF;
+        v_candidates := turn_candidates(
+            v_now, p_owner, v_routes, p_routes IS NOT NULL, p_ranges, cardinality(p_tokens) + 16
+        );
+        IF v_candidates = '{}' THEN
+            RETURN QUERY SELECT
+                NULL, NULL, NULL::boolean, NULL, NULL, NULL, NULL::bigint, NULL::bigint[],
+                NULL::text[], NULL::bigint[], NULL::bigint[], NULL::text[], NULL::text[],
+                NULL::text[], NULL::bigint[], v_now, next_turn_at(
+                    v_now, p_owner, v_routes, p_routes IS NOT NULL
+                );
+            RETURN;
+        END IF;
+        SELECT
+            array_agg(s.instance_id ORDER BY s.position), array_agg(s.continues ORDER BY s.position)
+        INTO v_ids, v_continues
+        FROM (
+            SELECT l.instance_id, l.locked_until IS NOT NULL AND l.locked_until > v_now AS continues,
+                c.position
+            FROM unnest(v_candidates) WITH ORDINALITY AS c (instance_id, position)
+            JOIN instance_locks l ON l.instance_id = c.instance_id
+            WHERE l.route IS NOT NULL AND NOT l.suspended
+                AND (l.opens_at IS NULL OR l.opens_at <= v_now)
+                AND CASE
+                    WHEN l.locked_until > v_now
+                        THEN l.kept AND l.owner = p_owner AND l.ready_at <= v_now
+                    WHEN l.not_before > v_now THEN false
+                    WHEN l.lock_token IS NULL THEN l.ready_at <= v_now
+                    ELSE EXISTS (
+                        SELECT FROM orchestrator_queue q
+                        WHERE q.instance_id = l.instance_id AND q.visible_at <= v_now
+                    )
+                END
+                AND (p_routes IS NULL OR l.route = ANY (p_routes))
+                AND fits_versions(l.framework_version, p_ranges)
+            ORDER BY c.position
+            LIMIT cardinality(p_tokens)
+            FOR UPDATE OF l SKIP LOCKED
+        ) s;
+        EXIT WHEN v_ids IS NOT NULL;
+        -- Somebody is at each of them. What the first one turns into decides whether there is work.
+        PERFORM 1 FROM instance_locks l WHERE l.instance_id = v_candidates[1] FOR UPDATE;
+        v_now := now_ms();
+    END LOOP;
+
+    UPDATE instance_locks l SET
+        lock_token = CASE WHEN t.continues THEN l.lock_token ELSE t.token END,
+        locked_until = CASE WHEN t.continues THEN l.locked_until ELSE v_now + p_lock_ms END,
+        owner = CASE WHEN t.continues THEN l.owner ELSE p_owner END,
+        kept = t.continues,
+        ready_at = f.visible_at,
+        ready_id = f.message_id,
+        wake_at = CASE WHEN t.continues THEN l.locked_until ELSE v_now + p_lock_ms END
+    FROM unnest(v_ids, v_continues, p_tokens[:cardinality(v_ids)])
+        AS t (instance_id, continues, token)
+    LEFT JOIN LATERAL (
+        SELECT q.visible_at, q.message_id
+        FROM orchestrator_queue q
+        WHERE q.instance_id = t.instance_id AND q.visible_at > v_now
+        ORDER BY q.visible_at, q.message_id
+        LIMIT 1
+    ) f ON true
+    WHERE l.instance_id = t.instance_id;
+
+    RETURN QUERY
+    WITH tagged AS (
+        UPDATE orchestrator_queue q
+        SET lock_token = l.lock_token, attempt_count = q.attempt_count + 1
+        FROM instance_locks l
+        WHERE l.instance_id = ANY (v_ids) AND q.instance_id = l.instance_id
+            AND q.visible_at <= v_now AND q.lock_token IS DISTINCT FROM l.lock_token
+        RETURNING q.instance_id, q.message_id, q.body, q.attempt_count, q.start_name,
+            q.start_version, q.start_parent
+    ), batches AS (
+        SELECT
+            g.instance_id,
+            array_agg(g.message_id ORDER BY g.message_id) AS message_ids,
+            array_agg(g.body ORDER BY g.message_id) AS bodies,
+            array_agg(g.attempt_count ORDER BY g.message_id) AS attempts,
+            min(g.message_id) FILTER (WHERE g.start_name IS NOT NULL) AS start_id
+        FROM tagged g
+        GROUP BY g.instance_id
+    )
+    SELECT
+        b.instance_id, l.lock_token, t.continues, w.name, w.version, w.parent_instance_id,
+        w.execution_id, b.message_ids, b.bodies, b.attempts, h.event_ids, h.events,
+        k.kv_keys, k.kv_values, k.kv_times, v_now, NULL::bigint
+    FROM unnest(v_ids, v_continues) WITH ORDINALITY AS t (instance_id, continues, position)
+    JOIN batches b ON b.instance_id = t.instance_id
+    JOIN instance_locks l ON l.instance_id = t.instance_id
+    LEFT JOIN instances i ON i.instance_id = t.instance_id
+    LEFT JOIN tagged s
+        ON s.instance_id = b.instance_id AND s.message_id = b.start_id
+        AND NOT coalesce(i.named OR i.started, false)
+    CROSS JOIN LATERAL (
+        SELECT
+            coalesce(s.start_name, i.name, 'unknown') AS name,
+            CASE WHEN s.start_name IS NULL THEN i.version ELSE s.start_version END AS version,
+            CASE
+                WHEN s.start_name IS NULL THEN i.parent_instance_id ELSE s.start_parent
+            END AS parent_instance_id,
+            coalesce(nullif(i.execution_id, 0), (
+                SELECT max(e.execution_id) FROM history e WHERE e.instance_id = t.instance_id
+            ), 1) AS execution_id
+    ) w
+    LEFT JOIN LATERAL (
+        SELECT
+            array_agg(e.event_id ORDER BY e.event_id) AS event_ids,
+            array_agg(e.data ORDER BY e.event_id) AS events
+        FROM history e
+        WHERE p_with_history AND NOT t.continues
+            AND e.instance_id = t.instance_id AND e.execution_id = w.execution_id
+    ) h ON true
+    LEFT JOIN LATERAL (
+        SELECT
+            array_agg(v.key ORDER BY v.key) AS kv_keys,
+            array_agg(v.value ORDER BY v.key) AS kv_values,
+            array_agg(v.updated_at ORDER BY v.key) AS kv_times
+        FROM kv_store v
+        WHERE NOT t.continues AND v.instance_id = t.instance_id
+    ) k ON true
+    ORDER BY t.position;
+END $$;

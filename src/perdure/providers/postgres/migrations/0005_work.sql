@@ -1,0 +1,492 @@
+-- The worker queue and its sessions, in the same manner as turns.
+
+-- Every route that has a free item without a session, found by jumping from one to the next.
+CREATE FUNCTION waiting_work_routes() RETURNS text[]
+LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN ARRAY(
+        WITH RECURSIVE found (route) AS (
+            (
+                SELECT w.route FROM worker_queue w
+                WHERE w.wake_at IS NULL AND w.session_id IS NULL
+                ORDER BY w.route LIMIT 1
+            )
+            UNION ALL
+            SELECT (
+                SELECT w.route FROM worker_queue w
+                WHERE w.wake_at IS NULL AND w.session_id IS NULL AND w.route > f.route
+                ORDER BY w.route LIMIT 1
+            )
+            FROM found f
+            WHERE f.route IS NOT NULL
+        )
+        SELECT f.route FROM found f WHERE f.route IS NOT NULL
+    );
+END $$;
+
+-- Every session that has an item and that this owner may take items of.
+CREATE FUNCTION open_sessions(p_owner text, p_only_owned boolean, p_now bigint) RETURNS text[]
+LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN ARRAY(
+        WITH RECURSIVE found (session_id) AS (
+            (
+                SELECT w.session_id FROM worker_queue w
+                WHERE w.session_id IS NOT NULL ORDER BY w.session_id LIMIT 1
+            )
+            UNION ALL
+            SELECT (
+                SELECT w.session_id FROM worker_queue w
+                WHERE w.session_id > f.session_id ORDER BY w.session_id LIMIT 1
+            )
+            FROM found f
+            WHERE f.session_id IS NOT NULL
+        )
+        SELECT f.session_id
+        FROM found f
+        LEFT JOIN sessions s ON s.session_id = f.session_id AND s.locked_until > p_now
+        WHERE f.session_id IS NOT NULL
+            AND CASE WHEN s.session_id IS NULL THEN NOT p_only_owned ELSE s.owner_id = p_owner END
+    );
+END $$;
+
+-- Whether a worker takes items of a route: by name and by what follows it; NULL: any.
+CREATE FUNCTION fits_route(p_route text, p_names text[], p_suffixes text[]) RETURNS boolean
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT
+        (p_names IS NULL OR split_part(p_route, chr(31), 1) = ANY (p_names))
+        AND (
+            p_suffixes IS NULL
+            OR substr(p_route, strpos(p_route, chr(31)) + 1) = ANY (p_suffixes)
+        )
+$$;
+
+-- Items that could be taken, oldest first: free ones, ones whose lock or delay has passed, and
+-- those of the sessions named.
+CREATE FUNCTION work_candidates(
+    p_now bigint, p_routes text[], p_names text[], p_suffixes text[], p_sessions text[],
+    p_limit integer
+) RETURNS TABLE (
+    instance_id text, execution_id bigint, activity_id bigint, message_id bigint, session_id text
+)
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    SELECT c.instance_id, c.execution_id, c.activity_id, c.message_id, c.session_id
+    FROM (
+        SELECT h.*
+        FROM unnest(p_routes) AS r (route)
+        CROSS JOIN LATERAL (
+            SELECT
+                w.instance_id, w.execution_id, w.activity_id, w.message_id, w.session_id
+            FROM worker_queue w
+            WHERE w.route = r.route AND w.wake_at IS NULL AND w.session_id IS NULL
+                AND w.visible_at <= p_now
+            ORDER BY w.message_id
+            LIMIT p_limit
+        ) h
+        UNION ALL
+        SELECT w.instance_id, w.execution_id, w.activity_id, w.message_id, w.session_id
+        FROM worker_queue w
+        WHERE w.wake_at <= p_now AND w.session_id IS NULL
+            AND fits_route(w.route, p_names, p_suffixes)
+        UNION ALL
+        SELECT h.*
+        FROM unnest(p_sessions) AS s (session_id)
+        CROSS JOIN LATERAL (
+            SELECT
+                w.instance_id, w.execution_id, w.activity_id, w.message_id, w.session_id
+            FROM worker_queue w
+            WHERE w.session_id = s.session_id
+                AND (w.wake_at IS NULL OR w.wake_at <= p_now) AND w.visible_at <= p_now
+                AND fits_route(w.route, p_names, p_suffixes)
+            ORDER BY w.message_id
+            LIMIT p_limit
+        ) h
+    ) c
+    ORDER BY c.message_id
+    LIMIT p_limit;
+END $$;
+
+-- When an item or a session may become free: a hint for how long to wait.
+CREATE FUNCTION next_work_at(
+    p_now bigint, p_names text[], p_suffixes text[], p_with_sessions boolean
+) RETURNS bigint
+LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN least(
+        (
+            SELECT w.wake_at FROM worker_queue w
+            WHERE w.wake_at > p_now AND fits_route(w.route, p_names, p_suffixes)
+            ORDER BY w.wake_at LIMIT 1
+        ),
+        (
+            SELECT min(s.locked_until) FROM sessions s
+            WHERE p_with_sessions AND s.locked_until > p_now
+        )
+    );
+END $$;
+
+-- The oldest free item of a session, locked, with the session taken or refreshed for the owner; NULL
+-- if somebody else has the session or nothing is left in it. The session is locked first, so that
+-- two owners never divide it.
+CREATE FUNCTION take_from_session(
+    p_session text, p_names text[], p_suffixes text[], p_owner text, p_lock_ms bigint,
+    p_only_owned boolean, p_now bigint
+) RETURNS worker_queue
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_session sessions;
+    v_item worker_queue;
+BEGIN
+    INSERT INTO sessions (session_id, owner_id, locked_until, last_activity)
+    VALUES (p_session, p_owner, 0, 0)
+    ON CONFLICT DO NOTHING;
+    SELECT * INTO v_session FROM sessions WHERE session_id = p_session FOR UPDATE;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    ELSIF v_session.locked_until > p_now THEN
+        IF v_session.owner_id <> p_owner THEN
+            RETURN NULL;
+        END IF;
+    ELSIF p_only_owned THEN
+        DELETE FROM sessions WHERE session_id = p_session AND locked_until = 0;
+        RETURN NULL;
+    END IF;
+    SELECT w.* INTO v_item
+    FROM worker_queue w
+    WHERE w.session_id = p_session
+        AND (w.wake_at IS NULL OR w.wake_at <= p_now) AND w.visible_at <= p_now
+        AND fits_route(w.route, p_names, p_suffixes)
+    ORDER BY w.message_id
+    LIMIT 1
+    FOR UPDATE;
+    IF NOT FOUND THEN
+        DELETE FROM sessions WHERE session_id = p_session AND locked_until = 0;
+        RETURN NULL;
+    END IF;
+    UPDATE sessions
+    SET owner_id = p_owner, locked_until = p_now + p_lock_ms, last_activity = p_now
+    WHERE session_id = p_session;
+    UPDATE worker_queue w SET wake_at = p_now + 1
+    WHERE w.instance_id = v_item.instance_id AND w.execution_id = v_item.execution_id
+        AND w.activity_id = v_item.activity_id AND w.message_id = v_item.message_id;
+    RETURN v_item;
+END $$;
+
+-- Locks up to one item for each token; or returns one row without an item that says when to look
+-- again. p_routes: what the worker takes, or NULL to look for p_names and p_suffixes.
+CREATE FUNCTION fetch_work(
+    p_tokens text[], p_lock_ms bigint, p_routes text[], p_names text[], p_suffixes text[],
+    p_owner text, p_session_ms bigint, p_only_owned boolean
+) RETURNS TABLE (
+    instance_id text, execution_id bigint, activity_id bigint, name text, body text,
+    lock_token text, attempt_count bigint, session_id text, tag text, heartbeat text,
+    now_at bigint, due_at bigint
+)
+LANGUAGE plpgsql SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    v_now bigint := now_ms();
+    v_routes text[] := p_routes;
+    v_sessions text[] := '{}';
+    v_limit integer := cardinality(p_tokens) + 16;
+    v_candidate record;
+    v_first record;
+    v_is_dry boolean;
+    v_item worker_queue;
+    v_taken worker_queue[];
+BEGIN
+    LOOP
+        IF p_routes IS NULL THEN
+            v_routes := ARRAY(
+                SELECT r.route FROM unnest(waiting_work_routes()) AS r (route)
+                WHERE fits_route(r.route, p_names, p_suffixes)
+            );
+        END IF;
+        IF p_owner IS NOT NULL THEN
+            v_sessions := open_sessions(p_owner, p_only_owned, v_now);
+        END IF;
+        v_taken := '{}';
+        v_is_dry := true;
+        FOR v_candidate IN
+            SELECT * FROM work_candidates(
+                v_now, v_routes, p_names, p_suffixes, v_sessions, v_limit
+            )
+        LOOP
+            EXIT WHEN cardinality(v_taken) = cardinality(p_tokens);
+            IF v_is_dry THEN
+                v_is_dry := false;
+                v_first := v_candidate;
+            END IF;
+            IF v_candidate.session_id IS NULL THEN
+                SELECT w.* INTO v_item
+                FROM worker_queue w
+                WHERE w.instance_id = v_candidate.instance_id
+                    AND w.execution_id = v_candidate.execution_id
+                    AND w.activity_id = v_candidate.activity_id
+                    AND w.message_id = v_candidate.message_id
+                    AND (w.wake_at IS NULL OR w.wake_at <= v_now) AND w.visible_at <= v_now
+                FOR UPDATE SKIP LOCKED;
+            ELSE
+                v_item := take_from_session(
+                    v_candidate.session_id, p_names, p_suffixes, p_owner, p_session_ms,
+                    p_only_owned, v_now
+                );
+            END IF;
+            IF v_item.message_id IS NOT NULL THEN
+                v_taken := v_taken || v_item;
+            END IF;
+        END LOOP;
+        EXIT WHEN v_taken <> '{}';
+        IF v_is_dry THEN
+            RETURN QUERY SELECT
+                NULL, NULL::bigint, NULL::bigint, NULL, NULL, NULL, NULL::bigint, NULL, NULL, NULL,
+                v_now, next_work_at(v_now, p_names, p_suffixes, p_owner IS NOT NULL);
+            RETURN;
+        END IF;
+        -- Somebody is at each of them. What the first one turns into decides whether there is work.
+        PERFORM 1 FROM worker_queue w
+        WHERE w.instance_id = v_first.instance_id AND w.execution_id = v_first.execution_id
+            AND w.activity_id = v_first.activity_id AND w.message_id = v_first.message_id
+        FOR UPDATE;
+        v_now := now_ms();
+    END LOOP;
+
+    RETURN QUERY
+    WITH locked AS (
+        UPDATE worker_queue w SET
+            lock_token = p_tokens[t.position], locked_until = v_now + p_lock_ms,
+            wake_at = v_now + p_lock_ms, attempt_count = w.attempt_count + 1
+        FROM unnest(v_taken) WITH ORDINALITY AS t (
+            instance_id, execution_id, activity_id, message_id, name, route, body, session_id, tag,
+            visible_at, given_at, enqueued_at, attempt_count, wake_at, lock_token, locked_until,
+            heartbeat, position
+        )
+        WHERE w.instance_id = t.instance_id AND w.execution_id = t.execution_id
+            AND w.activity_id = t.activity_id AND w.message_id = t.message_id
+        RETURNING w.*
+    )
+    SELECT
+        k.instance_id, k.execution_id, k.activity_id, k.name, k.body, k.lock_token,
+        k.attempt_count, k.session_id, k.tag, k.heartbeat, v_now, NULL::bigint
+    FROM locked k
+    ORDER BY k.message_id;
+END $$;
+
+-- Marks the live sessions of these items as active.
+CREATE FUNCTION touch_sessions(p_sessions text[], p_now bigint) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM 1 FROM sessions s WHERE s.session_id = ANY (p_sessions)
+    ORDER BY s.session_id FOR UPDATE;
+    UPDATE sessions s SET last_activity = p_now
+    WHERE s.session_id = ANY (p_sessions) AND s.locked_until > p_now;
+END $$;
+
+-- Locks the work items that carry these tokens, in order.
+CREATE FUNCTION lock_work(p_items jsonb) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM 1
+    FROM jsonb_to_recordset(p_items) AS t (instance_id text, token text)
+    JOIN worker_queue w ON w.instance_id = t.instance_id AND w.lock_token = t.token
+    ORDER BY w.message_id
+    FOR UPDATE OF w;
+END $$;
+
+-- Removes items and adds what follows from them. ``lost`` a token that is not live, ``foreign`` a
+-- completion or retry that belongs to another item.
+CREATE FUNCTION settle_work(p_lane text, p_batch bigint, p_items jsonb, p_parts integer)
+RETURNS text
+LANGUAGE plpgsql SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    v_answer text := lane_answer(p_lane, p_batch);
+    v_now bigint;
+    v_refused jsonb;
+    v_items jsonb;
+    v_sessions text[];
+    v_completions jsonb;
+    v_retries jsonb;
+    v_turns_at bigint;
+    v_work_at bigint;
+BEGIN
+    IF v_answer IS NOT NULL THEN
+        RETURN v_answer;
+    END IF;
+    PERFORM lock_instances(ARRAY(
+        SELECT t.instance_id
+        FROM jsonb_to_recordset(p_items) AS t (instance_id text, completion jsonb)
+        WHERE t.completion IS NOT NULL
+    ));
+    PERFORM lock_work(p_items);
+    v_now := now_ms();
+    SELECT jsonb_object_agg(
+        t.n,
+        jsonb_build_array(CASE WHEN w.instance_id IS NULL THEN 'lost' ELSE 'foreign' END, t.token)
+    ) INTO v_refused
+    FROM jsonb_to_recordset(p_items) AS t (
+        n integer, instance_id text, token text, completion jsonb, retry jsonb
+    )
+    LEFT JOIN worker_queue w
+        ON w.instance_id = t.instance_id AND w.lock_token = t.token AND w.locked_until > v_now
+    WHERE w.instance_id IS NULL
+        OR t.completion ->> 'instance_id' <> w.instance_id
+        OR t.retry -> 'identity' <> jsonb_build_object(
+            'instance_id', w.instance_id, 'execution_id', w.execution_id,
+            'activity_id', w.activity_id
+        );
+    v_items := not_refused(p_items, v_refused);
+    IF v_items IS NOT NULL THEN
+        WITH settled AS (
+            DELETE FROM worker_queue w
+            USING jsonb_to_recordset(v_items) AS t (instance_id text, token text)
+            WHERE w.instance_id = t.instance_id AND w.lock_token = t.token
+            RETURNING w.session_id
+        )
+        SELECT array_agg(DISTINCT s.session_id) INTO v_sessions
+        FROM settled s WHERE s.session_id IS NOT NULL;
+        SELECT
+            jsonb_agg(t.completion || '{"delay_ms": 0}' ORDER BY t.n)
+                FILTER (WHERE t.completion IS NOT NULL),
+            jsonb_agg(t.retry ORDER BY t.n) FILTER (WHERE t.retry IS NOT NULL)
+        INTO v_completions, v_retries
+        FROM jsonb_to_recordset(v_items) AS t (n integer, completion jsonb, retry jsonb);
+        IF v_completions IS NOT NULL THEN
+            v_turns_at := add_messages(v_completions, v_now);
+        END IF;
+        IF v_retries IS NOT NULL THEN
+            v_work_at := add_work(v_retries, v_now);
+        END IF;
+        IF v_sessions IS NOT NULL THEN
+            PERFORM touch_sessions(v_sessions, v_now);
+        END IF;
+    END IF;
+    RETURN lane_close(p_lane, p_batch, v_now, jsonb_build_object(
+        'now', v_now, 'refused', v_refused, 'turns_at', v_turns_at, 'work_at', v_work_at
+    ));
+END $$;
+
+CREATE FUNCTION abandon_work(p_lane text, p_batch bigint, p_items jsonb, p_parts integer)
+RETURNS text
+LANGUAGE plpgsql SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    v_answer text := lane_answer(p_lane, p_batch);
+    v_now bigint;
+    v_refused jsonb;
+    v_work_at bigint;
+BEGIN
+    IF v_answer IS NOT NULL THEN
+        RETURN v_answer;
+    END IF;
+    PERFORM lock_work(p_items);
+    v_now := now_ms();
+    SELECT jsonb_object_agg(t.n, jsonb_build_array('lost', t.token)) INTO v_refused
+    FROM jsonb_to_recordset(p_items) AS t (n integer, instance_id text, token text)
+    WHERE NOT EXISTS (
+        SELECT FROM worker_queue w WHERE w.instance_id = t.instance_id AND w.lock_token = t.token
+    );
+    WITH freed AS (
+        UPDATE worker_queue w SET
+            lock_token = NULL, locked_until = NULL, visible_at = v_now + t.delay_ms,
+            wake_at = CASE WHEN t.delay_ms > 0 THEN v_now + t.delay_ms END,
+            attempt_count = greatest(w.attempt_count - t.ignore_attempt::integer, 0)
+        FROM jsonb_to_recordset(p_items)
+            AS t (instance_id text, token text, delay_ms bigint, ignore_attempt boolean)
+        WHERE w.instance_id = t.instance_id AND w.lock_token = t.token
+        RETURNING w.visible_at
+    )
+    SELECT min(f.visible_at) INTO v_work_at FROM freed f;
+    RETURN lane_close(p_lane, p_batch, v_now, jsonb_build_object(
+        'now', v_now, 'refused', v_refused, 'work_at', v_work_at
+    ));
+END $$;
+
+-- Lets live locks live on. Returns the tokens that are not live.
+CREATE FUNCTION renew_work(p_renewals jsonb) RETURNS text[]
+LANGUAGE plpgsql SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    v_now bigint;
+    v_lost text[];
+    v_sessions text[];
+BEGIN
+    PERFORM lock_work(p_renewals);
+    v_now := now_ms();
+    SELECT array_agg(r.token) INTO v_lost
+    FROM jsonb_to_recordset(p_renewals) AS r (instance_id text, token text)
+    WHERE NOT EXISTS (
+        SELECT FROM worker_queue w
+        WHERE w.instance_id = r.instance_id AND w.lock_token = r.token AND w.locked_until > v_now
+    );
+    WITH renewed AS (
+        UPDATE worker_queue w SET
+            locked_until = v_now + r.extend_for_ms,
+            wake_at = greatest(v_now + r.extend_for_ms, w.visible_at),
+            heartbeat = coalesce(r.heartbeat, w.heartbeat)
+        FROM jsonb_to_recordset(p_renewals)
+            AS r (instance_id text, token text, extend_for_ms bigint, heartbeat text)
+        WHERE w.instance_id = r.instance_id AND w.lock_token = r.token AND w.locked_until > v_now
+        RETURNING w.session_id
+    )
+    SELECT array_agg(DISTINCT r.session_id) INTO v_sessions
+    FROM renewed r WHERE r.session_id IS NOT NULL;
+    IF v_sessions IS NOT NULL THEN
+        PERFORM touch_sessions(v_sessions, v_now);
+    END IF;
+    RETURN coalesce(v_lost, '{}');
+END $$;
+
+CREATE FUNCTION enqueue_work(p_lane text, p_batch bigint, p_items jsonb, p_parts integer)
+RETURNS text
+LANGUAGE plpgsql SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    v_answer text := lane_answer(p_lane, p_batch);
+    v_now bigint := now_ms();
+BEGIN
+    IF v_answer IS NOT NULL THEN
+        RETURN v_answer;
+    END IF;
+    RETURN lane_close(p_lane, p_batch, v_now, jsonb_build_object(
+        'now', v_now, 'work_at', add_work(p_items, v_now)
+    ));
+END $$;
+
+CREATE FUNCTION renew_sessions(p_owners text[], p_extend_ms bigint, p_idle_ms bigint)
+RETURNS bigint
+LANGUAGE plpgsql SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    v_now bigint;
+    v_renewed bigint;
+BEGIN
+    PERFORM 1 FROM sessions s WHERE s.owner_id = ANY (p_owners) ORDER BY s.session_id FOR UPDATE;
+    v_now := now_ms();
+    UPDATE sessions s SET locked_until = v_now + p_extend_ms
+    WHERE s.owner_id = ANY (p_owners) AND s.locked_until > v_now
+        AND s.last_activity > v_now - p_idle_ms;
+    GET DIAGNOSTICS v_renewed = ROW_COUNT;
+    RETURN v_renewed;
+END $$;
+
+CREATE FUNCTION cleanup_sessions() RETURNS bigint
+LANGUAGE plpgsql SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    v_now bigint := now_ms();
+    v_ids text[] := ARRAY(
+        SELECT s.session_id FROM sessions s
+        WHERE s.locked_until <= v_now
+            AND NOT EXISTS (SELECT FROM worker_queue w WHERE w.session_id = s.session_id)
+        ORDER BY s.session_id
+        FOR UPDATE SKIP LOCKED
+    );
+BEGIN
+    DELETE FROM sessions s WHERE s.session_id = ANY (v_ids);
+    RETURN cardinality(v_ids);
+END $$;

@@ -1,0 +1,193 @@
+-- Messages from outside, and history written by tools.
+
+-- Ended for good: a continued execution has not while its next start is queued.
+CREATE FUNCTION has_ended(p_instance instances) RETURNS boolean
+LANGUAGE plpgsql STABLE SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $$
+BEGIN
+    RETURN coalesce(is_final(p_instance.execution_status), false) OR (
+        p_instance.execution_status = 'ContinuedAsNew' AND NOT EXISTS (
+            SELECT FROM orchestrator_queue q
+            WHERE q.instance_id = p_instance.instance_id AND q.start_name IS NOT NULL
+        )
+    );
+END $$;
+
+-- Adds messages whose condition holds. ``missing``, ``ended`` for one that must be alive,
+-- ``present`` for one that must be absent.
+CREATE FUNCTION enqueue_messages(p_lane text, p_batch bigint, p_messages jsonb, p_parts integer)
+RETURNS text
+LANGUAGE plpgsql SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    v_answer text := lane_answer(p_lane, p_batch);
+    v_now bigint;
+    v_fresh text[];
+    v_refused jsonb;
+    v_messages jsonb;
+    v_turns_at bigint;
+BEGIN
+    IF v_answer IS NOT NULL THEN
+        RETURN v_answer;
+    END IF;
+    PERFORM lock_instances(ARRAY(
+        SELECT m.instance_id FROM jsonb_to_recordset(p_messages) AS m (instance_id text)
+    ));
+    v_now := now_ms();
+    IF p_parts & 1 > 0 THEN
+        SELECT jsonb_object_agg(m.n, jsonb_build_array(
+            CASE WHEN i.instance_id IS NULL THEN 'missing' ELSE 'ended' END, i.execution_status
+        )) INTO v_refused
+        FROM jsonb_to_recordset(p_messages) AS m (n integer, instance_id text, condition text)
+        LEFT JOIN instances i ON i.instance_id = m.instance_id
+        WHERE m.condition = 'alive' AND (i.instance_id IS NULL OR has_ended(i));
+    END IF;
+    IF p_parts & 2 > 0 THEN
+        -- Two starts of one instance meet here: the second waits for the first and finds it.
+        WITH fresh AS (
+            INSERT INTO instances (
+                instance_id, name, version, parent_instance_id, status, created_at, updated_at
+            )
+            SELECT
+                m.instance_id, m.start ->> 'name', m.start ->> 'version',
+                m.start ->> 'parent_instance_id', 'Pending', v_now, v_now
+            FROM jsonb_to_recordset(p_messages)
+                AS m (instance_id text, condition text, start jsonb)
+            WHERE m.condition = 'absent'
+            ORDER BY m.instance_id
+            ON CONFLICT DO NOTHING
+            RETURNING instance_id
+        )
+        SELECT coalesce(array_agg(f.instance_id), '{}') INTO v_fresh FROM fresh f;
+        SELECT nullif(
+            coalesce(v_refused, '{}') || coalesce(
+                jsonb_object_agg(m.n, jsonb_build_array('present', m.instance_id)), '{}'
+            ),
+            '{}'
+        ) INTO v_refused
+        FROM jsonb_to_recordset(p_messages) AS m (n integer, instance_id text, condition text)
+        WHERE m.condition = 'absent' AND NOT m.instance_id = ANY (v_fresh);
+    END IF;
+    v_messages := not_refused(p_messages, v_refused);
+    IF v_messages IS NOT NULL THEN
+        v_turns_at := add_messages(v_messages, v_now);
+    END IF;
+    RETURN lane_close(p_lane, p_batch, v_now, jsonb_build_object(
+        'now', v_now, 'refused', v_refused, 'turns_at', v_turns_at
+    ));
+END $$;
+
+-- The instance and its descendants, parents before their children.
+CREATE FUNCTION tree_of(p_root text) RETURNS text[]
+LANGUAGE plpgsql STABLE SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    v_tree text[] := ARRAY[p_root];
+    v_level text[] := v_tree;
+BEGIN
+    LOOP
+        v_level := ARRAY(
+            SELECT i.instance_id
+            FROM unnest(v_level) WITH ORDINALITY AS p (instance_id, position)
+            JOIN instances i ON i.parent_instance_id = p.instance_id
+            WHERE NOT i.instance_id = ANY (v_tree)
+            ORDER BY p.position, i.created_at, i.instance_id
+        );
+        EXIT WHEN v_level = '{}';
+        v_tree := v_tree || v_level;
+    END LOOP;
+    RETURN v_tree;
+END $$;
+
+-- Removes instances and all that belongs to them. The caller has locked their rows.
+CREATE FUNCTION remove_instances(
+    p_ids text[],
+    OUT instances bigint, OUT executions bigint, OUT events bigint, OUT messages bigint
+)
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    v_sessions text[];
+    v_items bigint;
+BEGIN
+    PERFORM 1 FROM worker_queue w WHERE w.instance_id = ANY (p_ids)
+    ORDER BY w.message_id FOR UPDATE;
+    WITH gone AS (
+        DELETE FROM worker_queue w WHERE w.instance_id = ANY (p_ids) RETURNING w.session_id
+    )
+    SELECT count(*), array_agg(DISTINCT g.session_id) FILTER (WHERE g.session_id IS NOT NULL)
+    INTO v_items, v_sessions
+    FROM gone g;
+    DELETE FROM orchestrator_queue q WHERE q.instance_id = ANY (p_ids);
+    GET DIAGNOSTICS messages = ROW_COUNT;
+    messages := messages + v_items;
+    DELETE FROM history h WHERE h.instance_id = ANY (p_ids);
+    GET DIAGNOSTICS events = ROW_COUNT;
+    DELETE FROM executions x WHERE x.instance_id = ANY (p_ids);
+    GET DIAGNOSTICS executions = ROW_COUNT;
+    DELETE FROM kv_store s WHERE s.instance_id = ANY (p_ids);
+    DELETE FROM kv_delta d WHERE d.instance_id = ANY (p_ids);
+    DELETE FROM instances i WHERE i.instance_id = ANY (p_ids);
+    GET DIAGNOSTICS instances = ROW_COUNT;
+    DELETE FROM instance_locks l WHERE l.instance_id = ANY (p_ids);
+    IF v_sessions IS NOT NULL THEN
+        PERFORM 1 FROM sessions s WHERE s.session_id = ANY (v_sessions)
+        ORDER BY s.session_id FOR UPDATE;
+        DELETE FROM sessions s
+        WHERE s.session_id = ANY (v_sessions)
+            AND NOT EXISTS (SELECT FROM worker_queue w WHERE w.session_id = s.session_id);
+    END IF;
+END $$;
+
+-- Starts an instance in the place of whatever is there with its tree.
+CREATE FUNCTION replace_instances(p_lane text, p_batch bigint, p_messages jsonb, p_parts integer)
+RETURNS text
+LANGUAGE plpgsql SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    v_answer text := lane_answer(p_lane, p_batch);
+    v_ids text[];
+    v_now bigint;
+BEGIN
+    IF v_answer IS NOT NULL THEN
+        RETURN v_answer;
+    END IF;
+    v_ids := ARRAY(
+        SELECT t.instance_id
+        FROM jsonb_to_recordset(p_messages) AS m (instance_id text)
+        CROSS JOIN LATERAL unnest(tree_of(m.instance_id)) AS t (instance_id)
+    );
+    PERFORM lock_instances(v_ids);
+    PERFORM remove_instances(v_ids);
+    v_now := now_ms();
+    RETURN lane_close(p_lane, p_batch, v_now, jsonb_build_object(
+        'now', v_now, 'turns_at', add_messages(p_messages, v_now)
+    ));
+END $$;
+
+-- Inserts events as given. An instance that waits for one may become known by it.
+CREATE FUNCTION append_history(p_lane text, p_batch bigint, p_appends jsonb, p_parts integer)
+RETURNS text
+LANGUAGE plpgsql SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    v_answer text := lane_answer(p_lane, p_batch);
+    v_ids text[] := ARRAY(
+        SELECT a.instance_id FROM jsonb_to_recordset(p_appends) AS a (instance_id text)
+    );
+    v_now bigint;
+BEGIN
+    IF v_answer IS NOT NULL THEN
+        RETURN v_answer;
+    END IF;
+    PERFORM lock_instances(v_ids);
+    v_now := now_ms();
+    INSERT INTO history (instance_id, execution_id, event_id, data)
+    SELECT a.instance_id, a.execution_id, e.event_id, e.data
+    FROM jsonb_to_recordset(p_appends)
+        AS a (instance_id text, execution_id bigint, records jsonb)
+    CROSS JOIN LATERAL jsonb_to_recordset(a.records) AS e (event_id bigint, data text);
+    RETURN lane_close(p_lane, p_batch, v_now, jsonb_build_object(
+        'now', v_now, 'turns_at', place_instances(v_ids)
+    ));
+END $$;

