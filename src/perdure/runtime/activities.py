@@ -20,7 +20,7 @@ from perdure.model import wire, work
 from perdure.model.failures import Category, Failure
 from perdure.providers.items import Claim, SessionFetch
 from perdure.runtime.failures import failure_from
-from perdure.runtime.observe import log
+from perdure.runtime.observe import SpanNote, log
 from perdure.runtime.processes import ProcessFailure
 from perdure.runtime.retrying import Backoff, retry_delay_ms
 
@@ -315,7 +315,14 @@ class ActivityDispatcher:
             )
             self._conclude(running, _failed(item, item.last_failure or late))
             return
-        failure, result = await self._attempt(running, activity, heartbeat)
+        spans = self._observer.spans
+        if spans is None:
+            failure, result = await self._attempt(running, activity, heartbeat)
+        else:
+            note = SpanNote()
+            with spans.activity(item, note):
+                failure, result = await self._attempt(running, activity, heartbeat)
+                note.failure = failure
         outcome = "success" if failure is None else "failed"
         self._observer.activity_ended(
             item, "cancelled" if running.cancelled else outcome, self._clock.now_ms() - started_ms

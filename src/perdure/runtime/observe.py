@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from perdure.engine.outcome import Cancelled, Completed, ContinuedAsNew, Failed, Waiting
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from contextlib import AbstractContextManager
 
     from perdure.engine.execution import Execution
     from perdure.engine.outcome import TurnOutcome, TurnResult
     from perdure.model import work
-    from perdure.model.failures import BlockReason
+    from perdure.model.failures import BlockReason, Failure
 
 log = logging.getLogger("perdure.runtime")
 
@@ -30,6 +31,7 @@ _RESULTS: dict[type[object], str] = {
 }
 
 
+@runtime_checkable
 class Sink(Protocol):
     """An exporter of metrics."""
 
@@ -42,15 +44,41 @@ class Sink(Protocol):
         ...
 
 
+class SpanNote:
+    """What a span learns at its end."""
+
+    __slots__ = ("failure",)
+
+    def __init__(self) -> None:
+        self.failure: Failure | None = None
+
+
+@runtime_checkable
+class SpanMaker(Protocol):
+    """A tracer."""
+
+    def carrier(self) -> str | None:
+        """The current trace as text, to travel with a start."""
+        ...
+
+    def activity(self, item: work.ActivityExecute, note: SpanNote) -> AbstractContextManager[None]:
+        """The span of one attempt."""
+        ...
+
+
 class Observer:
     """Counts for ``metrics_snapshot`` and passes everything on to the sinks, if there are any."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
+        self.spans: SpanMaker | None = None
         self._sinks: list[Sink] = []
 
-    def subscribe(self, sink: Sink) -> None:
-        self._sinks.append(sink)
+    def subscribe(self, exporter: Sink | SpanMaker) -> None:
+        if isinstance(exporter, Sink):
+            self._sinks.append(exporter)
+        if isinstance(exporter, SpanMaker):
+            self.spans = exporter
 
     def turn_committed(self, execution: Execution, outcome: TurnOutcome) -> None:
         counts = self.counts

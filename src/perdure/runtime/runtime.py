@@ -10,6 +10,8 @@ import socket
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from perdure.authoring.registry import Registry
 from perdure.client.client import Client, exists_text
 from perdure.client.view import failure_in_output
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from perdure.model import work
     from perdure.providers.contract import Provider
     from perdure.runtime.live import Ending
+    from perdure.runtime.observe import Sink, SpanMaker
 
 
 class Runtime(Client):
@@ -123,6 +126,8 @@ class Runtime(Client):
         self, item: work.StartOrchestration, delay_ms: int | None, if_exists: IfExists
     ) -> asyncio.Future[Any] | None:
         running = self._running
+        if self.observer.spans is not None:
+            item = msgspec.structs.replace(item, trace=self.observer.spans.carrier())
         if running is None or delay_ms is not None or if_exists == "replace":
             return await super()._submit(item, delay_ms, if_exists)
         created = running.orchestrations.begin(item)
@@ -179,6 +184,13 @@ class Runtime(Client):
         """A turn, a commit or an activity is under way here."""
         parts = self._running
         return parts is not None and (parts.activities.busy > 0 or parts.orchestrations.is_busy)
+
+    def observe(self, exporter: Sink | SpanMaker) -> None:
+        """Send metrics, spans or both to an exporter: ``OpenTelemetry()``, ``PrometheusMetrics()``.
+
+        A failing exporter never affects the work.
+        """
+        self.observer.subscribe(exporter)
 
     def metrics_snapshot(self) -> dict[str, int]:
         """Counts since this runtime started."""

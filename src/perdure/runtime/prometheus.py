@@ -1,0 +1,49 @@
+"""Metrics for Prometheus: ``runtime.observe(PrometheusMetrics())``. Needs the extra ``metrics``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_BUCKETS = {
+    "perdure_orchestration_duration_seconds": (0.1, 0.5, 1, 5, 10, 60, 300, 900, 3600),
+    "perdure_orchestration_turns": (1, 2, 5, 10, 20, 50, 100, 200, 500),
+    "perdure_orchestration_history_size": (10, 50, 100, 500, 1000, 5000, 10000),
+    "perdure_activity_duration_seconds": (0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60, 300),
+}
+
+
+class PrometheusMetrics:
+    """A sink that keeps counters and histograms in a registry of prometheus_client."""
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        self._registry = registry
+        self._metrics: dict[str, Any] = {}
+
+    def add(self, name: str, labels: Mapping[str, str], value: float = 1.0) -> None:
+        metric = self._metrics.get(name)
+        if metric is None:
+            metric = self._metrics[name] = Counter(
+                name.removesuffix("_total"), _help(name), sorted(labels), registry=self._registry
+            )
+        metric.labels(**labels).inc(value)
+
+    def record(self, name: str, labels: Mapping[str, str], value: float) -> None:
+        metric = self._metrics.get(name)
+        if metric is None:
+            metric = self._metrics[name] = Histogram(
+                name,
+                _help(name),
+                sorted(labels),
+                buckets=_BUCKETS[name],
+                registry=self._registry,
+            )
+        metric.labels(**labels).observe(value)
+
+
+def _help(name: str) -> str:
+    return name.removeprefix("perdure_").removesuffix("_total").replace("_", " ").capitalize()

@@ -1,0 +1,109 @@
+"""What a runtime tells about itself: counters, metrics, spans, and a logger that knows replay."""
+
+import logging
+
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client import CollectorRegistry
+
+from perdure import Retry, Runtime, RuntimeOptions, activity, current, orchestration
+from perdure.errors import OrchestrationFailed
+from perdure.runtime.prometheus import PrometheusMetrics
+from perdure.runtime.telemetry import OpenTelemetry
+
+
+@activity(retry=Retry(max_attempts=2, first_delay=0))
+async def shaky(value: int) -> int:
+    if value < 0:
+        raise ValueError("negative")
+    return value
+
+
+@orchestration
+async def flow(value: int) -> int:
+    current().logger.info("begins with %d", value)
+    first = await shaky(value)
+    current().logger.info("has %d", first)
+    return first
+
+
+async def run(runtime):
+    async with runtime:
+        await (await runtime.start(flow, 1, id="good")).result(10)
+        with pytest.raises(OrchestrationFailed):
+            await (await runtime.start(flow, -1, id="bad")).result(10)
+
+
+async def test_a_snapshot_counts_what_happened_once():
+    runtime = Runtime("memory:", [flow, shaky])
+    await run(runtime)
+
+    counts = runtime.metrics_snapshot()
+    assert counts["orchestration_starts"] == 2
+    assert counts["orchestration_success"] == 1
+    assert counts["orchestration_failed"] == 1
+    assert counts["activity_success"] == 1
+    assert counts["activity_failed"] == 2
+
+
+async def test_prometheus_gets_counters_and_histograms_without_instance_ids():
+    registry = CollectorRegistry()
+    runtime = Runtime("memory:", [flow, shaky])
+    runtime.observe(PrometheusMetrics(registry))
+    await run(runtime)
+
+    labels = {"orchestration_name": "flow", "version": "1.0.0", "status": "success"}
+    assert registry.get_sample_value("perdure_orchestration_completions_total", labels) == 1
+    retried = {
+        "activity_name": "shaky",
+        "outcome": "failed",
+        "tag": "default",
+        "retry_attempt": "1",
+    }
+    assert registry.get_sample_value("perdure_activity_executions_total", retried) == 1
+    for metric in registry.collect():
+        assert not any("good" in sample.labels.values() for sample in metric.samples)
+
+
+async def test_activities_are_spans_below_the_span_of_whoever_started_the_instance():
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    runtime = Runtime("memory:", [flow, shaky], options=RuntimeOptions(always_replay=True))
+    runtime.observe(OpenTelemetry(tracer_provider=provider))
+    with provider.get_tracer("test").start_as_current_span("request") as request:
+        await run(runtime)
+
+    spans = [span for span in exporter.get_finished_spans() if span.name == "activity shaky"]
+    assert [span.attributes["perdure.activity.attempt"] for span in spans] == [1, 1, 2]
+    assert {span.context.trace_id for span in spans} == {request.get_span_context().trace_id}
+    assert [span.status.is_ok for span in spans] == [True, False, False]
+
+
+async def test_a_broken_exporter_does_no_harm(caplog):
+    class Broken:
+        def add(self, name, labels, value=1.0):
+            raise RuntimeError("no exporter")
+
+        def record(self, name, labels, value):
+            raise RuntimeError("no exporter")
+
+    runtime = Runtime("memory:", [flow, shaky])
+    runtime.observe(Broken())
+    with caplog.at_level(logging.CRITICAL):
+        await run(runtime)
+
+
+async def test_the_logger_of_an_orchestration_is_silent_while_it_replays(caplog):
+    runtime = Runtime("memory:", [flow, shaky], options=RuntimeOptions(always_replay=True))
+    with caplog.at_level(logging.INFO):
+        async with runtime:
+            await (await runtime.start(flow, 1, id="once")).result(10)
+
+    lines = [record.getMessage() for record in caplog.records if "has 1" in record.getMessage()]
+    begins = [r for r in caplog.records if "begins with" in r.getMessage()]
+    assert len(lines) == 1
+    assert len(begins) == 1
+    assert begins[0].instance_id == "once"
