@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
@@ -26,7 +26,7 @@ from perdure.conformance.factories import (
 )
 from perdure.conformance.harness import checks
 from perdure.conformance.key_value import clear, put, values
-from perdure.conformance.observation import plain
+from perdure.conformance.observation import comparable
 from perdure.conformance.requires import requires
 from perdure.conformance.sessions import worker
 from perdure.errors import AlreadyExists, LockLost, NotFound, StoreMoved
@@ -38,7 +38,6 @@ from perdure.providers.memory import InMemoryProvider
 if TYPE_CHECKING:
     from perdure.conformance.harness import Store
     from perdure.providers.contract import Provider
-    from perdure.providers.items import InstanceSnapshot
 
 
 async def busy(store: Store, instance: str) -> None:
@@ -73,16 +72,6 @@ async def busy(store: Store, instance: str) -> None:
     block = Block(reason=BlockReason.POISON, message="held up", since_ms=5)
     await store.provider.abandon_orchestration_item(held.lock_token, 20_000, block=block)
     await enqueue(store, raised(instance, data="second"))
-
-
-def comparable(snapshot: InstanceSnapshot) -> Any:
-    """The snapshot without queue positions and locks, which do not travel."""
-    seen = plain(snapshot)
-    for message in seen["messages"]:
-        del message["locked"]
-    for item in seen["work"]:
-        del item["locked_until_ms"]
-    return seen
 
 
 async def open_again(store: Store) -> Provider:

@@ -6,65 +6,114 @@ order is kept. Times are compared as they are, or only for presence if the clock
 
 from __future__ import annotations
 
-import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
+from msgspec.structs import replace
 
 from perdure.errors import PerdureError, ProviderError
+from perdure.providers.items import (
+    DeadLetter,
+    FetchedOrchestration,
+    FetchedWork,
+    InstanceSnapshot,
+    QueuedMessage,
+    QueuedWork,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from perdure.providers.contract import Provider, ProviderAdmin
     from perdure.providers.items import InstanceInfo, InstanceQuery
 
-_OWN: Final = frozenset({"message_id", "letter_id", "lock_token"})
 _PAGE_LIMIT: Final = 1000
 
 
-def plain(value: object, *, exact_times: bool = True) -> Any:
-    """The value as plain data without what only means something inside its own store."""
-    return _scrub(msgspec.to_builtins(value, str_keys=True), exact_times=exact_times)
+def without_own(value: Any) -> Any:
+    """The value without what only means something inside its own store."""
+    match value:
+        case list():
+            return [without_own(item) for item in cast("list[object]", value)]
+        case QueuedMessage():
+            return replace(value, message_id=0)
+        case QueuedWork():
+            return replace(value, message_id=0)
+        case DeadLetter():
+            return replace(value, letter_id=0)
+        case FetchedWork():
+            return replace(value, lock_token="")
+        case FetchedOrchestration():
+            messages = tuple(replace(each, message_id=0) for each in value.item.messages)
+            return replace(value, lock_token="", item=replace(value.item, messages=messages))
+        case InstanceSnapshot():
+            # Locks are no part of a snapshot, so a store may fill these in as it likes.
+            return replace(
+                value,
+                messages=tuple(
+                    replace(each, message_id=0, locked=False) for each in value.messages
+                ),
+                work=tuple(
+                    replace(each, message_id=0, locked_until_ms=None) for each in value.work
+                ),
+            )
+        case _:
+            return value
 
 
-async def outcome_of(call: Awaitable[object], *, exact_times: bool = True) -> Any:
-    """What a caller sees: the answer, or which error was raised."""
-    try:
-        return ("returned", plain(await call, exact_times=exact_times))
-    except PerdureError as error:
-        return raised(error)
+def comparable(value: object, *, exact_times: bool = True) -> Any:
+    """Equal for two stores that answer alike."""
+    own = without_own(value)
+    return own if exact_times else _without_times(plain(own))
 
 
-def raised(error: PerdureError) -> Any:
+def plain(value: object) -> Any:
+    """The value as plain data, for showing and for looking inside."""
+    return msgspec.to_builtins(value, str_keys=True)
+
+
+def raised(error: PerdureError) -> tuple[str, str, str]:
+    """What a caller sees of an error."""
     retryable = isinstance(error, ProviderError) and error.retryable
     return ("raised", type(error).__name__, "retryable" if retryable else "permanent")
 
 
-async def observe(
-    provider: Provider, admin: ProviderAdmin, instance_ids: Sequence[str], *, exact_times: bool
-) -> dict[str, Any]:
-    """The whole store, as far as administration and clients can see it."""
-    calls: dict[str, Awaitable[Any]] = {
-        "instances": list_whole(admin, exact_times=exact_times),
-        "queue depths": _seen(admin.get_queue_depths(), exact_times=exact_times),
-        "dead letters": _seen(admin.list_dead_letters(), exact_times=exact_times),
-        "metrics": _seen(admin.get_system_metrics(), exact_times=exact_times),
-        "workers": _seen(admin.list_workers(), exact_times=exact_times),
+def totals(admin: ProviderAdmin) -> dict[str, Callable[[], Awaitable[Any]]]:
+    """What can be seen of the store as a whole, as calls by name."""
+    return {
+        "instances": lambda: list_whole(admin),
+        "queue depths": admin.get_queue_depths,
+        "dead letters": admin.list_dead_letters,
+        "metrics": admin.get_system_metrics,
+        "workers": admin.list_workers,
     }
-    for instance_id in instance_ids:
-        calls |= _calls_for(provider, admin, instance_id, exact_times=exact_times)
-    answers = await asyncio.gather(*calls.values())
-    return dict(zip(calls, answers, strict=True))
+
+
+def details(
+    provider: Provider, admin: ProviderAdmin, instance_ids: Sequence[str]
+) -> dict[str, Callable[[], Awaitable[Any]]]:
+    """What can be seen of these instances, as calls by name."""
+    calls: dict[str, Callable[[], Awaitable[Any]]] = {}
+    for each in instance_ids:
+        calls[f"export of {each}"] = partial(admin.export_instance, each)
+        calls[f"messages of {each}"] = partial(admin.list_messages, each)
+        calls[f"work of {each}"] = partial(admin.list_work, each)
+        calls[f"state of {each}"] = partial(provider.get_kv_all_values, each)
+    return calls
+
+
+async def look(call: Callable[[], Awaitable[object]], *, exact_times: bool) -> Any:
+    """What the caller sees, ready to be compared."""
+    try:
+        return comparable(await call(), exact_times=exact_times)
+    except PerdureError as error:
+        return raised(error)
 
 
 async def list_whole(
-    admin: ProviderAdmin,
-    query: InstanceQuery | None = None,
-    *,
-    page_size: int = _PAGE_LIMIT,
-    exact_times: bool = True,
-) -> Any:
+    admin: ProviderAdmin, query: InstanceQuery | None = None, *, page_size: int = _PAGE_LIMIT
+) -> list[InstanceInfo]:
     """Every page, put in an order that does not depend on how ties are broken."""
     infos: list[InstanceInfo] = []
     cursor: str | None = None
@@ -76,11 +125,11 @@ async def list_whole(
             break
     created = [info.created_at_ms for info in infos]
     assert created == sorted(created, reverse=True), "the listing is not newest first"
-    return sorted((plain(info, exact_times=exact_times) for info in infos), key=_by_id)
+    return sorted(infos, key=lambda info: info.instance_id)
 
 
 def difference(expected: Any, actual: Any, path: str = "") -> str:
-    """Where two observations part, one line each; empty if they are equal."""
+    """Where two observations, as plain data, part; one line each, empty if they are equal."""
     if expected == actual:
         return ""
     if isinstance(expected, dict) and isinstance(actual, dict):
@@ -112,50 +161,12 @@ def _parts_of_sequences(expected: Sequence[Any], actual: Sequence[Any], path: st
     ]
 
 
-def _calls_for(
-    provider: Provider, admin: ProviderAdmin, instance_id: str, *, exact_times: bool
-) -> dict[str, Awaitable[Any]]:
-    return {
-        f"export of {instance_id}": _exported(admin, instance_id, exact_times=exact_times),
-        f"messages of {instance_id}": _seen(
-            admin.list_messages(instance_id), exact_times=exact_times
-        ),
-        f"work of {instance_id}": _seen(admin.list_work(instance_id), exact_times=exact_times),
-        f"history of {instance_id}": _seen(provider.read(instance_id), exact_times=exact_times),
-        f"state of {instance_id}": _seen(
-            provider.get_kv_all_values(instance_id), exact_times=exact_times
-        ),
-    }
-
-
-async def _exported(admin: ProviderAdmin, instance_id: str, *, exact_times: bool) -> Any:
-    seen = await outcome_of(admin.export_instance(instance_id), exact_times=exact_times)
-    if seen[0] == "returned":
-        # Locks are no part of a snapshot, so a store may fill these in as it likes.
-        for message in seen[1]["messages"]:
-            message.pop("locked")
-        for item in seen[1]["work"]:
-            item.pop("locked_until_ms")
-    return seen
-
-
-async def _seen(call: Awaitable[object], *, exact_times: bool) -> Any:
-    return plain(await call, exact_times=exact_times)
-
-
-def _by_id(info: dict[str, Any]) -> Any:
-    return info["instance_id"]
-
-
-def _scrub(value: Any, *, exact_times: bool) -> Any:
+def _without_times(value: Any) -> Any:
     if isinstance(value, dict):
         return {
-            key: (item is not None)
-            if key.endswith("_ms") and not exact_times
-            else _scrub(item, exact_times=exact_times)
+            key: (item is not None) if key.endswith("_ms") else _without_times(item)
             for key, item in cast("dict[str, Any]", value).items()
-            if key not in _OWN
         }
     if isinstance(value, list | tuple):
-        return [_scrub(item, exact_times=exact_times) for item in cast("Sequence[Any]", value)]
+        return [_without_times(item) for item in cast("Sequence[Any]", value)]
     return value

@@ -1,0 +1,1 @@
+"""The parts of the state machine that drives a provider and the model side by side."""
