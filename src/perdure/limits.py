@@ -24,7 +24,7 @@ CARRY_FORWARD_BYTES_MAX: Final = 1024 * 1024
 # Histories. Past the first figure replay is felt; past the second it is a design error.
 HISTORY_EVENTS_WARN: Final = 10_000
 HISTORY_EVENTS_MAX: Final = 50_000
-COMMANDS_PER_TURN_MAX: Final = 10_000
+COMMANDS_PER_TURN_MAX: Final = 20_000
 CHILD_DEPTH_MAX: Final = 100
 
 # Turns. User code between two awaits should take microseconds.

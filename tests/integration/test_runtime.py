@@ -128,6 +128,21 @@ async def test_the_cache_is_bounded(make_provider):
         assert [await handle.result(10) for handle in handles] == [h.id for h in handles]
 
 
+async def test_eviction_under_load_loses_nothing(make_provider, caplog):
+    @orchestration
+    async def steps(value: int) -> int:
+        for _ in range(4):
+            value = await echo(value + 1)
+        return value
+
+    options = RuntimeOptions(cached_instances=3, idle_seconds=0.004)
+    async with Runtime(make_provider(), [steps, echo], options=options) as runtime:
+        handles = await asyncio.gather(*[runtime.start(steps, n, id=f"s-{n}") for n in range(120)])
+
+        assert [await handle.result(60) for handle in handles] == [n + 4 for n in range(120)]
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 async def test_a_stolen_lock_loses_nothing(make_provider):
     provider = make_provider()
     async with Runtime(provider, [gate]) as runtime:

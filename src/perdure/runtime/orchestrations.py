@@ -153,8 +153,9 @@ class OrchestrationDispatcher:
             await asyncio.wait(
                 pending | self._background, timeout=0.05, return_when=asyncio.FIRST_COMPLETED
             )
-        releases = [self._release(live) for live in list(self._live.values())]
-        await asyncio.gather(*releases)
+        for live in list(self._live.values()):
+            self._release(live)
+        await asyncio.gather(*self._background)
 
     def abort(self) -> None:
         self._stopping = True
@@ -528,7 +529,7 @@ class OrchestrationDispatcher:
             return True
         oldest = next((live for live in self._live.values() if live.is_idle), None)
         if oldest is not None:
-            self._spawn(self._release(oldest))
+            self._release(oldest)
             return True
         return False
 
@@ -555,12 +556,11 @@ class OrchestrationDispatcher:
                 self._activities.settle_by_queue(arrival.work_token)
         live.inbox.clear()
 
-    async def _release(self, live: LiveInstance) -> None:
+    def _release(self, live: LiveInstance) -> None:
+        """Drop an idle instance and give its lock back; whatever comes next goes to the queue."""
         self._forget(live)
         if live.start is None:
-            await self._quietly(
-                self._provider.abandon_orchestration_item(live.lock_token, ignore_attempt=True)
-            )
+            self._abandon(live.lock_token, ignore_attempt=True)
 
     async def _tidy_loop(self) -> None:
         """Give back the locks of instances that wait for long."""
@@ -572,7 +572,7 @@ class OrchestrationDispatcher:
                 if live.used_at_ms > before_ms:
                     break  # least recently used first
                 if live.is_idle:
-                    self._spawn(self._release(live))
+                    self._release(live)
 
     # --- small things
 
