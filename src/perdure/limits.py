@@ -49,7 +49,10 @@ def check_id(value: object, what: str) -> str:
     Ids travel through file names, SQL, terminals and JSON: they are 1 to 255 characters of
     valid Unicode without control characters.
     """
-    if not isinstance(value, str):
+    if type(value) is str and len(value) <= ID_CHARACTERS_MAX and value.isprintable():
+        if value and not value.isspace():
+            return value  # nearly always: ids are checked on every commit
+    elif not isinstance(value, str):
         raise InvalidValue(f"{what} must be a string, not {type(value).__name__}: {value!r}")
     if not value or value.isspace():
         raise InvalidValue(f"{what} must not be empty: {value!r}")

@@ -53,6 +53,8 @@ class Executors:
         running.scope = scope
         # Runs in a task of its own, so its context ends with it: nothing to reset.
         enter_scope(scope)
+        if activity.is_async and item.timeout_ms is None and item.heartbeat_ms is None:
+            return await activity.fn(*args, **kwargs)
         call = self._call(activity, args, kwargs)
         if item.heartbeat_ms is not None:
             call = scope.while_beating(call, item.heartbeat_ms / 1000)

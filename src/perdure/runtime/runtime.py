@@ -162,6 +162,8 @@ class Runtime(Client):
         finished: asyncio.Future[Ending | None],
         timeout: float | None,  # noqa: ASYNC109
     ) -> Ending | None:
+        if finished.done():
+            return finished.result()
         if timeout is None:
             return await asyncio.shield(finished)
         alarm = asyncio.ensure_future(self.clock.sleep(timeout))

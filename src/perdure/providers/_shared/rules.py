@@ -462,6 +462,8 @@ def check_snapshot(snapshot: InstanceSnapshot) -> None:
 
 
 def check_number(value: object, what: str, *, minimum: int, maximum: int = _INTEGER_MAX) -> None:
+    if type(value) is int and minimum <= value <= maximum:
+        return
     if not isinstance(value, int) or isinstance(value, bool):
         raise InvalidValue(f"{what} must be an integer, not {value!r}")
     if not minimum <= value <= maximum:
