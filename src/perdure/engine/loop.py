@@ -10,14 +10,15 @@ frame: one starts bare coroutines in the order of a set, the other uses a task o
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
+import gc
 import sys
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol, TypeVarTuple, Unpack, cast
 
 from perdure.authoring.steps import Step
 from perdure.engine import guards
+from perdure.engine.closing import close_coroutine, close_generator
 from perdure.engine.refusals import RefusingLoop
 from perdure.engine.sites import call_site
 from perdure.engine.tasks import (
@@ -136,15 +137,20 @@ class DurableLoop(RefusingLoop):
     def enter(self) -> None:
         """Become the running loop of this thread, and guard it against real I/O."""
         outer, hooks = asyncio._get_running_loop(), sys.get_asyncgen_hooks()  # noqa: SLF001
+        # Finalizers of other people's objects must not run in the middle of this code.
+        was_collecting = gc.isenabled()
+        gc.disable()
         asyncio._set_running_loop(self)  # noqa: SLF001
         sys.set_asyncgen_hooks(self._generator_started, _generator_dropped)
-        self._entered.append((outer, hooks, guards.enter()))
+        self._entered.append((outer, hooks, was_collecting, guards.enter()))
 
     def leave(self) -> None:
-        outer, hooks, was_guarded = self._entered.pop()
+        outer, hooks, was_collecting, was_guarded = self._entered.pop()
         guards.leave(was_guarded)
         sys.set_asyncgen_hooks(*hooks)
         asyncio._set_running_loop(outer)  # noqa: SLF001
+        if was_collecting:
+            gc.enable()
 
     def start_root(self, coro: Coroutine[Any, Any, Any]) -> DurableTask:
         branch = Branch("0", self._seed)
@@ -196,14 +202,20 @@ class DurableLoop(RefusingLoop):
         """Close every coroutine that is left. The caller has entered, and emits nothing."""
         self.is_closed_for_good = True
         self._ready.clear()
-        for task in reversed(self._tasks):
+        # Clean-up code may start tasks and generators of its own: until none is left.
+        while self._tasks:
+            task = self._tasks.pop()
             if not task.done():
-                _close_coroutine(task.get_coro())
-        for generator in reversed(self._generators):
+                # As the running task: clean-up code may use asyncio.timeout() and the like.
+                asyncio.tasks._enter_task(self, task)  # noqa: SLF001
+                try:
+                    close_coroutine(task.get_coro())
+                finally:
+                    asyncio.tasks._leave_task(self, task)  # noqa: SLF001
+        while self._generators:
+            generator = self._generators.pop()
             if generator.ag_frame is not None:
-                _close_generator(generator)
-        self._tasks.clear()
-        self._generators.clear()
+                close_generator(generator)
         self._planned.clear()
         self.root = None
 
@@ -377,24 +389,3 @@ def _asyncio_caller() -> FrameType | None:
 
 def _generator_dropped(_: AsyncGenerator[Any, Any]) -> None:
     """The host loop's hook would run the rest of the generator there."""
-
-
-_CLOSE_ATTEMPTS_MAX = 100
-
-
-def _close_coroutine(coro: Any) -> None:
-    """Unwind a coroutine that is given up, however often its clean-up awaits."""
-    for _ in range(_CLOSE_ATTEMPTS_MAX):
-        try:
-            coro.close()
-        except BaseException:  # noqa: BLE001, S112  # it awaits in its clean-up, or fails there
-            continue
-        return
-
-
-def _close_generator(generator: AsyncGenerator[Any, Any]) -> None:
-    closing: Any = generator.aclose()
-    with contextlib.suppress(BaseException):
-        closing.send(None)
-        # It awaits in its clean-up: nothing will ever come, so unwind it from there.
-        closing.throw(GeneratorExit)

@@ -42,7 +42,11 @@ _TIME_MS_MAX: Final = 253_402_300_799_999  # the end of the year 9999
 
 
 class CodeRecorder:
-    """Answers user code, keeps its open steps and its state, and notes what the turn must send."""
+    """Answers user code, keeps its open steps and its state, and notes what the turn must send.
+
+    Once closed it answers with steps that never resolve and writes nothing: code that is being
+    unwound must come to an ``await`` to be stopped there.
+    """
 
     def __init__(
         self,
@@ -96,6 +100,8 @@ class CodeRecorder:
     def schedule_activity(
         self, activity: Activity[Any, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Step[Any]:
+        if self.is_closed:
+            return self.loop.create_step(self)
         payload = activity.encode_arguments(args, kwargs, self.codec)
         settings = activity.settings
         event = self._schedule(
@@ -110,6 +116,8 @@ class CodeRecorder:
     def schedule_child(
         self, child: Orchestration[Any, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Step[Any]:
+        if self.is_closed:
+            return self.loop.create_step(self)
         if self.depth >= limits.CHILD_DEPTH_MAX:
             raise InvalidValue(
                 f"orchestration {child.name!r} would be {self.depth + 1} levels deep; "
@@ -127,16 +135,21 @@ class CodeRecorder:
         return self._open_step(Family.CHILD, event, child)
 
     def wait_for_event(self, name: str, type_: Any) -> Step[Any]:
+        if self.is_closed:
+            return self.loop.create_step(self)
         event = self._schedule(events.ExternalSubscribed, name=name)
         return self._open_wait(Family.EVENT, event, type_)
 
     def next_message(self, queue: str, type_: Any) -> Step[Any]:
+        if self.is_closed:
+            return self.loop.create_step(self)
         event = self._schedule(events.QueueSubscribed, name=queue)
         return self._open_wait(Family.MESSAGE, event, type_)
 
     def timer_started(self, timer: DurableTimer, seconds: float) -> None:
-        event = self._schedule(events.TimerCreated, fire_at_ms=self._fire_at_ms(seconds))
-        self._open_timer(timer, event)
+        if not self.is_closed:
+            event = self._schedule(events.TimerCreated, fire_at_ms=self._fire_at_ms(seconds))
+            self._open_timer(timer, event)
 
     def start_detached(
         self,
@@ -146,6 +159,8 @@ class CodeRecorder:
         *,
         delay_seconds: float,
     ) -> str:
+        if self.is_closed:
+            return ""
         payload = orchestration.encode_arguments(args, kwargs, self.codec)
         delay_ms = max(0, self._fire_at_ms(delay_seconds) - self.now_ms)
         event = self._schedule(
@@ -179,13 +194,12 @@ class CodeRecorder:
 
     def is_patched(self, name: str) -> bool:
         known = self._patches.get(name)
-        if known is None:
+        if known is None and not self.is_closed:
             known = name in self.marked_patches or not self.journal.is_replaying
             if known and not self.journal.is_replaying:
-                self._check_open()
                 self.journal.schedule(events.PatchMarked, f"patch/{name}", "", name=name)
             self._patches[name] = known
-        return known
+        return bool(known)
 
     def continue_as_new(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], version: str | None
@@ -206,6 +220,8 @@ class CodeRecorder:
     # Status and state
 
     def set_status(self, text: str | None) -> None:
+        if self.is_closed:
+            return
         size = 0 if text is None else len(text.encode())
         if size > limits.CUSTOM_STATUS_BYTES_MAX:
             raise InvalidValue(
@@ -221,6 +237,8 @@ class CodeRecorder:
         return self._kv
 
     def state_set(self, key: str, text: str) -> None:
+        if self.is_closed:
+            return
         limits.check_id(key, "state key")
         size = len(text.encode())
         if size > limits.KV_VALUE_BYTES_MAX:
@@ -238,14 +256,16 @@ class CodeRecorder:
         self._write(KvWrite(key, text))
 
     def state_delete(self, key: str) -> None:
-        self._schedule(events.KeyValueCleared, key=key)
-        self._kv.pop(key, None)
-        self._write(KvWrite(key, None))
+        if not self.is_closed:
+            self._schedule(events.KeyValueCleared, key=key)
+            self._kv.pop(key, None)
+            self._write(KvWrite(key, None))
 
     def state_clear(self) -> None:
-        self._schedule(events.KeyValuesCleared)
-        self._kv.clear()
-        self._write(KvWrite(None, None))
+        if not self.is_closed:
+            self._schedule(events.KeyValuesCleared)
+            self._kv.clear()
+            self._write(KvWrite(None, None))
 
     # Giving up
 

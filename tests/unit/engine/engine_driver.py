@@ -92,7 +92,8 @@ class Driver:
             )
             cold = fresh.run_turn(items, self.now_ms)
             fresh.close()
-        assert plain(cold) == plain(outcome)
+        then, now = plain(outcome), plain(cold)
+        assert now == then, f"live {then}\ncold {now}"
         self.replay().close()
 
     def replay(self, handler: Any = None, upto: int | None = None) -> Execution:

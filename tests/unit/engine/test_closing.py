@@ -2,9 +2,10 @@
 
 import asyncio
 import gc
+import sys
 import weakref
 
-from engine_driver import Driver
+from engine_driver import Driver, drivers
 
 from perdure.authoring import activity, current, orchestration, set_status, state
 
@@ -25,14 +26,14 @@ def test_finally_blocks_run_and_emit_nothing():
             log.append("finally")
             step("b")
             state["k"] = 1
-            log.append("never")
+            log.append("to the end")
 
     run = Driver(code, is_checked=False)
     run.start()
     before = len(run.history)
     run.close()
 
-    assert log == ["finally"]
+    assert log == ["finally", "to the end"]
     assert len(run.history) == before
     assert run.execution.last_event_id == before
 
@@ -71,7 +72,7 @@ def test_code_that_swallows_everything_is_given_up():
         for _ in range(20):
             try:
                 await step("a")
-            except BaseException:  # noqa: BLE001
+            except BaseException:
                 set_status("still here")
 
     run = Driver(code, is_checked=False)
@@ -172,6 +173,51 @@ def test_a_closed_execution_is_freed_at_once():
         assert references[0]() is None
     finally:
         gc.enable()
+
+
+def test_a_lost_execution_is_not_heard_in_the_turn_of_another(monkeypatch):
+    @orchestration
+    async def losing() -> None:
+        try:
+            await step("lost")
+        except GeneratorExit:
+            state["lost"] = True
+            raise
+
+    def lose() -> None:
+        lost = Driver(losing, is_checked=False)
+        lost.start()
+        lost.cycle = lost
+        drivers.discard(lost)
+
+    @orchestration
+    async def code() -> int:
+        lose()
+        return len([[] for _ in range(10_000)])
+
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+    run = Driver(code, is_checked=False)
+    run.start()
+    gc.collect()
+
+    assert run.kinds() == ["OrchestrationStarted", "OrchestrationCompleted"]
+
+
+def test_code_that_never_ends_is_kept_rather_than_dropped():
+    @orchestration
+    async def code() -> None:
+        while True:
+            try:
+                await step("again")
+            except BaseException:
+                state["swallowed"] = True
+
+    run = Driver(code, is_checked=False)
+    run.start()
+    run.close()
+    gc.collect()
+
+    assert run.kinds() == ["OrchestrationStarted", "ActivityScheduled"]
 
 
 def test_ten_thousand_evictions_leak_nothing():

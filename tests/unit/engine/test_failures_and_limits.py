@@ -246,7 +246,7 @@ def test_continue_as_new_cannot_be_swallowed():
     async def code(number: int) -> str:
         try:
             continue_as_new(number + 1)
-        except BaseException:  # noqa: BLE001
+        except BaseException:
             return "swallowed"
 
     assert isinstance(run_to_end(code, 1).outcomes[-1].result, ContinuedAsNew)

@@ -178,7 +178,7 @@ def test_other_threads_are_not_disturbed(tmp_path):
             try:
                 path.write_text("x")
                 time.sleep(0)
-            except Exception as error:  # noqa: BLE001
+            except Exception as error:
                 problems.append(error)
 
     @orchestration

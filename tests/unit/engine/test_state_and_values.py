@@ -284,7 +284,7 @@ def test_an_exception_in_a_side_effect_ends_the_orchestration():
     async def code() -> str:
         try:
             side_effect(read)
-        except BaseException:  # noqa: BLE001
+        except BaseException:
             await work("never")
         return "no"
 

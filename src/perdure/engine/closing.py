@@ -1,0 +1,54 @@
+"""Unwinds coroutines that are given up, whatever their clean-up code does."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+_ATTEMPTS_MAX = 1000
+_unclosable: list[Any] = []
+"""Coroutines that do not end; kept for good, because to drop one is to run it."""
+
+
+def close_coroutine(coro: Any) -> None:
+    """Close from the inside out, however often the clean-up awaits.
+
+    Closing only the outermost one is not enough: if an inner one awaits in its clean-up, the outer
+    ones see a RuntimeError that they may catch, and the inner one is left to the garbage collector.
+    """
+    if not inspect.iscoroutine(coro):  # somebody else's kind, which knows best how to end
+        with contextlib.suppress(BaseException):
+            coro.close()
+        return
+    for _ in range(_ATTEMPTS_MAX):
+        inner = _innermost(coro)
+        with contextlib.suppress(BaseException):  # it awaits in its clean-up, or fails there
+            inner.close()
+        if inner is coro and inspect.getcoroutinestate(coro) == inspect.CORO_CLOSED:
+            return
+    _unclosable.append(coro)
+
+
+def close_generator(generator: AsyncGenerator[Any, Any]) -> None:
+    awaited = getattr(generator, "ag_await", None)
+    if inspect.iscoroutine(awaited):
+        # Up to 3.12 closing whoever iterates over it does not reach what it awaits itself.
+        close_coroutine(awaited)
+    with contextlib.suppress(BaseException):
+        closing: Any = generator.aclose()
+        closing.send(None)
+        # It awaits in its clean-up: nothing will ever come, so unwind it from there.
+        closing.throw(GeneratorExit)
+
+
+def _innermost(coro: Any) -> Any:
+    awaited = coro.cr_await
+    while (
+        inspect.iscoroutine(awaited) and inspect.getcoroutinestate(awaited) != inspect.CORO_CLOSED
+    ):
+        coro, awaited = awaited, awaited.cr_await
+    return coro

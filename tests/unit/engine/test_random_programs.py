@@ -1,0 +1,69 @@
+"""Random programs in random worlds: live, replayed, and under other hash seeds.
+
+``PERDURE_PROGRAMS=20000`` runs a campaign of that many programs.
+"""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from random_programs import drive, program, random_tree
+
+from perdure.codec import JSON
+from perdure.engine.execution import Execution
+from perdure.model import wire
+
+PROGRAMS = int(os.environ.get("PERDURE_PROGRAMS", "1000"))
+
+
+@settings(
+    max_examples=PROGRAMS,
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+@given(st.randoms(use_true_random=False))
+def test_a_random_program_replays_to_the_same_history_and_result(rng):
+    drive(random_tree(rng), rng)
+
+
+def test_histories_replay_in_processes_with_other_hash_seeds(tmp_path):
+    path = tmp_path / "histories.json"
+    histories = []
+    for seed in range(60):
+        rng = random.Random(seed)
+        run = drive(random_tree(rng), rng)
+        histories.append([wire.encode(event) for event in run.history])
+    path.write_text(json.dumps(histories))
+
+    for hash_seed in ("0", "1", "4242"):
+        answer = subprocess.run(
+            [sys.executable, __file__, str(path)],
+            env={
+                **os.environ,
+                "PYTHONHASHSEED": hash_seed,
+                "PYTHONPATH": os.pathsep.join(sys.path),
+            },
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert answer.stdout == "60 replayed\n", answer.stderr
+
+
+def replay_all(path: Path) -> int:
+    """Replay every history in the file against the program of this process."""
+    histories = json.loads(path.read_text())
+    for texts in histories:
+        Execution.replay(program, wire.decode_history(texts), kv={}, codec=JSON).close()
+    return len(histories)
+
+
+if __name__ == "__main__":
+    print(replay_all(Path(sys.argv[1])), "replayed")
