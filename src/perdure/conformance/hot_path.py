@@ -286,6 +286,7 @@ class TestFirstTurnAtOnce:
 
         info = await store.admin.get_instance_info("a")
         assert (info.name, info.version, info.status) == ("TestOrch", "1.0.0", Status.RUNNING)
+        assert abs(info.created_at_ms - await store.now_ms()) <= store.tick_ms
         assert await store.reader.read("a") == [started("a")]
         values = {"k": KvEntry(value="v", updated_at_ms=1)}
         assert await store.reader.get_kv_all_values("a") == values

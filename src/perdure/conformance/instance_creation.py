@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from perdure.conformance.factories import (
+    bodies,
     create,
     enqueue,
     fetch,
@@ -70,6 +71,15 @@ class TestInstanceCreation:
 
         assert first.item.version is None
         assert (await turn(store, "a")).item.version == "2.0.0"
+
+    async def test_c003_only_a_start_of_the_batch_says_who_it_is(self, store: Store) -> None:
+        await store.provider.enqueue_for_orchestrator(start("a", "Later", "9.0.0"), 60_000)
+        await enqueue(store, start("a", "Now", "1.0.0"))
+
+        fetched = await take(store, "a")
+
+        assert (fetched.item.name, fetched.item.version) == ("Now", "1.0.0")
+        assert bodies(fetched) == [start("a", "Now", "1.0.0").body]
 
     async def test_c004_a_child_is_created_by_its_own_first_turn(self, store: Store) -> None:
         child = start("child", "ChildOrch", "3.0.0", parent="parent")

@@ -26,7 +26,7 @@ from perdure.conformance.factories import (
 from perdure.conformance.harness import checks, outcomes
 from perdure.conformance.requires import requires
 from perdure.errors import LockLost
-from perdure.providers.items import TurnCommit
+from perdure.providers.items import SessionFetch, TurnCommit
 
 if TYPE_CHECKING:
     from perdure.conformance.harness import Store
@@ -144,6 +144,19 @@ class TestInstanceLocksExpire:
         assert not waiting.done()
         await store.advance(500)
         assert await asyncio.wait_for(waiting, timeout=10) is not None
+
+    async def test_an_operator_that_gives_back_leaves_the_delay(self, store: Store) -> None:
+        await create(store, "a")
+        await enqueue(store, raised("a"))
+        fetched = await take(store, "a")
+        await store.provider.abandon_orchestration_item(fetched.lock_token, delay_ms=LOCK_MS * 2)
+        held = await store.admin.lock_instance("a", LOCK_MS)
+
+        await store.provider.abandon_orchestration_item(held.lock_token)
+
+        assert await fetch(store) is None
+        await store.advance(LOCK_MS * 2)
+        await take(store, "a")
 
     async def test_many_locks_are_renewed_at_once_and_the_lost_ones_named(
         self, store: Store
@@ -267,6 +280,24 @@ class TestWorkLocksExpire:
         again = await take_work(store, provider=store.reader)
 
         assert (item.heartbeat, again.heartbeat) == (None, '"half way"')
+
+    @requires("long_poll")
+    async def test_who_waits_gets_an_item_as_soon_as_its_session_is_free(
+        self, store: Store
+    ) -> None:
+        await enqueue_work(store, activity("a", 1, 2, session="s"))
+        mine = SessionFetch(owner_id="mine", lock_timeout_ms=LOCK_MS)
+        other = SessionFetch(owner_id="other", lock_timeout_ms=LOCK_MS)
+        await take_work(store, session=mine, lock_ms=LOCK_MS * 9)
+        await enqueue_work(store, activity("a", 1, 3, session="s"))
+        waiting = asyncio.ensure_future(fetch_work(store, session=other, poll_ms=60_000))
+        await asyncio.wait({waiting}, timeout=0.05)
+
+        assert not waiting.done()
+        await store.advance(LOCK_MS)
+        taken = await asyncio.wait_for(waiting, timeout=10)
+        assert taken is not None
+        assert taken.identity.activity_id == 3
 
     async def test_many_item_locks_are_renewed_at_once_and_the_lost_ones_named(
         self, store: Store

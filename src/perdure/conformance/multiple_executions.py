@@ -111,6 +111,19 @@ class TestMultipleExecutions:
         assert fetched.item.execution_id == 3
         assert fetched.item.history == (started("a", 3),)
 
+    async def test_an_instance_is_created_once(self, store: Store) -> None:
+        await enqueue(store, start("a"))
+        pending = await store.admin.get_instance_info("a")
+        await store.advance(1_000)
+        await turn(store, "a", poke=False, history_delta=(started("a"),))
+        await store.advance(1_000)
+
+        await next_execution(store, "a", 2)
+
+        info = await store.admin.get_instance_info("a")
+        assert info.created_at_ms == pending.created_at_ms < info.updated_at_ms
+        assert (await store.admin.get_execution_info("a", 2)).started_at_ms > info.created_at_ms
+
     async def test_only_an_ended_execution_has_a_completion_time(self, store: Store) -> None:
         await create(store, "a")
         await finish(store, "a", Status.FAILED)

@@ -178,6 +178,7 @@ class TestQueueSemantics:
         await store.advance(1_000)
         again = await take_work(store, provider=store.reader)
         assert (again.body, again.attempt_count) == (retry.body, 1)
+        assert await fetch_work(store) is None
 
     async def test_a_completion_is_visible_at_once_whatever_it_says(self, store: Store) -> None:
         await create(store, "a", worker_items=(activity("a"),))
