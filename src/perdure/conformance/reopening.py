@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from perdure.conformance import observation
 from perdure.conformance.factories import (
     LOCK_MS,
     OWNER,
@@ -30,7 +31,7 @@ from perdure.conformance.factories import (
     turn,
 )
 from perdure.conformance.harness import checks
-from perdure.conformance.observation import difference, observe
+from perdure.conformance.observation import difference
 from perdure.conformance.requires import requires
 from perdure.errors import LockLost
 from perdure.limits import ORPHAN_GRACE_MS
@@ -87,12 +88,13 @@ async def fill(store: Store) -> None:
 
 
 async def look(store: Store, instances: Sequence[str] = INSTANCES) -> dict[str, Any]:
-    return await observe(
-        store.reader,
-        store.admin,
-        instances,
-        exact_times=store.capabilities.injected_clock,
-    )
+    """Everything that can be seen of the store and of these instances, as plain data."""
+    admin, exact_times = store.admin, store.capabilities.injected_clock
+    calls = observation.totals(admin) | observation.details(store.reader, admin, instances)
+    return {
+        name: observation.plain(await observation.look(call, exact_times=exact_times))
+        for name, call in calls.items()
+    }
 
 
 @requires("durable")
