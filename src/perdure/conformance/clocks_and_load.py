@@ -179,23 +179,6 @@ class TestFairness:
 class TestManyCallers:
     verbs = ("fetch_orchestration_item", "fetch_work_item", "ack_orchestration_item")
 
-    async def test_ten_fetches_of_ten_ready_instances_get_all_ten(self, store: Store) -> None:
-        for round_number in range(10):
-            names = {f"x-{round_number}-{number}" for number in range(10)}
-            for name in sorted(names):
-                await enqueue(store, start(name))
-                await enqueue_work(store, activity(name))
-
-            turns = await asyncio.gather(
-                *(fetch(store, provider=each) for each in (store.provider, store.reader) * 5)
-            )
-            work = await asyncio.gather(
-                *(fetch_work(store, provider=each) for each in (store.provider, store.reader) * 5)
-            )
-
-            assert {each.item.instance_id for each in turns if each is not None} == names
-            assert {each.identity.instance_id for each in work if each is not None} == names
-
     async def test_a_lost_session_claim_takes_the_next_item(self, store: Store) -> None:
         for round_number in range(10):
             session = f"s-{round_number}"
@@ -274,18 +257,6 @@ class TestManyCallers:
 class TestReopening:
     verbs = ("open", "close")
 
-    async def test_what_was_answered_is_there_after_reopening(self, store: Store) -> None:
-        await create(store, "x", worker_items=(activity("x"),))
-        work = await take_work(store)
-        await store.provider.ack_work_item(work.lock_token, completion("x"))
-        await enqueue(store, raised("x"))
-
-        await store.reopen()
-
-        assert len(await store.reader.read("x")) == 1
-        assert len((await take(store, "x")).item.messages) == 2
-        assert await fetch_work(store) is None
-
     async def test_attempts_are_counted_across_reopening(self, store: Store) -> None:
         await enqueue(store, start("x"))
         await enqueue_work(store, activity("x"))
@@ -297,18 +268,3 @@ class TestReopening:
 
         assert (await take(store, "x")).attempt_count == 4
         assert (await take_work(store)).attempt_count == 4
-
-    async def test_a_refused_turn_is_not_there_after_reopening(self, store: Store) -> None:
-        await create(store, "x")
-        await enqueue(store, raised("x"))
-        held = await take(store, "x", lock_ms=1_000)
-        await store.advance(1_000)
-        with pytest.raises(LockLost):
-            await store.provider.ack_orchestration_item(
-                held.lock_token, TurnCommit(execution_id=1, history_delta=(event("x", 2),))
-            )
-
-        await store.reopen()
-
-        assert len(await store.reader.read("x")) == 1
-        assert (await take(store, "x")).attempt_count == 2

@@ -154,10 +154,11 @@ class TestDeletion:
         await finish(store, "ended")
         await create(store, "busy")
 
-        with pytest.raises(InstanceStillRunning):
-            await store.admin.delete_instances_atomic(["ended", "busy"])
+        for listed in (["ended", "busy"], ["busy", "ended"]):
+            with pytest.raises(InstanceStillRunning):
+                await store.admin.delete_instances_atomic(listed)
+            assert await exists(store, "ended", "busy") == [True, True]
 
-        assert await exists(store, "ended", "busy") == [True, True]
         result = await store.admin.delete_instances_atomic(["ended", "busy"], force=True)
         assert result.instances == 2
         assert await exists(store, "ended", "busy") == [False, False]

@@ -34,7 +34,7 @@ TOLERANCE_MS: Final = 200
 THRESHOLD_MS: Final = 100
 LONG_MS: Final = 30_000
 _MOMENT_SECONDS: Final = 0.03
-_PATIENCE_SECONDS: Final = 20.0
+_PATIENCE_SECONDS: Final = 5.0
 
 
 async def settled(task: asyncio.Task[Any], seconds: float = _MOMENT_SECONDS) -> bool:
