@@ -1,0 +1,159 @@
+"""What operators do through a client: lists, counts, trees, deletion, pruning, waiting."""
+
+import asyncio
+
+import pytest
+
+from integration.conditions import reached, until, waiting
+from perdure import (
+    InstanceQuery,
+    Status,
+    activity,
+    continue_as_new,
+    orchestration,
+    set_status,
+    wait_for_event,
+)
+from perdure.errors import InstanceStillRunning, InvalidValue, NotARoot, NotFound, WaitTimeout
+from perdure.providers.items import DeleteFilter
+
+
+@activity
+async def echo(value: int) -> int:
+    return value
+
+
+@orchestration
+async def quick(value: int) -> int:
+    return await echo(value)
+
+
+@orchestration
+async def gate() -> str:
+    return await wait_for_event("go", str)
+
+
+@orchestration
+async def parent() -> int:
+    return await quick.options(id="kid")(1)
+
+
+@orchestration
+async def rounds(left: int) -> str:
+    set_status({"left": left})
+    await echo(left)
+    if left:
+        continue_as_new(left - 1)
+    return "over"
+
+
+HANDLERS = [quick, gate, parent, rounds, echo]
+
+
+async def test_instances_are_listed_filtered_counted_and_paged(make_runtime):
+    async with make_runtime(HANDLERS) as runtime:
+        for number in range(12):
+            await (await runtime.start(quick, number, id=f"q-{number:02}")).result(10)
+        await runtime.start(gate, id="waits")
+        await waiting(runtime, "waits")
+        done = InstanceQuery(statuses=frozenset({Status.COMPLETED}))
+
+        assert await runtime.admin.count() == 13
+        assert await runtime.admin.count(done) == 12
+        assert await runtime.admin.count(InstanceQuery(name="gate")) == 1
+        assert await runtime.admin.count(InstanceQuery(id_prefix="q-1")) == 2
+        seen, cursor = [], None
+        while True:
+            page, cursor = await runtime.admin.page(done, cursor=cursor, limit=5)
+            seen += [view.id for view in page]
+            if cursor is None:
+                break
+        assert seen == [f"q-{number:02}" for number in reversed(range(12))]
+        with pytest.raises(InvalidValue):
+            await runtime.admin.page(limit=0)
+
+
+async def test_a_tree_is_deleted_as_a_whole(make_runtime):
+    async with make_runtime(HANDLERS) as runtime:
+        await (await runtime.start(parent, id="p")).result(10)
+        with pytest.raises(NotARoot):
+            await runtime.admin.delete("kid")
+
+        assert (await runtime.admin.delete("p")).instances == 2
+        with pytest.raises(NotFound):
+            await runtime.status("kid")
+
+
+async def test_a_running_instance_is_deleted_only_by_force(make_runtime):
+    async with make_runtime(HANDLERS) as runtime:
+        await runtime.start(gate, id="g")
+        await waiting(runtime, "g")
+        with pytest.raises(InstanceStillRunning):
+            await runtime.admin.delete("g")
+        await runtime.admin.delete("g", force=True)
+        again = await runtime.start(gate, id="g")
+        await again.raise_event("go", "second life")
+
+        assert await again.result(10) == "second life"
+
+
+async def test_finished_roots_are_deleted_in_bulk(make_runtime):
+    async with make_runtime(HANDLERS) as runtime:
+        for number in range(3):
+            await (await runtime.start(quick, number)).result(10)
+        await runtime.start(gate, id="g")
+        await waiting(runtime, "g")
+
+        assert (await runtime.admin.delete_many(DeleteFilter())).instances == 3
+        assert await runtime.admin.count() == 1
+
+
+async def test_past_executions_are_pruned_and_the_last_one_stays(make_runtime):
+    async with make_runtime(HANDLERS) as runtime:
+        handle = await runtime.start(rounds, 4, id="r")
+        assert await handle.result(10) == "over"
+        assert len(await runtime.admin.executions("r")) == 5
+
+        assert (await runtime.admin.prune("r")).executions == 4
+        assert [e.execution_id for e in await runtime.admin.executions("r")] == [5]
+        assert (await handle.status()).custom_status == {"left": 0}
+
+
+async def test_a_status_change_wakes_whoever_waits_for_it(make_runtime):
+    @orchestration
+    async def stages() -> None:
+        for stage in ("one", "two"):
+            set_status(stage)
+            await wait_for_event("next", None)
+
+    async with make_runtime([stages]) as runtime:
+        handle = await runtime.start(stages, id="s")
+        first = await handle.wait_for_status_change(0, 10)
+        assert first.custom_status == "one"
+        change = asyncio.ensure_future(
+            handle.wait_for_status_change(first.custom_status_version, 10)
+        )
+        await handle.raise_event("next")
+        assert (await change).custom_status == "two"
+        with pytest.raises(WaitTimeout):
+            await handle.wait_for_status_change(2, 0.05)
+
+
+async def test_workers_and_the_store_describe_themselves(make_runtime):
+    async with make_runtime(HANDLERS) as runtime:
+        await until(runtime.admin.workers)
+        (worker,) = await runtime.admin.workers()
+
+        assert worker.worker_id == runtime.worker_id
+        assert ("gate", "1.0.0") in worker.handlers
+        assert (await runtime.admin.store()).provider == runtime.provider.name
+
+
+async def test_queue_depths_and_metrics_follow_the_work(make_runtime):
+    async with make_runtime(HANDLERS) as runtime:
+        await runtime.start(quick, 1, id="later", delay=3600)
+        depths = await runtime.admin.queue_depths()
+        assert depths.orchestrator.delayed == 1
+        await (await runtime.start(quick, 2, id="now")).result(10)
+        await reached(runtime, "now", Status.COMPLETED)
+        assert (await runtime.admin.metrics()).by_status[Status.COMPLETED] == 1

@@ -1,0 +1,176 @@
+"""Messages that nobody survives, and code that breaks the engine's expectations."""
+
+import asyncio
+
+import pytest
+
+from integration.conditions import reached, waiting
+from perdure import (
+    InMemoryProvider,
+    OrchestrationFailed,
+    Runtime,
+    RuntimeOptions,
+    Status,
+    activity,
+    orchestration,
+    wait_for_event,
+)
+from perdure.model.failures import BlockReason
+from perdure.providers.memory import MemoryStore
+
+
+@activity
+async def echo(value: int) -> int:
+    return value
+
+
+@orchestration
+async def gate() -> str:
+    return await wait_for_event("go", str)
+
+
+@orchestration
+async def plain(value: int) -> int:
+    return await echo(value)
+
+
+def _options(**settings):
+    return RuntimeOptions(max_attempts=3, **settings)
+
+
+async def _use_up_attempts(provider, instance_id):
+    """Take the instance as often as a worker that dies over it would."""
+    while True:
+        fetched = await provider.fetch_orchestration_item(1000, 0)
+        if fetched is None or fetched.item.instance_id != instance_id:
+            return
+        await provider.abandon_orchestration_item(fetched.lock_token)
+        if fetched.attempt_count >= 5:
+            return
+
+
+async def test_an_instance_that_kills_its_workers_is_blocked_and_an_operator_frees_it():
+    store = MemoryStore()
+    async with Runtime(InMemoryProvider(store=store), [gate], options=_options()) as runtime:
+        await runtime.start(gate, id="g")
+        await waiting(runtime, "g")
+    provider = InMemoryProvider(store=store)
+    async with provider:
+        async with Runtime(InMemoryProvider(store=store), [plain, echo]) as bystander:
+            await bystander.raise_event("g", "go", "on")
+            await _use_up_attempts(provider, "g")
+        async with Runtime(InMemoryProvider(store=store), [gate], options=_options()) as runtime:
+            await reached(runtime, "g", Status.BLOCKED)
+            block = (await runtime.status("g", waits=False)).block
+            assert block is not None
+            assert block.reason is BlockReason.POISON
+            await runtime.resume("g")
+
+            assert await runtime.get("g").result(10) == "on"
+
+
+async def test_an_activity_delivered_too_often_fails_without_running_again():
+    runs = []
+
+    @activity
+    async def deadly() -> None:
+        runs.append(1)
+
+    @orchestration
+    async def victim() -> str:
+        await deadly()
+        return "alive"
+
+    store = MemoryStore()
+    handlers = [victim, deadly]
+    lone = RuntimeOptions(run_activities=False)
+    async with Runtime(InMemoryProvider(store=store), handlers, options=lone) as orchestrator:
+        await orchestrator.start(victim, id="v")
+        await waiting(orchestrator, "v")
+        provider = InMemoryProvider(store=store)
+        async with provider:
+            for _ in range(4):
+                fetched = await provider.fetch_work_item(1000, 0)
+                await provider.abandon_work_item(fetched.lock_token)
+        worker = Runtime(
+            InMemoryProvider(store=store),
+            handlers,
+            options=_options(run_orchestrations=False),
+        )
+        async with worker:
+            with pytest.raises(OrchestrationFailed, match="delivered 5 times"):
+                await orchestrator.get("v").result(10)
+        assert runs == []
+
+
+async def test_one_blocked_instance_among_many_disturbs_nobody(make_runtime):
+    async with make_runtime([plain, echo, gate], max_attempts=3) as runtime:
+        await runtime.start_named("gate", "an argument that gate does not take", id="bad")
+        handles = [await runtime.start(plain, number) for number in range(30)]
+
+        assert [await handle.result(10) for handle in handles] == list(range(30))
+        await reached(runtime, "bad", Status.BLOCKED)
+
+
+async def test_a_cancelled_blocked_instance_can_be_terminated_and_deleted(make_runtime):
+    async with make_runtime([gate]) as runtime:
+        await runtime.start_named("gate", 1, id="bad")
+        await reached(runtime, "bad", Status.BLOCKED)
+        result = await runtime.admin.delete("bad", force=True)
+
+        assert result.instances <= 1
+        await runtime.start(gate, id="bad")
+        await waiting(runtime, "bad")
+
+
+async def test_a_recursion_without_end_fails_its_own_instance_only(make_runtime):
+    def forever(depth):
+        return forever(depth + 1)
+
+    @orchestration
+    async def deep() -> int:
+        return forever(0)
+
+    async with make_runtime([deep, plain, echo]) as runtime:
+        with pytest.raises(OrchestrationFailed, match="RecursionError"):
+            await (await runtime.start(deep)).result(10)
+        assert await (await runtime.start(plain, 1)).result(10) == 1
+
+
+async def test_scheduling_without_end_fails_its_own_instance_only(make_runtime):
+    @orchestration
+    async def greedy() -> None:
+        steps = []
+        while True:
+            steps.append(echo(len(steps)))
+
+    async with make_runtime([greedy, plain, echo]) as runtime:
+        with pytest.raises(OrchestrationFailed, match="endless loop"):
+            await (await runtime.start(greedy)).result(60)
+        assert await (await runtime.start(plain, 1)).result(10) == 1
+
+
+async def test_an_event_of_the_wrong_type_can_be_caught(make_runtime):
+    @orchestration
+    async def careful() -> str:
+        try:
+            await wait_for_event("number", int)
+        except TypeError as error:
+            return type(error).__name__
+        return "missed"
+
+    async with make_runtime([careful]) as runtime:
+        handle = await runtime.start(careful, id="c")
+        await handle.raise_event("number", "seven")
+
+        assert await handle.result(10) == "PayloadError"
+
+
+async def test_real_work_inside_an_orchestration_is_refused_with_the_line(make_runtime):
+    @orchestration
+    async def impatient() -> None:
+        await asyncio.to_thread(print, "no")
+
+    async with make_runtime([impatient]) as runtime:
+        with pytest.raises(OrchestrationFailed, match=r"test_poison\.py"):
+            await (await runtime.start(impatient)).result(10)

@@ -1,0 +1,119 @@
+"""Going on in a new process: every kind of wait, before and after it was due."""
+
+import asyncio
+
+import pytest
+
+from integration.conditions import until, waiting
+from perdure import (
+    Client,
+    Runtime,
+    RuntimeOptions,
+    SqliteProvider,
+    activity,
+    next_message,
+    orchestration,
+    state,
+    wait_for_event,
+)
+
+
+@activity
+async def echo(value: int) -> int:
+    return value
+
+
+@orchestration
+async def by_event() -> str:
+    return await wait_for_event("go", str)
+
+
+@orchestration
+async def by_timer() -> str:
+    await asyncio.sleep(0.3)
+    return "woke"
+
+
+@orchestration
+async def by_message() -> int:
+    return await next_message("box", int)
+
+
+@orchestration
+async def child() -> str:
+    return await wait_for_event("go", str)
+
+
+@orchestration
+async def by_child() -> str:
+    return await child.options(id="the-child")()
+
+
+@orchestration
+async def far() -> list[int]:
+    seen = [await echo(number) for number in range(20)]
+    state["seen"] = len(seen)
+    await wait_for_event("go", str)
+    return [*seen, state.get("seen", int, 0)]
+
+
+HANDLERS = [by_event, by_timer, by_message, by_child, child, far, echo]
+
+
+@pytest.fixture(params=[False, True], ids=["cached", "always replayed"])
+def open_runtime(request, tmp_path):
+    def make():
+        options = RuntimeOptions(always_replay=request.param, orchestration_lock_seconds=0.5)
+        return Runtime(SqliteProvider(tmp_path / "s.db"), HANDLERS, options=options)
+
+    return make
+
+
+async def test_waits_survive_a_restart(open_runtime, tmp_path):
+    async with open_runtime() as first:
+        for flow in (by_event, by_timer, by_message, by_child, far):
+            await first.start(flow, id=flow.name)
+            await waiting(first, flow.name)
+        await waiting(first, "the-child")
+        await until(lambda: first.state("far", "seen"))
+    async with Client(SqliteProvider(tmp_path / "s.db")) as client:
+        await client.raise_event("by_event", "go", "on")
+        await client.raise_event("the-child", "go", "grown up")
+        await client.raise_event("far", "go", "on")
+        await client.enqueue_event("by_message", "box", 5)
+    async with open_runtime() as second:
+        assert await second.get("by_event").result(10) == "on"
+        assert await second.get("by_timer").result(10) == "woke"
+        assert await second.get("by_message").result(10) == 5
+        assert await second.get("by_child").result(10) == "grown up"
+        assert await second.get("far").result(10) == [*range(20), 20]
+
+
+async def test_a_timer_keeps_its_due_time_over_a_restart(open_runtime):
+    async with open_runtime() as first:
+        handle = await first.start(by_timer, id="t")
+        await waiting(first, "t")
+        due_ms = (await handle.status()).waiting_for[0].due_ms
+    async with open_runtime() as second:
+        assert await second.get("t").result(10) == "woke"
+        fired = [e for e in await second.history("t") if type(e).__name__ == "TimerFired"]
+        assert fired[0].fire_at_ms == due_ms
+        assert fired[0].timestamp_ms >= due_ms
+
+
+async def test_a_start_without_a_worker_is_pending_until_one_comes(open_runtime, tmp_path):
+    async with Client(SqliteProvider(tmp_path / "s.db")) as client:
+        handle = await client.start(by_timer, id="p")
+        assert (await handle.status()).status == "Pending"
+    async with open_runtime() as runtime:
+        assert await runtime.get("p").result(10) == "woke"
+
+
+async def test_a_client_in_another_process_sees_the_end_at_once(open_runtime, tmp_path):
+    async with open_runtime() as runtime, Client(SqliteProvider(tmp_path / "s.db")) as client:
+        await runtime.start(by_event, id="e")
+        result = asyncio.ensure_future(client.get("e").result(10))
+        await waiting(client, "e")
+        await client.raise_event("e", "go", "seen")
+
+        assert await result == "seen"
