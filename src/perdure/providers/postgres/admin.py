@@ -371,9 +371,11 @@ class PostgresAdmin(ProviderAdmin):
         )
 
     async def get_store_info(self) -> StoreInfo:
-        ((format_version, moved_to, schema_version, size),) = await self._ask(
-            "get_store_info", queries.GET_STORE, (self._handle.place.schema,)
+        operation = "get_store_info"
+        ((format_version, moved_to, schema_version, _),) = await self._ask(
+            operation, queries.GET_STORE
         )
+        ((size,),) = await self._ask(operation, queries.GET_SIZE, (self._handle.place.schema,))
         return StoreInfo(
             provider="postgres",
             provider_version="1",

@@ -119,6 +119,11 @@ def _own_error(operation: str, error: PerdureError, row: dict[str, Any]) -> Perd
         )
     if constraint is not None:
         return InvalidValue(f"{operation}: a lock token that was handed in is in use")
-    if isinstance(cause, psycopg.Error) and cause.sqlstate == "PD001":
-        return LockLost(operation, "a work item to be settled is not held")
+    match cause.sqlstate if isinstance(cause, psycopg.Error) else None:
+        case "PD001":
+            return LockLost(operation, "a work item to be settled is not held")
+        case "PD002":
+            return InvalidValue(f"{operation}: a work item to be settled is another instance's")
+        case _:
+            pass
     return error

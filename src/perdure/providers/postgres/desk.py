@@ -22,6 +22,7 @@ WantT = TypeVar("WantT", bound="Hashable")
 _AT_ONCE_MAX: Final = 64
 _PAUSE_SECONDS_MIN: Final = 0.005
 _JITTER: Final = 0.2
+_HEARING_SECONDS: Final = 0.02
 
 
 @dataclass(slots=True)
@@ -59,6 +60,7 @@ class Desk(Generic[WantT, ItemT]):
         self._bells: dict[WantT, asyncio.Event] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._alarm: asyncio.TimerHandle | None = None
+        self._heard_at = 0.0
         self._is_open = False
 
     def open(self) -> None:
@@ -78,6 +80,15 @@ class Desk(Generic[WantT, ItemT]):
         """There may be something now."""
         for bell in self._bells.values():
             bell.set()
+
+    def hear(self) -> None:
+        """Somebody elsewhere says so. However often that is said, looking has its pace."""
+        now = asyncio.get_running_loop().time()
+        if now < self._heard_at + _HEARING_SECONDS:
+            self.ring_in(self._heard_at + _HEARING_SECONDS - now)
+        else:
+            self._heard_at = now
+            self.ring()
 
     def ring_in(self, seconds: float) -> None:
         """There may be something then."""

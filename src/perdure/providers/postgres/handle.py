@@ -23,6 +23,7 @@ from perdure.providers.postgres.lanes import Lanes
 from perdure.providers.postgres.listener import BUCKETS, Channels, Listener, Notifier, bucket_of
 from perdure.providers.postgres.migrate import migrate, pending
 from perdure.providers.postgres.place import check_server, place_of
+from perdure.providers.postgres.server_clock import ServerClock
 from perdure.providers.watching import ChangeHub
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class Handle:
         self._hubs = [ChangeHub(SystemClock()) for _ in range(BUCKETS)]
         self._ticker: asyncio.Task[None] | None = None
         self._process_id = 0
+        self.clock = ServerClock()
         self.turn_desk: Desk[Any, Any] | None = None
         self.work_desk: Desk[Any, Any] | None = None
 
@@ -157,9 +159,9 @@ class Handle:
             raise refusal("open", error, self.place.location) from error
 
     async def _check_store(self, *, allow_moved: bool) -> None:
-        ((format_version, moved_to, _, _),) = await self.ask(
-            "open", queries.GET_STORE, (self.place.schema,)
-        )
+        sent_at = asyncio.get_running_loop().time()
+        ((format_version, moved_to, _, now_ms),) = await self.ask("open", queries.GET_STORE)
+        self.clock.note(now_ms, sent_at)
         if format_version > FORMAT_VERSION:
             raise StoreRefused(
                 "open",
@@ -242,7 +244,8 @@ class Handle:
     def _desks(self) -> list[Desk[Any, Any]]:
         return [desk for desk in (self.turn_desk, self.work_desk) if desk is not None]
 
-    def _applied(self, answer: Answer) -> None:
+    def _applied(self, answer: Answer, sent_at: float) -> None:
+        self.clock.note(answer.now, sent_at)
         if answer.turns_at is not None:
             self._ring(self.turn_desk, self._channels.turns, answer.turns_at - answer.now)
         if answer.work_at is not None:
@@ -257,9 +260,9 @@ class Handle:
     def _heard(self, channel: str | None) -> None:
         """From the listener; None: anything may have been said."""
         if channel in {None, self._channels.turns} and self.turn_desk is not None:
-            self.turn_desk.ring()
+            self.turn_desk.hear()
         if channel in {None, self._channels.work} and self.work_desk is not None:
-            self.work_desk.ring()
+            self.work_desk.hear()
         if channel is None:
             for hub in self._hubs:
                 hub.notify_all()

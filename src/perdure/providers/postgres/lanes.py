@@ -71,7 +71,7 @@ class Lanes:
         *,
         lanes: int,
         retry_seconds: float,
-        applied: Callable[[Answer], None],
+        applied: Callable[[Answer, float], None],
     ) -> None:
         self._connections = connections
         self._statements = statements
@@ -168,7 +168,7 @@ class Lanes:
 
     async def _commit(self, lane: str, number: int, batch: list[Operation]) -> int:
         try:
-            answer = await self._send(lane, number, batch)
+            answer, sent_at = await self._send(lane, number, batch)
         except psycopg.Error as error:
             if len(batch) > 1:
                 # One of them cannot be written. Alone, each gets the answer that is its own.
@@ -180,14 +180,17 @@ class Lanes:
             _fail(batch, error, error)
         else:
             refused = answer.refused or {}
-            self._applied(answer)
+            self._applied(answer, sent_at)
             for position, operation in enumerate(batch):
                 if not operation.outcome.done():
                     operation.outcome.set_result(refused.get(str(position)))
         return number
 
-    async def _send(self, lane: str, number: int, batch: list[Operation]) -> Answer:
-        """Raises psycopg.Error if nothing was written and repeating is of no use."""
+    async def _send(self, lane: str, number: int, batch: list[Operation]) -> tuple[Answer, float]:
+        """The answer, and when its statement was sent.
+
+        Raises psycopg.Error if nothing was written and repeating is of no use.
+        """
         name, statement = batch[0].name, self._statements(batch[0].template)
         parts = 0
         for position, operation in enumerate(batch):
@@ -197,11 +200,12 @@ class Lanes:
         backoff = Backoff(self._retry_seconds)
         is_unknown = False
         while True:
+            sent_at = asyncio.get_running_loop().time()
             try:
                 ((text,),) = await self._connections.run_once(
-                    name, statement, (lane, number, rows, parts)
+                    name, statement, (lane, number, is_unknown, rows, parts)
                 )
-                return _answers.decode(text)
+                return _answers.decode(text), sent_at
             except (psycopg.Error, OSError) as error:
                 remedy = remedy_for(error)
                 if remedy is Remedy.NONE and isinstance(error, psycopg.Error):

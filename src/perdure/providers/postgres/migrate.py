@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from typing import TYPE_CHECKING, Any, Final
 
@@ -42,7 +43,7 @@ _STORE = sql.SQL(
 
 async def pending(connection: AsyncConnection[Any], place: Place) -> Sequence[Migration]:
     """What has to be applied. Refuses a schema that is newer, or not what the files say."""
-    migrations = load_migrations(_PACKAGE)
+    migrations = _migrations()
     cursor = await connection.execute(
         "SELECT to_regclass(%s) IS NOT NULL", (f'"{place.schema}".migrations',)
     )
@@ -91,10 +92,16 @@ async def migrate(connection: AsyncConnection[Any], place: Place) -> Sequence[Mi
         return due
 
 
+@functools.cache
+def _migrations() -> tuple[Migration, ...]:
+    return load_migrations(_PACKAGE)
+
+
 def _in(place: Place, statement: sql.SQL) -> sql.Composed:
     return statement.format(schema=sql.Identifier(place.schema))
 
 
+@functools.cache
 def _checksum(migration: Migration) -> str:
     return hashlib.sha256(migration.sql.encode()).hexdigest()
 

@@ -68,8 +68,7 @@ class PostgresProvider(Provider):
     ) -> None:
         rules.check_number(pool_size, "pool_size", minimum=2, maximum=1000)
         rules.check_number(orphan_grace_ms, "orphan_grace_ms", minimum=0)
-        self._allow_moved = allow_moved
-        self._auto_migrate = auto_migrate
+        self._open_options = {"allow_moved": allow_moved, "auto_migrate": auto_migrate}
         self._handle = handle = Handle(
             dsn,
             schema,
@@ -102,13 +101,18 @@ class PostgresProvider(Provider):
 
     async def open(self) -> None:
         if not self._is_open:
-            await self._handle.open(allow_moved=self._allow_moved, auto_migrate=self._auto_migrate)
+            await self._handle.open(**self._open_options)
             self._is_open = True
 
     async def close(self) -> None:
         if self._is_open:
             self._is_open = False
             await self._handle.close()
+
+    def now_ms(self) -> int:
+        """Time of the store, as well as this handle knows it; never behind the server's."""
+        self._handle.require_open("now_ms")
+        return self._handle.clock.now_ms()
 
     async def migrate(self, *, dry_run: bool = False) -> Sequence[Migration]:
         """Apply the migrations that are due, or only tell them; the handle need not be open."""

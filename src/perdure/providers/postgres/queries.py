@@ -25,17 +25,17 @@ class Statements:
         return statement
 
 
-# --- batches: (lane, batch number, operations, parts) to an answer
+# --- batches: (lane, batch number, sent again, operations, parts) to an answer
 
-COMMIT_TURNS: Final = "SELECT {schema}.commit_turns(%s, %s, %s::jsonb, %s)"
-START_TURNS: Final = "SELECT {schema}.start_turns(%s, %s, %s::jsonb, %s)"
-ABANDON_TURNS: Final = "SELECT {schema}.abandon_turns(%s, %s, %s::jsonb, %s)"
-SETTLE_WORK: Final = "SELECT {schema}.settle_work(%s, %s, %s::jsonb, %s)"
-ABANDON_WORK: Final = "SELECT {schema}.abandon_work(%s, %s, %s::jsonb, %s)"
-ENQUEUE_WORK: Final = "SELECT {schema}.enqueue_work(%s, %s, %s::jsonb, %s)"
-ENQUEUE_MESSAGES: Final = "SELECT {schema}.enqueue_messages(%s, %s, %s::jsonb, %s)"
-REPLACE_INSTANCES: Final = "SELECT {schema}.replace_instances(%s, %s, %s::jsonb, %s)"
-APPEND_HISTORY: Final = "SELECT {schema}.append_history(%s, %s, %s::jsonb, %s)"
+COMMIT_TURNS: Final = "SELECT {schema}.commit_turns(%s, %s, %s, %s::jsonb, %s)"
+START_TURNS: Final = "SELECT {schema}.start_turns(%s, %s, %s, %s::jsonb, %s)"
+ABANDON_TURNS: Final = "SELECT {schema}.abandon_turns(%s, %s, %s, %s::jsonb, %s)"
+SETTLE_WORK: Final = "SELECT {schema}.settle_work(%s, %s, %s, %s::jsonb, %s)"
+ABANDON_WORK: Final = "SELECT {schema}.abandon_work(%s, %s, %s, %s::jsonb, %s)"
+ENQUEUE_WORK: Final = "SELECT {schema}.enqueue_work(%s, %s, %s, %s::jsonb, %s)"
+ENQUEUE_MESSAGES: Final = "SELECT {schema}.enqueue_messages(%s, %s, %s, %s::jsonb, %s)"
+REPLACE_INSTANCES: Final = "SELECT {schema}.replace_instances(%s, %s, %s, %s::jsonb, %s)"
+APPEND_HISTORY: Final = "SELECT {schema}.append_history(%s, %s, %s, %s::jsonb, %s)"
 
 # --- turns and work
 
@@ -210,11 +210,12 @@ IMPORT_INSTANCE: Final = "SELECT {schema}.import_instance(%s::jsonb, %s)"
 MARK_MOVED: Final = "UPDATE {schema}.store SET moved_to = %s"
 GET_STORE: Final = """
     SELECT s.format_version, s.moved_to, (SELECT max(number) FROM {schema}.migrations),
-        (
-            SELECT sum(pg_total_relation_size(c.oid))::bigint FROM pg_class c
-            WHERE c.relnamespace = %s::regnamespace AND c.relkind = 'r'
-        )
+        {schema}.now_ms()
     FROM {schema}.store s
+"""
+GET_SIZE: Final = """
+    SELECT sum(pg_total_relation_size(oid))::bigint FROM pg_class
+    WHERE relnamespace = %s::regnamespace AND relkind = 'r'
 """
 REMOVE_LANES: Final = """
     DELETE FROM {schema}.lanes

@@ -52,6 +52,7 @@ ADDS_WORK: Final = 32
 CANCELS_WORK: Final = 64
 ADDS_MESSAGES: Final = 128
 CANCELS_TIMERS: Final = 256
+NAMES: Final = 512
 
 # Which conditions enqueue_messages has to check.
 SOME_ALIVE: Final = 1
@@ -107,6 +108,7 @@ def turn_row(instance_id: str, token: str, commit: TurnCommit) -> tuple[dict[str
     if metadata.name is not None:
         row["name"], row["version"] = metadata.name, metadata.version
         row["parent_instance_id"] = metadata.parent_instance_id
+        parts |= NAMES
     if commit.custom_status is not None:
         row["custom_status"] = commit.custom_status
     if commit.kv_changes:

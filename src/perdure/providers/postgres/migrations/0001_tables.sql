@@ -6,7 +6,7 @@
 
 CREATE FUNCTION now_ms() RETURNS bigint
 LANGUAGE sql VOLATILE PARALLEL SAFE AS $$
-    SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint
+    SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint
 $$;
 
 -- Handler and version, or activity and tag, as one text to be found by. A name holds no control

@@ -28,30 +28,26 @@ $$;
 
 -- --- lanes
 
--- The stored answer if the batch was applied before; else NULL, with the lane locked until the end
--- of the transaction, so that the same batch sent twice is applied once.
-CREATE FUNCTION lane_answer(p_lane text, p_batch bigint) RETURNS text
+-- The stored answer if this batch, sent again, was applied before; else NULL, with the lane locked
+-- until the end of the transaction, so that a batch sent twice is applied once.
+CREATE FUNCTION lane_answer(p_lane text, p_batch bigint, p_again boolean) RETURNS text
 LANGUAGE plpgsql AS $$
-DECLARE
-    v_lane lanes;
 BEGIN
-    LOOP
-        SELECT * INTO v_lane FROM lanes WHERE lane = p_lane FOR UPDATE;
-        IF FOUND THEN
-            RETURN CASE WHEN v_lane.batch = p_batch THEN v_lane.answer END;
-        END IF;
-        INSERT INTO lanes (lane, batch, used_at) VALUES (p_lane, p_batch - 1, now_ms())
-        ON CONFLICT DO NOTHING;
-        IF FOUND THEN
-            RETURN NULL;
-        END IF;
-    END LOOP;
+    PERFORM pg_advisory_xact_lock(hashtextextended(p_lane, 0));
+    IF p_again THEN
+        RETURN (SELECT l.answer FROM lanes l WHERE l.lane = p_lane AND l.batch = p_batch);
+    END IF;
+    RETURN NULL;
 END $$;
 
 CREATE FUNCTION lane_close(p_lane text, p_batch bigint, p_now bigint, p_answer jsonb) RETURNS text
 LANGUAGE plpgsql AS $$
 BEGIN
     UPDATE lanes SET batch = p_batch, answer = p_answer, used_at = p_now WHERE lane = p_lane;
+    IF NOT FOUND THEN
+        INSERT INTO lanes (lane, batch, answer, used_at)
+        VALUES (p_lane, p_batch, p_answer, p_now);
+    END IF;
     RETURN p_answer;
 END $$;
 
@@ -74,10 +70,10 @@ BEGIN
     ORDER BY instance_id FOR UPDATE;
 END $$;
 
--- Adds messages in their order. A start makes its instance visible to administration. The caller
--- has locked the rows of the instances that have one. Returns when the first of these instances
--- may be handed out, as far as its messages go.
-CREATE FUNCTION add_messages(p_messages jsonb, p_now bigint) RETURNS bigint
+-- Adds the orchestrator_items of each of these records, in their order. A start makes its instance
+-- visible to administration. The caller has locked the rows of the instances that have one. Returns
+-- when the first of these instances may be handed out, as far as its messages go.
+CREATE FUNCTION add_messages(p_senders jsonb, p_now bigint) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
     v_ready_at bigint;
@@ -90,10 +86,14 @@ BEGIN
         m.start ->> 'parent_instance_id', 'Pending', coalesce(m.enqueued_at_ms, p_now),
         coalesce(m.enqueued_at_ms, p_now)
     FROM ROWS FROM (
-        jsonb_to_recordset(p_messages) AS (instance_id text, start jsonb, enqueued_at_ms bigint)
+        jsonb_to_recordset(p_senders) AS (orchestrator_items jsonb)
+    ) WITH ORDINALITY AS t (orchestrator_items, position)
+    CROSS JOIN LATERAL ROWS FROM (
+        jsonb_to_recordset(t.orchestrator_items)
+            AS (instance_id text, start jsonb, enqueued_at_ms bigint)
     ) WITH ORDINALITY AS m (instance_id, start, enqueued_at_ms, position)
     WHERE m.start IS NOT NULL
-    ORDER BY m.instance_id, m.position
+    ORDER BY m.instance_id, t.position, m.position
     ON CONFLICT (instance_id) DO UPDATE
         SET name = EXCLUDED.name, version = EXCLUDED.version,
             parent_instance_id = EXCLUDED.parent_instance_id
@@ -111,7 +111,10 @@ BEGIN
             m.start ->> 'name', m.start ->> 'version', m.start ->> 'parent_instance_id',
             (m.timer ->> 'execution_id')::bigint, (m.timer ->> 'timer_id')::bigint
         FROM ROWS FROM (
-            jsonb_to_recordset(p_messages) AS (
+            jsonb_to_recordset(p_senders) AS (orchestrator_items jsonb)
+        ) WITH ORDINALITY AS t (orchestrator_items, position)
+        CROSS JOIN LATERAL ROWS FROM (
+            jsonb_to_recordset(t.orchestrator_items) AS (
                 instance_id text, kind text, body text, visible_at_ms bigint, delay_ms bigint,
                 resolved_at_ms bigint, enqueued_at_ms bigint, attempt_count bigint,
                 start jsonb, timer jsonb
@@ -120,7 +123,7 @@ BEGIN
             instance_id, kind, body, visible_at_ms, delay_ms, resolved_at_ms, enqueued_at_ms,
             attempt_count, start, timer, position
         )
-        ORDER BY m.position
+        ORDER BY t.position, m.position
         RETURNING instance_id, message_id, visible_at, enqueued_at, start_name
     ), arrivals AS (
         SELECT
@@ -261,8 +264,9 @@ END $$;
 
 -- --- the worker queue
 
--- Adds work items in their order. Returns when the first of them that nobody holds is free.
-CREATE FUNCTION add_work(p_items jsonb, p_now bigint) RETURNS bigint
+-- Adds the worker_items of each of these records, in their order. Returns when the first of them
+-- that nobody holds is free.
+CREATE FUNCTION add_work(p_senders jsonb, p_now bigint) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
     v_free_at bigint;
@@ -276,13 +280,16 @@ BEGIN
         SELECT
             w.identity ->> 'instance_id', (w.identity ->> 'execution_id')::bigint,
             (w.identity ->> 'activity_id')::bigint, w.name, route_of(w.name, w.tag), w.body,
-            w.session_id, w.tag, t.visible_at, w.visible_at_ms,
+            w.session_id, w.tag, f.visible_at, w.visible_at_ms,
             coalesce(w.enqueued_at_ms, p_now),
             CASE WHEN w.claim IS NULL THEN coalesce(w.attempt_count, 0) ELSE 1 END, w.heartbeat,
-            w.claim ->> 'lock_token', t.locked_until,
-            nullif(greatest(t.visible_at, t.locked_until, p_now), p_now)
+            w.claim ->> 'lock_token', f.locked_until,
+            nullif(greatest(f.visible_at, f.locked_until, p_now), p_now)
         FROM ROWS FROM (
-            jsonb_to_recordset(p_items) AS (
+            jsonb_to_recordset(p_senders) AS (worker_items jsonb)
+        ) WITH ORDINALITY AS t (worker_items, position)
+        CROSS JOIN LATERAL ROWS FROM (
+            jsonb_to_recordset(t.worker_items) AS (
                 identity jsonb, name text, body text, session_id text, tag text,
                 visible_at_ms bigint, resolved_at_ms bigint, enqueued_at_ms bigint,
                 attempt_count bigint, heartbeat text, claim jsonb
@@ -295,8 +302,8 @@ BEGIN
             SELECT
                 coalesce(w.resolved_at_ms, w.visible_at_ms, p_now) AS visible_at,
                 p_now + (w.claim ->> 'lock_timeout_ms')::bigint AS locked_until
-        ) t
-        ORDER BY w.position
+        ) f
+        ORDER BY t.position, w.position
         RETURNING visible_at, lock_token
     )
     SELECT min(a.visible_at) INTO v_free_at FROM added a WHERE a.lock_token IS NULL;

@@ -152,25 +152,25 @@ BEGIN
         not_before = (p_snapshot ->> 'not_before_ms')::bigint
     WHERE instance_id = v_id;
     PERFORM add_messages((
-        SELECT jsonb_agg(
+        SELECT jsonb_build_array(jsonb_build_object('orchestrator_items', jsonb_agg(
             (m.entry -> 'message') || jsonb_build_object(
                 'resolved_at_ms', m.entry -> 'visible_at_ms',
                 'enqueued_at_ms', m.entry -> 'enqueued_at_ms',
                 'attempt_count', m.entry -> 'attempt_count'
             ) ORDER BY m.position
-        )
+        )))
         FROM jsonb_array_elements(p_snapshot -> 'messages')
             WITH ORDINALITY AS m (entry, position)
     ), v_now);
     PERFORM add_work((
-        SELECT jsonb_agg(
+        SELECT jsonb_build_array(jsonb_build_object('worker_items', jsonb_agg(
             (w.entry -> 'message') - 'claim' || jsonb_build_object(
                 'resolved_at_ms', w.entry -> 'visible_at_ms',
                 'enqueued_at_ms', w.entry -> 'enqueued_at_ms',
                 'attempt_count', w.entry -> 'attempt_count',
                 'heartbeat', w.entry -> 'heartbeat'
             ) ORDER BY w.position
-        )
+        )))
         FROM jsonb_array_elements(p_snapshot -> 'work') WITH ORDINALITY AS w (entry, position)
     ), v_now);
     UPDATE instances SET

@@ -15,12 +15,13 @@ END $$;
 
 -- Adds messages whose condition holds. ``missing``, ``ended`` for one that must be alive,
 -- ``present`` for one that must be absent.
-CREATE FUNCTION enqueue_messages(p_lane text, p_batch bigint, p_messages jsonb, p_parts integer)
-RETURNS text
+CREATE FUNCTION enqueue_messages(
+    p_lane text, p_batch bigint, p_again boolean, p_messages jsonb, p_parts integer
+) RETURNS text
 LANGUAGE plpgsql SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $$
 DECLARE
-    v_answer text := lane_answer(p_lane, p_batch);
+    v_answer text := lane_answer(p_lane, p_batch, p_again);
     v_now bigint;
     v_fresh text[];
     v_refused jsonb;
@@ -70,7 +71,9 @@ BEGIN
     END IF;
     v_messages := not_refused(p_messages, v_refused);
     IF v_messages IS NOT NULL THEN
-        v_turns_at := add_messages(v_messages, v_now);
+        v_turns_at := add_messages(
+            jsonb_build_array(jsonb_build_object('orchestrator_items', v_messages)), v_now
+        );
     END IF;
     RETURN lane_close(p_lane, p_batch, v_now, jsonb_build_object(
         'now', v_now, 'refused', v_refused, 'turns_at', v_turns_at
@@ -140,12 +143,13 @@ BEGIN
 END $$;
 
 -- Starts an instance in the place of whatever is there with its tree.
-CREATE FUNCTION replace_instances(p_lane text, p_batch bigint, p_messages jsonb, p_parts integer)
-RETURNS text
+CREATE FUNCTION replace_instances(
+    p_lane text, p_batch bigint, p_again boolean, p_messages jsonb, p_parts integer
+) RETURNS text
 LANGUAGE plpgsql SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $$
 DECLARE
-    v_answer text := lane_answer(p_lane, p_batch);
+    v_answer text := lane_answer(p_lane, p_batch, p_again);
     v_ids text[];
     v_now bigint;
 BEGIN
@@ -161,17 +165,20 @@ BEGIN
     PERFORM remove_instances(v_ids);
     v_now := now_ms();
     RETURN lane_close(p_lane, p_batch, v_now, jsonb_build_object(
-        'now', v_now, 'turns_at', add_messages(p_messages, v_now)
+        'now', v_now, 'turns_at', add_messages(
+            jsonb_build_array(jsonb_build_object('orchestrator_items', p_messages)), v_now
+        )
     ));
 END $$;
 
 -- Inserts events as given. An instance that waits for one may become known by it.
-CREATE FUNCTION append_history(p_lane text, p_batch bigint, p_appends jsonb, p_parts integer)
-RETURNS text
+CREATE FUNCTION append_history(
+    p_lane text, p_batch bigint, p_again boolean, p_appends jsonb, p_parts integer
+) RETURNS text
 LANGUAGE plpgsql SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $$
 DECLARE
-    v_answer text := lane_answer(p_lane, p_batch);
+    v_answer text := lane_answer(p_lane, p_batch, p_again);
     v_ids text[] := ARRAY(
         SELECT a.instance_id FROM jsonb_to_recordset(p_appends) AS a (instance_id text)
     );
