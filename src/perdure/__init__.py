@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         side_effect,
         start_detached,
         state,
+        transaction,
         uuid4,
         wait_for_event,
     )
@@ -82,6 +83,7 @@ _HOMES = {
         "side_effect",
         "start_detached",
         "state",
+        "transaction",
         "uuid4",
         "wait_for_event",
     ),
@@ -151,6 +153,7 @@ __all__ = [
     "side_effect",
     "start_detached",
     "state",
+    "transaction",
     "uuid4",
     "wait_for_event",
 ]

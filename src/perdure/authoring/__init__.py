@@ -6,6 +6,7 @@ from perdure.authoring.activity_context import (
     heartbeat,
     is_cancelled,
     last_heartbeat,
+    transaction,
 )
 from perdure.authoring.current import Current, current
 from perdure.authoring.decorators import activity, orchestration
@@ -52,6 +53,7 @@ __all__ = [
     "side_effect",
     "start_detached",
     "state",
+    "transaction",
     "uuid4",
     "wait_for_event",
 ]

@@ -56,6 +56,10 @@ class ActivityScope(Protocol):
 
     def is_cancelled(self) -> bool: ...
 
+    def connection(self) -> Any:
+        """The store's own connection, inside the transaction that settles the activity."""
+        ...
+
 
 _scope: ContextVar[ActivityScope] = ContextVar("perdure_activity")
 
@@ -91,6 +95,15 @@ def last_heartbeat(type: Any = Any) -> Any:  # noqa: A002
 def is_cancelled() -> bool:
     """Whether nobody wants the result any more; a long sync activity should look now and then."""
     return _require("is_cancelled()").is_cancelled()
+
+
+def transaction() -> Any:
+    """The store's own connection, in an activity declared with ``transactional=True``.
+
+    What is written through it is committed together with the activity's completion: exactly once.
+    On SQLite it is an ``apsw.Connection``.
+    """
+    return _require("transaction()").connection()
 
 
 def _require(what: str) -> ActivityScope:

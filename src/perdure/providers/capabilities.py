@@ -27,4 +27,6 @@ class Capabilities:
     other_loops: bool = False
     """Verbs may also be awaited on another event loop, in another thread, and get done even while
     the loop that opened the handle is blocked."""
+    transactions: bool = False
+    """``settle_in_transaction``: user code may write to the store's own database."""
     time_resolution_ms: int = 1

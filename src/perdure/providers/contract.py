@@ -11,12 +11,12 @@ call that raised has written nothing, except for an unknown outcome, which is re
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from perdure.errors import LockLost, NotSupported
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
     from types import TracebackType
     from typing import Self
 
@@ -277,6 +277,19 @@ class Provider(ABC):
         expired, already acked, instance deleted): nothing is enqueued. InvalidValue if the
         completion is routed to another instance than the item's.
         """
+
+    def settle_in_transaction(
+        self, lock_token: str, settle: Callable[[Any], OrchestratorMessage]
+    ) -> Awaitable[None]:
+        """Run user code on the store's own connection, and settle its work item with it.
+
+        Effect: what ``settle(connection)`` writes, the removal of the item and the completion that
+        it returns are committed together. It runs in a thread of the provider and may hold
+        everybody up; it must neither commit nor roll back.
+        Repeats: LockLost. Errors: as ``ack_work_item``; what ``settle`` raises is raised, and
+        nothing stays. NotSupported without the ``transactions`` capability.
+        """
+        raise NotSupported("settle_in_transaction", f"{self.name} does not declare transactions")
 
     @abstractmethod
     def abandon_work_item(

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from perdure.codec import Codec
     from perdure.engine.outcome import ScheduledActivity
     from perdure.providers.contract import Provider
-    from perdure.providers.items import FetchedWork
+    from perdure.providers.items import FetchedWork, OrchestratorMessage
     from perdure.runtime.executors import Executors
     from perdure.runtime.observe import Observer
     from perdure.runtime.options import RuntimeOptions
@@ -334,18 +334,11 @@ class ActivityDispatcher:
         )
         if running.cancelled:
             self._finish(running.lock_token)
+        elif failure is None and result is None:
+            self._finish(running.lock_token)  # settled with its own transaction
         elif failure is None:
             assert result is not None
-            self._conclude(
-                running,
-                work.ActivityCompleted(
-                    instance_id=item.instance_id,
-                    execution_id=item.execution_id,
-                    activity_id=item.activity_id,
-                    result=result,
-                    attempts=item.attempt,
-                ),
-            )
+            self._conclude(running, _completed(item, result))
         elif (delay_ms := self._retry_delay_ms(item, failure)) is not None:
             await self._retry(running, failure, delay_ms)
         else:
@@ -358,6 +351,9 @@ class ActivityDispatcher:
         item = running.item
         try:
             args, kwargs = activity.decode_arguments(item.input, self._codec)
+            if activity.settings.transactional:
+                await self._settle_in_transaction(running, activity, args, kwargs)
+                return None, None
             value = await self._executors.run(running, activity, args, kwargs, heartbeat)
             return None, activity.encode_result(value, self._codec)
         except ProcessFailure as error:
@@ -370,6 +366,24 @@ class ActivityDispatcher:
             if isinstance(error, (KeyboardInterrupt, SystemExit)):
                 raise
             return failure_from(error, item.attempt), None
+
+    async def _settle_in_transaction(
+        self,
+        running: Running,
+        activity: Activity[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        call = self._executors.in_transaction(running, activity, args, kwargs)
+
+        def settle(connection: Any) -> OrchestratorMessage:
+            result = activity.encode_result(call(connection), self._codec)
+            return envelope(_completed(running.item, result))
+
+        try:
+            await self._provider.settle_in_transaction(running.lock_token, settle)
+        except LockLost as error:
+            log.info("outcome of %r is dropped: %s", running.item.name, error)
 
     def _retry_delay_ms(self, item: work.ActivityExecute, failure: Failure) -> int | None:
         plan = item.retry
@@ -460,6 +474,16 @@ class ActivityDispatcher:
         task = self._loop.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _completed(item: work.ActivityExecute, result: msgspec.Raw) -> work.ActivityCompleted:
+    return work.ActivityCompleted(
+        instance_id=item.instance_id,
+        execution_id=item.execution_id,
+        activity_id=item.activity_id,
+        result=result,
+        attempts=item.attempt,
+    )
 
 
 def _failed(item: work.ActivityExecute, failure: Failure) -> work.ActivityFailed:

@@ -42,17 +42,7 @@ class Executors:
         last_heartbeat: str | None,
     ) -> Any:
         item = running.item
-        scope = RunningScope(
-            item,
-            self._worker_id,
-            self._codec,
-            last_heartbeat,
-            partial(self.send_heartbeat, running.lock_token),
-            asyncio.get_running_loop(),
-        )
-        running.scope = scope
-        # Runs in a task of its own, so its context ends with it: nothing to reset.
-        enter_scope(scope)
+        scope = self._enter(running, last_heartbeat)
         if activity.is_async and item.timeout_ms is None and item.heartbeat_ms is None:
             return await activity.fn(*args, **kwargs)
         call = self._call(activity, args, kwargs)
@@ -62,6 +52,39 @@ class Executors:
             return await call
         async with asyncio.timeout(item.timeout_ms / 1000):
             return await call
+
+    def _enter(self, running: Running, last_heartbeat: str | None) -> RunningScope:
+        scope = running.scope = RunningScope(
+            running.item,
+            self._worker_id,
+            self._codec,
+            last_heartbeat,
+            partial(self.send_heartbeat, running.lock_token),
+            asyncio.get_running_loop(),
+        )
+        # An attempt is a task of its own, so its context ends with it: nothing to reset.
+        enter_scope(scope)
+        return scope
+
+    def in_transaction(
+        self,
+        running: Running,
+        activity: Activity[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Callable[[Any], Any]:
+        """The activity's function, to be called with the store's connection in another thread."""
+        scope = self._enter(running, None)
+        context = contextvars.copy_context()
+
+        def call(connection: Any) -> Any:
+            scope.store_connection = connection
+            try:
+                return context.run(activity.fn, *args, **kwargs)
+            finally:
+                scope.store_connection = None
+
+        return call
 
     async def _call(
         self,

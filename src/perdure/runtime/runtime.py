@@ -62,6 +62,7 @@ class Runtime(Client):
         super().__init__(store, codec=codec, clock=clock)
         self.registry = Registry(handlers)
         self.options = options or RuntimeOptions()
+        _check_transactions(self.registry, self.provider)
         self.observer = Observer()
         self.worker_id = self.options.worker_id or f"worker-{secrets.token_hex(8)}"
         self._running: _Parts | None = None
@@ -197,6 +198,20 @@ class Runtime(Client):
     def metrics_snapshot(self) -> dict[str, int]:
         """Counts since this runtime started."""
         return dict(self.observer.counts)
+
+
+def _check_transactions(registry: Registry, provider: Provider) -> None:
+    for name in sorted(registry.activity_names):
+        activity = registry.resolve_activity(name)
+        if not activity.settings.transactional:
+            continue
+        if activity.is_async:
+            raise UsageError(f"activity {name!r} is transactional, so it must be a plain function")
+        if not provider.capabilities.transactions:
+            raise UsageError(
+                f"activity {name!r} is transactional, but the {provider.name} store cannot run "
+                "user code in its transactions; SQLite can"
+            )
 
 
 class _Parts:

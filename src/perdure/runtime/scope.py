@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from perdure.authoring.activity_context import ActivityInfo
+from perdure.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -38,6 +39,8 @@ class RunningScope:
         self._loop = loop
         self._cancelled = False
         self._beaten_at = 0.0
+        self.store_connection: Any = None
+        """Set while a transactional activity runs."""
 
     @cached_property
     def info(self) -> ActivityInfo:
@@ -67,6 +70,14 @@ class RunningScope:
 
     def is_cancelled(self) -> bool:
         return self._cancelled
+
+    def connection(self) -> Any:
+        if self.store_connection is None:
+            raise UsageError(
+                f"activity {self._item.name!r} has no transaction; "
+                "declare it with @activity(transactional=True)"
+            )
+        return self.store_connection
 
     def cancel(self) -> None:
         self._cancelled = True

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 VERSION: Final = "1"
 
-_CAPABILITIES: Final = Capabilities(other_loops=True)
+_CAPABILITIES: Final = Capabilities(other_loops=True, transactions=True)
 
 
 class SqliteProvider(Provider):
@@ -241,13 +241,7 @@ class SqliteProvider(Provider):
     def settle_in_transaction(
         self, lock_token: str, settle: Callable[[apsw.Connection], OrchestratorMessage]
     ) -> asyncio.Future[None]:
-        """Run ``settle`` on the writing connection, in the transaction that settles a work item.
-
-        Effect: what ``settle`` writes, the removal of the item and the completion that it returns
-        are committed together. It runs on the writer's thread and holds everybody up: keep it
-        short. It must neither commit nor roll back.
-        Errors: LockLost as ``ack_work_item``; what ``settle`` raises is raised, and nothing stays.
-        """
+        # On the writer's thread: the connection is an apsw.Connection inside a transaction.
         return self._handle.write(
             "settle_in_transaction",
             worker_queue.settle_in_transaction,
