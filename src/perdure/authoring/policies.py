@@ -32,7 +32,7 @@ class Retry:
     """Seconds over all attempts and pauses."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.max_attempts, int) or self.max_attempts < 1:
+        if type(self.max_attempts) is not int or self.max_attempts < 1:
             raise InvalidValue(
                 f"Retry.max_attempts must be a whole number from 1 on, not {self.max_attempts!r}; "
                 "1 means: no retry"

@@ -72,8 +72,8 @@ class Driver:
         return self.turn(*items)
 
     def turn(self, *items: work.OrchestratorItem, after_ms: int = 10) -> outcomes.TurnOutcome:
-        before = list(self.history)
-        if before:
+        before = list(self.history) if self.is_checked else []
+        if self.history:
             self.now_ms += after_ms
         outcome = self.execution.run_turn(items, self.now_ms)
         self.history += [wire.decode_event(wire.encode(event)) for event in outcome.delta]

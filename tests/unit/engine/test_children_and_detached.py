@@ -15,6 +15,7 @@ from perdure.authoring import (
 )
 from perdure.engine.outcome import Completed, ContinuedAsNew
 from perdure.errors import (
+    InvalidValue,
     OrchestrationCancelled,
     OrchestrationFailed,
     OrchestrationTerminated,
@@ -196,6 +197,20 @@ def test_a_detached_start_has_an_id_and_no_way_back():
         ("i::1.2", None, 0),
         ("named", "1.2.3", 2500),
     ]
+
+
+def test_a_detached_start_takes_an_orchestration():
+    @orchestration
+    async def code() -> str:
+        try:
+            return start_detached(work, "a")
+        except InvalidValue as error:
+            return str(error)
+
+    run = Driver(code)
+    run.start()
+
+    assert run.result.startswith("start_detached() takes an orchestration, not <activity 'work'")
 
 
 def test_a_detached_start_is_sent_when_the_turn_continues_as_new():

@@ -1,0 +1,37 @@
+"""Mistakes that type checkers must find; each line that ends in ``# error`` has exactly one."""
+
+import asyncio
+
+from perdure.authoring import activity, orchestration, wait_for_event
+
+
+@activity
+def charge(order: str, cents: int = 0) -> str:
+    return f"receipt-{order}-{cents}"
+
+
+@orchestration
+async def child(order: str) -> bool:
+    return bool(order)
+
+
+@orchestration
+async def checkout(order: str) -> str:
+    await charge(5)  # error
+    await charge(order, "many")  # error
+    await charge()  # error
+    await charge(order, amount=3)  # error
+    await charge.options(timeout="long")(order)  # error
+    await charge.options(speed=3)(order)  # error
+    number: int = await charge(order)  # error
+    text: str = await child(order)  # error
+    await child.options(on_parent_close="forget")(order)  # error
+    answer: str = await wait_for_event("approval", bool)  # error
+    first, second = await asyncio.gather(charge(order), child(order))
+    second.upper()  # error
+    return f"{number}{text}{answer}{first}"
+
+
+@orchestration  # error
+def not_async(order: str) -> str:
+    return order

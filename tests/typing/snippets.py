@@ -1,0 +1,107 @@
+"""The author's API as type checkers must see it; checked, never run."""
+
+import asyncio
+import datetime
+import uuid
+from typing import assert_type
+
+from perdure.authoring import (
+    Activity,
+    Orchestration,
+    Retry,
+    Step,
+    activity,
+    activity_info,
+    continue_as_new,
+    current,
+    last_heartbeat,
+    next_message,
+    now,
+    orchestration,
+    patched,
+    random,
+    side_effect,
+    start_detached,
+    state,
+    uuid4,
+    wait_for_event,
+)
+
+
+@activity(retry=Retry(max_attempts=5), timeout=30)
+def charge(order: str, cents: int = 0) -> str:
+    return f"receipt-{order}-{cents}"
+
+
+@activity
+async def ship(order: str) -> list[int]:
+    return [len(order)]
+
+
+@activity(executor="process")
+def crunch(numbers: list[int]) -> int:
+    return sum(numbers)
+
+
+@orchestration
+async def child(order: str, *, urgent: bool = False) -> bool:
+    return urgent
+
+
+@orchestration(version="1.2.0")
+async def checkout(order: str, cents: int) -> str:
+    assert_type(charge(order, cents), Step[str])
+    assert_type(await charge(order, cents=cents), str)
+    assert_type(await ship(order), list[int])
+    assert_type(await charge.options(timeout=5, retry=None)(order), str)
+    assert_type(await child(order, urgent=True), bool)
+    assert_type(await child.options(id="x", on_parent_close="abandon")(order), bool)
+
+    receipt, sizes = await asyncio.gather(charge(order), ship(order))
+    assert_type(receipt, str)
+    assert_type(sizes, list[int])
+    assert_type(await asyncio.wait_for(charge(order), 5), str)
+    assert_type(await asyncio.shield(ship(order)), list[int])
+
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(charge(order))
+        other = group.create_task(child(order))
+    assert_type(task.result(), str)
+    assert_type(other.result(), bool)
+    assert_type(asyncio.create_task(ship(order)), asyncio.Task[list[int]])
+
+    done, pending = await asyncio.wait([charge(order), charge("other")])
+    assert_type(done.pop().result(), str)
+    assert_type(pending.pop(), Step[str])
+    for each in asyncio.as_completed([ship(order), ship("other")]):
+        assert_type(await each, list[int])
+
+    assert_type(await wait_for_event("approval", bool), bool)
+    answer = await wait_for_event("approval", bool | None)
+    assert answer is None or isinstance(answer, bool)
+    assert_type(await next_message("inbox", dict[str, int]), dict[str, int])
+    assert_type(now(), datetime.datetime)
+    assert_type(uuid4(), uuid.UUID)
+    assert_type(random(), float)
+    assert_type(random.randint(1, 6), int)
+    assert_type(side_effect(lambda: 5), int)
+    assert_type(state.get("count", int), int | None)
+    assert_type(state.get("count", int, 0), int)
+    assert_type(patched("new"), bool)
+    assert_type(current().instance_id, str)
+    assert_type(start_detached(child, order, id="d"), str)
+    assert_type(activity_info().idempotency_key, str)
+    assert_type(last_heartbeat(int), int | None)
+    if cents > 10:
+        continue_as_new(order, cents - 1)
+        assert_type(cents, str)  # never reached: no complaint
+    return receipt
+
+
+def uses_definitions(
+    handler: Orchestration[[str, int], str], work: Activity[[list[int]], int]
+) -> str:
+    return handler.name + work.name
+
+
+uses_definitions(checkout, crunch)
