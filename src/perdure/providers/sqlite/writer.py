@@ -74,7 +74,7 @@ class Writer:
         self._transaction: Transaction | None = None
         self._inode = (0, 0)
         self._wal_pages = 0
-        self._data_version: int | None = None
+        self._data_version = 0
         self._watch_seconds = WATCH_SECONDS[0]
         self._is_watching = False
         self._is_stopping = False
@@ -230,7 +230,8 @@ class Writer:
         connection.set_wal_hook(self._note_wal_size)
         self._transaction = Transaction(connection, self._orphan_grace_ms)
         self._inode = _inode(self._path)
-        self._data_version = None
+        # Taken before the first operation: a commit between that and the first look is noticed.
+        self._data_version = self._transaction.execute("PRAGMA data_version").get
 
     def _note_wal_size(self, _connection: apsw.Connection, _database: str, pages: int) -> int:
         self._wal_pages = pages
@@ -262,11 +263,9 @@ class Writer:
         if version == self._data_version:
             self._watch_seconds = min(self._watch_seconds * 1.1, WATCH_SECONDS[1])
             return
-        is_first = self._data_version is None
         self._data_version = version
         self._watch_seconds = WATCH_SECONDS[0]
-        if not is_first:
-            self._deliver(Delivery(foreign=True))
+        self._deliver(Delivery(foreign=True))
 
     def _checkpoint_if_large(self) -> None:
         if self._wal_pages < WAL_PAGES_TO_CHECKPOINT:
