@@ -45,13 +45,15 @@ class Cli:
     def __init__(self, store):
         self.store = store
 
-    def __call__(self, *args, code=0, stdin=None, env=None, **fields):
+    def __call__(self, *args, code=0, stdin=None, env=None):
         environment = {"PERDURE_STORE": str(self.store), "NO_COLOR": None, **(env or {})}
         result = CliRunner().invoke(root, [str(arg) for arg in args], input=stdin, env=environment)
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
         answer = Answer(result.exit_code, result.stdout, result.stderr)
-        assert answer.code == code, f"exit {answer.code}\n{answer.out}\n{answer.err}"
+        assert code is None or answer.code == code, (
+            f"exit {answer.code}\n{answer.out}\n{answer.err}"
+        )
         return answer
 
     def run(self, *starts, until_open=()):

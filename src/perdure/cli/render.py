@@ -157,6 +157,12 @@ def note(text: str) -> None:
         echo(Cell(text, "dim"))
 
 
+def suggest(*commands: str) -> None:
+    """What could be typed next, a line each."""
+    for place, command in enumerate(commands):
+        note(f"{'next:' if place == 0 else '':<6}{command}")
+
+
 def warn(text: str) -> None:
     """A remark that must not be lost, beside the output."""
     sys.stderr.write(f"perdure: {clean(text)}\n")

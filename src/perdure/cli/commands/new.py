@@ -9,7 +9,7 @@ from typing import Final
 import click
 
 from perdure.cli.command import command
-from perdure.cli.render import Cell, echo, glyph, note
+from perdure.cli.render import Cell, echo, glyph, suggest
 from perdure.errors import AlreadyExists, StoreUnavailable
 
 TEMPLATES: Final = {
@@ -46,4 +46,4 @@ def new(template: str, file: Path | None, is_list: bool) -> None:
     except OSError as error:
         raise StoreUnavailable("new", f"cannot write {str(target)!r}: {error.strerror}") from error
     echo(Cell(f"{glyph('completed')} ", "green"), f"wrote {target}")
-    note(f"next: python {target} · perdure dev {target}")
+    suggest(f"python {target}", f"perdure dev {target}")

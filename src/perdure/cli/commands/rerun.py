@@ -9,7 +9,7 @@ import click
 
 from perdure.cli.command import command
 from perdure.cli.options import id_argument, module_option, output_option
-from perdure.cli.render import Cell, echo, glyph, note, print_json
+from perdure.cli.render import Cell, echo, glyph, print_json, suggest
 from perdure.cli.session import current_settings, run
 from perdure.errors import UsageError
 
@@ -129,4 +129,4 @@ def _print(old_id: str, new_id: str, kept: int, output: str) -> None:
             Cell(new_id, "bold"),
             past,
         )
-        note(f"next: perdure watch {new_id}")
+        suggest(f"perdure watch {new_id}")

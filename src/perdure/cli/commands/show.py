@@ -18,11 +18,11 @@ from perdure.cli.render import (
     echo,
     glyph,
     is_terminal,
-    note,
     print_facts,
     print_json,
     print_steps,
     status_style,
+    suggest,
 )
 from perdure.cli.rows import named
 from perdure.cli.session import run
@@ -137,7 +137,7 @@ def print_picture(picture: Picture, now_ms: int, *, is_whole: bool = False) -> N
     _print_trouble(picture)
     if is_terminal():
         echo("")
-        note(f"next: {' · '.join(_next_commands(picture))}")
+        suggest(*_next_commands(picture))
 
 
 def _facts(picture: Picture, now_ms: int) -> list[tuple[str, str]]:

@@ -12,7 +12,7 @@ import click
 from perdure.cli.command import command
 from perdure.cli.exits import Exit
 from perdure.cli.options import duration_option, output_option
-from perdure.cli.render import Cell, echo, glyph, note, print_json, print_json_line, warn
+from perdure.cli.render import Cell, echo, glyph, print_json, print_json_line, suggest, warn
 from perdure.cli.session import current_settings, run
 from perdure.errors import AlreadyExists
 
@@ -112,7 +112,7 @@ async def _print_started(
     if output == "table":
         done = "started" if is_new else f"exists already, {info.status.lower()}:"
         echo(Cell(f"{glyph('completed')} ", "green"), f"{done} {name} ", Cell(instance_id, "bold"))
-        note(f"next: perdure show {instance_id} · perdure result {instance_id}")
+        suggest(f"perdure show {instance_id}", f"perdure result {instance_id}")
         return
     document = instance_document(info) | {"created": is_new}
     (print_json if output == "json" else print_json_line)(document)

@@ -1,0 +1,183 @@
+"""``perdure export`` and ``perdure import``: instances as lines of a file."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Final
+
+import click
+
+from perdure.cli.command import command
+from perdure.cli.options import complete_ids, output_option
+from perdure.cli.render import Cell, echo, glyph, print_json, warn
+from perdure.cli.session import run
+from perdure.errors import InvalidValue, NotFound, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Iterator
+
+    from perdure.cli.session import Session
+    from perdure.providers.items import InstanceSnapshot
+
+_LINE_CHARACTERS_MAX: Final = 512 * 1024 * 1024
+"""An instance with the longest history allowed stays below; a hostile file does not fill memory."""
+
+
+@command(
+    "export",
+    short_help="Write instances to a file.",
+    examples=[
+        "perdure export o-1 > o-1.jsonl",
+        "perdure export --query 'status:failed created:<1d' --file failed.jsonl",
+    ],
+)
+@click.argument("instance_ids", metavar="[ID]...", nargs=-1, shell_complete=complete_ids)
+@click.option("--query", metavar="QUERY", help="All that fit; see perdure list --help.")
+@click.option(
+    "--file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="A new file instead of standard output.",
+)
+def export(instance_ids: tuple[str, ...], query: str | None, file: Path | None) -> None:
+    """Write instances, whole, as one JSON document a line: history, state, queued messages.
+
+    They can be imported into any store, and replayed with perdure replay.
+    """
+    if bool(instance_ids) == (query is not None):
+        raise UsageError("name instances or a query: perdure export o-1, or --query status:failed")
+
+    async def body(session: Session) -> None:
+        if file is None:
+            await _write(session, instance_ids, query, sys.stdout)
+            return
+        with file.open("x", encoding="utf-8", opener=_private) as target:
+            number = await _write(session, instance_ids, query, target)
+        echo(Cell(f"{glyph('completed')} ", "green"), f"wrote {number} instances to {file}")
+
+    run(body)
+
+
+def _private(path: str, flags: int) -> int:
+    import os
+
+    return os.open(path, flags, 0o600)
+
+
+async def _write(
+    session: Session, instance_ids: tuple[str, ...], query: str | None, target: IO[str]
+) -> int:
+    from perdure.client.moving import encode_snapshot
+
+    number = 0
+    async for instance_id in _chosen(session, instance_ids, query):
+        try:
+            snapshot = await session.admin.export_instance(instance_id)
+        except NotFound:
+            if query is None:
+                raise await session.unknown(instance_id) from None
+            continue  # deleted since it was listed
+        target.write(encode_snapshot(snapshot) + "\n")
+        number += 1
+    return number
+
+
+async def _chosen(
+    session: Session, instance_ids: tuple[str, ...], query: str | None
+) -> AsyncIterator[str]:
+    from perdure.client.search import parse_search
+
+    for instance_id in instance_ids:
+        yield instance_id
+    if query is not None:
+        async for info in parse_search(query, session.now_ms()).instances(session.admin):
+            yield info.instance_id
+
+
+@command(
+    "import",
+    short_help="Read instances from a file.",
+    examples=["perdure import o-1.jsonl", "perdure export o-1 | perdure import - --store copy.db"],
+)
+@click.argument("file")
+@click.option("--replace", is_flag=True, help="Overwrite instances that exist.")
+@click.option("--paused", is_flag=True, help="Import them paused: no worker touches them.")
+@output_option("table", "json", "ids")
+def import_command(file: str, replace: bool, paused: bool, output: str) -> None:
+    """Read instances written by perdure export from FILE (- for standard input).
+
+    They go on where they stood: waiting work runs again when a worker serves the store.
+    """
+
+    async def body(session: Session) -> None:
+        import msgspec
+
+        ids: list[str] = []
+        for snapshot in _checked(file):
+            chosen = snapshot
+            if paused and not _has_ended(snapshot):
+                chosen = msgspec.structs.replace(snapshot, suspended=True)
+            await session.admin.import_instance(chosen, replace=replace)
+            ids.append(snapshot.instance_id)
+        _print(ids, output)
+
+    run(body, creates=True)
+
+
+def _checked(file: str) -> Iterable[InstanceSnapshot]:
+    """Everything is read once before anything is written: a damaged file imports nothing."""
+    if file == "-":
+        return list(read_snapshots(file))
+    for _ in read_snapshots(file):
+        pass
+    return read_snapshots(file)
+
+
+def _has_ended(snapshot: InstanceSnapshot) -> bool:
+    current = [e for e in snapshot.executions if e.execution_id == snapshot.execution_id]
+    return bool(current) and current[0].status.is_final
+
+
+def read_snapshots(file: str) -> Iterator[InstanceSnapshot]:
+    """Line by line; an error names the line."""
+    from perdure.client.moving import decode_snapshot
+
+    for number, line in enumerate(_lines(file), 1):
+        if not line.strip():
+            continue
+        try:
+            yield decode_snapshot(line)
+        except InvalidValue as error:
+            raise InvalidValue(f"{file}, line {number}: {error}") from None
+
+
+def _lines(file: str) -> Iterator[str]:
+    if file == "-":
+        yield from _bounded(sys.stdin, file)
+        return
+    try:
+        with Path(file).open(encoding="utf-8") as source:
+            yield from _bounded(source, file)
+    except OSError as error:
+        raise InvalidValue(f"{file}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InvalidValue(f"{file} is not a text file in UTF-8") from None
+
+
+def _bounded(source: Any, file: str) -> Iterator[str]:
+    while line := source.readline(_LINE_CHARACTERS_MAX):
+        if len(line) >= _LINE_CHARACTERS_MAX:
+            raise InvalidValue(f"{file} has a line of more than {_LINE_CHARACTERS_MAX} characters")
+        yield line
+
+
+def _print(ids: list[str], output: str) -> None:
+    if output == "json":
+        print_json({"imported": ids})
+    elif output == "ids":
+        sys.stdout.writelines(f"{instance_id}\n" for instance_id in ids)
+    elif not ids:
+        warn("the file holds no instances")
+    else:
+        plural = "s" if len(ids) > 1 else ""
+        echo(Cell(f"{glyph('completed')} ", "green"), f"imported {len(ids)} instance{plural}")

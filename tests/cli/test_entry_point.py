@@ -1,0 +1,250 @@
+"""The entry point as a process: help, start-up, exit codes, pipes, signals."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from importlib import import_module
+
+import click
+import pytest
+
+from cli import flows
+from perdure.cli.command import Command, LazyGroup
+from perdure.cli.main import SECTIONS, root
+
+PERDURE = [sys.executable, "-m", "perdure"]
+
+
+def perdure(*args, environ, **options):
+    return subprocess.run(
+        [*PERDURE, *args],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        **options,
+    )
+
+
+def leaf_commands(group=root, path=("perdure",)):
+    context = click.Context(group, info_name="perdure")
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if isinstance(command, LazyGroup):
+            yield from leaf_commands(command, (*path, name))
+        else:
+            yield (*path, name), command
+
+
+COMMANDS = list(leaf_commands())
+NAMES = [" ".join(path) for path, _ in COMMANDS]
+
+
+def test_the_console_script_is_declared():
+    from importlib.metadata import entry_points
+
+    (script,) = entry_points(group="console_scripts", name="perdure")
+
+    assert script.load() is import_module("perdure.cli.main").main
+
+
+def test_help_lists_every_command(sqlite_cli):
+    out = sqlite_cli("--help").out
+
+    for section in SECTIONS.values():
+        for name, (_, text) in section.items():
+            assert f"  {name} " in out
+            assert text.split()[0] in out
+
+
+@pytest.mark.parametrize(("path", "command"), COMMANDS, ids=NAMES)
+def test_every_command_has_examples_that_begin_with_it(path, command, sqlite_cli):
+    assert isinstance(command, Command)
+    out = sqlite_cli(*path[1:], "--help").out
+
+    assert command.examples
+    assert "Examples:" in out
+    for example in command.examples:
+        assert example in out
+        assert example.startswith((" ".join(path), "perdure ls"))
+
+
+@pytest.mark.parametrize(("path", "command"), COMMANDS, ids=NAMES)
+def test_the_line_in_the_overview_is_the_commands_own(path, command):
+    group = root if len(path) == 2 else root.get_command(click.Context(root), path[1])
+    lines = {
+        name: text for section in group.sections.values() for name, (_, text) in section.items()
+    }
+
+    assert lines[path[-1]].startswith(command.get_short_help_str(200))
+
+
+@pytest.mark.parametrize(("path", "command"), COMMANDS, ids=NAMES)
+def test_examples_use_options_that_exist(path, command):
+    known = {option for parameter in command.params for option in parameter.opts}
+
+    for example in command.examples:
+        own, _, _ = example.partition("|")
+        used = {word for word in own.split() if word.startswith("-") and word != "-"}
+        assert used <= known, example
+
+
+def test_no_arguments_show_the_help(sqlite_cli):
+    assert sqlite_cli().out == sqlite_cli("--help").out
+    assert "Commands:" in sqlite_cli("db").out
+
+
+def test_version_is_printed(sqlite_cli):
+    from perdure.version import VERSION
+
+    assert sqlite_cli("--version").out == f"perdure {VERSION}\n"
+
+
+def test_help_imports_neither_asyncio_nor_rich_nor_a_provider(environ):
+    check = (
+        "import sys\n"
+        "try:\n"
+        "    from perdure.cli.main import root\n"
+        "    root.main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "slow = {'asyncio', 'rich', 'msgspec', 'apsw', 'psycopg'} & set(sys.modules)\n"
+        "sys.exit(repr(slow) if slow else 0)\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", check], env=environ, capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_help_of_one_command_loads_no_other_command(environ):
+    check = (
+        "import sys\n"
+        "try:\n"
+        "    from perdure.cli.main import root\n"
+        "    root.main(['send', '--help'])\n"
+        "except SystemExit: pass\n"
+        "found = [m for m in sys.modules if m.startswith('perdure.cli.commands.')]\n"
+        "sys.exit(0 if found == ['perdure.cli.commands.send'] else repr(found))\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", check], env=environ, capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_help_takes_less_than_a_quarter_of_a_second_of_cpu(environ):
+    def cpu_seconds():
+        process = subprocess.Popen([*PERDURE, "--help"], env=environ, stdout=subprocess.DEVNULL)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        assert process.returncode == 0
+        return usage.ru_utime + usage.ru_stime
+
+    assert min(cpu_seconds() for _ in range(3)) < 0.25
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["lst"], "there is no command 'lst'; did you mean list"),
+        (["db", "chek"], "did you mean check?"),
+        (["list", "--limit", "0"], "--limit"),
+        (["list", "--nonsense"], "--nonsense"),
+        (["list", "-o", "xml"], "-o"),
+        (["show"], "ID"),
+        (["send", "x"], "EVENT"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_2(sqlite_cli, args, said):
+    answer = sqlite_cli(*args, code=2)
+
+    assert said in answer.err
+    assert answer.err.startswith("perdure: ")
+    assert "--help" in answer.err
+    assert answer.err.count("\n") == 1
+    assert answer.out == ""
+
+
+def test_a_traceback_is_shown_only_when_asked_for(environ, tmp_path):
+    plain = perdure("show", "x", "--store", "gone.db", environ=environ, cwd=tmp_path)
+    long = perdure("show", "x", "--store", "gone.db", "--traceback", environ=environ, cwd=tmp_path)
+
+    assert plain.returncode == 3
+    assert "Traceback" not in plain.stderr
+    assert "Traceback" in long.stderr
+
+
+def test_a_defect_of_ours_says_so_and_is_exit_1(sqlite_cli, monkeypatch):
+    sqlite_cli("db", "migrate")
+    monkeypatch.setattr("perdure.client.search.Selection.count", lambda *_: 1 / 0)
+
+    answer = sqlite_cli("count", code=1)
+
+    assert "ZeroDivisionError" in answer.err
+    assert "please report it" in answer.err
+    assert answer.err.count("\n") == 1
+
+
+def test_a_reader_that_goes_away_is_no_error_message(sqlite_cli, environ, tmp_path):
+    sqlite_cli.run(("w-1", flows.fan_out, 2000))
+    process = subprocess.Popen(
+        [*PERDURE, "history", "w-1", "-o", "jsonl"],
+        env=environ,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+    process.stdout.readline()
+    process.stdout.close()
+
+    assert process.stderr.read() == b""
+    assert process.wait(30) == 141
+    process.stderr.close()
+
+
+def test_ctrl_c_is_exit_130_without_a_traceback(sqlite_cli, environ, tmp_path):
+    sqlite_cli.run(("a-1", flows.approval, 1), until_open={"a-1"})
+    process = subprocess.Popen(
+        [*PERDURE, "watch", "a-1"],
+        env=environ,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+    assert b"Waiting" in process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=30)
+
+    assert process.returncode == 130
+    assert error == b""
+
+
+def test_output_for_programs_is_plain_json_through_the_real_entry_point(
+    sqlite_cli, environ, tmp_path
+):
+    sqlite_cli.run(("h-1", flows.hello, "ann"))
+
+    done = perdure("show", "h-1", "-o", "json", environ=environ, cwd=tmp_path)
+
+    assert json.loads(done.stdout)["output"] == "hello ann"
+    assert done.stderr == ""
+
+
+def test_a_terminal_without_unicode_gets_ascii(sqlite_cli, environ, tmp_path):
+    sqlite_cli.run(("h-1", flows.hello, "ünïcode ✓"))
+    plain = {**environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "LC_ALL": "C"}
+
+    done = perdure("list", environ=plain, cwd=tmp_path)
+
+    assert done.returncode == 0
+    assert done.stdout.isascii()
+    assert "+ completed" in done.stdout

@@ -1,0 +1,172 @@
+"""Which store and which code a command works on, and stores that cannot be used."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from cli import flows
+from cli.conftest import Cli
+from perdure.cli.settings import Settings, local_path, shown_store
+from perdure.errors import UsageError
+
+
+def project(folder, text):
+    (folder / "pyproject.toml").write_text(f"[tool.perdure]\n{text}\n")
+
+
+def test_the_flag_wins_over_the_environment_which_wins_over_the_project(tmp_path):
+    project(tmp_path, 'store = "project.db"')
+    environ = {"PERDURE_STORE": "environment.db"}
+
+    assert Settings(environ, tmp_path, store_flag="flag.db").store() == "flag.db"
+    assert Settings(environ, tmp_path).store() == "environment.db"
+    assert Settings({}, tmp_path).store().endswith("project.db")
+
+
+def test_without_any_word_the_store_is_perdure_db(tmp_path):
+    assert Settings({}, tmp_path).store() == "perdure.db"
+
+
+@pytest.mark.parametrize(
+    ("written", "found"),
+    [
+        ("data/shop.db", "data/shop.db"),
+        ("sqlite:///data/shop.db", "data/shop.db"),
+        ("file:./store", "store"),
+    ],
+)
+def test_a_relative_store_of_a_project_lies_beside_its_file(tmp_path, monkeypatch, written, found):
+    project(tmp_path, f'store = "{written}"')
+    below = tmp_path / "src" / "deep"
+    below.mkdir(parents=True)
+    monkeypatch.chdir(below)
+
+    path = local_path(Settings({}, below).store())
+
+    assert os.path.realpath(path) == os.path.realpath(tmp_path / found)
+
+
+def test_the_modules_come_from_flag_environment_or_project(tmp_path):
+    project(tmp_path, 'module = ["shop.flows", "shop.mail"]')
+
+    assert Settings({}, tmp_path).modules(("given",)) == ("given",)
+    assert Settings({"PERDURE_MODULE": "a,b"}, tmp_path).modules(()) == ("a", "b")
+    assert Settings({}, tmp_path).modules(()) == ("shop.flows", "shop.mail")
+
+
+@pytest.mark.parametrize("text", ["store = 3", "store = [", 'store = ""'])
+def test_a_broken_project_file_is_named(tmp_path, text):
+    project(tmp_path, text)
+
+    with pytest.raises(UsageError, match=r"pyproject\.toml"):
+        Settings({}, tmp_path).store()
+
+
+def test_a_broken_project_file_does_not_matter_where_the_store_is_named(sqlite_cli, tmp_path):
+    project(tmp_path, "store = [")
+
+    assert sqlite_cli("db", "migrate").code == 0
+
+
+def test_passwords_are_never_shown():
+    url = "postgresql://ann:s3cret@db.example/shop"
+
+    assert shown_store(url) == "postgresql://ann:***@db.example/shop"
+
+
+def test_store_may_stand_before_or_after_the_command(sqlite_cli, tmp_path):
+    Cli("other.db")("start", "hello", "--id", "there")
+
+    assert sqlite_cli("--store", "other.db", "list", "-o", "ids").lines == ["there"]
+    assert sqlite_cli("list", "--store", "other.db", "-o", "ids").lines == ["there"]
+
+
+@pytest.mark.parametrize("command", ["list", "count", "doctor", "workers"])
+def test_looking_at_a_missing_store_does_not_create_it(sqlite_cli, tmp_path, command):
+    sqlite_cli(command, code=0 if command == "doctor" else 3)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("store", "code", "said"),
+    [
+        ("gone.db", 3, "there is no store at gone.db"),
+        ("file:./gone", 3, "there is no store at file:./gone"),
+        ("nosuch://x", 2, "no provider for"),
+        ("memory:", 2, "gone with its process"),
+        ("", 3, "there is no store at perdure.db"),
+        ("text.txt", 6, "is not an SQLite database"),
+        ("folder", 6, "is not a regular file"),
+    ],
+)
+def test_a_store_that_cannot_be_used_is_one_line(sqlite_cli, tmp_path, store, code, said):
+    (tmp_path / "text.txt").write_text("hello, this is no database\n")
+    (tmp_path / "folder").mkdir()
+    sqlite_cli.store = store
+
+    answer = sqlite_cli("list", code=code)
+
+    assert said in answer.err
+    assert answer.err.count("\n") == 1
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_store_without_permission_is_one_line(sqlite_cli, tmp_path):
+    sqlite_cli("db", "migrate")
+    (tmp_path / "store.db").chmod(0)
+
+    assert "permission" in sqlite_cli("list", code=1).err
+
+
+def test_a_newer_store_is_refused(sqlite_cli):
+    sqlite_cli("db", "migrate")
+    import apsw
+
+    connection = apsw.Connection("store.db")
+    connection.pragma("user_version", 9999)
+    connection.close()
+
+    answer = sqlite_cli("list", code=6)
+
+    assert "newer version of perdure" in answer.err
+    assert answer.err.count("\n") == 1
+
+
+def test_a_filesystem_store_in_use_names_its_holder(cli, environ, tmp_path):
+    if not str(cli.store).startswith("file:"):
+        pytest.skip("only a store for one process can be held")
+    cli.run(("a-1", flows.approval, 1), until_open={"a-1"})
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "perdure", "worker", "cli.flows", "--store", cli.store],
+        env=environ,
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        assert b"on filesystem" in worker.stderr.readline()
+        answer = cli("list", code=6)
+    finally:
+        worker.terminate()
+        worker.communicate(timeout=30)
+
+    assert str(worker.pid) in answer.err
+    assert answer.err.count("\n") == 1
+
+
+def test_a_store_that_was_moved_names_the_new_place(cli):
+    cli("db", "migrate")
+    cli.call(lambda client: client.provider.admin().mark_moved("sqlite:///new.db"))
+
+    assert "new.db" in cli("list", code=6).err
+
+
+def test_an_unreachable_server_does_not_tell_the_password(sqlite_cli):
+    sqlite_cli.store = "postgresql://ann:s3cret@127.0.0.1:1/shop?connect_timeout=1"
+
+    answer = sqlite_cli("list", code=1)
+
+    assert "s3cret" not in answer.err
+    assert answer.err.count("\n") == 1
