@@ -269,7 +269,6 @@ def work_document(row: WorkRow, claim: ClaimRow) -> WorkDocument:
         locked_until_ms=claim.locked_until_ms,
         heartbeat=claim.heartbeat,
         asked_visible_at_ms=message.visible_at_ms,
-        claim=message.claim,
         body=body,
         body_text=body_text,
     )
@@ -283,7 +282,6 @@ def load_work(tables: Tables, document: WorkDocument) -> None:
         session_id=document.session_id,
         tag=document.tag,
         visible_at_ms=document.asked_visible_at_ms,
-        claim=document.claim,
     )
     row = WorkRow(
         message_id=document.message_id, message=message, enqueued_at_ms=document.enqueued_at_ms

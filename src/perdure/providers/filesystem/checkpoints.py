@@ -25,7 +25,7 @@ from perdure.providers.filesystem.documents import (
     WorkersDocument,
     seal,
 )
-from perdure.providers.filesystem.file_batch import sync_directories, write_files
+from perdure.providers.filesystem.file_batch import FileBatch
 from perdure.providers.filesystem.file_steps import (
     RemovePaths,
     RemoveQueueEntry,
@@ -35,7 +35,7 @@ from perdure.providers.filesystem.file_steps import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from perdure.providers.filesystem.commits import Committer
     from perdure.providers.filesystem.file_steps import Step
@@ -94,17 +94,25 @@ class Checkpointer:
     async def _write(self, dirty: Dirty) -> None:
         first_sequence = await self._committer.rotate()
         written_bytes = self._committer.journal_bytes
-        directories: set[str] = set()
-        for chunk in self._chunks(dirty):
-            directories |= await self._write_chunk(chunk)
+        picks = self._picks(dirty)
+        batch = FileBatch(self._root, files=len(picks))
+        try:
+            taken: list[Step] = []
+            for start in range(0, len(picks), _CHUNK):
+                steps = await self._pick(picks[start : start + _CHUNK])
+                await self._thread.run(partial(batch.take, steps))
+                taken += steps
+            await self._thread.run(batch.finish)
+        except BaseException:
+            await self._thread.run(batch.give_up)
+            raise
+        for step in taken:
+            step.done()
         document = self._store_document(first_sequence - 1)
-        await self._thread.run(partial(self._complete, directories, document, first_sequence))
+        await self._thread.run(partial(self._shorten_journal, document, first_sequence))
         self._committer.journal_bytes -= written_bytes
 
-    def _complete(
-        self, directories: set[str], document: StoreDocument, first_sequence: int
-    ) -> None:
-        sync_directories(self._root, directories)
+    def _shorten_journal(self, document: StoreDocument, first_sequence: int) -> None:
         self._root.replace(layout.STORE_FILE, seal(document))
         self._journal.drop_segments(first_sequence)
 
@@ -123,7 +131,8 @@ class Checkpointer:
 
     # --- choosing what to write
 
-    def _chunks(self, dirty: Dirty) -> Iterator[list[_Pick]]:
+    def _picks(self, dirty: Dirty) -> list[_Pick]:
+        """Executions before instances, which name them."""
         picks: list[_Pick] = [
             *(partial(self._pick_execution, key) for key in sorted(dirty.executions)),
             *(partial(self._pick_instance, key) for key in sorted(dirty.instances)),
@@ -135,21 +144,14 @@ class Checkpointer:
             picks.append(self._pick_sessions)
         if dirty.workers:
             picks.append(self._pick_workers)
-        for start in range(0, len(picks), _CHUNK):
-            yield picks[start : start + _CHUNK]
+        return picks
 
-    async def _write_chunk(self, chunk: list[_Pick]) -> set[str]:
+    async def _pick(self, picks: list[_Pick]) -> list[Step]:
         while True:
-            steps = [step for pick in chunk if (step := pick()) is not None]
+            steps = [step for pick in picks if (step := pick()) is not None]
             # What was picked may not be durable yet: files must never be ahead of the journal.
             if await self._committer.settled():
-                break
-        if not steps:
-            return set()
-        directories = await self._thread.run(partial(write_files, self._root, steps))
-        for step in steps:
-            step.done()
-        return directories
+                return steps
 
     def _pick_instance(self, instance_id: str) -> Step | None:
         if self._state.quarantine.bars(instance_id):

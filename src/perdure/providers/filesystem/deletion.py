@@ -50,6 +50,7 @@ def delete_atomic(
                 f"{instance_id!r} is still running ({standing.status(instance_id)}); wait for its "
                 "end or force the deletion"
             )
+    for instance_id in sorted(named):
         for child in children_of(state, instance_id):
             if child not in named:
                 raise TreeChanged(

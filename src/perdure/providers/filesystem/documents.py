@@ -15,7 +15,6 @@ from perdure.model.status import Status
 from perdure.providers.filesystem.rows import SessionRow, WorkerRow
 from perdure.providers.items import (
     ActivityIdentity,
-    Claim,
     KvEntry,
     StartRouting,
     TimerIdentity,
@@ -184,8 +183,6 @@ class WorkDocument(_DocumentBase, frozen=True, kw_only=True, omit_defaults=True)
     locked_until_ms: int = 0
     heartbeat: str | None = None
     asked_visible_at_ms: int | None = None
-    claim: Claim | None = None
-    """The lock under which it was written."""
     body: msgspec.Raw = NO_JSON
     body_text: str | None = None
 

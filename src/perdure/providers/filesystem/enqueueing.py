@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from perdure.errors import InstanceFinished, NotFound, PerdureError
+from perdure.providers._shared import rules
 from perdure.providers.filesystem import deletion, queues
 from perdure.providers.items import EnqueueCondition
 
@@ -41,6 +42,7 @@ def enqueue_each(
     taken: list[bool] = []
     for message in messages:
         try:
+            rules.check_enqueue(message, delay_ms, condition)
             taken.append(enqueue(state, tx, message, delay_ms, condition))
         except PerdureError as refusal:
             return taken, refusal
@@ -62,6 +64,6 @@ def _meets(state: State, tx: Transaction, instance_id: str, condition: EnqueueCo
                 raise InstanceFinished(f"{instance_id!r} has ended: {status}")
             return True
         case EnqueueCondition.REPLACE:
-            for member in deletion.tree_of(state, instance_id):
-                deletion.delete(state, tx, member)
+            if state.standing.is_there(instance_id):
+                deletion.delete_all(state, tx, deletion.tree_of(state, instance_id))
             return True

@@ -1,10 +1,11 @@
 """Writing many files so that after a power cut each has its old or its new content, whole.
 
-First all contents are written and made durable, then all names are changed.
+First all contents are written and made durable, then all names are changed and made durable.
 """
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Final
 
 from perdure.providers.filesystem.documents import seal
@@ -12,7 +13,7 @@ from perdure.providers.filesystem.history_files import append_history
 from perdure.providers.filesystem.root import SyncFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     import msgspec
 
@@ -25,70 +26,76 @@ _FEW: Final = 16
 
 
 class FileBatch:
-    """Files that are written together."""
+    """Files that are written together. Used by one thread at a time."""
 
-    def __init__(self, root: Root, *, is_large: bool) -> None:
+    def __init__(self, root: Root, *, files: int) -> None:
         self.root = root
-        self._flush_each = not (is_large and root.ops.can_sync_filesystem)
+        self._flush_each = files <= _FEW or not root.ops.can_sync_filesystem
         self._renames: list[tuple[str, str]] = []
         self._removals: list[str] = []
-        self.directories: set[str] = set()
-        """Those whose entries changed."""
+        self._directories: set[str] = set()
+        """Those whose entries change."""
+
+    # --- steps
+
+    def take(self, steps: Iterable[Step]) -> None:
+        for step in steps:
+            step.take(self)
 
     def write(self, path: str, document: msgspec.Struct) -> None:
         """Replace the file; its directory must exist."""
         scratch = self.root.write_scratch(seal(document), sync=self._flush_each)
         self._renames.append((scratch, path))
+        self._directories.add(path.rpartition("/")[0])
 
     def append(self, excerpt: HistoryExcerpt) -> int:
+        """Add the pending events to their file; returns its new length."""
         return append_history(self.root, excerpt, sync=self._flush_each)
 
     def make_directory(self, path: str) -> None:
         """The directory with its parents."""
         self.root.make_directories(path)
         while path:
-            self.directories.add(path)
+            self._directories.add(path)
             path = path.rpartition("/")[0]
 
     def remove(self, path: str) -> None:
         """The file or the whole directory, if it is there."""
         self._removals.append(path)
+        self._directories.add(path.rpartition("/")[0])
+
+    # --- the end
 
     def finish(self) -> None:
+        """Make the contents durable, then put them in place."""
         if not self._flush_each:
-            sync_filesystem(self.root)
-        for scratch, path in self._renames:
+            self._sync_filesystem()
+        while self._renames:
+            scratch, path = self._renames[-1]
             self.root.ops.rename(scratch, path, dir_fd=self.root.descriptor)
+            self._renames.pop()
         for path in self._removals:
             self.root.remove_tree(path)
-        changed = (*(path for _, path in self._renames), *self._removals)
-        self.directories.update(path.rpartition("/")[0] for path in changed)
+        self._sync_directories()
 
+    def give_up(self) -> None:
+        """Remove what was written and has no place; it would use up space until the next start."""
+        for scratch, _ in self._renames:
+            with contextlib.suppress(OSError):
+                self.root.ops.unlink(scratch, dir_fd=self.root.descriptor)
+        self._renames.clear()
 
-def write_files(root: Root, steps: Sequence[Step]) -> set[str]:
-    """Take the steps as one batch; returns the directories that are still to be flushed."""
-    batch = FileBatch(root, is_large=len(steps) > _FEW)
-    for step in steps:
-        step.take(batch)
-    batch.finish()
-    return batch.directories
+    def _sync_directories(self) -> None:
+        if not self._flush_each:
+            self._sync_filesystem()
+            return
+        for path in sorted(self._directories):
+            # Removed since: then its parent is in the list.
+            with contextlib.suppress(FileNotFoundError):
+                self.root.sync_directory(path or ".")
 
-
-def sync_directories(root: Root, directories: Iterable[str]) -> None:
-    """Make the names in these directories durable."""
-    directories = sorted(directories)
-    if len(directories) > _FEW and root.ops.can_sync_filesystem:
-        sync_filesystem(root)
-        return
-    for path in directories:
+    def _sync_filesystem(self) -> None:
         try:
-            root.sync_directory(path or ".")
-        except FileNotFoundError:  # removed since, and its parent is in the list
-            continue
-
-
-def sync_filesystem(root: Root) -> None:
-    try:
-        root.ops.sync_filesystem(root.descriptor)
-    except OSError as error:
-        raise SyncFailed(f"syncfs: {error}") from error
+            self.root.ops.sync_filesystem(self.root.descriptor)
+        except OSError as error:
+            raise SyncFailed(f"syncfs: {error}") from error

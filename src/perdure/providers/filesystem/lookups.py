@@ -61,6 +61,8 @@ class Lookups:
         self.kv_delta: dict[str, dict[str, KvEntry | None]] = {}
         self.children: dict[str, set[str]] = {}
         """Of instances that have had a turn, and of queued starts."""
+        self._parents: dict[str, str] = {}
+        """Under whom each child is listed."""
         self.event_count = 0
         self.on_new_message: Callable[[MessageRow], None] | None = None
         self.touched_instances: set[str] = set()
@@ -120,7 +122,7 @@ class Lookups:
         _update(self.messages, instance_id, message_id, is_member=is_new)
         if message.start is not None:
             _update(self.starts, instance_id, message_id, is_member=is_new)
-            self._parent_changed(instance_id, message.start.parent_instance_id)
+            self._follow_parent(instance_id)
         if message.timer is not None:
             timer = (instance_id, message.timer.execution_id, message.timer.timer_id)
             _update(self.timers, timer, message_id, is_member=is_new)
@@ -174,19 +176,21 @@ class Lookups:
             _update(self.owner_sessions, new.owner_id, session_id, is_member=True)
 
     def _instance_changed(
-        self, instance_id: str, old: InstanceRow | None, new: InstanceRow | None
+        self, instance_id: str, _old: InstanceRow | None, _new: InstanceRow | None
     ) -> None:
         self.touched_instances.add(instance_id)
-        for row in (old, new):
-            if row is not None:
-                start = row.start
-                self._parent_changed(instance_id, row.parent_instance_id)
-                self._parent_changed(instance_id, start.parent_instance_id if start else None)
+        self._follow_parent(instance_id)
 
-    def _parent_changed(self, instance_id: str, parent_id: str | None) -> None:
-        if parent_id is not None:
-            is_child = self.parent_of(instance_id) == parent_id
-            _update(self.children, parent_id, instance_id, is_member=is_child)
+    def _follow_parent(self, instance_id: str) -> None:
+        old, new = self._parents.get(instance_id), self.parent_of(instance_id)
+        if old == new:
+            return
+        if old is not None:
+            del self._parents[instance_id]
+            _update(self.children, old, instance_id, is_member=False)
+        if new is not None:
+            self._parents[instance_id] = new
+            _update(self.children, new, instance_id, is_member=True)
 
     def parent_of(self, instance_id: str) -> str | None:
         """Of an instance that has had a turn, or whose start is queued."""

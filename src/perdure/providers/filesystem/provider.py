@@ -389,8 +389,6 @@ class FileSystemProvider(Provider):
     ) -> list[bool]:
         verb = "enqueue_many_for_orchestrator"
         store = self.store(verb)
-        for message in messages:
-            rules.check_enqueue(message, delay_ms, condition)
         taken: list[bool] = []
         for start in range(0, len(messages), _MESSAGES_PER_COMMIT):
             part = messages[start : start + _MESSAGES_PER_COMMIT]

@@ -74,9 +74,10 @@ def add_work(state: State, tx: Transaction, message: WorkerMessage) -> None:
         raise InvalidValue(f"the lock token {claim.lock_token!r} is in use")
     message_id = tx.next_message_id()
     visible_at_ms = rules.visible_at(message.visible_at_ms, tx.now_ms)
+    stored = message if claim is None else msgspec.structs.replace(message, claim=None)
     tx.put(
         state.tables.work,
-        WorkRow(message_id=message_id, message=message, enqueued_at_ms=tx.now_ms),
+        WorkRow(message_id=message_id, message=stored, enqueued_at_ms=tx.now_ms),
     )
     if claim is None:
         row = ClaimRow(message_id=message_id, visible_at_ms=visible_at_ms)

@@ -65,6 +65,7 @@ class ReadyInstances:
         self._orphans: list[tuple[int, int]] = []
         """(end of the grace, message id) of messages that had no instance when they came."""
         self._now_ms = 0
+        """The latest time at which anything was placed."""
         self.has_news = False
         """Something may be fetched that could not be before; for waking whoever waits."""
         lookups.on_new_message = self._add
@@ -82,6 +83,7 @@ class ReadyInstances:
     def refresh(self, instance_id: str, now_ms: int) -> None:
         """Place the instance anew after a change of its messages, lock, holds or rows."""
         self._last_stamp += 1
+        self._now_ms = max(self._now_ms, now_ms)
         oldest = self._oldest(instance_id)
         if oldest is None:
             self._stamps.pop(instance_id, None)
@@ -132,10 +134,10 @@ class ReadyInstances:
     def _push(
         self, owner: str | None, oldest: tuple[int, int], instance_id: str, now_ms: int
     ) -> None:
-        name, version = self._standing.name_and_version(instance_id, now_ms)
+        who = self._standing.who(instance_id, now_ms)
         execution = self._standing.current_execution(instance_id)
         pinned = execution.framework_version if execution is not None else None
-        heap = self._routes.setdefault(_Route(owner, name, version, pinned), [])
+        heap = self._routes.setdefault(_Route(owner, who.name, who.version, pinned), [])
         heapq.heappush(heap, _Place(*oldest, instance_id, self._last_stamp))
         self.has_news = True
 
@@ -231,9 +233,9 @@ class ReadyInstances:
 
     def _advance(self, now_ms: int) -> None:
         if now_ms < self._now_ms:  # the clock was set back: what was ready may not be any more
+            self._now_ms = now_ms
             for instance_id in list(self._messages):
                 self.refresh(instance_id, now_ms)
-        self._now_ms = now_ms
         while self._later and self._later[0][0] <= now_ms:
             _, instance_id, stamp = heapq.heappop(self._later)
             if self._stamps.get(instance_id) == stamp:

@@ -45,6 +45,7 @@ class ReadyWork:
         """Who held each session when its items were last placed."""
         self._leases: list[tuple[int, str]] = []
         self._now_ms = 0
+        """The latest time at which anything was placed."""
         self.has_news = False
         """Something may be fetched that could not be before; for waking whoever waits."""
 
@@ -52,6 +53,7 @@ class ReadyWork:
 
     def refresh(self, message_id: int, now_ms: int) -> None:
         """Place the item anew after a change of its rows."""
+        self._now_ms = max(self._now_ms, now_ms)
         row, claim = self._tables.work.get(message_id), self._tables.claims.get(message_id)
         if row is None or claim is None:
             self._lane_of.pop(message_id, None)
@@ -71,6 +73,7 @@ class ReadyWork:
 
     def refresh_session(self, session_id: str, now_ms: int) -> None:
         """Place the items of the session anew if it has another holder."""
+        self._now_ms = max(self._now_ms, now_ms)
         row = self._tables.sessions.get(session_id)
         holder = self._holder(session_id, now_ms)
         if row is not None and holder is not None:
@@ -157,11 +160,11 @@ class ReadyWork:
 
     def _advance(self, now_ms: int) -> None:
         if now_ms < self._now_ms:  # the clock was set back: what was free may not be any more
+            self._now_ms = now_ms
             for session_id in list(self._tables.sessions.rows):
                 self.refresh_session(session_id, now_ms)
             for message_id in list(self._lane_of):
                 self.refresh(message_id, now_ms)
-        self._now_ms = now_ms
         while self._leases and self._leases[0][0] <= now_ms:
             self.refresh_session(heapq.heappop(self._leases)[1], now_ms)
         while self._later and self._later[0][0] <= now_ms:

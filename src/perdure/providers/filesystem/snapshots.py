@@ -83,16 +83,6 @@ def queued_work(state: State, instance_id: str, now_ms: int | None) -> list[Queu
     return found
 
 
-def has_anything(state: State, instance_id: str) -> bool:
-    """Whether there is something to export, or in the way of an import."""
-    return (
-        state.standing.exists(instance_id)
-        or state.standing.is_known(instance_id)
-        or instance_id in state.lookups.messages
-        or instance_id in state.lookups.work
-    )
-
-
 def execution_ids(state: State, instance_id: str) -> list[int]:
     return sorted(
         {
@@ -116,7 +106,7 @@ async def export(store: OpenStore, verb: str, instance_id: str) -> InstanceSnaps
 
 def _picture(store: OpenStore, instance_id: str) -> tuple[InstanceSnapshot, list[HistoryExcerpt]]:
     state = store.state
-    if not has_anything(state, instance_id):
+    if not state.standing.is_there(instance_id):
         raise NotFound(f"there is no instance {instance_id!r}")
     excerpts = [
         excerpt
@@ -179,7 +169,7 @@ def _execution(
 
 def restore(state: State, tx: Transaction, snapshot: InstanceSnapshot, *, replace: bool) -> None:
     instance_id = snapshot.instance_id
-    if has_anything(state, instance_id):
+    if state.standing.is_there(instance_id):
         if not replace:
             raise AlreadyExists(f"{instance_id!r} is already in this store")
         deletion.delete(state, tx, instance_id)

@@ -8,14 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from perdure.providers._shared import rules
-from perdure.providers.items import InstanceInfo
+from perdure.providers.items import InstanceInfo, StartRouting
 
 if TYPE_CHECKING:
     from perdure.model.status import Status
     from perdure.providers.filesystem.lookups import Lookups
     from perdure.providers.filesystem.rows import ExecutionRow
     from perdure.providers.filesystem.tables import Tables
-    from perdure.providers.items import StartRouting
 
 
 class Standing:
@@ -38,17 +37,25 @@ class Standing:
         """For a fetch: there is something to go on with."""
         return self.has_turns(instance_id) or instance_id in self._lookups.histories
 
-    def name_and_version(
-        self, instance_id: str, visible_ms: int | None = None
-    ) -> tuple[str, str | None]:
+    def is_there(self, instance_id: str) -> bool:
+        """Whether anything at all lies under that id."""
+        return (
+            self.is_known(instance_id)
+            or instance_id in self._lookups.messages
+            or instance_id in self._lookups.work
+        )
+
+    def who(self, instance_id: str, visible_ms: int | None = None) -> StartRouting:
         """As a turn named it, else from its start; with a time only from one visible by then."""
         row = self._tables.instances.get(instance_id)
         if row is not None and row.name is not None:
-            return row.name, row.version
+            return StartRouting(
+                name=row.name, version=row.version, parent_instance_id=row.parent_instance_id
+            )
         start = row.start if row is not None else None
         if start is None:
             start = self._queued_start(instance_id, visible_ms)
-        return (rules.UNKNOWN_NAME, None) if start is None else (start.name, start.version)
+        return StartRouting(name=rules.UNKNOWN_NAME) if start is None else start
 
     def parent_id(self, instance_id: str) -> str | None:
         return self._lookups.parent_of(instance_id)
@@ -102,7 +109,7 @@ class Standing:
         return lock is not None and rules.is_live(lock.locked_until_ms, now_ms)
 
     def info(self, instance_id: str) -> InstanceInfo:
-        name, version = self.name_and_version(instance_id)
+        who = self.who(instance_id)
         created_at_ms = self.created_at_ms(instance_id)
         progress = self._tables.progress.get(instance_id)
         execution = self.current_execution(instance_id)
@@ -110,15 +117,15 @@ class Standing:
         hold = self._tables.holds.get(instance_id)
         return InstanceInfo(
             instance_id=instance_id,
-            name=name,
-            version=version,
+            name=who.name,
+            version=who.version,
             execution_id=self.execution_id(instance_id),
             status=self.status(instance_id),
             output=execution.output if execution is not None else None,
             created_at_ms=created_at_ms,
             updated_at_ms=progress.updated_at_ms if progress is not None else created_at_ms,
             completed_at_ms=execution.completed_at_ms if execution is not None else None,
-            parent_instance_id=self.parent_id(instance_id),
+            parent_instance_id=who.parent_instance_id,
             custom_status=custom.value if custom is not None else None,
             custom_status_version=custom.version if custom is not None else 0,
             block=hold.block if hold is not None else None,

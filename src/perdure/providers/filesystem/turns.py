@@ -110,19 +110,19 @@ def _locked(
     state: State, tx: Transaction, lock: LockRow, deliveries: tuple[Delivery, ...]
 ) -> LockedInstance:
     instance_id, standing = lock.instance_id, state.standing
-    name, version = standing.name_and_version(instance_id, tx.now_ms)
+    who = standing.who(instance_id, tx.now_ms)
     execution_id = standing.execution_id(instance_id)
     history = state.tables.histories.get((instance_id, execution_id))
     kv_store = state.lookups.kv_store.get(instance_id, {})
     item = OrchestrationItem(
         instance_id=instance_id,
-        name=name,
-        version=version,
+        name=who.name,
+        version=who.version,
         execution_id=execution_id,
         history=(),
         messages=deliveries,
         kv_snapshot={key: kv_store[key] for key in sorted(kv_store)},
-        parent_instance_id=standing.parent_id(instance_id),
+        parent_instance_id=who.parent_instance_id,
     )
     return LockedInstance(
         item=item,
