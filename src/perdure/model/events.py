@@ -16,7 +16,13 @@ NULL = msgspec.Raw(b"null")
 
 
 class Envelope(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag=str
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    tag_field="type",
+    tag=str,
+    gc=False,  # never part of a cycle: the garbage collector need not look at histories
 ):
     """What every event carries. ``event_id`` is its position in the execution's history, from 1."""
 

@@ -11,14 +11,20 @@ from perdure.model.failures import Failure
 
 
 class Item(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag=str
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    tag_field="type",
+    tag=str,
+    gc=False,
 ):
     """What every work item carries: the instance that it goes to."""
 
     instance_id: str
 
 
-class ParentLink(msgspec.Struct, frozen=True, kw_only=True):
+class ParentLink(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Where a child reports its end. Travels with the child through continue-as-new."""
 
     instance_id: str
@@ -26,7 +32,7 @@ class ParentLink(msgspec.Struct, frozen=True, kw_only=True):
     event_id: int
 
 
-class CarriedMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class CarriedMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """An arrival that the ended execution had not consumed."""
 
     name: str
@@ -116,7 +122,7 @@ class CancelInstance(Item, frozen=True, kw_only=True, omit_defaults=True):
 # --- worker queue
 
 
-class RetryPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class RetryPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """How an activity is retried, fixed when it is scheduled."""
 
     max_attempts: int = 1

@@ -20,8 +20,8 @@ Version: TypeAlias = tuple[int, int, int]
 """A semantic version without pre-release: compares as it should."""
 
 
-class _Record(msgspec.Struct, frozen=True, kw_only=True):
-    pass
+class _Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Holds texts, numbers and records, so it is never part of a cycle: the collector skips it."""
 
 
 # --- history and messages

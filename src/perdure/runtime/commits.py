@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _UNCHANGED = ExecutionMetadata()
 
 
-class TurnFacts(msgspec.Struct, frozen=True, kw_only=True):
+class TurnFacts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What the translation needs to know about the execution besides the outcome."""
 
     instance_id: str

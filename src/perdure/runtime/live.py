@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from perdure.providers.items import OrchestratorMessage
 
 
-class Arrival(msgspec.Struct, frozen=True):
+class Arrival(msgspec.Struct, frozen=True, gc=False):
     """A work item for the next turn, and what its consumption settles in the store."""
 
     item: work.OrchestratorItem
@@ -26,7 +26,7 @@ class Arrival(msgspec.Struct, frozen=True):
     """Set when it is the completion of an activity that ran here: settled with the turn."""
 
 
-class Ending(msgspec.Struct, frozen=True):
+class Ending(msgspec.Struct, frozen=True, gc=False):
     """How an instance ended, as committed."""
 
     status: Status
