@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -63,6 +64,8 @@ def _folders(modules: Sequence[str]) -> list[Path]:
 
 
 def _supervise(arguments: Sequence[str], sources: SourceWatch) -> None:
+    # Otherwise the signal would end this process and leave the worker behind.
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     worker = _start(arguments)
     try:
         while True:

@@ -1,0 +1,227 @@
+"""``worker``, ``dev`` and ``new``: processes that run the user's code."""
+
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from cli import flows
+from cli.conftest import FLOWS, Cli
+from perdure.cli.commands.new import TEMPLATES
+from perdure.cli.reloading import SourceWatch
+
+PERDURE = [sys.executable, "-m", "perdure"]
+
+
+def wait_for_line(process, text, seconds=30):
+    """Read the process's output until a line holds the text."""
+    deadline = time.monotonic() + seconds
+    seen = []
+    while time.monotonic() < deadline:
+        line = process.stdout.readline()
+        if not line:
+            break
+        seen.append(line)
+        if text in line:
+            return line
+    raise AssertionError(f"{text!r} never came:\n{''.join(seen)}")
+
+
+@pytest.fixture
+def start_process(environ, tmp_path):
+    running = []
+
+    def start(*args):
+        process = subprocess.Popen(
+            [*PERDURE, *args],
+            env=environ,
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        running.append(process)
+        return process
+
+    yield start
+    for process in running:
+        if process.poll() is None:
+            process.terminate()
+        process.communicate(timeout=30)
+
+
+def test_a_worker_runs_what_was_started_and_drains_on_sigterm(sqlite_cli, start_process):
+    worker = start_process("worker", FLOWS, "--slots", "5", "--drain", "2s", "--lock", "3s")
+    wait_for_line(worker, "orchestrations")
+
+    answer = sqlite_cli(
+        "start", "hello", "--id", "h-1", "--input", '"ann"', "--wait", "--timeout", "30s"
+    )
+    (shown,) = sqlite_cli("workers", "-o", "json").json
+    worker.terminate()
+    wait_for_line(worker, "draining")
+
+    assert answer.out.strip() == '"hello ann"'
+    assert shown["process_id"] == worker.pid
+    assert "hello@1.0.0" in shown["handlers"]
+    assert shown["slots"] == 5
+    assert worker.wait(30) == 0
+    assert sqlite_cli("workers", "-o", "ids").out == ""
+
+
+def test_a_failed_instance_of_start_and_wait_is_exit_4(sqlite_cli, start_process):
+    wait_for_line(start_process("worker", FLOWS), "orchestrations")
+
+    answer = sqlite_cli("start", "failing", "--input", '"boom"', "--wait", "-o", "json", code=4)
+
+    assert answer.json["status"] == "Failed"
+
+
+def test_a_name_that_no_worker_has_is_warned_of(sqlite_cli, start_process):
+    wait_for_line(start_process("worker", FLOWS), "orchestrations")
+
+    answer = sqlite_cli("start", "helo", "--id", "h-1")
+
+    assert "did you mean 'hello'?" in answer.err
+    assert "no running worker has the orchestration 'helo'" in sqlite_cli("show", "h-1").out
+
+
+def test_watching_a_store_prints_its_changes_as_lines(sqlite_cli, start_process):
+    sqlite_cli("db", "migrate")
+    watching = start_process("watch")
+    wait_for_line(watching, "no instances")
+
+    sqlite_cli("start", "hello", "--id", "h-1")
+
+    assert "1 pending" in wait_for_line(watching, "pending")
+
+
+def test_following_a_history_goes_on_until_the_end(sqlite_cli, start_process):
+    sqlite_cli.run(("a-1", flows.approval, 1), until_open={"a-1"})
+    following = start_process("history", "a-1", "--follow")
+    wait_for_line(following, "ExternalSubscribed")
+
+    sqlite_cli("send", "a-1", "answer", "--data", '"yes"')
+    sqlite_cli.run(("a-1", flows.approval, 1))
+
+    wait_for_line(following, "OrchestrationCompleted")
+    assert following.wait(30) == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["worker"], "name the module"),
+        (["worker", "nowhere.flows"], "there is no module 'nowhere.flows'"),
+        (["worker", "missing.py"], "there is no file 'missing.py'"),
+        (["worker", f"{FLOWS}:nothing"], "has no 'nothing'"),
+        (["worker", f"{FLOWS}:asyncio"], "defines no handler"),
+        (["worker", FLOWS, "--only-tags"], "--only-tags needs"),
+        (["worker", FLOWS, "--lock", "1ms"], "at least 0.1"),
+        (["dev"], "name the module"),
+    ],
+)
+def test_a_worker_that_cannot_run_says_why_in_one_line(sqlite_cli, args, said):
+    answer = sqlite_cli(*args, code=2)
+
+    assert said in answer.err
+    assert answer.err.count("\n") == 1
+
+
+APP = """
+    from perdure import activity, orchestration
+
+    @activity
+    def say() -> str:
+        return "{word}"
+
+    @orchestration
+    async def talk() -> str:
+        return await say()
+    """
+
+
+def test_dev_restarts_when_the_code_changes_and_survives_a_broken_file(
+    sqlite_cli, start_process, tmp_path
+):
+    app = tmp_path / "app.py"
+    app.write_text(textwrap.dedent(APP.format(word="old")))
+    dev = start_process("dev", "app.py")
+    wait_for_line(dev, "orchestrations")
+    old = sqlite_cli("start", "talk", "--wait", "--timeout", "30s").out
+
+    app.write_text("def broken(:")
+    wait_for_line(dev, "app.py changed")
+    wait_for_line(dev, "waiting for a change")
+    app.write_text(textwrap.dedent(APP.format(word="newer")))
+    wait_for_line(dev, "orchestrations")
+    new = sqlite_cli("start", "talk", "--wait", "--timeout", "30s").out
+
+    assert (old, new) == ('"old"\n', '"newer"\n')
+
+
+def test_source_watch_sees_changes_and_leaves_environments_out(tmp_path):
+    source, hidden = tmp_path / "a.py", tmp_path / ".git"
+    environment = tmp_path / "env"
+    source.write_text("1")
+    hidden.mkdir()
+    environment.mkdir()
+    (environment / "pyvenv.cfg").write_text("")
+    watch = SourceWatch([tmp_path])
+
+    (hidden / "x.py").write_text("1")
+    (environment / "x.py").write_text("1")
+    (tmp_path / "notes.txt").write_text("1")
+    assert watch.changed() is None
+    source.write_text("22")
+    assert watch.changed() == str(source)
+    assert watch.changed() is None
+    (tmp_path / "b.py").write_text("1")
+    assert watch.changed() == str(tmp_path / "b.py")
+    source.unlink()
+    assert watch.changed() == str(source)
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_every_template_is_a_program_that_runs(sqlite_cli, template, tmp_path):
+    sqlite_cli("new", template)
+
+    done = subprocess.run(
+        [sys.executable, f"{template}.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+    assert Cli("perdure.db")("count", "status:completed").out != "0\n"
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_every_template_says_how_it_is_operated_with_commands_that_exist(sqlite_cli, template):
+    sqlite_cli("new", template, "app.py")
+    source = Path("app.py").read_text()
+
+    assert f"python {template}.py" in source
+    assert f"perdure dev {template}.py" in source
+
+
+def test_new_does_not_overwrite(sqlite_cli, tmp_path):
+    (tmp_path / "hello.py").write_text("mine")
+
+    assert "exists already" in sqlite_cli("new", code=6).err
+    assert (tmp_path / "hello.py").read_text() == "mine"
+
+
+def test_new_lists_its_templates(sqlite_cli):
+    assert [line.split()[0] for line in sqlite_cli("new", "--list").lines] == list(TEMPLATES)
+
+
+def test_new_in_a_folder_that_is_not_there_is_one_line(sqlite_cli):
+    assert "cannot write" in sqlite_cli("new", "hello", "nowhere/hello.py", code=1).err

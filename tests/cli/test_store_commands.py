@@ -1,0 +1,215 @@
+"""``db``, ``doctor`` and ``completion``: looking after a store and its surroundings."""
+
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from cli import flows
+from perdure.providers.items import HistoryRecord
+
+
+def test_info_tells_where_and_how_much(cli):
+    cli.run(("h-1", flows.hello, "ann"), ("a-1", flows.approval, 1), until_open={"a-1"})
+
+    document = cli("db", "info", "-o", "json").json
+
+    assert document["instances"] == 2
+    assert document["by_status"] == {"Running": 1, "Completed": 1}
+    assert document["size_bytes"] > 0
+    assert document["queues"]["orchestrator"]["delayed"] == 1
+    assert "instances" in cli("db", "info").out
+
+
+def test_migrate_creates_a_store_and_repeats(cli):
+    first = cli("db", "migrate", "-o", "json").json
+    second = cli("db", "migrate", "-o", "json").json
+
+    assert first == second
+    assert first["schema_version"] >= 1
+
+
+def test_check_reads_everything(cli):
+    cli.run(("h-1", flows.hello, "ann"), ("a-1", flows.approval, 1), until_open={"a-1"})
+
+    assert cli("db", "check", "-o", "json").json == {"instances_checked": 2, "damages": []}
+    assert "no damage found" in cli("db", "check", "--quick").out
+
+
+def test_check_names_the_instance_that_is_damaged(cli):
+    cli.run(("h-1", flows.hello, "ann"), ("h-2", flows.hello, "bob"))
+
+    async def damage(client):
+        record = HistoryRecord(event_id=77, data='{"type":"FromTheFuture"}')
+        await client.provider.append_with_execution("h-2", 1, [record])
+
+    cli.call(damage)
+
+    document = cli("db", "check", "-o", "json", code=1).json
+    assert [damage["instance_id"] for damage in document["damages"]] == ["h-2"]
+    assert "FromTheFuture" in document["damages"][0]["message"]
+
+
+def test_check_finds_a_broken_database_file(sqlite_cli, tmp_path):
+    sqlite_cli.run(("w-1", flows.fan_out, 300))
+    sqlite_cli.call(lambda client: client.provider.admin().get_store_info())
+    file = tmp_path / "store.db"
+    with file.open("r+b") as opened:
+        opened.seek(file.stat().st_size * 2 // 3)
+        opened.write(b"\xff" * 4096)
+
+    answer = sqlite_cli("db", "check", code=1)
+
+    assert answer.out + answer.err
+    assert "Traceback" not in answer.err
+
+
+def executions_of(cli, instance_id):
+    return cli.call(lambda client: client.provider.admin().list_executions(instance_id))
+
+
+@pytest.fixture
+def retried(cli):
+    cli.run(("f-1", flows.failing, "boom"), ("f-2", flows.failing, "boom"))
+    for _ in range(3):
+        cli("retry", "f-1")
+        cli.run(("h-1", flows.hello, "x"), ("f-1", flows.failing, "boom"))
+    return cli
+
+
+def test_prune_drops_past_executions_and_counts_them_before(retried):
+    preview = retried("db", "prune", "--keep-last", "2", "--dry-run", "-o", "json").json
+    untouched = executions_of(retried, "f-1")
+    done = retried("db", "prune", "--keep-last", "2", "-y", "-o", "json").json
+
+    assert preview == {"dry_run": True, "instances": 1, "executions": 2}
+    assert untouched == [1, 2, 3, 4]
+    assert done["executions"] == 2
+    assert executions_of(retried, "f-1") == [3, 4]
+
+
+def test_prune_by_age_leaves_young_ones(retried):
+    preview = retried("db", "prune", "--older-than", "1h", "--dry-run", "-o", "json").json
+    retried("db", "prune", "--older-than", "0s", "--query", "id:f-1", "-y")
+
+    assert preview["executions"] == 0
+    assert executions_of(retried, "f-1") == [4]
+
+
+def test_prune_needs_to_know_what_may_go(sqlite_cli):
+    sqlite_cli("db", "migrate")
+
+    assert "--keep-last" in sqlite_cli("db", "prune", code=2).err
+
+
+def test_prune_asks_where_nobody_can_answer(retried):
+    assert "add -y" in retried("db", "prune", "--keep-last", "1", code=2).err
+    assert executions_of(retried, "f-1") == [1, 2, 3, 4]
+
+
+def findings(answer):
+    return {finding["subject"]: finding for finding in answer.json}
+
+
+def test_doctor_finds_a_healthy_store_healthy(cli):
+    cli.run(("h-1", flows.hello, "ann"))
+
+    found = findings(cli("doctor", "-o", "json"))
+
+    assert {finding["level"] for finding in found.values()} <= {"ok", "warn"}
+    assert found["store"]["level"] == "ok"
+    assert found["permissions"]["level"] == "ok"
+    assert re.search(r"SQLite 3\.\d+", found["sqlite"]["text"])
+    assert "python" in cli("doctor").out
+
+
+def test_doctor_warns_of_a_store_that_others_can_read(sqlite_cli, tmp_path):
+    sqlite_cli("db", "migrate")
+    (tmp_path / "store.db").chmod(0o644)
+
+    found = findings(sqlite_cli("doctor", "-o", "json"))
+
+    assert found["permissions"]["level"] == "warn"
+    assert "chmod 600" in found["permissions"]["advice"]
+
+
+def test_doctor_warns_of_work_that_nobody_takes(cli):
+    cli("start", "hello", "--id", "h-1")
+
+    found = findings(cli("doctor", "-o", "json"))
+
+    assert found["workers"]["level"] == "warn"
+    assert "perdure worker" in found["workers"]["advice"]
+
+
+def test_doctor_finds_a_store_that_cannot_be_opened_bad(sqlite_cli, tmp_path):
+    (tmp_path / "store.db").write_text("this is no database")
+
+    answer = sqlite_cli("doctor", "-o", "json", code=1)
+
+    assert findings(answer)["store"]["level"] == "bad"
+
+
+def test_doctor_finds_times_from_the_future_bad(sqlite_cli, monkeypatch):
+    sqlite_cli("start", "hello", "--id", "h-1")
+    monkeypatch.setattr("perdure.cli.session.Session.now_ms", lambda _session: 1_000_000)
+
+    found = findings(sqlite_cli("doctor", "-o", "json", code=1))
+
+    assert found["clock"]["level"] == "bad"
+
+
+def test_doctor_counts_blocked_instances(sqlite_cli):
+    from cli.test_trying_again import block
+
+    sqlite_cli.run(("a-1", flows.approval, 1), until_open={"a-1"})
+    block(sqlite_cli, "a-1")
+
+    assert "1 instances" in findings(sqlite_cli("doctor", "-o", "json"))["blocked"]["text"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_a_script_for_each_shell(sqlite_cli, shell):
+    script = sqlite_cli("completion", shell).out
+
+    assert "_PERDURE_COMPLETE" in script
+    if shutil.which(shell):
+        subprocess.run([shell, "-n"], input=script, text=True, check=True)
+
+
+def complete(line, environ, tmp_path):
+    words = line.split(" ")
+    environ = {
+        **environ,
+        "_PERDURE_COMPLETE": "bash_complete",
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(len(words) - 1),
+    }
+    code = "import sys; sys.argv = ['perdure']; from perdure.cli.main import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environ, cwd=tmp_path, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    return [item.partition(",")[2] for item in done.stdout.splitlines() if item]
+
+
+def test_completion_knows_commands_options_and_ids(sqlite_cli, environ, tmp_path):
+    sqlite_cli.run(("order-1", flows.hello, "ann"), ("other-2", flows.hello, "bob"))
+
+    assert complete("perdure re", environ, tmp_path) == [
+        "result",
+        "resume",
+        "retry",
+        "rerun",
+        "replay",
+    ]
+    assert "--follow" in complete("perdure history --f", environ, tmp_path)
+    assert complete("perdure show order", environ, tmp_path) == ["order-1"]
+    assert complete("perdure cancel oth", environ, tmp_path) == ["other-2"]
+
+
+def test_completion_of_ids_is_silent_without_a_store(environ, tmp_path):
+    assert complete("perdure show x", environ, tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
