@@ -1,0 +1,110 @@
+"""The search text of people, as a query of the store and tests on each instance."""
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perdure.client.messages import envelope
+from perdure.client.search import OPEN, parse_search, parse_statuses
+from perdure.errors import InvalidValue
+from perdure.model.status import Status
+from perdure.model.work import StartOrchestration
+from perdure.providers.items import InstanceQuery
+from perdure.providers.memory import InMemoryProvider
+
+NOW = 1_700_000_000_000
+
+
+def test_qualifiers_that_the_store_knows_go_into_its_query():
+    selection = parse_search(
+        "status:failed name:order version:2.0.0 id:ord-* parent:p-1 text:timeout", NOW
+    )
+
+    assert selection.query == InstanceQuery(
+        statuses=frozenset({Status.FAILED}),
+        name="order",
+        version="2.0.0",
+        id_prefix="ord-",
+        parent_instance_id="p-1",
+        text="timeout",
+    )
+    assert selection.tests == ()
+
+
+def test_running_includes_an_instance_between_two_executions():
+    assert parse_statuses("running") == {Status.RUNNING, Status.CONTINUED_AS_NEW}
+    assert parse_statuses("open") == OPEN
+    assert parse_statuses("Paused,BLOCKED") == {Status.SUSPENDED, Status.BLOCKED}
+
+
+def test_two_statuses_must_both_fit():
+    assert parse_search("status:open status:blocked,failed", NOW).query.statuses == {Status.BLOCKED}
+
+
+@pytest.mark.parametrize(
+    ("word", "field", "value"),
+    [
+        ("created:<2h", "created_after_ms", NOW - 7_200_000),
+        ("created:>2h", "created_before_ms", NOW - 7_200_000),
+        ("completed:>30d", "completed_before_ms", NOW - 30 * 86_400_000),
+        ("created:>2023-11-14T22:13:20Z", "created_after_ms", NOW),
+        ("created:<2023-11-14T22:13:20Z", "created_before_ms", NOW),
+    ],
+)
+def test_an_age_grows_backwards_and_a_date_does_not(word, field, value):
+    assert getattr(parse_search(word, NOW).query, field) == value
+
+
+def test_words_without_a_qualifier_are_searched_for():
+    selection = parse_search("'no answer' bank", NOW)
+
+    assert selection.query.text == "no answer"
+    assert len(selection.tests) == 1
+
+
+def test_a_quoted_colon_is_searched_for_with_text():
+    assert parse_search("text:'error: 42'", NOW).query.text == "error: 42"
+
+
+@given(st.text())
+def test_any_text_is_understood_or_refused_with_a_reason(text):
+    reason = None
+    try:
+        parse_search(text, NOW)
+    except InvalidValue as error:
+        reason = str(error)
+
+    assert reason != ""
+
+
+async def store_of(count):
+    provider = InMemoryProvider()
+    await provider.open()
+    for number in range(count):
+        start = StartOrchestration(instance_id=f"i-{number}", name="odd" if number % 2 else "even")
+        await provider.enqueue_for_orchestrator(envelope(start))
+    return provider
+
+
+@given(limit=st.integers(1, 30), count=st.integers(0, 40))
+def test_pages_of_a_tested_selection_give_each_instance_once(limit, count):
+    async def main():
+        provider = await store_of(count)
+        selection = parse_search("name:o*", NOW)
+        found, cursor = [], None
+        while True:
+            page, cursor = await selection.page(provider.admin(), cursor=cursor, limit=limit)
+            assert len(page) <= limit
+            found += [info.instance_id for info in page]
+            if cursor is None:
+                break
+        counted = await selection.count(provider.admin())
+        await provider.close()
+        return found, counted
+
+    found, counted = asyncio.run(main())
+
+    assert sorted(found) == sorted(f"i-{number}" for number in range(1, count, 2))
+    assert counted == len(found)

@@ -1,0 +1,265 @@
+"""An execution as steps, and as one sentence."""
+
+import msgspec
+import pytest
+
+from perdure.client.comparing import compare
+from perdure.client.insights import Attempt, Surroundings, explain
+from perdure.client.steps import BranchView, branches_of, steps_of
+from perdure.model import events
+from perdure.model.failures import Block, BlockReason, Failure
+from perdure.model.status import Status
+from perdure.providers.items import InstanceInfo, WorkerInfo
+
+NOW = 1_700_000_000_000
+
+
+class Book:
+    """Writes a history, event by event."""
+
+    def __init__(self):
+        self.history = []
+        self.add(
+            events.OrchestrationStarted, name="order", version="1.0.0", input=raw('["o-1"]'),
+            framework_version="0.1.0", seed="00",
+        )  # fmt: skip
+
+    def add(self, kind, *, at_ms=NOW, **fields):
+        event = kind(
+            event_id=len(self.history) + 1,
+            instance_id="o-1",
+            execution_id=1,
+            timestamp_ms=at_ms,
+            turn=1,
+            **fields,
+        )
+        self.history.append(event)
+        return event.event_id
+
+
+def raw(text):
+    return msgspec.Raw(text)
+
+
+def info(status=Status.RUNNING, **fields):
+    defaults = {
+        "instance_id": "o-1", "name": "order", "version": "1.0.0", "execution_id": 1,
+        "output": None, "created_at_ms": NOW, "updated_at_ms": NOW, "completed_at_ms": None,
+        "parent_instance_id": None, "custom_status": None, "custom_status_version": 0,
+    }  # fmt: skip
+    return InstanceInfo(status=status, **(defaults | fields))
+
+
+def said(book, around=None, **fields):
+    return explain(info(**fields), steps_of(book.history), around or Surroundings(), NOW + 60_000)
+
+
+def test_a_completed_activity_is_a_done_step_with_its_result():
+    book = Book()
+    source = book.add(events.ActivityScheduled, op="0/1", name="pay", input=raw('["o-1",5]'))
+    book.add(
+        events.ActivityCompleted, at_ms=NOW + 200, source_event_id=source, result=raw('"ok"'),
+        attempts=3,
+    )  # fmt: skip
+
+    (step,) = steps_of(book.history)
+
+    assert (step.state, step.call, step.result, step.attempts) == (
+        "done",
+        'pay("o-1",5)',
+        '"ok"',
+        3,
+    )
+    assert step.ended_ms - step.since_ms == 200
+
+
+def test_a_failed_activity_keeps_its_error():
+    book = Book()
+    source = book.add(events.ActivityScheduled, op="0/1", name="pay")
+    book.add(
+        events.ActivityFailed,
+        source_event_id=source,
+        failure=Failure(message="no", type_name="ValueError", attempts=2),
+    )
+
+    (step,) = steps_of(book.history)
+
+    assert (step.state, step.error, step.attempts) == ("failed", "ValueError: no", 2)
+
+
+def test_events_go_to_waits_in_order_and_skip_those_given_up():
+    book = Book()
+    first = book.add(events.ExternalSubscribed, op="0/1", name="go")
+    book.add(events.ExternalSubscribed, op="0/2", name="go")
+    book.add(events.ExternalSubscribedCancelled, source_event_id=first)
+    book.add(events.ExternalEvent, name="go", data=raw("7"))
+
+    states = [(step.state, step.result) for step in steps_of(book.history)]
+
+    assert states == [("dropped", None), ("done", "7")]
+
+
+def test_an_event_that_came_early_is_taken_by_a_later_wait():
+    book = Book()
+    book.add(events.ExternalEvent, name="go", data=raw("7"))
+    book.add(events.ExternalSubscribed, op="0/1", name="go")
+    book.add(events.QueueSubscribed, op="0/2", name="go")
+
+    assert [step.state for step in steps_of(book.history)] == ["done", "open"]
+
+
+def test_what_is_open_at_the_end_was_not_needed():
+    book = Book()
+    book.add(events.TimerCreated, op="0/1", fire_at_ms=NOW + 5000)
+    book.add(events.OrchestrationCompleted)
+
+    (step,) = steps_of(book.history)
+
+    assert (step.state, step.call) == ("dropped", "timer 5s")
+
+
+def test_steps_stand_below_the_tasks_that_asked_for_them():
+    book = Book()
+    book.add(events.ActivityScheduled, op="0/1", name="a")
+    book.add(events.ActivityScheduled, op="0.1/1", name="b")
+    book.add(events.ActivityScheduled, op="0.1.1/1", name="c")
+    book.add(events.ActivityScheduled, op="0.2/1", name="d")
+    book.add(events.ActivityScheduled, op="0/2", name="e")
+
+    def shape(branch):
+        return [shape(item) if isinstance(item, BranchView) else item.name for item in branch.items]
+
+    assert shape(branches_of(steps_of(book.history))) == ["a", ["b", ["c"]], ["d"], "e"]
+
+
+def test_a_wait_for_an_event_with_a_time_limit():
+    book = Book()
+    book.add(events.TimerCreated, op="0/1", fire_at_ms=NOW + 3_600_000)
+    book.add(events.ExternalSubscribed, op="0/2", name="approval")
+
+    insight = said(book)
+
+    assert insight.sentence == "Waiting 1m for event 'approval'; times out in 59m"
+    assert insight.doing == "waiting"
+    assert insight.due_ms == NOW + 3_600_000
+
+
+def test_a_timer_in_another_branch_is_a_wait_of_its_own():
+    book = Book()
+    book.add(events.TimerCreated, op="0.1/1", fire_at_ms=NOW + 3_600_000)
+    book.add(events.ExternalSubscribed, op="0.2/1", name="approval")
+
+    assert said(book).sentence == "Waiting 1m for 1 timer, 1 event"
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "sentence"),
+    [
+        (
+            events.TimerCreated,
+            {"fire_at_ms": NOW + 120_000},
+            "Sleeping, wakes up in 1m",
+        ),
+        (events.QueueSubscribed, {"name": "inbox"}, "Waiting 1m for a message in 'inbox'"),
+        (
+            events.SubOrchestrationScheduled,
+            {"name": "ship", "child_instance_id": "o-1::1.2"},
+            "Waiting 1m for ship 'o-1::1.2'",
+        ),
+        (events.ActivityScheduled, {"name": "pay"}, "Running pay for 1m"),
+    ],
+)
+def test_one_open_step_is_named(kind, fields, sentence):
+    book = Book()
+    book.add(kind, op="0/1", **fields)
+
+    assert said(book).sentence == sentence
+
+
+def attempt(**fields):
+    defaults = {
+        "activity_id": 2, "name": "pay", "number": 1, "of": 1, "next_ms": NOW,
+        "is_running": False, "enqueued_ms": NOW, "last_error": None, "deliveries": 0,
+        "heartbeat": None,
+    }  # fmt: skip
+    return Attempt(**(defaults | fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "when"),
+    [
+        ({"next_ms": NOW + 98_000}, "attempt 4 of 10 in 38s"),
+        ({"is_running": True}, "attempt 4 of 10 is running"),
+        ({}, "attempt 4 of 10 waits for a worker"),
+    ],
+)
+def test_a_retried_activity_is_told_before_anything_else(fields, when):
+    book = Book()
+    book.add(events.ActivityScheduled, op="0/1", name="pay")
+    repeated = attempt(number=4, of=10, last_error="ConnectTimeout: bank", **fields)
+
+    insight = said(book, Surroundings(attempts=(repeated,)))
+
+    assert insight.doing == "retrying"
+    assert insight.sentence == f"Retrying pay: {when}; last error ConnectTimeout: bank"
+
+
+def test_an_activity_that_nobody_takes_is_told():
+    book = Book()
+    book.add(events.ActivityScheduled, op="0/1", name="pay")
+
+    insight = said(book, Surroundings(attempts=(attempt(),)))
+
+    assert insight.sentence == (
+        "Waiting 1m for a worker to run pay; no running worker has that activity"
+    )
+
+
+def worker(*handlers):
+    return WorkerInfo(
+        worker_id="w", host="h", process_id=1, started_at_ms=NOW, framework_version="0.1.0",
+        handlers=tuple((name, "1.0.0") for name in handlers),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("workers", "rest"),
+    [
+        ((), "; no worker is running"),
+        ((worker("other"),), "; no running worker has the orchestration 'order'"),
+        ((worker("order"),), ""),
+    ],
+)
+def test_a_pending_instance_says_why_it_waits(workers, rest):
+    insight = explain(info(Status.PENDING), (), Surroundings(workers=workers), NOW + 60_000)
+
+    assert insight.sentence == f"Waiting 1m for a worker{rest}"
+
+
+def test_a_blocked_instance_says_why():
+    block = Block(reason=BlockReason.POISON, message="delivered 11 times", since_ms=NOW)
+
+    insight = explain(info(Status.BLOCKED, block=block), (), Surroundings(), NOW + 60_000)
+
+    assert insight.sentence == "Blocked for 1m: poison"
+    assert insight.error == "delivered 11 times"
+
+
+def test_ends_are_told_with_how_long_it_took():
+    failure = msgspec.json.encode(Failure(message="no", type_name="ValueError")).decode()
+    done = info(Status.COMPLETED, output="1", completed_at_ms=NOW + 3200)
+    failed = info(Status.FAILED, output=failure, completed_at_ms=NOW + 3200)
+
+    assert explain(done, (), Surroundings(), NOW).sentence == "Completed in 3.2s"
+    assert explain(failed, (), Surroundings(), NOW).sentence == "Failed after 3.2s: ValueError: no"
+
+
+def test_two_histories_are_compared_by_operation_and_not_by_order():
+    left, right = Book(), Book()
+    for book, order in ((left, ("0.1/1", "0.2/1")), (right, ("0.2/1", "0.1/1"))):
+        for op in order:
+            book.add(events.ActivityScheduled, op=op, name=f"step {op}")
+
+    assert compare(left.history, right.history).first_difference is None
+    right.add(events.ActivityScheduled, op="0/9", name="more")
+    assert compare(left.history, right.history).first_difference.op == "0/9"
