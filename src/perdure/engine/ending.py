@@ -19,7 +19,7 @@ from perdure.engine.outcome import (
 )
 from perdure.engine.recording import history_too_long
 from perdure.engine.waits import list_sites
-from perdure.errors import ForbiddenInOrchestration, InvalidValue, PayloadError
+from perdure.errors import ForbiddenInOrchestration, InternalError, InvalidValue, PayloadError
 from perdure.model import events
 from perdure.model.failures import Category
 
@@ -43,36 +43,32 @@ class Ending:
             return end.failure.category is not Category.APPLICATION
         return isinstance(end, events.OrchestrationTerminated)
 
-    def is_over(self) -> bool:
-        loop = self._recorder.loop
-        return loop.is_stopped or (loop.root is not None and loop.root.done())
-
     def conclude_live(self) -> TurnResult:
         result = self._conclude()
-        event = self._terminal_event(result)
-        if event is not None:
-            self._journal.end(event)
+        if type(result) is not Waiting:
+            self._journal.end(self._terminal_event(result))
         return result
 
     def conclude_replayed(self) -> bool:
         """Compare the end of the turn with history; True if the execution is over."""
         result = self._conclude()
+        if type(result) is Waiting:
+            return False
         event = self._terminal_event(result)
-        if event is not None:
-            recorded = self._journal.recorded_end()
-            self._journal.end(event, is_repeated=self._is_same_end(recorded, event))
-        return event is not None
+        recorded = self._journal.recorded_end()
+        self._journal.end(event, is_repeated=self._is_same_end(recorded, event))
+        return True
 
     def _conclude(self) -> TurnResult:
         self._bound_cleanup()
         result = self._result()
-        if not isinstance(result, Waiting):
+        if type(result) is not Waiting:
             self._close_steps(result)
         return result
 
     def _bound_cleanup(self) -> None:
         recorder = self._recorder
-        if recorder.cancel_reason is None or self._has_cleanup_timer or self.is_over():
+        if recorder.cancel_reason is None or self._has_cleanup_timer or recorder.loop.is_over:
             return
         self._has_cleanup_timer = True
         recorder.start_cleanup_timer(self._force_end, limits.CLEANUP_SECONDS)
@@ -82,7 +78,7 @@ class Ending:
 
     def _result(self) -> TurnResult:
         recorder = self._recorder
-        if not self.is_over():
+        if not recorder.loop.is_over:
             return self._check_waiting()
         if recorder.cancel_reason is not None:
             return Cancelled(recorder.cancel_reason)
@@ -136,7 +132,7 @@ class Ending:
             if getattr(operation.event, "on_parent_close", "cancel") != "abandon":
                 recorder.give_up(operation, reason)
 
-    def _terminal_event(self, result: TurnResult) -> events.Terminal | None:
+    def _terminal_event(self, result: TurnResult) -> events.Terminal:
         journal = self._journal
         envelope: dict[str, Any] = {
             "event_id": journal.last_event_id + 1,
@@ -146,8 +142,6 @@ class Ending:
             "turn": journal.turn,
         }
         match result:
-            case Waiting():
-                return None
             case Completed():
                 return events.OrchestrationCompleted(**envelope, output=result.output)
             case Failed():
@@ -158,6 +152,8 @@ class Ending:
                 return events.OrchestrationContinuedAsNew(
                     **envelope, input=result.input, version=result.version
                 )
+            case Waiting():
+                raise InternalError("an execution that waits has not ended")
 
     def _is_same_end(self, recorded: events.Event | None, event: events.Terminal) -> bool:
         codec = self._recorder.codec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from perdure.engine.ending import Ending
 from perdure.engine.handlers import APPLY, COMPLETION_FAMILIES
@@ -174,7 +174,7 @@ class Execution:
         self._walk(incoming.events)
         outcome.result = self._ending.conclude_live()
         outcome.delta = journal.delta
-        self.is_finished = not isinstance(outcome.result, Waiting)
+        self.is_finished = type(outcome.result) is not Waiting
         recorder.collect_opened()
         recorder.outcome = None
         return outcome
@@ -218,7 +218,7 @@ class Execution:
                 APPLY[type(event)](recorder, event)
                 if event.event_id == 1:
                     self._cancel_before_start(arrived)
-                if not self._ending.is_over():
+                if not loop.is_over:
                     loop.run_dry()
         finally:
             loop.leave()
@@ -233,10 +233,13 @@ class Execution:
         family = COMPLETION_FAMILIES.get(type(event))
         if family is None:
             return
-        what = f"history event {event.event_id} ({type(event).__name__})"
-        source: int = getattr(event, "source_event_id")  # noqa: B009
-        if not self._recorder.operations.accept(source, family, what):
-            raise Nondeterminism(f"{what} completes event {source} a second time")
+        completion = cast("events.Resolving", event)
+        source = completion.source_event_id
+        if not self._recorder.operations.accept(source, family, completion):
+            raise Nondeterminism(
+                f"history event {event.event_id} ({type(event).__name__}) "
+                f"completes event {source} a second time"
+            )
 
 
 def run_turn(

@@ -85,7 +85,7 @@ class Journal:
         self.last_event_id = event.event_id
         self.delta.append(event)
 
-    def schedule(self, kind: type[S], op: str, site: str, **fields: Any) -> S:
+    def schedule(self, kind: type[S], op: str, site: str, fields: dict[str, Any]) -> S:
         """Record a request of the code, or give the recorded one that it repeats.
 
         ``site`` is for a request without a line of user code on the stack.

@@ -44,6 +44,12 @@ _AS_COMPLETED = (
     if sys.version_info < (3, 13)
     else asyncio.tasks._AsCompletedIterator.__init__.__code__  # type: ignore[attr-defined]  # noqa: SLF001
 )
+# On 3.11 the function is Python code around this mapping; from 3.12 on it is quick by itself.
+_current_task: Callable[[asyncio.AbstractEventLoop], Any] = (
+    asyncio.current_task
+    if sys.version_info >= (3, 12)
+    else getattr(asyncio.tasks, "_current_tasks").get  # noqa: B009
+)
 _WAIT_FOR = asyncio.wait_for.__code__ if sys.version_info < (3, 12) else None
 _CALLER_FRAMES_MAX = 4
 
@@ -62,19 +68,18 @@ class DurableHandle(asyncio.Handle):
     __slots__ = ()
 
     def __init__(
-        self,
-        callback: Callable[..., object],
-        args: tuple[Any, ...],
-        loop: DurableLoop,
-        context: Context | None,
+        self, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None
     ) -> None:
         self._context = contextvars.copy_context() if context is None else context
-        self._loop = loop
         self._callback = callback
         self._args = args
         self._cancelled = False
-        self._repr = None
-        self._source_traceback = None
+
+    def cancel(self) -> None:
+        self._cancelled = True
+
+    def __repr__(self) -> str:
+        return f"<callback {self._callback!r}>"
 
 
 class DurableTimer(asyncio.TimerHandle):
@@ -87,19 +92,14 @@ class DurableTimer(asyncio.TimerHandle):
         when: float,
         callback: Callable[..., object],
         args: tuple[Any, ...],
-        loop: DurableLoop,
         context: Context | None,
         timers: TimerPort,
     ) -> None:
         self._context = contextvars.copy_context() if context is None else context
-        self._loop = loop
         self._callback = callback
         self._args = args
         self._cancelled = False
-        self._repr = None
-        self._source_traceback = None
         self._when = when
-        self._scheduled = False
         self._timers = timers
         self.operation: Any = None
 
@@ -107,6 +107,9 @@ class DurableTimer(asyncio.TimerHandle):
         if not self._cancelled:
             self._cancelled = True
             self._timers.timer_cancelled(self)
+
+    def __repr__(self) -> str:
+        return f"<durable timer {self._callback!r}>"
 
 
 class DurableLoop(RefusingLoop):
@@ -117,7 +120,8 @@ class DurableLoop(RefusingLoop):
         self.now_ms = 0
         self.crash: BaseException | None = None
         """What a bare callback raised, or what the engine refused to go on with."""
-        self.is_stopped = False
+        self.is_over = False
+        """Whether the code has ended or must not go on."""
         self.is_closed_for_good = False
         self.root: DurableTask | None = None
         self._timers = timers
@@ -162,7 +166,8 @@ class DurableLoop(RefusingLoop):
         """Run until no callback is ready, the root task is done, or the loop was stopped."""
         ready = self._ready
         root = self.root
-        while ready and not self.is_stopped:
+        assert root is not None
+        while ready and not self.is_over:
             handle = ready.popleft()
             if handle._cancelled:  # noqa: SLF001
                 continue
@@ -170,30 +175,28 @@ class DurableLoop(RefusingLoop):
                 handle._context.run(handle._callback, *handle._args)  # noqa: SLF001
             except BaseException as error:  # noqa: BLE001
                 self.stop_with(error)
-            if root is not None and root.done():
-                return
+            if root.done():
+                self.is_over = True
 
     def fire(self, timer: DurableTimer) -> None:
         self._ready.append(timer)
 
     def stop_with(self, error: BaseException | None) -> None:
         """Run nothing more of this execution; the first reason counts."""
-        if not self.is_stopped:
-            self.is_stopped = True
+        if not self.is_over:
+            self.is_over = True
             self.crash = error
 
     def branch(self) -> Branch:
         """The branch of the task that is running."""
-        task = asyncio.current_task(self)
+        task = _current_task(self)
         return task.branch if type(task) is DurableTask else self._outside
 
-    def create_step(self, owner: Any) -> Step[Any]:
-        identity = self.branch().next_identity()
+    def create_step(self, owner: Any, branch: Branch) -> Step[Any]:
         self._is_creating = True
-        try:
-            return Step(loop=self, owner=owner, identity=identity)
-        finally:
-            self._is_creating = False
+        step: Step[Any] = Step(loop=self, owner=owner, identity=branch.next_identity())
+        self._is_creating = False
+        return step
 
     def live_tasks(self) -> list[DurableTask]:
         return [task for task in self._tasks if not task.done()]
@@ -227,7 +230,7 @@ class DurableLoop(RefusingLoop):
         *args: *Ts,
         context: Context | None = None,
     ) -> asyncio.Handle:
-        handle = DurableHandle(callback, args, self, context)
+        handle = DurableHandle(callback, args, context)
         if not self.is_closed_for_good:
             self._ready.append(handle)
         return handle
@@ -240,7 +243,7 @@ class DurableLoop(RefusingLoop):
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
         when = self.time() + delay
-        timer = DurableTimer(when, callback, args, self, context, self._timers)
+        timer = DurableTimer(when, callback, args, context, self._timers)
         self._timers.timer_started(timer, delay)
         return timer
 
@@ -251,7 +254,7 @@ class DurableLoop(RefusingLoop):
         *args: *Ts,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
-        timer = DurableTimer(when, callback, args, self, context, self._timers)
+        timer = DurableTimer(when, callback, args, context, self._timers)
         self._timers.timer_started(timer, when - self.time())
         return timer
 
@@ -262,10 +265,9 @@ class DurableLoop(RefusingLoop):
     def create_future(self) -> asyncio.Future[Any]:
         identity = self.branch().next_identity()
         self._is_creating = True
-        try:
-            return DurableFuture(loop=self, identity=identity)
-        finally:
-            self._is_creating = False
+        future = DurableFuture(loop=self, identity=identity)
+        self._is_creating = False
+        return future
 
     def create_task(
         self, coro: Any, *, name: Any = None, context: Context | None = None, **_: Any

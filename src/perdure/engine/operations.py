@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from perdure.errors import Nondeterminism
 from perdure.model import events, work
@@ -26,7 +26,15 @@ class Family(IntEnum):
     CHILD = 5
 
 
+# Looked up often: an attribute of an enumeration costs more than a name of the module.
+ACTIVITY: Final = Family.ACTIVITY
+TIMER: Final = Family.TIMER
+EVENT: Final = Family.EVENT
+MESSAGE: Final = Family.MESSAGE
+CHILD: Final = Family.CHILD
+
 _COMPLETED = 0x80
+_ROOM = 64
 
 Opening: TypeAlias = (
     events.ActivityScheduled
@@ -64,24 +72,25 @@ class Operations:
         event_id: int = operation.event.event_id
         self.open[event_id] = operation
         if event_id > 0:  # a step that history does not have is numbered below zero
-            missing = event_id + 1 - len(self._families)
-            if missing > 0:
-                self._families.extend(bytes(missing))
-            self._families[event_id] = operation.family
+            families = self._families
+            if event_id >= len(families):
+                families.extend(bytes(event_id - len(families) + _ROOM))
+            families[event_id] = operation.family
 
-    def accept(self, source_event_id: int, family: Family, what: str) -> bool:
+    def accept(self, source_event_id: int, family: Family, completion: object) -> bool:
         """Note that the completion came; False if one came before. Wrong ones are an error."""
-        known = self._families[source_event_id] if 0 < source_event_id < len(self._families) else 0
-        if known & ~_COMPLETED != family:
-            found = Family(known & ~_COMPLETED).name.lower() if known else "no step"
-            raise Nondeterminism(
-                f"{what} completes event {source_event_id} as {family.name.lower()}, "
-                f"but history has {found} there"
-            )
-        if known & _COMPLETED:
+        families = self._families
+        known = families[source_event_id] if 0 < source_event_id < len(families) else 0
+        if known == family:
+            families[source_event_id] = known | _COMPLETED
+            return True
+        if known == family | _COMPLETED:
             return False
-        self._families[source_event_id] = known | _COMPLETED
-        return True
+        found = Family(known & ~_COMPLETED).name.lower() if known else "no step"
+        raise Nondeterminism(
+            f"{type(completion).__name__} completes event {source_event_id} as "
+            f"{family.name.lower()}, but history has {found} there"
+        )
 
     def take(self, source_event_id: int) -> Operation | None:
         """The open step of that id, closed hereby; None if the code gave it up before."""

@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import msgspec
 
 from perdure.model import events, work
-from perdure.model.failures import Failure  # noqa: TC001
+from perdure.model.failures import Failure
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
+class Waiting(msgspec.Struct, frozen=True):
     """The code waits for something; the execution goes on with a later turn."""
 
 
-@dataclass(frozen=True, slots=True)
-class Completed:
+class Completed(msgspec.Struct, frozen=True):
     output: msgspec.Raw
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(msgspec.Struct, frozen=True):
     failure: Failure
 
 
-@dataclass(frozen=True, slots=True)
-class Cancelled:
+class Cancelled(msgspec.Struct, frozen=True):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class ContinuedAsNew:
+class ContinuedAsNew(msgspec.Struct, frozen=True):
     input: msgspec.Raw
     version: str | None
     carried: tuple[work.CarriedMessage, ...]
@@ -42,21 +36,18 @@ class ContinuedAsNew:
 TurnResult: TypeAlias = Waiting | Completed | Failed | Cancelled | ContinuedAsNew
 
 
-@dataclass(frozen=True, slots=True)
-class KvWrite:
+class KvWrite(msgspec.Struct, frozen=True):
     """A change of the instance's state; value None clears the key, key None clears all."""
 
     key: str | None
     value: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class CustomStatusWrite:
+class CustomStatusWrite(msgspec.Struct, frozen=True):
     value: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledActivity:
+class ScheduledActivity(msgspec.Struct, frozen=True):
     """A schedule event and the options that do not belong into history."""
 
     event: events.ActivityScheduled

@@ -11,7 +11,16 @@ from perdure import limits
 from perdure.authoring.definitions import parse_version
 from perdure.engine import guards
 from perdure.engine.loop import DurableLoop, DurableTimer
-from perdure.engine.operations import Family, Lanes, Operation, Operations
+from perdure.engine.operations import (
+    ACTIVITY,
+    CHILD,
+    EVENT,
+    MESSAGE,
+    TIMER,
+    Lanes,
+    Operation,
+    Operations,
+)
 from perdure.engine.outcome import CustomStatusWrite, KvWrite, ScheduledActivity, TurnOutcome
 from perdure.engine.unwinding import Unwinding
 from perdure.errors import InvalidValue, PayloadError
@@ -28,15 +37,17 @@ if TYPE_CHECKING:
     from perdure.codec import Codec
     from perdure.engine.journal import Journal
     from perdure.engine.matching import Cancelling
+    from perdure.engine.operations import Family
+    from perdure.engine.tasks import Branch
 
 S = TypeVar("S", bound=events.Scheduled)
 
 _CANCELLING: Final[Mapping[Family, type[Cancelling]]] = {
-    Family.ACTIVITY: events.ActivityCancelRequested,
-    Family.TIMER: events.TimerCancelled,
-    Family.EVENT: events.ExternalSubscribedCancelled,
-    Family.MESSAGE: events.QueueSubscriptionCancelled,
-    Family.CHILD: events.SubOrchestrationCancelRequested,
+    ACTIVITY: events.ActivityCancelRequested,
+    TIMER: events.TimerCancelled,
+    EVENT: events.ExternalSubscribedCancelled,
+    MESSAGE: events.QueueSubscriptionCancelled,
+    CHILD: events.SubOrchestrationCancelRequested,
 }
 _TIME_MS_MAX: Final = 253_402_300_799_999  # the end of the year 9999
 
@@ -100,24 +111,29 @@ class CodeRecorder:
     def schedule_activity(
         self, activity: Activity[Any, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Step[Any]:
+        branch = self.loop.branch()
         if self.is_closed:
-            return self.loop.create_step(self)
+            return self.loop.create_step(self, branch)
         payload = activity.encode_arguments(args, kwargs, self.codec)
         settings = activity.settings
         event = self._schedule(
+            branch,
             events.ActivityScheduled,
-            name=activity.name,
-            input=payload,
-            session_id=settings.session,
-            tag=settings.tag,
+            {
+                "name": activity.name,
+                "input": payload,
+                "session_id": settings.session,
+                "tag": settings.tag,
+            },
         )
-        return self._open_step(Family.ACTIVITY, event, activity)
+        return self._open_step(branch, ACTIVITY, event, activity)
 
     def schedule_child(
         self, child: Orchestration[Any, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Step[Any]:
+        branch = self.loop.branch()
         if self.is_closed:
-            return self.loop.create_step(self)
+            return self.loop.create_step(self, branch)
         if self.depth >= limits.CHILD_DEPTH_MAX:
             raise InvalidValue(
                 f"orchestration {child.name!r} would be {self.depth + 1} levels deep; "
@@ -125,30 +141,37 @@ class CodeRecorder:
             )
         payload = child.encode_arguments(args, kwargs, self.codec)
         event = self._schedule(
+            branch,
             events.SubOrchestrationScheduled,
-            name=child.name,
-            child_instance_id=child.call.id or self._automatic_id(),
-            input=payload,
-            version=child.call.version,
-            on_parent_close=child.call.on_parent_close,
+            {
+                "name": child.name,
+                "child_instance_id": child.call.id or self._automatic_id(),
+                "input": payload,
+                "version": child.call.version,
+                "on_parent_close": child.call.on_parent_close,
+            },
         )
-        return self._open_step(Family.CHILD, event, child)
+        return self._open_step(branch, CHILD, event, child)
 
     def wait_for_event(self, name: str, type_: Any) -> Step[Any]:
+        branch = self.loop.branch()
         if self.is_closed:
-            return self.loop.create_step(self)
-        event = self._schedule(events.ExternalSubscribed, name=name)
-        return self._open_wait(Family.EVENT, event, type_)
+            return self.loop.create_step(self, branch)
+        event = self._schedule(branch, events.ExternalSubscribed, {"name": name})
+        return self._open_wait(branch, EVENT, event, type_)
 
     def next_message(self, queue: str, type_: Any) -> Step[Any]:
+        branch = self.loop.branch()
         if self.is_closed:
-            return self.loop.create_step(self)
-        event = self._schedule(events.QueueSubscribed, name=queue)
-        return self._open_wait(Family.MESSAGE, event, type_)
+            return self.loop.create_step(self, branch)
+        event = self._schedule(branch, events.QueueSubscribed, {"name": queue})
+        return self._open_wait(branch, MESSAGE, event, type_)
 
     def timer_started(self, timer: DurableTimer, seconds: float) -> None:
         if not self.is_closed:
-            event = self._schedule(events.TimerCreated, fire_at_ms=self._fire_at_ms(seconds))
+            event = self._schedule(
+                self.loop.branch(), events.TimerCreated, {"fire_at_ms": self._fire_at_ms(seconds)}
+            )
             self._open_timer(timer, event)
 
     def start_detached(
@@ -164,12 +187,15 @@ class CodeRecorder:
         payload = orchestration.encode_arguments(args, kwargs, self.codec)
         delay_ms = max(0, self._fire_at_ms(delay_seconds) - self.now_ms)
         event = self._schedule(
+            self.loop.branch(),
             events.OrchestrationChained,
-            name=orchestration.name,
-            target_instance_id=orchestration.call.id or self._automatic_id(),
-            input=payload,
-            version=orchestration.call.version,
-            delay_ms=delay_ms,
+            {
+                "name": orchestration.name,
+                "target_instance_id": orchestration.call.id or self._automatic_id(),
+                "input": payload,
+                "version": orchestration.call.version,
+                "delay_ms": delay_ms,
+            },
         )
         if self.outcome is not None:
             self.outcome.detached.append(event)
@@ -178,8 +204,10 @@ class CodeRecorder:
     def start_cleanup_timer(self, callback: Callable[[], None], seconds: float) -> None:
         """Bound the clean-up after a cancellation; under a key that no branch has."""
         fire_at_ms = self._fire_at_ms(seconds)
-        timer = DurableTimer(fire_at_ms / 1000, callback, (), self.loop, None, self)
-        event = self.journal.schedule(events.TimerCreated, "cancel/1", "", fire_at_ms=fire_at_ms)
+        timer = DurableTimer(fire_at_ms / 1000, callback, (), None, self)
+        event = self.journal.schedule(
+            events.TimerCreated, "cancel/1", "", {"fire_at_ms": fire_at_ms}
+        )
         self._open_timer(timer, event)
 
     # Values
@@ -188,8 +216,10 @@ class CodeRecorder:
         return self.loop.branch().rng()
 
     def side_effect(self, fn: Callable[[], Any], type_: Any) -> Any:
+        if self.is_closed:
+            raise Unwinding
         value = events.NULL if self.journal.is_replaying else self._call_once(fn)
-        event = self._schedule(events.SideEffectRecorded, value=value)
+        event = self._schedule(self.loop.branch(), events.SideEffectRecorded, {"value": value})
         return self.codec.decode(event.value, type_, where="side_effect()")
 
     def is_patched(self, name: str) -> bool:
@@ -197,14 +227,15 @@ class CodeRecorder:
         if known is None and not self.is_closed:
             known = name in self.marked_patches or not self.journal.is_replaying
             if known and not self.journal.is_replaying:
-                self.journal.schedule(events.PatchMarked, f"patch/{name}", "", name=name)
+                self.journal.schedule(events.PatchMarked, f"patch/{name}", "", {"name": name})
             self._patches[name] = known
         return bool(known)
 
     def continue_as_new(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], version: str | None
     ) -> NoReturn:
-        self._check_open()
+        if self.is_closed:
+            raise Unwinding
         if version is None:
             payload = self.handler.encode_arguments(args, kwargs, self.codec)
         else:
@@ -228,7 +259,7 @@ class CodeRecorder:
                 f"the status takes {size} bytes, "
                 f"at most {limits.CUSTOM_STATUS_BYTES_MAX} are allowed"
             )
-        self._schedule(events.CustomStatusUpdated, status=text)
+        self._schedule(self.loop.branch(), events.CustomStatusUpdated, {"status": text})
         self.custom_status = text
         if self.outcome is not None:
             self.outcome.custom_status = CustomStatusWrite(text)
@@ -251,19 +282,19 @@ class CodeRecorder:
                 f"state[{key!r}] would be one key too many; "
                 f"at most {limits.KV_KEYS_MAX} are allowed"
             )
-        self._schedule(events.KeyValueSet, key=key, value=text)
+        self._schedule(self.loop.branch(), events.KeyValueSet, {"key": key, "value": text})
         self._kv[key] = text
         self._write(KvWrite(key, text))
 
     def state_delete(self, key: str) -> None:
         if not self.is_closed:
-            self._schedule(events.KeyValueCleared, key=key)
+            self._schedule(self.loop.branch(), events.KeyValueCleared, {"key": key})
             self._kv.pop(key, None)
             self._write(KvWrite(key, None))
 
     def state_clear(self) -> None:
         if not self.is_closed:
-            self._schedule(events.KeyValuesCleared)
+            self._schedule(self.loop.branch(), events.KeyValuesCleared, {})
             self._kv.clear()
             self._write(KvWrite(None, None))
 
@@ -283,15 +314,15 @@ class CodeRecorder:
         if self.is_closed or self.operations.take(event.event_id) is None:
             return
         family = operation.family
-        fields = {} if family is Family.TIMER else {"reason": reason}
+        fields = {} if family is TIMER else {"reason": reason}
         self.journal.cancel(_CANCELLING[family], event.event_id, **fields)
         if self.outcome is None or event.turn == self.turn:
             return  # what was never sent needs no recall
-        if family is Family.ACTIVITY:
+        if family is ACTIVITY:
             self.outcome.cancelled_activities.append(event.event_id)
-        elif family is Family.TIMER:
+        elif family is TIMER:
             self.outcome.cancelled_timers.append(event.event_id)
-        elif family is Family.CHILD:
+        elif family is CHILD:
             self.outcome.cancelled_children.append(event.child_instance_id)
 
     def begin_turn(self, outcome: TurnOutcome | None) -> None:
@@ -309,20 +340,20 @@ class CodeRecorder:
             event = operation.event
             if event.event_id not in still_open:
                 continue
-            if operation.family is Family.ACTIVITY:
+            if operation.family is ACTIVITY:
                 retry, timeout_ms, heartbeat_ms, deadline_ms = operation.definition.bounds
                 outcome.activities.append(
                     ScheduledActivity(event, retry, timeout_ms, heartbeat_ms, deadline_ms)
                 )
-            elif operation.family is Family.TIMER:
+            elif operation.family is TIMER:
                 outcome.timers.append(event)
-            elif operation.family is Family.CHILD:
+            elif operation.family is CHILD:
                 outcome.children.append(event)
 
     def deliver(self, operation: Operation, data: msgspec.Raw) -> None:
         """Hand arrived data to the wait that gets it; what does not fit is the code's to catch."""
         event = operation.event
-        kind = "event" if operation.family is Family.EVENT else "message in"
+        kind = "event" if operation.family is EVENT else "message in"
         self.operations.take(event.event_id)
         try:
             value = self.codec.decode(data, operation.definition, where=f"{kind} {event.name!r}")
@@ -333,9 +364,10 @@ class CodeRecorder:
 
     # Parts
 
-    def _schedule(self, kind: type[S], **fields: Any) -> S:
-        self._check_open()
+    def _schedule(self, branch: Branch, kind: type[S], fields: dict[str, Any]) -> S:
         journal = self.journal
+        if self.loop.crash is not None:
+            raise Unwinding  # code that goes on after its end was decided is not heard
         if journal.commands >= limits.COMMANDS_PER_TURN_MAX:
             self._stop(
                 InvalidValue(
@@ -345,35 +377,29 @@ class CodeRecorder:
             )
         if journal.last_event_id >= limits.HISTORY_EVENTS_MAX:
             self._stop(history_too_long())
-        branch = self.loop.branch()
-        return journal.schedule(kind, branch.next_operation(), branch.site, **fields)
-
-    def _check_open(self) -> None:
-        """Code that goes on after its end was decided is not heard."""
-        if self.is_closed or self.loop.crash is not None:
-            raise Unwinding
+        return journal.schedule(kind, branch.next_operation(), branch.site, fields)
 
     def _stop(self, error: BaseException) -> NoReturn:
         """End the execution with that error, whatever the code catches."""
         self.loop.stop_with(error)
         raise Unwinding
 
-    def _open_step(self, family: Family, event: Any, definition: Any) -> Step[Any]:
-        step = self.loop.create_step(self)
+    def _open_step(self, branch: Branch, family: Family, event: Any, definition: Any) -> Step[Any]:
+        step = self.loop.create_step(self, branch)
         operation = step.operation = Operation(family, event, step, definition)
         self.operations.add(operation)
         self._opened.append(operation)
         return step
 
-    def _open_wait(self, family: Family, event: Any, type_: Any) -> Step[Any]:
-        step = self._open_step(family, event, type_)
-        data = self.lanes.wait(step.operation, mailbox=family is Family.MESSAGE)
+    def _open_wait(self, branch: Branch, family: Family, event: Any, type_: Any) -> Step[Any]:
+        step = self._open_step(branch, family, event, type_)
+        data = self.lanes.wait(step.operation, mailbox=family is MESSAGE)
         if data is not None:
             self.deliver(step.operation, data)
         return step
 
     def _open_timer(self, timer: DurableTimer, event: events.TimerCreated) -> None:
-        operation = timer.operation = Operation(Family.TIMER, event, timer, None)
+        operation = timer.operation = Operation(TIMER, event, timer, None)
         self.operations.add(operation)
         self._opened.append(operation)
 

@@ -22,24 +22,31 @@ _NOT_USERS = (
 # Functions of the engine that no author calls: below them on the stack is the host.
 _BOUNDARIES = frozenset({"run_dry", "_conclude", "abandon"})
 
+_UNSEEN = ""
 _shown: dict[str, str | None] = {}
 """How a source file is shown; None for the library's own. As many entries as there are files."""
 
 
 def call_site() -> str:
     """``file:line`` of the author's call, or an empty text when none is on the stack."""
-    frame = find_user_frame(sys._getframe(1))  # noqa: SLF001
-    return "" if frame is None else site_of(frame)
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
+    shown_by_file = _shown
+    while frame is not None:
+        code = frame.f_code
+        shown = shown_by_file.get(code.co_filename, _UNSEEN)
+        if shown is _UNSEEN:
+            shown = _look_up(frame)
+        if shown is not None:
+            return f"{shown}:{frame.f_lineno}"
+        if code.co_name in _BOUNDARIES:
+            return ""
+        frame = frame.f_back
+    return ""
 
 
 def find_user_frame(frame: FrameType | None) -> FrameType | None:
     while frame is not None:
-        file = frame.f_code.co_filename
-        try:
-            shown = _shown[file]
-        except KeyError:
-            shown = _shown[file] = _show(file, frame.f_globals.get("__name__", ""))
-        if shown is not None:
+        if _look_up(frame) is not None:
             return frame
         if frame.f_code.co_name in _BOUNDARIES:
             return None
@@ -48,9 +55,14 @@ def find_user_frame(frame: FrameType | None) -> FrameType | None:
 
 
 def site_of(frame: FrameType) -> str:
+    return f"{_look_up(frame) or frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _look_up(frame: FrameType) -> str | None:
     file = frame.f_code.co_filename
-    shown = _shown.get(file) or _show(file, frame.f_globals.get("__name__", "")) or file
-    return f"{shown}:{frame.f_lineno}"
+    if file not in _shown:
+        _shown[file] = _show(file, frame.f_globals.get("__name__", ""))
+    return _shown[file]
 
 
 def _show(file: str, module: str) -> str | None:
