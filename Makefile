@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench bench-peers format
+.PHONY: help demo test check bench bench-peers bench-growth format
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -39,3 +39,6 @@ bench: $(STAMP) ## measure perdure on its stores, some minutes
 
 bench-peers: $(STAMP) ## measure perdure beside other engines, sets them up on first use
 	@$(BIN)/python -m benchmarks.run --peers --postgres --chart docs/assets/benchmarks.svg
+
+bench-growth: $(STAMP) ## measure how costs grow with history, fan-out and stored instances
+	@$(BIN)/python -m benchmarks.growth --chart docs/assets/growth.svg
