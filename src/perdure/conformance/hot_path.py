@@ -339,6 +339,17 @@ class TestFirstTurnAtOnce:
         fetched = await take(store, "a", owner=OWNER)
         assert bodies(fetched) == [early.body]
 
+    async def test_who_held_history_without_a_turn_has_lost_it(self, store: Store) -> None:
+        await store.provider.append_with_execution("a", 9, [event("a", 1, 9)])
+        await enqueue(store, raised("a"))
+        old = await take(store, "a")
+
+        assert await self.start(store)
+
+        with pytest.raises(LockLost):
+            await store.provider.abandon_orchestration_item(old.lock_token)
+        assert bodies(await take(store, "a", owner=OWNER)) == [raised("a").body]
+
     async def test_it_may_end_the_instance_at_once(self, store: Store) -> None:
         metadata = ExecutionMetadata(
             name="TestOrch", version="1.0.0", status=Status.COMPLETED, output="1"

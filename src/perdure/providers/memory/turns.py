@@ -83,6 +83,7 @@ def start(
     store.instances[instance.instance_id] = instance
     instance.start = message.start
     instance.created_at_ms = now_ms
+    store.release(instance)  # a lock on history that a tool wrote, without any turn
     instance.lock = Lock(lock_token, now_ms, owner)
     store.locks[lock_token] = instance
     _apply(store, instance, commit, settled, now_ms)
