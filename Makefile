@@ -23,12 +23,13 @@ demo: $(STAMP) ## run the shop on SQLite, kill its worker, watch it recover
 test: $(STAMP) ## run every test
 	@$(BIN)/python -m pytest
 
-check: $(STAMP) ## format, lint, types, layers
+check: $(STAMP) ## format, lint, types, layers, docs
 	@$(BIN)/ruff format --check src tests examples benchmarks
 	@$(BIN)/ruff check src tests examples benchmarks
 	@$(BIN)/mypy
 	@$(BIN)/pyright
 	@$(BIN)/lint-imports
+	@$(BIN)/zensical build --config-file mkdocs.yml
 
 format: $(STAMP) ## format the sources
 	@$(BIN)/ruff format src tests examples benchmarks

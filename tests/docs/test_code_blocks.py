@@ -1,0 +1,51 @@
+"""Every Python block of the README and the docs runs, page by page; fragments at least compile."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+# Pages whose blocks are parts of something larger.
+FRAGMENTS = {"writing-a-provider.md", "postgres.md", "many-servers.md", "performance.md"}
+
+
+def blocks(page):
+    return BLOCK.findall(page.read_text())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_blocks_compile(page):
+    for block in blocks(page):
+        compile(block, page.name, "exec")
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if blocks(page) and page.name not in FRAGMENTS],
+    ids=lambda page: page.relative_to(ROOT).as_posix(),
+)
+def test_blocks_of_a_page_run_one_after_the_other(page, tmp_path):
+    program = tmp_path / "page.py"
+    program.write_text("\n".join(blocks(page)))
+    finished = subprocess.run(
+        [sys.executable, str(program)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+    assert finished.returncode == 0, finished.stderr
+
+
+def test_links_between_pages_lead_somewhere():
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
