@@ -11,6 +11,7 @@ from perdure.model.status import Status
 from perdure.providers._shared import rules
 from perdure.providers.items import KvClear, KvSet
 from perdure.providers.sqlite import locks, orchestrator_queue, queries, worker_queue
+from perdure.providers.sqlite.tokens import as_stored
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,26 +26,24 @@ if TYPE_CHECKING:
     from perdure.providers.sqlite.transaction import Transaction
 
 
-def apply_commit(tx: Transaction, token: str, lock: Any, commit: TurnCommit) -> None:
+def apply_commit(tx: Transaction, stored_token: str, lock: Any, commit: TurnCommit) -> None:
     """Commit a turn under a live lock, given as its row."""
     operation = "ack_orchestration_item"
-    (
-        instance_id,
-        key,
-        old_until,
-        kept,
-        suspended,
-        not_before,
-        block,
-        name,
-        version,
-        pending_since,
-    ) = lock
+    instance_id, key, old_until, kept, carried_until, *holds = lock
+    suspended, not_before, block, name, version, pending_since = holds
     _settle_work(tx, operation, instance_id, commit.settled_work)
-    has_turns = key is not None and pending_since is None
-    start = None if has_turns else _carried_start(tx, token, commit.consumed)
-    if commit.consumed is None or commit.consumed:
-        _consume(tx, token, commit.consumed)
+    start = None
+    if key is None or pending_since is not None:
+        if name is not None and commit.consumed is None and commit.metadata.name is not None:
+            # The only start there is, and the turn itself says the rest.
+            start = (name, version, None, pending_since)
+        else:
+            carried = (instance_id, carried_until, stored_token)
+            start = _carried_start(tx, carried, commit.consumed)
+    if commit.consumed is not None:
+        tx.execute_many(queries.DELETE_CONSUMED, [(each, stored_token) for each in commit.consumed])
+    elif carried_until is not None:
+        tx.execute(queries.DELETE_CARRIED, (instance_id, carried_until, stored_token))
     is_plain = _is_plain(commit) and _touch(tx, key, commit.execution_id)
     if not is_plain:
         key, name, version = _write_instance(
@@ -57,8 +56,6 @@ def apply_commit(tx: Transaction, token: str, lock: Any, commit: TurnCommit) -> 
     if commit.cancelled_timers:
         _cancel_timers(tx, instance_id, commit)
     if commit.keep_lock_ms is None:
-        if commit.consumed is not None:
-            tx.execute(queries.UNTAG, (token,))
         _release(tx, instance_id, key, name, version, suspended=bool(suspended))
         return
     locked_until = tx.now + commit.keep_lock_ms
@@ -70,7 +67,7 @@ def apply_commit(tx: Transaction, token: str, lock: Any, commit: TurnCommit) -> 
         tx.execute(queries.KEEP_LOCK, (locked_until, key, name, version, instance_id))
         tx.turns_changed = True
     if commit.cancelled_timers:
-        first = tx.row(queries.FIRST_FREE_MESSAGE, (instance_id, token)) or (None, None)
+        first = tx.row(queries.FIRST_FREE_MESSAGE, (instance_id, stored_token)) or (None, None)
         tx.execute(queries.SET_DUE, (*first, instance_id))
 
 
@@ -95,7 +92,7 @@ def start_instance(
         tx.execute(queries.DELETE_LOCK, (instance_id,))
     if commit.keep_lock_ms is not None:
         locked_until = tx.now + commit.keep_lock_ms
-        values = (instance_id, key, name, version, locked_until, token, owner)
+        values = (instance_id, key, name, version, locked_until, as_stored(token), owner)
         try:
             tx.execute(queries.INSERT_KEPT_LOCK, values)
         except apsw.ConstraintError as error:
@@ -170,34 +167,35 @@ def _write_instance(
     if commit.custom_status is not None:
         custom_status, custom_version = commit.custom_status.value, custom_version + 1
     execution_id = max(current, commit.execution_id)
-    is_new_row = key is None
-    if is_new_row:
+    execution = _next_execution(tx, key, commit.execution_id, metadata)
+    shown_execution = execution
+    if key is not None and execution_id != commit.execution_id:
+        shown_execution = tx.row(queries.EXECUTION, (key, execution_id))
+    status, _, pinned, completed_at = shown_execution
+    shown = rules.shown_status(Status(status), suspended=suspended, blocked=False)
+    if key is None:
         tx.execute(
             queries.INSERT_INSTANCE,
-            (instance_id, is_named, name, version, parent, execution_id, Status.RUNNING, None,
-             custom_status, custom_version, created_at, now, None),
+            (instance_id, is_named, name, version, parent, execution_id, shown, pinned,
+             custom_status, custom_version, created_at, now, completed_at),
         )  # fmt: skip
         key = tx.connection.last_insert_rowid()
-    assert key is not None
-    execution = _write_execution(tx, key, commit.execution_id, metadata)
-    if execution_id != commit.execution_id:
-        execution = tx.row(queries.EXECUTION, (key, execution_id))
-    status, _, pinned, completed_at = execution
-    shown = rules.shown_status(Status(status), suspended=suspended, blocked=False)
-    if not is_new_row or shown is not Status.RUNNING or pinned is not None:
+    else:
         tx.execute(
             queries.UPDATE_INSTANCE,
             (is_named, name, version, parent, execution_id, shown, pinned, custom_status,
              custom_version, created_at, now, completed_at, key),
         )  # fmt: skip
+    tx.execute(queries.PUT_EXECUTION, (key, commit.execution_id, *execution, now))
     tx.changed_instances.append(instance_id)
     return key, name, version
 
 
-def _write_execution(
-    tx: Transaction, key: int, execution_id: int, metadata: ExecutionMetadata
+def _next_execution(
+    tx: Transaction, key: int | None, execution_id: int, metadata: ExecutionMetadata
 ) -> tuple[str, str | None, str | None, int | None]:
-    row = tx.row(queries.EXECUTION, (key, execution_id))
+    """Status, output, pinned version and end of the execution after this turn."""
+    row = None if key is None else tx.row(queries.EXECUTION, (key, execution_id))
     status, output, pinned, completed_at = row or (Status.RUNNING, None, None, None)
     if metadata.framework_version is not None:
         pinned = format_version(metadata.framework_version)
@@ -206,15 +204,7 @@ def _write_execution(
     if metadata.status is not None:
         status = metadata.status
         completed_at = tx.now if status.ends_execution else None
-    values = (status, output, pinned, completed_at)
-    if row is None:
-        tx.execute(
-            queries.INSERT_EXECUTION,
-            (key, execution_id, status, output, pinned, tx.now, completed_at),
-        )
-    elif row != values:
-        tx.execute(queries.UPDATE_EXECUTION, (*values, key, execution_id))
-    return values
+    return status, output, pinned, completed_at
 
 
 def _append(
@@ -245,33 +235,31 @@ def format_version(version: Version) -> str:
 # --- messages and work
 
 
-def _carried_start(tx: Transaction, token: str, consumed: tuple[int, ...] | None) -> Any:
+def _carried_start(
+    tx: Transaction, carried: tuple[str, int | None, str], consumed: tuple[int, ...] | None
+) -> Any:
     """Name, version, parent and enqueue time of the first start that this turn consumes."""
-    for message_id, *start in tx.rows(queries.CARRIED_STARTS, (token,)):
+    for message_id, *start in tx.rows(queries.CARRIED_STARTS, carried):
         if consumed is None or message_id in consumed:
             return tuple(start)
     return None
-
-
-def _consume(tx: Transaction, token: str, consumed: tuple[int, ...] | None) -> None:
-    if consumed is None:
-        tx.execute(queries.DELETE_CARRIED, (token,))
-    else:
-        tx.execute_many(queries.DELETE_CONSUMED, [(message_id, token) for message_id in consumed])
 
 
 def _settle_work(
     tx: Transaction, operation: str, instance_id: str, tokens: tuple[str, ...]
 ) -> None:
     for token in tokens:
-        item = tx.held(queries.WORK_HELD, token)
-        if item is None or item[5] <= tx.now:
-            raise rules.lock_lost(operation, token)
-        if item[1] != instance_id:
+        try:
+            settled = tx.change(queries.SETTLE_WORK, (as_stored(token), tx.now, instance_id))
+        except UnicodeEncodeError:
+            settled = 0
+        if settled != 1:
+            item = tx.held(queries.WORK_HELD, token)
+            if item is None or item[5] <= tx.now:
+                raise rules.lock_lost(operation, token)
             raise InvalidValue(
                 f"the settled work item {item[1:4]} is another instance's than {instance_id!r}"
             )
-        tx.execute(queries.DELETE_WORK, (item[0],))
 
 
 def _send(tx: Transaction, commit: TurnCommit) -> None:

@@ -148,9 +148,11 @@ def breaks_connection(error: apsw.Error) -> bool:
 
 
 def _connect(path: Path, flags: int) -> apsw.Connection:
-    connection = apsw.Connection(str(path), flags=flags, statementcachesize=256)
+    connection = apsw.Connection(str(path), flags=flags, statementcachesize=512)
     try:
         connection.set_busy_handler(_BusyHandler())
+        # Plans stay what they are: else SQLite prepares statements again when values change.
+        connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
         # Only the writer checkpoints, when it wants to.
         connection.wal_autocheckpoint(0)
         _set(connection, path, "mmap_size", 0)

@@ -50,11 +50,10 @@ def suspend(tx: Transaction, instance_id: str) -> None:
     if facts is None:
         tx.execute(queries.INSERT_BARE_LOCK, (instance_id, key))
         facts = locks.NO_FACTS
-    token, _, _, _, suspended, not_before, block = facts
+    *_, suspended, not_before, block = facts
     if suspended:
         return
-    if token is not None:
-        turns.release(tx, token)
+    tx.execute(queries.DROP_LOCK, (instance_id,))
     tx.execute(queries.SET_HOLDS, (1, not_before, block, instance_id))
     if key is not None:
         turns.show_status(tx, key, suspended=True, blocked=block is not None)
@@ -86,13 +85,13 @@ def delete_atomic(tx: Transaction, instance_ids: Sequence[str], force: bool) -> 
     existing = [each for each in named if orchestrator_queue.exists(tx, each)]
     if not existing:
         raise NotFound(f"none of these instances exists: {sorted(named)[:10]}")
-    found = [each for each in named if deletion.has_anything(tx, each)]
-    for instance_id in found:
-        must_have_ended = not force and instance_id in existing
-        if must_have_ended and not orchestrator_queue.has_ended(tx, instance_id):
+    for instance_id in existing:
+        if not force and not orchestrator_queue.has_ended(tx, instance_id):
             raise InstanceStillRunning(
                 f"{instance_id!r} is still running; wait for its end or force the deletion"
             )
+    found = [each for each in named if deletion.has_anything(tx, each)]
+    for instance_id in found:
         for child_id, _ in tx.rows(deletion.CHILDREN, (instance_id,)):
             if child_id not in named:
                 raise TreeChanged(

@@ -8,6 +8,7 @@ import os
 import random
 import time
 import weakref
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
 import apsw
@@ -61,6 +62,7 @@ class Handle:
         self._orphan_grace_ms = orphan_grace_ms
         self._is_open = False
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread_id = 0
         self._writer: Writer | None = None
         self._quick: Reader | None = None
         self._slow: Reader | None = None
@@ -74,6 +76,7 @@ class Handle:
             return
         connection = await asyncio.to_thread(self._connect, allow_moved=allow_moved)
         self._loop = asyncio.get_running_loop()
+        self._thread_id = get_ident()
         self._writer = Writer(
             self.path,
             self._durability,
@@ -148,7 +151,7 @@ class Handle:
         writer = self._writer
         if not self._is_open or writer is None:
             raise self.closed(name)
-        future = asyncio.get_running_loop().create_future()
+        future = self._new_future()
         writer.submit(Entry(future, name, operation, args, alone=alone, poll=poll, raw=raw))
         return future
 
@@ -165,9 +168,15 @@ class Handle:
     ) -> asyncio.Future[Any]:
         if not self._is_open or reader is None:
             raise self.closed(name)
-        future = asyncio.get_running_loop().create_future()
+        future = self._new_future()
         reader.submit(Entry(future, name, operation, args))
         return future
+
+    def _new_future(self) -> asyncio.Future[Any]:
+        # Asking for the running loop costs a system call, and is nearly always this one.
+        loop = self._loop if get_ident() == self._thread_id else asyncio.get_running_loop()
+        assert loop is not None
+        return loop.create_future()
 
     def closed(self, operation: str) -> StoreClosed:
         return StoreClosed(

@@ -13,6 +13,12 @@ PLACE: Final = """
 SELECT state, pending_since, due_at, first_message_id FROM instance_locks WHERE instance_id = ?
 """
 
+CARRY_MORE: Final = """
+UPDATE instance_locks
+SET due_at = ?1, first_message_id = ?2, carried_until = max(coalesce(carried_until, ?3), ?3)
+WHERE instance_id = ?4
+"""
+
 SET_DUE: Final = """
 UPDATE instance_locks SET due_at = ?, first_message_id = ? WHERE instance_id = ?
 """
@@ -24,15 +30,16 @@ VALUES (?, ?, ?, ?, ?, 0, ?, ?)
 """
 
 LOCK_FACTS: Final = """
-SELECT lock_token, locked_until, owner, kept, suspended, not_before, block
+SELECT lock_token, locked_until, owner, kept, carried_until, suspended, not_before, block
 FROM instance_locks WHERE instance_id = ?
 """
 
 PUT_LOCK: Final = """
 INSERT OR REPLACE INTO instance_locks
     (instance_id, instance_key, name, version, pending_since, state, wake_at, due_at,
-     first_message_id, lock_token, locked_until, owner, kept, suspended, not_before, block)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+     first_message_id, lock_token, locked_until, owner, kept, carried_until, suspended,
+     not_before, block)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 
 DELETE_LOCK: Final = "DELETE FROM instance_locks WHERE instance_id = ?"
@@ -80,8 +87,8 @@ WHERE kept = 1 AND due_at IS NOT NULL AND owner = ? AND due_at > ?
 TAKE_LOCK: Final = """
 UPDATE instance_locks
 SET state = 1, wake_at = ?1, locked_until = ?1, lock_token = ?2, owner = ?3, kept = 0,
-    due_at = ?4, first_message_id = ?5
-WHERE instance_id = ?6
+    carried_until = ?4, due_at = ?5, first_message_id = ?6
+WHERE instance_id = ?7
 """
 
 INSERT_KEPT_LOCK: Final = """
@@ -92,8 +99,8 @@ VALUES (?1, ?2, ?3, ?4, 1, ?5, ?6, ?5, ?7, 1)
 """
 
 LOCK_HELD: Final = """
-SELECT instance_id, instance_key, locked_until, kept, suspended, not_before, block, name, version,
-       pending_since
+SELECT instance_id, instance_key, locked_until, kept, carried_until, suspended, not_before, block,
+       name, version, pending_since
 FROM instance_locks WHERE lock_token = ?
 """
 
@@ -102,8 +109,9 @@ INSERT INTO instance_locks (instance_id, instance_key, state) VALUES (?, ?, 1)
 """
 
 DROP_LOCK: Final = """
-UPDATE instance_locks SET lock_token = NULL, locked_until = NULL, owner = NULL, kept = 0
-WHERE lock_token = ?
+UPDATE instance_locks
+SET lock_token = NULL, locked_until = NULL, owner = NULL, kept = 0, carried_until = NULL
+WHERE instance_id = ?
 """
 
 SET_HOLDS: Final = """
@@ -129,7 +137,8 @@ WHERE instance_id = ?5
 RELEASE_LOCK: Final = """
 UPDATE instance_locks
 SET state = ?, wake_at = NULL, due_at = ?, first_message_id = ?, lock_token = NULL,
-    locked_until = NULL, owner = NULL, kept = 0, instance_key = ?, name = ?, version = ?,
+    locked_until = NULL, owner = NULL, kept = 0, carried_until = NULL, instance_key = ?,
+    name = ?, version = ?,
     pending_since = NULL, not_before = NULL, block = NULL
 WHERE instance_id = ?
 """
@@ -162,22 +171,25 @@ SELECT visible_at, message_id FROM orchestrator_queue
 WHERE instance_id = ? AND visible_at > ? ORDER BY visible_at, message_id LIMIT 1
 """
 
-TAG_MESSAGES: Final = """
-UPDATE orchestrator_queue SET lock_token = ?1, attempt_count = attempt_count + 1
-WHERE instance_id = ?2 AND visible_at <= ?3
-RETURNING message_id, body, attempt_count, start_name, start_version, start_parent_id
+VISIBLE_MESSAGES: Final = """
+SELECT message_id, body, attempt_count + 1, start_name, start_version, start_parent_id
+FROM orchestrator_queue WHERE instance_id = ? AND visible_at <= ?
 """
 
-TAG_MORE_MESSAGES: Final = """
-UPDATE orchestrator_queue SET lock_token = ?1, attempt_count = attempt_count + 1
-WHERE instance_id = ?2 AND visible_at <= ?3 AND lock_token IS NOT ?1
-RETURNING message_id, body, attempt_count
+VISIBLE_FREE_MESSAGES: Final = """
+SELECT message_id, body, attempt_count + 1
+FROM orchestrator_queue WHERE instance_id = ? AND visible_at <= ? AND lock_token IS NOT ?
+"""
+
+TAG_MESSAGE: Final = """
+UPDATE orchestrator_queue SET lock_token = ?, attempt_count = ? WHERE message_id = ?
 """
 
 CARRIED_STARTS: Final = """
 SELECT message_id, start_name, start_version, start_parent_id, enqueued_at
 FROM orchestrator_queue
-WHERE lock_token = ? AND start_name IS NOT NULL ORDER BY message_id
+WHERE instance_id = ? AND visible_at <= ? AND lock_token = ? AND start_name IS NOT NULL
+ORDER BY message_id
 """
 
 QUEUED_START: Final = """
@@ -196,12 +208,13 @@ SELECT start_name, start_version, start_parent_id FROM orchestrator_queue
 WHERE instance_id = ? AND start_name IS NOT NULL AND visible_at <= ? ORDER BY message_id LIMIT 1
 """
 
-DELETE_CARRIED: Final = "DELETE FROM orchestrator_queue WHERE lock_token = ?"
+DELETE_CARRIED: Final = """
+DELETE FROM orchestrator_queue WHERE instance_id = ? AND visible_at <= ? AND lock_token = ?
+"""
 DELETE_CONSUMED: Final = "DELETE FROM orchestrator_queue WHERE message_id = ? AND lock_token = ?"
-UNTAG: Final = "UPDATE orchestrator_queue SET lock_token = NULL WHERE lock_token = ?"
-UNTAG_AND_FORGIVE: Final = """
-UPDATE orchestrator_queue SET lock_token = NULL, attempt_count = max(attempt_count - 1, 0)
-WHERE lock_token = ?
+FORGIVE_CARRIED: Final = """
+UPDATE orchestrator_queue SET attempt_count = max(attempt_count - 1, 0)
+WHERE instance_id = ? AND visible_at <= ? AND lock_token = ?
 """
 RESET_ATTEMPTS: Final = """
 UPDATE orchestrator_queue SET attempt_count = 0 WHERE instance_id = ? AND attempt_count > 0
@@ -286,9 +299,13 @@ INSERT INTO executions
 VALUES (?, ?, ?, ?, ?, ?, ?)
 """
 
-UPDATE_EXECUTION: Final = """
-UPDATE executions SET status = ?, output = ?, framework_version = ?, completed_at = ?
-WHERE instance_key = ? AND execution_id = ?
+PUT_EXECUTION: Final = """
+INSERT INTO executions
+    (instance_key, execution_id, status, output, framework_version, completed_at, started_at)
+VALUES (?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT DO UPDATE
+SET status = excluded.status, output = excluded.output, completed_at = excluded.completed_at,
+    framework_version = excluded.framework_version
 """
 
 INSERT_EVENT: Final = "INSERT INTO history VALUES (?, ?, ?, ?)"
@@ -380,12 +397,20 @@ WHERE session_id = ?1 AND state = 0
 ORDER BY message_id
 """
 
+WORK_ITEM: Final = """
+SELECT instance_id, execution_id, activity_id, name, body, attempt_count + 1, session_id, tag,
+       heartbeat
+FROM worker_queue WHERE message_id = ?
+"""
+
 TAKE_WORK: Final = """
 UPDATE worker_queue
-SET state = 1, wake_at = ?1, locked_until = ?1, lock_token = ?2, attempt_count = attempt_count + 1
-WHERE message_id = ?3
-RETURNING instance_id, execution_id, activity_id, name, body, attempt_count, session_id, tag,
-          heartbeat
+SET state = 1, wake_at = ?1, locked_until = ?1, lock_token = ?2, attempt_count = ?3
+WHERE message_id = ?4
+"""
+
+SETTLE_WORK: Final = """
+DELETE FROM worker_queue WHERE lock_token = ? AND locked_until > ? AND instance_id = ?
 """
 
 WORK_HELD: Final = """

@@ -33,7 +33,7 @@ SELECT count(*) FILTER (WHERE l.lock_token IS NULL AND q.visible_at <= ?1),
        min(q.visible_at) FILTER (WHERE l.lock_token IS NULL AND q.visible_at <= ?1)
 FROM orchestrator_queue AS q
 LEFT JOIN instance_locks AS l
-    ON q.lock_token IS NOT NULL AND l.lock_token = q.lock_token AND l.locked_until > ?1
+    ON l.instance_id = q.instance_id AND l.lock_token = q.lock_token AND l.locked_until > ?1
 """
 
 _WORK_DEPTH: Final = """
@@ -50,7 +50,7 @@ SELECT q.message_id, q.instance_id, q.kind, q.body, q.asked_visible_at, q.start_
        q.enqueued_at, q.attempt_count, l.lock_token IS NOT NULL
 FROM orchestrator_queue AS q
 LEFT JOIN instance_locks AS l
-    ON q.lock_token IS NOT NULL AND l.lock_token = q.lock_token AND l.locked_until > ?2
+    ON l.instance_id = q.instance_id AND l.lock_token = q.lock_token AND l.locked_until > ?2
 WHERE q.instance_id = ?1 ORDER BY q.message_id LIMIT ?3
 """
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from perdure.providers.sqlite.tokens import as_stored, new_token
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -42,9 +44,11 @@ class Snapshot:
     def held(self, sql: str, token: object) -> Any:
         """The row that a lock token names, or None; whatever cannot be a token names nothing."""
         try:
-            return self.execute(sql, (token,)).fetchone() if isinstance(token, str) else None
+            if isinstance(token, str):
+                return self.execute(sql, (as_stored(token),)).fetchone()
         except UnicodeEncodeError:
-            return None
+            pass
+        return None
 
     def rows(self, sql: str, bindings: Sequence[Any] = ()) -> list[Any]:
         return self.execute(sql, bindings).fetchall()
@@ -59,11 +63,14 @@ class Transaction(Snapshot):
 
     __slots__ = (
         "_first_message_id",
+        "_tokens",
         "changed_instances",
         "execute_many",
         "next_message_id",
         "orphan_grace_ms",
+        "turns_awake",
         "turns_changed",
+        "work_awake",
         "work_changed",
     )
 
@@ -73,10 +80,15 @@ class Transaction(Snapshot):
         self.execute_many: Callable[..., apsw.Cursor] = connection.executemany
         self.next_message_id = 0
         self._first_message_id = 0
+        self._tokens = 0
         self.turns_changed = False
         """An instance may have become ready to be fetched, now or later."""
         self.work_changed = False
         """A work item may have become ready to be fetched, now or later."""
+        self.turns_awake = False
+        """Instances whose time has come by ``now`` have been looked at."""
+        self.work_awake = False
+        """Work items whose time has come by ``now`` have been looked at."""
         self.changed_instances: list[str] = []
 
     def begin(self, now_ms: Callable[[], int]) -> None:
@@ -86,6 +98,8 @@ class Transaction(Snapshot):
         self.next_message_id = self._first_message_id = self.execute(_READ_SEQUENCE).get
         self.turns_changed = False
         self.work_changed = False
+        self.turns_awake = False
+        self.work_awake = False
         self.changed_instances = []
 
     def commit(self) -> None:
@@ -97,6 +111,10 @@ class Transaction(Snapshot):
         message_id = self.next_message_id
         self.next_message_id = message_id + 1
         return message_id
+
+    def new_lock_token(self) -> str:
+        self._tokens += 1
+        return new_token(self.now, self._tokens)
 
     def change(self, sql: str, bindings: Sequence[Any]) -> int:
         """Run it and say how many rows it touched."""

@@ -19,6 +19,7 @@ from perdure.providers.items import (
 from perdure.providers.sqlite import locks, queries
 from perdure.providers.sqlite.commits import apply_commit
 from perdure.providers.sqlite.nothing import Nothing
+from perdure.providers.sqlite.tokens import as_handed_out, as_stored
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -37,11 +38,15 @@ def fetch(
     filter: OrchestrationFilter | None,  # noqa: A002
     owner: str | None,
 ) -> FetchedOrchestration | Nothing:
-    locks.wake(tx)
+    if not tx.turns_awake:
+        locks.wake(tx)
+        tx.turns_awake = True
     ready = _find_ready(tx, filter)
-    kept = None if owner is None else _find_kept(tx, filter, owner)
-    if kept is not None and (ready is None or kept[4:6] < ready[4:6]):
-        return _continue(tx, kept[0], kept[7])
+    while owner is not None and (kept := _find_kept(tx, filter, owner)) is not None:
+        if ready is not None and ready[4:6] < kept[4:6]:
+            break
+        if (continued := _continue(tx, kept[0], kept[7])) is not None:
+            return continued
     if ready is None:
         return Nothing(locks.next_due(tx, owner))
     return _lock_batch(tx, ready[0], ready[1], lock_timeout_ms, owner)
@@ -51,7 +56,7 @@ def ack(tx: Transaction, lock_token: str, commit: TurnCommit) -> None:
     lock = tx.held(queries.LOCK_HELD, lock_token)
     if lock is None or lock[2] <= tx.now:
         raise rules.lock_lost("ack_orchestration_item", lock_token)
-    apply_commit(tx, lock_token, lock, commit)
+    apply_commit(tx, as_stored(lock_token), lock, commit)
 
 
 def abandon(
@@ -64,8 +69,10 @@ def abandon(
     lock = tx.held(queries.LOCK_HELD, lock_token)
     if lock is None:
         raise rules.lock_lost("abandon_orchestration_item", lock_token)
-    instance_id, instance_key, _, _, suspended, not_before, old_block, *_ = lock
-    release(tx, lock_token, forgive=ignore_attempt)
+    instance_id, instance_key, _, _, carried_until, suspended, not_before, old_block, *_ = lock
+    if ignore_attempt:
+        tx.execute(queries.FORGIVE_CARRIED, (instance_id, carried_until, as_stored(lock_token)))
+    tx.execute(queries.DROP_LOCK, (instance_id,))
     if delay_ms is not None:
         not_before = tx.now + delay_ms
     if block is not None:
@@ -100,23 +107,18 @@ def take_over(
     tx: Transaction, instance_id: str, instance_key: int, lock_timeout_ms: int
 ) -> FetchedOrchestration:
     """Lock an existing instance whoever holds it, without any message."""
-    facts = tx.row(queries.LOCK_FACTS, (instance_id,))
-    if facts is None:
+    if tx.row(queries.PLACE, (instance_id,)) is None:
         tx.execute(queries.INSERT_BARE_LOCK, (instance_id, instance_key))
-    elif facts[0] is not None:
-        tx.execute(queries.UNTAG, (facts[0],))
-    token = rules.new_lock_token()
-    tx.execute(queries.TAKE_LOCK, (tx.now + lock_timeout_ms, token, None, None, None, instance_id))
+    token = tx.new_lock_token()
+    locked_until = tx.now + lock_timeout_ms
+    tx.execute(
+        queries.TAKE_LOCK,
+        (locked_until, as_stored(token), None, None, None, None, instance_id),
+    )
     locks.refresh(tx, instance_id)
     start = tx.row(queries.VISIBLE_START, (instance_id, tx.now))
     item = _item(tx, instance_id, instance_key, (), start)
     return FetchedOrchestration(item=item, lock_token=token, attempt_count=0)
-
-
-def release(tx: Transaction, lock_token: str, *, forgive: bool = False) -> None:
-    """Drop a lock; what it carried is free again. The caller refreshes the row."""
-    tx.execute(queries.UNTAG_AND_FORGIVE if forgive else queries.UNTAG, (lock_token,))
-    tx.execute(queries.DROP_LOCK, (lock_token,))
 
 
 def show_status(tx: Transaction, instance_key: int, *, suspended: bool, blocked: bool) -> None:
@@ -193,11 +195,13 @@ def _lock_batch(
     lock_timeout_ms: int,
     owner: str | None,
 ) -> FetchedOrchestration:
-    token = rules.new_lock_token()
-    batch = tx.rows(queries.TAG_MESSAGES, (token, instance_id, tx.now))
-    batch.sort()
+    token = tx.new_lock_token()
+    batch = tx.rows(queries.VISIBLE_MESSAGES, (instance_id, tx.now))
+    stored_token = as_stored(token)
+    _tag(tx, batch, stored_token)
     later = tx.row(queries.FIRST_LATER_MESSAGE, (instance_id, tx.now)) or (None, None)
-    tx.execute(queries.TAKE_LOCK, (tx.now + lock_timeout_ms, token, owner, *later, instance_id))
+    locked_until = tx.now + lock_timeout_ms
+    tx.execute(queries.TAKE_LOCK, (locked_until, stored_token, owner, tx.now, *later, instance_id))
     start = next((row[3:6] for row in batch if row[3] is not None), None)
     return FetchedOrchestration(
         item=_item(tx, instance_id, instance_key, _deliveries(batch), start),
@@ -206,17 +210,26 @@ def _lock_batch(
     )
 
 
-def _continue(tx: Transaction, instance_id: str, token: str) -> FetchedOrchestration:
-    batch = tx.rows(queries.TAG_MORE_MESSAGES, (token, instance_id, tx.now))
-    batch.sort()
-    later = tx.row(queries.FIRST_FREE_MESSAGE, (instance_id, token)) or (None, None)
-    tx.execute(queries.SET_DUE, (*later, instance_id))
+def _continue(tx: Transaction, instance_id: str, stored_token: str) -> FetchedOrchestration | None:
+    batch = tx.rows(queries.VISIBLE_FREE_MESSAGES, (instance_id, tx.now, stored_token))
+    _tag(tx, batch, stored_token)
+    later = tx.row(queries.FIRST_FREE_MESSAGE, (instance_id, stored_token)) or (None, None)
+    tx.execute(queries.CARRY_MORE, (*later, tx.now, instance_id))
+    if not batch:
+        # The clock went back to before the end of a lock that had seemed to be over.
+        return None
     return FetchedOrchestration(
         item=rules.continuing_item(instance_id, _deliveries(batch)),
-        lock_token=token,
+        lock_token=as_handed_out(stored_token),
         attempt_count=max(row[2] for row in batch),
         continues=True,
     )
+
+
+def _tag(tx: Transaction, batch: list[Any], stored_token: str) -> None:
+    """Put a batch into queue order and under a lock; its rows count the attempt already."""
+    batch.sort()
+    tx.execute_many(queries.TAG_MESSAGE, [(stored_token, row[2], row[0]) for row in batch])
 
 
 def _item(

@@ -11,6 +11,7 @@ from perdure.providers._shared import rules
 from perdure.providers.items import ActivityIdentity, FetchedWork, TagMode
 from perdure.providers.sqlite import orchestrator_queue, queries
 from perdure.providers.sqlite.nothing import Nothing
+from perdure.providers.sqlite.tokens import as_stored
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -37,7 +38,7 @@ def insert(tx: Transaction, message: WorkerMessage) -> None:
     state, attempts, token = READY, 0, None
     wake_at = locked_until = None
     if claim is not None:
-        state, attempts, token = WAITING, 1, claim.lock_token
+        state, attempts, token = WAITING, 1, as_stored(claim.lock_token)
         locked_until = tx.now + claim.lock_timeout_ms
         wake_at = max(locked_until, visible_at)
     elif visible_at > tx.now:
@@ -64,8 +65,9 @@ def insert(tx: Transaction, message: WorkerMessage) -> None:
     try:
         tx.execute(queries.INSERT_WORK, values)
     except apsw.ConstraintError as error:
-        raise InvalidValue(f"the lock token {token!r} is in use") from error
-    tx.work_changed = True
+        raise InvalidValue(f"the lock token of the claim {claim} is in use") from error
+    if claim is None:
+        tx.work_changed = True  # a claimed item is nobody else's business
 
 
 def fetch(
@@ -75,7 +77,9 @@ def fetch(
     tags: TagFilter,
     activities: frozenset[str] | None,
 ) -> FetchedWork | Nothing:
-    tx.execute(queries.WAKE_WORK, (tx.now,))
+    if not tx.work_awake:
+        tx.execute(queries.WAKE_WORK, (tx.now,))
+        tx.work_awake = True
     found = [
         message_id
         for tag in _tags_to_try(tx, tags)
@@ -222,9 +226,11 @@ def _find_in_sessions(
 def _take(
     tx: Transaction, message_id: int, lock_timeout_ms: int, session: SessionFetch | None
 ) -> FetchedWork:
-    token = rules.new_lock_token()
-    row = tx.row(queries.TAKE_WORK, (tx.now + lock_timeout_ms, token, message_id))
+    token = tx.new_lock_token()
+    row = tx.row(queries.WORK_ITEM, (message_id,))
     instance_id, execution_id, activity_id, name, body, attempts, session_id, tag, heartbeat = row
+    locked_until = tx.now + lock_timeout_ms
+    tx.execute(queries.TAKE_WORK, (locked_until, as_stored(token), attempts, message_id))
     if session_id is not None and session is not None:
         lease = tx.now + session.lock_timeout_ms
         tx.execute(queries.CLAIM_SESSION, (session_id, session.owner_id, lease, tx.now))

@@ -51,13 +51,14 @@ CREATE TABLE executions (
     PRIMARY KEY (instance_key, execution_id)
 ) STRICT, WITHOUT ROWID;
 
+-- In the order of arrival: the events that many instances add in one commit share few pages.
 CREATE TABLE history (
     instance_key INTEGER NOT NULL,
     execution_id INTEGER NOT NULL,
     event_id     INTEGER NOT NULL,
     data         TEXT    NOT NULL,
     PRIMARY KEY (instance_key, execution_id, event_id)
-) STRICT, WITHOUT ROWID;
+) STRICT;
 
 CREATE TABLE kv_store (
     instance_key INTEGER NOT NULL,
@@ -95,8 +96,6 @@ CREATE TABLE orchestrator_queue (
 
 CREATE INDEX orchestrator_queue_by_instance
     ON orchestrator_queue (instance_id, visible_at, message_id);
-CREATE INDEX orchestrator_queue_by_token
-    ON orchestrator_queue (lock_token) WHERE lock_token IS NOT NULL;
 CREATE INDEX orchestrator_queue_by_parent
     ON orchestrator_queue (start_parent_id) WHERE start_parent_id IS NOT NULL;
 CREATE INDEX orchestrator_queue_by_timer
@@ -106,7 +105,8 @@ CREATE INDEX orchestrator_queue_by_timer
 -- has a message, a lock or a hold: so a fetch looks at one row and never past the ones that have to
 -- wait. state: 0 ready from due_at on, 1 waits until wake_at, 2 unknown (dead at wake_at),
 -- 3 suspended. (due_at, first_message_id) is the oldest message that no live lock carries.
--- wake_at may be early, never late: whoever passes it looks again.
+-- wake_at may be early, never late: whoever passes it looks again. The messages that a lock
+-- carries have its token and were visible at carried_until; a token of an earlier lock means nothing.
 CREATE TABLE instance_locks (
     instance_id      TEXT    PRIMARY KEY,
     instance_key     INTEGER,
@@ -121,6 +121,7 @@ CREATE TABLE instance_locks (
     locked_until     INTEGER,
     owner            TEXT,
     kept             INTEGER NOT NULL DEFAULT 0,
+    carried_until    INTEGER,
     suspended        INTEGER NOT NULL DEFAULT 0,
     not_before       INTEGER,
     block            TEXT
