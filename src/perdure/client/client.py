@@ -311,9 +311,10 @@ def _condition(if_exists: str) -> EnqueueCondition:
         raise UsageError(f"if_exists is {if_exists!r}; use 'get', 'fail' or 'replace'") from None
 
 
-def _definition(orchestration: object) -> Orchestration[..., Any]:
+def _definition(orchestration: Any) -> Orchestration[..., Any]:
     if isinstance(orchestration, Orchestration):
-        return orchestration
+        definition: Any = orchestration
+        return definition  # type: ignore[no-any-return]
     raise UsageError(
         f"start takes an orchestration, not {orchestration!r}; decorate the function with "
         "@orchestration, or use start_named('its name', ...)"

@@ -309,33 +309,47 @@ class OrchestrationDispatcher:
         self._live.move_to_end(live.instance_id)
         execution = live.execution
         events_before = execution.event_count
-        try:
-            with self._watchdog.guard(execution):
-                outcome = execution.run_turn(
-                    [a.item for a in arrivals if not isinstance(a.item, _STARTS)], now_ms
-                )
-        except Nondeterminism as error:
-            self._fail_turn(live, arrivals, created, BlockReason.NONDETERMINISM, error)
-            return
-        except (CorruptData, PayloadError) as error:
-            self._fail_turn(live, arrivals, created, BlockReason.UNDECODABLE, error)
-            return
-        except (Exception, TurnAborted) as error:  # noqa: BLE001
-            if not self._watchdog.aborted_at:
-                log.exception("a turn of %r broke", live.instance_id)
-                self._fail_turn(live, arrivals, created, None, error)
-                return
-        if self._watchdog.aborted_at:
-            too_long = TurnTooLong(
-                f"a turn ran for more than {self._options.turn_abort_seconds:g} s and was "
-                f"interrupted at {self._watchdog.aborted_at}; move the work into an activity"
-            )
-            self._fail_turn(live, arrivals, created, BlockReason.LIMIT, too_long)
+        outcome = self._compute(live, arrivals, created, now_ms)
+        if outcome is None:
             return
         self._cached_events += execution.event_count - events_before
         for line in outcome.ignored:
             log.warning("%s: %s", live.instance_id, line)
         self._commit(live, arrivals, outcome, now_ms, created)
+
+    def _compute(
+        self,
+        live: LiveInstance,
+        arrivals: list[Arrival],
+        created: asyncio.Future[LiveInstance | None] | None,
+        now_ms: int,
+    ) -> TurnOutcome | None:
+        """What the turn decides; None if it could not be computed, and was failed."""
+        items = [a.item for a in arrivals if not isinstance(a.item, _STARTS)]
+        reason: BlockReason | None = None
+        failure: BaseException
+        try:
+            with self._watchdog.guard(live.execution):
+                outcome = live.execution.run_turn(items, now_ms)
+            if not self._watchdog.aborted_at:
+                return outcome
+            failure = TurnAborted()
+        except Nondeterminism as error:
+            reason, failure = BlockReason.NONDETERMINISM, error
+        except (CorruptData, PayloadError) as error:
+            reason, failure = BlockReason.UNDECODABLE, error
+        except (Exception, TurnAborted) as error:  # noqa: BLE001
+            failure = error
+        if self._watchdog.aborted_at:
+            reason = BlockReason.LIMIT
+            failure = TurnTooLong(
+                f"a turn ran for more than {self._options.turn_abort_seconds:g} s and was "
+                f"interrupted at {self._watchdog.aborted_at}; move the work into an activity"
+            )
+        elif reason is None:
+            log.error("a turn of %r broke", live.instance_id, exc_info=failure)
+        self._fail_turn(live, arrivals, created, reason, failure)
+        return None
 
     def _commit(
         self,

@@ -29,7 +29,7 @@ from perdure.runtime.watchdog import Watchdog
 from perdure.version import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import AsyncGenerator, Iterable
     from types import ModuleType, TracebackType
     from typing import Self
 
@@ -116,7 +116,7 @@ class Runtime(Client):
         self._stopped.set()
 
     @asynccontextmanager
-    async def lifespan(self, app: object = None) -> AsyncIterator[None]:
+    async def lifespan(self, app: object = None) -> AsyncGenerator[None]:
         """For ASGI frameworks: ``FastAPI(lifespan=runtime.lifespan)``."""
         async with self:
             yield

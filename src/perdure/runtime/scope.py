@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -42,7 +41,7 @@ class RunningScope:
         self.store_connection: Any = None
         """Set while a transactional activity runs."""
 
-    @cached_property
+    @property
     def info(self) -> ActivityInfo:
         item = self._item
         return ActivityInfo(

@@ -13,7 +13,7 @@ from opentelemetry import metrics, propagate, trace
 from opentelemetry.trace import SpanKind, Status, StatusCode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Generator, Mapping
 
     from opentelemetry.metrics import Counter, Histogram, MeterProvider
     from opentelemetry.trace import TracerProvider
@@ -59,7 +59,7 @@ class OpenTelemetry:
         return found.get("traceparent")
 
     @contextmanager
-    def activity(self, item: work.ActivityExecute, note: SpanNote) -> Iterator[None]:
+    def activity(self, item: work.ActivityExecute, note: SpanNote) -> Generator[None]:
         """The span of one attempt."""
         parent = propagate.extract({"traceparent": item.trace}) if item.trace else None
         attributes: dict[str, str | int] = {

@@ -117,7 +117,17 @@ class Environment:
 class _JumpingRuntime(Runtime):
     """A runtime whose clock jumps while somebody waits for a result."""
 
-    clock: ManualClock
+    def __init__(
+        self,
+        provider: Provider,
+        handlers: Iterable[Handler | ModuleType],
+        *,
+        options: RuntimeOptions,
+        codec: Codec,
+        clock: ManualClock,
+    ) -> None:
+        super().__init__(provider, handlers, options=options, codec=codec, clock=clock)
+        self._jumps = clock
 
     async def _wait_finished(self, instance_id: str, deadline_ms: int | None) -> Any:
         return await self._jumping(super()._wait_finished(instance_id, deadline_ms))
@@ -132,10 +142,10 @@ class _JumpingRuntime(Runtime):
                 await self.settle()
                 if task.done():
                     return task.result()
-                due_ms = self.clock.next_due_ms()
-                if due_ms is None or due_ms - self.clock.now_ms() > _HORIZON_MS:
+                due_ms = self._jumps.next_due_ms()
+                if due_ms is None or due_ms - self._jumps.now_ms() > _HORIZON_MS:
                     raise Stuck(await self._describe_waits())
-                self.clock.advance(max(0, due_ms - self.clock.now_ms()))
+                self._jumps.advance(max(0, due_ms - self._jumps.now_ms()))
         finally:
             if not task.done():
                 task.cancel()
@@ -158,12 +168,12 @@ class _JumpingRuntime(Runtime):
     async def advance_to(self, target_ms: int) -> None:
         while True:
             await self.settle()
-            due_ms = self.clock.next_due_ms()
+            due_ms = self._jumps.next_due_ms()
             if due_ms is None or due_ms > target_ms:
-                self.clock.advance(target_ms - self.clock.now_ms())
+                self._jumps.advance(target_ms - self._jumps.now_ms())
                 await self.settle()
                 return
-            self.clock.advance(max(0, due_ms - self.clock.now_ms()))
+            self._jumps.advance(max(0, due_ms - self._jumps.now_ms()))
 
     async def _describe_waits(self) -> str:
         lines = ["nothing will happen any more; unfinished instances:"]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from perdure.providers.contract import Provider
 
@@ -20,11 +21,11 @@ def intercept(inner: Provider, around: Around) -> Provider:
     and ``admin`` are passed on as they are.
     """
     members: dict[str, Any] = {verb: _passed_on(verb) for verb in _verbs()}
-    kind = type("InterceptedProvider", (Provider,), members)
+    kind: Any = type("InterceptedProvider", (Provider,), members)
     provider = kind()
     provider.inner = inner
     provider.around = around
-    return cast("Provider", provider)
+    return provider  # type: ignore[no-any-return]
 
 
 def _verbs() -> list[str]:
@@ -37,9 +38,13 @@ def _verbs() -> list[str]:
 
 def _passed_on(verb: str) -> Any:
     if isinstance(getattr(Provider, verb), property):
-        return property(lambda self: getattr(self.inner, verb))
+        return property(attrgetter(f"inner.{verb}"))
     if verb in {"watch", "admin"}:
-        return lambda self, *args, **kwargs: getattr(self.inner, verb)(*args, **kwargs)
+
+        def pass_on(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return getattr(self.inner, verb)(*args, **kwargs)
+
+        return pass_on
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Awaitable[Any]:
         answer: Awaitable[Any] = self.around(
