@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, TypeVarTuple, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, TypeVarTuple, cast, overload
 
 import msgspec
 
@@ -313,8 +313,7 @@ def _condition(if_exists: str) -> EnqueueCondition:
 
 def _definition(orchestration: Any) -> Orchestration[..., Any]:
     if isinstance(orchestration, Orchestration):
-        definition: Any = orchestration
-        return definition  # type: ignore[no-any-return]
+        return cast("Orchestration[..., Any]", orchestration)
     raise UsageError(
         f"start takes an orchestration, not {orchestration!r}; decorate the function with "
         "@orchestration, or use start_named('its name', ...)"
