@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from perdure.clock import ManualClock
 from perdure.conformance.harness import ProviderFactory
 from perdure.conformance.stateful import state_machine
 from perdure.providers.memory import InMemoryProvider, MemoryStore
 from perdure.providers.sqlite import SqliteProvider
 
 if TYPE_CHECKING:
-    from perdure.clock import ManualClock
+    from perdure.providers.capabilities import Capabilities
     from perdure.providers.contract import Provider
 
 
@@ -39,6 +41,36 @@ class SqliteFactory(ProviderFactory):
         self._directory.cleanup()
 
 
+class DriftingClock(ManualClock):
+    """Goes on a little with every look at it, as the clock of a server does."""
+
+    def now_ms(self) -> int:
+        self._now_ms += 1
+        return super().now_ms()
+
+
+class ProviderWithItsOwnClock(InMemoryProvider):
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(super().capabilities, injected_clock=False)
+
+
+class OwnClockFactory(ProviderFactory):
+    def __init__(self) -> None:
+        self._clock = DriftingClock(1_800_000_000_000)
+        self._store = MemoryStore(self._clock)
+
+    def create(self, clock: ManualClock) -> Provider:
+        return ProviderWithItsOwnClock(store=self._store)
+
+    async def advance(self, milliseconds: int) -> None:
+        self._clock.advance(milliseconds)
+
+    async def now_ms(self) -> int:
+        return self._clock.now_ms()
+
+
 # The model against itself only shows that the machine tells no lies.
 TestMemoryMachine = state_machine(MemoryFactory, examples=20)
+TestOwnClockMachine = state_machine(OwnClockFactory, examples=40)
 TestSqliteMachine = pytest.mark.timeout(900)(state_machine(SqliteFactory))

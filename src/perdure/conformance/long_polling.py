@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 TOLERANCE_MS: Final = 200
 THRESHOLD_MS: Final = 100
+OWN_CLOCK_SLACK_MS: Final = 20
+"""Two clocks that are not in step may differ by this much about how long a wait was."""
 LONG_MS: Final = 30_000
 _MOMENT_SECONDS: Final = 0.03
 _PATIENCE_SECONDS: Final = 5.0
@@ -56,7 +58,7 @@ async def waited_ms(store: Store, task: asyncio.Task[Any], timeout_ms: int) -> i
         loop = asyncio.get_running_loop()
         begin = loop.time()
         assert await task is None
-        return round((loop.time() - begin) * 1000)
+        return round((loop.time() - begin) * 1000) + OWN_CLOCK_SLACK_MS
     await waiting(store, task)
     await store.advance(timeout_ms - 1)
     if await settled(task):

@@ -56,7 +56,7 @@ class AdminRules(WorkRules):
 
     # --- deletion and pruning
 
-    @action(1, instance_id=plans.instances, force=st.booleans())
+    @action(2, instance_id=plans.instances, force=st.sampled_from((False, False, True)))
     def delete(self, instance_id: str, force: bool) -> None:
         self.run(
             self.ask(
@@ -86,7 +86,7 @@ class AdminRules(WorkRules):
         )
 
     @action(
-        1,
+        2,
         instance_id=plans.instances,
         keep_last=st.sampled_from((None, 0, 1, 2)),
         bound=bounds,

@@ -17,6 +17,8 @@ from perdure.conformance._machine.comparison import (
     Side,
     action,
 )
+from perdure.conformance._machine.plans import MessagePlan
+from perdure.model.status import Status
 from perdure.providers.items import (
     ActivityIdentity,
     Claim,
@@ -31,7 +33,7 @@ from perdure.providers.items import (
 )
 
 if TYPE_CHECKING:
-    from perdure.conformance._machine.plans import CommitPlan, MessagePlan, WorkPlan
+    from perdure.conformance._machine.plans import CommitPlan, WorkPlan
     from perdure.model.failures import Block
     from perdure.providers.items import FetchedOrchestration, OrchestrationFilter
 
@@ -311,7 +313,10 @@ class TurnRules(Comparison):
                 self.work_item(side, each, instance_id, execution, claim if hot else None)
                 for each, claim in zip(plan.work, claims, strict=True)
             ),
-            orchestrator_items=tuple(self.message(side, each) for each in plan.messages),
+            orchestrator_items=tuple(
+                self.message(side, each)
+                for each in (*plan.messages, *next_start(plan, instance_id))
+            ),
             metadata=ExecutionMetadata(
                 status=plan.status,
                 output=plan.output,
@@ -357,6 +362,23 @@ class TurnRules(Comparison):
             visible_at_ms=self.at(side, plan.delay),
             claim=claim,
         )
+
+
+def next_start(plan: CommitPlan, instance_id: str) -> tuple[MessagePlan, ...]:
+    """The start of the next execution, if the plan is to go on with one."""
+    if plan.status is not Status.CONTINUED_AS_NEW or plan.output is None:
+        return ()
+    return (
+        MessagePlan(
+            instance_id=instance_id,
+            kind="start",
+            number=1,
+            name=plans.NAMES[0],
+            version=plans.VERSIONS[0],
+            parent=None,
+            delay=None,
+        ),
+    )
 
 
 def older(parent: str | None, instance_id: str) -> str | None:
