@@ -260,6 +260,33 @@ class Provider(ABC):
         Visible when: as ``fetch_orchestration_item``. TagFilter.none() returns None at once.
         """
 
+    async def fetch_work_items(
+        self,
+        limit: int,
+        lock_timeout_ms: int,
+        poll_timeout_ms: int,
+        session: SessionFetch | None = None,
+        tag_filter: TagFilter | None = None,
+        activities: frozenset[str] | None = None,
+    ) -> list[FetchedWork]:
+        """As ``fetch_work_item``, but up to ``limit`` items at once; empty instead of None.
+
+        A provider may lock them in one commit. It returns what there is and waits only for the
+        first.
+        """
+        fetched = await self.fetch_work_item(
+            lock_timeout_ms, poll_timeout_ms, session, tag_filter, activities
+        )
+        found: list[FetchedWork] = []
+        while fetched is not None:
+            found.append(fetched)
+            if len(found) == limit:
+                break
+            fetched = await self.fetch_work_item(
+                lock_timeout_ms, 0, session, tag_filter, activities
+            )
+        return found
+
     @abstractmethod
     def ack_work_item(
         self,

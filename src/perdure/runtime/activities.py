@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from perdure.runtime.options import RuntimeOptions
     from perdure.runtime.scope import RunningScope
 
-_BURST_MAX = 256
+_FETCHED_AT_ONCE_MAX = 200
 _UNREGISTERED_MS = 5_000
 
 Completion = work.ActivityCompleted | work.ActivityFailed
@@ -204,17 +204,17 @@ class ActivityDispatcher:
     # --- fetching
 
     async def _fetch_loop(self) -> None:
-        burst, backoff = 1, Backoff()
+        backoff, is_idle = Backoff(), True
         while not self._stopping:
             if self._free <= 0:
                 self._slot_freed.clear()
                 await self._slot_freed.wait()
                 continue
-            size = min(burst, self._free)
+            # While it waits for work it holds one slot, so that the others can be claimed.
+            size = 1 if is_idle else min(_FETCHED_AT_ONCE_MAX, self._free)
             self._free -= size
             try:
-                fetches = [self._fetch(0 if size > 1 else self._poll_ms) for _ in range(size)]
-                found = [work for work in await asyncio.gather(*fetches) if work is not None]
+                found = await self._fetch(size, self._poll_ms if is_idle else 0)
             except BaseException as error:
                 self._free += size
                 if not isinstance(error, ProviderError):
@@ -226,10 +226,11 @@ class ActivityDispatcher:
             self._free += size - len(found)
             for fetched in found:
                 self._take(fetched)
-            burst = min(size * 2, _BURST_MAX) if len(found) == size else 1
+            is_idle = len(found) < size
 
-    async def _fetch(self, poll_ms: int) -> FetchedWork | None:
-        return await self._provider.fetch_work_item(
+    async def _fetch(self, limit: int, poll_ms: int) -> list[FetchedWork]:
+        return await self._provider.fetch_work_items(
+            limit,
             self._lock_ms,
             poll_ms,
             SessionFetch(

@@ -237,6 +237,11 @@ class Handle:
         """A fetch whose caller has gone away must not leave a lock behind."""
         if not self._is_open:
             return
+        if isinstance(value, list):
+            members: list[Any] = value
+            for member in members:
+                self._give_back(member)
+            return
         if isinstance(value, FetchedOrchestration) and not value.continues:
             given = self.write(
                 "abandon_orchestration_item", turns.abandon, value.lock_token, None, None, True

@@ -229,6 +229,32 @@ class SqliteProvider(Provider):
             poll=self._poll(self._handle.work, poll_timeout_ms) if can_wait else None,
         )
 
+    async def fetch_work_items(
+        self,
+        limit: int,
+        lock_timeout_ms: int,
+        poll_timeout_ms: int,
+        session: SessionFetch | None = None,
+        tag_filter: TagFilter | None = None,
+        activities: frozenset[str] | None = None,
+    ) -> list[FetchedWork]:
+        rules.check_number(limit, "limit", minimum=1)
+        rules.check_fetch(lock_timeout_ms, poll_timeout_ms)
+        rules.check_session_fetch(session)
+        tags = tag_filter or TagFilter.default_only()
+        can_wait = tags.mode is not TagMode.NONE
+        found: list[FetchedWork] | None = await self._handle.write(
+            "fetch_work_items",
+            worker_queue.fetch_several,
+            limit,
+            lock_timeout_ms,
+            session,
+            tags,
+            activities,
+            poll=self._poll(self._handle.work, poll_timeout_ms) if can_wait else None,
+        )
+        return found or []
+
     def ack_work_item(
         self,
         lock_token: str,

@@ -92,6 +92,23 @@ def fetch(
     return _take(tx, min(found), lock_timeout_ms, session)
 
 
+def fetch_several(
+    tx: Transaction,
+    limit: int,
+    lock_timeout_ms: int,
+    session: SessionFetch | None,
+    tags: TagFilter,
+    activities: frozenset[str] | None,
+) -> list[FetchedWork] | Nothing:
+    found: list[FetchedWork] = []
+    while len(found) < limit:
+        fetched = fetch(tx, lock_timeout_ms, session, tags, activities)
+        if isinstance(fetched, Nothing):
+            return found or fetched
+        found.append(fetched)
+    return found
+
+
 def ack(
     tx: Transaction,
     lock_token: str,
