@@ -159,6 +159,14 @@ def test_history_of_another_execution(cli):
     assert "it has: 1 to" in cli("history", "f-1", "--execution", "9", code=3).err
 
 
+def test_a_history_longer_than_a_page_is_printed_whole(cli):
+    cli.run(("w-1", flows.fan_out, 2200))
+
+    ids = [int(line.split()[0]) for line in cli("history", "w-1").lines]
+
+    assert ids == list(range(1, 4403))
+
+
 def test_history_with_a_bad_pattern_is_a_usage_error(sqlite_cli):
     sqlite_cli("db", "migrate")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import msgspec
 
@@ -48,7 +48,10 @@ def read_arguments(text: str | None, option: str) -> tuple[Any, ...]:
     if text is None:
         return ()
     value = read_json(text, option)
-    return tuple(cast("list[Any]", value)) if isinstance(value, list) else (value,)
+    if not isinstance(value, list):
+        return (value,)
+    arguments: list[Any] = value
+    return tuple(arguments)
 
 
 def _read_file(name: str, option: str) -> bytes:

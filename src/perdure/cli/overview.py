@@ -8,9 +8,10 @@ from perdure.cli.render import Cell, glyph, status_style, table_of, text_of
 from perdure.cli.rows import COLUMNS, insight_of, row_of
 from perdure.cli.settings import shown_store
 from perdure.model.status import Status
-from perdure.providers.items import InstanceQuery
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from rich.console import RenderableType
 
     from perdure.cli.session import Session
@@ -48,13 +49,19 @@ async def overview_line(session: Session) -> str:
 
 
 async def count_statuses(session: Session) -> dict[Status, int]:
-    counts: dict[Status, int] = {}
-    for status in Status:
-        number = await session.admin.count_instances(InstanceQuery(statuses=frozenset({status})))
+    """How many of each, in the order of the enumeration; one read of the store."""
+    metrics = await session.admin.get_system_metrics()
+    return merged({status: metrics.by_status.get(status, 0) for status in Status})
+
+
+def merged(counts: Mapping[Status, int]) -> dict[Status, int]:
+    """Between two executions an instance is alive, whatever the store calls the first one."""
+    found: dict[Status, int] = {}
+    for status, number in counts.items():
         if number:
             shown = Status.RUNNING if status is Status.CONTINUED_AS_NEW else status
-            counts[shown] = counts.get(shown, 0) + number
-    return counts
+            found[shown] = found.get(shown, 0) + number
+    return found
 
 
 async def _queues(session: Session) -> str:

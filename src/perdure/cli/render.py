@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
+from functools import lru_cache
+from typing import IO, TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
 from perdure.cli.escape import clean, clean_json
 from perdure.model.status import Status
@@ -98,10 +99,15 @@ def terminal_width() -> int:
 
 def console() -> Console:
     """The terminal, for live views and tables. Follows NO_COLOR and TERM."""
+    return _console_on(sys.stdout)
+
+
+@lru_cache(maxsize=1)
+def _console_on(stream: IO[str]) -> Console:
     from rich.console import Console
 
     return Console(
-        file=sys.stdout,
+        file=stream,
         soft_wrap=False,
         highlight=False,
         markup=False,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
 import click
 
 from perdure.cli.settings import local_path, shown_store
+from perdure.clock import SystemClock
 from perdure.errors import NotFound, NotSupported, UsageError
 from perdure.limits import check_id
 from perdure.providers.items import InstanceQuery
@@ -29,14 +31,17 @@ _NEAR_SAMPLE = 200
 class Session:
     """What a command works with while the store is open."""
 
-    def __init__(self, client: Client, settings: Settings, url: str) -> None:
-        self.client = client
+    def __init__(self, provider: Provider, settings: Settings, url: str) -> None:
+        self.provider = provider
         self.settings = settings
         self.url = url
 
-    @property
-    def provider(self) -> Provider:
-        return self.client.provider
+    @cached_property
+    def client(self) -> Client:
+        """For commands that start, send or decode; loading it is felt in those that only look."""
+        from perdure.client.client import Client
+
+        return Client(self.provider)
 
     @property
     def admin(self) -> ProviderAdmin:
@@ -48,7 +53,7 @@ class Session:
         return admin
 
     def now_ms(self) -> int:
-        return self.client.clock.now_ms()
+        return SystemClock().now_ms()
 
     async def info(self, instance_id: str) -> InstanceInfo:
         """The instance, or NotFound with ids that look alike."""
@@ -103,11 +108,11 @@ def run(body: Callable[[Session], Awaitable[T]], *, creates: bool = False) -> T:
 
 
 async def open_session(body: Callable[[Session], Awaitable[T]], settings: Settings, url: str) -> T:
-    from perdure.client.client import Client
+    from perdure.providers.url import open_provider
 
     _refuse_forgetful(url)
-    async with Client(url) as client:
-        return await body(Session(client, settings, url))
+    async with open_provider(url) as provider:
+        return await body(Session(provider, settings, url))
 
 
 def _refuse_forgetful(url: str) -> None:

@@ -111,20 +111,19 @@ def count(by: str | None, output: str, **filters: Any) -> None:
 async def _by_status(session: Session, selection: Selection) -> dict[str, int]:
     import msgspec
 
+    from perdure.cli.overview import count_statuses, merged
     from perdure.client.search import Selection
+    from perdure.providers.items import InstanceQuery
 
-    groups: dict[str, int] = {}
-    allowed = selection.query.statuses
+    if selection == Selection(InstanceQuery()):
+        return {status.value: number for status, number in (await count_statuses(session)).items()}
+    asked = selection.query.statuses
+    counts: dict[Status, int] = {}
     for status in Status:
-        if allowed is not None and status not in allowed:
-            continue
-        query = msgspec.structs.replace(selection.query, statuses=frozenset({status}))
-        number = await Selection(query, selection.tests).count(session.admin)
-        # Between two executions an instance is alive, whatever the store calls the first one.
-        word = Status.RUNNING if status is Status.CONTINUED_AS_NEW else status
-        if number:
-            groups[word.value] = groups.get(word.value, 0) + number
-    return groups
+        if asked is None or status in asked:
+            query = msgspec.structs.replace(selection.query, statuses=frozenset({status}))
+            counts[status] = await Selection(query, selection.tests).count(session.admin)
+    return {status.value: number for status, number in merged(counts).items()}
 
 
 async def _by_name(session: Session, selection: Selection) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
@@ -12,7 +13,7 @@ from perdure.cli.command import command
 from perdure.cli.options import complete_ids, output_option
 from perdure.cli.render import Cell, echo, glyph, print_json, warn
 from perdure.cli.session import run
-from perdure.errors import InvalidValue, NotFound, UsageError
+from perdure.errors import AlreadyExists, InvalidValue, NotFound, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator
@@ -51,17 +52,20 @@ def export(instance_ids: tuple[str, ...], query: str | None, file: Path | None) 
         if file is None:
             await _write(session, instance_ids, query, sys.stdout)
             return
-        with file.open("x", encoding="utf-8", opener=_private) as target:
+        with _private_file(file) as target:
             number = await _write(session, instance_ids, query, target)
         echo(Cell(f"{glyph('completed')} ", "green"), f"wrote {number} instances to {file}")
 
     run(body)
 
 
-def _private(path: str, flags: int) -> int:
-    import os
-
-    return os.open(path, flags, 0o600)
+def _private_file(path: Path) -> IO[str]:
+    """New, and readable by its owner only, as the store itself."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise AlreadyExists(f"{str(path)!r} exists already; name a new file") from None
+    return os.fdopen(descriptor, "w", encoding="utf-8")
 
 
 async def _write(

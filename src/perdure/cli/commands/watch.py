@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -116,16 +117,23 @@ async def _watch_store(session: Session) -> int:
 
         with Live(console=console(), screen=True, **_PLAIN_LIVE) as live:
             while True:
+                began = time.monotonic()
                 live.update(await overview(session, console().height), refresh=True)
-                await asyncio.sleep(_REFRESH_MS / 1000)
+                await _rest(began)
     last = ""
     while True:
+        began = time.monotonic()
         line = await overview_line(session)
         if line != last:
             last = line
             echo(line)
             _flush()
-        await asyncio.sleep(_REFRESH_MS / 1000)
+        await _rest(began)
+
+
+async def _rest(began: float) -> None:
+    """Counting a very big store takes a moment: look at it less often then."""
+    await asyncio.sleep(max(_REFRESH_MS / 1000, 4 * (time.monotonic() - began)))
 
 
 def _flush() -> None:
