@@ -61,6 +61,7 @@ def instance_document(state: State, instance_id: str) -> InstanceDocument | None
         instance_id=instance_id,
         name=row.name if row is not None else None,
         version=row.version if row is not None else None,
+        status=state.standing.status(instance_id),
         parent_instance_id=row.parent_instance_id if row is not None else None,
         execution_id=progress.execution_id if progress is not None else None,
         created_at_ms=row.created_at_ms if row is not None else None,

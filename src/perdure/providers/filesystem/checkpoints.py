@@ -97,17 +97,16 @@ class Checkpointer:
         picks = self._picks(dirty)
         batch = FileBatch(self._root, files=len(picks))
         try:
-            taken: list[Step] = []
             for start in range(0, len(picks), _CHUNK):
                 steps = await self._pick(picks[start : start + _CHUNK])
                 await self._thread.run(partial(batch.take, steps))
-                taken += steps
             await self._thread.run(batch.finish)
         except BaseException:
             await self._thread.run(batch.give_up)
             raise
-        for step in taken:
-            step.done()
+        finally:
+            for step in batch.placed:
+                step.done()
         document = self._store_document(first_sequence - 1)
         await self._thread.run(partial(self._shorten_journal, document, first_sequence))
         self._committer.journal_bytes -= written_bytes
@@ -210,4 +209,5 @@ class Checkpointer:
     def _removal(self, queue: str, entry_id: int) -> Step | None:
         """None for an entry that came and went between two checkpoints: it has no file."""
         key = (queue, entry_id)
-        return RemoveQueueEntry(self._files, key) if key in self._files else None
+        path = self._files.get(key)
+        return RemoveQueueEntry(self._files, key, path) if path is not None else None

@@ -118,6 +118,8 @@ class InstanceDocument(_DocumentBase, frozen=True, kw_only=True, omit_defaults=T
     instance_id: str
     name: str | None = None
     version: str | None = None
+    status: Status | None = None
+    """For people; it follows from the rest."""
     parent_instance_id: str | None = None
     execution_id: int | None = None
     """None: it has had no turn; there is only history, or a lock or a hold on its messages."""

@@ -31,10 +31,12 @@ class FileBatch:
     def __init__(self, root: Root, *, files: int) -> None:
         self.root = root
         self._flush_each = files <= _FEW or not root.ops.can_sync_filesystem
-        self._renames: list[tuple[str, str]] = []
-        self._removals: list[str] = []
+        self._renames: list[tuple[str, str, Step]] = []
+        self._removals: list[tuple[str, Step]] = []
         self._directories: set[str] = set()
         """Those whose entries change."""
+        self.placed: list[Step] = []
+        """Steps whose result can be seen, also if a later one failed."""
 
     # --- steps
 
@@ -42,10 +44,10 @@ class FileBatch:
         for step in steps:
             step.take(self)
 
-    def write(self, path: str, document: msgspec.Struct) -> None:
+    def write(self, path: str, document: msgspec.Struct, step: Step) -> None:
         """Replace the file; its directory must exist."""
         scratch = self.root.write_scratch(seal(document), sync=self._flush_each)
-        self._renames.append((scratch, path))
+        self._renames.append((scratch, path, step))
         self._directories.add(path.rpartition("/")[0])
 
     def append(self, excerpt: HistoryExcerpt) -> int:
@@ -59,9 +61,9 @@ class FileBatch:
             self._directories.add(path)
             path = path.rpartition("/")[0]
 
-    def remove(self, path: str) -> None:
+    def remove(self, path: str, step: Step) -> None:
         """The file or the whole directory, if it is there."""
-        self._removals.append(path)
+        self._removals.append((path, step))
         self._directories.add(path.rpartition("/")[0])
 
     # --- the end
@@ -71,18 +73,19 @@ class FileBatch:
         if not self._flush_each:
             self._sync_filesystem()
         while self._renames:
-            scratch, path = self._renames[-1]
+            scratch, path, step = self._renames[-1]
             self.root.ops.rename(scratch, path, dir_fd=self.root.descriptor)
             self._renames.pop()
-        for path in self._removals:
+            self.placed.append(step)
+        for path, step in self._removals:
             self.root.remove_tree(path)
+            self.placed.append(step)
         self._sync_directories()
 
     def give_up(self) -> None:
-        """Remove what was written and has no place; it would use up space until the next start."""
-        for scratch, _ in self._renames:
-            with contextlib.suppress(OSError):
-                self.root.ops.unlink(scratch, dir_fd=self.root.descriptor)
+        """Remove what was written and has not found its place."""
+        for scratch, _, _ in self._renames:
+            self.root.discard(scratch)
         self._renames.clear()
 
     def _sync_directories(self) -> None:

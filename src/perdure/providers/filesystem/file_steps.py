@@ -43,7 +43,7 @@ class WriteDocument:
     def take(self, batch: FileBatch) -> None:
         if self.directory is not None:
             batch.make_directory(self.directory)
-        batch.write(self.path, self.build())
+        batch.write(self.path, self.build(), self)
 
     def done(self) -> None:
         pass
@@ -59,7 +59,7 @@ class WriteQueueEntry:
     build: Callable[[], msgspec.Struct]
 
     def take(self, batch: FileBatch) -> None:
-        batch.write(self.path, self.build())
+        batch.write(self.path, self.build(), self)
 
     def done(self) -> None:
         self.files[self.key] = self.path
@@ -69,9 +69,10 @@ class WriteQueueEntry:
 class RemoveQueueEntry:
     files: dict[tuple[str, int], str]
     key: tuple[str, int]
+    path: str
 
     def take(self, batch: FileBatch) -> None:
-        batch.remove(self.files[self.key])
+        batch.remove(self.path, self)
 
     def done(self) -> None:
         del self.files[self.key]
@@ -83,7 +84,7 @@ class RemovePaths:
 
     def take(self, batch: FileBatch) -> None:
         for path in self.paths:
-            batch.remove(path)
+            batch.remove(path, self)
 
     def done(self) -> None:
         pass
@@ -110,7 +111,7 @@ class WriteExecution:
             document = msgspec.structs.replace(
                 document, history_bytes=self._file_bytes, archived=False
             )
-        batch.write(f"{directory}/{layout.EXECUTION_FILE}", document)
+        batch.write(f"{directory}/{layout.EXECUTION_FILE}", document, self)
 
     def done(self) -> None:
         if self._history is not None and self._excerpt is not None and self._excerpt.pending:

@@ -57,6 +57,7 @@ def create_layout(root: Root, now_ms: int) -> None:
     """Make a new store, or finish one whose making was interrupted."""
     for path in layout.DIRECTORIES:
         root.make_directories(path)
+    _clear_scratch(root)
     root.sync_directory("queues")
     if layout.README_FILE not in root.names("."):
         root.replace(layout.README_FILE, layout.README.encode())
@@ -70,8 +71,7 @@ def load(root: Root, state: State, now_ms: int) -> Loaded:
     """Fill the empty state with what is on the disk."""
     if layout.STORE_FILE not in root.names("."):
         create_layout(root, now_ms)
-    for name in root.names(layout.SCRATCH):
-        root.remove_tree(f"{layout.SCRATCH}/{name}")
+    _clear_scratch(root)
     store = _load_store(root)
     tables = state.tables
     tables.last_message_id = store.last_message_id
@@ -88,6 +88,11 @@ def load(root: Root, state: State, now_ms: int) -> Loaded:
     loader.judge_gaps()
     state.load_schedules(now_ms)
     return Loaded(store.created_at_ms, last_sequence, loader.files)
+
+
+def _clear_scratch(root: Root) -> None:
+    for name in root.names(layout.SCRATCH):
+        root.remove_tree(f"{layout.SCRATCH}/{name}")
 
 
 def _load_store(root: Root) -> StoreDocument:

@@ -5,6 +5,7 @@ Everything is opened relative to one descriptor of the root, so that nothing out
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
@@ -195,14 +196,26 @@ class Root:
             self.write_all(descriptor, data)
             if sync:
                 self.sync_descriptor(descriptor)
+        except BaseException:
+            self.discard(path)
+            raise
         finally:
             self.ops.close(descriptor)
         return path
 
+    def discard(self, scratch: str) -> None:
+        """Remove a file that was written in vain: it would use up space until the next start."""
+        with contextlib.suppress(OSError):
+            self.ops.unlink(scratch, dir_fd=self.descriptor)
+
     def replace(self, path: str, data: bytes) -> None:
         """Write the file so that after a power cut it has the old or the new content, whole."""
         scratch = self.write_scratch(data, sync=True)
-        self.ops.rename(scratch, path, dir_fd=self.descriptor)
+        try:
+            self.ops.rename(scratch, path, dir_fd=self.descriptor)
+        except BaseException:
+            self.discard(scratch)
+            raise
         self.sync_directory(path.rpartition("/")[0] or ".")
 
     def remove_tree(self, path: str) -> None:
