@@ -23,7 +23,8 @@ if TYPE_CHECKING:
         Type checkers see a future and a coroutine at once, so that ``create_task`` takes it too.
         """
 
-        operation: Any
+        event_id: int
+        """The event that opened it; 0 before that."""
 
         def __init__(
             self, *, loop: asyncio.AbstractEventLoop, owner: StepOwner, identity: int
@@ -40,14 +41,14 @@ else:
     class Step(asyncio.Future):
         # Not a collections.abc.Coroutine at run time: asyncio.wait() refuses those. The durable
         # loop's create_task() takes a step as it is.
-        __slots__ = ("_identity", "_owner", "operation")
+        __slots__ = ("_identity", "_owner", "event_id")
 
         def __init__(
             self, *, loop: asyncio.AbstractEventLoop, owner: StepOwner, identity: int
         ) -> None:
             self._identity = identity
             self._owner = owner
-            self.operation = None
+            self.event_id = 0
             super().__init__(loop=loop)
 
         def __hash__(self) -> int:

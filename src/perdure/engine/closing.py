@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import inspect
-from typing import TYPE_CHECKING, Any
+import traceback
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Callable
 
 _ATTEMPTS_MAX = 1000
 _unclosable: list[Any] = []
@@ -34,6 +36,8 @@ def close_coroutine(coro: Any) -> None:
 
 
 def close_generator(generator: AsyncGenerator[Any, Any]) -> None:
+    if getattr(generator, "ag_frame", None) is None:
+        return
     awaited = getattr(generator, "ag_await", None)
     if inspect.iscoroutine(awaited):
         # Up to 3.12 closing whoever iterates over it does not reach what it awaits itself.
@@ -43,6 +47,43 @@ def close_generator(generator: AsyncGenerator[Any, Any]) -> None:
         closing.send(None)
         # It awaits in its clean-up: nothing will ever come, so unwind it from there.
         closing.throw(GeneratorExit)
+
+
+def release_task(task: asyncio.Task[Any]) -> None:
+    """Take a closed task and what it waited for out of each other's reach."""
+    waiter = cast("Any", task)._fut_waiter  # noqa: SLF001
+    if waiter is not None:
+        release_future(waiter)
+    release_future(task)
+
+
+_cancel_plainly: Callable[[Any], bool] = cast("Any", asyncio.Future).cancel
+
+
+def release_future(future: asyncio.Future[Any]) -> None:
+    """Drop its callbacks. The base method: nobody else may hear of it any more."""
+    _cancel_plainly(future)
+
+
+def error_of(task: asyncio.Task[Any]) -> BaseException | None:
+    if not task.done():
+        return None
+    try:
+        # Raised, not asked for: only this makes the task let go of the traceback.
+        task.result()
+    except BaseException as error:  # noqa: BLE001
+        return error
+    return None
+
+
+def release_error(error: BaseException | None) -> None:
+    """Let go of the frames of an error that was described: they hold the code's variables."""
+    for _ in range(_ATTEMPTS_MAX):
+        if error is None:
+            return
+        traceback.clear_frames(error.__traceback__)
+        error.__traceback__ = None
+        error = error.__context__
 
 
 def _innermost(coro: Any) -> Any:

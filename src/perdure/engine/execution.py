@@ -6,11 +6,13 @@ from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, cast
 
+from perdure.engine.closing import release_future
 from perdure.engine.ending import Ending
 from perdure.engine.handlers import APPLY, COMPLETION_FAMILIES
 from perdure.engine.inbox import Inbox
 from perdure.engine.journal import Journal
 from perdure.engine.matching import key_of
+from perdure.engine.operations import TIMER
 from perdure.engine.outcome import TurnOutcome, Waiting
 from perdure.engine.recording import CodeRecorder
 from perdure.engine.waits import Wait, list_waits
@@ -147,6 +149,9 @@ class Execution:
             recorder.loop.abandon()
         finally:
             recorder.loop.leave()
+        for operation in recorder.operations.open.values():
+            if operation.family is not TIMER:
+                release_future(operation.target)
         recorder.operations.open.clear()
 
     def _run_live(self, inbox: Sequence[work.OrchestratorItem], now_ms: int) -> TurnOutcome:
@@ -176,7 +181,6 @@ class Execution:
         outcome.delta = journal.delta
         self.is_finished = type(outcome.result) is not Waiting
         recorder.collect_opened()
-        recorder.outcome = None
         return outcome
 
     def _replay(self, history: Sequence[events.Event]) -> None:

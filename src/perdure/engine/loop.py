@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVarTuple, Unpack, cast
 
 from perdure.authoring.steps import Step
 from perdure.engine import guards
-from perdure.engine.closing import close_coroutine, close_generator
+from perdure.engine.closing import (
+    close_coroutine,
+    close_generator,
+    error_of,
+    release_error,
+    release_task,
+)
 from perdure.engine.refusals import RefusingLoop
 from perdure.engine.sites import call_site
 from perdure.engine.tasks import (
@@ -85,7 +91,7 @@ class DurableHandle(asyncio.Handle):
 class DurableTimer(asyncio.TimerHandle):
     """A callback that is called when its durable timer has fired."""
 
-    __slots__ = ("_timers", "operation")
+    __slots__ = ("_timers", "event_id")
 
     def __init__(
         self,
@@ -101,7 +107,7 @@ class DurableTimer(asyncio.TimerHandle):
         self._cancelled = False
         self._when = when
         self._timers = timers
-        self.operation: Any = None
+        self.event_id = 0
 
     def cancel(self) -> None:
         if not self._cancelled:
@@ -116,7 +122,7 @@ class DurableLoop(RefusingLoop):
     """Runs the tasks of one execution, only when it is told to and only until nothing is ready."""
 
     def __init__(self, seed: str, timers: TimerPort, recorder: Recorder) -> None:
-        self.perdure_recorder = recorder
+        self.perdure_recorder: Recorder | None = recorder
         self.now_ms = 0
         self.crash: BaseException | None = None
         """What a bare callback raised, or what the engine refused to go on with."""
@@ -124,7 +130,7 @@ class DurableLoop(RefusingLoop):
         """Whether the code has ended or must not go on."""
         self.is_closed_for_good = False
         self.root: DurableTask | None = None
-        self._timers = timers
+        self._timers: Any = timers
         self._ready: deque[Any] = deque()
         # Callbacks that run outside of any task count as a branch of their own.
         self._outside = Branch("c", seed)
@@ -206,21 +212,17 @@ class DurableLoop(RefusingLoop):
         self.is_closed_for_good = True
         self._ready.clear()
         # Clean-up code may start tasks and generators of its own: until none is left.
-        while self._tasks:
-            task = self._tasks.pop()
-            if not task.done():
-                # As the running task: clean-up code may use asyncio.timeout() and the like.
-                asyncio.tasks._enter_task(self, task)  # noqa: SLF001
-                try:
-                    close_coroutine(task.get_coro())
-                finally:
-                    asyncio.tasks._leave_task(self, task)  # noqa: SLF001
-        while self._generators:
-            generator = self._generators.pop()
-            if generator.ag_frame is not None:
-                close_generator(generator)
+        while self._tasks or self._generators:
+            if self._tasks:
+                self._close_task(self._tasks.pop())
+            else:
+                close_generator(self._generators.pop())
         self._planned.clear()
-        self.root = None
+        # Cut the cycles, so that the execution is freed here and not by the garbage collector.
+        for error in (self.crash, None if self.root is None else error_of(self.root)):
+            release_error(error)
+        self.root = self.crash = None
+        self.perdure_recorder = self._timers = None
 
     # What asyncio uses
 
@@ -328,6 +330,17 @@ class DurableLoop(RefusingLoop):
             self._tasks = self.live_tasks()
             self._tasks_pruned = len(self._tasks)
         return task
+
+    def _close_task(self, task: DurableTask) -> None:
+        if task.done():
+            return
+        # As the running task: clean-up code may use asyncio.timeout() and the like.
+        asyncio.tasks._enter_task(self, task)  # noqa: SLF001
+        try:
+            close_coroutine(task.get_coro())
+        finally:
+            asyncio.tasks._leave_task(self, task)  # noqa: SLF001
+        release_task(task)
 
     def _start_step(
         self, step: Step[Any], name: str | None, context: Context | None

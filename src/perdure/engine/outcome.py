@@ -10,23 +10,23 @@ from perdure.model import events, work
 from perdure.model.failures import Failure
 
 
-class Waiting(msgspec.Struct, frozen=True):
+class Waiting(msgspec.Struct, frozen=True, gc=False):
     """The code waits for something; the execution goes on with a later turn."""
 
 
-class Completed(msgspec.Struct, frozen=True):
+class Completed(msgspec.Struct, frozen=True, gc=False):
     output: msgspec.Raw
 
 
-class Failed(msgspec.Struct, frozen=True):
+class Failed(msgspec.Struct, frozen=True, gc=False):
     failure: Failure
 
 
-class Cancelled(msgspec.Struct, frozen=True):
+class Cancelled(msgspec.Struct, frozen=True, gc=False):
     reason: str
 
 
-class ContinuedAsNew(msgspec.Struct, frozen=True):
+class ContinuedAsNew(msgspec.Struct, frozen=True, gc=False):
     input: msgspec.Raw
     version: str | None
     carried: tuple[work.CarriedMessage, ...]
@@ -36,18 +36,18 @@ class ContinuedAsNew(msgspec.Struct, frozen=True):
 TurnResult: TypeAlias = Waiting | Completed | Failed | Cancelled | ContinuedAsNew
 
 
-class KvWrite(msgspec.Struct, frozen=True):
+class KvWrite(msgspec.Struct, frozen=True, gc=False):
     """A change of the instance's state; value None clears the key, key None clears all."""
 
     key: str | None
     value: str | None
 
 
-class CustomStatusWrite(msgspec.Struct, frozen=True):
+class CustomStatusWrite(msgspec.Struct, frozen=True, gc=False):
     value: str | None
 
 
-class ScheduledActivity(msgspec.Struct, frozen=True):
+class ScheduledActivity(msgspec.Struct, frozen=True, gc=False):
     """A schedule event and the options that do not belong into history."""
 
     event: events.ActivityScheduled

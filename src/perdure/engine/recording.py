@@ -301,12 +301,14 @@ class CodeRecorder:
     # Giving up
 
     def step_cancelled(self, step: Step[Any]) -> None:
-        if step.operation is not None:
-            self.give_up(step.operation, "cancelled by the code")
+        operation = self.operations.open.get(step.event_id)
+        if operation is not None:
+            self.give_up(operation, "cancelled by the code")
 
     def timer_cancelled(self, timer: DurableTimer) -> None:
-        if timer.operation is not None:
-            self.give_up(timer.operation, "")
+        operation = self.operations.open.get(timer.event_id)
+        if operation is not None:
+            self.give_up(operation, "")
 
     def give_up(self, operation: Operation, reason: str) -> None:
         """Close an open step that nobody wants any more."""
@@ -332,11 +334,12 @@ class CodeRecorder:
 
     def collect_opened(self) -> None:
         """Send what the turn opened and did not give up again."""
-        outcome = self.outcome
+        outcome, opened = self.outcome, self._opened
+        self.outcome, self._opened = None, []
         if outcome is None:
             return
         still_open = self.operations.open
-        for operation in self._opened:
+        for operation in opened:
             event = operation.event
             if event.event_id not in still_open:
                 continue
@@ -386,20 +389,23 @@ class CodeRecorder:
 
     def _open_step(self, branch: Branch, family: Family, event: Any, definition: Any) -> Step[Any]:
         step = self.loop.create_step(self, branch)
-        operation = step.operation = Operation(family, event, step, definition)
+        operation = Operation(family, event, step, definition)
+        step.event_id = event.event_id
         self.operations.add(operation)
         self._opened.append(operation)
         return step
 
     def _open_wait(self, branch: Branch, family: Family, event: Any, type_: Any) -> Step[Any]:
         step = self._open_step(branch, family, event, type_)
-        data = self.lanes.wait(step.operation, mailbox=family is MESSAGE)
+        operation = self.operations.open[event.event_id]
+        data = self.lanes.wait(operation, mailbox=family is MESSAGE)
         if data is not None:
-            self.deliver(step.operation, data)
+            self.deliver(operation, data)
         return step
 
     def _open_timer(self, timer: DurableTimer, event: events.TimerCreated) -> None:
-        operation = timer.operation = Operation(TIMER, event, timer, None)
+        operation = Operation(TIMER, event, timer, None)
+        timer.event_id = event.event_id
         self.operations.add(operation)
         self._opened.append(operation)
 

@@ -120,7 +120,7 @@ def test_a_required_keyword_after_defaults_is_written_with_the_defaults():
 
     assert bytes(raw) == b"[1,2]"
     assert odd.decode_arguments(raw, JSON) == ((1,), {"b": 2})
-    with pytest.raises(TypeError, match="missing a required argument: 'b'"):
+    with pytest.raises(TypeError, match=r"missing a required .*argument: 'b'"):
         odd.encode_arguments((1,), {}, JSON)
 
 

@@ -3,8 +3,10 @@
 import asyncio
 import gc
 import sys
+import types
 import weakref
 
+import pytest
 from engine_driver import Driver, drivers
 
 from perdure.authoring import activity, current, orchestration, set_status, state
@@ -243,3 +245,49 @@ def test_ten_thousand_evictions_leak_nothing():
 
     assert lengths == {3}
     assert len(gc.get_objects()) - before < 500
+
+
+KEPT = (asyncio.Future, types.CoroutineType, types.FrameType)
+
+
+@pytest.mark.parametrize("end", ["evicted", "completed", "failed", "cancelled", "crashed"])
+def test_a_closed_execution_leaves_no_cycles_to_the_collector(end):
+    @orchestration
+    async def code() -> str:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(step("a"))
+            group.create_task(asyncio.sleep(5))
+        await asyncio.gather(step("b"), step("c"))
+        if end == "failed":
+            raise ValueError
+        if end == "crashed":
+            raise SystemExit
+        return await asyncio.wait_for(step("d"), 5)
+
+    def cycle() -> None:
+        run = Driver(code, is_checked=False)
+        run.start()
+        run.turn(run.completed(2, ""), run.fired(3))
+        if end != "evicted":
+            run.turn(run.completed("step", ""), run.completed(7, ""))
+        if end == "completed":
+            run.turn(run.completed("step", ""))
+        if end == "cancelled":
+            run.turn(run.cancel())
+        assert run.execution.is_finished == (end != "evicted")
+        run.close()
+
+    cycle()
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        cycle()
+        gc.collect()
+        ours = [o for o in gc.garbage if isinstance(o, KEPT) or "perdure" in type(o).__module__]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+
+    assert ours == []
