@@ -55,11 +55,12 @@ def run_trial(order: Order) -> dict[str, Any]:
 
 
 def _run_phase(order: Order, phase: str, directory: Path) -> dict[str, Any]:
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     with (directory / f"{phase}.log").open("w+") as log:
         child = subprocess.Popen(
             [order.python, "-m", "benchmarks.child"],
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,

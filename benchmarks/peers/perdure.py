@@ -11,11 +11,12 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import perdure
-from benchmarks.peers.peer import Peer
+from benchmarks.peers.peer import Peer, Settings
 from perdure import Client, Handle, Runtime, activity, orchestration, set_status, wait_for_event
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
 
 @activity
@@ -49,12 +50,16 @@ FLOWS = {"chain": chain, "fan": fan, "gate": gate}
 
 
 class PerdurePeer(Peer):
+    def __init__(self, directory: Path, settings: Settings) -> None:
+        super().__init__(directory, settings)
+        self.provider = self._provider()
+
     async def open(self, *, worker: bool) -> None:
-        store = self._store()
-        self.client = Runtime(store, [chain, fan, gate, step]) if worker else Client(store)
+        handlers = [chain, fan, gate, step]
+        self.client = Runtime(self.provider, handlers) if worker else Client(self.provider)
         await self.client.__aenter__()
 
-    def _store(self) -> Any:
+    def _provider(self) -> perdure.Provider:
         match self.settings["store"]:
             case "sqlite":
                 return perdure.SqliteProvider(
