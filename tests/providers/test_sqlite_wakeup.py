@@ -9,7 +9,7 @@ from perdure.providers.sqlite import SqliteProvider
 async def first_wait_is_woken(path):
     async with SqliteProvider(path) as waits, SqliteProvider(path) as writes:
         fetch = asyncio.ensure_future(waits.fetch_orchestration_item(5_000, 10_000))
-        while not waits._handle.turns.has_waiters:
+        while not waits._handle.turns.has_waiters:  # noqa: ASYNC110
             await asyncio.sleep(0)
         # Before the waiting handle has looked at the file for the first time.
         await writes.enqueue_for_orchestrator(start("late"))
