@@ -3,7 +3,7 @@
 pip install fastapi uvicorn
 uvicorn examples.order_shop.app:app
 
-curl -X POST localhost:8000/orders -d '{"id": "o-1", "article": "lamp", "cents": 4200}' -H 'content-type: application/json'
+curl localhost:8000/orders --json '{"id": "o-1", "article": "lamp", "cents": 4200}'
 curl localhost:8000/orders/o-1
 """
 
