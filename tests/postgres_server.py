@@ -44,11 +44,12 @@ class PostgresServer:
         self._home = Path(tempfile.mkdtemp(prefix="perdure-pg-"))
         self.socket_directory = self._home / "data"
         self.socket_directory.mkdir()
+        self._version = version or TARGET_POSTGRES_VERSION
         self._package = Package(
-            self.socket_directory,
-            cleanup_mode=None,
-            postgres_version=version or TARGET_POSTGRES_VERSION,
+            self.socket_directory, cleanup_mode=None, postgres_version=self._version
         )
+        if self._package.system_user is not None:
+            shutil.chown(self._home, self._package.system_user)
         self._settings = _SETTINGS + ("" if durable else _QUICK)
 
     @property
@@ -70,6 +71,17 @@ class PostgresServer:
     def restart(self, mode: str = "fast") -> None:
         self.stop(mode)
         self.start()
+
+    def make_standby(self) -> PostgresServer:
+        """A replica that follows this server; not started yet."""
+        standby = PostgresServer(version=self._version)
+        shutil.rmtree(standby.socket_directory)
+        self._run("pg_basebackup", "-D", str(standby.socket_directory), "-R", "-d", self.dsn)
+        (standby.socket_directory / ".s.PGSQL.5432.lock").unlink()
+        return standby
+
+    def promote(self) -> None:
+        self._control("promote")
 
     def remove(self) -> None:
         if (self.socket_directory / "postmaster.pid").exists():
@@ -93,11 +105,13 @@ class PostgresServer:
         return f'-h "" -k {self.socket_directory}'
 
     def _control(self, *arguments: str) -> None:
-        command = [str(self._package.bin_path / "pg_ctl"), "-w", "-D", str(self.socket_directory)]
+        self._run("pg_ctl", "-w", "-D", str(self.socket_directory), *arguments)
+
+    def _run(self, program: str, *arguments: str) -> None:
         # Output goes to a file: the server inherits a pipe and would keep it open for ever.
         with tempfile.TemporaryFile("w+") as output:
             result = subprocess.run(
-                [*command, *arguments],
+                [str(self._package.bin_path / program), *arguments],
                 check=False,
                 stdout=output,
                 stderr=output,

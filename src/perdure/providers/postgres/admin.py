@@ -427,7 +427,6 @@ class PostgresAdmin(ProviderAdmin):
     async def _ask(
         self, operation: str, template: LiteralString, parameters: Any = ()
     ) -> list[Any]:
-        self._handle.require_open(operation)
         return await self._handle.ask(operation, template, parameters)
 
     async def _of(self, instance_id: str, operation: str, template: LiteralString) -> list[Any]:

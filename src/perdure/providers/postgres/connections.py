@@ -8,9 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import psycopg
-from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
-from perdure.errors import ProviderError, StoreClosed
+from perdure.errors import ProviderError, StoreBusy, StoreClosed
 from perdure.providers.postgres.faults import Remedy, refusal, remedy_for
 from perdure.providers.postgres.place import STATEMENT_TIMEOUT_SECONDS
 
@@ -21,11 +20,14 @@ if TYPE_CHECKING:
 
 Row: TypeAlias = tuple[Any, ...]
 Parameters: TypeAlias = "Sequence[Any] | Mapping[str, Any]"
+_Connection: TypeAlias = "psycopg.AsyncConnection[Row]"
 
 RETRY_SECONDS: Final = 10.0
 """A restart or a failover is over by then; the caller may go on trying."""
 
 _PAUSE_SECONDS: Final = (0.01, 0.5)
+_LIFE_SECONDS: Final = 3600.0
+"""What a session of the server gathers in its memory is let go from time to time."""
 _ANSWER_SECONDS: Final = STATEMENT_TIMEOUT_SECONDS + 5.0
 """The server gives up first; this bounds the wait for an answer that never comes."""
 
@@ -48,43 +50,37 @@ class Backoff:
 
 
 class Connections:
-    """A bounded pool, every connection in autocommit: a statement is a transaction."""
+    """A bounded pool, every connection in autocommit: a statement is a transaction.
+
+    The last one used is the next one used, and whoever finds none open opens one: after a restart
+    of the server, work goes on as soon as one connection succeeds.
+    """
 
     def __init__(self, place: Place, *, size: int, prepare: bool, retry_seconds: float) -> None:
         self._place = place
         self._retry_seconds = retry_seconds
-        self._options: dict[str, Any] = {
-            "autocommit": True,
-            "prepare_threshold": 0 if prepare else None,
-        }
-        self._pool: AsyncConnectionPool[psycopg.AsyncConnection[Row]] | None = None
-        self._size = size
+        self._prepare_threshold = 0 if prepare else None
+        self._slots = asyncio.Semaphore(size)
+        self._free: list[tuple[_Connection, float]] = []
+        """With the times at which they were opened."""
+        self._is_open = False
 
     @property
     def location(self) -> str:
         return self._place.location
 
-    async def connect(self) -> psycopg.AsyncConnection[Row]:
+    async def connect(self) -> _Connection:
         """A connection of one's own; raises what the driver raises."""
-        return await psycopg.AsyncConnection[Row].connect(self._place.conninfo, **self._options)
-
-    async def open(self) -> None:
-        self._pool = AsyncConnectionPool(
-            self._place.conninfo,
-            kwargs=self._options,
-            min_size=min(2, self._size),
-            max_size=self._size,
-            timeout=self._retry_seconds,
-            reconnect_timeout=self._retry_seconds,
-            open=False,
-            name="perdure",
+        return await psycopg.AsyncConnection[Row].connect(
+            self._place.conninfo, autocommit=True, prepare_threshold=self._prepare_threshold
         )
-        await self._pool.open()
+
+    def open(self) -> None:
+        self._is_open = True
 
     async def close(self) -> None:
-        pool, self._pool = self._pool, None
-        if pool is not None:
-            await pool.close()
+        self._is_open = False
+        await self._drop_free()
 
     async def run(
         self,
@@ -95,13 +91,29 @@ class Connections:
         binary: bool = False,
     ) -> list[Row]:
         """Rows of a statement that may be repeated; it is, for as long as that can help."""
+        return await self.run_marked(operation, statement, lambda _: parameters, binary=binary)
+
+    async def run_marked(
+        self,
+        operation: str,
+        statement: bytes,
+        parameters: Callable[[bool], Parameters],
+        *,
+        binary: bool,
+        was_sent: bool = False,
+    ) -> list[Row]:
+        """As ``run``; the parameters may depend on whether the statement may have run before."""
         backoff = Backoff(self._retry_seconds)
         while True:
             try:
-                return await self.run_once(operation, statement, parameters, binary=binary)
-            except (psycopg.Error, PoolTimeout, OSError) as error:
-                if remedy_for(error) is Remedy.NONE or not await backoff.pause():
+                return await self.run_once(
+                    operation, statement, parameters(was_sent), binary=binary
+                )
+            except (psycopg.Error, OSError) as error:
+                remedy = remedy_for(error)
+                if remedy is Remedy.NONE or not await backoff.pause():
                     raise refusal(operation, error, self.location) from error
+                was_sent = was_sent or remedy is Remedy.RECONNECT
 
     async def run_once(
         self,
@@ -112,22 +124,56 @@ class Connections:
         binary: bool = False,
     ) -> list[Row]:
         """One try; raises what the driver raises."""
-        pool = self._pool
-        if pool is None:
+        await self._take_slot(operation)
+        try:
+            connection, opened_at = await self._take()
+            try:
+                return await _ask(connection, statement, parameters, binary=binary)
+            finally:
+                await self._put(connection, opened_at)
+        except (psycopg.Error, OSError) as error:
+            if remedy_for(error) is Remedy.RECONNECT:
+                # What happened to this one has likely happened to all of them.
+                await self._drop_free()
+            raise
+        finally:
+            self._slots.release()
+
+    async def _take_slot(self, operation: str) -> None:
+        if not self._is_open:
             raise StoreClosed(operation, f"{self.location} is not open")
         try:
-            async with pool.connection() as connection:
-                return await _ask(connection, statement, parameters, binary=binary)
-        except PoolClosed as error:
-            raise StoreClosed(operation, f"{self.location} was closed") from error
+            async with asyncio.timeout(self._retry_seconds):
+                await self._slots.acquire()
+        except TimeoutError as error:
+            raise StoreBusy(
+                operation,
+                f"{self.location}: all connections were in use for {self._retry_seconds} s; "
+                "raise pool_size, or look for what blocks them",
+            ) from error
+
+    async def _take(self) -> tuple[_Connection, float]:
+        while self._free:
+            connection, opened_at = self._free.pop()
+            if not connection.closed:
+                return connection, opened_at
+        return await self.connect(), asyncio.get_running_loop().time()
+
+    async def _put(self, connection: _Connection, opened_at: float) -> None:
+        age = asyncio.get_running_loop().time() - opened_at
+        if self._is_open and age < _LIFE_SECONDS and not connection.closed:
+            self._free.append((connection, opened_at))
+        else:
+            await connection.close()
+
+    async def _drop_free(self) -> None:
+        while self._free:
+            connection, _ = self._free.pop()
+            await connection.close()
 
 
 async def _ask(
-    connection: psycopg.AsyncConnection[Row],
-    statement: bytes,
-    parameters: Parameters,
-    *,
-    binary: bool,
+    connection: _Connection, statement: bytes, parameters: Parameters, *, binary: bool
 ) -> list[Row]:
     cursor = connection.cursor(binary=binary)
     try:
@@ -135,8 +181,8 @@ async def _ask(
             await cursor.execute(statement, parameters)
             return await cursor.fetchall() if cursor.description else []
     except BaseException as error:
-        # The pool replaces a closed connection. A stale plan lives on in an open one, and an
-        # answer that was not waited for would be taken for the next one's.
+        # A stale plan lives on in an open connection, and an answer that was not waited for would
+        # be taken for the next one's.
         if remedy_for(error) is Remedy.RECONNECT or not isinstance(error, psycopg.Error):
             await connection.close()
         raise

@@ -1,19 +1,24 @@
-"""Looking for work on the server, for as many calls at once as want the same."""
+"""Looking for work on the server, for as many calls at once as want the same.
+
+A fetch whose answer was lost is sent again with its tokens, until the server has said what it
+handed out under them.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 import psycopg
 
-from perdure.errors import PerdureError
+from perdure.errors import CorruptData, ProviderError
 from perdure.providers._shared import rules
 from perdure.providers.postgres import queries, rows
 from perdure.providers.postgres.desk import Desk, Seen
 from perdure.providers.postgres.faults import is_damage
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Hashable
+    from typing import LiteralString
 
     from perdure.providers.items import (
         FetchedOrchestration,
@@ -25,6 +30,10 @@ if TYPE_CHECKING:
     from perdure.providers.postgres.connections import Row
     from perdure.providers.postgres.handle import Handle
     from perdure.providers.postgres.tokens import TokenBook
+
+_FETCH_TURN: Final = "fetch_orchestration_item"
+_FETCH_WORK: Final = "fetch_work_item"
+_WantT = TypeVar("_WantT", bound="Hashable")
 
 
 class TurnWant(NamedTuple):
@@ -42,6 +51,32 @@ class WorkWant(NamedTuple):
     activities: frozenset[str] | None
 
 
+class _Fetches(Generic[_WantT]):
+    """Sends fetches, and remembers the tokens of those that were never answered."""
+
+    def __init__(self, handle: Handle, operation: str, template: LiteralString) -> None:
+        self._handle = handle
+        self._operation = operation
+        self._template: LiteralString = template
+        self._unanswered: dict[_WantT, list[str]] = {}
+
+    async def send(self, want: _WantT, number: int, *arguments: Any) -> list[Row]:
+        tokens = self._unanswered.pop(want, None)
+        was_sent = tokens is not None
+        tokens = tokens or [rules.new_lock_token() for _ in range(number)]
+        try:
+            return await self._handle.fetch(
+                self._operation,
+                self._template,
+                lambda again: [tokens, again, *arguments],
+                was_sent=was_sent,
+            )
+        except ProviderError as error:
+            if was_sent or error.retryable:
+                self._unanswered[want] = tokens
+            raise
+
+
 class Turns:
     """The orchestrator queue, seen from a dispatcher."""
 
@@ -55,6 +90,7 @@ class Turns:
         self._handle = handle
         self._tokens = tokens
         self._orphan_grace_ms = orphan_grace_ms
+        self._fetches: _Fetches[TurnWant] = _Fetches(handle, _FETCH_TURN, queries.FETCH_TURNS)
         self._desk: Desk[TurnWant, FetchedOrchestration] = Desk(
             self._look, give_back, lambda: handle.poll_seconds
         )
@@ -64,44 +100,33 @@ class Turns:
         return await self._desk.fetch(want, poll_timeout_ms / 1000)
 
     async def _look(self, want: TurnWant, number: int) -> Seen[FetchedOrchestration]:
-        operation = "fetch_orchestration_item"
-        tokens = [rules.new_lock_token() for _ in range(number)]
-        parameters: list[Any] = [
-            tokens,
+        arguments = (
             want.lock_timeout_ms,
             want.owner,
             rows.routes_of(want.filter),
             rows.ranges_of(want.filter),
             self._orphan_grace_ms,
-        ]
+        )
         try:
-            found = await self._handle.ask(
-                operation, queries.FETCH_TURNS, [*parameters, True], binary=True
-            )
+            found = await self._fetches.send(want, number, *arguments, True)
             fetched = [rows.fetched_turn(row) for row in found if row[0] is not None]
-        except PerdureError as error:
-            if error.__cause__ is None or not is_damage(error.__cause__):
-                raise
-            found = await self._handle.ask(
-                operation, queries.FETCH_TURNS, [*parameters, False], binary=True
-            )
+        except CorruptData:
+            # Some history cannot be read. The others shall not suffer, so each is read apart.
+            found = await self._fetches.send(want, number, *arguments, False)
             fetched = [await self._with_history(row) for row in found if row[0] is not None]
         for each in fetched:
             self._tokens.note(each.lock_token, each.item.instance_id)
         return Seen(fetched, _due_seconds(found))
 
     async def _with_history(self, row: Row) -> FetchedOrchestration:
-        """Read apart, so that damage to one history does not keep the others from being read."""
-        if row[2]:
+        instance_id, continues, execution_id = row[0], row[2], row[6]
+        if continues:
             return rows.fetched_turn(row)
-        instance_id, execution_id = row[0], row[6]
         try:
             found = await self._handle.ask_once(
-                "fetch_orchestration_item",
-                queries.READ_HISTORY,
-                (instance_id, execution_id, 0, None),
+                _FETCH_TURN, queries.READ_HISTORY, (instance_id, execution_id, 0, None)
             )
-        except (psycopg.Error, UnicodeDecodeError) as error:
+        except psycopg.Error as error:
             if not is_damage(error):
                 raise
             return rows.fetched_turn(row, history_error=str(error))
@@ -118,8 +143,8 @@ class Work:
         tokens: TokenBook,
         give_back: Callable[[FetchedWork], Awaitable[None]],
     ) -> None:
-        self._handle = handle
         self._tokens = tokens
+        self._fetches: _Fetches[WorkWant] = _Fetches(handle, _FETCH_WORK, queries.FETCH_WORK)
         self._desk: Desk[WorkWant, FetchedWork] = Desk(
             self._look, give_back, lambda: handle.poll_seconds
         )
@@ -132,20 +157,16 @@ class Work:
         names = None if want.activities is None else sorted(want.activities)
         suffixes = rows.suffixes_of(want.tags)
         session = want.session
-        found = await self._handle.ask(
-            "fetch_work_item",
-            queries.FETCH_WORK,
-            (
-                [rules.new_lock_token() for _ in range(number)],
-                want.lock_timeout_ms,
-                rows.work_routes(names, suffixes),
-                names,
-                suffixes,
-                None if session is None else session.owner_id,
-                None if session is None else session.lock_timeout_ms,
-                session is not None and session.only_owned,
-            ),
-            binary=True,
+        found = await self._fetches.send(
+            want,
+            number,
+            want.lock_timeout_ms,
+            rows.work_routes(names, suffixes),
+            names,
+            suffixes,
+            None if session is None else session.owner_id,
+            None if session is None else session.lock_timeout_ms,
+            session is not None and session.only_owned,
         )
         fetched = [rows.fetched_work(row) for row in found if row[0] is not None]
         for each in fetched:

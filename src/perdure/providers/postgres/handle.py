@@ -14,7 +14,7 @@ import psycopg
 from psycopg.rows import dict_row
 
 from perdure.clock import SystemClock
-from perdure.errors import PerdureError, StoreClosed, StoreMoved, StoreRefused
+from perdure.errors import PerdureError, StoreClosed, StoreMoved, StoreRefused, UsageError
 from perdure.model.wire import FORMAT_VERSION
 from perdure.providers.postgres import queries
 from perdure.providers.postgres.connections import Connections, Renewals
@@ -27,7 +27,7 @@ from perdure.providers.postgres.server_clock import ServerClock
 from perdure.providers.watching import ChangeHub
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from typing import LiteralString
 
     from perdure.providers._shared.migrate import Migration
@@ -82,6 +82,7 @@ class Handle:
         self._hubs = [ChangeHub(SystemClock()) for _ in range(BUCKETS)]
         self._ticker: asyncio.Task[None] | None = None
         self._process_id = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.clock = ServerClock()
         self.turn_desk: Desk[Any, Any] | None = None
         self.work_desk: Desk[Any, Any] | None = None
@@ -90,10 +91,10 @@ class Handle:
 
     async def open(self, *, allow_moved: bool, auto_migrate: bool) -> None:
         await self._prepare_schema(auto_migrate=auto_migrate)
-        await self._connections.open()
+        self._connections.open()
         self._renewals.open()
         self._lanes.open()
-        self._process_id = os.getpid()
+        self._process_id, self._loop = os.getpid(), asyncio.get_running_loop()
         try:
             await self._check_store(allow_moved=allow_moved)
         except BaseException:
@@ -108,12 +109,12 @@ class Handle:
     async def close(self) -> None:
         if self._process_id != os.getpid():
             return
-        self._process_id = 0
         if self._ticker is not None:
             self._ticker.cancel()
             self._ticker = None
         for desk in self._desks:
             await desk.close()
+        self._process_id = 0
         await self._lanes.close()
         await self._listener.close()
         await self._notifier.close()
@@ -127,6 +128,15 @@ class Handle:
         if self._process_id != os.getpid():
             reason = "is not open" if self._process_id == 0 else "was inherited by a fork"
             raise StoreClosed(operation, f"{self.place.location} {reason}; open a handle here")
+
+    def require_here(self, operation: str) -> None:
+        """Connections of the pool belong to one event loop; renewals go another way."""
+        self.require_open(operation)
+        if asyncio.get_running_loop() is not self._loop:
+            raise UsageError(
+                f"{operation}: only locks can be renewed from another event loop; use the one that "
+                f"opened the handle on {self.place.location}"
+            )
 
     async def migrate(self, *, dry_run: bool) -> Sequence[Migration]:
         """Apply what is due, or only say what is."""
@@ -187,9 +197,26 @@ class Handle:
         binary: bool = False,
     ) -> list[Row]:
         """Rows of a statement that may be repeated."""
+        self.require_here(operation)
         return await self._connections.run(
             operation, self.statements(template), parameters, binary=binary
         )
+
+    async def fetch(
+        self,
+        operation: str,
+        template: LiteralString,
+        parameters: Callable[[bool], Parameters],
+        *,
+        was_sent: bool,
+    ) -> list[Row]:
+        """Rows of a statement that is told whether it may have run before."""
+        sent_at = asyncio.get_running_loop().time()
+        found = await self._connections.run_marked(
+            operation, self.statements(template), parameters, binary=True, was_sent=was_sent
+        )
+        self.clock.note(found[0][-2], sent_at)
+        return found
 
     async def ask_once(
         self, operation: str, template: LiteralString, parameters: Parameters
@@ -216,7 +243,7 @@ class Handle:
         weight: int = 0,
     ) -> asyncio.Future[tuple[str, str | None] | None]:
         """None once it is committed, or why the server refused it."""
-        self.require_open(operation)
+        self.require_here(operation)
         return self._lanes.send(operation, template, row, key=key, parts=parts, weight=weight)
 
     # --- telling who waits

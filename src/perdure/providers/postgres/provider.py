@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from perdure.providers.watching import Watch
 
 VERSION: Final = "1"
-_CAPABILITIES: Final = Capabilities(injected_clock=False)
+_CAPABILITIES: Final = Capabilities(injected_clock=False, other_loops=True)
 
 
 class PostgresProvider(Provider):
@@ -481,11 +481,10 @@ class PostgresProvider(Provider):
     async def _ask(
         self, operation: str, template: LiteralString, parameters: Any = ()
     ) -> list[Any]:
-        self._handle.require_open(operation)
         return await self._handle.ask(operation, template, parameters, binary=True)
 
     async def _find(self, template: LiteralString, tokens: Sequence[str]) -> dict[str, str]:
-        return dict(await self._handle.ask("find_tokens", template, (list(tokens),)))
+        return dict(await self._handle.renew("find_tokens", template, (list(tokens),)))
 
     async def _give_back_turn(self, fetched: FetchedOrchestration) -> None:
         """What nobody waits for any more. At worst the lock expires."""

@@ -39,8 +39,8 @@ APPEND_HISTORY: Final = "SELECT {schema}.append_history(%s, %s, %s, %s::jsonb, %
 
 # --- turns and work
 
-FETCH_TURNS: Final = "SELECT * FROM {schema}.fetch_turns(%s, %s, %s, %s, %s::jsonb, %s, %s)"
-FETCH_WORK: Final = "SELECT * FROM {schema}.fetch_work(%s, %s, %s, %s, %s, %s, %s, %s)"
+FETCH_TURNS: Final = "SELECT * FROM {schema}.fetch_turns(%s, %s, %s, %s, %s, %s::jsonb, %s, %s)"
+FETCH_WORK: Final = "SELECT * FROM {schema}.fetch_work(%s, %s, %s, %s, %s, %s, %s, %s, %s)"
 RENEW_TURNS: Final = "SELECT {schema}.renew_turns(%s::jsonb)"
 RENEW_WORK: Final = "SELECT {schema}.renew_work(%s::jsonb)"
 FIND_TURNS: Final = """

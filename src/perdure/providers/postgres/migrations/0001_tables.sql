@@ -92,7 +92,8 @@ CREATE TABLE kv_delta (
 CREATE SEQUENCE message_ids;
 
 -- given_at is the time that the message itself asked for. lock_token tags the lock that carries the
--- message; it means nothing unless that is the current lock of the instance.
+-- message; it means nothing unless that is the current lock of the instance. delivery names the
+-- fetch that handed it out.
 CREATE TABLE orchestrator_queue (
     instance_id        text COLLATE "C" NOT NULL,
     message_id         bigint NOT NULL DEFAULT nextval('message_ids'),
@@ -103,6 +104,7 @@ CREATE TABLE orchestrator_queue (
     enqueued_at        bigint NOT NULL,
     attempt_count      bigint NOT NULL DEFAULT 0,
     lock_token         text COLLATE "C",
+    delivery           text COLLATE "C",
     start_name         text COLLATE "C",
     start_version      text COLLATE "C",
     start_parent       text COLLATE "C",

@@ -159,11 +159,44 @@ BEGIN
     PERFORM forget_instances(v_ids);
 END $$;
 
+-- Places locks and hands out batches: instance p_ids[i] to delivery p_deliveries[i].
+CREATE FUNCTION deliver_turns(
+    p_ids text[], p_deliveries text[], p_continues boolean[], p_lock_ms bigint, p_owner text,
+    p_now bigint
+) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE instance_locks l SET
+        lock_token = CASE WHEN t.continues THEN l.lock_token ELSE t.delivery END,
+        locked_until = CASE WHEN t.continues THEN l.locked_until ELSE p_now + p_lock_ms END,
+        owner = CASE WHEN t.continues THEN l.owner ELSE p_owner END,
+        kept = t.continues,
+        ready_at = f.visible_at,
+        ready_id = f.message_id,
+        wake_at = CASE WHEN t.continues THEN l.locked_until ELSE p_now + p_lock_ms END
+    FROM unnest(p_ids, p_deliveries, p_continues) AS t (instance_id, delivery, continues)
+    LEFT JOIN LATERAL (
+        SELECT q.visible_at, q.message_id
+        FROM orchestrator_queue q
+        WHERE q.instance_id = t.instance_id AND q.visible_at > p_now
+        ORDER BY q.visible_at, q.message_id
+        LIMIT 1
+    ) f ON true
+    WHERE l.instance_id = t.instance_id;
+    UPDATE orchestrator_queue q SET
+        lock_token = l.lock_token, delivery = t.delivery, attempt_count = q.attempt_count + 1
+    FROM unnest(p_ids, p_deliveries) AS t (instance_id, delivery)
+    JOIN instance_locks l ON l.instance_id = t.instance_id
+    WHERE q.instance_id = t.instance_id AND q.visible_at <= p_now
+        AND q.lock_token IS DISTINCT FROM l.lock_token;
+END $$;
+
 -- Locks up to one instance for each token and returns them with their batches; or one row without
--- an instance that says when to look again.
+-- an instance that says when to look again. With p_again these tokens were sent before and the
+-- answer was lost: what was handed out then is handed out again.
 CREATE FUNCTION fetch_turns(
-    p_tokens text[], p_lock_ms bigint, p_owner text, p_routes text[], p_ranges jsonb,
-    p_grace_ms bigint, p_with_history boolean
+    p_tokens text[], p_again boolean, p_lock_ms bigint, p_owner text, p_routes text[],
+    p_ranges jsonb, p_grace_ms bigint, p_with_history boolean
 ) RETURNS TABLE (
     instance_id text, lock_token text, continues boolean, name text, version text,
     parent_instance_id text, execution_id bigint,
@@ -179,14 +212,39 @@ DECLARE
     v_candidates text[];
     v_ids text[];
     v_continues boolean[];
+    v_deliveries text[];
 BEGIN
-    IF EXISTS (
+    PERFORM pg_advisory_xact_lock(hashtextextended(p_tokens[1], 0));
+    IF p_again THEN
+        SELECT array_agg(d.instance_id), array_agg(d.delivery),
+            array_agg(l.lock_token <> d.delivery)
+        INTO v_ids, v_deliveries, v_continues
+        FROM (
+            SELECT DISTINCT q.instance_id, q.delivery, q.lock_token
+            FROM orchestrator_queue q WHERE q.delivery = ANY (p_tokens)
+        ) d
+        JOIN instance_locks l
+            ON l.instance_id = d.instance_id AND l.lock_token = d.lock_token
+            AND l.locked_until > v_now;
+        IF v_ids IS NULL THEN
+            -- Whatever they locked has expired meanwhile, and nobody knows these tokens.
+            WITH released AS (
+                UPDATE instance_locks l
+                SET lock_token = NULL, locked_until = NULL, owner = NULL
+                WHERE l.lock_token = ANY (p_tokens)
+                RETURNING l.instance_id
+            )
+            SELECT array_agg(r.instance_id) INTO v_candidates FROM released r;
+            PERFORM place_instances(v_candidates);
+        END IF;
+    END IF;
+    IF v_ids IS NULL AND EXISTS (
         SELECT FROM instance_locks l
         WHERE l.route IS NULL AND l.orphaned_at <= v_now - p_grace_ms
     ) THEN
         PERFORM bury_orphans(v_now, p_grace_ms);
     END IF;
-    LOOP
+    WHILE v_ids IS NULL LOOP
         IF p_routes IS NULL THEN
             v_routes := waiting_routes();
         END IF;
@@ -206,8 +264,7 @@ BEGIN
             array_agg(s.instance_id ORDER BY s.position), array_agg(s.continues ORDER BY s.position)
         INTO v_ids, v_continues
         FROM (
-            SELECT l.instance_id, l.locked_until IS NOT NULL AND l.locked_until > v_now AS continues,
-                c.position
+            SELECT l.instance_id, coalesce(l.locked_until > v_now, false) AS continues, c.position
             FROM unnest(v_candidates) WITH ORDINALITY AS c (instance_id, position)
             JOIN instance_locks l ON l.instance_id = c.instance_id
             WHERE l.route IS NOT NULL AND NOT l.suspended
@@ -228,60 +285,36 @@ BEGIN
             LIMIT cardinality(p_tokens)
             FOR UPDATE OF l SKIP LOCKED
         ) s;
-        EXIT WHEN v_ids IS NOT NULL;
-        -- Somebody is at each of them. What the first one turns into decides whether there is work.
-        PERFORM 1 FROM instance_locks l WHERE l.instance_id = v_candidates[1] FOR UPDATE;
-        v_now := now_ms();
+        IF v_ids IS NULL THEN
+            -- Somebody is at each of them. What the first turns into decides whether there is work.
+            PERFORM 1 FROM instance_locks l WHERE l.instance_id = v_candidates[1] FOR UPDATE;
+            v_now := now_ms();
+        ELSE
+            v_deliveries := p_tokens[:cardinality(v_ids)];
+            PERFORM deliver_turns(v_ids, v_deliveries, v_continues, p_lock_ms, p_owner, v_now);
+        END IF;
     END LOOP;
 
-    UPDATE instance_locks l SET
-        lock_token = CASE WHEN t.continues THEN l.lock_token ELSE t.token END,
-        locked_until = CASE WHEN t.continues THEN l.locked_until ELSE v_now + p_lock_ms END,
-        owner = CASE WHEN t.continues THEN l.owner ELSE p_owner END,
-        kept = t.continues,
-        ready_at = f.visible_at,
-        ready_id = f.message_id,
-        wake_at = CASE WHEN t.continues THEN l.locked_until ELSE v_now + p_lock_ms END
-    FROM unnest(v_ids, v_continues, p_tokens[:cardinality(v_ids)])
-        AS t (instance_id, continues, token)
-    LEFT JOIN LATERAL (
-        SELECT q.visible_at, q.message_id
-        FROM orchestrator_queue q
-        WHERE q.instance_id = t.instance_id AND q.visible_at > v_now
-        ORDER BY q.visible_at, q.message_id
-        LIMIT 1
-    ) f ON true
-    WHERE l.instance_id = t.instance_id;
-
     RETURN QUERY
-    WITH tagged AS (
-        UPDATE orchestrator_queue q
-        SET lock_token = l.lock_token, attempt_count = q.attempt_count + 1
-        FROM instance_locks l
-        WHERE l.instance_id = ANY (v_ids) AND q.instance_id = l.instance_id
-            AND q.visible_at <= v_now AND q.lock_token IS DISTINCT FROM l.lock_token
-        RETURNING q.instance_id, q.message_id, q.body, q.attempt_count, q.start_name,
-            q.start_version, q.start_parent
-    ), batches AS (
-        SELECT
-            g.instance_id,
-            array_agg(g.message_id ORDER BY g.message_id) AS message_ids,
-            array_agg(g.body ORDER BY g.message_id) AS bodies,
-            array_agg(g.attempt_count ORDER BY g.message_id) AS attempts,
-            min(g.message_id) FILTER (WHERE g.start_name IS NOT NULL) AS start_id
-        FROM tagged g
-        GROUP BY g.instance_id
-    )
     SELECT
-        b.instance_id, l.lock_token, t.continues, w.name, w.version, w.parent_instance_id,
+        t.instance_id, l.lock_token, t.continues, w.name, w.version, w.parent_instance_id,
         w.execution_id, b.message_ids, b.bodies, b.attempts, h.event_ids, h.events,
         k.kv_keys, k.kv_values, k.kv_times, v_now, NULL::bigint
-    FROM unnest(v_ids, v_continues) WITH ORDINALITY AS t (instance_id, continues, position)
-    JOIN batches b ON b.instance_id = t.instance_id
+    FROM unnest(v_ids, v_deliveries, v_continues)
+        WITH ORDINALITY AS t (instance_id, delivery, continues, position)
     JOIN instance_locks l ON l.instance_id = t.instance_id
+    CROSS JOIN LATERAL (
+        SELECT
+            array_agg(q.message_id ORDER BY q.message_id) AS message_ids,
+            array_agg(q.body ORDER BY q.message_id) AS bodies,
+            array_agg(q.attempt_count ORDER BY q.message_id) AS attempts,
+            min(q.message_id) FILTER (WHERE q.start_name IS NOT NULL) AS start_id
+        FROM orchestrator_queue q
+        WHERE q.instance_id = t.instance_id AND q.visible_at <= v_now AND q.delivery = t.delivery
+    ) b
     LEFT JOIN instances i ON i.instance_id = t.instance_id
-    LEFT JOIN tagged s
-        ON s.instance_id = b.instance_id AND s.message_id = b.start_id
+    LEFT JOIN orchestrator_queue s
+        ON s.instance_id = t.instance_id AND s.message_id = b.start_id
         AND NOT coalesce(i.named OR i.started, false)
     CROSS JOIN LATERAL (
         SELECT

@@ -176,10 +176,11 @@ BEGIN
 END $$;
 
 -- Locks up to one item for each token; or returns one row without an item that says when to look
--- again. p_routes: what the worker takes, or NULL to look for p_names and p_suffixes.
+-- again. With p_again these tokens were sent before and the answer was lost: what was handed out then
+-- is handed out again. p_routes: what the worker takes, or NULL to look for p_names and p_suffixes.
 CREATE FUNCTION fetch_work(
-    p_tokens text[], p_lock_ms bigint, p_routes text[], p_names text[], p_suffixes text[],
-    p_owner text, p_session_ms bigint, p_only_owned boolean
+    p_tokens text[], p_again boolean, p_lock_ms bigint, p_routes text[], p_names text[],
+    p_suffixes text[], p_owner text, p_session_ms bigint, p_only_owned boolean
 ) RETURNS TABLE (
     instance_id text, execution_id bigint, activity_id bigint, name text, body text,
     lock_token text, attempt_count bigint, session_id text, tag text, heartbeat text,
@@ -199,6 +200,22 @@ DECLARE
     v_item worker_queue;
     v_taken worker_queue[];
 BEGIN
+    PERFORM pg_advisory_xact_lock(hashtextextended(p_tokens[1], 0));
+    IF p_again THEN
+        RETURN QUERY
+        SELECT
+            w.instance_id, w.execution_id, w.activity_id, w.name, w.body, w.lock_token,
+            w.attempt_count, w.session_id, w.tag, w.heartbeat, v_now, NULL::bigint
+        FROM worker_queue w
+        WHERE w.lock_token = ANY (p_tokens) AND w.locked_until > v_now
+        ORDER BY w.message_id;
+        IF FOUND THEN
+            RETURN;
+        END IF;
+        -- Whatever they locked has expired meanwhile, and nobody knows these tokens.
+        UPDATE worker_queue w SET lock_token = NULL, locked_until = NULL, wake_at = NULL
+        WHERE w.lock_token = ANY (p_tokens);
+    END IF;
     LOOP
         IF p_routes IS NULL THEN
             v_routes := ARRAY(

@@ -1,0 +1,357 @@
+"""What Postgres does to its clients: errors, cuts, stops, failovers, poolers and storms."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from campaigns.postgres_cuts import cut_connections
+from campaigns.postgres_stops import stop_server
+from perdure.conformance.factories import (
+    NAME,
+    VERSION,
+    activity,
+    completion,
+    raised,
+    start,
+    started,
+)
+from perdure.errors import LockLost, StoreBusy, StoreFull, StoreUnavailable
+from perdure.providers.items import CustomStatusChange, ExecutionMetadata, TurnCommit
+from perdure.providers.postgres import PostgresProvider
+from perdure.providers.postgres.listener import Channels
+from postgres_factory import new_schema
+from postgres_load import Load
+from postgres_pooler import Pooler
+from postgres_proxy import Proxy
+from postgres_server import PostgresServer, shared_server
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+RETRYABLE = (
+    *("40001", "40P01", "55P03", "57014", "53200"),
+    *("57P01", "57P02", "57P03", "08000", "08003", "08006", "53300", "0A000", "26000"),
+)
+
+
+@pytest.fixture
+def schema() -> str:
+    return new_schema()
+
+
+@pytest.fixture
+def server() -> Iterator[PostgresServer]:
+    """One of the test's own, to be stopped."""
+    with PostgresServer() as server:
+        yield server
+
+
+class Saboteur:
+    """Lets the next statements of a schema fail, by way of the function that tells the time."""
+
+    def __init__(self, schema: str) -> None:
+        self._connection = psycopg.connect(shared_server().dsn, autocommit=True)
+        self._schema = sql.Identifier(schema)
+        self._execute("CREATE SEQUENCE {}.faults")
+
+    def fail(self, state: str, times: int) -> None:
+        self._execute("SELECT setval('{}.faults', 1, false)")
+        self._execute(
+            """
+            CREATE OR REPLACE FUNCTION {}.now_ms() RETURNS bigint LANGUAGE plpgsql AS $$ BEGIN
+                IF nextval('{}.faults') <= {} THEN
+                    RAISE EXCEPTION 'injected' USING ERRCODE = {};
+                END IF;
+                RETURN floor(extract(epoch FROM clock_timestamp()) * 1000);
+            END $$
+            """,
+            sql.Literal(times),
+            sql.Literal(state),
+        )
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _execute(self, statement: str, *values: sql.Composable) -> None:
+        places = statement.count("{}") - len(values)
+        composed = sql.SQL(statement).format(*[self._schema] * places, *values)
+        self._connection.execute(composed)
+
+
+@pytest.fixture
+def saboteur(schema: str) -> Iterator[Saboteur]:
+    saboteur = Saboteur(schema)
+    yield saboteur
+    saboteur.close()
+
+
+@pytest.mark.parametrize("state", RETRYABLE)
+def test_a_passing_fault_is_hidden_from_every_verb(
+    schema: str, saboteur: Saboteur, state: str
+) -> None:
+    async def check() -> None:
+        async with PostgresProvider(shared_server().dsn, schema=schema, pool_size=3) as provider:
+            saboteur.fail(state, 2)
+            assert await provider.enqueue_for_orchestrator(start("x"))
+            saboteur.fail(state, 2)
+            fetched = await provider.fetch_orchestration_item(60_000, 0)
+            assert fetched is not None
+            assert fetched.attempt_count == 1
+            saboteur.fail(state, 2)
+            await provider.renew_orchestration_item_lock(fetched.lock_token, 60_000)
+            saboteur.fail(state, 2)
+            await provider.ack_orchestration_item(
+                fetched.lock_token,
+                TurnCommit(
+                    execution_id=1,
+                    history_delta=(started("x"),),
+                    metadata=ExecutionMetadata(name=NAME, version=VERSION),
+                    custom_status=CustomStatusChange(value="1"),
+                    worker_items=(activity("x"),),
+                ),
+            )
+            saboteur.fail(state, 2)
+            work = await provider.fetch_work_item(60_000, 0)
+            assert work is not None
+            saboteur.fail(state, 2)
+            await provider.ack_work_item(work.lock_token, completion("x"))
+
+            assert await provider.get_custom_status("x") == ("1", 1)
+            assert len(await provider.admin().list_messages("x")) == 1
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize(
+    ("state", "error"),
+    [("40P01", StoreBusy), ("57P01", StoreUnavailable), ("53100", StoreFull)],
+)
+def test_a_lasting_fault_is_raised_as_retryable(
+    schema: str, saboteur: Saboteur, state: str, error: type[Exception]
+) -> None:
+    async def check() -> None:
+        options = {"pool_size": 3, "retry_seconds": 0.2}
+        async with PostgresProvider(shared_server().dsn, schema=schema, **options) as provider:
+            saboteur.fail(state, 1_000)
+            with pytest.raises(error) as raised_error:
+                await provider.enqueue_for_orchestrator(start("x"))
+            assert raised_error.value.retryable
+
+            saboteur.fail(state, 0)
+            assert await provider.enqueue_for_orchestrator(start("y"))
+
+    asyncio.run(check())
+
+
+def test_answers_lost_before_during_and_after_commits_change_nothing() -> None:
+    counts = asyncio.run(cut_connections(shared_server(), cuts=10, seed=7))
+
+    assert counts["errors that reached a caller"] == 0
+
+
+def test_stopping_the_server_dead_loses_nothing(server: PostgresServer) -> None:
+    counts = asyncio.run(stop_server(server, stops=2, seed=7, roots=15))
+
+    assert counts["errors that reached a caller"] == 0
+
+
+def test_sixteen_fetchers_take_every_turn_once(schema: str) -> None:
+    async def check() -> None:
+        handles = [PostgresProvider(shared_server().dsn, schema=schema) for _ in range(4)]
+        for handle in handles:
+            await handle.open()
+        load = Load(60)
+        await load.start(handles[0])
+        await load.run(handles, fetchers=16, workers=16)
+        await load.check(handles[0])
+        assert load.errors == []
+        for handle in handles:
+            await handle.close()
+
+    asyncio.run(check())
+
+
+def test_work_goes_on_at_the_standby_that_was_promoted(server: PostgresServer) -> None:
+    standby = server.make_standby()
+    standby.start()
+    both = f"{server.dsn},{standby.socket_directory}"
+
+    async def check() -> None:
+        async with PostgresProvider(both, retry_seconds=60) as provider:
+            await provider.enqueue_for_orchestrator(start("before"))
+            await asyncio.to_thread(_wait_for_replay, server, standby)
+
+            await asyncio.to_thread(server.stop, "immediate")
+            going_on = asyncio.create_task(provider.enqueue_for_orchestrator(start("after")))
+            await asyncio.to_thread(standby.promote)
+
+            assert await going_on
+            listed = await provider.admin().list_instances()
+            assert {info.instance_id for info in listed.instances} == {"before", "after"}
+
+    try:
+        asyncio.run(check())
+    finally:
+        standby.remove()
+
+
+def _wait_for_replay(primary: PostgresServer, standby: PostgresServer) -> None:
+    with psycopg.connect(primary.dsn) as connection:
+        written = connection.execute("SELECT pg_current_wal_lsn()").fetchone()
+    assert written is not None
+    with psycopg.connect(standby.dsn, autocommit=True) as connection:
+        while connection.execute(
+            "SELECT pg_last_wal_replay_lsn() < %s::pg_lsn", written
+        ).fetchone() != (False,):
+            pass
+
+
+def test_it_works_behind_a_pooler_that_hands_out_transactions(schema: str) -> None:
+    async def check() -> None:
+        async with Pooler(Path(shared_server().socket_directory)) as pooler:
+            handles = [
+                PostgresProvider(pooler.dsn, schema=schema, listen=False, prepare=False)
+                for _ in range(2)
+            ]
+            for handle in handles:
+                await handle.open()
+            load = Load(10)
+            await load.start(handles[0])
+            await load.run(handles, fetchers=4, workers=4)
+            await load.check(handles[0])
+            for handle in handles:
+                await handle.close()
+            assert pooler.transactions > 40
+
+    asyncio.run(check())
+
+
+def test_locks_are_renewed_while_every_connection_is_stuck(schema: str) -> None:
+    async def check() -> None:
+        dsn = shared_server().dsn
+        async with PostgresProvider(dsn, schema=schema, pool_size=2) as provider:
+            await provider.enqueue_for_orchestrator(start("x"))
+            fetched = await provider.fetch_orchestration_item(60_000, 0)
+            assert fetched is not None
+            with psycopg.connect(dsn) as blocker:
+                blocker.execute(
+                    sql.SQL("LOCK TABLE {}.worker_queue").format(sql.Identifier(schema))
+                )
+                stuck = [asyncio.create_task(provider.fetch_work_item(1_000, 0)) for _ in range(50)]
+                await asyncio.sleep(0)
+
+                await provider.renew_orchestration_item_lock(fetched.lock_token, 60_000)
+
+                assert not any(task.done() for task in stuck)
+            assert await asyncio.gather(*stuck) == [None] * 50
+
+    asyncio.run(check())
+
+
+def test_locks_are_renewed_from_another_thread_while_the_loop_is_blocked(schema: str) -> None:
+    async def check() -> None:
+        async with PostgresProvider(shared_server().dsn, schema=schema) as provider:
+            await provider.enqueue_for_orchestrator(start("x"))
+            fetched = await provider.fetch_orchestration_item(60_000, 0)
+            assert fetched is not None
+
+            async def renew() -> None:
+                await provider.renew_orchestration_item_lock(fetched.lock_token, 60_000)
+                with pytest.raises(LockLost):
+                    await provider.renew_orchestration_item_lock("unknown", 60_000)
+
+            from concurrent.futures import ThreadPoolExecutor
+
+            with ThreadPoolExecutor(1) as thread:
+                thread.submit(lambda: asyncio.run(renew())).result()  # this blocks the loop
+
+    asyncio.run(check())
+
+
+def test_a_machine_whose_clock_is_wrong_keeps_the_time_of_the_server(
+    schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def check() -> None:
+        dsn = shared_server().dsn
+        early, late = (PostgresProvider(dsn, schema=schema, listen=False) for _ in range(2))
+        real_ns = time.time_ns
+        monkeypatch.setattr(time, "time_ns", lambda: real_ns() - 600 * 10**9)
+        monkeypatch.setattr(time, "time", lambda: real_ns() / 1e9 - 600)
+        async with early:
+            await early.enqueue_for_orchestrator(start("locked"))
+            await early.enqueue_for_orchestrator(start("timer"), 60_000)
+            assert await early.fetch_orchestration_item(60_000, 0) is not None
+            monkeypatch.setattr(time, "time_ns", lambda: real_ns() + 600 * 10**9)
+            monkeypatch.setattr(time, "time", lambda: real_ns() / 1e9 + 600)
+            async with late:
+                # Ten minutes late by its own clock: neither is it time, nor has the lock expired.
+                assert await late.fetch_orchestration_item(60_000, 0) is None
+                ahead_ms = late.now_ms() - real_ns() // 1_000_000
+                assert 0 <= ahead_ms < 2_000
+
+    asyncio.run(check())
+
+
+def test_a_storm_of_forged_notifications_does_no_harm(schema: str) -> None:
+    async def check() -> None:
+        channel = sql.Identifier(Channels(schema).turns)
+        async with (
+            Proxy(shared_server().socket_directory, lambda _message: None) as proxy,
+            PostgresProvider(proxy.dsn, schema=schema) as provider,
+        ):
+            waiting = asyncio.create_task(provider.fetch_orchestration_item(5_000, 60_000))
+            with psycopg.connect(shared_server().dsn, autocommit=True) as forger:
+                before = proxy.statements
+                begin = asyncio.get_running_loop().time()
+                for _ in range(300):
+                    await asyncio.to_thread(forger.execute, sql.SQL("NOTIFY {}").format(channel))
+                seconds = asyncio.get_running_loop().time() - begin
+
+            assert proxy.statements - before <= 50 * seconds + 5
+            await provider.enqueue_for_orchestrator(start("x"))
+            assert await waiting is not None
+
+    asyncio.run(check())
+
+
+def test_an_idle_handle_asks_less_than_twice_a_second(schema: str) -> None:
+    async def check() -> None:
+        async with (
+            Proxy(shared_server().socket_directory, lambda _message: None) as proxy,
+            PostgresProvider(proxy.dsn, schema=schema) as provider,
+        ):
+            before = proxy.statements
+
+            assert await asyncio.gather(
+                provider.fetch_orchestration_item(5_000, 2_500),
+                provider.fetch_work_item(5_000, 2_500),
+            ) == [None, None]
+
+            assert proxy.statements - before < 2 * 2.5
+
+    asyncio.run(check())
+
+
+def test_without_listening_what_others_write_is_found_by_looking(schema: str) -> None:
+    async def check() -> None:
+        dsn = shared_server().dsn
+        async with (
+            PostgresProvider(dsn, schema=schema, listen=False) as deaf,
+            PostgresProvider(dsn, schema=schema, listen=False) as other,
+        ):
+            waiting = asyncio.create_task(deaf.fetch_orchestration_item(5_000, 20_000))
+            await asyncio.sleep(0)
+
+            await other.enqueue_for_orchestrator(start("x"))
+            await other.enqueue_for_orchestrator(raised("x"))
+
+            assert await waiting is not None
+
+    asyncio.run(check())
