@@ -100,9 +100,13 @@ class HandlerSignature:
                 "by annotation, so every name in it must exist in the module at run time"
             ) from error
 
+    def _type_of(self, name: str) -> Any:
+        annotation = self._hints.get(name, Any)
+        return Any if annotation is object else annotation
+
     @cached_property
     def _result_type(self) -> Any:
-        return self._hints.get("return", Any)
+        return self._type_of("return")
 
     @cached_property
     def _record(self) -> type[msgspec.Struct]:
@@ -110,7 +114,7 @@ class HandlerSignature:
         fields: list[tuple[str, Any, Any]] = []
         must_be_written = False
         for position, parameter in reversed(list(enumerate(self._parameters))):
-            annotation = self._hints.get(parameter.name, Any)
+            annotation = self._type_of(parameter.name)
             must_be_written = must_be_written or parameter.default is parameter.empty
             default = (
                 msgspec.NODEFAULT

@@ -148,6 +148,12 @@ def test_without_annotations_any_json_goes():
     def loose(value):
         return value
 
+    @activity
+    def open_minded(value: object) -> object:
+        return value
+
+    assert open_minded.decode_arguments(b"[[1]]", JSON) == (([1],), {})
+    assert open_minded.decode_result(b"[1]", JSON) == [1]
     assert loose.decode_arguments(b'[{"a":[1]}]', JSON) == (({"a": [1]},), {})
     assert loose.decode_result(b'{"a":1}', JSON) == {"a": 1}
 
