@@ -29,12 +29,12 @@ from perdure.conformance.factories import (
 )
 from perdure.conformance.harness import checks, outcomes
 from perdure.conformance.key_value import put, values
-from perdure.conformance.requires import requires
-from perdure.errors import DuplicateEvent, InvalidValue, LockLost, StoreClosed
+from perdure.conformance.requires import requires, requires_absent
+from perdure.errors import DuplicateEvent, InvalidValue, LockLost, StoreClosed, StoreRefused
 from perdure.providers.items import CustomStatusChange, TurnCommit
 
 if TYPE_CHECKING:
-    from perdure.conformance.harness import Store
+    from perdure.conformance.harness import ProviderFactory, Store
 
 
 @checks
@@ -286,3 +286,16 @@ class TestErrorsAreNotSilence:
 
         await store.provider.close()
         await store.provider.close()
+
+    @requires_absent("several_handles")
+    async def test_where_there_can_be_one_handle_a_second_is_refused(
+        self, store: Store, provider_factory: ProviderFactory
+    ) -> None:
+        second = provider_factory.create(store.clock)
+
+        with pytest.raises(StoreRefused):
+            await second.open()
+
+        await second.close()
+        await enqueue(store, start("x"))
+        await take(store, "x")
