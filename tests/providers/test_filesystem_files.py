@@ -21,6 +21,7 @@ from perdure.clock import ManualClock
 from perdure.conformance import factories
 from perdure.errors import StoreClosed, StoreMoved, StoreRefused
 from perdure.model.status import Status
+from perdure.providers._shared.embedding import embed, extract
 from perdure.providers.filesystem import FileSystemProvider, documents, layout
 from perdure.providers.items import ExecutionMetadata, TurnCommit
 
@@ -116,7 +117,7 @@ def test_files_follow_by_themselves_after_a_moment(tmp_path: Path) -> None:
 @example("[" * 450 + "]" * 450)
 @settings(max_examples=300, deadline=None)
 def test_a_payload_comes_back_to_the_letter(text: str) -> None:
-    body, body_text = documents.embed(text)
+    body, body_text = embed(text)
     document = documents.MessageDocument(
         message_id=1,
         instance_id="i",
@@ -129,7 +130,7 @@ def test_a_payload_comes_back_to_the_letter(text: str) -> None:
 
     back = documents.unseal(documents.seal(document), documents.MessageDocument)
 
-    assert documents.extract(back.body, back.body_text) == text
+    assert extract(back.body, back.body_text) == text
 
 
 # --- names

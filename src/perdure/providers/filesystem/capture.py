@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from perdure.providers._shared.embedding import embed, extract
 from perdure.providers.filesystem.documents import (
     ExecutionDocument,
     InstanceDocument,
@@ -11,8 +12,6 @@ from perdure.providers.filesystem.documents import (
     LockDocument,
     MessageDocument,
     WorkDocument,
-    embed,
-    extract,
     required,
 )
 from perdure.providers.filesystem.history import History, HistoryLog

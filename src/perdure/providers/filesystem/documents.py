@@ -12,6 +12,7 @@ import msgspec
 
 from perdure.model.failures import Block
 from perdure.model.status import Status
+from perdure.providers._shared.embedding import NO_JSON
 from perdure.providers.filesystem.rows import SessionRow, WorkerRow
 from perdure.providers.items import (
     ActivityIdentity,
@@ -21,8 +22,6 @@ from perdure.providers.items import (
     Version,
 )
 
-NO_JSON: Final = msgspec.Raw()
-_NESTING_SPARE: Final = 64
 _CHECKSUM_BYTES: Final = len(b',"checksum":"01234567"}')
 _encoder = msgspec.json.Encoder()
 _Document = TypeVar("_Document", bound=msgspec.Struct)
@@ -52,35 +51,6 @@ def unseal(data: bytes, kind: type[_Document]) -> _Document:
 
 
 # --- payloads
-
-
-def embed(text: str | None) -> tuple[msgspec.Raw, str | None]:
-    """A payload for a document: as JSON, or as a string if it would not come back unchanged."""
-    if text is None:
-        return NO_JSON, None
-    data = text.encode()
-    try:
-        if msgspec.json.format(data, indent=-1) == data and not _is_deep(data):
-            return msgspec.Raw(data), None
-    except (msgspec.MsgspecError, RecursionError):
-        pass
-    return NO_JSON, text
-
-
-def _is_deep(data: bytes) -> bool:
-    """Whether it might not be readable inside a document, or deeper in the stack."""
-    if data.count(b"[") + data.count(b"{") <= _NESTING_SPARE:
-        return False
-    try:
-        msgspec.json.format(b"[" * _NESTING_SPARE + data + b"]" * _NESTING_SPARE, indent=-1)
-    except RecursionError:
-        return True
-    return False
-
-
-def extract(json: msgspec.Raw, text: str | None) -> str | None:
-    """Inverse of ``embed``."""
-    return bytes(json).decode() if json != NO_JSON else text
 
 
 def required(payload: str | None) -> str:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from perdure.errors import CorruptData
+from perdure.providers._shared.embedding import NO_JSON, embed, extract
 from perdure.providers.filesystem import layout
-from perdure.providers.filesystem.documents import NO_JSON, embed, extract
 from perdure.providers.items import HistoryRecord
 
 if TYPE_CHECKING:
