@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,10 +20,12 @@ from perdure.providers.items import (
 )
 from perdure.providers.sqlite import control, deletion, listing, moving, queued, reading
 from perdure.providers.sqlite.connection import translate
+from perdure.providers.sqlite.place import create_draft, put_in_place
 from perdure.providers.sqlite.turns import parse_version
 
 if TYPE_CHECKING:
     import asyncio
+    import os
     from collections.abc import Sequence
 
     from perdure.providers.items import (
@@ -336,21 +337,22 @@ def _mark_moved(tx: Transaction, location: str | None) -> None:
 
 
 def _back_up(snapshot: Snapshot, target: Path) -> None:
-    partial = target.with_name(target.name + ".partial")
-    descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    os.close(descriptor)
+    """Copy the snapshot beside the target, and give it its name when it is whole."""
+    draft = create_draft(target)
     try:
-        # VACUUM INTO cannot run inside a transaction, and takes a snapshot of its own.
-        snapshot.end()
-        snapshot.execute("VACUUM INTO ?", (str(partial),))
-        descriptor = os.open(partial, os.O_RDONLY | os.O_CLOEXEC)
-        os.fsync(descriptor)
-        os.close(descriptor)
-        partial.rename(target)
+        copy = apsw.Connection(str(draft), flags=apsw.SQLITE_OPEN_READWRITE)
+        try:
+            with copy.backup("main", snapshot.connection, "main") as backup:
+                backup.step()
+        finally:
+            copy.close()
+        put_in_place(draft, target)
+    except FileExistsError as error:
+        raise AlreadyExists(f"{str(target)!r} exists; name a new file for the backup") from error
     except apsw.Error as error:
         raise translate("backup", error, target) from error
     finally:
-        partial.unlink(missing_ok=True)
+        draft.unlink(missing_ok=True)
 
 
 def _check_integrity(snapshot: Snapshot, location: str) -> None:

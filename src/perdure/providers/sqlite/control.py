@@ -24,7 +24,7 @@ SELECT execution_id, status, completed_at FROM executions WHERE instance_key = ?
 _OLDEST_FINISHED_ROOTS: Final = """
 SELECT instance_id FROM instances
 WHERE execution_id > 0 AND parent_instance_id IS NULL
-  AND status IN ('Completed', 'Failed', 'Cancelled', 'Terminated', 'ContinuedAsNew')
+  AND status NOT IN ('Pending', 'Running')
   AND (?1 IS NULL OR completed_at < ?1)
   AND (created_at, instance_id) > (?2, ?3)
 ORDER BY created_at, instance_id LIMIT ?4

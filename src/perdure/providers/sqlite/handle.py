@@ -101,14 +101,18 @@ class Handle:
         self.turns.notify()
         self.work.notify()
         self._changes.notify_all()
-        threads = [each for each in (self._writer, self._quick, self._slow) if each is not None]
         if self._waits:
             await asyncio.wait(self._waits)
-        for thread in threads:
-            thread.stop()
-        await asyncio.to_thread(lambda: [thread.join() for thread in threads])
+        await asyncio.to_thread(self._stop_threads)
         # What the threads delivered last is on its way to this loop.
         await asyncio.sleep(0)
+
+    def _stop_threads(self) -> None:
+        # The writer last: only a connection that may write can clear the log away.
+        for thread in (self._quick, self._slow, self._writer):
+            if thread is not None:
+                thread.stop()
+                thread.join()
 
     def _connect(self, *, allow_moved: bool) -> apsw.Connection:
         connections.check_library()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import stat
 from pathlib import Path
 from typing import Final
@@ -20,33 +21,57 @@ NETWORK_FILE_SYSTEMS: Final = frozenset(
 """Their locks or their shared memory do not hold between machines: WAL would corrupt the file."""
 
 _MOUNTS = Path("/proc/self/mountinfo")
-_MAGIC: Final = b"SQLite format 3\x00"
+_HEADER_BYTES: Final = 100
 
 
-def prepare_file(path: Path) -> bool:
-    """Check the place and make sure that a private file is there; True if it was created.
+def prepare_file(path: Path) -> None:
+    """Check the place and make sure that a private file is there.
 
     A new file is readable by its owner only, whatever the umask; SQLite gives the same mode to the
-    files that it creates beside it.
+    files that it creates beside it. A file that exists is never opened here: closing it would take
+    away the locks that other connections of this process hold on it.
     """
     _check_directory(path)
     _check_file_system(path)
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except FileExistsError:
+    if path.exists() or path.is_symlink():
         _check_existing(path)
-        return False
+    else:
+        _create(path)
+
+
+def create_draft(path: Path) -> Path:
+    """An empty private file beside a path, to be put in its place."""
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+    try:
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.fchmod(descriptor, 0o600)
+        finally:
+            os.close(descriptor)
     except OSError as error:
         raise StoreUnavailable(
             "open", f"cannot create {str(path)!r}: {error.strerror}; choose a writable directory"
         ) from error
-    try:
-        os.fchmod(descriptor, 0o600)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    return draft
+
+
+def put_in_place(draft: Path, path: Path) -> None:
+    """Give a draft its name, durably. Errors: FileExistsError."""
+    os.link(draft, path)
     _sync_directory(path.parent)
-    return True
+
+
+def _create(path: Path) -> None:
+    """Put an empty file in place in one step, so that nobody can have opened it before."""
+    draft = create_draft(path)
+    try:
+        put_in_place(draft, path)
+    except FileExistsError:
+        pass  # another process was faster, and that is as good
+    except OSError as error:
+        raise StoreUnavailable("open", f"cannot create {str(path)!r}: {error.strerror}") from error
+    finally:
+        draft.unlink()
 
 
 def find_file_system(path: str, mounts: str) -> str | None:
@@ -103,21 +128,20 @@ def _check_file_system(path: Path) -> None:
 
 def _check_existing(path: Path) -> None:
     try:
-        mode = path.stat().st_mode
-        if not stat.S_ISREG(mode):
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
             raise StoreRefused("open", f"{str(path)!r} is not a regular file; name a database file")
+        if 0 < found.st_size < _HEADER_BYTES:
+            # SQLite would take it for an empty database, and overwrite it.
+            raise StoreRefused(
+                "open", f"{str(path)!r} is not an SQLite database; name another file for the store"
+            )
         if not os.access(path, os.R_OK | os.W_OK):
             raise StoreUnavailable(
                 "open", f"{str(path)!r} cannot be read and written; change its permissions"
             )
-        with path.open("rb") as file:
-            head = file.read(len(_MAGIC))
     except OSError as error:
         raise StoreUnavailable("open", f"cannot read {str(path)!r}: {error.strerror}") from error
-    if head and head != _MAGIC:
-        raise StoreRefused(
-            "open", f"{str(path)!r} is not an SQLite database; name another file for the store"
-        )
 
 
 def _sync_directory(directory: Path) -> None:

@@ -1,0 +1,384 @@
+"""What is special to a store in a file: where it may lie, who may read it, what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import apsw
+import pytest
+
+from perdure.clock import ManualClock
+from perdure.conformance.factories import start
+from perdure.errors import (
+    AlreadyExists,
+    CorruptData,
+    InvalidValue,
+    ProviderError,
+    StoreClosed,
+    StoreMoved,
+    StoreRefused,
+    StoreUnavailable,
+)
+from perdure.providers.sqlite import SqliteProvider, connection
+from perdure.providers.sqlite.place import find_file_system
+
+
+async def open_and_close(path, **options):
+    async with SqliteProvider(path, **options):
+        pass
+
+
+def refusal_of(path, **options) -> ProviderError:
+    with pytest.raises(ProviderError) as caught:
+        asyncio.run(open_and_close(path, **options))
+    return caught.value
+
+
+@pytest.mark.parametrize("path", [":memory:", ""])
+def test_a_store_without_a_file_points_to_the_in_memory_provider(path):
+    with pytest.raises(InvalidValue, match="InMemoryProvider"):
+        SqliteProvider(path)
+
+
+def test_an_unknown_durability_is_refused():
+    with pytest.raises(InvalidValue, match="'full' or 'relaxed'"):
+        SqliteProvider("x.db", durability="fast")
+
+
+def test_files_are_private_whatever_the_umask(tmp_path):
+    async def modes():
+        async with SqliteProvider(tmp_path / "store.db") as provider:
+            await provider.enqueue_for_orchestrator(start("one"))
+            return {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
+
+    before = os.umask(0)
+    try:
+        found = asyncio.run(modes())
+    finally:
+        os.umask(before)
+
+    assert found == {"store.db": 0o600, "store.db-wal": 0o600, "store.db-shm": 0o600}
+
+
+def test_nothing_but_the_database_is_left_after_closing(tmp_path):
+    asyncio.run(open_and_close(tmp_path / "store.db"))
+
+    assert [path.name for path in tmp_path.iterdir()] == ["store.db"]
+
+
+def test_a_missing_directory_is_named_and_not_created(tmp_path):
+    refusal = refusal_of(tmp_path / "nowhere" / "store.db")
+
+    assert isinstance(refusal, StoreUnavailable)
+    assert "nowhere" in refusal.message
+    assert "create it" in refusal.message
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_is_no_store(tmp_path):
+    assert isinstance(refusal_of(tmp_path), StoreRefused)
+
+
+def test_a_pipe_is_no_store(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+
+    assert isinstance(refusal_of(tmp_path / "pipe"), StoreRefused)
+
+
+@pytest.mark.parametrize("content", [b"x", b"hello, world\n" * 100, b"\x00" * 4096])
+def test_a_file_that_is_no_database_is_refused_and_left_alone(tmp_path, content):
+    path = tmp_path / "notes.txt"
+    path.write_bytes(content)
+
+    refusal = refusal_of(path)
+
+    assert isinstance(refusal, StoreRefused)
+    assert "notes.txt" in refusal.message
+    assert path.read_bytes() == content
+
+
+def test_a_database_of_another_application_is_refused_and_left_alone(tmp_path):
+    path = tmp_path / "other.db"
+    other = apsw.Connection(str(path))
+    other.execute("CREATE TABLE customers (name)")
+    other.close()
+    before = path.read_bytes()
+
+    refusal = refusal_of(path)
+
+    assert isinstance(refusal, StoreRefused)
+    assert "another application" in refusal.message
+    assert path.read_bytes() == before
+
+
+def test_a_newer_schema_is_refused_and_left_alone(tmp_path):
+    path = tmp_path / "store.db"
+    asyncio.run(open_and_close(path))
+    newer = apsw.Connection(str(path))
+    newer.pragma("user_version", 99)
+    newer.close()
+
+    refusal = refusal_of(path)
+
+    assert isinstance(refusal, StoreRefused)
+    assert "99" in refusal.message
+    assert "Upgrade perdure" in refusal.message
+
+
+def test_a_damaged_file_is_reported_with_the_way_out(tmp_path):
+    path = tmp_path / "store.db"
+    asyncio.run(open_and_close(path))
+    content = bytearray(path.read_bytes())
+    content[4096:] = os.urandom(len(content) - 4096)
+    content[100:4096] = os.urandom(3996)
+    path.write_bytes(content)
+
+    refusal = refusal_of(path)
+
+    assert isinstance(refusal, CorruptData)
+    assert "backup" in refusal.message
+
+
+def test_an_integrity_check_finds_what_opening_did_not_touch(tmp_path):
+    path = tmp_path / "store.db"
+
+    async def fill():
+        async with SqliteProvider(path) as provider:
+            for number in range(200):
+                await provider.enqueue_for_orchestrator(start(f"i-{number}" + "x" * 200))
+
+    async def check():
+        async with SqliteProvider(path) as provider:
+            await provider.admin().integrity_check()
+
+    asyncio.run(fill())
+    asyncio.run(check())
+    content = bytearray(path.read_bytes())
+    content[-8192:] = b"\x5a" * 8192
+    path.write_bytes(content)
+
+    with pytest.raises(CorruptData, match="damaged"):
+        asyncio.run(check())
+
+
+def test_a_moved_store_points_to_its_new_place(tmp_path):
+    path = tmp_path / "store.db"
+
+    async def move():
+        async with SqliteProvider(path) as provider:
+            await provider.admin().mark_moved("postgresql://db/shop")
+
+    asyncio.run(move())
+
+    refusal = refusal_of(path)
+    assert isinstance(refusal, StoreMoved)
+    assert "postgresql://db/shop" in refusal.message
+    asyncio.run(open_and_close(path, allow_moved=True))
+
+
+MOUNTS = """\
+22 1 252:0 / / rw,relatime - ext4 /dev/vda rw
+30 22 0:27 / /mnt/nfs rw - nfs4 server:/export rw
+31 22 0:28 / /mnt/nfs/local rw - ext4 /dev/vdb rw
+32 22 0:29 / /mnt/with\\040space rw - fuse.sshfs host:/ rw
+33 22 0:30 / /mnt/twice rw - ext4 /dev/vdc rw
+34 33 0:31 / /mnt/twice rw - cifs //host/share rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/home/me/shop.db", "ext4"),
+        ("/mnt/nfs/shop.db", "nfs4"),
+        ("/mnt/nfsother/shop.db", "ext4"),
+        ("/mnt/nfs/local/shop.db", "ext4"),
+        ("/mnt/with space/shop.db", "fuse.sshfs"),
+        ("/mnt/twice/shop.db", "cifs"),
+    ],
+)
+def test_the_file_system_of_a_path_is_that_of_its_nearest_mount(path, kind):
+    assert find_file_system(path, MOUNTS) == kind
+
+
+def test_a_network_file_system_is_refused(tmp_path, monkeypatch):
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(f"1 0 0:1 / / rw - ext4 x rw\n2 1 0:2 / {tmp_path} rw - nfs4 server:/x rw\n")
+    monkeypatch.setattr("perdure.providers.sqlite.place._MOUNTS", mounts)
+
+    refusal = refusal_of(tmp_path / "store.db")
+
+    assert isinstance(refusal, StoreRefused)
+    assert "nfs4" in refusal.message
+    assert "local disk" in refusal.message
+    assert not (tmp_path / "store.db").exists()
+
+
+def test_an_sqlite_that_loses_data_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(connection, "_SAFE_SQLITE", (99, 0, 0))
+
+    refusal = refusal_of(tmp_path / "store.db")
+
+    assert isinstance(refusal, StoreRefused)
+    assert apsw.sqlite_lib_version() in refusal.message
+
+
+def test_a_setting_that_sqlite_does_not_take_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setitem(connection._SYNCHRONOUS, "full", "WAL")
+
+    refusal = refusal_of(tmp_path / "store.db")
+
+    assert isinstance(refusal, StoreRefused)
+    assert "synchronous" in refusal.message
+
+
+@pytest.mark.parametrize(("durability", "level"), [("full", 2), ("relaxed", 1)])
+def test_durability_decides_when_the_disk_is_waited_for(tmp_path, durability, level):
+    async def synchronous():
+        async with SqliteProvider(tmp_path / "store.db", durability=durability) as provider:
+            return await provider._handle.write(
+                "test", lambda tx: tx.row("PRAGMA synchronous", ())[0]
+            )
+
+    assert asyncio.run(synchronous()) == level
+
+
+def test_a_file_that_disappears_stops_the_writing(tmp_path):
+    async def lose_the_file():
+        async with SqliteProvider(tmp_path / "store.db") as provider:
+            await provider.enqueue_for_orchestrator(start("one"))
+            (tmp_path / "store.db").unlink()
+            await provider.enqueue_for_orchestrator(start("two"))
+
+    with pytest.raises(StoreUnavailable, match="removed or replaced"):
+        asyncio.run(lose_the_file())
+
+
+def test_a_closed_provider_says_so(tmp_path):
+    provider = SqliteProvider(tmp_path / "store.db")
+
+    async def use():
+        for call in (
+            lambda: provider.enqueue_for_orchestrator(start("one")),
+            lambda: provider.read("one"),
+            lambda: provider.admin().get_system_metrics(),
+            lambda: provider.watch("one"),
+        ):
+            with pytest.raises(StoreClosed):
+                await call()
+
+    asyncio.run(use())
+    asyncio.run(open_and_close(tmp_path / "store.db"))
+    asyncio.run(use())
+
+
+FORKS = """
+import asyncio, os, sys
+from perdure.conformance.factories import start
+from perdure.errors import StoreClosed
+from perdure.providers.sqlite import SqliteProvider
+
+async def enqueue(name):
+    await provider.enqueue_for_orchestrator(start(name))
+
+async def count():
+    await provider.admin().integrity_check()
+    return (await provider.admin().get_system_metrics()).total_instances
+
+provider = SqliteProvider(sys.argv[1])
+runner = asyncio.Runner()
+runner.run(provider.open())
+runner.run(enqueue("before"))
+child = os.fork()
+if child == 0:
+    try:
+        asyncio.new_event_loop().run_until_complete(enqueue("child"))
+    except StoreClosed as error:
+        os.write(1, b"refused ")
+    del provider
+    sys.exit(0)
+os.waitpid(child, 0)
+runner.run(enqueue("after"))
+print(runner.run(count()))
+runner.run(provider.close())
+"""
+
+
+def test_a_forked_process_is_refused_and_harms_nothing(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKS, str(tmp_path / "store.db")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert done.stdout.split() == ["refused", "2"], done.stderr
+
+
+def test_a_backup_is_a_store_of_its_own(tmp_path):
+    async def back_up():
+        async with SqliteProvider(tmp_path / "store.db") as provider:
+            await provider.enqueue_for_orchestrator(start("one"))
+            await provider.admin().backup(tmp_path / "copy.db")
+            await provider.enqueue_for_orchestrator(start("two"))
+
+    async def instances(path):
+        async with SqliteProvider(path) as provider:
+            page = await provider.admin().list_instances()
+            return sorted(info.instance_id for info in page.instances)
+
+    asyncio.run(back_up())
+
+    assert asyncio.run(instances(tmp_path / "copy.db")) == ["one"]
+    assert asyncio.run(instances(tmp_path / "store.db")) == ["one", "two"]
+    assert stat.S_IMODE((tmp_path / "copy.db").stat().st_mode) == 0o600
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["copy.db", "store.db"]
+
+
+def test_a_backup_never_overwrites(tmp_path):
+    (tmp_path / "copy.db").write_text("precious")
+
+    async def back_up():
+        async with SqliteProvider(tmp_path / "store.db") as provider:
+            await provider.admin().backup(tmp_path / "copy.db")
+
+    with pytest.raises(AlreadyExists):
+        asyncio.run(back_up())
+    assert (tmp_path / "copy.db").read_text() == "precious"
+
+
+def test_the_store_tells_how_it_keeps_data(tmp_path):
+    async def info():
+        provider = SqliteProvider(tmp_path / "store.db", clock=ManualClock())
+        async with provider:
+            return await provider.admin().get_store_info()
+
+    found = asyncio.run(info())
+
+    assert found.location == str(tmp_path / "store.db")
+    assert found.details["sqlite"] == apsw.sqlite_lib_version()
+    assert found.details["journal_mode"] == "wal"
+    assert found.details["durability"] == "full"
+    assert found.size_bytes is not None
+    assert found.size_bytes > 0
+
+
+def test_a_relative_path_stays_where_it_was_opened(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    provider = SqliteProvider("store.db")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+
+    async def use():
+        async with provider:
+            await provider.enqueue_for_orchestrator(start("one"))
+
+    asyncio.run(use())
+
+    assert Path(tmp_path, "store.db").exists()
