@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+ROOT = Path(__file__).parents[1]
+
 
 @dataclass(frozen=True)
 class Environment:
@@ -42,6 +44,12 @@ def home() -> Path:
         return Path(chosen).absolute()
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "perdure-bench"
+
+
+def variables() -> dict[str, str]:
+    """The variables of this process, with the benchmarks on the path of Python."""
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
 
 
 def prepare(environment: Environment, say: Callable[[str], None]) -> Path:

@@ -24,7 +24,17 @@ from benchmarks.environments import home
 from benchmarks.machine import describe
 from benchmarks.run import RESULTS
 
-CURVES = ("turns", "fan_outs", "resumes", "stored", "many", "waiting", "workers", "steady")
+CURVES = (
+    "turns",
+    "fan_outs",
+    "resumes",
+    "stored",
+    "many",
+    "waiting",
+    "workers",
+    "postgres_workers",
+    "steady",
+)
 
 
 @click.command()

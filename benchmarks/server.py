@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import warnings
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +21,10 @@ def postgres() -> Iterator[str]:
     # The server runs as a user of its own, which cannot enter private directories.
     directory = Path(tempfile.mkdtemp(prefix="perdure-bench-postgres-"))
     directory.chmod(0o755)
-    server = pgserver.get_server(directory / "data", cleanup_mode="stop")
+    with warnings.catch_warnings():
+        # It would like a runtime directory, and does without.
+        warnings.simplefilter("ignore", RuntimeWarning)
+        server = pgserver.get_server(directory / "data", cleanup_mode="stop")
     try:
         yield server.get_uri()
     finally:

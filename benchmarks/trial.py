@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import tempfile
@@ -16,13 +15,12 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from benchmarks.child import PREFIX
+from benchmarks.environments import ROOT, variables
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from benchmarks.workloads import Workload
-
-ROOT = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True)
@@ -55,12 +53,11 @@ def run_trial(order: Order) -> dict[str, Any]:
 
 
 def _run_phase(order: Order, phase: str, directory: Path) -> dict[str, Any]:
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     with (directory / f"{phase}.log").open("w+") as log:
         child = subprocess.Popen(
             [order.python, "-m", "benchmarks.child"],
             cwd=ROOT,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+            env=variables(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,

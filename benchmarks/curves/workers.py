@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import sys
 import time
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from benchmarks.curves.curve import Curve, Scale
 from benchmarks.curves.programs import HANDLERS, fan, nothing
+from benchmarks.environments import ROOT, variables
 from perdure import Client, Runtime
 
-ROOT = Path(__file__).parents[2]
+if TYPE_CHECKING:
+    from pathlib import Path
+
 WIDTH = 5
 
 
@@ -34,9 +36,8 @@ async def measure(directory: Path, scale: Scale) -> list[Curve]:
 async def throughput(store: str, processes: int, workflows: int) -> float:
     async with Client(store) as client:
         command = [sys.executable, "-m", "benchmarks.curves.workers", store]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         running = [
-            await asyncio.create_subprocess_exec(*command, cwd=ROOT, env=environment)
+            await asyncio.create_subprocess_exec(*command, cwd=ROOT, env=variables())
             for _ in range(processes)
         ]
         try:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 QUEUE = "default"
 POLL_SECONDS = 0.002
+SUBMITTERS = 4
 OVER = {"completed", "failed", "cancelled"}
 
 
@@ -103,12 +104,23 @@ class AbsurdPeer(Peer):
         return snapshot.result
 
     async def start_all(self, flow: str, workflow_ids: Sequence[str], n: int) -> None:
-        for one in workflow_ids:
-            await self.start(flow, one, n)
+        await self._spawn_all(flow, workflow_ids, n)
 
     async def run_all(self, flow: str, workflow_ids: Sequence[str], n: int) -> list[Any]:
-        handles = [await self.start(flow, one, n) for one in workflow_ids]
-        return [await self.result(handle) for handle in handles]
+        return [await self.result(one) for one in await self._spawn_all(flow, workflow_ids, n)]
+
+    async def _spawn_all(self, flow: str, workflow_ids: Sequence[str], n: int) -> list[str]:
+        """From several connections at once: one statement at a time on each."""
+        clients = [AsyncAbsurd(self._database()) for _ in range(SUBMITTERS)]
+        left, handles = iter(workflow_ids), list[str]()
+
+        async def submit(client: AsyncAbsurd) -> None:
+            for one in left:
+                spawned = await client.spawn(flow, {"n": n}, queue=QUEUE, idempotency_key=one)
+                handles.append(spawned["task_id"])
+
+        await asyncio.gather(*[submit(client) for client in clients])
+        return handles
 
     async def attach(self, workflow_id: str) -> str:
         # Spawning with the same key gives the existing task.
