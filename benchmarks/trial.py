@@ -10,7 +10,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import psutil
 
@@ -54,28 +54,31 @@ def run_trial(order: Order) -> dict[str, Any]:
 
 def _run_phase(order: Order, phase: str, directory: Path) -> dict[str, Any]:
     with (directory / f"{phase}.log").open("w+") as log:
-        child = subprocess.Popen(
-            [order.python, "-m", "benchmarks.child"],
-            cwd=ROOT,
-            env=variables(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-        )
+        answer = _run_child(order, phase, directory, log)
+        if answer is not None:
+            return answer
+        log.seek(0)
+        said = log.read()[-800:]
+        return {"error": f"no answer within {order.timeout_seconds:.0f} s; it said: {said}"}
+
+
+def _run_child(order: Order, phase: str, directory: Path, log: TextIO) -> dict[str, Any] | None:
+    with subprocess.Popen(
+        [order.python, "-m", "benchmarks.child"],
+        cwd=ROOT,
+        env=variables(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        text=True,
+    ) as child:
         late = threading.Timer(order.timeout_seconds, _end_tree, [child.pid])
         late.start()
         try:
-            answer = _converse(child, order, phase, directory)
+            return _converse(child, order, phase, directory)
         finally:
             late.cancel()
             _end_tree(child.pid)
-            child.wait()
-        if answer is None:
-            log.seek(0)
-            tail = log.read()[-800:]
-            return {"error": f"no answer within {order.timeout_seconds:.0f} s; it said: {tail}"}
-        return answer
 
 
 def _converse(

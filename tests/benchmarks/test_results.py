@@ -1,0 +1,81 @@
+"""What a run of the benchmarks concludes from its figures."""
+
+from xml.etree import ElementTree
+
+from benchmarks.chart import draw
+from benchmarks.report import markdown, rows
+from benchmarks.results import Outcome, Record
+
+
+def outcome(workload, contender, *values, error=None, is_ours=False):
+    trials = [{"value": value, "about": {"engine": "1.0"}} for value in values]
+    if error:
+        trials.append({"error": error})
+    return Outcome(workload, contender, "files", "F", is_ours, trials)
+
+
+def record(*outcomes):
+    return Record("2026-01-01", 3, {"cores": 2}, list(outcomes))
+
+
+def last_rows(made):
+    return [row[1] for row in rows(made, "files")[-3:]]
+
+
+def test_the_ratio_is_to_the_best_peer_and_a_reached_goal_is_met():
+    made = record(
+        outcome("w1", "slow", 30.0, 20.0, 40.0),
+        outcome("w1", "quick", 8.0, 8.0, 9.0),
+        outcome("w1", "perdure sqlite", 1.0, 3.0, 2.0, is_ours=True),
+    )
+
+    assert last_rows(made) == ["0.25 x", "quick", "≤ 0.25 x met"]
+
+
+def test_a_goal_that_was_not_reached_is_said_to_be_missed():
+    made = record(
+        outcome("w2", "peer", 1000.0),
+        outcome("w2", "perdure sqlite", 2900.0, is_ours=True),
+    )
+
+    assert last_rows(made) == ["2.9 x", "peer", "≥ 3 x MISSED"]
+
+
+def test_a_wrong_result_of_ours_fails_the_run():
+    made = record(outcome("w3", "perdure files", 1.0, error="WrongResult: w3", is_ours=True))
+
+    assert made.failures() == ["perdure files w3: WrongResult: w3"]
+
+
+def test_a_peer_that_fails_now_and_then_is_shown_but_does_not_fail_the_run():
+    made = record(
+        outcome("w4", "peer", 10.0, error="database is locked"),
+        outcome("w4", "perdure sqlite", 200.0, is_ours=True),
+    )
+
+    assert made.failures() == []
+    assert "1 of 2 failed" in rows(made, "files")[1][1]
+
+
+def test_a_peer_without_any_result_fails_the_run():
+    assert record(outcome("w4", "peer", error="gone")).failures() == ["peer w4: gone"]
+
+
+def test_a_saved_record_comes_back_as_it_was(tmp_path):
+    made = record(outcome("w1", "peer", 1.0, 2.0))
+
+    made.save(tmp_path / "deep" / "record.json")
+
+    assert Record.load(tmp_path / "deep" / "record.json") == made
+
+
+def test_chart_and_tables_show_every_contender():
+    made = record(
+        outcome("w1", "one & two", 1.0), outcome("w1", "perdure sqlite", 0.2, is_ours=True)
+    )
+
+    drawn = "".join(ElementTree.fromstring(draw(made)).itertext())
+
+    assert "one & two" in drawn
+    assert "perdure sqlite" in drawn
+    assert "| one & two (F) | 1 |" in markdown(made)
