@@ -75,3 +75,11 @@ async def branches() -> list[str]:
 @orchestration
 async def fan_out(width: int) -> int:
     return len(await asyncio.gather(*(greet(str(number)) for number in range(width))))
+
+
+def broken_factory() -> list[object]:
+    raise RuntimeError("not today")
+
+
+def no_handlers() -> int:
+    return 3

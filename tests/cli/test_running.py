@@ -119,6 +119,11 @@ def test_following_a_history_goes_on_until_the_end(sqlite_cli, start_process):
         (["worker", "missing.py"], "there is no file 'missing.py'"),
         (["worker", f"{FLOWS}:nothing"], "has no 'nothing'"),
         (["worker", f"{FLOWS}:asyncio"], "defines no handler"),
+        (
+            ["worker", f"{FLOWS}:broken_factory"],
+            "calling cli.flows:broken_factory() failed at flows",
+        ),
+        (["worker", f"{FLOWS}:no_handlers"], "is int; name a handler"),
         (["worker", FLOWS, "--only-tags"], "--only-tags needs"),
         (["worker", FLOWS, "--lock", "1ms"], "at least 0.1"),
         (["dev"], "name the module"),

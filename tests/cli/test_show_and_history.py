@@ -70,6 +70,14 @@ def test_show_of_a_paused_instance(cli):
     assert "Paused" in cli("show", "a-1").out
 
 
+def test_show_of_an_instance_that_was_paused_before_it_began(cli):
+    cli("start", "hello", "--id", "h-1", "--input", '"ann"')
+    cli("pause", "h-1")
+
+    assert "Paused" in cli("show", "h-1").out
+    assert "suspended" in cli("list").out
+
+
 def test_show_folds_a_wide_fan_out_into_one_line(cli):
     cli.run(("w-1", flows.fan_out, 50))
 

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 
+import msgspec
 import pytest
 
 from cli import flows
@@ -152,9 +153,16 @@ def test_doctor_finds_a_store_that_cannot_be_opened_bad(sqlite_cli, tmp_path):
     assert findings(answer)["store"]["level"] == "bad"
 
 
-def test_doctor_finds_times_from_the_future_bad(sqlite_cli, monkeypatch):
-    sqlite_cli("start", "hello", "--id", "h-1")
-    monkeypatch.setattr("perdure.cli.session.Session.now_ms", lambda _session: 1_000_000)
+def test_doctor_finds_times_from_the_future_bad(sqlite_cli):
+    sqlite_cli.run(("h-1", flows.hello, "ann"))
+
+    async def move_ahead(client):
+        admin = client.provider.admin()
+        snapshot = await admin.export_instance("h-1")
+        later = msgspec.structs.replace(snapshot, updated_at_ms=snapshot.updated_at_ms + 3_600_000)
+        await admin.import_instance(later, replace=True)
+
+    sqlite_cli.call(move_ahead)
 
     found = findings(sqlite_cli("doctor", "-o", "json", code=1))
 

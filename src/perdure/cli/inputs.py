@@ -48,10 +48,11 @@ def read_arguments(text: str | None, option: str) -> tuple[Any, ...]:
     if text is None:
         return ()
     value = read_json(text, option)
-    if not isinstance(value, list):
-        return (value,)
-    arguments: list[Any] = value
-    return tuple(arguments)
+    return tuple(value) if _is_array(value) else (value,)
+
+
+def _is_array(value: object) -> bool:
+    return isinstance(value, list)
 
 
 def _read_file(name: str, option: str) -> bytes:

@@ -62,8 +62,24 @@ SECTIONS = {
 }
 
 
+class _Ended(Exception):
+    """A command ended from outside; click would turn this into codes of its own."""
+
+    def __init__(self, code: Exit) -> None:
+        super().__init__(code)
+        self.code = code
+
+
 class Root(LazyGroup):
     """Runs commands with our own errors and codes instead of click's."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise _Ended(Exit.PIPE_CLOSED) from None
+        except KeyboardInterrupt:
+            raise _Ended(Exit.INTERRUPTED) from None
 
     def main(self, args: Sequence[str] | None = None, *_ignored: Any, **extra: Any) -> NoReturn:
         settings = Settings()
@@ -91,18 +107,18 @@ class Root(LazyGroup):
             outcome = super().main(
                 args=args, prog_name=prog_name, standalone_mode=False, obj=settings, **known
             )
-        except BrokenPipeError:
-            raise
-        except click.Abort:
-            return Exit.INTERRUPTED
-        except KeyboardInterrupt:
+        except _Ended as end:
+            if end.code is Exit.PIPE_CLOSED:
+                _close_output()
+            return end.code
+        except (click.Abort, KeyboardInterrupt):
             return Exit.INTERRUPTED
         except click.ClickException as error:
             return _usage(error)
         except Exception as error:
             if settings.traceback:
                 raise
-            return _report(error, settings)
+            return report(error, settings)
         return outcome if isinstance(outcome, int) else Exit.OK
 
 
@@ -118,7 +134,8 @@ def _usage(error: click.ClickException) -> int:
     return Exit.USAGE if isinstance(error, click.UsageError) else Exit.ERROR
 
 
-def _report(error: Exception, settings: Settings) -> int:
+def report(error: Exception, settings: Settings) -> int:
+    """Say what went wrong in one line; returns the exit code."""
     text = line_of(error)
     if not is_expected(error):
         text = (

@@ -54,7 +54,10 @@ def _handlers(name: str) -> list[Handler | ModuleType]:
                 f"{place} has no {attribute!r}; name a list of handlers in it"
             ) from None
     if callable(value) and not isinstance(value, (Activity, Orchestration)):
-        value = value()
+        try:
+            value = value()
+        except Exception as error:
+            raise _broken(f"{name}()", error, "calling") from error
     return _listed(value, name)
 
 
@@ -108,10 +111,10 @@ def _load_file(path: Path) -> ModuleType:
     return module
 
 
-def _broken(place: str, error: Exception) -> UsageError:
+def _broken(place: str, error: Exception, verb: str = "importing") -> UsageError:
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame)]
     at = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
-    return UsageError(f"importing {place} failed{at}: {type(error).__name__}: {error}")
+    return UsageError(f"{verb} {place} failed{at}: {type(error).__name__}: {error}")
 
 
 def _is_users(frame: traceback.FrameSummary) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from perdure.client.recorded import Recorded, recorded_history
+from perdure.cli.archives import read_snapshots
+from perdure.client.recorded import Recorded, recorded_history, recorded_in
 from perdure.errors import CorruptData, InvalidValue
 from perdure.model import wire
 
@@ -12,11 +13,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+_EXPORT: Final = '{"perdure_export"'
+
+
 def read_recordings(path: Path) -> list[Recorded]:
     try:
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidValue(f"{path} cannot be read: {error}") from None
+    if lines and lines[0].lstrip().startswith(_EXPORT):
+        return [recorded_in(snapshot) for snapshot in read_snapshots(str(path))]
     try:
         history = wire.decode_history(lines)
     except CorruptData as error:

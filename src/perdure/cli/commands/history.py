@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
-import msgspec
 
 from perdure.cli.command import command
 from perdure.cli.escape import clean_json
+from perdure.cli.event_text import FAILED_KINDS, content_of
 from perdure.cli.options import execution_option, id_argument, output_option
 from perdure.cli.render import Cell, echo, terminal_width
 from perdure.cli.session import run
 from perdure.client.durations import shown_duration
-from perdure.client.steps import payload_text, shortened, shown_call
 from perdure.errors import CorruptData, InvalidValue, NotFound
-from perdure.model import events, wire
+from perdure.model import wire
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -28,13 +27,6 @@ if TYPE_CHECKING:
 _PAGE: Final = 2_000
 _FOLLOW_MS: Final = 1_000
 _SITE_WIDTH_MIN: Final = 120
-_FAILED = (
-    events.ActivityFailed,
-    events.SubOrchestrationFailed,
-    events.OrchestrationFailed,
-    events.OrchestrationCancelled,
-    events.OrchestrationTerminated,
-)
 
 
 @command(
@@ -125,7 +117,7 @@ def _filter(kind: str | None, failed: bool, grep: str | None) -> Callable[[Histo
             event = wire.decode_event(record.data)
         except CorruptData:
             return True  # what cannot be read must be seen
-        if failed and not isinstance(event, _FAILED):
+        if failed and not isinstance(event, FAILED_KINDS):
             return False
         return wanted in type(event).__name__.lower()
 
@@ -155,46 +147,8 @@ async def _print_lines(records: AsyncIterator[HistoryRecord]) -> None:
         site = getattr(event, "site", "") if has_room else ""
         echo(
             Cell(f"{event.event_id:>5} {since:>8} ", "dim"),
-            Cell(f"{kind:<23} ", "red" if isinstance(event, _FAILED) else "cyan"),
+            Cell(f"{kind:<23} ", "red" if isinstance(event, FAILED_KINDS) else "cyan"),
             content_of(event),
             Cell(f"  {site}" if site else "", "dim"),
             is_cut=True,
         )
-
-
-def content_of(event: events.Event) -> str:
-    """What the event says, in the words of the code."""
-    match event:
-        case events.OrchestrationStarted():
-            return f"{event.name}@{event.version} {payload_text(event.input)}"
-        case events.ActivityScheduled():
-            return shown_call(event.name, event.input)
-        case events.SubOrchestrationScheduled():
-            return f"{shown_call(event.name, event.input)} as {event.child_instance_id}"
-        case events.OrchestrationChained():
-            return f"{shown_call(event.name, event.input)} as {event.target_instance_id}"
-        case events.TimerCreated():
-            return shown_duration(event.fire_at_ms - event.timestamp_ms)
-        case events.CustomStatusUpdated():
-            return event.status or "None"
-        case events.KeyValueSet():
-            return f"{event.key} = {shortened(event.value)}"
-        case events.ExternalEvent() | events.QueueEventDelivered():
-            return f"{event.name} {payload_text(event.data)}"
-        case events.ActivityFailed() | events.SubOrchestrationFailed():
-            return f"of {event.source_event_id}: {event.failure}"
-        case events.OrchestrationFailed():
-            return str(event.failure)
-        case _:
-            return _rest(event)
-
-
-def _rest(event: events.Event) -> str:
-    parts: list[str] = []
-    for name in ("source_event_id", "name", "key", "input", "output", "result", "value", "reason"):
-        value: Any = getattr(event, name, None)
-        if value in {None, ""} if not isinstance(value, msgspec.Raw) else False:
-            continue
-        shown = payload_text(value) if isinstance(value, msgspec.Raw) else str(value)
-        parts.append(f"of {shown}" if name == "source_event_id" else shown)
-    return " ".join(parts)

@@ -5,24 +5,23 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING
 
 import click
 
+from perdure.cli.archives import read_snapshots
 from perdure.cli.command import command
+from perdure.cli.escape import clean_json
 from perdure.cli.options import complete_ids, output_option
 from perdure.cli.render import Cell, echo, glyph, print_json, warn
 from perdure.cli.session import run
-from perdure.errors import AlreadyExists, InvalidValue, NotFound, UsageError
+from perdure.errors import AlreadyExists, NotFound, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Iterator
+    from collections.abc import AsyncIterator, Iterable
 
     from perdure.cli.session import Session
     from perdure.providers.items import InstanceSnapshot
-
-_LINE_CHARACTERS_MAX: Final = 512 * 1024 * 1024
-"""An instance with the longest history allowed stays below; a hostile file does not fill memory."""
 
 
 @command(
@@ -81,7 +80,9 @@ async def _write(
             if query is None:
                 raise await session.unknown(instance_id) from None
             continue  # deleted since it was listed
-        target.write(encode_snapshot(snapshot) + "\n")
+        text = encode_snapshot(snapshot)
+        # Its checksum does not survive escaping: that is for eyes only.
+        target.write((clean_json(text) if target.isatty() else text) + "\n")
         number += 1
     return number
 
@@ -140,39 +141,6 @@ def _checked(file: str) -> Iterable[InstanceSnapshot]:
 def _has_ended(snapshot: InstanceSnapshot) -> bool:
     current = [e for e in snapshot.executions if e.execution_id == snapshot.execution_id]
     return bool(current) and current[0].status.is_final
-
-
-def read_snapshots(file: str) -> Iterator[InstanceSnapshot]:
-    """Line by line; an error names the line."""
-    from perdure.client.moving import decode_snapshot
-
-    for number, line in enumerate(_lines(file), 1):
-        if not line.strip():
-            continue
-        try:
-            yield decode_snapshot(line)
-        except InvalidValue as error:
-            raise InvalidValue(f"{file}, line {number}: {error}") from None
-
-
-def _lines(file: str) -> Iterator[str]:
-    if file == "-":
-        yield from _bounded(sys.stdin, file)
-        return
-    try:
-        with Path(file).open(encoding="utf-8") as source:
-            yield from _bounded(source, file)
-    except OSError as error:
-        raise InvalidValue(f"{file}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise InvalidValue(f"{file} is not a text file in UTF-8") from None
-
-
-def _bounded(source: Any, file: str) -> Iterator[str]:
-    while line := source.readline(_LINE_CHARACTERS_MAX):
-        if len(line) >= _LINE_CHARACTERS_MAX:
-            raise InvalidValue(f"{file} has a line of more than {_LINE_CHARACTERS_MAX} characters")
-        yield line
 
 
 def _print(ids: list[str], output: str) -> None:

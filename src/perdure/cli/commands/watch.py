@@ -18,7 +18,7 @@ from perdure.model.status import Status
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from perdure.cli.commands.show import Picture
+    from perdure.cli.picture import Picture
     from perdure.cli.session import Session
 
 _REFRESH_MS: Final = 500
@@ -53,7 +53,7 @@ def watch(instance_id: str | None) -> int:
 async def _watch_live(session: Session, instance_id: str) -> int:
     from rich.live import Live
 
-    from perdure.cli.commands.show import print_picture, read_picture
+    from perdure.cli.picture import print_picture, read_picture
 
     picture = await read_picture(session, instance_id)
     with (

@@ -1,0 +1,137 @@
+"""``perdure db backup`` and ``perdure db copy``: a whole store, somewhere else."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import click
+
+from perdure.cli.command import command
+from perdure.cli.options import output_option
+from perdure.cli.render import Cell, echo, glyph, print_json
+from perdure.cli.session import current_settings, run
+from perdure.cli.settings import local_path, shown_store
+from perdure.errors import AlreadyExists, NotFound, NotSupported, UsageError
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Awaitable, Callable
+
+    from perdure.cli.session import Session
+    from perdure.cli.settings import Settings
+    from perdure.client.moving import CopyReport
+    from perdure.providers.contract import Provider
+
+
+@runtime_checkable
+class BacksUp(Protocol):
+    """An administration that can copy its store while work goes on."""
+
+    def backup(self, path: str | os.PathLike[str]) -> Awaitable[None]:
+        """Errors: AlreadyExists."""
+        ...
+
+
+@command(
+    "backup",
+    short_help="Copy the store, as of now, to a new place.",
+    examples=["perdure db backup monday.db", "perdure db backup monday --store file:./store"],
+)
+@click.argument("target")
+@output_option("table", "json")
+def backup(target: str, output: str) -> None:
+    """Copy the store, as of now, to the new file or directory TARGET.
+
+    SQLite does so while workers go on; a filesystem store must not be in use.
+    """
+    settings = current_settings()
+    if (settings.directory / target).exists():
+        raise AlreadyExists(f"{target!r} exists already; name a new place for the backup")
+
+    async def body(session: Session) -> None:
+        if isinstance(session.admin, BacksUp):
+            await session.admin.backup(target)
+        elif session.url.startswith("file:"):
+            await _into(session.provider, f"file:{target}")
+        else:
+            raise NotSupported(
+                "backup",
+                f"{session.provider.name} stores are backed up with their own tools; perdure db "
+                "copy copies one into a file",
+            )
+        if output == "json":
+            print_json({"backup": target})
+        else:
+            echo(Cell(f"{glyph('completed')} ", "green"), f"wrote {target}")
+
+    run(body)
+
+
+@command(
+    "copy",
+    store=False,
+    short_help="Copy everything into another store of any kind.",
+    examples=[
+        "perdure db copy shop.db postgresql://db.example/shop",
+        "perdure db copy file:./store shop.db --move",
+    ],
+)
+@click.argument("source")
+@click.argument("target")
+@click.option("--move", is_flag=True, help="Mark the source as moved: it refuses to be opened.")
+@click.option("--replace", is_flag=True, help="Overwrite instances that the target has.")
+@output_option("table", "json")
+def copy(source: str, target: str, move: bool, replace: bool, output: str) -> None:
+    """Copy every instance, with work in flight, from SOURCE into TARGET, and verify each.
+
+    No worker may serve SOURCE. A copy that was interrupted can be repeated. Without --move both
+    stores would go on with the same work: use it when workers are to go on at the new place.
+    """
+    settings = current_settings()
+    _check(settings, source, target)
+    report = asyncio.run(_copy(source, target, move, replace))
+    if output == "json":
+        print_json({"source": shown_store(source), "target": shown_store(target), **asdict(report)})
+        return
+    there = f", {report.already_there} were there already" if report.already_there else ""
+    said = f"copied {report.copied} of {report.instances} instances{there}, each verified"
+    echo(Cell(f"{glyph('completed')} ", "green"), said)
+    echo(f"  {report.messages} queued messages, {report.work} activities in flight")
+
+
+def _check(settings: Settings, source: str, target: str) -> None:
+    path = local_path(source)
+    if path is not None and not (settings.directory / path).exists():
+        raise NotFound(f"there is no store at {shown_store(source)}")
+    if source == target or (path is not None and path == local_path(target)):
+        raise UsageError("SOURCE and TARGET are the same store")
+
+
+async def _copy(source: str, target: str, move: bool, replace: bool) -> CopyReport:
+    from perdure.providers.url import open_provider
+
+    async with open_provider(source) as origin:
+        return await _into(origin, target, mark_moved=move, replace=replace)
+
+
+async def _into(origin: Provider, target: str, **options: Any) -> CopyReport:
+    from perdure.client.moving import copy_store
+    from perdure.providers.url import open_provider
+
+    async with open_provider(target) as destination:
+        return await copy_store(origin, destination, on_progress=_progress(), **options)
+
+
+def _progress() -> Callable[[int, int], None] | None:
+    if not sys.stderr.isatty():
+        return None
+
+    def show(done: int, total: int) -> None:
+        if done == total or done % 100 == 0:
+            sys.stderr.write(f"\r{done} of {total}" + ("\n" if done == total else ""))
+            sys.stderr.flush()
+
+    return show

@@ -1,0 +1,182 @@
+"""``export``, ``import``, ``db backup`` and ``db copy``: instances somewhere else."""
+
+import json
+import stat
+
+import pytest
+
+from cli import flows
+from cli.conftest import FLOWS, Cli
+
+
+@pytest.fixture
+def waiting(cli):
+    cli.run(
+        ("a-1", flows.approval, 1),
+        ("h-1", flows.hello, "ann"),
+        ("p-1", flows.parent_of_waiting),
+        until_open={"a-1", "p-1"},
+    )
+    return cli
+
+
+@pytest.fixture(params=["sqlite", "filesystem"])
+def other(request):
+    """A second store; both kinds, so that every pair is tried."""
+    return Cli("other.db" if request.param == "sqlite" else "file:./other")
+
+
+def test_an_exported_instance_goes_on_in_another_store(waiting, other, tmp_path):
+    (tmp_path / "a-1.jsonl").write_text(waiting("export", "a-1").out)
+
+    assert other("import", "a-1.jsonl", "-o", "json").json == {"imported": ["a-1"]}
+    other("send", "a-1", "answer", "--data", '"yes"')
+    other.run(("a-1", flows.approval, 1))
+
+    assert other("result", "a-1").out.strip() == '"1: yes"'
+    assert other("history", "a-1", "-o", "json").json[0]["instance_id"] == "a-1"
+
+
+def test_import_reads_standard_input(waiting, other):
+    exported = waiting("export", "--query", "status:open").out
+
+    ids = other("import", "-", "-o", "ids", stdin=exported).lines
+
+    assert sorted(ids) == ["a-1", "p-1", "p-1::1.2"]
+
+
+def test_export_writes_a_private_file_and_never_overwrites(waiting, tmp_path):
+    waiting("export", "h-1", "--file", "h-1.jsonl")
+
+    refused = waiting("export", "h-1", "--file", "h-1.jsonl", code=6)
+
+    assert stat.S_IMODE((tmp_path / "h-1.jsonl").stat().st_mode) == 0o600
+    assert "exists already" in refused.err
+
+
+def test_import_refuses_what_exists_unless_told_to_replace(waiting, tmp_path):
+    (tmp_path / "h-1.jsonl").write_text(waiting("export", "h-1").out)
+
+    waiting("import", "h-1.jsonl", code=6)
+    waiting("import", "h-1.jsonl", "--replace")
+
+    assert waiting("result", "h-1").out.strip() == '"hello ann"'
+
+
+def test_import_paused_leaves_it_alone(waiting, other, tmp_path):
+    (tmp_path / "a-1.jsonl").write_text(waiting("export", "a-1", "h-1").out)
+
+    other("import", "a-1.jsonl", "--paused")
+
+    assert other("list", "status:paused", "-o", "ids").lines == ["a-1"]
+    assert other("list", "status:completed", "-o", "ids").lines == ["h-1"]
+
+
+def test_an_export_can_be_replayed_without_its_store(waiting, tmp_path):
+    (tmp_path / "all.jsonl").write_text(waiting("export", "--query", "status:open").out)
+    waiting.store = "elsewhere.db"
+
+    assert waiting("replay", FLOWS, "all.jsonl").lines == ["3 histories · 3 ok"]
+
+
+def test_export_of_an_unknown_id_suggests_another(waiting):
+    assert "did you mean" in waiting("export", "a1", code=3).err
+
+
+@pytest.mark.parametrize("args", [[], ["a-1", "--query", "status:open"]])
+def test_export_takes_ids_or_a_query(sqlite_cli, args):
+    assert sqlite_cli("export", *args, code=2).err.count("\n") == 1
+
+
+def damaged(text):
+    document = json.loads(text)
+    yield "another id", text.replace("h-1", "h-2")
+    yield "half", text[: len(text) // 2] + "\n"
+    yield "no JSON", "hello\n"
+    yield "a newer format", json.dumps(document | {"perdure_export": 99}) + "\n"
+    yield "something else", json.dumps({"a": 1}) + "\n"
+    yield "deep", "[" * 100_000 + "\n"
+    yield "an unknown field", json.dumps(document | {"more": 1}) + "\n"
+
+
+def test_a_damaged_file_imports_nothing_and_names_the_line(waiting, tmp_path):
+    good = waiting("export", "h-1").out
+    target = Cli("fresh.db")
+    target("db", "migrate")
+
+    for name, bad in damaged(good):
+        file = tmp_path / "bad.jsonl"
+        file.write_text(good + bad)
+        answer = target("import", "bad.jsonl", code=2)
+        assert "line 2" in answer.err, name
+        assert answer.err.count("\n") == 1, name
+        assert target("count").out == "0\n", name
+
+
+@pytest.mark.parametrize("content", [b"", b"\n\n"])
+def test_an_empty_file_imports_nothing(sqlite_cli, tmp_path, content):
+    (tmp_path / "empty.jsonl").write_bytes(content)
+
+    assert "holds no instances" in sqlite_cli("import", "empty.jsonl").err
+
+
+def test_a_file_that_is_no_text_is_one_line(sqlite_cli, tmp_path):
+    (tmp_path / "binary").write_bytes(bytes(range(256)))
+
+    assert "UTF-8" in sqlite_cli("import", "binary", code=2).err
+    assert "No such file" in sqlite_cli("import", "missing", code=2).err
+
+
+def test_copy_takes_everything_to_a_store_of_any_kind(waiting, other):
+    report = waiting("db", "copy", waiting.store, other.store, "-o", "json").json
+
+    assert report["copied"] == report["instances"] == 4
+    assert other("list", "-o", "ids").lines == waiting("list", "-o", "ids").lines
+    other("send", "a-1", "answer", "--data", '"there"')
+    other.run(("a-1", flows.approval, 1))
+    assert other("result", "a-1").out.strip() == '"1: there"'
+
+
+def test_copy_can_be_repeated_and_does_not_overwrite_what_differs(waiting, other):
+    waiting("db", "copy", waiting.store, other.store)
+    again = waiting("db", "copy", waiting.store, other.store, "-o", "json").json
+    other("terminate", "a-1")
+
+    refused = waiting("db", "copy", waiting.store, other.store, code=6)
+    waiting("db", "copy", waiting.store, other.store, "--replace")
+
+    assert again["already_there"] == 4
+    assert "a-1" in refused.err
+    assert other("show", "a-1", "-o", "json").json["status"] == "Running"
+
+
+def test_a_moved_store_refuses_and_names_the_new_place(waiting, other):
+    waiting("db", "copy", waiting.store, other.store, "--move")
+
+    assert "other" in waiting("list", code=6).err
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "code"),
+    [("gone.db", "new.db", 3), ("store.db", "store.db", 2), ("store.db", "nosuch:x", 2)],
+)
+def test_a_copy_that_cannot_be_made_is_one_line(sqlite_cli, source, target, code):
+    sqlite_cli("db", "migrate")
+
+    assert sqlite_cli("db", "copy", source, target, code=code).err.count("\n") == 1
+
+
+def test_a_backup_is_a_store_of_its_own(waiting, tmp_path):
+    waiting("db", "backup", "saved")
+    saved = Cli("saved" if waiting.store == "store.db" else "file:./saved")
+    waiting("terminate", "a-1")
+
+    assert saved("show", "a-1", "-o", "json").json["status"] == "Running"
+    assert saved("count").out == "4\n"
+
+
+def test_a_backup_never_overwrites(waiting, tmp_path):
+    (tmp_path / "saved").write_text("mine")
+
+    assert "exists already" in waiting("db", "backup", "saved", code=6).err
+    assert (tmp_path / "saved").read_text() == "mine"
