@@ -49,6 +49,8 @@ class Load:
     held: dict[str, str] = field(default_factory=dict[str, str])
     """Instances that a fetcher of this process is at, with its token."""
     collisions: list[str] = field(default_factory=list[str])
+    repeated: list[str] = field(default_factory=list[str])
+    """Messages that were delivered again after a turn had consumed them."""
     errors: list[ProviderError] = field(default_factory=list[ProviderError])
     """Retryable errors that reached a caller."""
 
@@ -143,6 +145,11 @@ class Load:
             for event in arrivals
             if event["kind"] != "start" and (event["kind"], event.get("activity")) not in known
         ]
+        self.repeated += [
+            f"{instance_id}: {event}"
+            for event in arrivals
+            if (event["kind"], event.get("activity")) in known
+        ]
         metadata = ExecutionMetadata()
         work: tuple[WorkerMessage, ...] = ()
         sent: tuple[OrchestratorMessage, ...] = ()
@@ -194,6 +201,7 @@ class Load:
                 assert kinds == steps, each
                 assert info.custom_status_version == self.turns[each], each
         assert self.collisions == [] or locks_may_expire
+        assert self.repeated == []
         depths = await admin.get_queue_depths()
         assert (depths.orchestrator.locked, depths.worker.locked) == (0, 0)
         assert (depths.orchestrator.visible, depths.worker.visible) == (0, 0)

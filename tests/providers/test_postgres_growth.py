@@ -1,0 +1,139 @@
+"""The cost of a fetch on Postgres grows with what it hands out, not with what lies around."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from perdure.providers.postgres import queries
+from postgres_factory import new_schema
+from postgres_server import shared_server
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MANY = 5_000
+ROWS_MAX = 120
+
+FILL_TURNS = """
+    INSERT INTO {s}.instance_locks (
+        instance_id, route, ready_at, ready_id, lock_token, locked_until, wake_at, suspended,
+        not_before
+    )
+    SELECT kind || '-' || n, {s}.route_of(name, '1'), 1, n, token, until, wake, held, hold
+    FROM generate_series(1, {many}) AS n
+    CROSS JOIN LATERAL (VALUES
+        ('foreign', 'Foreign', NULL, NULL::bigint, NULL::bigint, false, NULL::bigint),
+        ('locked', 'Mine', 'token-' || n, 9e15::bigint, 9e15::bigint, false, NULL),
+        ('suspended', 'Mine', NULL, NULL, NULL, true, NULL),
+        ('backing off', 'Mine', NULL, NULL, 9e15::bigint, false, 9e15::bigint)
+    ) AS v (kind, name, token, until, wake, held, hold);
+    INSERT INTO {s}.instance_locks (instance_id, route, ready_at, ready_id)
+    SELECT 'later-' || n, {s}.route_of('Mine', '1'), 9e15::bigint, n
+    FROM generate_series(1, {many}) AS n;
+    INSERT INTO {s}.orchestrator_queue (instance_id, kind, body, visible_at, enqueued_at)
+    SELECT instance_id, 'x', '{{}}', ready_at, 1 FROM {s}.instance_locks
+"""
+FILL_WORK = """
+    INSERT INTO {s}.worker_queue (
+        instance_id, execution_id, activity_id, name, route, body, session_id, visible_at,
+        enqueued_at, lock_token, locked_until, wake_at
+    )
+    SELECT 'i-' || n, 1, kind, name, {s}.route_of(name, tag), '{{}}', session, 1, 1, token,
+        wake, wake
+    FROM generate_series(1, {many}) AS n
+    CROSS JOIN LATERAL (VALUES
+        (1, 'foreign', NULL, NULL, NULL, NULL::bigint),
+        (2, 'mine', 'gpu', NULL, NULL, NULL),
+        (3, 'mine', NULL, NULL, 'token-' || n, 9e15::bigint),
+        (4, 'mine', NULL, NULL, NULL, 9e15::bigint),
+        (5, 'mine', NULL, 'taken', NULL, NULL)
+    ) AS v (kind, name, tag, session, token, wake);
+    INSERT INTO {s}.sessions VALUES ('taken', 'somebody', 9e15::bigint, 1)
+"""
+
+
+class Store:
+    """Counts the rows that a statement reads."""
+
+    def __init__(self, connection: psycopg.Connection[Any], schema: str) -> None:
+        self._connection = connection
+        self._schema = schema
+        self._statements = queries.Statements(schema)
+
+    def fill(self, statement: str) -> None:
+        self._connection.execute(
+            sql.SQL(statement).format(s=sql.Identifier(self._schema), many=sql.Literal(MANY))
+        )
+        self._connection.commit()
+
+    def rows_read(self, template: Any, parameters: list[Any]) -> tuple[list[Any], int]:
+        """What the statement returns, and how many rows it looked at; it is rolled back."""
+        found = self._connection.execute(self._statements(template), parameters).fetchall()
+        ((read,),) = self._connection.execute(
+            "SELECT sum(seq_tup_read + coalesce(idx_tup_fetch, 0)) FROM pg_stat_xact_user_tables "
+            "WHERE schemaname = %s",
+            (self._schema,),
+        ).fetchall()
+        self._connection.rollback()
+        return found, int(read)
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    with psycopg.connect(shared_server().dsn) as connection:
+        yield Store(connection, new_schema())
+
+
+MY_TURNS = ["Mine\x1f#1", "Mine\x1f"]
+
+
+@pytest.mark.parametrize("routes", [MY_TURNS, None], ids=["with a filter", "without a filter"])
+def test_a_fetch_of_turns_reads_few_rows_however_many_wait(
+    store: Store, routes: list[str] | None
+) -> None:
+    store.fill(FILL_TURNS)
+    parameters = [["t" * 32], False, 5_000, "me", routes, None, 60_000, True]
+
+    found, read = store.rows_read(queries.FETCH_TURNS, parameters)
+
+    assert (found[0][0] is None) == (routes is not None)
+    assert read < ROWS_MAX
+
+
+def test_a_batch_of_turns_is_found_past_thousands_that_wait(store: Store) -> None:
+    store.fill(FILL_TURNS)
+    store.fill(
+        """
+        INSERT INTO {s}.instance_locks (instance_id, route, ready_at, ready_id)
+        SELECT 'ready-' || n, {s}.route_of('Mine', '1'), 2, n FROM generate_series(1, {many}) n;
+        INSERT INTO {s}.orchestrator_queue (instance_id, kind, body, visible_at, enqueued_at)
+        SELECT 'ready-' || n, 'x', '{{}}', 2, 1 FROM generate_series(1, {many}) n
+        """
+    )
+    parameters = [
+        [f"{number:032}" for number in range(10)],
+        *(False, 5_000, "me", MY_TURNS, None, 60_000, True),
+    ]
+
+    found, read = store.rows_read(queries.FETCH_TURNS, parameters)
+
+    assert [row[0] for row in found] == [f"ready-{number}" for number in range(1, 11)]
+    assert read < 3 * ROWS_MAX
+
+
+@pytest.mark.parametrize("routes", [["mine\x1f"], None], ids=["by name", "any name"])
+def test_a_fetch_of_work_reads_few_rows_however_many_wait(
+    store: Store, routes: list[str] | None
+) -> None:
+    store.fill(FILL_WORK)
+    names = None if routes is None else ["mine"]
+    parameters = [["t" * 32], False, 5_000, routes, names, [""], "me", 5_000, False]
+
+    found, read = store.rows_read(queries.FETCH_WORK, parameters)
+
+    assert (found[0][0] is None) == (routes is not None)
+    assert read < ROWS_MAX
