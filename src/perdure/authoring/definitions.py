@@ -73,6 +73,8 @@ class _Handler(Generic[P, R]):
     def __init__(self, fn: Callable[..., Any], name: str | None) -> None:
         if not inspect.isfunction(fn):
             raise UsageError(f"@{self.kind} takes a plain function, not {fn!r}")
+        if next(iter(inspect.signature(fn).parameters), "") == "self":
+            raise UsageError(f"@{self.kind} takes a plain function, not the method {fn!r}")
         self.fn: Callable[..., Any] = fn
         """The plain function."""
         self.name: str = limits.check_id(fn.__name__ if name is None else name, "name")

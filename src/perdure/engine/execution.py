@@ -176,11 +176,17 @@ class Execution:
             journal.append(event)
         outcome = TurnOutcome(turn=journal.turn, result=Waiting(), ignored=incoming.ignored)
         recorder.begin_turn(outcome)
-        self._walk(incoming.events)
+        recorder.loop.enter()
+        try:
+            self._walk(incoming.events)
+        finally:
+            recorder.loop.leave()
         outcome.result = self._ending.conclude_live()
         outcome.delta = journal.delta
         self.is_finished = type(outcome.result) is not Waiting
         recorder.collect_opened()
+        if self.is_finished:
+            recorder.loop.tell_lost_errors()
         return outcome
 
     def _replay(self, history: Sequence[events.Event]) -> None:
@@ -188,10 +194,15 @@ class Execution:
         recorder.marked_patches.update(
             event.name for event in history if isinstance(event, events.PatchMarked)
         )
-        for turn, group in groupby(history, key=attrgetter("turn")):
-            self._replay_turn(turn, list(group))
-            if self.is_finished:
-                break
+        # Entered once for all turns: it costs as much as the code of a turn.
+        recorder.loop.enter()
+        try:
+            for turn, group in groupby(history, key=attrgetter("turn")):
+                self._replay_turn(turn, list(group))
+                if self.is_finished:
+                    break
+        finally:
+            recorder.loop.leave()
         self._journal.end_of_history(history[-1])
 
     def _replay_turn(self, turn: int, recorded: list[events.Event]) -> None:
@@ -216,16 +227,12 @@ class Execution:
         """Apply what came one by one, and let the code run dry in between."""
         recorder = self._recorder
         loop = recorder.loop
-        loop.enter()
-        try:
-            for event in arrived:
-                APPLY[type(event)](recorder, event)
-                if event.event_id == 1:
-                    self._cancel_before_start(arrived)
-                if not loop.is_over:
-                    loop.run_dry()
-        finally:
-            loop.leave()
+        for event in arrived:
+            APPLY[type(event)](recorder, event)
+            if event.event_id == 1:
+                self._cancel_before_start(arrived)
+            if not loop.is_over:
+                loop.run_dry()
 
     def _cancel_before_start(self, arrived: Sequence[events.Event]) -> None:
         """Cancelled in the batch that starts it: no line of the code runs."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import gc
+import logging
 import sys
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol, TypeVarTuple, Unpack, cast
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     from perdure.authoring.recorder import Recorder
 
 Ts = TypeVarTuple("Ts")
+
+_log = logging.getLogger("perdure.orchestration")
 
 _AS_COMPLETED = (
     asyncio.as_completed.__code__
@@ -207,6 +210,17 @@ class DurableLoop(RefusingLoop):
     def live_tasks(self) -> list[DurableTask]:
         return [task for task in self._tasks if not task.done()]
 
+    def tell_lost_errors(self) -> None:
+        """Log what branches raised and nobody looked at, as asyncio does when they are freed."""
+        for task in self._tasks:
+            if task is not self.root and task.done() and task._log_traceback:  # noqa: SLF001
+                self.call_exception_handler(
+                    {
+                        "message": "Task exception was never retrieved",
+                        "exception": task.exception(),
+                    }
+                )
+
     def abandon(self) -> None:
         """Close every coroutine that is left. The caller has entered, and emits nothing."""
         self.is_closed_for_good = True
@@ -300,10 +314,15 @@ class DurableLoop(RefusingLoop):
         return self.is_closed_for_good
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """A lost exception: asyncio reports it when the garbage collector finds it.
-
-        That moment is not part of the program, so nothing may depend on it.
-        """
+        """Something went wrong that nobody looked at: told in the log, once, and not on replay."""
+        recorder = self.perdure_recorder
+        if recorder is not None and not recorder.is_replaying:
+            _log.error(
+                "%s in instance %r",
+                context.get("message"),
+                recorder.instance_id,
+                exc_info=context.get("exception"),
+            )
 
     def default_exception_handler(self, context: dict[str, Any]) -> None:
         self.call_exception_handler(context)

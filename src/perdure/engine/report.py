@@ -10,7 +10,7 @@ from perdure.errors import Nondeterminism
 from perdure.model import events
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 _CURE = """\
 What to do
@@ -21,7 +21,7 @@ What to do
 If the code did not change, something in it does not repeat: the clock, random numbers, the order of
 a set, a global or the environment. Use now(), random(), uuid4(), side_effect() or an activity."""
 
-_LINES_MAX = 200
+_LINES_MAX = 100
 
 
 def nondeterminism(
@@ -37,21 +37,28 @@ def nondeterminism(
         f"execution {started.execution_id}, turn {turn}"
     )
     headline = f"{where}: history says {then}, the code did {now}"
-    diff = "\n".join(
-        difflib.unified_diff(
-            [describe(event) for event in _in_order(recorded)][:_LINES_MAX],
-            [describe(event) for event in _in_order(performed)][:_LINES_MAX],
-            f"history, turn {turn}",
-            "this code",
-            lineterm="",
-            n=2,
-        )
-    )
+    diff = "\n".join(_diff(turn, _lines(recorded), _lines(performed)))
     report = (
         f"The code does not repeat its history\n  {where}\n\n"
         f"history says  {then}\nthe code did  {now}\n\n{diff}\n\n{_CURE}\n"
     )
     return Nondeterminism(headline, report=report)
+
+
+def _diff(turn: int, then: list[str], now: list[str]) -> Iterator[str]:
+    """What differs, from the first difference on; a turn may hold thousands of steps."""
+    same = next(
+        (index for index, (a, b) in enumerate(zip(then, now, strict=False)) if a != b),
+        min(len(then), len(now)),
+    )
+    window = slice(max(0, same - 2), same + _LINES_MAX)
+    return difflib.unified_diff(
+        then[window], now[window], f"history, turn {turn}", "this code", lineterm="", n=2
+    )
+
+
+def _lines(decisions: Sequence[events.Event]) -> list[str]:
+    return [describe(event) for event in _in_order(decisions)]
 
 
 def describe(event: events.Event) -> str:

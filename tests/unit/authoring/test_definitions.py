@@ -184,6 +184,15 @@ def test_only_plain_functions_become_handlers(thing):
         activity(thing)
 
 
+def test_methods_are_refused():
+    with pytest.raises(UsageError, match="not the method"):
+
+        class Shop:
+            @activity
+            def charge(self, order: str) -> str:
+                return order
+
+
 def test_generators_and_sync_orchestrations_are_refused():
     with pytest.raises(UsageError, match="must be an async def"):
 

@@ -440,3 +440,21 @@ def test_a_mismatch_is_reported_even_if_the_code_swallows_everything():
         return await work("a")
 
     mismatch(history_of(plain), swallows)
+
+
+def test_the_difference_is_shown_even_late_in_a_turn_of_thousands():
+    def make(changed: int):
+        async def code() -> None:
+            steps = [work("B" if n == changed else "b") for n in range(3000)]
+            await asyncio.gather(*steps)
+
+        return named(code)
+
+    run = Driver(make(-1), is_checked=False)
+    run.start()
+
+    with pytest.raises(Nondeterminism) as caught:
+        run.replay(make(2500))
+
+    assert '+0/2501  activity work("B")' in caught.value.report
+    assert caught.value.report.count("\n") < 40

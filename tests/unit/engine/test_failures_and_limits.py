@@ -69,6 +69,26 @@ def test_system_exit_in_a_branch_fails_the_orchestration():
     assert run_to_end(code).result == "SystemExit: 3"
 
 
+def test_an_error_that_nobody_looked_at_is_told_in_the_log(caplog):
+    async def code() -> str:
+        async def branch() -> None:
+            raise ValueError("lost")
+
+        asyncio.create_task(branch())  # noqa: RUF006
+        await asyncio.sleep(0)
+        return await step("a")
+
+    run = Driver(orchestration(code), is_checked=False)
+    run.start()
+    run.restart()
+    run.turn(run.completed("step", ""))
+    run.close()
+
+    assert [r.getMessage() for r in caplog.records] == [
+        "Task exception was never retrieved in instance 'i'"
+    ]
+
+
 def test_deep_recursion_is_an_ordinary_failure():
     def dive() -> None:
         dive()
