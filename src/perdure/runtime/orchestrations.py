@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import OrderedDict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +37,7 @@ from perdure.providers.items import (
     TurnCommit,
     VersionRange,
 )
+from perdure.runtime.cache import LiveCache
 from perdure.runtime.commits import TurnFacts, commit_of, final_status
 from perdure.runtime.intake import Drop, Intake, Park, Run, replies_to
 from perdure.runtime.live import Arrival, Ending, LiveInstance
@@ -123,14 +123,11 @@ class OrchestrationDispatcher:
         self._poll_ms = round(options.poll_seconds * 1000)
         self._lock_ms = round(options.orchestration_lock_seconds * 1000)
         self._keeps_locks = provider.capabilities.hot_path and not options.always_replay
-        self._live: OrderedDict[str, LiveInstance] = OrderedDict()
-        self._cached_events = 0
+        self._live = LiveCache(options.cached_instances, options.cached_events)
         self._loop = asyncio.get_running_loop()
         self._duties: list[asyncio.Task[None]] = []
         self._background: set[asyncio.Task[None]] = set()
         self._stopping = False
-        self._room = asyncio.Event()
-        self._room.set()
 
     # --- life
 
@@ -144,16 +141,16 @@ class OrchestrationDispatcher:
     async def stop(self) -> None:
         """Fetch no more, let commits under way finish, give every lock back."""
         self._stopping = True
-        self._room.set()
+        self._live.wake()
         for task in self._duties:
             task.cancel()
         await asyncio.gather(*self._duties, return_exceptions=True)
-        while any(live.busy for live in self._live.values()) or self._background:
-            pending = {live.finished for live in self._live.values() if live.busy}
+        while any(live.busy for live in self._live) or self._background:
+            pending = {live.finished for live in self._live if live.busy}
             await asyncio.wait(
                 pending | self._background, timeout=0.05, return_when=asyncio.FIRST_COMPLETED
             )
-        for live in list(self._live.values()):
+        for live in self._live:
             self._release(live)
         await asyncio.gather(*self._background)
 
@@ -161,18 +158,20 @@ class OrchestrationDispatcher:
         self._stopping = True
         for task in (*self._duties, *self._background):
             task.cancel()
-        for live in self._live.values():
+        for live in self._live:
             live.execution.close()
 
     @property
     def lock_tokens(self) -> list[str]:
         """Every instance lock that must be renewed; may be asked from another thread."""
-        return [live.lock_token for live in list(self._live.values()) if live.start is None]
+        return [live.lock_token for live in self._live if live.start is None]
 
     def lost_locks(self, tokens: frozenset[str]) -> None:
         """Somebody else has these instances now."""
-        for live in [live for live in self._live.values() if live.lock_token in tokens]:
-            if not live.busy:  # a commit under way finds out by itself
+        for live in self._live:
+            if (
+                live.lock_token in tokens and not live.busy
+            ):  # a commit under way finds out by itself
                 self._forget(live)
 
     def live_instance(self, instance_id: str) -> LiveInstance | None:
@@ -180,7 +179,7 @@ class OrchestrationDispatcher:
 
     @property
     def is_busy(self) -> bool:
-        return bool(self._background) or any(live.busy for live in self._live.values())
+        return bool(self._background) or any(live.busy for live in self._live)
 
     @property
     def live_count(self) -> int:
@@ -210,7 +209,7 @@ class OrchestrationDispatcher:
             item.instance_id, secrets.token_hex(16), execution, None, envelope(item)
         )
         created: asyncio.Future[LiveInstance | None] = self._loop.create_future()
-        self._admit(live)
+        self._live.add(live)
         live.busy = True
         self._loop.call_soon(self._run_turn, live, [Arrival(item)], created)
         return created
@@ -230,8 +229,7 @@ class OrchestrationDispatcher:
         burst, backoff = 1, Backoff()
         while not self._stopping:
             if not self._has_room():
-                self._room.clear()
-                await self._room.wait()
+                await self._live.wait_for_room()
                 continue
             try:
                 fetches = [self._fetch(0 if burst > 1 else self._poll_ms) for _ in range(burst)]
@@ -267,7 +265,7 @@ class OrchestrationDispatcher:
                 live = LiveInstance(
                     fetched.item.instance_id, fetched.lock_token, verdict.execution, verdict.parent
                 )
-                self._admit(live)
+                self._live.add(live)
                 live.busy = True
                 self._run_turn(live, verdict.arrivals)
 
@@ -305,14 +303,13 @@ class OrchestrationDispatcher:
         created: asyncio.Future[LiveInstance | None] | None = None,
     ) -> None:
         now_ms = self._clock.now_ms()
-        live.used_at_ms = now_ms
-        self._live.move_to_end(live.instance_id)
+        self._live.used(live, now_ms)
         execution = live.execution
         events_before = execution.event_count
         outcome = self._compute(live, arrivals, created, now_ms)
         if outcome is None:
             return
-        self._cached_events += execution.event_count - events_before
+        self._live.grown(execution.event_count - events_before)
         for line in outcome.ignored:
             log.warning("%s: %s", live.instance_id, line)
         self._commit(live, arrivals, outcome, now_ms, created)
@@ -443,7 +440,7 @@ class OrchestrationDispatcher:
         if turn.created is not None and not turn.created.done():
             turn.created.set_result(live)
         if turn.final is not None:
-            self._remove(live)
+            self._live.remove(live)
             status, output = turn.final
             ended = status is not Status.CONTINUED_AS_NEW
             live.leave(Ending(status, output) if ended else None)
@@ -535,31 +532,17 @@ class OrchestrationDispatcher:
     # --- the cache
 
     def _has_room(self) -> bool:
-        options = self._options
-        if (
-            len(self._live) < options.cached_instances
-            and self._cached_events < options.cached_events
-        ):
+        if not self._live.is_full:
             return True
-        oldest = next((live for live in self._live.values() if live.is_idle), None)
-        if oldest is not None:
-            self._release(oldest)
-            return True
-        return False
-
-    def _admit(self, live: LiveInstance) -> None:
-        self._live[live.instance_id] = live
-        self._cached_events += live.execution.event_count
-
-    def _remove(self, live: LiveInstance) -> None:
-        if self._live.get(live.instance_id) is live:
-            del self._live[live.instance_id]
-            self._cached_events -= live.execution.event_count
-            self._room.set()
+        oldest = self._live.oldest_idle()
+        if oldest is None:
+            return False
+        self._release(oldest)
+        return True
 
     def _forget(self, live: LiveInstance) -> None:
         """Drop an instance whose lock is gone or was given back."""
-        self._remove(live)
+        self._live.remove(live)
         live.leave()
         self._settle_leftovers(live)
 
@@ -581,12 +564,8 @@ class OrchestrationDispatcher:
         idle_ms = round(self._options.idle_seconds * 1000)
         while True:
             await self._clock.sleep(self._options.idle_seconds / 4)
-            before_ms = self._clock.now_ms() - idle_ms
-            for live in list(self._live.values()):
-                if live.used_at_ms > before_ms:
-                    break  # least recently used first
-                if live.is_idle:
-                    self._release(live)
+            for live in self._live.idle_since(self._clock.now_ms() - idle_ms):
+                self._release(live)
 
     # --- small things
 
