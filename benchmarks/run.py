@@ -16,13 +16,15 @@ from benchmarks import contenders as line_up
 from benchmarks.chart import draw
 from benchmarks.environments import ENVIRONMENTS, home, prepare
 from benchmarks.machine import describe
-from benchmarks.report import show
+from benchmarks.report import number, show
 from benchmarks.results import Outcome, Record
 from benchmarks.server import postgres
 from benchmarks.trial import Order, run_trial
 from benchmarks.workloads import WORKLOADS, Workload
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from benchmarks.contenders import Contender
 
 RESULTS = Path(__file__).parent / "results"
@@ -114,6 +116,16 @@ def measure(
                     progress.update(task, description=f"{one.name} {turn.name}")
                     outcomes[turn.name].trials.append(run_trial(order_of(one, turn, pythons)))
                     progress.advance(task)
+            progress.console.print(line_of(one, outcomes.values()), highlight=False)
+
+
+def line_of(workload: Workload, outcomes: Iterable[Outcome]) -> str:
+    """What is known already, for those who wait."""
+    medians = [
+        f"{one.contender} {'failed' if one.median is None else number(one.median)}"
+        for one in outcomes
+    ]
+    return f"{workload.name.upper()} {workload.title}, {workload.unit}: {', '.join(medians)}"
 
 
 def entrants(workload: Workload, chosen: list[Contender]) -> list[Contender]:

@@ -83,7 +83,7 @@ class PerdurePeer(Peer):
         return await handle.result()
 
     async def start_all(self, flow: str, workflow_ids: Sequence[str], n: int) -> None:
-        await asyncio.gather(*[self.start(flow, one, n) for one in workflow_ids])
+        await self.client.start_many(FLOWS[flow], [(one, (n,)) for one in workflow_ids])
 
     async def run_all(self, flow: str, workflow_ids: Sequence[str], n: int) -> list[Any]:
         handles = await asyncio.gather(*[self.start(flow, one, n) for one in workflow_ids])
