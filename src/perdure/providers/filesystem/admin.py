@@ -12,7 +12,7 @@ from perdure.limits import BULK_INSTANCES_MAX, check_id
 from perdure.model.wire import FORMAT_VERSION
 from perdure.providers._shared import rules
 from perdure.providers.contract import ProviderAdmin
-from perdure.providers.filesystem import deletion, queues, snapshots, turns
+from perdure.providers.filesystem import deletion, queues, snapshots, turns, waiting
 from perdure.providers.filesystem.checkpoints import LAYOUT_VERSION
 from perdure.providers.filesystem.depths import depth_of_messages, depth_of_work
 from perdure.providers.filesystem.rows import HoldRow, MovedRow, WorkerRow
@@ -179,7 +179,7 @@ class FileSystemAdmin(ProviderAdmin):
                 raise NotFound(f"{instance_id!r} does not exist, or has not begun yet")
             return turns.take_over(store.state, tx, instance_id, lock_timeout_ms)
 
-        return await self._provider.with_history(store, await store.change(verb, lock))
+        return await waiting.with_history(store, await store.change(verb, lock))
 
     # --- queues
 

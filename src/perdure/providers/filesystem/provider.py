@@ -5,21 +5,20 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from typing import TYPE_CHECKING, TypeVar
-
-import msgspec
+from functools import partial
+from typing import TYPE_CHECKING
 
 from perdure.clock import SystemClock
-from perdure.errors import CorruptData, LockLost, StoreClosed
+from perdure.errors import LockLost, StoreClosed
 from perdure.limits import ORPHAN_GRACE_MS, check_id
 from perdure.providers._shared import rules
 from perdure.providers.capabilities import Capabilities
 from perdure.providers.contract import Provider
-from perdure.providers.filesystem import acking, enqueueing, queues, turns
+from perdure.providers.filesystem import acking, enqueueing, queues, turns, waiting
 from perdure.providers.filesystem.admin import FileSystemAdmin
 from perdure.providers.filesystem.fileops import FileOps
 from perdure.providers.filesystem.store import open_store
-from perdure.providers.items import FetchedOrchestration, TagFilter, TagMode
+from perdure.providers.items import TagFilter, TagMode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,9 +30,9 @@ if TYPE_CHECKING:
     from perdure.providers.contract import ProviderAdmin
     from perdure.providers.filesystem.store import OpenStore
     from perdure.providers.filesystem.tables import Transaction
-    from perdure.providers.filesystem.turns import LockedInstance
     from perdure.providers.items import (
         EnqueueCondition,
+        FetchedOrchestration,
         FetchedWork,
         HistoryRecord,
         KvEntry,
@@ -43,9 +42,7 @@ if TYPE_CHECKING:
         TurnCommit,
         WorkerMessage,
     )
-    from perdure.providers.watching import Signal, Watch
-
-_Fetched = TypeVar("_Fetched")
+    from perdure.providers.watching import Watch
 
 VERSION = "1"
 _MESSAGES_PER_COMMIT = 500
@@ -141,31 +138,19 @@ class FileSystemProvider(Provider):
         store = self.store(verb)
         rules.check_fetch(lock_timeout_ms, poll_timeout_ms, owner)
         state = store.state
-        locked = await self._poll(
+        locked = await waiting.poll(
             store,
-            verb,
             store.turn_signal,
             poll_timeout_ms,
-            lambda tx: turns.fetch(state, tx, lock_timeout_ms, filter, owner),
+            lambda: store.change(
+                verb,
+                lambda tx: turns.fetch(state, tx, lock_timeout_ms, filter, owner),
+                may_find_nothing=True,
+                give_back=partial(turns.give_back, state),
+            ),
             state.ready_instances.next_change_ms,
         )
-        return await self.with_history(store, locked) if locked is not None else None
-
-    async def with_history(self, store: OpenStore, locked: LockedInstance) -> FetchedOrchestration:
-        """Complete a lock that was taken with the history that it covers."""
-        item = locked.item
-        try:
-            history = tuple(await store.read_history(locked.history))
-        except CorruptData as damage:
-            item = msgspec.structs.replace(item, history_error=str(damage), kv_snapshot={})
-        else:
-            item = msgspec.structs.replace(item, history=history) if history else item
-        return FetchedOrchestration(
-            item=item,
-            lock_token=locked.lock_token,
-            attempt_count=locked.attempt_count,
-            continues=locked.continues,
-        )
+        return await waiting.with_history(store, locked) if locked is not None else None
 
     async def ack_orchestration_item(self, lock_token: str, commit: TurnCommit) -> None:
         verb = "ack_orchestration_item"
@@ -277,22 +262,43 @@ class FileSystemProvider(Provider):
         tag_filter: TagFilter | None = None,
         activities: frozenset[str] | None = None,
     ) -> FetchedWork | None:
-        verb = "fetch_work_item"
+        found = await self.fetch_work_items(
+            1, lock_timeout_ms, poll_timeout_ms, session, tag_filter, activities
+        )
+        return found[0] if found else None
+
+    async def fetch_work_items(
+        self,
+        limit: int,
+        lock_timeout_ms: int,
+        poll_timeout_ms: int,
+        session: SessionFetch | None = None,
+        tag_filter: TagFilter | None = None,
+        activities: frozenset[str] | None = None,
+    ) -> list[FetchedWork]:
+        verb = "fetch_work_items"
         store = self.store(verb)
+        rules.check_number(limit, "limit", minimum=1)
         rules.check_fetch(lock_timeout_ms, poll_timeout_ms)
         rules.check_session_fetch(session)
         tags = tag_filter or TagFilter.default_only()
         if tags.mode is TagMode.NONE:
-            return None
+            return []
         state = store.state
-        return await self._poll(
+
+        def fetch(tx: Transaction) -> list[FetchedWork] | None:
+            return queues.fetch_work(state, tx, limit, lock_timeout_ms, session, tags, activities)
+
+        found = await waiting.poll(
             store,
-            verb,
             store.work_signal,
             poll_timeout_ms,
-            lambda tx: queues.fetch_work(state, tx, lock_timeout_ms, session, tags, activities),
+            lambda: store.change(
+                verb, fetch, may_find_nothing=True, give_back=partial(queues.give_back, state)
+            ),
             state.ready_work.next_change_ms,
         )
+        return found or []
 
     async def ack_work_item(
         self,
@@ -445,37 +451,6 @@ class FileSystemProvider(Provider):
         check_id(instance_id, "instance id")
         store.state.quarantine.check(operation, instance_id)
         return store
-
-    async def _poll(
-        self,
-        store: OpenStore,
-        verb: str,
-        signal: Signal,
-        poll_timeout_ms: int,
-        look: Callable[[Transaction], _Fetched | None],
-        next_change_ms: Callable[[], int | None],
-    ) -> _Fetched | None:
-        """Look until there is something; in between wait for a signal or for the next due time.
-
-        What is left of the timeout only shrinks, so that a clock set back cannot stretch it.
-        """
-        clock = self._clock
-        deadline_ms = clock.now_ms() + poll_timeout_ms
-        left_ms = poll_timeout_ms
-        while True:
-            seen = signal.generation
-            fetched = await store.change(verb, look, may_find_nothing=True)
-            now_ms = clock.now_ms()
-            left_ms = min(left_ms, deadline_ms - now_ms)
-            if fetched is not None or left_ms <= 0:
-                return fetched
-            due_ms = next_change_ms()
-            wait_ms = left_ms if due_ms is None else min(left_ms, max(due_ms - now_ms, 0))
-            has_changed = await signal.wait(seen, wait_ms)
-            if not store.is_open:
-                return None
-            if not has_changed:
-                left_ms -= wait_ms
 
 
 def _lost_tokens(

@@ -100,14 +100,37 @@ def remove_work(state: State, tx: Transaction, message_id: int) -> None:
 def fetch_work(
     state: State,
     tx: Transaction,
+    limit: int,
     lock_timeout_ms: int,
     session: SessionFetch | None,
     tags: TagFilter,
     activities: frozenset[str] | None,
-) -> FetchedWork | None:
-    message_id = state.ready_work.first(session, tags, activities, tx.now_ms)
-    if message_id is None:
-        return None
+) -> list[FetchedWork] | None:
+    """The oldest items that this worker may take; None if there is none."""
+    found: list[FetchedWork] = []
+    while len(found) < limit:
+        message_id = state.ready_work.first(session, tags, activities, tx.now_ms)
+        if message_id is None:
+            break
+        found.append(_lock_work(state, tx, message_id, lock_timeout_ms, session))
+        state.settle_work(tx.now_ms)
+    return found or None
+
+
+def give_back(state: State, found: list[FetchedWork] | None, tx: Transaction) -> None:
+    """Undo a fetch whose caller went away: nobody would do the work before the locks expire."""
+    for work in found or ():
+        if work.lock_token in state.lookups.claims:
+            abandon_work(state, tx, work.lock_token, None, ignore_attempt=True)
+
+
+def _lock_work(
+    state: State,
+    tx: Transaction,
+    message_id: int,
+    lock_timeout_ms: int,
+    session: SessionFetch | None,
+) -> FetchedWork:
     message = state.tables.work.rows[message_id].message
     claim = msgspec.structs.replace(
         state.tables.claims.rows[message_id],

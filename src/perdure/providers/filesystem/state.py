@@ -39,6 +39,12 @@ class State:
             for instance_id in instances:
                 self.ready_instances.refresh(instance_id, now_ms)
                 self.listing.refresh(instance_id)
+        self.settle_work(now_ms)
+        return instances
+
+    def settle_work(self, now_ms: int) -> None:
+        """Only what concerns work items."""
+        lookups = self.lookups
         if lookups.touched_sessions:
             for session_id in lookups.touched_sessions:
                 self.ready_work.refresh_session(session_id, now_ms)
@@ -47,7 +53,6 @@ class State:
             for message_id in lookups.touched_work:
                 self.ready_work.refresh(message_id, now_ms)
             lookups.touched_work = set()
-        return instances
 
     def load_schedules(self, now_ms: int) -> None:
         """Place everything, once, after the tables were filled."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from datetime import UTC, datetime
 from functools import partial
@@ -149,11 +150,13 @@ class OpenStore:
         body: Callable[[Transaction], _Answer],
         *,
         may_find_nothing: bool = False,
+        give_back: Callable[[_Answer, Transaction], None] | None = None,
     ) -> _Answer:
         """Run the body as one transaction; its answer is given when it is durable.
 
         An answer or a refusal that rests on changes which turn out to fail is worked out again.
         With ``may_find_nothing`` an empty transaction promises nothing and need not wait.
+        ``give_back`` undoes what was done for a caller that is cancelled while it waits.
         """
         await self.upkeep.room(verb)
         while True:
@@ -171,10 +174,23 @@ class OpenStore:
                 raise
             touched = self._settle(tx.now_ms)
             if not tx.is_empty:
-                await self._committer.submit(tx, touched)
+                try:
+                    await self._committer.submit(tx, touched)
+                except asyncio.CancelledError:
+                    if give_back is not None and self.is_open:
+                        self._do_unheard(verb, partial(give_back, answer))
+                    raise
                 return answer
             if may_find_nothing or await self._committer.settled():
                 return answer
+
+    def _do_unheard(self, verb: str, body: Callable[[Transaction], None]) -> None:
+        """A change that nobody waits for."""
+        tx = Transaction(self.state.tables, verb, self.clock.now_ms())
+        body(tx)
+        touched = self._settle(tx.now_ms)
+        if not tx.is_empty and self._committer.cause_of_death is None:
+            self._committer.submit(tx, touched)
 
     async def look(self, verb: str, body: Callable[[], _Answer]) -> _Answer:
         """Read; the answer is given when everything that it shows is durable."""

@@ -61,6 +61,24 @@ def take_over(
     return _locked(state, tx, _lock(state, tx, instance_id, lock_timeout_ms, None), ())
 
 
+def give_back(state: State, locked: LockedInstance | None, tx: Transaction) -> None:
+    """Undo a fetch whose caller went away: nobody would take a turn before the lock expires."""
+    if locked is None or locked.lock_token not in state.lookups.locks:
+        return
+    if locked.continues:
+        _untag(state, tx, [delivery.message_id for delivery in locked.item.messages])
+    else:
+        abandon(state, tx, locked.lock_token, None, None, ignore_attempt=True)
+
+
+def _untag(state: State, tx: Transaction, message_ids: list[int]) -> None:
+    for message_id in message_ids:
+        tag = state.tables.tags.get(message_id)
+        if tag is not None:
+            attempt_count = max(tag.attempt_count - 1, 0)
+            tx.put(state.tables.tags, TagRow(message_id=message_id, attempt_count=attempt_count))
+
+
 def _continue(state: State, tx: Transaction, instance_id: str) -> LockedInstance:
     lock = state.tables.locks.rows[instance_id]
     carried = state.lookups.tagged.get(lock.lock_token, NOTHING)

@@ -1,0 +1,66 @@
+"""Waiting for work, and completing a lock that was taken with the history that it covers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from perdure.errors import CorruptData
+from perdure.providers.items import FetchedOrchestration
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from perdure.providers.filesystem.store import OpenStore
+    from perdure.providers.filesystem.turns import LockedInstance
+    from perdure.providers.watching import Signal
+
+_Found = TypeVar("_Found")
+
+
+async def poll(
+    store: OpenStore,
+    signal: Signal,
+    timeout_ms: int,
+    look: Callable[[], Awaitable[_Found | None]],
+    next_change_ms: Callable[[], int | None],
+) -> _Found | None:
+    """Look until there is something; in between wait for a signal or for the next due time.
+
+    What is left of the timeout only shrinks, so that a clock set back cannot stretch it.
+    """
+    clock = store.clock
+    deadline_ms = clock.now_ms() + timeout_ms
+    left_ms = timeout_ms
+    while True:
+        seen = signal.generation
+        found = await look()
+        now_ms = clock.now_ms()
+        left_ms = min(left_ms, deadline_ms - now_ms)
+        if found is not None or left_ms <= 0:
+            return found
+        due_ms = next_change_ms()
+        wait_ms = left_ms if due_ms is None else min(left_ms, max(due_ms - now_ms, 0))
+        has_changed = await signal.wait(seen, wait_ms)
+        if not store.is_open:
+            return None
+        if not has_changed:
+            left_ms -= wait_ms
+
+
+async def with_history(store: OpenStore, locked: LockedInstance) -> FetchedOrchestration:
+    """What a fetch answers."""
+    item = locked.item
+    try:
+        history = tuple(await store.read_history(locked.history))
+    except CorruptData as damage:
+        item = msgspec.structs.replace(item, history_error=str(damage), kv_snapshot={})
+    else:
+        item = msgspec.structs.replace(item, history=history) if history else item
+    return FetchedOrchestration(
+        item=item,
+        lock_token=locked.lock_token,
+        attempt_count=locked.attempt_count,
+        continues=locked.continues,
+    )
