@@ -6,7 +6,6 @@ worth another try.
 
 from __future__ import annotations
 
-import hashlib
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,6 +18,8 @@ _PLAIN = (int, float, complex, str, bytes, bool, type(None), type(Ellipsis))
 
 def fingerprint(fn: Callable[..., Any]) -> str:
     """Hash of the function, of the functions and constants of its package that it names."""
+    import hashlib  # slow to load, and only a runtime asks
+
     digest = hashlib.blake2b(digest_size=16)
     for function in _reachable(fn):
         digest.update(function.__qualname__.encode())

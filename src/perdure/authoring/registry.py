@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from functools import cached_property
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -97,6 +96,8 @@ def _definitions(handlers: Iterable[Any] | Handler | ModuleType) -> Iterator[Han
 
 
 def _unknown(kind: str, name: str, known: Iterable[str]) -> str:
+    import difflib
+
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=3)
     meant = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
