@@ -241,15 +241,12 @@ class Handle:
         """A fetch whose caller has gone away must not leave a lock behind."""
         if not self._is_open:
             return
-        if isinstance(value, list):
-            members: list[Any] = value
-            for member in members:
+        if value.__class__ is list:
+            for member in value:
                 self._give_back(member)
             return
-        if isinstance(value, FetchedOrchestration) and not value.continues:
-            given = self.write(
-                "abandon_orchestration_item", turns.abandon, value.lock_token, None, None, True
-            )
+        if isinstance(value, FetchedOrchestration):
+            given = self.write("abandon_orchestration_item", turns.give_back, value)
         elif isinstance(value, FetchedWork):
             given = self.write(
                 "abandon_work_item", worker_queue.abandon, value.lock_token, None, True

@@ -16,7 +16,7 @@ from perdure.providers.items import InstanceInfo, InstancePage, InstanceQuery, S
 from perdure.providers.sqlite import queries
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from perdure.providers.sqlite.transaction import Snapshot
 
@@ -62,9 +62,9 @@ _MENTIONS: Final = """(
 _STATUS_COUNTS: Final = """
 SELECT status, count(*) FROM instances WHERE execution_id > 0 GROUP BY status
 """
-_PENDING_COUNTS: Final = """
-SELECT suspended, block IS NOT NULL, count(*) FROM instance_locks
-WHERE pending_since IS NOT NULL GROUP BY 1, 2
+_COUNT_STARTED: Final = "SELECT count(*) FROM instances AS i "
+_COUNT_PENDING: Final = """
+SELECT l.suspended, l.block IS NOT NULL, count(*) FROM instance_locks AS l
 """
 
 
@@ -100,17 +100,17 @@ def list_page(
 
 def count(snapshot: Snapshot, query: InstanceQuery | None) -> int:
     query = query or InstanceQuery()
-    if msgspec.structs.replace(query, statuses=None) == InstanceQuery():
-        counts = count_by_status(snapshot)
-        wanted = counts if query.statuses is None else query.statuses
-        return sum(counts.get(status, 0) for status in wanted)
-    return sum(1 for _ in _matching(snapshot, query, None))
+    if query.text is not None or query.instance_ids is not None:
+        return sum(1 for _ in _matching(snapshot, query, None))
+    started = _count_started(snapshot, query)
+    return started + _count_pending(snapshot, query) + _count_nameless(snapshot, query)
 
 
 def count_by_status(snapshot: Snapshot) -> dict[Status, int]:
     counts = {Status(status): number for status, number in snapshot.rows(_STATUS_COUNTS)}
-    for suspended, blocked, number in snapshot.rows(_PENDING_COUNTS):
-        status = rules.shown_status(None, suspended=bool(suspended), blocked=bool(blocked))
+    pending = _COUNT_PENDING + "WHERE l.pending_since IS NOT NULL GROUP BY 1, 2"
+    for suspended, blocked, number in snapshot.rows(pending):
+        status = _pending_status(suspended, blocked)
         counts[status] = counts.get(status, 0) + number
     return counts
 
@@ -162,39 +162,155 @@ def _named(
 def _started_sources(
     snapshot: Snapshot, query: InstanceQuery, before: _Place | None
 ) -> list[Iterator[InstanceInfo]]:
-    """One ordered walk for each status that is asked for, so that none has to be sorted."""
-    if query.statuses is None:
-        return [_started_source(snapshot, query, None, before)]
-    return [
+    """Ordered walks that together meet everything: one for each status that is asked for, so that
+    none has to be sorted, and one for instances that go by a queued start.
+    """
+    statuses: Iterable[Status | None] = (None,) if query.statuses is None else query.statuses
+    sources = [
         _started_source(snapshot, query, status, before)
-        for status in query.statuses
+        for status in statuses
         if status is not Status.PENDING
     ]
+    if _asks_who(query):
+        sources.append(_nameless_source(snapshot, before))
+    return sources
+
+
+def _asks_who(query: InstanceQuery) -> bool:
+    return not (query.name is query.version is query.parent_instance_id is None)
+
+
+def _nameless_source(snapshot: Snapshot, before: _Place | None) -> Iterator[InstanceInfo]:
+    """Instances that no turn has named and that consumed no start: hardly any."""
+    where = _Conditions("i.execution_id > 0 AND i.name IS NULL")
+    if before is not None:
+        where.add("(i.created_at, i.instance_id) < (?, ?)", *before)
+    for row in snapshot.execute(_SELECT_STARTED + where.sql + _NEWEST_STARTED, where.values):
+        yield _started_info(snapshot, row)
 
 
 def _started_source(
     snapshot: Snapshot, query: InstanceQuery, status: Status | None, before: _Place | None
 ) -> Iterator[InstanceInfo]:
-    conditions, values = ["i.execution_id > 0"], list[Any]()
-
-    def require(condition: str, *bindings: Any) -> None:
-        conditions.append(condition)
-        values.extend(bindings)
-
+    where = _Conditions("i.execution_id > 0")
     if before is not None:
-        require("(i.created_at, i.instance_id) < (?, ?)", *before)
+        where.add("(i.created_at, i.instance_id) < (?, ?)", *before)
     if status is not None:
-        require("i.status = ?", status)
-    if query.name is not None:
-        require(
-            "(i.name = ? OR i.name IS NULL)" if status is not None else "i.name = ?", query.name
-        )
-    if query.version is not None:
-        require("(i.version = ? OR i.name IS NULL)", query.version)
+        where.add("i.status = ?", status)
+    if _asks_who(query):
+        where.add("i.name IS NOT NULL")
+    _add_identity(where, query, "i.name = ?", "i.version = ?")
     if query.parent_instance_id is not None:
-        require("i.parent_instance_id = ?", query.parent_instance_id)
+        where.add("i.parent_instance_id = ?", query.parent_instance_id)
     if query.roots_only:
-        require("i.parent_instance_id IS NULL")
+        where.add("i.parent_instance_id IS NULL")
+    _add_times(where, query)
+    if query.id_prefix:
+        start, end = query.id_prefix, _after_prefix(query.id_prefix)
+        limit = _PREFIX_MATCHES_TO_SORT + 1
+        few = snapshot.row(_COUNT_WITH_PREFIX, (start, end, limit))[0] < limit
+        # A unary plus keeps SQLite from using the index of the column.
+        column = "i.instance_id" if few else "+i.instance_id"
+        where.add(f"{column} >= ? AND {column} < ?", start, end)
+    if query.text is not None and query.text.isascii():
+        where.add(_MENTIONS, *[query.text.lower()] * 4)
+    for row in snapshot.execute(_SELECT_STARTED + where.sql + _NEWEST_STARTED, where.values):
+        yield _started_info(snapshot, row)
+
+
+def _pending_source(
+    snapshot: Snapshot, query: InstanceQuery, before: _Place | None
+) -> Iterator[InstanceInfo]:
+    """Instances whose start is queued."""
+    if not _may_be_pending(query):
+        return
+    where = _Conditions("l.pending_since IS NOT NULL")
+    if before is not None:
+        where.add("(l.pending_since, l.instance_id) < (?, ?)", *before)
+    # Without a name in the row there are several starts, and it is judged later.
+    _add_identity(
+        where, query, "(l.name = ? OR l.name IS NULL)", "(l.version = ? OR l.name IS NULL)"
+    )
+    for row in snapshot.execute(_SELECT_PENDING + where.sql + _NEWEST_PENDING, where.values):
+        yield _pending_info(snapshot, row)
+
+
+# --- counting
+
+
+def _count_started(snapshot: Snapshot, query: InstanceQuery) -> int:
+    where = _Conditions("i.execution_id > 0")
+    _add_identity(where, query, "i.name = ?", "i.version = ?")
+    if query.statuses is not None:
+        marks = ", ".join("?" * len(query.statuses))
+        where.add(f"i.status IN ({marks})", *query.statuses)
+    if query.parent_instance_id is not None:
+        where.add("i.parent_instance_id = ?", query.parent_instance_id)
+    if query.roots_only:
+        where.add("i.parent_instance_id IS NULL")
+    _add_times(where, query)
+    if query.id_prefix:
+        start, end = query.id_prefix, _after_prefix(query.id_prefix)
+        where.add("i.instance_id >= ? AND i.instance_id < ?", start, end)
+    everybody = snapshot.row(_COUNT_STARTED + where.sql, where.values)[0]
+    where.add("i.name IS NULL")
+    nameless = snapshot.row(_COUNT_STARTED + where.sql, where.values)[0]
+    return int(everybody - nameless)
+
+
+def _count_nameless(snapshot: Snapshot, query: InstanceQuery) -> int:
+    return sum(rules.fits_query(info, query) for info in _nameless_source(snapshot, None))
+
+
+def _count_pending(snapshot: Snapshot, query: InstanceQuery) -> int:
+    if not _may_be_pending(query):
+        return 0
+    by_place = InstanceQuery(statuses=query.statuses, name=query.name, version=query.version)
+    if query != by_place:
+        return sum(rules.fits_query(info, query) for info in _pending_source(snapshot, query, None))
+    where = _Conditions("l.pending_since IS NOT NULL AND l.name IS NOT NULL")
+    _add_identity(where, query, "l.name = ?", "l.version = ?")
+    counted = sum(
+        number
+        for suspended, blocked, number in snapshot.rows(
+            _COUNT_PENDING + where.sql + " GROUP BY 1, 2", where.values
+        )
+        if query.statuses is None or _pending_status(suspended, blocked) in query.statuses
+    )
+    rows = snapshot.execute(
+        _SELECT_PENDING + "WHERE l.pending_since IS NOT NULL AND l.name IS NULL"
+    )
+    infos = (_pending_info(snapshot, row) for row in rows)
+    return int(counted + sum(rules.fits_query(info, query) for info in infos))
+
+
+# --- conditions
+
+
+class _Conditions:
+    """A WHERE clause of constant texts, and the values that belong into it."""
+
+    def __init__(self, condition: str) -> None:
+        self._conditions = [condition]
+        self.values: list[Any] = []
+
+    @property
+    def sql(self) -> str:
+        return "WHERE " + " AND ".join(self._conditions)
+
+    def add(self, condition: str, *values: Any) -> None:
+        self._conditions.append(condition)
+        self.values += values
+
+
+def _add_identity(where: _Conditions, query: InstanceQuery, name: str, version: str) -> None:
+    if query.name is not None:
+        where.add(name, query.name)
+    if query.version is not None:
+        where.add(version, query.version)
+
+
+def _add_times(where: _Conditions, query: InstanceQuery) -> None:
     for condition, bound in (
         ("i.created_at > ?", query.created_after_ms),
         ("i.created_at < ?", query.created_before_ms),
@@ -202,34 +318,13 @@ def _started_source(
         ("i.completed_at < ?", query.completed_before_ms),
     ):
         if bound is not None:
-            require(condition, bound)
-    if query.id_prefix:
-        start, end = query.id_prefix, _after_prefix(query.id_prefix)
-        limit = _PREFIX_MATCHES_TO_SORT + 1
-        few = snapshot.row(_COUNT_WITH_PREFIX, (start, end, limit))[0] < limit
-        # A unary plus keeps SQLite from using the index of the column.
-        column = "i.instance_id" if few else "+i.instance_id"
-        require(f"{column} >= ? AND {column} < ?", start, end)
-    if query.text is not None and query.text.isascii():
-        require(_MENTIONS, *[query.text.lower()] * 4)
-    sql = _SELECT_STARTED + "WHERE " + " AND ".join(conditions) + _NEWEST_STARTED
-    for row in snapshot.execute(sql, values):
-        yield _started_info(snapshot, row)
+            where.add(condition, bound)
 
 
-def _pending_source(
-    snapshot: Snapshot, query: InstanceQuery, before: _Place | None
-) -> Iterator[InstanceInfo]:
-    """Instances whose start is queued: few, so that only their place is left to SQL."""
+def _may_be_pending(query: InstanceQuery) -> bool:
     shown = {Status.PENDING, Status.SUSPENDED, Status.BLOCKED}
-    if query.statuses is not None and not query.statuses & shown:
-        return
-    sql, values = _SELECT_PENDING + "WHERE l.pending_since IS NOT NULL", list[Any]()
-    if before is not None:
-        sql += " AND (l.pending_since, l.instance_id) < (?, ?)"
-        values += before
-    for row in snapshot.execute(sql + _NEWEST_PENDING, values):
-        yield _pending_info(snapshot, row)
+    has_ended = query.completed_after_ms is not None or query.completed_before_ms is not None
+    return not has_ended and (query.statuses is None or bool(query.statuses & shown))
 
 
 def _after_prefix(prefix: str) -> str:
@@ -276,7 +371,7 @@ def _pending_info(snapshot: Snapshot, row: Any) -> InstanceInfo:
         name=name,
         version=version,
         execution_id=execution_id,
-        status=rules.shown_status(None, suspended=bool(suspended), blocked=block is not None),
+        status=_pending_status(suspended, block is not None),
         output=None,
         created_at_ms=created_at,
         updated_at_ms=created_at,
@@ -286,6 +381,10 @@ def _pending_info(snapshot: Snapshot, row: Any) -> InstanceInfo:
         custom_status_version=custom_version or 0,
         block=decode_block(block),
     )
+
+
+def _pending_status(suspended: object, blocked: object) -> Status:
+    return rules.shown_status(None, suspended=bool(suspended), blocked=bool(blocked))
 
 
 def who(snapshot: Snapshot, instance_id: str) -> tuple[str, str | None, str | None]:

@@ -156,6 +156,11 @@ INSERT INTO orchestrator_queue
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 
+UNTAG_MESSAGE: Final = """
+UPDATE orchestrator_queue SET lock_token = NULL, attempt_count = max(attempt_count - 1, 0)
+WHERE message_id = ? AND lock_token = ?
+"""
+
 FIRST_MESSAGE: Final = """
 SELECT visible_at, message_id FROM orchestrator_queue
 WHERE instance_id = ? ORDER BY visible_at, message_id LIMIT 1

@@ -84,6 +84,19 @@ def abandon(
     locks.refresh(tx, instance_id)
 
 
+def give_back(tx: Transaction, fetched: FetchedOrchestration) -> None:
+    """Undo a fetch whose caller has gone away; a kept lock stays, without the new messages."""
+    if not fetched.continues:
+        abandon(tx, fetched.lock_token, None, None, ignore_attempt=True)
+        return
+    stored_token = as_stored(fetched.lock_token)
+    tx.execute_many(
+        queries.UNTAG_MESSAGE,
+        [(delivery.message_id, stored_token) for delivery in fetched.item.messages],
+    )
+    locks.refresh(tx, fetched.item.instance_id)
+
+
 def renew(tx: Transaction, lock_token: str, extend_for_ms: int) -> None:
     lock = tx.held(queries.LOCK_HELD, lock_token)
     if lock is None or lock[2] <= tx.now:

@@ -179,6 +179,7 @@ CREATE TABLE sessions (
 ) STRICT, WITHOUT ROWID;
 
 CREATE INDEX sessions_by_owner ON sessions (owner_id);
+CREATE INDEX sessions_by_lease ON sessions (locked_until);
 
 CREATE TABLE dead_letters (
     letter_id          INTEGER PRIMARY KEY AUTOINCREMENT,

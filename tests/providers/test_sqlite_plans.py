@@ -1,0 +1,117 @@
+"""The hot statements and the listings find their rows by an index, however full the store is."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+import apsw
+import pytest
+
+from perdure.model.status import Status
+from perdure.providers.items import InstanceQuery
+from perdure.providers.sqlite import SqliteProvider, deletion, listing, queries
+from perdure.providers.sqlite.transaction import Snapshot
+
+STATEMENTS = {
+    name: value
+    for name, value in vars(queries).items()
+    if name.isupper() and isinstance(value, str)
+}
+
+# One row, or a walk over what a recursive query has found through an index.
+HARMLESS_SCANS = (
+    "SCAN store_info",
+    "SCAN CONSTANT ROW",
+    "SCAN tags",
+    "SCAN queued",
+    "SCAN (subquery",
+)
+
+
+@pytest.fixture(scope="module")
+def connection(tmp_path_factory):
+    path = tmp_path_factory.mktemp("plans") / "store.db"
+
+    async def create():
+        async with SqliteProvider(path):
+            pass
+
+    asyncio.run(create())
+    opened = apsw.Connection(str(path))
+    opened.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
+    yield opened
+    opened.close()
+
+
+def plan_of(connection, sql, values=None):
+    if values is None:
+        numbered = [int(number) for number in re.findall(r"\?(\d+)", sql)]
+        values = [1] * max([sql.count("?") - len(numbered), *numbered])
+    return [row[3] for row in connection.execute("EXPLAIN QUERY PLAN " + sql, values)]
+
+
+@pytest.mark.parametrize("name", sorted(STATEMENTS))
+def test_a_hot_statement_scans_nothing(connection, name):
+    scans = [
+        step
+        for step in plan_of(connection, STATEMENTS[name])
+        if step.startswith("SCAN") and not step.startswith(HARMLESS_SCANS)
+    ]
+
+    assert scans == []
+
+
+@pytest.mark.parametrize("name", ["FIND_READY", "FIND_READY_BY_NAME", "FIND_KEPT", "FIND_WORK"])
+def test_the_next_candidate_is_found_without_sorting(connection, name):
+    assert not any("TEMP B-TREE" in step for step in plan_of(connection, STATEMENTS[name]))
+
+
+def test_the_children_of_an_instance_are_found_by_an_index(connection):
+    plan = plan_of(connection, deletion.CHILDREN)
+
+    assert not any(step.startswith(("SCAN instances", "SCAN q", "SCAN i")) for step in plan)
+
+
+class Watched:
+    """Notes the plan of each query, and answers it."""
+
+    def __init__(self, connection):
+        self.snapshot = Snapshot(connection)
+        self.snapshot.execute = self._execute
+        self._connection = connection
+        self.steps = []
+
+    def _execute(self, sql, values=()):
+        self.steps += plan_of(self._connection, sql, values)
+        return self._connection.execute(sql, values)
+
+
+FAILED = frozenset({Status.FAILED})
+QUERIES = {
+    "everything": (None, "instances_by_creation"),
+    "one status": (InstanceQuery(statuses=FAILED), "instances_by_status"),
+    "two statuses": (InstanceQuery(statuses=FAILED | {Status.RUNNING}), "instances_by_status"),
+    "pending": (InstanceQuery(statuses=frozenset({Status.PENDING})), "instance_locks_pending"),
+    "name": (InstanceQuery(name="checkout"), "instances_by_name"),
+    "name and status": (InstanceQuery(name="checkout", statuses=FAILED), "instances_by_"),
+    "parent": (InstanceQuery(parent_instance_id="root"), "instances_by_parent"),
+    "created": (InstanceQuery(created_after_ms=1, created_before_ms=9), "instances_by_creation"),
+    "ids": (InstanceQuery(instance_ids=("a", "b")), "autoindex_instances_1"),
+}
+
+
+@pytest.mark.parametrize("cursor", [None, (5, "m")], ids=["first page", "next page"])
+@pytest.mark.parametrize(("query", "index"), QUERIES.values(), ids=QUERIES)
+def test_a_page_costs_a_page(connection, query, index, cursor):
+    watched = Watched(connection)
+
+    listing.list_page(watched.snapshot, query, cursor, 20)
+
+    walks = [step for step in watched.steps if step.split()[1:2] in (["i"], ["l"])]
+    assert any(index in step for step in walks), watched.steps
+    assert not [step for step in watched.steps if "TEMP B-TREE" in step]
+    # Only the whole listing is walked from its end; everything else is looked up.
+    scans = [step for step in walks if step.startswith("SCAN")]
+    assert all("instances_by_creation" in step or "pending" in step for step in scans), scans
+    assert len(scans) <= (2 if query is None else 1), scans
