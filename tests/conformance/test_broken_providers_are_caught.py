@@ -66,7 +66,7 @@ CAUGHT_BY = {
     "GivesUpAfterALostRace": (
         "TestContention.test_ten_fetches_over_ten_ready_instances_get_ten_in_every_round"
     ),
-    "HandsOutGuessableTokens": "TestInstanceLocking.test_tokens_are_long_and_share_no_beginning",
+    "HandsOutGuessableTokens": "TestFencing.test_tokens_cannot_be_guessed",
     "DelaysMessagesInsteadOfInstances": (
         "TestBackingOff.test_the_times_of_the_messages_stay_as_they_were"
     ),

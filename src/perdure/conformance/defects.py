@@ -6,6 +6,7 @@ About locks and turns here; names, times and load have their own modules.
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
@@ -145,6 +146,19 @@ class TestFencing:
 
         assert isinstance(results[2], LockLost)
         assert sum(fetched is not None for fetched in results[:2]) == 1
+
+    async def test_tokens_cannot_be_guessed(self, store: Store) -> None:
+        turns: list[str] = []
+        work: list[str] = []
+        for number in range(10):
+            await enqueue(store, start(f"x-{number}"))
+            await enqueue_work(store, activity(f"x-{number}"))
+            turns.append((await take(store)).lock_token)
+            work.append((await take_work(store)).lock_token)
+
+        # Counted or timed tokens agree in most places; 16 random hexadecimal digits hardly in four.
+        for one, other in (*pairwise(turns), *pairwise(work)):
+            assert sum(left != right for left, right in zip(one, other, strict=False)) >= 12
 
 
 @checks
