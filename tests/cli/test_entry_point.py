@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 
 import click
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from cli import flows
 from perdure.cli.command import Command, LazyGroup
 from perdure.cli.main import SECTIONS, report, root
+from perdure.cli.reference import reference
 from perdure.cli.settings import Settings
 
 PERDURE = [sys.executable, "-m", "perdure"]
@@ -91,6 +93,12 @@ def test_examples_use_options_that_exist(path, command):
         own, _, _ = example.partition("|")
         used = {word for word in own.split() if word.startswith("-") and word != "-"}
         assert used <= known, example
+
+
+def test_the_reference_page_lists_the_same_commands_and_options():
+    page = Path(__file__).parents[2] / "docs" / "reference" / "commands.md"
+
+    assert page.read_text() == reference(), "run: python -m perdure.cli.reference > that page"
 
 
 def test_no_arguments_show_the_help(sqlite_cli):

@@ -113,12 +113,34 @@ def test_a_store_that_cannot_be_used_is_one_line(sqlite_cli, tmp_path, store, co
     assert answer.err.count("\n") == 1
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_store_without_permission_is_one_line(sqlite_cli, tmp_path):
+WITHOUT_RIGHTS = """
+import os, sys
+import perdure.cli.commands.listing, perdure.providers.sqlite
+from perdure.cli.main import root
+if os.geteuid() == 0:  # root may read everything
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+root.main(["list"])
+"""
+
+
+def test_a_store_without_permission_is_one_line(sqlite_cli, environ, tmp_path):
     sqlite_cli("db", "migrate")
     (tmp_path / "store.db").chmod(0)
 
-    assert "permission" in sqlite_cli("list", code=1).err
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_RIGHTS],
+        env=environ,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 1
+    assert "ermission" in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 def test_a_newer_store_is_refused(sqlite_cli):

@@ -25,12 +25,16 @@ if TYPE_CHECKING:
     ],
 )
 @click.argument("modules", metavar="[MODULE]...", nargs=-1)
-@click.option("--slots", type=click.IntRange(min=1), help="Activities that run at once.")
-@click.option("--threads", type=click.IntRange(min=1), help="Threads for sync activities.")
+@click.option(
+    "--slots", metavar="N", type=click.IntRange(min=1), help="Activities at once. Default: 1000."
+)
+@click.option(
+    "--threads", metavar="N", type=click.IntRange(min=1), help="For sync activities. Default: 32."
+)
 @click.option("--tag", "tags", multiple=True, help="Also run activities with this tag.")
 @click.option("--only-tags", is_flag=True, help="With --tag: no untagged activities.")
 @click.option("--name", "worker_id", help="A stable name: sessions survive a restart.")
-@duration_option("--drain", "drain_ms", "Time to finish when stopped.")
+@duration_option("--drain", "drain_ms", "Time to finish when stopped. Default: 10s.")
 @duration_option(
     "--lock",
     "lock_ms",
