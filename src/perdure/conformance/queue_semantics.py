@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,6 +10,7 @@ from msgspec import structs
 
 from perdure.conformance.factories import (
     LOCK_MS,
+    OWNER,
     activity,
     bodies,
     completion,
@@ -26,8 +28,10 @@ from perdure.conformance.factories import (
     turn,
 )
 from perdure.conformance.harness import checks
+from perdure.conformance.requires import requires
 from perdure.errors import InvalidValue, LockLost
 from perdure.limits import ORPHAN_GRACE_MS
+from perdure.providers.items import SessionFetch
 
 if TYPE_CHECKING:
     from perdure.conformance.harness import Store
@@ -240,6 +244,76 @@ class TestQueueSemantics:
 
         assert bodies(fetched) == [raised("a", data=each).body for each in range(3)]
         assert len((await take(store, "b")).item.messages) == 3
+
+
+@checks
+class TestFetchingSeveral:
+    verbs = ("fetch_work_items",)
+
+    async def test_up_to_the_limit_in_the_order_of_the_queue(self, store: Store) -> None:
+        await enqueue_work(store, *(activity("a", 1, each) for each in (5, 3, 9, 4)))
+
+        first = await store.provider.fetch_work_items(3, LOCK_MS, 0)
+        rest = await store.reader.fetch_work_items(3, LOCK_MS, 0)
+
+        assert [item.identity.activity_id for item in first + rest] == [5, 3, 9, 4]
+        assert len({item.lock_token for item in first + rest}) == 4
+        assert {item.attempt_count for item in first + rest} == {1}
+        assert await store.provider.fetch_work_items(3, LOCK_MS, 0) == []
+
+    async def test_each_is_settled_and_expires_alone(self, store: Store) -> None:
+        await create(store, "a", worker_items=(activity("a", 1, 2), activity("a", 1, 3)))
+        one, two = await store.provider.fetch_work_items(9, LOCK_MS, 0)
+
+        await store.provider.ack_work_item(two.lock_token, completion("a", 1, 3))
+        await store.advance(LOCK_MS)
+
+        assert bodies(await take(store, "a")) == [completion("a", 1, 3).body]
+        (again,) = await store.provider.fetch_work_items(9, LOCK_MS, 0)
+        assert (again.identity, again.attempt_count) == (one.identity, 2)
+
+    async def test_only_what_the_worker_may_take(self, store: Store) -> None:
+        await enqueue_work(
+            store,
+            activity("a", 1, 2),
+            activity("a", 1, 3, tag="gpu"),
+            activity("a", 1, 4, session="mine"),
+            activity("a", 1, 5, name="other"),
+            activity("a", 1, 6, session="mine"),
+        )
+
+        fetched = await store.provider.fetch_work_items(
+            9,
+            LOCK_MS,
+            0,
+            SessionFetch(owner_id=OWNER, lock_timeout_ms=LOCK_MS),
+            None,
+            frozenset({"act"}),
+        )
+
+        assert [item.identity.activity_id for item in fetched] == [2, 4, 6]
+
+    async def test_sessions_of_others_are_left_alone(self, store: Store) -> None:
+        await enqueue_work(store, *(activity("a", 1, each, session="s") for each in (2, 3, 4)))
+        mine = SessionFetch(owner_id="mine", lock_timeout_ms=LOCK_MS)
+        other = SessionFetch(owner_id="other", lock_timeout_ms=LOCK_MS)
+
+        (first,) = await store.provider.fetch_work_items(1, LOCK_MS, 0, mine)
+
+        assert first.identity.activity_id == 2
+        assert await store.reader.fetch_work_items(9, LOCK_MS, 0, other) == []
+        assert len(await store.provider.fetch_work_items(9, LOCK_MS, 0, mine)) == 2
+
+    @requires("long_poll")
+    async def test_waiting_is_only_for_the_first(self, store: Store) -> None:
+        waiting = asyncio.ensure_future(store.provider.fetch_work_items(9, LOCK_MS, 60_000))
+        await asyncio.wait({waiting}, timeout=0.05)
+        assert not waiting.done()
+
+        await enqueue_work(store, activity("a"))
+
+        (item,) = await asyncio.wait_for(waiting, timeout=10)
+        assert item.identity.activity_id == 2
 
 
 @checks
