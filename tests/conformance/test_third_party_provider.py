@@ -20,7 +20,7 @@ DECLARED = re.compile(
 
 BUGGY_CONFTEST = """
 import pytest
-from toy_provider import ToyProvider
+from toy_provider import ToyProvider, ToyStore
 
 from perdure.conformance.harness import ProviderFactory
 
@@ -38,7 +38,7 @@ class LosingProvider(ToyProvider):
 
 class LosingFactory(ProviderFactory):
     def create(self, clock):
-        return LosingProvider(clock)
+        return LosingProvider(ToyStore(), clock)
 
 
 @pytest.fixture

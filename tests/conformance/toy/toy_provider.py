@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from perdure.errors import DuplicateEvent, InstanceFinished, NotFound, StoreClosed
+from perdure.errors import DuplicateEvent, InstanceFinished, NotFound, StoreClosed, StoreRefused
 from perdure.limits import ORPHAN_GRACE_MS, check_id
 from perdure.model.status import Status
 from perdure.providers import Capabilities, Provider, rules
@@ -65,6 +65,17 @@ class Instance:
     locked_until_ms: int = 0
 
 
+@dataclass
+class ToyStore:
+    holder: ToyProvider | None = None
+    sequence: int = 0
+    messages: list[Row] = field(default_factory=list)
+    work: list[Row] = field(default_factory=list)
+    dead_letters: list[OrchestratorMessage] = field(default_factory=list)
+    instances: dict[str, Instance] = field(default_factory=dict)
+    sessions: dict[str, tuple[str, int, int]] = field(default_factory=dict)
+
+
 class ToyProvider(Provider):
     name = "toy"
     version = "0.0.1"
@@ -77,32 +88,29 @@ class ToyProvider(Provider):
         admin=False,
     )
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, store: ToyStore, clock: Clock) -> None:
+        self._store = store
         self._clock = clock
         self._hub = ChangeHub(clock)
-        self._open = False
-        self._sequence = 0
-        self._messages: list[Row] = []
-        self._work: list[Row] = []
-        self._dead_letters: list[OrchestratorMessage] = []
-        self._instances: dict[str, Instance] = {}
-        self._sessions: dict[str, tuple[str, int, int]] = {}
 
     async def open(self):
-        self._open = True
+        if self._store.holder not in {None, self}:
+            raise StoreRefused("open", "another handle is open on this toy store; close it first")
+        self._store.holder = self
 
     async def close(self):
-        self._open = False
+        if self._store.holder is self:
+            self._store.holder = None
 
     def _now(self, operation: str) -> int:
-        if not self._open:
+        if self._store.holder is not self:
             raise StoreClosed(operation, "the toy is not open")
         return self._clock.now_ms()
 
     def _row(self, message, now_ms: int, delay_ms: int | None = None) -> Row:
-        self._sequence += 1
+        self._store.sequence += 1
         visible_at_ms = rules.visible_at(message.visible_at_ms, now_ms, delay_ms)
-        return Row(message, self._sequence, visible_at_ms, now_ms)
+        return Row(message, self._store.sequence, visible_at_ms, now_ms)
 
     # --- turns
 
@@ -112,18 +120,20 @@ class ToyProvider(Provider):
         now_ms = self._now("fetch_orchestration_item")
         rules.check_fetch(lock_timeout_ms, poll_timeout_ms, owner)
         self._bury_orphans(now_ms)
-        visible = [row for row in self._messages if rules.is_visible(row.visible_at_ms, now_ms)]
+        visible = [
+            row for row in self._store.messages if rules.is_visible(row.visible_at_ms, now_ms)
+        ]
         for row in sorted(visible, key=lambda row: (row.visible_at_ms, row.message_id)):
             instance_id = row.message.instance_id
             batch = [each for each in visible if each.message.instance_id == instance_id]
-            instance = self._instances.get(instance_id)
+            instance = self._store.instances.get(instance_id)
             routing = self._routing(instance, batch)
             if routing is None or not self._is_free(instance, filter, routing, now_ms):
                 continue
             token = rules.new_lock_token()
-            instance = self._instances.setdefault(instance_id, Instance())
+            instance = self._store.instances.setdefault(instance_id, Instance())
             instance.token, instance.locked_until_ms = token, now_ms + lock_timeout_ms
-            for each in self._messages:
+            for each in self._store.messages:
                 if each.message.instance_id == instance_id:
                     each.token = None
             for each in batch:
@@ -175,19 +185,19 @@ class ToyProvider(Provider):
         )
 
     def _bury_orphans(self, now_ms: int) -> None:
-        with_start = {row.message.instance_id for row in self._messages if row.message.start}
-        for row in list(self._messages):
-            instance = self._instances.get(row.message.instance_id)
+        with_start = {row.message.instance_id for row in self._store.messages if row.message.start}
+        for row in list(self._store.messages):
+            instance = self._store.instances.get(row.message.instance_id)
             is_known = instance is not None and (instance.routing or instance.histories)
             is_old = rules.is_visible(
                 max(row.visible_at_ms, row.enqueued_at_ms + ORPHAN_GRACE_MS), now_ms
             )
             if is_old and not is_known and row.message.instance_id not in with_start:
-                self._messages.remove(row)
-                self._dead_letters.append(row.message)
+                self._store.messages.remove(row)
+                self._store.dead_letters.append(row.message)
 
     def _held(self, operation, lock_token, now_ms, *, even_expired=False):
-        for instance_id, instance in self._instances.items():
+        for instance_id, instance in self._store.instances.items():
             if instance.token == lock_token and (
                 even_expired or rules.is_live(instance.locked_until_ms, now_ms)
             ):
@@ -195,7 +205,7 @@ class ToyProvider(Provider):
         raise rules.lock_lost(operation, lock_token)
 
     def _release(self, instance) -> None:
-        for row in self._messages:
+        for row in self._store.messages:
             if row.token == instance.token:
                 row.token = None
         instance.token, instance.locked_until_ms = None, 0
@@ -209,13 +219,17 @@ class ToyProvider(Provider):
         self._apply_metadata(instance, commit)
         self._append(instance, commit.execution_id, commit.history_delta)
         self._apply_state(instance, commit)
-        self._work += [self._row(work, now_ms) for work in commit.worker_items]
-        self._messages += [self._row(message, now_ms) for message in commit.orchestrator_items]
+        self._store.work += [self._row(work, now_ms) for work in commit.worker_items]
+        self._store.messages += [
+            self._row(message, now_ms) for message in commit.orchestrator_items
+        ]
         cancelled = commit.cancelled_activities
-        self._work = [row for row in self._work if row.message.identity not in cancelled]
-        self._messages = [
+        self._store.work = [
+            row for row in self._store.work if row.message.identity not in cancelled
+        ]
+        self._store.messages = [
             row
-            for row in self._messages
+            for row in self._store.messages
             if row.message.instance_id != instance_id
             or row.message.timer is None
             or row.message.timer not in commit.cancelled_timers
@@ -228,10 +242,10 @@ class ToyProvider(Provider):
         def is_used(row) -> bool:
             return row.token == lock_token and (consumed is None or row.message_id in consumed)
 
-        for row in self._messages:
+        for row in self._store.messages:
             if is_used(row) and row.message.start is not None and instance.routing is None:
                 instance.routing = row.message.start
-        self._messages = [row for row in self._messages if not is_used(row)]
+        self._store.messages = [row for row in self._store.messages if not is_used(row)]
 
     def _apply_metadata(self, instance, commit) -> None:
         metadata = commit.metadata
@@ -267,7 +281,7 @@ class ToyProvider(Provider):
         _, instance = self._held(
             "abandon_orchestration_item", lock_token, now_ms, even_expired=True
         )
-        for row in self._messages:
+        for row in self._store.messages:
             if row.token == lock_token and ignore_attempt:
                 row.attempts = max(row.attempts - 1, 0)
         if delay_ms is not None:
@@ -300,13 +314,13 @@ class ToyProvider(Provider):
     async def read(self, instance_id):
         self._now("read")
         check_id(instance_id, "instance id")
-        instance = self._instances.get(instance_id, Instance())
+        instance = self._store.instances.get(instance_id, Instance())
         return self._records(instance, max([instance.execution_id, *instance.histories]))
 
     async def read_with_execution(self, instance_id, execution_id, *, after_event_id=0, limit=None):
         self._now("read_with_execution")
         check_id(instance_id, "instance id")
-        records = self._records(self._instances.get(instance_id, Instance()), execution_id)
+        records = self._records(self._store.instances.get(instance_id, Instance()), execution_id)
         return [record for record in records if record.event_id > after_event_id][:limit]
 
     async def append_with_execution(self, instance_id, execution_id, records):
@@ -314,17 +328,17 @@ class ToyProvider(Provider):
         check_id(instance_id, "instance id")
         rules.check_number(execution_id, "execution_id", minimum=1)
         rules.check_records(records)
-        instance = self._instances.get(instance_id, Instance())
+        instance = self._store.instances.get(instance_id, Instance())
         self._check_new(instance, execution_id, records)
         self._append(instance, execution_id, records)
-        self._instances[instance_id] = instance
+        self._store.instances[instance_id] = instance
 
     # --- worker queue
 
     async def enqueue_for_worker(self, message: WorkerMessage):
         now_ms = self._now("enqueue_for_worker")
         rules.check_work(message)
-        self._work.append(self._row(message, now_ms))
+        self._store.work.append(self._row(message, now_ms))
 
     async def fetch_work_item(
         self, lock_timeout_ms, poll_timeout_ms, session=None, tag_filter=None, activities=None
@@ -333,7 +347,7 @@ class ToyProvider(Provider):
         rules.check_fetch(lock_timeout_ms, poll_timeout_ms)
         rules.check_session_fetch(session)
         tags = tag_filter or TagFilter.default_only()
-        for row in self._work:
+        for row in self._store.work:
             message = row.message
             is_free = not rules.is_live(row.locked_until_ms, now_ms)
             is_ready = is_free and rules.is_visible(row.visible_at_ms, now_ms)
@@ -343,7 +357,7 @@ class ToyProvider(Provider):
                 row.attempts += 1
                 if message.session_id is not None:
                     until_ms = now_ms + session.lock_timeout_ms
-                    self._sessions[message.session_id] = (session.owner_id, until_ms, now_ms)
+                    self._store.sessions[message.session_id] = (session.owner_id, until_ms, now_ms)
                 return self._fetched(row)
         return None
 
@@ -364,13 +378,13 @@ class ToyProvider(Provider):
             return True
         if fetch is None:
             return False
-        owner, until_ms, _ = self._sessions.get(session_id, (None, 0, 0))
+        owner, until_ms, _ = self._store.sessions.get(session_id, (None, 0, 0))
         if rules.is_live(until_ms, now_ms):
             return owner == fetch.owner_id
         return not fetch.only_owned
 
     def _held_work(self, operation, lock_token, now_ms, *, even_expired=False):
-        for row in self._work:
+        for row in self._store.work:
             if row.token == lock_token and (
                 even_expired or rules.is_live(row.locked_until_ms, now_ms)
             ):
@@ -378,9 +392,9 @@ class ToyProvider(Provider):
         raise rules.lock_lost(operation, lock_token)
 
     def _touch(self, row, now_ms) -> None:
-        owner, until_ms, _ = self._sessions.get(row.message.session_id, (None, 0, 0))
+        owner, until_ms, _ = self._store.sessions.get(row.message.session_id, (None, 0, 0))
         if rules.is_live(until_ms, now_ms):
-            self._sessions[row.message.session_id] = (owner, until_ms, now_ms)
+            self._store.sessions[row.message.session_id] = (owner, until_ms, now_ms)
 
     async def ack_work_item(self, lock_token, completion=None, retry=None):
         now_ms = self._now("ack_work_item")
@@ -388,12 +402,12 @@ class ToyProvider(Provider):
         row = self._held_work("ack_work_item", lock_token, now_ms)
         rules.check_settlement(row.message.identity, completion, retry)
         self._touch(row, now_ms)
-        self._work.remove(row)
+        self._store.work.remove(row)
         if completion is not None:
-            self._messages.append(self._row(completion, now_ms, delay_ms=0))
+            self._store.messages.append(self._row(completion, now_ms, delay_ms=0))
             self._hub.notify([completion.instance_id])
         if retry is not None:
-            self._work.append(self._row(retry, now_ms))
+            self._store.work.append(self._row(retry, now_ms))
 
     async def abandon_work_item(self, lock_token, delay_ms=None, *, ignore_attempt=False):
         now_ms = self._now("abandon_work_item")
@@ -418,23 +432,23 @@ class ToyProvider(Provider):
     async def renew_session_lock(self, owner_ids, extend_for_ms, idle_timeout_ms):
         now_ms = self._now("renew_session_lock")
         renewed = 0
-        for session_id, (owner, until_ms, active_ms) in self._sessions.items():
+        for session_id, (owner, until_ms, active_ms) in self._store.sessions.items():
             is_active = active_ms > now_ms - idle_timeout_ms
             if owner in owner_ids and is_active and rules.is_live(until_ms, now_ms):
-                self._sessions[session_id] = (owner, now_ms + extend_for_ms, active_ms)
+                self._store.sessions[session_id] = (owner, now_ms + extend_for_ms, active_ms)
                 renewed += 1
         return renewed
 
     async def cleanup_orphaned_sessions(self):
         now_ms = self._now("cleanup_orphaned_sessions")
-        used = {row.message.session_id for row in self._work}
+        used = {row.message.session_id for row in self._store.work}
         orphaned = [
             session_id
-            for session_id, (_, until_ms, _) in self._sessions.items()
+            for session_id, (_, until_ms, _) in self._store.sessions.items()
             if session_id not in used and not rules.is_live(until_ms, now_ms)
         ]
         for session_id in orphaned:
-            del self._sessions[session_id]
+            del self._store.sessions[session_id]
         return len(orphaned)
 
     # --- orchestrator queue
@@ -444,15 +458,15 @@ class ToyProvider(Provider):
         rules.check_enqueue(message, delay_ms, condition)
         if not self._meets(message.instance_id, condition):
             return False
-        self._messages.append(self._row(message, now_ms, delay_ms))
+        self._store.messages.append(self._row(message, now_ms, delay_ms))
         self._hub.notify([message.instance_id])
         return True
 
     def _meets(self, instance_id, condition) -> bool:
-        instance = self._instances.get(instance_id)
+        instance = self._store.instances.get(instance_id)
         queued = any(
             row.message.start is not None and row.message.instance_id == instance_id
-            for row in self._messages
+            for row in self._store.messages
         )
         has_turns = instance is not None and instance.execution_id > 0
         if condition is EnqueueCondition.ABSENT:
@@ -471,26 +485,28 @@ class ToyProvider(Provider):
     def _delete(self, instance_id) -> None:
         children = [
             child_id
-            for child_id, child in self._instances.items()
+            for child_id, child in self._store.instances.items()
             if child.routing is not None and child.routing.parent_instance_id == instance_id
         ]
         for child_id in children:
             self._delete(child_id)
-        self._instances.pop(instance_id, None)
-        self._messages = [
+        self._store.instances.pop(instance_id, None)
+        self._store.messages = [
             row
-            for row in self._messages
+            for row in self._store.messages
             if row.message.instance_id != instance_id
             and getattr(row.message.start, "parent_instance_id", None) != instance_id
         ]
-        self._work = [row for row in self._work if row.message.identity.instance_id != instance_id]
+        self._store.work = [
+            row for row in self._store.work if row.message.identity.instance_id != instance_id
+        ]
 
     # --- what clients read
 
     async def get_custom_status(self, instance_id, last_seen_version=0):
         self._now("get_custom_status")
         check_id(instance_id, "instance id")
-        instance = self._instances.get(instance_id, Instance())
+        instance = self._store.instances.get(instance_id, Instance())
         if instance.custom_status_version <= last_seen_version:
             return None
         return instance.custom_status, instance.custom_status_version
@@ -502,7 +518,7 @@ class ToyProvider(Provider):
     async def get_kv_all_values(self, instance_id):
         self._now("get_kv_all_values")
         check_id(instance_id, "instance id")
-        instance = self._instances.get(instance_id, Instance())
+        instance = self._store.instances.get(instance_id, Instance())
         return rules.merge_kv(instance.kv_store, instance.kv_delta)
 
     def watch(self, instance_id):

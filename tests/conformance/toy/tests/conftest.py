@@ -1,5 +1,5 @@
 import pytest
-from toy_provider import ToyProvider
+from toy_provider import ToyProvider, ToyStore
 
 from perdure.conformance.harness import ProviderFactory
 
@@ -7,8 +7,11 @@ pytest_plugins = ["perdure.pytest_plugin"]
 
 
 class ToyFactory(ProviderFactory):
+    def __init__(self):
+        self._store = ToyStore()
+
     def create(self, clock):
-        return ToyProvider(clock)
+        return ToyProvider(self._store, clock)
 
 
 @pytest.fixture
