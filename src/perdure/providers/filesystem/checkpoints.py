@@ -37,6 +37,7 @@ from perdure.providers.filesystem.file_steps import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from perdure.providers.filesystem.archive import Archivist
     from perdure.providers.filesystem.commits import Committer
     from perdure.providers.filesystem.file_steps import Step
     from perdure.providers.filesystem.iothread import IoThread
@@ -64,6 +65,7 @@ class Checkpointer:
         *,
         created_at_ms: int,
         files: dict[tuple[str, int], str],
+        archivist: Archivist | None,
     ) -> None:
         self._root = root
         self._state = state
@@ -73,6 +75,7 @@ class Checkpointer:
         self._created_at_ms = created_at_ms
         self._files = files
         """Paths of the queue entries that are on the disk, by queue and id."""
+        self._archivist = archivist
         self._left_over = Dirty()
         """From a checkpoint that failed."""
         self._lock = asyncio.Lock()
@@ -83,13 +86,21 @@ class Checkpointer:
             dirty = take_dirty(self._state.tables)
             dirty.add(self._left_over)
             self._left_over = Dirty()
-            if not dirty:
-                return
             try:
-                await self._write(dirty)
+                if dirty:
+                    await self._write(dirty)
             except BaseException:
                 self._left_over.add(dirty)
                 raise
+            if self._archivist is not None:
+                self._archivist.note(dirty.executions)
+
+    async def archive(self, now_ms: int) -> int:
+        """Move aside what the policy names; returns how many histories."""
+        if self._archivist is None:
+            return 0
+        async with self._lock:
+            return await self._archivist.run(now_ms, self._committer.settled)
 
     async def _write(self, dirty: Dirty) -> None:
         first_sequence = await self._committer.rotate()

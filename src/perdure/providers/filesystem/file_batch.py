@@ -46,7 +46,11 @@ class FileBatch:
 
     def write(self, path: str, document: msgspec.Struct, step: Step) -> None:
         """Replace the file; its directory must exist."""
-        scratch = self.root.write_scratch(seal(document), sync=self._flush_each)
+        self.write_data(path, seal(document), step)
+
+    def write_data(self, path: str, data: bytes, step: Step) -> None:
+        """Replace the file; its directory must exist."""
+        scratch = self.root.write_scratch(data, sync=self._flush_each)
         self._renames.append((scratch, path, step))
         self._directories.add(path.rpartition("/")[0])
 

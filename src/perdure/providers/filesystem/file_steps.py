@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -117,3 +118,38 @@ class WriteExecution:
         if self._history is not None and self._excerpt is not None and self._excerpt.pending:
             self._history.log.is_archived = False
             self._history.log.note_written(len(self._excerpt.pending), self._file_bytes)
+
+
+class CompressHistory:
+    """Puts a compressed copy of a history aside."""
+
+    def __init__(self, key: tuple[str, int], history: History) -> None:
+        self._key = key
+        self._excerpt = HistoryExcerpt.of(*key, history)
+
+    def take(self, batch: FileBatch) -> None:
+        data = batch.root.read(layout.history_file(*self._key))[: self._excerpt.file_bytes]
+        batch.make_directory(layout.archive_directory(self._key[0]))
+        # The time would make two copies of one history differ.
+        batch.write_data(layout.archived_history(*self._key), gzip.compress(data, mtime=0), self)
+
+    def done(self) -> None:
+        pass
+
+
+class MarkArchived:
+    """Says in the file of the execution that its history is in the archive."""
+
+    def __init__(self, key: tuple[str, int], row: ExecutionRow | None, history: History) -> None:
+        self._key = key
+        self._history = history
+        self._document = msgspec.structs.replace(
+            execution_document(key, row, history), archived=True
+        )
+
+    def take(self, batch: FileBatch) -> None:
+        directory = layout.execution_directory(*self._key)
+        batch.write(f"{directory}/{layout.EXECUTION_FILE}", self._document, self)
+
+    def done(self) -> None:
+        self._history.log.is_archived = True

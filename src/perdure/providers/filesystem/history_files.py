@@ -5,7 +5,6 @@ A line holds the event as JSON, its id and a checksum of both, so that damage is
 
 from __future__ import annotations
 
-import gzip
 import zlib
 from dataclasses import dataclass
 from itertools import pairwise
@@ -157,12 +156,3 @@ def append_history(root: Root, excerpt: HistoryExcerpt, *, sync: bool) -> int:
         return root.ops.size_of(descriptor)
     finally:
         root.ops.close(descriptor)
-
-
-def write_archive(root: Root, excerpt: HistoryExcerpt) -> None:
-    """Put a compressed copy of the whole history aside, durably."""
-    data = root.read(layout.history_file(excerpt.instance_id, excerpt.execution_id))
-    path = layout.archived_history(excerpt.instance_id, excerpt.execution_id)
-    root.make_directories(path.rpartition("/")[0])
-    root.replace(path, gzip.compress(data[: excerpt.file_bytes], mtime=0))
-    root.sync_directory(layout.ARCHIVE)

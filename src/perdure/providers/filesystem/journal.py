@@ -6,6 +6,7 @@ number; a torn end is cut, anything else that does not check out is damage and i
 
 from __future__ import annotations
 
+import contextlib
 import zlib
 from typing import TYPE_CHECKING
 
@@ -48,6 +49,7 @@ class Journal:
 
     def __init__(self, root: Root) -> None:
         self._root = root
+        self._path = ""
         self._descriptor = -1
         self._size = 0
         self._is_torn = False
@@ -86,6 +88,7 @@ class Journal:
             self._root.ops.close(descriptor)
             raise
         self.close()
+        self._path = path
         self._descriptor, self._size, self._is_torn = descriptor, 0, False
 
     def drop_segments(self, before_sequence: int) -> None:
@@ -94,6 +97,14 @@ class Journal:
             first = layout.segment_sequence(name)
             if first is not None and first < before_sequence:
                 self._root.ops.unlink(f"{layout.JOURNAL}/{name}", dir_fd=self._root.descriptor)
+
+    def finish(self) -> None:
+        """Close, and leave no segment behind if nothing is in it: the sign of an orderly end."""
+        is_empty = self._size == 0 and self._descriptor >= 0
+        self.close()
+        if is_empty:
+            with contextlib.suppress(OSError):
+                self._root.ops.unlink(self._path, dir_fd=self._root.descriptor)
 
     def close(self) -> None:
         if self._descriptor >= 0:

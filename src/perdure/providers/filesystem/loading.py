@@ -51,6 +51,8 @@ class Loaded:
     last_sequence: int
     files: dict[tuple[str, int], str] = field(default_factory=dict[tuple[str, int], str])
     """Queue entries that are on the disk, by queue and id."""
+    after_crash: bool = False
+    """The store was not closed properly."""
 
 
 def create_layout(root: Root, now_ms: int) -> None:
@@ -82,12 +84,13 @@ def load(root: Root, state: State, now_ms: int) -> Loaded:
     loader.load_files()
     tables.forget_dirty()  # what came from the files need not be written to them
     last_sequence = store.checkpoint
+    after_crash = bool(root.names(layout.JOURNAL))
     for record in read_records(root, store.checkpoint):
         tables.apply(record)
         last_sequence = record.sequence
     loader.judge_gaps()
     state.load_schedules(now_ms)
-    return Loaded(store.created_at_ms, last_sequence, loader.files)
+    return Loaded(store.created_at_ms, last_sequence, loader.files, after_crash)
 
 
 def _clear_scratch(root: Root) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -61,12 +62,15 @@ class FileSystemProvider(Provider):
         *,
         clock: Clock | None = None,
         orphan_grace_ms: int = ORPHAN_GRACE_MS,
+        archive: timedelta | None = None,
         allow_moved: bool = False,
         file_ops: FileOps | None = None,
     ) -> None:
+        """``archive``: histories of executions that ended so long ago are compressed."""
         self._path = os.path.abspath(path)  # noqa: PTH100 - resolving would hide a symbolic link
         self._clock: Clock = SystemClock() if clock is None else clock
         self._orphan_grace_ms = orphan_grace_ms
+        self._archive_after_ms = None if archive is None else archive // timedelta(milliseconds=1)
         self._allow_moved = allow_moved
         self._file_ops = file_ops if file_ops is not None else FileOps()
         self._opened: OpenStore | None = None
@@ -105,6 +109,7 @@ class FileSystemProvider(Provider):
                 self._file_ops,
                 self._clock,
                 orphan_grace_ms=self._orphan_grace_ms,
+                archive_after_ms=self._archive_after_ms,
                 allow_moved=self._allow_moved,
             )
 
@@ -115,7 +120,7 @@ class FileSystemProvider(Provider):
                 shutil.rmtree(self._path, ignore_errors=True)
 
     async def checkpoint(self) -> None:
-        """Bring the readable files up to date now instead of after a moment."""
+        """Bring the readable files up to date, and archive, now instead of after a moment."""
         await self.store("checkpoint").checkpoint()
 
     def store(self, operation: str) -> OpenStore:

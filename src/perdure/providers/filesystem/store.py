@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from perdure.clock import SystemClock
 from perdure.errors import CorruptData, PerdureError, StoreClosed, StoreMoved, StoreRefused
+from perdure.providers.filesystem.archive import Archivist
 from perdure.providers.filesystem.checkpoints import Checkpointer
 from perdure.providers.filesystem.commits import Committer, refusal
 from perdure.providers.filesystem.history_files import HistoryExcerpt
@@ -37,7 +38,13 @@ _LOCK_WAIT_SECONDS = 0.03
 
 
 async def open_store(
-    path: str, ops: FileOps, clock: Clock, *, orphan_grace_ms: int, allow_moved: bool
+    path: str,
+    ops: FileOps,
+    clock: Clock,
+    *,
+    orphan_grace_ms: int,
+    archive_after_ms: int | None,
+    allow_moved: bool,
 ) -> OpenStore:
     """Lock the directory, recover what it holds, and start the threads."""
     root = Root(path, ops)
@@ -70,6 +77,8 @@ async def open_store(
         last_sequence=loaded.last_sequence,
         created_at_ms=loaded.created_at_ms,
         queue_files=loaded.files,
+        archive_after_ms=archive_after_ms,
+        after_crash=loaded.after_crash,
     )
 
 
@@ -109,6 +118,8 @@ class OpenStore:
         last_sequence: int,
         created_at_ms: int,
         queue_files: dict[tuple[str, int], str],
+        archive_after_ms: int | None,
+        after_crash: bool,
     ) -> None:
         self.root = root
         self.state = state
@@ -137,10 +148,14 @@ class OpenStore:
             files,
             created_at_ms=created_at_ms,
             files=queue_files,
+            archivist=(
+                Archivist(root, state, files, archive_after_ms, after_crash=after_crash)
+                if archive_after_ms is not None
+                else None
+            ),
         )
-        self.upkeep = Upkeep(self._committer, self._checkpointer.run)
-        if last_sequence:
-            self.upkeep.note_commit()  # what was recovered is not in the files yet
+        self.upkeep = Upkeep(self._committer, self._maintain)
+        self.upkeep.note_commit()  # what was recovered is not in the files yet
 
     # --- verbs
 
@@ -236,11 +251,15 @@ class OpenStore:
         if reason is not None:
             raise StoreClosed(operation, reason)
 
+    async def _maintain(self) -> None:
+        await self._checkpointer.run()
+        await self._checkpointer.archive(self.clock.now_ms())
+
     async def checkpoint(self) -> None:
-        """Bring the readable files up to date now."""
+        """Bring the readable files up to date now, and move old histories to the archive."""
         self.require_open("checkpoint")
         try:
-            await self._checkpointer.run()
+            await self._maintain()
         except OSError as error:
             raise refusal("checkpoint", error) from error
         except SyncFailed as error:
@@ -277,15 +296,19 @@ class OpenStore:
         await self.upkeep.stop()
         while not await self._committer.settled():
             pass
+        is_alive = self._committer.cause_of_death is None
         try:
-            if self._committer.cause_of_death is None:
-                await self._checkpointer.run()
+            if is_alive:
+                await self._maintain()
         except (OSError, SyncFailed) as error:
             # Nothing is lost: the journal has it, and the next start writes the files.
             self.upkeep.report(error)
+            is_alive = False
         finally:
             for thread in (self._commit_thread, self._files, self._reads):
                 thread.close()
+            if is_alive:
+                self._journal.finish()
             self._journal.close()
             self.root.close()
 
