@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import random
 import time
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from perdure.clock import Clock
+
+_log = logging.getLogger("perdure.sqlite")
 
 Durability: TypeAlias = Literal["full", "relaxed"]
 
@@ -69,7 +72,7 @@ def connect_writer(path: Path, durability: Durability) -> apsw.Connection:
         _set(connection, path, "checkpoint_fullfsync", 1)
         _set(connection, path, "cache_size", -32_768)
     except BaseException:
-        connection.close(force=True)
+        disconnect(connection)
         raise
     return connection
 
@@ -81,7 +84,7 @@ def connect_reader(path: Path) -> apsw.Connection:
         _set(connection, path, "query_only", 1)
         _set(connection, path, "cache_size", -8_192)
     except BaseException:
-        connection.close(force=True)
+        disconnect(connection)
         raise
     return connection
 
@@ -107,6 +110,15 @@ def migrate(connection: apsw.Connection, path: Path, clock: Clock) -> None:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
+
+
+def disconnect(connection: apsw.Connection) -> None:
+    """Close a connection, however badly off it is: there is nothing to be done about an error."""
+    name = connection.filename
+    try:
+        connection.close(force=True)
+    except apsw.Error as error:
+        _log.warning("closing %s: %s", name, error)
 
 
 def moved_to(connection: apsw.Connection) -> str | None:
@@ -160,7 +172,7 @@ def _connect(path: Path, flags: int) -> apsw.Connection:
         _set(connection, path, "trusted_schema", 0)
         _set(connection, path, "cell_size_check", 1)
     except BaseException:
-        connection.close(force=True)
+        disconnect(connection)
         raise
     return connection
 

@@ -137,7 +137,7 @@ class Handle:
                     "open", f"the content of {str(self.path)!r} was moved to {moved_to!r}; use that"
                 )
         except BaseException:
-            connection.close(force=True)
+            connections.disconnect(connection)
             raise
         return connection
 

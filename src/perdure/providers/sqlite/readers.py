@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import queue
 import threading
 from typing import TYPE_CHECKING, Any, Final
@@ -10,7 +9,12 @@ from typing import TYPE_CHECKING, Any, Final
 import apsw
 
 from perdure.errors import InternalError, PerdureError
-from perdure.providers.sqlite.connection import breaks_connection, connect_reader, translate
+from perdure.providers.sqlite.connection import (
+    breaks_connection,
+    connect_reader,
+    disconnect,
+    translate,
+)
 from perdure.providers.sqlite.entries import Delivery
 from perdure.providers.sqlite.transaction import Snapshot
 
@@ -20,8 +24,6 @@ if TYPE_CHECKING:
 
     from perdure.clock import Clock
     from perdure.providers.sqlite.entries import Entry
-
-_log = logging.getLogger("perdure.sqlite")
 
 BATCH_QUERIES_MAX: Final = 64
 
@@ -117,4 +119,4 @@ class Reader:
     def _close(self) -> None:
         snapshot, self._snapshot = self._snapshot, None
         if snapshot is not None:
-            snapshot.connection.close(force=True)
+            disconnect(snapshot.connection)

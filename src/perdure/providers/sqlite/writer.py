@@ -19,6 +19,7 @@ from perdure.errors import InternalError, PerdureError, StoreFull, StoreUnavaila
 from perdure.providers.sqlite.connection import (
     breaks_connection,
     connect_writer,
+    disconnect,
     is_out_of_space,
     translate,
 )
@@ -114,9 +115,8 @@ class Writer:
                 break
             else:
                 self._use_idle_time()
-        if self._transaction is not None:
-            self._truncate_log()
-            self._transaction.connection.close(force=True)
+        self._truncate_log()
+        self._drop_connection()
 
     def _collect(self) -> list[Entry]:
         """What is waiting, at least one unless there is something else to do."""
@@ -238,10 +238,10 @@ class Writer:
         return apsw.SQLITE_OK
 
     def _drop_connection(self) -> None:
-        """After an I/O error: read everything again from the file before going on."""
+        """At the end, and after an I/O error: then everything is read from the file again."""
         transaction, self._transaction = self._transaction, None
         if transaction is not None:
-            transaction.connection.close(force=True)
+            disconnect(transaction.connection)
 
     # --- between commits
 
