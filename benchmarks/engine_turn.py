@@ -38,7 +38,7 @@ async def fan_out(width: int) -> int:
     return sum(await asyncio.gather(*(step(number) for number in range(width))))
 
 
-def begin(handler: Any, size: int) -> Execution:
+def begin(handler: Any, size: int, seed: str = "seed") -> Execution:
     started = events.OrchestrationStarted(
         event_id=1,
         instance_id="bench",
@@ -49,7 +49,7 @@ def begin(handler: Any, size: int) -> Execution:
         version=handler.version,
         input=JSON.encode([size]),
         framework_version="0.1.0",
-        seed="seed",
+        seed=seed,
     )
     return Execution.begin(handler, started, kv={}, codec=JSON)
 

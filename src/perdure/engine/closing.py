@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
 _ATTEMPTS_MAX = 1000
-_unclosable: list[Any] = []
-"""Coroutines that do not end; kept for good, because to drop one is to run it."""
 
 
 def close_coroutine(coro: Any) -> None:
@@ -32,7 +30,14 @@ def close_coroutine(coro: Any) -> None:
             inner.close()
         if inner is coro and inspect.getcoroutinestate(coro) == inspect.CORO_CLOSED:
             return
-    _unclosable.append(coro)
+    _keep_for_ever(coro)
+
+
+def _keep_for_ever(coro: Any) -> None:
+    """Never finalize what does not end, not even at exit: to drop a coroutine is to run it."""
+    import ctypes
+
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(coro))
 
 
 def close_generator(generator: AsyncGenerator[Any, Any]) -> None:

@@ -144,11 +144,7 @@ class Execution:
         if recorder.is_closed:
             return
         recorder.is_closed = True
-        recorder.loop.enter()
-        try:
-            recorder.loop.abandon()
-        finally:
-            recorder.loop.leave()
+        recorder.loop.abandon()
         for operation in recorder.operations.open.values():
             if operation.family is not TIMER:
                 release_future(operation.target)

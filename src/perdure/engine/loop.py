@@ -222,15 +222,16 @@ class DurableLoop(RefusingLoop):
                 )
 
     def abandon(self) -> None:
-        """Close every coroutine that is left. The caller has entered, and emits nothing."""
+        """Close every coroutine that is left, and let go of everything. Nothing is heard of it."""
         self.is_closed_for_good = True
         self._ready.clear()
-        # Clean-up code may start tasks and generators of its own: until none is left.
-        while self._tasks or self._generators:
-            if self._tasks:
-                self._close_task(self._tasks.pop())
-            else:
-                close_generator(self._generators.pop())
+        if self.live_tasks() or self._generators:
+            self.enter()
+            try:
+                self._close_code()
+            finally:
+                self.leave()
+        self._tasks.clear()
         self._planned.clear()
         # Cut the cycles, so that the execution is freed here and not by the garbage collector.
         for error in (self.crash, None if self.root is None else error_of(self.root)):
@@ -349,6 +350,14 @@ class DurableLoop(RefusingLoop):
             self._tasks = self.live_tasks()
             self._tasks_pruned = len(self._tasks)
         return task
+
+    def _close_code(self) -> None:
+        # Clean-up code may start tasks and generators of its own: until none is left.
+        while self._tasks or self._generators:
+            if self._tasks:
+                self._close_task(self._tasks.pop())
+            else:
+                close_generator(self._generators.pop())
 
     def _close_task(self, task: DurableTask) -> None:
         if task.done():

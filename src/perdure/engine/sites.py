@@ -20,7 +20,7 @@ _NOT_USERS = (
 )
 
 # Functions of the engine that no author calls: below them on the stack is the host.
-_BOUNDARIES = frozenset({"run_dry", "_conclude", "abandon"})
+_BOUNDARIES = frozenset({"run_dry", "_conclude", "_close_code"})
 
 _UNSEEN = ""
 _shown: dict[str, str | None] = {}

@@ -2,6 +2,8 @@
 
 import asyncio
 import gc
+import os
+import subprocess
 import sys
 import types
 import weakref
@@ -291,3 +293,38 @@ def test_a_closed_execution_leaves_no_cycles_to_the_collector(end):
         gc.enable()
 
     assert ours == []
+
+
+STUBBORN = """
+from engine_driver import Driver
+from perdure.authoring import activity, orchestration
+
+@activity
+def step() -> None: ...
+
+@orchestration
+async def code() -> None:
+    while True:
+        try:
+            await step()
+        except BaseException:
+            pass
+
+run = Driver(code, is_checked=False)
+run.start()
+run.close()
+print("closed")
+"""
+
+
+def test_code_that_never_ends_does_not_keep_the_interpreter_from_ending():
+    answer = subprocess.run(
+        [sys.executable, "-c", STUBBORN],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+
+    assert (answer.stdout, answer.stderr) == ("closed\n", "")
