@@ -93,9 +93,9 @@ DAMAGES = {
     ),
     "a forgotten message": (
         (
-            "INSERT INTO worker_queue (message_id, instance_id, execution_id, activity_id, name, body,"
-            " visible_at, enqueued_at, attempt_count, state) VALUES (9999, 'b', 1, 99, 'step', '{}',"
-            " 0, 0, 0, 0)"
+            "INSERT INTO worker_queue (message_id, instance_id, execution_id, activity_id, name,"
+            " body, visible_at, enqueued_at, attempt_count, state) VALUES (9999, 'b', 1, 99,"
+            " 'step', '{}', 0, 0, 0, 0)"
         ),
         "nobody scheduled",
     ),
