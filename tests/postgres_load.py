@@ -46,8 +46,8 @@ class Load:
     turns: dict[str, int] = field(default_factory=dict[str, int])
     """Turns of each instance whose commit was answered."""
     ended: set[str] = field(default_factory=set[str])
-    held: dict[str, str] = field(default_factory=dict[str, str])
-    """Instances that a fetcher of this process is at, with its token."""
+    held: set[str] = field(default_factory=set[str])
+    """Instances that a fetcher is thinking about."""
     collisions: list[str] = field(default_factory=list[str])
     repeated: list[str] = field(default_factory=list[str])
     """Messages that were delivered again after a turn had consumed them."""
@@ -101,16 +101,16 @@ class Load:
         instance_id, token = fetched.item.instance_id, fetched.lock_token
         if instance_id in self.held:
             self.collisions.append(instance_id)
-        self.held[instance_id] = token
+        self.held.add(instance_id)
+        for _ in range(5):
+            await asyncio.sleep(0)  # others run while this one thinks
+        self.held.discard(instance_id)
         commit = self._commit(fetched)
         try:
             await self._insist(lambda: provider.ack_orchestration_item(token, commit))
         except LockLost:
             # Only after an answer was lost for longer than a call is repeated.
             return
-        finally:
-            if self.held.get(instance_id) == token:
-                del self.held[instance_id]
         self.turns[instance_id] = self.turns.get(instance_id, 0) + 1
         if commit.metadata.status is Status.COMPLETED:
             self.ended.add(instance_id)

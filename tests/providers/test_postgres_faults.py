@@ -213,6 +213,44 @@ def _wait_for_replay(primary: PostgresServer, standby: PostgresServer) -> None:
             pass
 
 
+def test_open_handles_go_on_while_the_schema_is_widened_under_them(schema: str) -> None:
+    async def check() -> None:
+        dsn = shared_server().dsn
+        async with (
+            PostgresProvider(dsn, schema=schema) as one,
+            PostgresProvider(dsn, schema=schema) as other,
+        ):
+            load = Load(30)
+            await load.start(one)
+            running = asyncio.create_task(load.run([one, other], fetchers=4, workers=4))
+            await one.admin().list_instances()
+            await one.admin().get_instance_info("root-0")
+            await asyncio.to_thread(_widen, schema)
+            await one.admin().get_instance_info("root-0")
+            await running
+            await load.check(one)
+            assert load.errors == []
+
+    asyncio.run(check())
+
+
+def _widen(schema: str) -> None:
+    """As a later version's migration would: a column more, another type where that is the same."""
+    with psycopg.connect(shared_server().dsn, autocommit=True) as connection:
+        for table in ("instances", "history", "orchestrator_queue", "worker_queue"):
+            connection.execute(
+                sql.SQL("ALTER TABLE {}.{} ADD COLUMN later text DEFAULT 'x'").format(
+                    sql.Identifier(schema), sql.Identifier(table)
+                )
+            )
+        # Statements that were prepared before return another type from now on.
+        connection.execute(
+            sql.SQL("ALTER TABLE {}.executions ALTER COLUMN output TYPE varchar").format(
+                sql.Identifier(schema)
+            )
+        )
+
+
 def test_it_works_behind_a_pooler_that_hands_out_transactions(schema: str) -> None:
     async def check() -> None:
         async with Pooler(Path(shared_server().socket_directory)) as pooler:
@@ -314,7 +352,7 @@ def test_a_storm_of_forged_notifications_does_no_harm(schema: str) -> None:
                     await asyncio.to_thread(forger.execute, sql.SQL("NOTIFY {}").format(channel))
                 seconds = asyncio.get_running_loop().time() - begin
 
-            assert proxy.statements - before <= 50 * seconds + 5
+            assert proxy.statements - before <= 100 * seconds + 20
             await provider.enqueue_for_orchestrator(start("x"))
             assert await waiting is not None
 

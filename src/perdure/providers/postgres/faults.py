@@ -80,6 +80,12 @@ def remedy_for(error: BaseException) -> Remedy:
     return Remedy.NONE
 
 
+def asks_for_patience(error: BaseException) -> bool:
+    """The server is there and says that it will do better soon."""
+    state = error.sqlstate if isinstance(error, psycopg.Error) else None
+    return state in _REPEAT or state in {"53300", "57P03"}
+
+
 def is_damage(error: BaseException) -> bool:
     """Stored data cannot be read."""
     return isinstance(error, UnicodeDecodeError) or (

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
 from psycopg.rows import dict_row
@@ -17,8 +17,8 @@ from perdure.clock import SystemClock
 from perdure.errors import PerdureError, StoreClosed, StoreMoved, StoreRefused, UsageError
 from perdure.model.wire import FORMAT_VERSION
 from perdure.providers.postgres import queries
-from perdure.providers.postgres.connections import Connections, Renewals
-from perdure.providers.postgres.faults import refusal
+from perdure.providers.postgres.connections import Backoff, Connections, Renewals
+from perdure.providers.postgres.faults import asks_for_patience, refusal
 from perdure.providers.postgres.lanes import Lanes
 from perdure.providers.postgres.listener import BUCKETS, Channels, Listener, Notifier, bucket_of
 from perdure.providers.postgres.migrate import migrate, pending
@@ -27,13 +27,15 @@ from perdure.providers.postgres.server_clock import ServerClock
 from perdure.providers.watching import ChangeHub
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
     from typing import LiteralString
 
     from perdure.providers._shared.migrate import Migration
     from perdure.providers.postgres.connections import Parameters, Row
     from perdure.providers.postgres.desk import Desk
     from perdure.providers.postgres.lanes import Answer
+
+_Result = TypeVar("_Result")
 
 _LANES: Final = 3
 _LISTENING_POLL_SECONDS: Final = 5.0
@@ -63,6 +65,7 @@ class Handle:
     ) -> None:
         self.place = place_of(dsn, schema, sessions=prepare)
         self.statements = queries.Statements(schema)
+        self._retry_seconds = retry_seconds
         # One connection of the pool's size is kept for renewals.
         self._connections = Connections(
             self.place, size=pool_size - 1, prepare=prepare, retry_seconds=retry_seconds
@@ -90,7 +93,10 @@ class Handle:
     # --- life
 
     async def open(self, *, allow_moved: bool, auto_migrate: bool) -> None:
-        await self._prepare_schema(auto_migrate=auto_migrate)
+        await self._on_own_connection(
+            "open",
+            lambda connection: self._prepare_schema(connection, auto_migrate=auto_migrate),
+        )
         self._connections.open()
         self._renewals.open()
         self._lanes.open()
@@ -140,33 +146,41 @@ class Handle:
 
     async def migrate(self, *, dry_run: bool) -> Sequence[Migration]:
         """Apply what is due, or only say what is."""
-        try:
-            async with await self._connections.connect() as connection:
-                if dry_run:
-                    return await pending(connection, self.place)
-                return await migrate(connection, self.place)
-        except (psycopg.Error, OSError) as error:
-            raise refusal("migrate", error, self.place.location) from error
+        work = pending if dry_run else migrate
+        return await self._on_own_connection(
+            "migrate", lambda connection: work(connection, self.place)
+        )
 
-    async def _prepare_schema(self, *, auto_migrate: bool) -> None:
-        try:
-            async with await self._connections.connect() as connection:
-                cursor = connection.cursor(row_factory=dict_row)
-                facts = await (await cursor.execute(_FACTS)).fetchone()
-                assert facts is not None
-                check_server(facts, self.place.location)
-                due = await pending(connection, self.place)
-                if due and not auto_migrate:
-                    numbers = ", ".join(str(migration.number) for migration in due)
-                    raise StoreRefused(
-                        "open",
-                        f"{self.place.location} lacks the migrations {numbers}; run 'perdure db "
-                        "migrate' with a role that owns the schema",
-                    )
-                if due:
-                    await migrate(connection, self.place)
-        except (psycopg.Error, OSError) as error:
-            raise refusal("open", error, self.place.location) from error
+    async def _prepare_schema(
+        self, connection: psycopg.AsyncConnection[Row], *, auto_migrate: bool
+    ) -> None:
+        cursor = connection.cursor(row_factory=dict_row)
+        facts = await (await cursor.execute(_FACTS)).fetchone()
+        assert facts is not None
+        check_server(facts, self.place.location)
+        due = await pending(connection, self.place)
+        if due and not auto_migrate:
+            numbers = ", ".join(str(migration.number) for migration in due)
+            raise StoreRefused(
+                "open",
+                f"{self.place.location} lacks the migrations {numbers}; run 'perdure db migrate' "
+                "with a role that owns the schema",
+            )
+        if due:
+            await migrate(connection, self.place)
+
+    async def _on_own_connection(
+        self, operation: str, work: Callable[[psycopg.AsyncConnection[Row]], Awaitable[_Result]]
+    ) -> _Result:
+        """Repeated only if the server asks for it: a wrong address shall be told at once."""
+        backoff = Backoff(self._retry_seconds)
+        while True:
+            try:
+                async with await self._connections.connect() as connection:
+                    return await work(connection)
+            except (psycopg.Error, OSError) as error:
+                if not asks_for_patience(error) or not await backoff.pause():
+                    raise refusal(operation, error, self.place.location) from error
 
     async def _check_store(self, *, allow_moved: bool) -> None:
         sent_at = asyncio.get_running_loop().time()

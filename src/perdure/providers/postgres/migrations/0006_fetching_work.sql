@@ -198,7 +198,10 @@ DECLARE
     v_first record;
     v_is_dry boolean;
     v_item worker_queue;
-    v_taken worker_queue[];
+    v_instances text[];
+    v_executions bigint[];
+    v_activities bigint[];
+    v_messages bigint[];
 BEGIN
     PERFORM pg_advisory_xact_lock(hashtextextended(p_tokens[1], 0));
     IF p_again THEN
@@ -226,14 +229,14 @@ BEGIN
         IF p_owner IS NOT NULL THEN
             v_sessions := open_sessions(p_owner, p_only_owned, v_now);
         END IF;
-        v_taken := '{}';
+        v_instances := '{}';
         v_is_dry := true;
         FOR v_candidate IN
             SELECT * FROM work_candidates(
                 v_now, v_routes, p_names, p_suffixes, v_sessions, v_limit
             )
         LOOP
-            EXIT WHEN cardinality(v_taken) = cardinality(p_tokens);
+            EXIT WHEN cardinality(v_instances) = cardinality(p_tokens);
             IF v_is_dry THEN
                 v_is_dry := false;
                 v_first := v_candidate;
@@ -254,10 +257,13 @@ BEGIN
                 );
             END IF;
             IF v_item.message_id IS NOT NULL THEN
-                v_taken := v_taken || v_item;
+                v_instances := v_instances || v_item.instance_id;
+                v_executions := v_executions || v_item.execution_id;
+                v_activities := v_activities || v_item.activity_id;
+                v_messages := v_messages || v_item.message_id;
             END IF;
         END LOOP;
-        EXIT WHEN v_taken <> '{}';
+        EXIT WHEN v_instances <> '{}';
         IF v_is_dry THEN
             RETURN QUERY SELECT
                 NULL, NULL::bigint, NULL::bigint, NULL, NULL, NULL, NULL::bigint, NULL, NULL, NULL,
@@ -277,11 +283,8 @@ BEGIN
         UPDATE worker_queue w SET
             lock_token = p_tokens[t.position], locked_until = v_now + p_lock_ms,
             wake_at = v_now + p_lock_ms, attempt_count = w.attempt_count + 1
-        FROM unnest(v_taken) WITH ORDINALITY AS t (
-            instance_id, execution_id, activity_id, message_id, name, route, body, session_id, tag,
-            visible_at, given_at, enqueued_at, attempt_count, wake_at, lock_token, locked_until,
-            heartbeat, position
-        )
+        FROM unnest(v_instances, v_executions, v_activities, v_messages)
+            WITH ORDINALITY AS t (instance_id, execution_id, activity_id, message_id, position)
         WHERE w.instance_id = t.instance_id AND w.execution_id = t.execution_id
             AND w.activity_id = t.activity_id AND w.message_id = t.message_id
         RETURNING w.*
