@@ -45,8 +45,11 @@ async def run(order: dict[str, Any]) -> None:
 
 def main() -> None:
     order = json.loads(sys.stdin.readline())
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
     try:
-        asyncio.run(run(order))
+        # Not asyncio.run(): it waits for threads that an engine may leave busy.
+        loop.run_until_complete(run(order))
     except BaseException as error:  # noqa: BLE001 - whatever it is, the driver must hear of it
         tell(error=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
     # Threads that an engine leaves behind must not keep the process alive.
