@@ -22,6 +22,7 @@ from benchmarks import line_chart
 from benchmarks.curves.curve import FULL, SHORT, Curve, Scale
 from benchmarks.environments import home
 from benchmarks.machine import describe
+from benchmarks.pages import renew
 from benchmarks.run import RESULTS
 
 CURVES = (
@@ -35,6 +36,7 @@ CURVES = (
     "postgres_workers",
     "steady",
 )
+HEADING = ("what", "against", "size: cost of one unit", "grew")
 
 
 @click.command()
@@ -43,10 +45,20 @@ CURVES = (
 @click.option("--full", is_flag=True, help="Also with a million stored instances.")
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="JSON file.")
 @click.option("--chart", type=click.Path(dir_okay=False, path_type=Path), help="SVG file.")
+@click.option("--into", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 def main(
-    *, only: tuple[str, ...], short: bool, full: bool, output: Path | None, chart: Path | None
+    *,
+    only: tuple[str, ...],
+    short: bool,
+    full: bool,
+    output: Path | None,
+    chart: Path | None,
+    into: Path | None,
 ) -> None:
-    """Measure how costs grow on SQLite with every commit on disk."""
+    """Measure how costs grow on SQLite with every commit on disk.
+
+    --into renews the table of a page between its two marks.
+    """
     scale = SHORT if short else FULL if full else Scale()
     console = Console()
     machine = describe(home() / "runs")
@@ -73,6 +85,8 @@ def main(
         chart.parent.mkdir(parents=True, exist_ok=True)
         chart.write_text(line_chart.draw(curves))
         console.print(f"saved {chart}")
+    if into is not None:
+        into.write_text(renew(into.read_text(), "growth", markdown(curves)))
     sys.exit(1 if failures else 0)
 
 
@@ -94,16 +108,25 @@ def measure(name: str, directory: Path, scale: Scale) -> list[Curve]:
 
 
 def show(curves: list[Curve], console: Console) -> None:
-    table = Table("what", "against", "size: cost of one unit", "grew")
+    table = Table(*HEADING)
     for curve in curves:
-        points = "  ".join(f"{size:,.0f}: {value:,.1f}" for size, value in curve.points)
-        what = f"{curve.title}, {curve.unit}"
-        table.add_row(what, curve.size, points, f"{curve.growth:.2f} x", end_section=True)
+        table.add_row(*row_of(curve), end_section=True)
     console.print(table)
     console.print(
         "'grew' compares the largest size with the cheapest one: near 1 is flat, so the whole "
         "grows linearly with the work. Other load on the machine shows up here too."
     )
+
+
+def row_of(curve: Curve) -> list[str]:
+    points = "  ".join(f"{size:,.0f}: {value:,.1f}" for size, value in curve.points)
+    return [f"{curve.title}, {curve.unit}", curve.size, points, f"{curve.growth:.2f} x"]
+
+
+def markdown(curves: list[Curve]) -> str:
+    lines = ["| " + " | ".join(HEADING) + " |", "|---|---|---|---|"]
+    lines += ["| " + " | ".join(row_of(curve)) + " |" for curve in curves]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

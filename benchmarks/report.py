@@ -11,6 +11,7 @@ from rich.table import Table
 
 from benchmarks.chart import draw
 from benchmarks.contenders import GOALS, IDLE_RSS_MB_GOAL
+from benchmarks.pages import renew
 from benchmarks.results import Outcome, Record
 from benchmarks.workloads import WORKLOADS
 
@@ -148,14 +149,17 @@ def markdown(record: Record) -> str:
 @click.command()
 @click.argument("path", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown.")
+@click.option("--into", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--chart", type=click.Path(dir_okay=False, path_type=Path), help="Write an SVG.")
-def main(path: Path, *, as_markdown: bool, chart: Path | None) -> None:
-    """Show a result file again."""
+def main(path: Path, *, as_markdown: bool, into: Path | None, chart: Path | None) -> None:
+    """Show a result file again; --into renews the tables of a page between its two marks."""
     record = Record.load(path)
     if as_markdown:
         click.echo(markdown(record))
-    else:
+    elif into is None:
         show(record, Console())
+    if into is not None:
+        into.write_text(renew(into.read_text(), "benchmarks", markdown(record)))
     if chart is not None:
         chart.write_text(draw(record))
 

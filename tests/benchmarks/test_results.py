@@ -2,7 +2,9 @@
 
 from xml.etree import ElementTree
 
+import pytest
 from benchmarks.chart import draw
+from benchmarks.pages import renew
 from benchmarks.report import markdown, rows
 from benchmarks.results import Outcome, Record
 
@@ -79,3 +81,16 @@ def test_chart_and_tables_show_every_contender():
     assert "one & two" in drawn
     assert "perdure sqlite" in drawn
     assert "| one & two (F) | 1 |" in markdown(made)
+
+
+def test_the_tables_of_a_page_are_renewed_and_the_rest_is_left_alone():
+    page = "before\n<!-- speed -->\nold figures\n<!-- end of speed -->\nafter\n"
+
+    renewed = renew(page, "speed", "new figures\n")
+
+    assert renewed == ("before\n<!-- speed -->\n\nnew figures\n\n<!-- end of speed -->\nafter\n")
+
+
+def test_a_page_without_marks_is_refused():
+    with pytest.raises(ValueError, match="<!-- speed -->"):
+        renew("nothing here", "speed", "figures")
