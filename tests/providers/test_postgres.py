@@ -14,4 +14,4 @@ def provider_factory() -> PostgresFactory:
     return PostgresFactory()
 
 
-TestPostgresMachine = state_machine(PostgresFactory, examples=12)
+TestPostgresMachine = pytest.mark.timeout(900)(state_machine(PostgresFactory, examples=12))

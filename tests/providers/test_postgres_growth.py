@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import psycopg
 import pytest
 from psycopg import sql
 
-from perdure.providers.postgres import queries
+from perdure.providers.items import ActivityIdentity, TimerIdentity, TurnCommit
+from perdure.providers.postgres import queries, rows
 from postgres_factory import new_schema
 from postgres_server import shared_server
 
@@ -137,3 +139,51 @@ def test_a_fetch_of_work_reads_few_rows_however_many_wait(
 
     assert (found[0][0] is None) == (routes is not None)
     assert read < ROWS_MAX
+
+
+HELD = """
+    INSERT INTO {s}.instances (
+        instance_id, name, version, named, execution_id, execution_status, status, created_at,
+        updated_at
+    ) VALUES ('x', 'Mine', '1', true, 1, 'Running', 'Running', 1, 1);
+    INSERT INTO {s}.executions VALUES ('x', 1, 'Running', NULL, NULL, 1, NULL);
+    INSERT INTO {s}.instance_locks (instance_id, route, lock_token, locked_until)
+    VALUES ('x', {s}.route_of('Mine', '1'), 'held', 9e15::bigint);
+    INSERT INTO {s}.orchestrator_queue (
+        instance_id, message_id, kind, body, visible_at, enqueued_at, lock_token,
+        timer_execution_id, timer_id
+    )
+    SELECT 'x', n, 'x', '{{}}', 1, 1, CASE WHEN n % 2 = 0 THEN 'held' END,
+        CASE WHEN n % 2 = 1 THEN 1 END, CASE WHEN n % 2 = 1 THEN n END
+    FROM generate_series(1, {many}) AS n;
+    INSERT INTO {s}.worker_queue (
+        instance_id, execution_id, activity_id, name, route, body, visible_at, enqueued_at,
+        lock_token, locked_until, wake_at
+    )
+    SELECT 'x', 1, n, 'a', 'a', '{{}}', 1, 1, 'work-' || n, 9e15::bigint, 9e15::bigint
+    FROM generate_series(1, {many}) AS n
+"""
+
+
+def test_a_turn_reads_as_many_rows_as_it_changes(store: Store) -> None:
+    store.fill(HELD)
+    half = MANY // 2
+    commit = TurnCommit(
+        execution_id=1,
+        consumed=tuple(range(2, MANY + 1, 2)),
+        cancelled_timers=tuple(
+            TimerIdentity(execution_id=1, timer_id=number) for number in range(1, MANY, 2)
+        ),
+        settled_work=tuple(f"work-{number}" for number in range(1, half + 1)),
+        cancelled_activities=tuple(
+            ActivityIdentity(instance_id="x", execution_id=1, activity_id=number)
+            for number in range(half + 1, MANY + 1)
+        ),
+    )
+    row, parts = rows.turn_row("x", "held", commit)
+    text = msgspec.json.encode([{**row, "n": 0}]).decode()
+
+    found, read = store.rows_read(queries.COMMIT_TURNS, ["lane", 1, False, text, parts])
+
+    assert msgspec.json.decode(found[0][0])["refused"] is None
+    assert read < 10 * MANY

@@ -50,12 +50,14 @@ BEGIN
         USING jsonb_to_recordset(p_turns) AS t (instance_id text, token text, consumed bigint[])
         WHERE t.consumed IS NULL AND q.instance_id = t.instance_id AND q.lock_token = t.token
         RETURNING q.*
-    ), named AS (
-        DELETE FROM orchestrator_queue q
-        USING jsonb_to_recordset(p_turns) AS t (instance_id text, token text, consumed bigint[])
+    ), listed AS MATERIALIZED (
+        SELECT t.instance_id, t.token, c.message_id
+        FROM jsonb_to_recordset(p_turns) AS t (instance_id text, token text, consumed bigint[])
         CROSS JOIN LATERAL unnest(t.consumed) AS c (message_id)
-        WHERE q.instance_id = t.instance_id AND q.message_id = c.message_id
-            AND q.lock_token = t.token
+    ), named AS (
+        DELETE FROM orchestrator_queue q USING listed c
+        WHERE q.instance_id = c.instance_id AND q.message_id = c.message_id
+            AND q.lock_token = c.token
         RETURNING q.*
     )
     SELECT jsonb_agg(s) INTO v_starts
@@ -238,11 +240,14 @@ BEGIN
         turns_at := add_messages(p_turns, p_now);
     END IF;
     IF p_parts & 256 > 0 THEN
-        DELETE FROM orchestrator_queue q
-        USING jsonb_to_recordset(p_turns) AS t (instance_id text, cancelled_timers jsonb)
-        CROSS JOIN LATERAL jsonb_to_recordset(t.cancelled_timers)
-            AS c (execution_id bigint, timer_id bigint)
-        WHERE q.instance_id = t.instance_id AND q.timer_execution_id = c.execution_id
+        WITH listed AS MATERIALIZED (
+            SELECT t.instance_id, c.execution_id, c.timer_id
+            FROM jsonb_to_recordset(p_turns) AS t (instance_id text, cancelled_timers jsonb)
+            CROSS JOIN LATERAL jsonb_to_recordset(t.cancelled_timers)
+                AS c (execution_id bigint, timer_id bigint)
+        )
+        DELETE FROM orchestrator_queue q USING listed c
+        WHERE q.instance_id = c.instance_id AND q.timer_execution_id = c.execution_id
             AND q.timer_id = c.timer_id;
     END IF;
     v_released_at := release_turns(p_turns, p_now);
