@@ -62,12 +62,15 @@ class Inbox:
             self._add(events.ActivityFailed, source_event_id=item.activity_id, failure=item.failure)
 
     def fire_timer(self, item: work.TimerFired) -> None:
+        was_open = item.timer_id in self._operations.open
         if not self._is_wanted(item, item.timer_id, TIMER):
             return
-        if item.timer_id not in self._operations.open:
-            self.ignored.append(f"TimerFired for event {item.timer_id}: the timer was cancelled")
-            return
-        self._add(events.TimerFired, source_event_id=item.timer_id, fire_at_ms=item.fire_at_ms)
+        if was_open:
+            self._add(events.TimerFired, source_event_id=item.timer_id, fire_at_ms=item.fire_at_ms)
+        else:
+            self.ignored.append(
+                f"TimerFired for event {item.timer_id}: it was completed or given up before"
+            )
 
     def complete_child(self, item: work.SubOrchCompleted) -> None:
         if self._is_wanted(item, item.event_id, CHILD):
@@ -113,7 +116,8 @@ class Inbox:
             return False
         if not self._operations.accept(source_event_id, family, item):
             self.ignored.append(
-                f"{type(item).__name__} for event {source_event_id}: it was completed before"
+                f"{type(item).__name__} for event {source_event_id}: "
+                "it was completed or given up before"
             )
             return False
         return True

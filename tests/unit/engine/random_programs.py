@@ -14,6 +14,7 @@ from engine_driver import OPENING, Driver
 
 from perdure.authoring import (
     activity,
+    continue_as_new,
     current,
     next_message,
     now,
@@ -35,15 +36,15 @@ if TYPE_CHECKING:
 
 Tree = list[Any]
 
-LEAVES = [
-    "step", "step", "step", "sleep", "event", "message", "child", "detached", "status", "state",
-    "unset", "random", "now", "effect", "patch", "yield", "raise", "orphan", "where",
-]  # fmt: skip
-NODES = [
-    "seq", "seq", "gather", "gather", "outcomes", "group", "timeout", "wait_for", "race", "steps",
-    "completed", "shield", "try", "finally", "stop", "limited", "queue", "spawn", "lock",
-    "generator", "either",
-]  # fmt: skip
+_LEAF_NAMES = """
+    step step step step step step sleep sleep sleep event event message message child child detached
+    status state unset random now effect patch yield raise orphan where callback again
+"""
+_NODE_NAMES = """
+    seq seq gather gather outcomes group timeout wait_for race steps completed shield try finally
+    stop limited queue spawn lock generator either shared
+"""
+LEAVES, NODES = _LEAF_NAMES.split(), _NODE_NAMES.split()
 
 
 @activity
@@ -64,7 +65,7 @@ async def program(tree: Any) -> list[str]:
 
 
 def random_tree(rng: Random, depth: int = 3) -> Tree:
-    if depth == 0 or rng.random() < 0.25:
+    if depth == 0 or rng.random() < 0.12:
         return [rng.choice(LEAVES), rng.randint(1, 9)]
     kind = rng.choice(NODES)
     width = rng.randint(2, 3) if kind in _WIDE else 1 if kind in _NARROW else 2
@@ -148,7 +149,8 @@ async def _yield(number: int, _: Any, __: Any) -> None:
 
 
 async def _raise(number: int, _: Any, __: Any) -> None:
-    raise ValueError(number)
+    if number < 4:
+        raise ValueError(number)
 
 
 async def _orphan(number: int, _: Any, __: Any) -> None:
@@ -158,6 +160,23 @@ async def _orphan(number: int, _: Any, __: Any) -> None:
 
 async def _where(_: int, __: Any, ___: Any) -> str:
     return f"{current().instance_id} {asyncio.current_task().get_name()}"
+
+
+async def _callback(number: int, _: Any, log: list[str]) -> str:
+    loop = asyncio.get_running_loop()
+    called = loop.create_future()
+
+    def call() -> None:
+        step(f"called{number}").add_done_callback(lambda _: log.append("called back"))
+        called.set_result("yes")
+
+    loop.call_soon(call) if number % 2 else loop.call_later(number, call)
+    return str(await called)
+
+
+async def _again(number: int, _: Any, __: Any) -> None:
+    if number == 1:
+        continue_as_new(["step", number])
 
 
 # --- nodes
@@ -312,6 +331,15 @@ async def _either(_: int, parts: list[Tree], log: list[str]) -> str:
     return await execute(parts[len(log) % 2], log)
 
 
+async def _shared(number: int, parts: list[Tree], log: list[str]) -> list[str]:
+    one = step(f"shared{number}")
+
+    async def use(part: Tree) -> str:
+        return await one + await execute(part, log)
+
+    return list(await asyncio.gather(*map(use, parts)))
+
+
 PARTS = {
     name[1:]: value
     for name, value in list(globals().items())
@@ -374,6 +402,11 @@ def _choose(run: Driver, rng: Random) -> list[Any]:
         batch.append(run.cancel())
     if batch and rng.random() < 0.05:
         batch.append(batch[0])  # the same message twice
+    if rng.random() < 0.1:
+        scheduled = [e for e in run.history if isinstance(e, OPENING[:3])]
+        if scheduled:  # perhaps completed or given up long ago
+            late = _resolution(run, rng.choice(scheduled).event_id, rng)
+            batch += [] if late is None else [late]
     return batch
 
 

@@ -229,7 +229,9 @@ def test_a_second_completion_of_any_outcome_is_ignored():
     outcome = run.turn(run.failed(source))
 
     assert outcome.delta == []
-    assert outcome.ignored == [f"ActivityFailed for event {source}: it was completed before"]
+    assert outcome.ignored == [
+        f"ActivityFailed for event {source}: it was completed or given up before"
+    ]
 
 
 def test_a_message_without_a_source_is_nondeterminism():

@@ -1,7 +1,4 @@
-"""Random programs in random worlds: live, replayed, and under other hash seeds.
-
-``PERDURE_PROGRAMS=20000`` runs a campaign of that many programs.
-"""
+"""Random programs in random worlds: live, replayed, and under other hash seeds."""
 
 import json
 import os
@@ -18,18 +15,24 @@ from perdure.codec import JSON
 from perdure.engine.execution import Execution
 from perdure.model import wire
 
-PROGRAMS = int(os.environ.get("PERDURE_PROGRAMS", "1000"))
-
-
-@settings(
-    max_examples=PROGRAMS,
-    deadline=None,
-    database=None,
-    suppress_health_check=list(HealthCheck),
+few = settings(
+    max_examples=300, deadline=None, database=None, suppress_health_check=list(HealthCheck)
 )
+many = settings(few, max_examples=1000)
+
+
+@few
 @given(st.randoms(use_true_random=False))
-def test_a_random_program_replays_to_the_same_history_and_result(rng):
+def test_a_small_random_program_replays_to_the_same_history_and_result(rng):
     drive(random_tree(rng), rng)
+
+
+@many
+@given(st.integers(0, 2**40))
+def test_a_large_random_program_replays_to_the_same_history_and_result(seed):
+    rng = random.Random(seed)
+
+    drive(random_tree(rng, depth=4), rng)
 
 
 def test_histories_replay_in_processes_with_other_hash_seeds(tmp_path):
