@@ -28,6 +28,7 @@ from perdure.providers.items import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from perdure.providers.contract import Provider, ProviderAdmin
     from perdure.providers.filesystem.fileops import FileOps
     from perdure.providers.items import FetchedOrchestration, FetchedWork
 
@@ -62,7 +63,7 @@ def instance_id(number: int) -> str:
 # --- doing
 
 
-async def start_instances(provider: FileSystemProvider, count: int, report: Report) -> None:
+async def start_instances(provider: Provider, count: int, report: Report) -> None:
     for number in range(count):
         message = OrchestratorMessage(
             instance_id=instance_id(number),
@@ -75,7 +76,7 @@ async def start_instances(provider: FileSystemProvider, count: int, report: Repo
 
 
 async def run_to_the_end(
-    provider: FileSystemProvider, turns: int, report: Report, *, checkpoint_every: int = 0
+    provider: Provider, turns: int, report: Report, *, checkpoint_every: int = 0
 ) -> None:
     """Until nothing is left to do."""
     steps = 0
@@ -90,11 +91,23 @@ async def run_to_the_end(
             return
         steps += 1
         if checkpoint_every and steps % checkpoint_every == 0:
+            assert isinstance(provider, FileSystemProvider)
             await provider.checkpoint()
 
 
+async def take_some_steps(provider: Provider, turns: int, steps: int) -> None:
+    """Leave the instances in the middle of their work."""
+    for step in range(steps):
+        fetched = await provider.fetch_orchestration_item(LOCK_MS, 0)
+        if fetched is not None:
+            await take_turn(provider, fetched, turns, lambda _: None, is_awkward=step % 5 == 1)
+        work = await provider.fetch_work_item(LOCK_MS, 0) if step % 2 else None
+        if work is not None:
+            await do_work(provider, work, lambda _: None, is_awkward=step % 7 == 2)
+
+
 async def take_turn(
-    provider: FileSystemProvider,
+    provider: Provider,
     fetched: FetchedOrchestration,
     turns: int,
     report: Report,
@@ -139,7 +152,7 @@ def _commit(instance: str, turn: int, *, is_last: bool) -> TurnCommit:
 
 
 async def do_work(
-    provider: FileSystemProvider, work: FetchedWork, report: Report, *, is_awkward: bool
+    provider: Provider, work: FetchedWork, report: Report, *, is_awkward: bool
 ) -> None:
     if is_awkward:
         await provider.renew_work_item_lock(work.lock_token, LOCK_MS, heartbeat='"half"')
@@ -158,9 +171,15 @@ async def do_work(
 # --- judging
 
 
-async def check_whole(provider: FileSystemProvider, count: int) -> None:
-    """No half turn anywhere: history, state and queues tell the same story."""
+def admin_of(provider: Provider) -> ProviderAdmin:
     admin = provider.admin()
+    assert admin is not None
+    return admin
+
+
+async def check_whole(provider: Provider, count: int) -> None:
+    """No half turn anywhere: history, state and queues tell the same story."""
+    admin = admin_of(provider)
     for number in range(count):
         instance = instance_id(number)
         history = await provider.read(instance)
@@ -183,9 +202,9 @@ async def check_whole(provider: FileSystemProvider, count: int) -> None:
         assert on_its_way == expected, f"{instance} after turn {turn}: {on_its_way}"
 
 
-async def check_reported(provider: FileSystemProvider, reports: Iterable[str]) -> None:
+async def check_reported(provider: Provider, reports: Iterable[str]) -> None:
     """Nothing that was acknowledged is gone."""
-    admin = provider.admin()
+    admin = admin_of(provider)
     for line in reports:
         what, number, *rest = line.split(" ", 3)
         if what == "started":
@@ -200,14 +219,14 @@ async def check_reported(provider: FileSystemProvider, reports: Iterable[str]) -
             assert int(number) not in pending, f"{line!r} was acknowledged, but is still to be done"
 
 
-async def check_finished(provider: FileSystemProvider, count: int, turns: int) -> None:
+async def check_finished(provider: Provider, count: int, turns: int) -> None:
     """Every instance went all the way."""
     await check_whole(provider, count)
     for number in range(count):
-        info = await provider.admin().get_instance_info(instance_id(number))
+        info = await admin_of(provider).get_instance_info(instance_id(number))
         assert info.status is Status.COMPLETED, f"{info.instance_id} is stuck: {info.status}"
         assert len(await provider.read(info.instance_id)) == 2 * turns
-    depths = await provider.admin().get_queue_depths()
+    depths = await admin_of(provider).get_queue_depths()
     assert depths.orchestrator.visible == depths.worker.visible == 0
 
 

@@ -156,3 +156,25 @@ def test_a_read_of_a_long_history_sees_it_whole_while_it_grows(tmp_path: Path) -
                 assert [record.event_id for record in events] == list(range(1, number + 1))
 
     asyncio.run(scenario())
+
+
+def test_a_waiting_fetch_hears_of_what_becomes_visible_later(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        clock = ManualClock()
+        async with FileSystemProvider(tmp_path / "store", clock=clock) as provider:
+            turn = asyncio.ensure_future(provider.fetch_orchestration_item(1000, 3_600_000))
+            work = asyncio.ensure_future(provider.fetch_work_item(1000, 3_600_000))
+            for _ in range(10):
+                await asyncio.sleep(0)
+            await provider.enqueue_for_orchestrator(factories.start("a"), delay_ms=500)
+            later = factories.activity("a", visible_at_ms=clock.now_ms() + 500)
+            await provider.enqueue_for_worker(later)
+            for _ in range(10):
+                await asyncio.sleep(0)
+
+            clock.advance(500)
+
+            assert (await turn) is not None
+            assert (await work) is not None
+
+    asyncio.run(scenario())

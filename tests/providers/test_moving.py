@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from campaigns import filesystem_copy
 from perdure.client.moving import copy_store, decode_snapshot, encode_snapshot, snapshot_hash
 from perdure.clock import ManualClock
 from perdure.conformance import factories
@@ -189,6 +191,10 @@ def test_a_moved_store_says_where_to_go_on(tmp_path: Path) -> None:
             await FileSystemProvider(tmp_path / "store").open()
 
     asyncio.run(scenario())
+
+
+def test_a_copy_that_is_killed_and_repeated_ends_the_same(tmp_path: Path) -> None:
+    filesystem_copy.run(tmp_path, 40, random.Random())
 
 
 # --- one instance, one file

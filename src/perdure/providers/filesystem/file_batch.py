@@ -35,6 +35,8 @@ class FileBatch:
         self._removals: list[tuple[str, Step]] = []
         self._directories: set[str] = set()
         """Those whose entries change."""
+        self._made: set[str] = set()
+        """Those that were made, or seen to be there."""
         self.placed: list[Step] = []
         """Steps whose result can be seen, also if a later one failed."""
 
@@ -60,10 +62,14 @@ class FileBatch:
 
     def make_directory(self, path: str) -> None:
         """The directory with its parents."""
-        self.root.make_directories(path)
-        while path:
-            self._directories.add(path)
-            path = path.rpartition("/")[0]
+        if path in self._made:
+            return
+        parent = path.rpartition("/")[0]
+        if parent:
+            self.make_directory(parent)
+        with contextlib.suppress(FileExistsError):
+            self.root.ops.make_directory(path, dir_fd=self.root.descriptor)
+        self._made.add(path)
 
     def remove(self, path: str, step: Step) -> None:
         """The file or the whole directory, if it is there."""
@@ -96,7 +102,7 @@ class FileBatch:
         if not self._flush_each:
             self._sync_filesystem()
             return
-        for path in sorted(self._directories):
+        for path in sorted({*self._directories, *self._made}):
             # Removed since: then its parent is in the list.
             with contextlib.suppress(FileNotFoundError):
                 self.root.sync_directory(path or ".")

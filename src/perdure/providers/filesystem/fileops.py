@@ -13,6 +13,7 @@ from typing import Final
 
 FILE_MODE: Final = 0o600
 DIRECTORY_MODE: Final = 0o700
+"""A umask can only take rights away from these, and none of them are anybody else's."""
 
 
 def _load_syncfs() -> ctypes._NamedFuncPointer | None:
@@ -40,8 +41,6 @@ class FileOps:
 
     def make_directory(self, path: str, *, dir_fd: int | None = None) -> None:
         os.mkdir(path, DIRECTORY_MODE, dir_fd=dir_fd)
-        # mkdir obeys the umask; the mode must not depend on who started the process.
-        os.chmod(path, DIRECTORY_MODE, dir_fd=dir_fd)
 
     def list_directory(self, dir_fd: int) -> list[str]:
         return os.listdir(dir_fd)
@@ -54,7 +53,7 @@ class FileOps:
     def create_file(self, path: str, *, dir_fd: int) -> int:
         """Descriptor of a file that did not exist."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-        return self._open_private(path, flags, dir_fd)
+        return os.open(path, flags, FILE_MODE, dir_fd=dir_fd)
 
     def open_file(self, path: str, *, dir_fd: int) -> int:
         """Descriptor for reading."""
@@ -63,16 +62,7 @@ class FileOps:
     def open_for_append(self, path: str, *, dir_fd: int) -> int:
         """Descriptor whose writes go to the end; the file is created if it is missing."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
-        return self._open_private(path, flags, dir_fd)
-
-    def _open_private(self, path: str, flags: int, dir_fd: int) -> int:
-        descriptor = os.open(path, flags, FILE_MODE, dir_fd=dir_fd)
-        try:
-            os.fchmod(descriptor, FILE_MODE)
-        except OSError:
-            os.close(descriptor)
-            raise
-        return descriptor
+        return os.open(path, flags, FILE_MODE, dir_fd=dir_fd)
 
     def write(self, descriptor: int, data: bytes | memoryview) -> int:
         return os.write(descriptor, data)

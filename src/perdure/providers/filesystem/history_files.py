@@ -147,12 +147,14 @@ def append_history(root: Root, excerpt: HistoryExcerpt, *, sync: bool) -> int:
         root.ops.rename(scratch, path, dir_fd=root.descriptor)
     descriptor = root.ops.open_for_append(path, dir_fd=root.descriptor)
     try:
-        if root.ops.size_of(descriptor) > excerpt.file_bytes:
+        size = root.ops.size_of(descriptor)
+        if size > excerpt.file_bytes:
             root.ops.truncate(descriptor, excerpt.file_bytes)
+            size = excerpt.file_bytes
         data = encode_lines(excerpt.pending)
         root.write_all(descriptor, data)
         if sync:
             root.sync_descriptor(descriptor)
-        return root.ops.size_of(descriptor)
+        return size + len(data)
     finally:
         root.ops.close(descriptor)

@@ -192,14 +192,17 @@ class _Loader:
             execution
             for first, last in document.executions
             for execution_id in range(first, last + 1)
-            if (execution := self._load_execution(document.instance_id, execution_id)) is not None
+            if (execution := self._load_execution(directory, document.instance_id, execution_id))
+            is not None
         ]
         capture.load_instance(self._tables, document)
         for execution in executions:
             capture.load_execution(self._tables, execution)
 
-    def _load_execution(self, instance_id: str, execution_id: int) -> ExecutionDocument | None:
-        path = f"{layout.execution_directory(instance_id, execution_id)}/{layout.EXECUTION_FILE}"
+    def _load_execution(
+        self, directory: str, instance_id: str, execution_id: int
+    ) -> ExecutionDocument | None:
+        path = f"{directory}/executions/{execution_id}/{layout.EXECUTION_FILE}"
         try:
             document = unseal(self._root.read(path), ExecutionDocument)
         except FileNotFoundError:

@@ -67,7 +67,7 @@ class ReadyInstances:
         self._now_ms = 0
         """The latest time at which anything was placed."""
         self.has_news = False
-        """Something may be fetched that could not be before; for waking whoever waits."""
+        """Something can be fetched now or earlier than before; for waking whoever waits."""
         lookups.on_new_message = self._add
 
     # --- following changes
@@ -121,6 +121,8 @@ class ReadyInstances:
         if len(self._later) > 2 * len(self._stamps) + _LEFTOVERS_MAX:
             self._later = [entry for entry in self._later if self._stamps.get(entry[1]) == entry[2]]
             heapq.heapify(self._later)
+        # Whoever waits has to know of an earlier time to wait for.
+        self.has_news |= not self._later or until_ms < self._later[0][0]
         heapq.heappush(self._later, (until_ms, instance_id, self._last_stamp))
 
     def _await_name(self, instance_id: str, now_ms: int) -> None:

@@ -47,7 +47,7 @@ class ReadyWork:
         self._now_ms = 0
         """The latest time at which anything was placed."""
         self.has_news = False
-        """Something may be fetched that could not be before; for waking whoever waits."""
+        """Something can be fetched now or earlier than before; for waking whoever waits."""
 
     # --- following changes
 
@@ -96,6 +96,8 @@ class ReadyWork:
                 if entry[1] in claims and _free_at_ms(claims[entry[1]]) == entry[0]
             ]
             heapq.heapify(self._later)
+        # Whoever waits has to know of an earlier time to wait for.
+        self.has_news |= not self._later or until_ms < self._later[0][0]
         heapq.heappush(self._later, (until_ms, message_id))
 
     def _await_end(self, until_ms: int, session_id: str) -> None:
@@ -107,6 +109,7 @@ class ReadyWork:
                 if entry[1] in sessions and sessions[entry[1]].locked_until_ms == entry[0]
             ]
             heapq.heapify(self._leases)
+        self.has_news |= not self._leases or until_ms < self._leases[0][0]
         heapq.heappush(self._leases, (until_ms, session_id))
 
     def _who(self, session_id: str | None, now_ms: int) -> tuple[str, str]:

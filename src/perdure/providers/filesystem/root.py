@@ -21,6 +21,7 @@ from perdure.providers.filesystem import layout
 if TYPE_CHECKING:
     from perdure.providers.filesystem.fileops import FileOps
 
+_SMALL_FILE_BYTES = 1 << 13
 _READ_BYTES = 1 << 20
 
 
@@ -113,7 +114,6 @@ class Root:
         _locked.add(self)
         holder = Holder(pid=os.getpid(), host=socket.gethostname(), started_at_ms=started_at_ms)
         text = msgspec.json.format(msgspec.json.encode(holder), indent=2) + b"\n"
-        os.fchmod(self._lock, 0o600)
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, text, 0)
         return None
@@ -138,12 +138,16 @@ class Root:
         """The whole content of a file."""
         descriptor = self.ops.open_file(path, dir_fd=self.descriptor)
         try:
-            parts = [self.ops.read(descriptor, _READ_BYTES)]
-            while len(parts[-1]) == _READ_BYTES:
-                parts.append(self.ops.read(descriptor, _READ_BYTES))
+            # Most files are small, and a big buffer costs more to get than to fill.
+            data = self.ops.read(descriptor, _SMALL_FILE_BYTES)
+            if len(data) < _SMALL_FILE_BYTES:
+                return data
+            parts = [data]
+            while part := self.ops.read(descriptor, _READ_BYTES):
+                parts.append(part)
+            return b"".join(parts)
         finally:
             self.ops.close(descriptor)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def names(self, path: str) -> list[str]:
         """Names in a directory, sorted."""

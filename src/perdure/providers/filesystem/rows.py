@@ -24,11 +24,19 @@ from perdure.providers.items import (
 )
 
 
-class _Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="row", tag=str):
-    pass
+class _Row(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    gc=False,
+    tag_field="row",
+    tag=str,
+):
+    """Never part of a cycle, so the garbage collector need not look at the many of them."""
 
 
-class MessageRow(_Row, frozen=True, kw_only=True, omit_defaults=True, tag="message"):
+class MessageRow(_Row, frozen=True, kw_only=True, omit_defaults=True, gc=False, tag="message"):
     """A message in the orchestrator queue."""
 
     message_id: int
@@ -37,7 +45,7 @@ class MessageRow(_Row, frozen=True, kw_only=True, omit_defaults=True, tag="messa
     enqueued_at_ms: int
 
 
-class TagRow(_Row, frozen=True, kw_only=True, omit_defaults=True, tag="tag"):
+class TagRow(_Row, frozen=True, kw_only=True, omit_defaults=True, gc=False, tag="tag"):
     """How often a message was handed out, and under which lock; absent for a fresh message."""
 
     message_id: int
@@ -45,7 +53,7 @@ class TagRow(_Row, frozen=True, kw_only=True, omit_defaults=True, tag="tag"):
     attempt_count: int = 0
 
 
-class WorkRow(_Row, frozen=True, kw_only=True, omit_defaults=True, tag="work"):
+class WorkRow(_Row, frozen=True, kw_only=True, omit_defaults=True, gc=False, tag="work"):
     """An item in the worker queue."""
 
     message_id: int
@@ -53,7 +61,7 @@ class WorkRow(_Row, frozen=True, kw_only=True, omit_defaults=True, tag="work"):
     enqueued_at_ms: int
 
 
-class ClaimRow(_Row, frozen=True, kw_only=True, omit_defaults=True, tag="claim"):
+class ClaimRow(_Row, frozen=True, kw_only=True, omit_defaults=True, gc=False, tag="claim"):
     """The changing part of a work item; there is one beside each."""
 
     message_id: int
@@ -64,7 +72,7 @@ class ClaimRow(_Row, frozen=True, kw_only=True, omit_defaults=True, tag="claim")
     heartbeat: str | None = None
 
 
-class InstanceRow(_Row, frozen=True, kw_only=True, omit_defaults=True, tag="instance"):
+class InstanceRow(_Row, frozen=True, kw_only=True, omit_defaults=True, gc=False, tag="instance"):
     """An instance that has had a turn."""
 
     instance_id: str
@@ -76,7 +84,7 @@ class InstanceRow(_Row, frozen=True, kw_only=True, omit_defaults=True, tag="inst
     created_at_ms: int
 
 
-class ProgressRow(_Row, frozen=True, kw_only=True, omit_defaults=True, tag="progress"):
+class ProgressRow(_Row, frozen=True, kw_only=True, omit_defaults=True, gc=False, tag="progress"):
     """Where an instance stands; there is one beside each."""
 
     instance_id: str
@@ -84,13 +92,15 @@ class ProgressRow(_Row, frozen=True, kw_only=True, omit_defaults=True, tag="prog
     updated_at_ms: int
 
 
-class CustomStatusRow(_Row, frozen=True, kw_only=True, omit_defaults=True, tag="custom_status"):
+class CustomStatusRow(
+    _Row, frozen=True, kw_only=True, omit_defaults=True, gc=False, tag="custom_status"
+):
     instance_id: str
     value: str | None
     version: int
 
 
-class HoldRow(_Row, frozen=True, kw_only=True, omit_defaults=True, tag="hold"):
+class HoldRow(_Row, frozen=True, kw_only=True, omit_defaults=True, gc=False, tag="hold"):
     """What keeps an instance from being fetched besides a lock."""
 
     instance_id: str
@@ -99,7 +109,7 @@ class HoldRow(_Row, frozen=True, kw_only=True, omit_defaults=True, tag="hold"):
     not_before_ms: int | None = None
 
 
-class LockRow(_Row, frozen=True, kw_only=True, omit_defaults=True, tag="lock"):
+class LockRow(_Row, frozen=True, kw_only=True, omit_defaults=True, gc=False, tag="lock"):
     instance_id: str
     lock_token: str
     locked_until_ms: int
@@ -108,7 +118,7 @@ class LockRow(_Row, frozen=True, kw_only=True, omit_defaults=True, tag="lock"):
     """An ack kept it between turns: its owner may fetch what arrived since."""
 
 
-class ExecutionRow(_Row, frozen=True, kw_only=True, omit_defaults=True, tag="execution"):
+class ExecutionRow(_Row, frozen=True, kw_only=True, omit_defaults=True, gc=False, tag="execution"):
     instance_id: str
     execution_id: int
     status: Status = Status.RUNNING
@@ -118,7 +128,7 @@ class ExecutionRow(_Row, frozen=True, kw_only=True, omit_defaults=True, tag="exe
     framework_version: Version | None = None
 
 
-class KvStoreRow(_Row, frozen=True, kw_only=True, omit_defaults=True, tag="kv_store"):
+class KvStoreRow(_Row, frozen=True, kw_only=True, omit_defaults=True, gc=False, tag="kv_store"):
     """A value at the end of the previous execution."""
 
     instance_id: str
@@ -126,7 +136,7 @@ class KvStoreRow(_Row, frozen=True, kw_only=True, omit_defaults=True, tag="kv_st
     entry: KvEntry
 
 
-class KvDeltaRow(_Row, frozen=True, kw_only=True, omit_defaults=True, tag="kv_delta"):
+class KvDeltaRow(_Row, frozen=True, kw_only=True, omit_defaults=True, gc=False, tag="kv_delta"):
     """A change by the current execution; None: cleared."""
 
     instance_id: str
@@ -134,28 +144,28 @@ class KvDeltaRow(_Row, frozen=True, kw_only=True, omit_defaults=True, tag="kv_de
     entry: KvEntry | None = None
 
 
-class SessionRow(_Row, frozen=True, kw_only=True, omit_defaults=True, tag="session"):
+class SessionRow(_Row, frozen=True, kw_only=True, omit_defaults=True, gc=False, tag="session"):
     session_id: str
     owner_id: str
     locked_until_ms: int
     last_activity_ms: int
 
 
-class LetterRow(_Row, frozen=True, kw_only=True, omit_defaults=True, tag="dead_letter"):
+class LetterRow(_Row, frozen=True, kw_only=True, omit_defaults=True, gc=False, tag="dead_letter"):
     letter_id: int
     reason: str
     dead_since_ms: int
     message: OrchestratorMessage
 
 
-class WorkerRow(_Row, frozen=True, kw_only=True, omit_defaults=True, tag="worker"):
+class WorkerRow(_Row, frozen=True, kw_only=True, omit_defaults=True, gc=False, tag="worker"):
     """A runtime that announced itself."""
 
     worker: WorkerInfo
     lapses_at_ms: int
 
 
-class MovedRow(_Row, frozen=True, kw_only=True, omit_defaults=True, tag="moved"):
+class MovedRow(_Row, frozen=True, kw_only=True, omit_defaults=True, gc=False, tag="moved"):
     """Where the content of the store went."""
 
     location: str
