@@ -1,4 +1,4 @@
-"""The chart of growth curves: one panel each, sizes on a logarithmic axis, costs from zero."""
+"""The chart of growth curves: one panel each, sizes over several decades on a logarithmic axis."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from benchmarks.curves.curve import Curve
 
 WIDTH, MARGIN, COLUMNS = 860.0, 20.0, 3
+LABELS = 6
 PANEL_HEIGHT, HEAD, FOOT, LEFT = 190.0, 40.0, 34.0, 46.0
 
 
@@ -28,12 +29,13 @@ def draw(curves: list[Curve]) -> str:
 
 def panel(curve: Curve, left: float, top: float, width: float) -> list[str]:
     bottom, right = top + PANEL_HEIGHT - FOOT, left + width
-    sizes = [math.log10(max(size, 1)) for size, _ in curve.points]
-    span = (max(sizes) - min(sizes)) or 1.0
+    sizes = [size for size, _ in curve.points]
+    scale = math.log10 if max(sizes) >= 20 * min(sizes) and len(sizes) <= LABELS else float
+    span = (scale(max(sizes)) - scale(min(sizes))) or 1.0
     highest = max(value for _, value in curve.points) or 1.0
 
     def place(size: float, value: float) -> tuple[float, float]:
-        x = left + LEFT + (width - LEFT - 10) * (math.log10(max(size, 1)) - min(sizes)) / span
+        x = left + LEFT + (width - LEFT - 10) * (scale(size) - scale(min(sizes))) / span
         return x, bottom - (bottom - top - HEAD) * value / highest
 
     places = [place(size, value) for size, value in curve.points]
@@ -47,7 +49,8 @@ def panel(curve: Curve, left: float, top: float, width: float) -> list[str]:
         svg.path(places, "ours"),
         *[svg.dot(x, y, "ours") for x, y in places],
     ]
-    for (size, _), (x, _) in zip(curve.points, places, strict=True):
+    every = 1 if len(sizes) <= LABELS else len(sizes) - 1
+    for size, (x, _) in list(zip(sizes, places, strict=True))[::every]:
         body.append(svg.text(x, bottom + 16, short(size), "faint", "middle"))
     return body
 

@@ -20,7 +20,7 @@ WIDTH = 5
 async def measure(directory: Path, scale: Scale) -> list[Curve]:
     rate = Curve(
         "many",
-        "workflows of 5 steps, submitted at once",
+        "5-step workflows, submitted at once",
         "workflows",
         "workflows/s",
         higher_is_better=True,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 async def measure(directory: Path, scale: Scale) -> list[Curve]:  # noqa: ARG001
     curve = Curve(
         "postgres-workers",
-        "workflows of 5 steps, worker processes on Postgres",
+        "5-step workflows, workers on Postgres",
         "processes",
         "workflows/s",
         higher_is_better=True,

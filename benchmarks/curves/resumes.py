@@ -12,8 +12,8 @@ from benchmarks.workloads import WORKLOADS
 
 
 async def measure(directory: Path, scale: Scale) -> list[Curve]:
-    each = Curve("resume", "resuming, for each event of the history", "events", "µs")
-    total = Curve("resume-total", "resuming, from opening the store to the result", "events", "ms")
+    each = Curve("resume", "resuming, for each event", "events", "µs")
+    total = Curve("resume-total", "resuming, store opened to result", "events", "ms")
     for events in scale.history:
         order = Order(
             peer="perdure",

@@ -21,7 +21,7 @@ WINDOWS = 10
 async def measure(directory: Path, scale: Scale) -> list[Curve]:
     rate = Curve(
         "steady",
-        f"workflows of 5 steps, {IN_FLIGHT} in flight",
+        f"5-step workflows, {IN_FLIGHT} in flight",
         "seconds",
         "workflows/s",
         higher_is_better=True,

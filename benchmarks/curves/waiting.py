@@ -18,8 +18,8 @@ IDLE_SECONDS = 1.0
 
 
 async def measure(directory: Path, scale: Scale) -> list[Curve]:
-    live = Curve("waiting", "memory of an instance that waits, kept live", "instances", "KB")
-    asleep = Curve("asleep", "memory of an instance that waits, let go", "instances", "KB")
+    live = Curve("waiting", "one instance that waits, kept live", "instances", "KB")
+    asleep = Curve("asleep", "one instance that waits, let go", "instances", "KB")
     for count in scale.waiting:
         options = RuntimeOptions(cached_instances=count + 10, idle_seconds=3600)
         live.add(count, await cost_kb(directory / f"live-{count}.db", count, options, pause=0))

@@ -22,7 +22,7 @@ WIDTH = 5
 async def measure(directory: Path, scale: Scale) -> list[Curve]:
     curve = Curve(
         "workers",
-        "workflows of 5 steps, worker processes on one file",
+        "5-step workflows, workers on one file",
         "processes",
         "workflows/s",
         higher_is_better=True,
