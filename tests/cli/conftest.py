@@ -39,6 +39,14 @@ class Answer:
         return self.out.splitlines()
 
 
+def runner():
+    """Standard error apart from standard output, as click 8.1 does only when told."""
+    try:
+        return CliRunner(mix_stderr=False)
+    except TypeError:
+        return CliRunner()
+
+
 class Cli:
     """Runs commands on one store."""
 
@@ -47,7 +55,7 @@ class Cli:
 
     def __call__(self, *args, code=0, stdin=None, env=None):
         environment = {"PERDURE_STORE": str(self.store), "NO_COLOR": None, **(env or {})}
-        result = CliRunner().invoke(root, [str(arg) for arg in args], input=stdin, env=environment)
+        result = runner().invoke(root, [str(arg) for arg in args], input=stdin, env=environment)
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
         answer = Answer(result.exit_code, result.stdout, result.stderr)

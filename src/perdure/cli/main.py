@@ -62,6 +62,12 @@ SECTIONS = {
 }
 
 
+# Click 8.1 prints the help by itself and knows no such error.
+_NO_ARGUMENTS: tuple[type[click.UsageError], ...] = tuple(
+    filter(None, [getattr(click.exceptions, "NoArgsIsHelpError", None)])
+)
+
+
 class _Ended(Exception):
     """A command ended from outside; click would turn this into codes of its own."""
 
@@ -86,6 +92,7 @@ class Root(LazyGroup):
         prog_name = extra.get("prog_name") or "perdure"
         try:
             code = self._run(args, prog_name, settings, extra)
+            sys.stderr.flush()
             sys.stdout.flush()
         except BrokenPipeError:
             _close_output()
@@ -123,7 +130,7 @@ class Root(LazyGroup):
 
 
 def _usage(error: click.ClickException) -> int:
-    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+    if isinstance(error, _NO_ARGUMENTS):
         sys.stdout.write(error.message + "\n")
         return Exit.OK
     hint = ""
