@@ -409,6 +409,9 @@ class PostgresProvider(Provider):
         self._handle.require_open("enqueue_many_for_orchestrator")
         for message in messages:
             rules.check_enqueue(message, delay_ms, condition)
+        if condition is EnqueueCondition.REPLACE:
+            # A later one may delete an earlier one with its tree: only one by one is in order.
+            return await super().enqueue_many_for_orchestrator(messages, delay_ms, condition)
         sent = [self._enqueue(message, delay_ms, condition) for message in messages]
         answers = await asyncio.gather(*sent, return_exceptions=True)
         for answer in answers:
