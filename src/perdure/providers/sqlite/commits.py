@@ -30,7 +30,8 @@ def apply_commit(tx: Transaction, stored_token: str, lock: Any, commit: TurnComm
     """Commit a turn under a live lock, given as its row."""
     operation = "ack_orchestration_item"
     instance_id, key, old_until, kept, carried_until, *holds = lock
-    suspended, not_before, block, name, version, pending_since = holds
+    suspended, not_before, block, name, version, pending_since, due_at = holds
+    tx.changed_instances.append(instance_id)
     _settle_work(tx, operation, instance_id, commit.settled_work)
     start = None
     if key is None or pending_since is not None:
@@ -65,7 +66,9 @@ def apply_commit(tx: Transaction, stored_token: str, lock: Any, commit: TurnComm
         tx.execute(queries.EXTEND_KEPT_LOCK, (locked_until, instance_id))
     else:
         tx.execute(queries.KEEP_LOCK, (locked_until, key, name, version, instance_id))
-        tx.turns_changed = True
+        # Late arrivals can be handed to the keeper from now on; a shorter lease ends sooner than
+        # whoever waits for it had thought.
+        tx.turns_changed |= due_at is not None or locked_until < old_until
     if commit.cancelled_timers:
         first = tx.row(queries.FIRST_FREE_MESSAGE, (instance_id, stored_token)) or (None, None)
         tx.execute(queries.SET_DUE, (*first, instance_id))
@@ -80,6 +83,7 @@ def start_instance(
     key, execution_id, pending_since, is_placed = tx.row(queries.STANDING, (instance_id,))
     if execution_id or pending_since is not None:
         return False
+    tx.changed_instances.append(instance_id)
     _settle_work(tx, operation, instance_id, commit.settled_work)
     routing = start.start
     assert routing is not None
@@ -187,7 +191,6 @@ def _write_instance(
              custom_version, created_at, now, completed_at, key),
         )  # fmt: skip
     tx.execute(queries.PUT_EXECUTION, (key, commit.execution_id, *execution, now))
-    tx.changed_instances.append(instance_id)
     return key, name, version
 
 

@@ -100,7 +100,7 @@ VALUES (?1, ?2, ?3, ?4, 1, ?5, ?6, ?5, ?7, 1)
 
 LOCK_HELD: Final = """
 SELECT instance_id, instance_key, locked_until, kept, carried_until, suspended, not_before, block,
-       name, version, pending_since
+       name, version, pending_since, due_at
 FROM instance_locks WHERE lock_token = ?
 """
 

@@ -102,8 +102,8 @@ def renew(tx: Transaction, lock_token: str, extend_for_ms: int) -> None:
     if lock is None or lock[2] <= tx.now:
         raise rules.lock_lost("renew_orchestration_item_lock", lock_token)
     tx.execute(queries.RENEW_LOCK, (tx.now + extend_for_ms, lock[0]))
-    # Waiting fetches had counted on the lock to end earlier or later.
-    tx.turns_changed = True
+    # Whoever waits for a lock to end looks again then; only an earlier end is news.
+    tx.turns_changed |= tx.now + extend_for_ms < lock[2]
 
 
 def renew_many(tx: Transaction, lock_tokens: Sequence[str], extend_for_ms: int) -> frozenset[str]:

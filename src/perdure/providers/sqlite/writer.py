@@ -11,6 +11,7 @@ import os
 import queue
 import random
 import threading
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 import apsw
@@ -75,6 +76,7 @@ class Writer:
         self._transaction: Transaction | None = None
         self._inode = (0, 0)
         self._wal_pages = 0
+        self._last_commit = 0.0
         self._data_version = 0
         self._watch_seconds = WATCH_SECONDS[0]
         self._is_watching = False
@@ -110,6 +112,7 @@ class Writer:
             entries = self._collect()
             if entries:
                 self._deliver(self._commit(entries))
+                self._last_commit = time.monotonic()
                 self._checkpoint_if_large()
             elif self._is_stopping:
                 break
@@ -138,7 +141,7 @@ class Writer:
             return 0
         if self._is_watching:
             return self._watch_seconds * random.uniform(0.8, 1.2)
-        return IDLE_SECONDS_TO_TRUNCATE if self._wal_pages else None
+        return IDLE_SECONDS_TO_TRUNCATE * 1.1 if self._wal_pages else None
 
     def _commit(self, entries: list[Entry]) -> Delivery:
         delivery = Delivery()
@@ -248,7 +251,7 @@ class Writer:
     def _use_idle_time(self) -> None:
         if self._is_watching:
             self._look_for_others()
-        elif self._wal_pages:
+        if self._wal_pages and time.monotonic() - self._last_commit > IDLE_SECONDS_TO_TRUNCATE:
             self._truncate_log()
 
     def _look_for_others(self) -> None:
