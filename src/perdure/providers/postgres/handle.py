@@ -75,6 +75,7 @@ class Handle:
             self._connections,
             self.statements,
             lanes=min(_LANES, max(1, pool_size - 2)),
+            in_order=queries.ENQUEUE_MESSAGES,
             retry_seconds=retry_seconds,
             applied=self._applied,
         )

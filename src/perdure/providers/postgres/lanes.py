@@ -70,6 +70,7 @@ class Lanes:
         statements: Statements,
         *,
         lanes: int,
+        in_order: str,
         retry_seconds: float,
         applied: Callable[[Answer, float], None],
     ) -> None:
@@ -79,7 +80,10 @@ class Lanes:
         self._applied = applied
         handle = secrets.token_hex(8)
         self.names = [f"{handle}-{number}" for number in range(lanes)]
-        self._waiting: dict[LiteralString, deque[Operation]] = {}
+        self._waiting: dict[str, deque[Operation]] = {}
+        self._in_order = in_order
+        """Operations of this kind are committed in the order in which they were sent."""
+        self._is_ordering = False
         self._idle: list[asyncio.Future[None]] = []
         self._is_waking = False
         self._is_closing = False
@@ -134,7 +138,10 @@ class Lanes:
             if batch:
                 if self._waiting:
                     self._wake()
+                is_ordered = batch[0].template == self._in_order
+                self._is_ordering = self._is_ordering or is_ordered
                 number = await self._commit(lane, number + 1, batch)
+                self._is_ordering = self._is_ordering and not is_ordered
             elif self._is_closing:
                 return
             else:
@@ -144,9 +151,12 @@ class Lanes:
 
     def _take(self) -> list[Operation]:
         """Operations of the kind that has waited longest."""
-        if not self._waiting:
+        template = next(
+            (each for each in self._waiting if not (self._is_ordering and each == self._in_order)),
+            None,
+        )
+        if template is None:
             return []
-        template = next(iter(self._waiting))
         waiting = self._waiting.pop(template)
         batch: list[Operation] = []
         put_off: list[Operation] = []

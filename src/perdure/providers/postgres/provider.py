@@ -136,9 +136,7 @@ class PostgresProvider(Provider):
         self._handle.require_open(operation)
         rules.check_commit(commit)
         rows.check_no_repeated_event(commit.history_delta, commit.execution_id, operation)
-        instance_id = await self._turn_tokens.instance_of(lock_token)
-        if instance_id is None:
-            raise rules.lock_lost(operation, lock_token)
+        instance_id = await self._turn_tokens.instance_of(lock_token, operation)
         row, parts = rows.turn_row(instance_id, lock_token, commit)
         await self._commit_turn(operation, queries.COMMIT_TURNS, row, parts, commit)
         if commit.keep_lock_ms is None:
@@ -193,9 +191,7 @@ class PostgresProvider(Provider):
         operation = "abandon_orchestration_item"
         self._handle.require_open(operation)
         rules.check_abandon(delay_ms, block)
-        instance_id = await self._turn_tokens.instance_of(lock_token)
-        if instance_id is None:
-            raise rules.lock_lost(operation, lock_token)
+        instance_id = await self._turn_tokens.instance_of(lock_token, operation)
         row = {
             "instance_id": instance_id,
             "token": lock_token,
@@ -302,9 +298,7 @@ class PostgresProvider(Provider):
         operation = "ack_work_item"
         self._handle.require_open(operation)
         rules.check_follow_up(completion, retry)
-        instance_id = await self._work_tokens.instance_of(lock_token)
-        if instance_id is None:
-            raise rules.lock_lost(operation, lock_token)
+        instance_id = await self._work_tokens.instance_of(lock_token, operation)
         row = {
             "instance_id": instance_id,
             "token": lock_token,
@@ -326,9 +320,7 @@ class PostgresProvider(Provider):
         operation = "abandon_work_item"
         self._handle.require_open(operation)
         rules.check_abandon(delay_ms)
-        instance_id = await self._work_tokens.instance_of(lock_token)
-        if instance_id is None:
-            raise rules.lock_lost(operation, lock_token)
+        instance_id = await self._work_tokens.instance_of(lock_token, operation)
         row = {
             "instance_id": instance_id,
             "token": lock_token,

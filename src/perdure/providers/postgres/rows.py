@@ -16,6 +16,7 @@ from perdure.providers._shared import rules
 from perdure.providers.items import (
     ActivityIdentity,
     Delivery,
+    EnqueueCondition,
     ExecutionInfo,
     FetchedOrchestration,
     FetchedWork,
@@ -164,6 +165,19 @@ def message_row(message: OrchestratorMessage, delay_ms: int | None) -> dict[str,
     if delay_ms is not None:
         row["delay_ms"] = delay_ms
     return row
+
+
+def can_go_together(
+    messages: Sequence[OrchestratorMessage], condition: EnqueueCondition | None
+) -> bool:
+    """Whether no message decides about the condition of a later one."""
+    match condition:
+        case None | EnqueueCondition.ALWAYS:
+            return True
+        case EnqueueCondition.REPLACE:
+            return len(messages) == 1
+        case _:
+            return len({message.instance_id for message in messages}) == len(messages)
 
 
 # --- filters

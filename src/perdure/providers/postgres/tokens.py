@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
+from perdure.providers._shared.rules import lock_lost
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
@@ -27,9 +29,12 @@ class TokenBook:
         for token in tokens:
             self._instances.pop(token, None)
 
-    async def instance_of(self, token: str) -> str | None:
-        """None if nothing in the store carries the token."""
-        return (await self.instances_of((token,))).get(token)
+    async def instance_of(self, token: str, operation: str) -> str:
+        """Raises LockLost if nothing in the store carries the token."""
+        instance_id = (await self.instances_of((token,))).get(token)
+        if instance_id is None:
+            raise lock_lost(operation, token)
+        return instance_id
 
     async def instances_of(self, tokens: Sequence[str]) -> dict[str, str]:
         """Without the tokens that nothing carries."""
