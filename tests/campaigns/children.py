@@ -28,13 +28,6 @@ class Child:
         self._text = b""
         self.is_dead = False
 
-    def await_death(self, seconds: float) -> None:
-        """Read its reports until it is gone or the time is up."""
-        deadline = time.monotonic() + seconds
-        while not self.is_dead and (left := deadline - time.monotonic()) > 0:
-            if select.select([self._read], [], [], left)[0]:
-                self._take()
-
     def kill(self) -> bool:
         """True if it was still alive."""
         is_alive = (
@@ -47,7 +40,7 @@ class Child:
     def collect(self, note: Callable[..., None]) -> None:
         """Wait for its end and hand on each of its reports."""
         while not self.is_dead:
-            self._take()
+            self.take()
         os.close(self._read)
         _, status = os.waitpid(self.process_id, 0)
         assert os.WIFSIGNALED(status) or status == 0, f"a process failed: {self._text[-2000:]!r}"
@@ -55,10 +48,25 @@ class Child:
         for line in self._text.split(b"\n")[:-1]:
             note(*json.loads(line))
 
-    def _take(self) -> None:
+    def fileno(self) -> int:
+        return self._read
+
+    def take(self) -> None:
+        """Read what it has reported; waits until there is something or it is gone."""
         data = os.read(self._read, 65536)
         self._text += data
         self.is_dead = not data
+
+
+def await_deaths(children: list[Child], seconds: float) -> None:
+    """Read the reports of all, so that none has to wait, until all are gone or time is up."""
+    deadline = time.monotonic() + seconds
+    while alive := [child for child in children if not child.is_dead]:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return
+        for child in select.select(alive, [], [], left)[0]:
+            child.take()
 
 
 def _be_a_child(function: Callable[..., Any], write: int, *args: Any) -> None:

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from campaigns.children import Child
+from campaigns.children import Child, await_deaths
 from campaigns.sqlite_audit import audit
 from campaigns.sqlite_workload import Ledger, Workload
 from perdure.providers.sqlite import SqliteProvider
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PROCESSES = 8
+PATIENCE_SECONDS = 60.0
 LOCK_MS = 120_000
 """Longer than any campaign waits for a process: a lock that is lost is an error here."""
 
@@ -47,6 +48,7 @@ def run(seconds: float, processes: int = PROCESSES) -> str:
 
         # Nobody has made the file yet: they all try to, at once.
         children = [Child(_work, path, seconds) for _ in range(processes)]
+        await_deaths(children, seconds + PATIENCE_SECONDS)
         for child in children:
             child.collect(note)
         finisher = Child(_finish, path)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import apsw
 
-from campaigns.children import Child
+from campaigns.children import Child, await_deaths
 from campaigns.sqlite_audit import audit
 from campaigns.sqlite_workload import Ledger, ShiftedClock, Workload
 from perdure.providers.sqlite import SqliteProvider
@@ -37,6 +37,7 @@ SHIFT_MS = 60_000
 """How far each life is ahead of the one before: its locks have expired."""
 LIFE_SECONDS_MAX = 10.0
 FINISH_SECONDS_MAX = 60.0
+RANDOM = "at a random moment"
 POINTS = ("begun", "before commit", "after commit")
 
 
@@ -95,27 +96,26 @@ class Tally:
 
 
 def _live_and_die(path: Path, life: int, rng: random.Random, ledger: Ledger) -> list[str]:
-    plans = [_plan(rng) for _ in range(PROCESSES)]
+    plan = _plan_from_outside if rng.random() < 0.3 else _plan_from_inside
+    plans = [plan(rng) for _ in range(PROCESSES)]
     children = [Child(_work, path, life, plan) for plan in plans]
-    deadline = time.monotonic() + LIFE_SECONDS_MAX
-    for child, plan in zip(children, plans, strict=True):
-        patience = plan["after"] if plan["way"] == "at a random moment" else LIFE_SECONDS_MAX
-        child.await_death(min(patience, deadline - time.monotonic()))
+    await_deaths(children, min(plan.get("after", LIFE_SECONDS_MAX) for plan in plans))
     ways: list[str] = []
     for child, plan in zip(children, plans, strict=True):
         # One that has not reached its point by now dies like the others: at a random moment.
-        ways.append("at a random moment" if child.kill() else plan["way"])
+        ways.append(RANDOM if child.kill() else plan["way"])
         child.collect(ledger.note)
     return ways
 
 
-def _plan(rng: random.Random) -> dict[str, Any]:
-    kind = rng.randrange(3)
-    if kind == 0:
-        return {"way": "at a random moment", "after": rng.uniform(0.01, 0.15)}
-    if kind == 1:
+def _plan_from_outside(rng: random.Random) -> dict[str, Any]:
+    return {"way": RANDOM, "after": rng.uniform(0.01, 0.15)}
+
+
+def _plan_from_inside(rng: random.Random) -> dict[str, Any]:
+    if rng.random() < 0.5:
         point = rng.choice(POINTS)
-        return {"way": f"{point}", "point": point, "number": rng.randrange(1, 60)}
+        return {"way": point, "point": point, "number": rng.randrange(1, 60)}
     operation = rng.choice(("write", "sync"))
     moment = rng.choice(
         ("before", "half-way", "after") if operation == "write" else ("before", "after")
@@ -143,7 +143,7 @@ async def _do_the_rest(report: Callable[..., None], path: Path, life: int) -> No
 
 def _finish(path: Path, life: int, ledger: Ledger) -> None:
     child = Child(_do_the_rest, path, life)
-    child.await_death(FINISH_SECONDS_MAX)
+    await_deaths([child], FINISH_SECONDS_MAX)
     assert child.is_dead, "the rest was not done in time"
     child.collect(ledger.note)
 

@@ -207,15 +207,14 @@ def _set(connection: apsw.Connection, path: Path, name: str, value: str | int) -
 
 def _check_application(connection: apsw.Connection, path: Path) -> None:
     try:
+        # In this order: tables and mark appear in one commit, perhaps between the two looks.
+        has_tables = connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").get
         application_id = connection.pragma("application_id")
     except apsw.NotADBError as error:
         raise StoreRefused(
             "open", f"{str(path)!r} is not an SQLite database; name another file for the store"
         ) from error
-    if application_id == APPLICATION_ID:
-        return
-    has_tables = connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").get
-    if has_tables:
+    if has_tables and application_id != APPLICATION_ID:
         raise StoreRefused(
             "open",
             f"{str(path)!r} is a database of another application; name another file for the store",
