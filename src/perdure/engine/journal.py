@@ -135,10 +135,6 @@ class Journal:
     def recorded_end(self) -> events.Event | None:
         return self._expected.get("end")
 
-    def has_recorded(self, op: str) -> bool:
-        """Whether the replayed turn holds a request under that key that was not repeated yet."""
-        return op in self._expected
-
     def _repeat(self, kind: type[S], op: str, site: str, fields: dict[str, Any]) -> S:
         recorded = self._expected.pop(op, None)
         if recorded is not None and not isinstance(recorded, CANCELLING_KINDS):

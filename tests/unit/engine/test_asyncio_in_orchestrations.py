@@ -430,6 +430,65 @@ def test_a_cancelled_task_gives_up_its_step():
     assert len(outcome.cancelled_activities) == 1
 
 
+def test_steps_of_bare_callbacks_are_a_branch_of_their_own():
+    @orchestration
+    async def code() -> str:
+        loop = asyncio.get_running_loop()
+        answer = loop.create_future()
+        loop.call_soon(lambda: work("x").add_done_callback(answer.set_result))
+        return (await answer).result()
+
+    run = Driver(code)
+    run.start()
+    run.turn(run.completed("work", "X"))
+
+    assert run.result == "X"
+    assert run.history[1].op == "c/1"
+
+
+def test_an_error_in_a_bare_callback_fails_the_orchestration():
+    @orchestration
+    async def code() -> str:
+        asyncio.get_running_loop().call_soon(lambda: 1 / 0)
+        return await work("a")
+
+    run = Driver(code)
+    run.start()
+
+    assert run.result == "ZeroDivisionError: division by zero"
+
+
+def test_a_cancelled_callback_is_not_called():
+    called: list[str] = []
+
+    @orchestration
+    async def code() -> str:
+        loop = asyncio.get_running_loop()
+        loop.call_soon(called.append, "soon").cancel()
+        loop.call_later(5, called.append, "later").cancel()
+        await asyncio.sleep(0)
+        return "done"
+
+    run = Driver(code)
+    run.start()
+
+    assert (run.result, called) == ("done", [])
+
+
+def test_tasks_can_be_listed_and_have_stable_names():
+    @orchestration
+    async def code() -> list[str]:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(asyncio.sleep(0))
+            group.create_task(asyncio.sleep(0), name="mine")
+            return sorted(task.get_name() for task in asyncio.all_tasks())
+
+    run = Driver(code)
+    run.start()
+
+    assert run.result == ["Task-0", "Task-0.1", "mine"]
+
+
 def test_context_variables_follow_the_tasks():
     label: contextvars.ContextVar[str] = contextvars.ContextVar("label", default="none")
 

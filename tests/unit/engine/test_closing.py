@@ -1,6 +1,7 @@
 """Evicting a suspended execution: its code unwinds, nothing is heard of it, nothing is left."""
 
 import asyncio
+import collections.abc
 import gc
 import os
 import subprocess
@@ -128,6 +129,36 @@ def test_an_open_async_generator_is_closed():
     run.close()
 
     assert log == ["closed"]
+
+
+def test_a_coroutine_of_another_kind_is_closed_in_its_own_way():
+    closed: list[str] = []
+
+    class Foreign(collections.abc.Coroutine):
+        def __await__(self):
+            yield
+
+        def send(self, value):
+            waiter = asyncio.get_running_loop().create_future()
+            waiter._asyncio_future_blocking = True  # what awaiting it would do
+            return waiter
+
+        def throw(self, *error):
+            raise error[0]
+
+        def close(self):
+            closed.append("yes")
+
+    @orchestration
+    async def code() -> None:
+        asyncio.create_task(Foreign())  # noqa: RUF006
+        await step("a")
+
+    run = Driver(code, is_checked=False)
+    run.start()
+    run.close()
+
+    assert closed == ["yes"]
 
 
 def test_the_logger_is_silent_while_closing(caplog):

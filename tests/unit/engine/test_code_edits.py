@@ -406,6 +406,20 @@ def test_a_step_that_is_no_longer_given_up_is_a_mismatch():
     mismatch(history_of(gives_up, complete=False), keeps)
 
 
+def test_a_step_that_is_given_up_only_now_is_a_mismatch():
+    async def keeps() -> str:
+        work("a")
+        return await other("b")
+
+    async def gives_up() -> str:
+        work("a").cancel()
+        return await other("b")
+
+    error = mismatch(history_of(keeps, complete=False), gives_up)
+
+    assert "the code did cancel 2  give up step 2" in str(error)
+
+
 def test_the_report_shows_both_places_a_diff_and_the_cure():
     run = history_of(three_steps)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import msgspec
 from engine_driver import Driver
 
 from perdure.authoring import next_message, orchestration, wait_for_event
@@ -160,6 +161,28 @@ def test_waits_keep_their_place_over_a_restart():
     run.turn(run.message("n", "first"), run.message("n", "second"))
 
     assert run.result == ["second", "first"]
+
+
+def test_waits_are_served_in_the_order_of_history_whatever_the_interleaving():
+    @orchestration
+    async def code() -> list[str]:
+        async def branch() -> str:
+            return await next_message("n", str)
+
+        return list(await asyncio.gather(branch(), branch()))
+
+    run = Driver(code, is_checked=False)
+    run.start()
+    first, second = run.history[1:]
+    # As if another interpreter had run the second branch first.
+    run.history[1:] = [
+        msgspec.structs.replace(second, event_id=2),
+        msgspec.structs.replace(first, event_id=3),
+    ]
+    run.restart()
+    run.turn(run.message("n", "one"), run.message("n", "two"))
+
+    assert run.result == ["two", "one"]
 
 
 def test_a_wait_without_a_type_takes_any_json():

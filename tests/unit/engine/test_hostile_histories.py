@@ -234,6 +234,48 @@ def test_a_second_completion_of_any_outcome_is_ignored():
     ]
 
 
+def test_a_timer_that_was_taken_back_does_not_fire():
+    @orchestration
+    async def timed() -> str:
+        import asyncio
+
+        async with asyncio.timeout(5):
+            await step("a")
+        return await step("b")
+
+    run = Driver(timed)
+    run.start()
+    fired = run.fired()
+    run.turn(run.completed("step", ""))
+    outcome = run.turn(fired, fired)
+
+    assert outcome.delta == []
+    assert len(outcome.ignored) == 2
+
+
+def test_a_result_that_comes_after_its_step_was_given_up_is_only_kept():
+    @orchestration
+    async def impatient() -> str:
+        import asyncio
+
+        try:
+            return await asyncio.wait_for(step("a"), 5)
+        except TimeoutError:
+            return await step("b")
+
+    run = Driver(impatient)
+    run.start()
+    run.turn(run.fired())
+    outcome = run.turn(run.completed(2, "late"), run.failed(2))
+
+    assert [type(event).__name__ for event in outcome.delta] == ["ActivityCompleted"]
+    assert len(outcome.ignored) == 1
+
+    run.turn(run.completed("step", "B"))
+
+    assert run.result == "B"
+
+
 def test_a_message_without_a_source_is_nondeterminism():
     run = Driver(code)
     run.start()
