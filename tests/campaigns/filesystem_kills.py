@@ -158,13 +158,16 @@ async def _live(path: str, life: int, file_ops: FileOps | None) -> None:
 
 def recover(path: str, life: int, reports: list[str]) -> None:
     """Open what is left, judge it, go on to the end; on failure keep it for a look."""
+    kept = tempfile.mkdtemp(prefix="perdure-killed-")
+    if Path(path).exists():
+        shutil.copytree(path, f"{kept}/before")
     try:
         asyncio.run(_recover(path, life, reports))
     except BaseException:
-        kept = tempfile.mkdtemp(prefix="perdure-killed-")
-        shutil.copytree(path, f"{kept}/store")
+        shutil.copytree(path, f"{kept}/after")
         print(f"kept in {kept}; reported: {reports}", file=sys.stderr)
         raise
+    shutil.rmtree(kept)
 
 
 async def _recover(path: str, life: int, reports: list[str]) -> None:

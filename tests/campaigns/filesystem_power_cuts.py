@@ -85,12 +85,15 @@ def cut_power(cuts: int, rng: random.Random) -> int:
 def _live_until_cut(mount_point: str, rng: random.Random) -> list[str]:
     child, reader = fork_life(f"{mount_point}/store", 0, is_quiet=True)
     time.sleep(rng.uniform(0.005, 0.25))
-    _cut(mount_point)
-    os.kill(child, signal.SIGKILL)
+    # Only what was reported before the cut: a flush that races with the shutdown call may return
+    # success although it came too late, which no power failure can do to a program.
+    os.set_blocking(reader, False)
     with os.fdopen(reader, "rb") as lines:
-        reports = lines.read().decode().splitlines()
-    os.waitpid(child, 0)
-    return reports
+        reports = (lines.read() or b"").decode()
+        _cut(mount_point)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    return reports[: reports.rfind("\n") + 1].splitlines()
 
 
 def _cut(mount_point: str) -> None:

@@ -23,6 +23,7 @@ from perdure.errors import StoreClosed, StoreMoved, StoreRefused
 from perdure.model.status import Status
 from perdure.providers._shared.embedding import embed, extract
 from perdure.providers.filesystem import FileSystemProvider, documents, layout
+from perdure.providers.filesystem.mounts import NETWORK_FILE_SYSTEMS, find_type
 from perdure.providers.items import ExecutionMetadata, TurnCommit
 
 if TYPE_CHECKING:
@@ -194,6 +195,18 @@ def test_a_root_behind_a_symbolic_link_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(StoreRefused, match="symbolic link"):
         open_store(tmp_path / "link")
+
+
+def test_the_type_of_a_file_system_is_found_by_its_device() -> None:
+    mounts = (
+        "22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw\n"
+        "40 22 0:45 / /home rw - nfs4 server:/home rw,vers=4.2\n"
+    )
+
+    assert find_type(mounts, 0, 45) == "nfs4"
+    assert find_type(mounts, 254, 0) == "ext4"
+    assert find_type(mounts, 9, 9) is None
+    assert "nfs4" in NETWORK_FILE_SYSTEMS
 
 
 def test_a_directory_with_other_files_is_refused_and_left_alone(tmp_path: Path) -> None:

@@ -40,24 +40,25 @@ def tree_of(state: State, instance_id: str) -> list[str]:
 def delete_atomic(
     state: State, tx: Transaction, instance_ids: Sequence[str], *, force: bool
 ) -> DeleteResult:
-    named = set(instance_ids)
     standing = state.standing
+    named = set(instance_ids)
+    found = sorted(each for each in named if standing.is_there(each))
     if not any(standing.exists(each) for each in named):
         raise NotFound(f"none of these instances exists: {sorted(named)[:10]}")
-    for instance_id in sorted(named):
+    for instance_id in found:
         if standing.exists(instance_id) and not standing.has_ended(instance_id) and not force:
             raise InstanceStillRunning(
                 f"{instance_id!r} is still running ({standing.status(instance_id)}); wait for its "
                 "end or force the deletion"
             )
-    for instance_id in sorted(named):
+    for instance_id in found:
         for child in children_of(state, instance_id):
             if child not in named:
                 raise TreeChanged(
                     f"the child {child!r} of {instance_id!r} would be orphaned; read the tree "
                     "again and delete it as a whole"
                 )
-    return delete_all(state, tx, sorted(named))
+    return delete_all(state, tx, found)
 
 
 def delete_all(state: State, tx: Transaction, instance_ids: Iterable[str]) -> DeleteResult:

@@ -17,6 +17,7 @@ import msgspec
 
 from perdure.errors import StoreClosed, StoreRefused, StoreUnavailable
 from perdure.providers.filesystem import layout
+from perdure.providers.filesystem.mounts import network_file_system
 
 if TYPE_CHECKING:
     from perdure.providers.filesystem.fileops import FileOps
@@ -59,6 +60,7 @@ class Root:
         """Open the root, creating it if it is missing, or say why it would be unsafe."""
         try:
             self.ops.make_directory(self.path)
+            self._sync_parent()
         except FileExistsError:
             pass
         except OSError as error:
@@ -78,6 +80,14 @@ class Root:
             raise
         self._descriptor = descriptor
 
+    def _sync_parent(self) -> None:
+        """A new directory is there after a power cut only if the one that it is in was flushed."""
+        parent = os.open(os.path.dirname(self.path), os.O_RDONLY)  # noqa: PTH120 - as it was named
+        try:
+            self.sync_descriptor(parent)
+        finally:
+            self.ops.close(parent)
+
     def _refuse_unsafe(self, descriptor: int) -> None:
         status = os.fstat(descriptor)
         if status.st_uid != os.geteuid():
@@ -89,6 +99,13 @@ class Root:
         if status.st_mode & stat.S_IWOTH:
             raise StoreRefused(
                 "open", f"anybody may write to {self.path}; run chmod 700 {self.path}"
+            )
+        network = network_file_system(descriptor)
+        if network is not None:
+            raise StoreRefused(
+                "open",
+                f"{self.path} is on a network file system ({network}), where neither locks nor "
+                "flushes can be relied upon; use a local disk, or Postgres for several machines",
             )
         foreign = set(self.ops.list_directory(descriptor)) - layout.OWN_NAMES
         is_store = layout.STORE_FILE in self.ops.list_directory(descriptor)
