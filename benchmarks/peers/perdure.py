@@ -87,7 +87,7 @@ class PerdurePeer(Peer):
 
     async def run_all(self, flow: str, workflow_ids: Sequence[str], n: int) -> list[Any]:
         handles = await asyncio.gather(*[self.start(flow, one, n) for one in workflow_ids])
-        return await asyncio.gather(*[handle.result() for handle in handles])
+        return [await handle.result() for handle in handles]
 
     async def attach(self, workflow_id: str) -> Handle[Any]:
         return self.client.get(workflow_id, gate)
