@@ -9,6 +9,7 @@ import atexit
 import functools
 import shutil
 import subprocess
+import sys
 import tempfile
 import warnings
 from pathlib import Path
@@ -17,6 +18,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
+
+_GUARD = """
+import shutil, subprocess, sys
+stop, home, user = sys.argv[1:3], sys.argv[3], sys.argv[4] or None
+sys.stdin.read()
+command = [stop[0], "-D", stop[1], "stop", "-m", "immediate"]
+subprocess.run(command, user=user, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+shutil.rmtree(home, ignore_errors=True)
+"""
+"""Stops the server and removes its files when whoever started it is gone, however it went."""
 
 _QUICK = """
 fsync = off
@@ -51,6 +62,7 @@ class PostgresServer:
         if self._package.system_user is not None:
             shutil.chown(self._home, self._package.system_user)
         self._settings = _SETTINGS + ("" if durable else _QUICK)
+        self._guard: subprocess.Popen[bytes] | None = None
 
     @property
     def dsn(self) -> str:
@@ -62,6 +74,8 @@ class PostgresServer:
             package.ensure_pgdata_inited()
             with (self.socket_directory / "postgresql.conf").open("a") as settings:
                 settings.write(self._settings)
+        if self._guard is None:
+            self._guard = self._start_guard()
         self._control("start", "-l", str(self.socket_directory / "log"), "-o", self._listen)
 
     def stop(self, mode: str = "fast") -> None:
@@ -84,9 +98,10 @@ class PostgresServer:
         self._control("promote")
 
     def remove(self) -> None:
-        if (self.socket_directory / "postmaster.pid").exists():
-            self.stop("immediate")
-        shutil.rmtree(self._home)
+        if self._guard is None:
+            shutil.rmtree(self._home)
+        else:
+            self._guard.communicate()
 
     def __enter__(self) -> Self:
         self.start()
@@ -99,6 +114,14 @@ class PostgresServer:
         traceback: TracebackType | None,
     ) -> None:
         self.remove()
+
+    def _start_guard(self) -> subprocess.Popen[bytes]:
+        control = str(self._package.bin_path / "pg_ctl")
+        user = self._package.system_user or ""
+        arguments = [control, str(self.socket_directory), str(self._home), user]
+        return subprocess.Popen(
+            [sys.executable, "-c", _GUARD, *arguments], stdin=subprocess.PIPE, cwd="/"
+        )
 
     @property
     def _listen(self) -> str:

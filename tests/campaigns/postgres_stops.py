@@ -80,6 +80,8 @@ async def stop_server(
         for handle in handles:
             await handle.close()
         report(f"round {number}: {dict(counts)}")
+        for error in {str(error) for error in load.errors}:
+            report(f"  reached a caller: {error}")
     return counts
 
 
