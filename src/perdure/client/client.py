@@ -27,7 +27,7 @@ from perdure.providers.url import open_provider
 if TYPE_CHECKING:
     import asyncio
     import os
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
     from types import TracebackType
     from typing import Self
 
@@ -158,8 +158,18 @@ class Client:
             )
             for instance_id, args in inputs
         ]
+        endings = await self._submit_many(items, _delay_ms(delay), if_exists)
+        return [
+            Handle(self, item.instance_id, orchestration, finished)
+            for item, finished in zip(items, endings, strict=True)
+        ]
+
+    async def _submit_many(
+        self, items: Sequence[work.StartOrchestration], delay_ms: int | None, if_exists: IfExists
+    ) -> list[asyncio.Future[Any] | None]:
+        """Hand many starts to the store at once; a runtime may know of a shorter way."""
         taken = await self.provider.enqueue_many_for_orchestrator(
-            [envelope(item) for item in items], _delay_ms(delay), _condition(if_exists)
+            [envelope(item) for item in items], delay_ms, _condition(if_exists)
         )
         if if_exists == "fail" and not all(taken):
             existing = [item.instance_id for item, ok in zip(items, taken, strict=True) if not ok]
@@ -167,7 +177,7 @@ class Client:
                 f"{len(existing)} of {len(items)} exist already, the others were started: "
                 f"{existing[:5]}"
             )
-        return [Handle(self, item.instance_id, orchestration) for item in items]
+        return [None] * len(items)
 
     # --- handles and waiting
 

@@ -41,7 +41,14 @@ class LiveCache:
 
     @property
     def is_full(self) -> bool:
-        return len(self._live) >= self._instances_max or self._events >= self._events_max
+        return self.room == 0
+
+    @property
+    def room(self) -> int:
+        """How many more fit without anybody leaving."""
+        if self._events >= self._events_max:
+            return 0
+        return max(0, self._instances_max - len(self._live))
 
     async def wait_for_room(self) -> None:
         """Until somebody leaves, or ``wake`` is called."""

@@ -185,6 +185,11 @@ class OrchestrationDispatcher:
     def live_count(self) -> int:
         return len(self._live)
 
+    @property
+    def room(self) -> int:
+        """New instances that fit beside the live ones."""
+        return self._live.room
+
     # --- what comes in
 
     def begin(self, item: work.StartOrchestration) -> asyncio.Future[LiveInstance | None] | None:

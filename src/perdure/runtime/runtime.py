@@ -22,6 +22,7 @@ from perdure.runtime.activities import ActivityDispatcher
 from perdure.runtime.executors import Executors
 from perdure.runtime.housekeeping import Housekeeping, seen
 from perdure.runtime.keeper import KeeperThread, LockKeeper
+from perdure.runtime.live import LiveInstance
 from perdure.runtime.observe import Observer, log
 from perdure.runtime.options import RuntimeOptions
 from perdure.runtime.orchestrations import OrchestrationDispatcher, ThroughTheQueue
@@ -29,7 +30,7 @@ from perdure.runtime.watchdog import Watchdog
 from perdure.version import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterable
+    from collections.abc import AsyncGenerator, Iterable, Sequence
     from types import ModuleType, TracebackType
     from typing import Self
 
@@ -42,6 +43,9 @@ if TYPE_CHECKING:
     from perdure.providers.contract import Provider
     from perdure.runtime.live import Ending
     from perdure.runtime.observe import Sink, SpanMaker
+
+_BEGUN_AT_ONCE_MAX = 200
+_QUEUED = ThroughTheQueue()
 
 
 class Runtime(Client):
@@ -144,6 +148,40 @@ class Runtime(Client):
                 raise AlreadyExists(exists_text(item.instance_id))
             return None
         return live.finished
+
+    async def _submit_many(
+        self, items: Sequence[work.StartOrchestration], delay_ms: int | None, if_exists: IfExists
+    ) -> list[asyncio.Future[Any] | None]:
+        running = self._running
+        if self.observer.spans is not None:
+            trace = self.observer.spans.carrier()
+            items = [msgspec.structs.replace(item, trace=trace) for item in items]
+        if running is None or delay_ms is not None or if_exists != "get":
+            return await super()._submit_many(items, delay_ms, if_exists)
+        begun: dict[int, asyncio.Future[LiveInstance | None]] = {}
+        # Nobody is put out of memory for these: what does not fit waits in the queue.
+        for index, item in enumerate(items[: running.orchestrations.room]):
+            created = running.orchestrations.begin(item)
+            if created is not None:
+                begun[index] = created
+            if index % _BEGUN_AT_ONCE_MAX == _BEGUN_AT_ONCE_MAX - 1:
+                await asyncio.sleep(0)  # their first turns run now, and so may everybody else
+        answers = await asyncio.gather(*begun.values(), return_exceptions=True)
+        lives = dict(zip(begun, answers, strict=True))
+        queued = [
+            item
+            for index, item in enumerate(items)
+            if isinstance(lives.get(index, _QUEUED), ThroughTheQueue)
+        ]
+        if queued:
+            await super()._submit_many(queued, delay_ms, if_exists)
+        for live in answers:
+            if isinstance(live, BaseException) and not isinstance(live, ThroughTheQueue):
+                raise live
+        return [
+            live.finished if isinstance(live := lives.get(index), LiveInstance) else None
+            for index in range(len(items))
+        ]
 
     async def _result(self, handle: Handle[Any], timeout: float | None) -> Any:  # noqa: ASYNC109
         finished = handle._finished  # noqa: SLF001

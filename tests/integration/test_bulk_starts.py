@@ -1,0 +1,106 @@
+"""Starting many instances with one call, on a runtime that runs them itself."""
+
+import asyncio
+
+import pytest
+
+from integration.conditions import reached
+from perdure import Client, Status, activity, orchestration, wait_for_event
+from perdure.errors import AlreadyExists
+
+
+@activity
+async def double(n: int) -> int:
+    return 2 * n
+
+
+@orchestration
+async def quick(n: int) -> int:
+    return await double(n)
+
+
+@orchestration
+async def patient(n: int) -> int:
+    return n + await wait_for_event("more", int)
+
+
+HANDLERS = [double, quick, patient]
+
+
+async def test_more_than_fit_into_memory_are_all_started_and_finished(make_runtime):
+    async with make_runtime(HANDLERS, cached_instances=40) as runtime:
+        handles = await runtime.start_many(quick, [(f"q-{n}", (n,)) for n in range(450)])
+
+        assert [await handle.result(30) for handle in handles] == [2 * n for n in range(450)]
+        assert await runtime.admin.count() == 450
+
+
+async def test_a_bulk_start_puts_no_waiting_instance_out_of_memory(make_runtime):
+    async with make_runtime(HANDLERS, cached_instances=10, always_replay=False) as runtime:
+        waiting = await runtime.start_many(patient, [(f"p-{n}", (n,)) for n in range(8)])
+        held = {one.id for one in waiting if runtime._running.orchestrations.live_instance(one.id)}
+
+        await runtime.start_many(patient, [(f"more-{n}", (n,)) for n in range(30)], delay=3600)
+        quick_ones = await runtime.start_many(quick, [(f"q-{n}", (n,)) for n in range(2)])
+
+        assert held == {f"p-{n}" for n in range(8)}
+        assert all(runtime._running.orchestrations.live_instance(one) for one in held)
+        assert [await one.result(10) for one in quick_ones] == [0, 2]
+
+
+async def test_a_cancelled_bulk_start_leaves_whole_instances(make_runtime):
+    async with make_runtime(HANDLERS) as runtime:
+        starting = asyncio.ensure_future(
+            runtime.start_many(quick, [(f"q-{n}", (n,)) for n in range(500)])
+        )
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+
+        again = await runtime.start_many(quick, [(f"q-{n}", (n,)) for n in range(500)])
+        assert [await one.result(30) for one in again] == [2 * n for n in range(500)]
+
+
+async def test_a_bulk_start_with_arguments_that_do_not_fit_is_parked(make_runtime):
+    async with make_runtime(HANDLERS) as runtime:
+        await runtime.start_many(quick, [("fits", (1,)), ("not", ("one",))])
+
+        assert await runtime.get("fits", quick).result(10) == 2
+        await reached(runtime, "not", Status.BLOCKED)
+
+
+async def test_an_id_that_is_in_use_gives_the_instance_that_has_it(make_runtime):
+    async with make_runtime(HANDLERS) as runtime:
+        first = await runtime.start(patient, 1, id="a")
+
+        again, other = await runtime.start_many(patient, [("a", (100,)), ("b", (10,))])
+        await asyncio.gather(*[one.raise_event("more", 5) for one in (first, other)])
+
+        assert [await one.result(10) for one in (first, again, other)] == [6, 6, 15]
+
+
+async def test_an_id_that_occurs_twice_is_started_once(make_runtime):
+    async with make_runtime(HANDLERS) as runtime:
+        one, two = await runtime.start_many(quick, [("same", (4,)), ("same", (9,))])
+
+        assert await one.result(10) == await two.result(10) == 8
+
+
+async def test_starts_that_must_not_exist_are_refused_by_name(make_runtime):
+    async with make_runtime(HANDLERS) as runtime:
+        await runtime.start(quick, 1, id="taken")
+
+        with pytest.raises(AlreadyExists, match="1 of 2 exist already") as refused:
+            await runtime.start_many(quick, [("taken", (1,)), ("free", (2,))], if_exists="fail")
+
+        assert "taken" in str(refused.value)
+        assert await runtime.get("free", quick).result(10) == 4
+
+
+async def test_an_orchestration_without_code_here_waits_in_the_queue(make_runtime, make_provider):
+    provider = make_provider()
+    async with make_runtime([double, quick], provider) as runtime:
+        await runtime.start_many(patient, [("p", (1,))])
+
+        await reached(Client(provider), "p", Status.PENDING)
