@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from perdure.conformance.harness import ProviderFactory, Store
 
-_collected = pytest.StashKey[dict[str, str]]()
 _CHECK_NUMBER = re.compile(r"test_c(\d{3})_")
 
 
@@ -69,31 +68,27 @@ def store(
         conformance_runner.run(store.cleanup())
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    session.config.stash[_collected] = {
-        item.nodeid: getattr(item, "originalname", item.name)
-        for item in session.items
-        if item.get_closest_marker("perdure_check") is not None
-    }
-
-
-def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, config: pytest.Config
-) -> None:
-    collected = config.stash.get(_collected, None)
-    if not collected:
-        return
-    outcomes = {
-        outcome: sum(
-            getattr(report, "nodeid", None) in collected
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    # From the reports, not from what was collected here: the tests may have run in other processes.
+    runs = {
+        outcome: [
+            report.nodeid
             for report in terminalreporter.stats.get(outcome, [])
-        )
+            if "perdure_check" in getattr(report, "keywords", ())
+        ]
         for outcome in ("passed", "failed", "error", "skipped")
     }
-    names = set(collected.values())
+    names = {_check_name(nodeid) for nodeids in runs.values() for nodeid in nodeids}
+    if not names:
+        return
     numbered = {match[1] for name in names if (match := _CHECK_NUMBER.match(name))}
     terminalreporter.write_sep("-", "provider conformance")
     terminalreporter.write_line(
-        f"{len(names)} checks ({len(numbered)} of them numbered), {len(collected)} runs: "
-        + ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items() if count)
+        f"{len(names)} checks ({len(numbered)} of them numbered), "
+        f"{sum(map(len, runs.values()))} runs: "
+        + ", ".join(f"{len(nodeids)} {outcome}" for outcome, nodeids in runs.items() if nodeids)
     )
+
+
+def _check_name(nodeid: str) -> str:
+    return nodeid.rpartition("::")[2].partition("[")[0]

@@ -27,7 +27,7 @@ def state_machine(
     factory: Callable[[], ProviderFactory], *, examples: int = EXAMPLES, steps: int = STEPS
 ) -> type[unittest.TestCase]:
     """A test case that compares the provider with the model; the same sequences in every run."""
-    from hypothesis import HealthCheck, settings
+    from hypothesis import HealthCheck, Phase, settings
 
     test_case: type[unittest.TestCase] = machine(factory).TestCase
     test_case.settings = settings(  # type: ignore[attr-defined]
@@ -35,6 +35,8 @@ def state_machine(
         stateful_step_count=steps,
         deadline=None,
         derandomize=True,
+        # Explaining what a failing sequence has in common traces every line, for minutes.
+        phases=[Phase.explicit, Phase.generate, Phase.shrink],
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
     return test_case
