@@ -13,6 +13,7 @@ from cli import flows
 from integration.conditions import until
 from perdure import Client, Runtime, Status
 from perdure.cli.main import root
+from perdure.errors import NotFound
 
 FLOWS = "cli.flows"
 """The module, as it is named on the command line."""
@@ -70,12 +71,16 @@ class Cli:
 
     async def _run(self, starts, open_ids):
         async with Runtime(self.store, [flows]) as runtime:
-            handles = [await runtime.start(flow, *args, id=id_) for id_, flow, *args in starts]
-            for handle in handles:
-                await until(lambda handle=handle: self._is_settled(runtime, handle.id, open_ids))
+            for instance_id, flow, *args in starts:
+                await runtime.start(flow, *args, id=instance_id)
+            for instance_id in {*open_ids, *(instance_id for instance_id, *_ in starts)}:
+                await until(lambda id_=instance_id: self._is_settled(runtime, id_, open_ids))
 
     async def _is_settled(self, runtime, instance_id, open_ids):
-        status = await runtime.status(instance_id)
+        try:
+            status = await runtime.status(instance_id)
+        except NotFound:  # a child whose parent has not asked for it yet
+            return False
         if instance_id in open_ids:
             return bool(status.waiting_for) and not await self._is_running(runtime, instance_id)
         return status.status.is_final or status.status is Status.BLOCKED

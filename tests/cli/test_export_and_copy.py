@@ -15,7 +15,7 @@ def waiting(cli):
         ("a-1", flows.approval, 1),
         ("h-1", flows.hello, "ann"),
         ("p-1", flows.parent_of_waiting),
-        until_open={"a-1", "p-1"},
+        until_open={"a-1", "p-1", "p-1::1.2"},
     )
     return cli
 
@@ -77,6 +77,13 @@ def test_an_export_can_be_replayed_without_its_store(waiting, tmp_path):
     waiting.store = "elsewhere.db"
 
     assert waiting("replay", FLOWS, "all.jsonl").lines == ["3 histories · 3 ok"]
+
+
+def test_an_exported_instance_that_has_not_begun_has_nothing_to_replay(cli, tmp_path):
+    cli("start", "hello", "--id", "h-1", "--input", '"ann"')
+    (tmp_path / "h-1.jsonl").write_text(cli("export", "h-1").out)
+
+    assert cli("replay", FLOWS, "h-1.jsonl").lines == ["0 histories"]
 
 
 def test_export_of_an_unknown_id_suggests_another(waiting):

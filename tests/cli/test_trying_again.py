@@ -148,10 +148,14 @@ def test_rerun_from_an_event_keeps_the_past_and_asks_again_for_what_was_open(cli
 
 
 def test_rerun_from_an_event_starts_open_children_under_ids_of_their_own(cli):
-    cli.run(("p-1", flows.parent_of_waiting), until_open={"p-1"})
+    cli.run(("p-1", flows.parent_of_waiting), until_open={"p-1", "p-1::1.2"})
 
     cli("rerun", "p-1", "--id", "p-2", "--from-event", "2")
-    cli.run(("h-1", flows.hello, "x"), ("p-2", flows.parent_of_waiting), until_open={"p-2"})
+    cli.run(
+        ("h-1", flows.hello, "x"),
+        ("p-2", flows.parent_of_waiting),
+        until_open={"p-2", "p-2::1.2"},
+    )
     (child,) = cli("tree", "p-2", "-o", "json").json["children"]
     cli("send", child["id"], "answer", "--data", '"yes"')
     cli.run(("p-2", flows.parent_of_waiting))

@@ -30,13 +30,14 @@ async def overview(session: Session, height: int) -> RenderableType:
     rows = [
         row_of(info, await insight_of(session, info, workers), now_ms) for info in page.instances
     ]
+    running = "1 worker" if len(workers) == 1 else f"{len(workers)} workers"
     totals = Text()
     for status, number in counts.items():
         totals.append(f"{glyph(status)} {number} {status.lower()}   ", status_style(status))
     return Group(
         text_of(Cell(shown_store(session.url), "bold")),
         totals,
-        text_of(Cell(f"{len(workers)} workers · {await _queues(session)}", "dim")),
+        text_of(Cell(f"{running} · {await _queues(session)}", "dim")),
         "",
         table_of(COLUMNS, rows),
     )

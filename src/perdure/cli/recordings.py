@@ -22,7 +22,8 @@ def read_recordings(path: Path) -> list[Recorded]:
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidValue(f"{path} cannot be read: {error}") from None
     if lines and lines[0].lstrip().startswith(_EXPORT):
-        return [recorded_in(snapshot) for snapshot in read_snapshots(str(path))]
+        snapshots = read_snapshots(str(path))
+        return [recorded_in(snapshot) for snapshot in snapshots if snapshot.executions]
     try:
         history = wire.decode_history(lines)
     except CorruptData as error:

@@ -77,5 +77,5 @@ def _now(info: InstanceInfo, insight: Insight) -> str:
     if info.status is Status.BLOCKED and insight.error:
         said = f"{said}: {insight.error}"
     if info.custom_status is not None and info.status in _STEPS_READ:
-        return f"{info.custom_status} · {said}"
+        return f"{said} · {info.custom_status}"
     return said

@@ -220,7 +220,7 @@ def _single(
         case "activity":
             attempt = next((a for a in around.attempts if a.activity_id == step.event_id), None)
             if attempt is not None and not attempt.is_running:
-                sentence = f"Waiting {waited} for a worker to run {step.name}"
+                sentence = f"{step.name} waits {waited} for a worker"
                 if not any(step.name in worker.activities for worker in around.workers):
                     sentence += "; no running worker has that activity"
             else:

@@ -210,9 +210,7 @@ def test_an_activity_that_nobody_takes_is_told():
 
     insight = said(book, Surroundings(attempts=(attempt(),)))
 
-    assert insight.sentence == (
-        "Waiting 1m for a worker to run pay; no running worker has that activity"
-    )
+    assert insight.sentence == "pay waits 1m for a worker; no running worker has that activity"
 
 
 def worker(*handlers):
