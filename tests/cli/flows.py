@@ -2,7 +2,15 @@
 
 import asyncio
 
-from perdure import Retry, activity, orchestration, set_status, state, wait_for_event
+from perdure import (
+    Retry,
+    activity,
+    continue_as_new,
+    orchestration,
+    set_status,
+    state,
+    wait_for_event,
+)
 
 
 @activity
@@ -75,6 +83,14 @@ async def branches() -> list[str]:
 @orchestration
 async def fan_out(width: int) -> int:
     return len(await asyncio.gather(*(greet(str(number)) for number in range(width))))
+
+
+@orchestration
+async def rounds(left: int) -> str:
+    await wait_for_event("go", str)
+    if left:
+        continue_as_new(left - 1)
+    return "done"
 
 
 def broken_factory() -> list[object]:

@@ -111,6 +111,20 @@ def test_following_a_history_goes_on_until_the_end(sqlite_cli, start_process):
     assert following.wait(30) == 0
 
 
+def test_following_goes_on_with_the_next_execution(sqlite_cli, start_process):
+    sqlite_cli.run(("r-1", flows.rounds, 1), until_open={"r-1"})
+    following = start_process("history", "r-1", "--follow")
+    wait_for_line(following, "ExternalSubscribed")
+
+    for _ in range(2):
+        sqlite_cli("send", "r-1", "go", "--data", '"on"')
+    sqlite_cli.run(("r-1", flows.rounds, 1))
+
+    wait_for_line(following, "OrchestrationContinuedAsNew")
+    wait_for_line(following, "OrchestrationCompleted")
+    assert following.wait(30) == 0
+
+
 @pytest.mark.parametrize(
     ("args", "said"),
     [

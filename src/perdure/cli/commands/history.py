@@ -77,28 +77,51 @@ def history(
 async def read_records(
     session: Session, instance_id: str, execution: int | None, follow: bool = False
 ) -> AsyncIterator[HistoryRecord]:
-    """Page by page, so that a long history neither waits nor fills memory."""
-    info = await session.info(instance_id)
-    chosen = info.execution_id if execution is None else execution
-    executions = await session.admin.list_executions(instance_id)
-    if chosen not in executions and execution is not None:
-        known = f"{executions[0]} to {executions[-1]}" if executions else "none yet"
-        raise NotFound(f"{instance_id!r} has no execution {chosen}; it has: {known}")
-    after = 0
+    """Page by page, so that a long history neither waits nor fills memory.
+
+    Following goes on with the next execution when the instance continues as new.
+    """
     with session.provider.watch(instance_id) as watch:
+        info = await session.info(instance_id)
+        chosen = info.execution_id if execution is None else execution
+        await _check_execution(session, instance_id, execution)
+        after = 0
         while True:
-            records = await session.provider.read_with_execution(
-                instance_id, chosen, after_event_id=after, limit=_PAGE
-            )
-            for record in records:
+            async for record in _rest(session, instance_id, chosen, after):
                 yield record
                 after = record.event_id
-            if len(records) == _PAGE:
-                continue
             sys.stdout.flush()
-            if not follow or (await session.info(instance_id)).status.is_final:
+            if follow and execution is None and info.execution_id > chosen:
+                chosen, after = chosen + 1, 0
+                continue
+            if not follow or info.status.is_final or info.execution_id > chosen:
                 return
             await watch.wait(_FOLLOW_MS)
+            # Asked before reading: an end that comes after this answer is read in the next round.
+            info = await session.info(instance_id)
+
+
+async def _rest(
+    session: Session, instance_id: str, execution: int, after: int
+) -> AsyncIterator[HistoryRecord]:
+    while True:
+        records = await session.provider.read_with_execution(
+            instance_id, execution, after_event_id=after, limit=_PAGE
+        )
+        for record in records:
+            yield record
+        if len(records) < _PAGE:
+            return
+        after = records[-1].event_id
+
+
+async def _check_execution(session: Session, instance_id: str, execution: int | None) -> None:
+    if execution is None:
+        return
+    executions = await session.admin.list_executions(instance_id)
+    if execution not in executions:
+        known = f"{executions[0]} to {executions[-1]}" if executions else "none yet"
+        raise NotFound(f"{instance_id!r} has no execution {execution}; it has: {known}")
 
 
 def _filter(kind: str | None, failed: bool, grep: str | None) -> Callable[[HistoryRecord], bool]:
