@@ -82,6 +82,21 @@ class TestClocks:
 
         await take(store, "x")
 
+    async def test_a_start_that_the_clock_hides_again_hides_its_instance(
+        self, store: Store
+    ) -> None:
+        await enqueue(store, raised("x"))
+        await store.advance(10_000)
+        await enqueue(store, start("x"))
+        held = await take(store, "x")
+        await store.provider.abandon_orchestration_item(held.lock_token)
+
+        await store.advance(-5_000)
+        assert await fetch(store) is None, "what identifies the instance is not visible yet"
+
+        await store.advance(5_000)
+        assert len((await take(store, "x")).item.messages) == 2
+
     async def test_a_clock_that_goes_back_frees_no_lock(self, store: Store) -> None:
         await enqueue(store, start("x"))
         await enqueue_work(store, activity("x"))

@@ -72,6 +72,16 @@ class TestInstanceCreation:
         assert first.item.version is None
         assert (await turn(store, "a")).item.version == "2.0.0"
 
+    async def test_of_two_starts_the_one_sent_first_says_who_it_is(self, store: Store) -> None:
+        """Whichever of the two became visible first."""
+        await store.provider.enqueue_for_orchestrator(start("a", name="Early"), delay_ms=60_000)
+        await enqueue(store, start("a", name="Late"))
+        await store.advance(60_000)
+
+        fetched = await take(store, "a")
+
+        assert (fetched.item.name, len(fetched.item.messages)) == ("Early", 2)
+
     async def test_c003_only_a_start_of_the_batch_says_who_it_is(self, store: Store) -> None:
         await store.provider.enqueue_for_orchestrator(start("a", "Later", "9.0.0"), 60_000)
         await enqueue(store, start("a", "Now", "1.0.0"))

@@ -319,8 +319,9 @@ def _write_kv(tx: Transaction, key: int, commit: TurnCommit) -> None:
             case _:
                 tx.execute(queries.CLEAR_ALL_IN_DELTA, (key,))
     status = commit.metadata.status
-    ends = status is not None and status.ends_execution
-    if ends and tx.row(queries.HAS_KV_DELTA, (key,)) is not None:
+    if status is None or not status.ends_execution:
+        return
+    if tx.row(queries.HAS_KV_DELTA, (key,)) is not None:
         tx.execute(queries.MERGE_KV, (key,))
         tx.execute(queries.DROP_CLEARED_KV, (key,))
         tx.execute(queries.EMPTY_KV_DELTA, (key,))

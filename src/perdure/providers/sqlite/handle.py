@@ -66,6 +66,7 @@ class Handle:
         self._writer: Writer | None = None
         self._quick: Reader | None = None
         self._slow: Reader | None = None
+        self._accepted: list[Entry] = []
         self._watchers = 0
         self._waits: set[asyncio.Task[None]] = set()
 
@@ -103,6 +104,7 @@ class Handle:
         self._changes.notify_all()
         if self._waits:
             await asyncio.wait(self._waits)
+        self._hand_over()
         await asyncio.to_thread(self._stop_threads)
         # What the threads delivered last is on its way to this loop.
         await asyncio.sleep(0)
@@ -156,8 +158,23 @@ class Handle:
         if not self._is_open or writer is None:
             raise self.closed(name)
         future = self._new_future()
-        writer.submit(Entry(future, name, operation, args, alone=alone, poll=poll, raw=raw))
+        entry = Entry(future, name, operation, args, alone=alone, poll=poll, raw=raw)
+        loop = future.get_loop()
+        if loop is not self._loop:
+            writer.submit([entry])
+        elif self._accepted:
+            self._accepted.append(entry)
+        else:
+            # Handed over when every task that is ready has had its say: one by one, the writer
+            # would wake at the first and fight over the interpreter with those that follow.
+            self._accepted.append(entry)
+            loop.call_soon(self._hand_over)
         return future
+
+    def _hand_over(self) -> None:
+        accepted, self._accepted = self._accepted, []
+        if accepted and self._writer is not None:
+            self._writer.submit(accepted)
 
     def read(self, name: str, operation: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
         """For a few rows."""

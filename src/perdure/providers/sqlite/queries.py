@@ -171,14 +171,9 @@ SELECT visible_at, message_id FROM orchestrator_queue
 WHERE instance_id = ? AND lock_token IS NOT ? ORDER BY visible_at, message_id LIMIT 1
 """
 
-FIRST_LATER_MESSAGE: Final = """
-SELECT visible_at, message_id FROM orchestrator_queue
-WHERE instance_id = ? AND visible_at > ? ORDER BY visible_at, message_id LIMIT 1
-"""
-
-VISIBLE_MESSAGES: Final = """
-SELECT message_id, body, attempt_count + 1, start_name, start_version, start_parent_id
-FROM orchestrator_queue WHERE instance_id = ? AND visible_at <= ?
+MESSAGES_BY_TIME: Final = """
+SELECT message_id, body, attempt_count + 1, start_name, start_version, start_parent_id, visible_at
+FROM orchestrator_queue WHERE instance_id = ? ORDER BY visible_at, message_id
 """
 
 VISIBLE_FREE_MESSAGES: Final = """

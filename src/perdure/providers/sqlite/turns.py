@@ -47,9 +47,11 @@ def fetch(
             break
         if (continued := _continue(tx, kept[0], kept[7])) is not None:
             return continued
-    if ready is None:
-        return Nothing(locks.next_due(tx, owner))
-    return _lock_batch(tx, ready[0], ready[1], lock_timeout_ms, owner)
+    while ready is not None:
+        if (fetched := _lock_batch(tx, ready[0], ready[1], lock_timeout_ms, owner)) is not None:
+            return fetched
+        ready = _find_ready(tx, filter)
+    return Nothing(locks.next_due(tx, owner))
 
 
 def ack(tx: Transaction, lock_token: str, commit: TurnCommit) -> None:
@@ -207,15 +209,25 @@ def _lock_batch(
     instance_key: int | None,
     lock_timeout_ms: int,
     owner: str | None,
-) -> FetchedOrchestration:
+) -> FetchedOrchestration | None:
+    batch: list[Any] = []
+    later: tuple[int | None, int | None] = (None, None)
+    for row in tx.execute(queries.MESSAGES_BY_TIME, (instance_id,)):
+        if row[6] > tx.now:
+            later = (row[6], row[0])
+            break
+        batch.append(row)
+    batch.sort()
+    start = next((row[3:6] for row in batch if row[3] is not None), None)
+    if instance_key is None and start is None:
+        # The clock went back to before the time of its start.
+        locks.refresh(tx, instance_id)
+        return None
     token = tx.new_lock_token()
-    batch = tx.rows(queries.VISIBLE_MESSAGES, (instance_id, tx.now))
     stored_token = as_stored(token)
     _tag(tx, batch, stored_token)
-    later = tx.row(queries.FIRST_LATER_MESSAGE, (instance_id, tx.now)) or (None, None)
     locked_until = tx.now + lock_timeout_ms
     tx.execute(queries.TAKE_LOCK, (locked_until, stored_token, owner, tx.now, *later, instance_id))
-    start = next((row[3:6] for row in batch if row[3] is not None), None)
     return FetchedOrchestration(
         item=_item(tx, instance_id, instance_key, _deliveries(batch), start),
         lock_token=token,
@@ -225,6 +237,7 @@ def _lock_batch(
 
 def _continue(tx: Transaction, instance_id: str, stored_token: str) -> FetchedOrchestration | None:
     batch = tx.rows(queries.VISIBLE_FREE_MESSAGES, (instance_id, tx.now, stored_token))
+    batch.sort()
     _tag(tx, batch, stored_token)
     later = tx.row(queries.FIRST_FREE_MESSAGE, (instance_id, stored_token)) or (None, None)
     tx.execute(queries.CARRY_MORE, (*later, tx.now, instance_id))
@@ -240,8 +253,7 @@ def _continue(tx: Transaction, instance_id: str, stored_token: str) -> FetchedOr
 
 
 def _tag(tx: Transaction, batch: list[Any], stored_token: str) -> None:
-    """Put a batch into queue order and under a lock; its rows count the attempt already."""
-    batch.sort()
+    """Put a batch under a lock; its rows count the attempt already."""
     tx.execute_many(queries.TAG_MESSAGE, [(stored_token, row[2], row[0]) for row in batch])
 
 

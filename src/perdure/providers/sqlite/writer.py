@@ -71,7 +71,7 @@ class Writer:
         self._deliver = deliver
         self._reached = reached
         """Called at named points of a commit; only fault campaigns do something there."""
-        self._queue: queue.SimpleQueue[Entry | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[list[Entry]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="perdure-sqlite", daemon=True)
         self._transaction: Transaction | None = None
         self._inode = (0, 0)
@@ -88,19 +88,19 @@ class Writer:
         self._adopt(connection)
         self._thread.start()
 
-    def submit(self, entry: Entry) -> None:
-        self._queue.put(entry)
+    def submit(self, entries: list[Entry]) -> None:
+        self._queue.put(entries)
 
     def watch(self, *, is_watching: bool) -> None:
         """Look for commits of other processes from now on, or no longer."""
         self._is_watching = is_watching
         if is_watching:
-            self._queue.put(None)
+            self._queue.put([])
 
     def stop(self) -> None:
         """Finish what was accepted, then close; does not wait."""
         self._is_stopping = True
-        self._queue.put(None)
+        self._queue.put([])
 
     def join(self) -> None:
         self._thread.join()
@@ -125,13 +125,9 @@ class Writer:
         """What is waiting, at least one unless there is something else to do."""
         entries: list[Entry] = []
         try:
-            first = self._queue.get(timeout=self._patience())
-            if first is not None:
-                entries.append(first)
+            entries += self._queue.get(timeout=self._patience())
             while len(entries) < BATCH_OPERATIONS_MAX:
-                entry = self._queue.get_nowait()
-                if entry is not None:
-                    entries.append(entry)
+                entries += self._queue.get_nowait()
         except queue.Empty:
             pass
         return entries
