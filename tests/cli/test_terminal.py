@@ -68,6 +68,13 @@ def test_ids_are_never_cut(busy, environ, tmp_path):
     assert "p-1::1.2" in plain(text)
 
 
+def test_next_steps_name_the_store_that_was_named(busy, environ, tmp_path):
+    store = environ.pop("PERDURE_STORE")
+    _, text = see(["show", "a-1", "--store", store], 200, environ, tmp_path)
+
+    assert f"perdure watch a-1 --store {store}" in plain(text)
+
+
 def test_a_terminal_gets_colours_and_next_steps_and_a_pipe_gets_neither(busy, environ, tmp_path):
     _, text = see(["show", "a-1"], 80, environ, tmp_path)
     piped = busy("show", "a-1").out

@@ -17,9 +17,9 @@ from perdure.cli.render import (
     print_facts,
     print_steps,
     status_style,
-    suggest,
 )
 from perdure.cli.rows import named
+from perdure.cli.session import suggest_commands
 from perdure.client.durations import shown_duration, shown_time
 from perdure.client.insights import Insight, Surroundings, explain, read_surroundings
 from perdure.client.steps import StepView, shortened, steps_of
@@ -113,7 +113,7 @@ def print_picture(picture: Picture, now_ms: int, *, is_whole: bool = False) -> N
     _print_trouble(picture)
     if is_terminal():
         echo("")
-        suggest(*_next_commands(picture))
+        suggest_commands(*_next_commands(picture))
 
 
 def _facts(picture: Picture, now_ms: int) -> list[tuple[str, str]]:
@@ -158,17 +158,17 @@ def _next_commands(picture: Picture) -> list[str]:
     shown = shlex.quote(info.instance_id)
     match info.status:
         case Status.PENDING:
-            return ["perdure worker MODULE", f"perdure watch {shown}", f"perdure cancel {shown}"]
+            return ["worker MODULE", f"watch {shown}", f"cancel {shown}"]
         case Status.SUSPENDED:
-            return [f"perdure resume {shown}", f"perdure history {shown}"]
+            return [f"resume {shown}", f"history {shown}"]
         case Status.BLOCKED:
-            return [f"perdure retry {shown}", f"perdure replay MODULE {shown}"]
+            return [f"retry {shown}", f"replay MODULE {shown}"]
         case Status.FAILED | Status.CANCELLED | Status.TERMINATED:
-            rerun = f"perdure rerun {shown} --from-event N"
-            return [f"perdure retry {shown}", rerun, f"perdure history {shown} --failed"]
+            rerun = f"rerun {shown} --from-event N"
+            return [f"retry {shown}", rerun, f"history {shown} --failed"]
         case Status.COMPLETED:
-            return [f"perdure history {shown}", f"perdure rerun {shown}"]
+            return [f"history {shown}", f"rerun {shown}"]
         case _:
             awaited = [s.name for s in picture.steps if s.state == "open" and s.kind == "event"]
-            sends = [f"perdure send {shown} {awaited[0]} --data JSON"] if awaited else []
-            return [*sends, f"perdure watch {shown}", f"perdure stack {shown} -m MODULE"]
+            sends = [f"send {shown} {awaited[0]} --data JSON"] if awaited else []
+            return [*sends, f"watch {shown}", f"stack {shown} -m MODULE"]

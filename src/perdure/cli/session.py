@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import shlex
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
 import click
 
+from perdure.cli.render import suggest
 from perdure.cli.settings import local_path, shown_store
 from perdure.clock import SystemClock
 from perdure.errors import NotFound, NotSupported, UsageError
@@ -95,6 +97,13 @@ def settings_of(context: click.Context) -> Settings:
 
 def current_settings() -> Settings:
     return settings_of(click.get_current_context())
+
+
+def suggest_commands(*commands: str) -> None:
+    """What could be typed next, for the same store: ``"show o-1"``."""
+    flag = current_settings().store_flag
+    where = "" if flag is None else f" --store {shlex.quote(shown_store(flag))}"
+    suggest(*(f"perdure {command}{where}" for command in commands))
 
 
 def run(body: Callable[[Session], Awaitable[T]], *, creates: bool = False) -> T:

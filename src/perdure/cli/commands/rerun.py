@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -9,8 +10,8 @@ import click
 
 from perdure.cli.command import command
 from perdure.cli.options import id_argument, module_option, output_option
-from perdure.cli.render import Cell, echo, glyph, print_json, suggest
-from perdure.cli.session import current_settings, run
+from perdure.cli.render import Cell, echo, glyph, print_json
+from perdure.cli.session import current_settings, run, suggest_commands
 from perdure.errors import UsageError
 
 if TYPE_CHECKING:
@@ -129,4 +130,4 @@ def _print(old_id: str, new_id: str, kept: int, output: str) -> None:
             Cell(new_id, "bold"),
             past,
         )
-        suggest(f"perdure watch {new_id}")
+        suggest_commands(f"watch {shlex.quote(new_id)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import shlex
 import sys
 import uuid
 from typing import TYPE_CHECKING
@@ -12,8 +13,8 @@ import click
 from perdure.cli.command import command
 from perdure.cli.exits import Exit
 from perdure.cli.options import duration_option, output_option
-from perdure.cli.render import Cell, echo, glyph, print_json, print_json_line, suggest, warn
-from perdure.cli.session import current_settings, run
+from perdure.cli.render import Cell, echo, glyph, print_json, print_json_line, warn
+from perdure.cli.session import current_settings, run, suggest_commands
 from perdure.errors import AlreadyExists
 
 if TYPE_CHECKING:
@@ -112,7 +113,8 @@ async def _print_started(
     if output == "table":
         done = "started" if is_new else f"exists already, {info.status.lower()}:"
         echo(Cell(f"{glyph('completed')} ", "green"), f"{done} {name} ", Cell(instance_id, "bold"))
-        suggest(f"perdure show {instance_id}", f"perdure result {instance_id}")
+        shown = shlex.quote(instance_id)
+        suggest_commands(f"show {shown}", f"result {shown}")
         return
     document = instance_document(info) | {"created": is_new}
     (print_json if output == "json" else print_json_line)(document)
