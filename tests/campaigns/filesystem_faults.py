@@ -41,9 +41,17 @@ class CountedFileOps(FileOps):
         self._note("open")
         return super().open_for_append(path, dir_fd=dir_fd)
 
+    def open_for_update(self, path: str, *, dir_fd: int) -> int:
+        self._note("open")
+        return super().open_for_update(path, dir_fd=dir_fd)
+
     def write(self, descriptor: int, data: bytes | memoryview) -> int:
         self._note("write")
         return super().write(descriptor, data)
+
+    def write_at(self, descriptor: int, data: bytes | memoryview, offset: int) -> int:
+        self._note("write")
+        return super().write_at(descriptor, data, offset)
 
     def truncate(self, descriptor: int, size: int) -> None:
         self._note("truncate")
@@ -88,6 +96,13 @@ class KillingFileOps(CountedFileOps):
             os.write(descriptor, data[: len(data) // 2])
             os.kill(os.getpid(), signal.SIGKILL)
         return os.write(descriptor, data)
+
+    def write_at(self, descriptor: int, data: bytes | memoryview, offset: int) -> int:
+        self._note("write")
+        if len(self.names) == self._at:
+            os.pwrite(descriptor, data[: len(data) // 2], offset)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return os.pwrite(descriptor, data, offset)
 
 
 class FailingFileOps(CountedFileOps):

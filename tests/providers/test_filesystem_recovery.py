@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import random
 import shutil
 from typing import TYPE_CHECKING
@@ -20,7 +21,7 @@ from campaigns.filesystem_workload import (
 )
 from perdure.clock import ManualClock
 from perdure.conformance import factories
-from perdure.errors import CorruptData, PerdureError
+from perdure.errors import CorruptData, PerdureError, StoreFull, StoreUnavailable
 from perdure.providers.filesystem import FileSystemProvider, layout
 from perdure.providers.filesystem.fileops import FileOps
 from perdure.providers.filesystem.journal import read_records
@@ -55,6 +56,11 @@ def only_segment(path: Path) -> Path:
     return segment
 
 
+def records_end(segment: Path) -> int:
+    """Where the blanks begin that are written ahead."""
+    return segment.read_bytes().rindex(b"\n") + 1
+
+
 def records(path: Path) -> int:
     root = Root(str(path), FileOps())
     root.open()
@@ -80,8 +86,8 @@ def check_recovers(path: Path) -> None:
 
 def test_a_journal_cut_anywhere_keeps_every_whole_record(tmp_path: Path) -> None:
     crash_image(tmp_path / "store", tmp_path / "image")
-    data = only_segment(tmp_path / "image").read_bytes()
     segment = only_segment(tmp_path / "image")
+    data = segment.read_bytes()[: records_end(segment) + 100]
 
     for size in range(0, len(data), 13):
         segment.write_bytes(data[:size])
@@ -94,7 +100,7 @@ def test_a_journal_cut_anywhere_keeps_every_whole_record(tmp_path: Path) -> None
 def test_a_store_goes_on_after_a_torn_end(tmp_path: Path, share: float) -> None:
     crash_image(tmp_path / "store", tmp_path / "image")
     segment = only_segment(tmp_path / "image")
-    data = segment.read_bytes()
+    data = segment.read_bytes()[: records_end(segment)]
 
     segment.write_bytes(data[: int(len(data) * share)] + b"\0" * 700)
 
@@ -120,14 +126,101 @@ def test_records_of_one_batch_may_reach_the_disk_out_of_order(tmp_path: Path) ->
     assert records(tmp_path / "image") == 3
 
 
+@pytest.mark.parametrize("filler", [b" ", b"\0"])
+def test_what_was_written_ahead_ends_the_journal(tmp_path: Path, filler: bytes) -> None:
+    crash_image(tmp_path / "store", tmp_path / "image")
+    segment = only_segment(tmp_path / "image")
+    data = segment.read_bytes()
+    end = records_end(segment)
+    assert data[end:].strip() == b""
+    assert len(data) > end + 1000
+
+    segment.write_bytes(data[:end] + filler * 100_000)
+
+    assert records(tmp_path / "image") == data.count(b"\n")
+    assert segment.stat().st_size == end
+    check_recovers(tmp_path / "image")
+
+
+def test_a_refused_commit_does_not_come_back_from_an_older_segment(tmp_path: Path) -> None:
+    """The half-written record could not be cut at once, and the next one went to a new segment."""
+    ops = BrokenJournal()
+
+    async def scenario() -> None:
+        async with FileSystemProvider(tmp_path / "store", file_ops=ops) as provider:
+            await provider.enqueue_for_orchestrator(factories.start("before"))
+            ops.is_broken = True
+            with pytest.raises(StoreUnavailable):
+                await provider.enqueue_for_orchestrator(factories.start("refused"))
+            ops.is_broken, ops.is_full = False, True
+            with pytest.raises(StoreFull):
+                await provider.checkpoint()
+            await provider.enqueue_for_orchestrator(factories.start("after"))
+            shutil.copytree(tmp_path / "store", tmp_path / "image")
+
+    asyncio.run(scenario())
+
+    assert instances_in(tmp_path / "image") == ["after", "before"]
+
+
+class BrokenJournal(FileOps):
+    """While it is broken, records are written whole and reported as failed; nothing is cut.
+
+    While it is full, a checkpoint gets no further than to a new segment.
+    """
+
+    is_broken = False
+    is_full = False
+
+    def create_file(self, path: str, *, dir_fd: int) -> int:
+        if self.is_full:
+            raise OSError(errno.ENOSPC, "full")
+        return super().create_file(path, dir_fd=dir_fd)
+
+    def write_at(self, descriptor: int, data: bytes | memoryview, offset: int) -> int:
+        written = super().write_at(descriptor, data, offset)
+        self._fail_if_broken()
+        return written
+
+    def truncate(self, descriptor: int, size: int) -> None:
+        self._fail_if_broken()
+        super().truncate(descriptor, size)
+
+    def _fail_if_broken(self) -> None:
+        if self.is_broken:
+            raise OSError(errno.EIO, "broken")
+
+
+def instances_in(path: Path) -> list[str]:
+    async def scenario() -> list[str]:
+        async with FileSystemProvider(path) as provider:
+            page = await provider.admin().list_instances()
+            return sorted(info.instance_id for info in page.instances)
+
+    return asyncio.run(scenario())
+
+
 # --- damage
+
+
+def test_a_committed_record_that_vanished_before_a_later_one_is_refused(tmp_path: Path) -> None:
+    crash_image(tmp_path / "store", tmp_path / "image")
+    segment = only_segment(tmp_path / "image")
+    lines = segment.read_bytes().splitlines(keepends=True)
+    last = max(number for number, line in enumerate(lines) if line.strip())
+
+    lines[last - 1] = b"\0" * len(lines[last - 1])
+    segment.write_bytes(b"".join(lines))
+
+    with pytest.raises(CorruptData, match="damaged at byte"):
+        check_recovers(tmp_path / "image")
 
 
 def test_a_damaged_record_before_later_commits_is_refused(tmp_path: Path) -> None:
     crash_image(tmp_path / "store", tmp_path / "image")
     segment = only_segment(tmp_path / "image")
     data = bytearray(segment.read_bytes())
-    data[len(data) // 2] ^= 1
+    data[records_end(segment) // 2] ^= 1
     segment.write_bytes(data)
 
     with pytest.raises(CorruptData, match="damaged at byte"):

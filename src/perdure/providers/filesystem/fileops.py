@@ -64,8 +64,16 @@ class FileOps:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
         return os.open(path, flags, FILE_MODE, dir_fd=dir_fd)
 
+    def open_for_update(self, path: str, *, dir_fd: int) -> int:
+        """Descriptor for writing anywhere; the file is created if it is missing."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW
+        return os.open(path, flags, FILE_MODE, dir_fd=dir_fd)
+
     def write(self, descriptor: int, data: bytes | memoryview) -> int:
         return os.write(descriptor, data)
+
+    def write_at(self, descriptor: int, data: bytes | memoryview, offset: int) -> int:
+        return os.pwrite(descriptor, data, offset)
 
     def read(self, descriptor: int, size: int) -> bytes:
         return os.read(descriptor, size)

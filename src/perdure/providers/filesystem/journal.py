@@ -1,14 +1,15 @@
 """The journal: the one place where a commit happens.
 
 A record is a line: checksum, length, JSON. Records lie in segments named after their first sequence
-number; a torn end is cut, anything else that does not check out is damage and is refused.
+number; a torn end is cut, anything else that does not check out is damage and is refused. A segment
+is filled with blanks ahead of its records, because overwriting is flushed faster than appending.
 """
 
 from __future__ import annotations
 
 import contextlib
 import zlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -22,7 +23,12 @@ if TYPE_CHECKING:
 
     from perdure.providers.filesystem.root import Root
 
-_HEADER_BYTES = 18  # "cccccccc llllllll "
+_HEADER_BYTES: Final = 18  # "cccccccc llllllll "
+_BLANK: Final = b" "
+_NOTHING: Final = b" \0"
+"""What may lie behind the last record: blanks, or zeros where they did not reach the disk."""
+_AHEAD_BYTES_MIN: Final = 1 << 16
+_AHEAD_BYTES_MAX: Final = 1 << 20
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(Record)
 
@@ -45,42 +51,59 @@ def parse_record(line: bytes) -> Record | None:
 
 
 class Journal:
-    """Appends to the newest segment. Used by one thread at a time."""
+    """Writes to the newest segment. Used by one thread at a time."""
 
     def __init__(self, root: Root) -> None:
         self._root = root
         self._path = ""
         self._descriptor = -1
         self._size = 0
+        """Of the records; blanks follow."""
+        self._filled = 0
+        """Length of the file."""
         self._is_torn = False
 
     def append(self, data: bytes) -> None:
         """Make whole records durable. After an OSError nothing of them is left in the file."""
         if self._is_torn:
             self._cut()
+        end = self._size + len(data)
         try:
-            self._root.write_all(self._descriptor, data)
+            self._root.write_all_at(self._descriptor, data, self._size)
         except OSError:
             self._is_torn = True
             self._cut()
             raise
+        if end > self._filled:
+            self._fill_ahead(end)
         try:
             self._root.ops.fdatasync(self._descriptor)
         except OSError as error:
             raise SyncFailed(f"fdatasync of the journal: {error}") from error
-        self._size += len(data)
+        self._size = end
+
+    def _fill_ahead(self, end: int) -> None:
+        """A flush of what is overwritten later need not record a new length of the file."""
+        self._filled = end
+        ahead = min(max(end, _AHEAD_BYTES_MIN), _AHEAD_BYTES_MAX)
+        with contextlib.suppress(OSError):  # no space: then the next ones are appended
+            self._root.write_all_at(self._descriptor, _BLANK * ahead, end)
+            self._filled = end + ahead
 
     def _cut(self) -> None:
         # Synced before the callers hear of the failure: a record that was refused must not
         # come back with the next start.
         self._root.ops.truncate(self._descriptor, self._size)
+        self._filled = self._size
         self._root.sync_descriptor(self._descriptor)
         self._is_torn = False
 
     def start_segment(self, first_sequence: int) -> None:
         """Go on in a new file."""
+        if self._is_torn:
+            self._cut()
         path = layout.segment_file(first_sequence)
-        descriptor = self._root.ops.open_for_append(path, dir_fd=self._root.descriptor)
+        descriptor = self._root.ops.open_for_update(path, dir_fd=self._root.descriptor)
         try:
             self._root.ops.truncate(descriptor, 0)
             self._root.sync_directory(layout.JOURNAL)
@@ -89,7 +112,7 @@ class Journal:
             raise
         self.close()
         self._path = path
-        self._descriptor, self._size, self._is_torn = descriptor, 0, False
+        self._descriptor, self._size, self._filled = descriptor, 0, 0
 
     def drop_segments(self, before_sequence: int) -> None:
         """Remove the segments that begin before that one; their content is in the files."""
@@ -149,8 +172,8 @@ def _read_segment(root: Root, first_sequence: int, *, is_last: bool) -> Iterator
             break
         yield record
         position, expected = end + 1, record.sequence + 1
-    is_torn = position < len(data)
-    if is_torn and not (is_last and _is_unfinished(data[position:], expected)):
+    end = data[position:].strip(_NOTHING)
+    if end and not (is_last and _is_unfinished(end, expected)):
         raise CorruptData(
             "open",
             f"{root.path}/{path} is damaged at byte {position}; restore the directory from a "
@@ -166,7 +189,7 @@ def _is_unfinished(end: bytes, sequence: int) -> bool:
     Records of one batch reach the disk in any order, so a good one behind it proves nothing; but
     one that was written after it had been synced shows that it was damaged later.
     """
-    lines = end.split(b"\n")[1:]
+    lines = (line.strip(_NOTHING) for line in end.split(b"\n"))
     return not any(
         record.synced >= sequence for line in lines if (record := parse_record(line)) is not None
     )
@@ -174,7 +197,7 @@ def _is_unfinished(end: bytes, sequence: int) -> bool:
 
 def _keep(root: Root, path: str, size: int) -> None:
     """Cut what lies beyond, and make the rest durable: a killed process may not have got so far."""
-    descriptor = root.ops.open_for_append(path, dir_fd=root.descriptor)
+    descriptor = root.ops.open_for_update(path, dir_fd=root.descriptor)
     try:
         if root.ops.size_of(descriptor) > size:
             root.ops.truncate(descriptor, size)

@@ -208,6 +208,12 @@ class Root:
         while view:
             view = view[self.ops.write(descriptor, view) :]
 
+    def write_all_at(self, descriptor: int, data: bytes, offset: int) -> None:
+        view = memoryview(data)
+        while view:
+            written = self.ops.write_at(descriptor, view, offset)
+            view, offset = view[written:], offset + written
+
     def write_scratch(self, data: bytes, *, sync: bool) -> str:
         """Write a new file beside the real ones and return its path."""
         self._scratch_number += 1
