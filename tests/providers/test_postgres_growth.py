@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -9,9 +10,11 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from perdure.conformance.factories import activity
 from perdure.providers.items import ActivityIdentity, TimerIdentity, TurnCommit
-from perdure.providers.postgres import queries, rows
+from perdure.providers.postgres import PostgresProvider, queries, rows
 from postgres_factory import new_schema
+from postgres_proxy import Proxy
 from postgres_server import shared_server
 
 if TYPE_CHECKING:
@@ -70,6 +73,8 @@ class Store:
         self._connection.execute(
             sql.SQL(statement).format(s=sql.Identifier(self._schema), many=sql.Literal(MANY))
         )
+        # Otherwise these rows would be counted with those of the next transaction.
+        self._connection.execute("SELECT pg_stat_force_next_flush()")
         self._connection.commit()
 
     def rows_read(self, template: Any, parameters: list[Any]) -> tuple[list[Any], int]:
@@ -187,3 +192,29 @@ def test_a_turn_reads_as_many_rows_as_it_changes(store: Store) -> None:
 
     assert msgspec.json.decode(found[0][0])["refused"] is None
     assert read < 10 * MANY
+
+
+def test_a_burst_of_work_is_fetched_with_one_statement_and_given_back_with_another() -> None:
+    schema = new_schema()
+
+    async def check() -> None:
+        async with (
+            Proxy(shared_server().socket_directory, lambda _message: None) as proxy,
+            PostgresProvider(proxy.dsn, schema=schema, listen=False) as provider,
+        ):
+            await asyncio.gather(
+                *[provider.enqueue_for_worker(activity("x", activity_id=n)) for n in range(1, 301)]
+            )
+            for _ in range(2):  # statements are prepared in the first round
+                before = proxy.statements
+                fetched = await provider.fetch_work_items(500, 60_000, 0)
+                taken = proxy.statements - before
+                await asyncio.gather(
+                    *[provider.abandon_work_item(work.lock_token) for work in fetched]
+                )
+                given_back = proxy.statements - before - taken
+
+            assert [work.identity.activity_id for work in fetched] == list(range(1, 301))
+            assert (taken, given_back) == (1, 1)
+
+    asyncio.run(check())

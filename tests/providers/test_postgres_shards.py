@@ -39,7 +39,7 @@ LOOKING = frozenset(
     {
         *("waiting_routes", "turn_candidates", "next_turn_at", "bury_orphans", "fetch_turns"),
         *("waiting_work_routes", "open_sessions", "work_candidates", "next_work_at"),
-        *("take_from_session", "fetch_work"),
+        *("take_from_session", "take_with_sessions", "fetch_work"),
     }
 )
 """Looking for work, on each server for its own instances."""

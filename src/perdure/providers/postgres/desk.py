@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 ItemT = TypeVar("ItemT")
 WantT = TypeVar("WantT", bound="Hashable")
 
-_AT_ONCE_MAX: Final = 64
 _PAUSE_SECONDS_MIN: Final = 0.005
 _JITTER: Final = 0.2
 _HEARING_SECONDS: Final = 0.02
@@ -37,7 +36,8 @@ class Seen(Generic[ItemT]):
 @dataclass(slots=True, eq=False)
 class _Caller(Generic[ItemT]):
     until: float
-    outcome: asyncio.Future[ItemT | None] = field(
+    limit: int
+    outcome: asyncio.Future[list[ItemT]] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
     was_looked_for: bool = False
@@ -52,8 +52,10 @@ class Desk(Generic[WantT, ItemT]):
         look: Callable[[WantT, int], Awaitable[Seen[ItemT]]],
         give_back: Callable[[ItemT], Awaitable[None]],
         poll_seconds: Callable[[], float],
+        at_once_max: int,
     ) -> None:
         self._look = look
+        self._at_once_max = at_once_max
         self._give_back = give_back
         self._poll_seconds = poll_seconds
         self._callers: dict[WantT, deque[_Caller[ItemT]]] = {}
@@ -67,7 +69,7 @@ class Desk(Generic[WantT, ItemT]):
         self._is_open = True
 
     async def close(self) -> None:
-        """Every waiting call returns None."""
+        """Every waiting call returns with nothing."""
         self._is_open = False
         if self._alarm is not None:
             self._alarm.cancel()
@@ -103,9 +105,9 @@ class Desk(Generic[WantT, ItemT]):
                 self._alarm.cancel()
             self._alarm = loop.call_later(seconds, self._sound)
 
-    async def fetch(self, want: WantT, timeout_seconds: float) -> ItemT | None:
-        """One item, as soon as there is one; None after the timeout."""
-        caller = _Caller[ItemT](asyncio.get_running_loop().time() + timeout_seconds)
+    async def fetch(self, want: WantT, limit: int, timeout_seconds: float) -> list[ItemT]:
+        """Up to that many items, as soon as there is one; none after the timeout."""
+        caller = _Caller[ItemT](asyncio.get_running_loop().time() + timeout_seconds, limit)
         if want not in self._callers:
             self._callers[want] = deque()
             self._bells[want] = asyncio.Event()
@@ -125,9 +127,10 @@ class Desk(Generic[WantT, ItemT]):
         if outcome.cancelled() or not outcome.done() or outcome.exception() is not None:
             outcome.cancel()
             return
-        item = outcome.result()
-        if item is not None:
-            await asyncio.shield(self._give_back(item))
+        await asyncio.shield(self._give_back_all(outcome.result()))
+
+    async def _give_back_all(self, items: list[ItemT]) -> None:
+        await asyncio.gather(*[self._give_back(item) for item in items])
 
     def _sound(self) -> None:
         self._alarm = None
@@ -147,26 +150,31 @@ class Desk(Generic[WantT, ItemT]):
             del self._callers[want], self._bells[want]
             for caller in callers:
                 if not caller.outcome.done():
-                    caller.outcome.set_result(None)
+                    caller.outcome.set_result([])
 
     async def _serve_once(self, want: WantT, callers: deque[_Caller[ItemT]]) -> float | None:
         """How long to wait before looking again; None: look at once."""
+        wanted = 0
         for caller in callers:
             caller.was_looked_for = True
+            wanted += caller.limit
         try:
-            seen = await self._look(want, min(len(callers), _AT_ONCE_MAX))
+            seen = await self._look(want, min(wanted, self._at_once_max))
         except Exception as error:  # noqa: BLE001
             self._refuse(callers, error)
             return None
-        for item in seen.items:
-            if not self._clear(callers) or not self._is_open:
-                await self._give_back(item)
-            else:
-                callers.popleft().outcome.set_result(item)
         if seen.items:
+            await self._hand_over(seen.items, callers)
             return None
         self._dismiss(callers)
         return self._poll_seconds() if seen.due_seconds is None else seen.due_seconds
+
+    async def _hand_over(self, items: list[ItemT], callers: deque[_Caller[ItemT]]) -> None:
+        while items and self._is_open and self._clear(callers):
+            caller = callers.popleft()
+            caller.outcome.set_result(items[: caller.limit])
+            items = items[caller.limit :]
+        await self._give_back_all(items)
 
     async def _wait(
         self, bell: asyncio.Event, callers: deque[_Caller[ItemT]], pause: float
@@ -199,7 +207,7 @@ class Desk(Generic[WantT, ItemT]):
         for caller in callers:
             is_late = caller.until <= now and caller.was_looked_for
             if is_late and not caller.outcome.done():
-                caller.outcome.set_result(None)
+                caller.outcome.set_result([])
 
     @staticmethod
     def _refuse(callers: deque[_Caller[ItemT]], error: Exception) -> None:

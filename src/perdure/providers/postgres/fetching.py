@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 _FETCH_TURN: Final = "fetch_orchestration_item"
 _FETCH_WORK: Final = "fetch_work_item"
+_TURNS_AT_ONCE_MAX: Final = 64
+_WORK_AT_ONCE_MAX: Final = 500
 _WantT = TypeVar("_WantT", bound="Hashable")
 
 
@@ -92,12 +94,13 @@ class Turns:
         self._orphan_grace_ms = orphan_grace_ms
         self._fetches: _Fetches[TurnWant] = _Fetches(handle, _FETCH_TURN, queries.FETCH_TURNS)
         self._desk: Desk[TurnWant, FetchedOrchestration] = Desk(
-            self._look, give_back, lambda: handle.poll_seconds
+            self._look, give_back, lambda: handle.poll_seconds, _TURNS_AT_ONCE_MAX
         )
         handle.turn_desk = self._desk
 
     async def fetch(self, want: TurnWant, poll_timeout_ms: int) -> FetchedOrchestration | None:
-        return await self._desk.fetch(want, poll_timeout_ms / 1000)
+        found = await self._desk.fetch(want, 1, poll_timeout_ms / 1000)
+        return found[0] if found else None
 
     async def _look(self, want: TurnWant, number: int) -> Seen[FetchedOrchestration]:
         arguments = (
@@ -146,12 +149,12 @@ class Work:
         self._tokens = tokens
         self._fetches: _Fetches[WorkWant] = _Fetches(handle, _FETCH_WORK, queries.FETCH_WORK)
         self._desk: Desk[WorkWant, FetchedWork] = Desk(
-            self._look, give_back, lambda: handle.poll_seconds
+            self._look, give_back, lambda: handle.poll_seconds, _WORK_AT_ONCE_MAX
         )
         handle.work_desk = self._desk
 
-    async def fetch(self, want: WorkWant, poll_timeout_ms: int) -> FetchedWork | None:
-        return await self._desk.fetch(want, poll_timeout_ms / 1000)
+    async def fetch(self, want: WorkWant, limit: int, poll_timeout_ms: int) -> list[FetchedWork]:
+        return await self._desk.fetch(want, limit, poll_timeout_ms / 1000)
 
     async def _look(self, want: WorkWant, number: int) -> Seen[FetchedWork]:
         names = None if want.activities is None else sorted(want.activities)

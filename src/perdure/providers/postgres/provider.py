@@ -280,14 +280,29 @@ class PostgresProvider(Provider):
         tag_filter: TagFilter | None = None,
         activities: frozenset[str] | None = None,
     ) -> FetchedWork | None:
-        self._handle.require_open("fetch_work_item")
+        found = await self.fetch_work_items(
+            1, lock_timeout_ms, poll_timeout_ms, session, tag_filter, activities
+        )
+        return found[0] if found else None
+
+    async def fetch_work_items(
+        self,
+        limit: int,
+        lock_timeout_ms: int,
+        poll_timeout_ms: int,
+        session: SessionFetch | None = None,
+        tag_filter: TagFilter | None = None,
+        activities: frozenset[str] | None = None,
+    ) -> list[FetchedWork]:
+        self._handle.require_open("fetch_work_items")
+        rules.check_number(limit, "limit", minimum=1)
         rules.check_fetch(lock_timeout_ms, poll_timeout_ms)
         rules.check_session_fetch(session)
         tags = tag_filter or TagFilter.default_only()
         if tags.mode is TagMode.NONE:
-            return None
+            return []
         want = WorkWant(lock_timeout_ms, session, tags, activities)
-        return await self._work.fetch(want, poll_timeout_ms)
+        return await self._work.fetch(want, limit, poll_timeout_ms)
 
     async def ack_work_item(
         self,

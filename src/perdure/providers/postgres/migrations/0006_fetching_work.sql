@@ -62,14 +62,14 @@ LANGUAGE sql IMMUTABLE AS $$
 $$;
 
 -- Items that could be taken, oldest first: free ones, ones whose lock or delay has passed, and
--- those of the sessions named.
+-- those of the sessions named. Few, so that they are looked up one by one in a big table.
 CREATE FUNCTION work_candidates(
     p_now bigint, p_routes text[], p_names text[], p_suffixes text[], p_sessions text[],
     p_limit integer
 ) RETURNS TABLE (
     instance_id text, execution_id bigint, activity_id bigint, message_id bigint, session_id text
 )
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql ROWS 20 AS $$
 #variable_conflict use_column
 BEGIN
     RETURN QUERY
@@ -175,6 +175,48 @@ BEGIN
     RETURN v_item;
 END $$;
 
+-- Takes candidates one after the other, some of which are of sessions; NULLs if somebody else is at
+-- each of them.
+CREATE FUNCTION take_with_sessions(
+    p_now bigint, p_routes text[], p_names text[], p_suffixes text[], p_sessions text[],
+    p_owner text, p_session_ms bigint, p_only_owned boolean, p_number integer, p_limit integer,
+    OUT instances text[], OUT executions bigint[], OUT activities bigint[], OUT messages bigint[]
+)
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_candidate record;
+    v_item worker_queue;
+BEGIN
+    FOR v_candidate IN
+        SELECT * FROM work_candidates(
+            p_now, p_routes, p_names, p_suffixes, p_sessions, p_limit
+        )
+    LOOP
+        EXIT WHEN cardinality(instances) = p_number;
+        IF v_candidate.session_id IS NULL THEN
+            SELECT w.* INTO v_item
+            FROM worker_queue w
+            WHERE w.instance_id = v_candidate.instance_id
+                AND w.execution_id = v_candidate.execution_id
+                AND w.activity_id = v_candidate.activity_id
+                AND w.message_id = v_candidate.message_id
+                AND (w.wake_at IS NULL OR w.wake_at <= p_now) AND w.visible_at <= p_now
+            FOR UPDATE SKIP LOCKED;
+        ELSE
+            v_item := take_from_session(
+                v_candidate.session_id, p_names, p_suffixes, p_owner, p_session_ms,
+                p_only_owned, p_now
+            );
+        END IF;
+        IF v_item.message_id IS NOT NULL THEN
+            instances := instances || v_item.instance_id;
+            executions := executions || v_item.execution_id;
+            activities := activities || v_item.activity_id;
+            messages := messages || v_item.message_id;
+        END IF;
+    END LOOP;
+END $$;
+
 -- Locks up to one item for each token; or returns one row without an item that says when to look
 -- again. With p_again these tokens were sent before and the answer was lost: what was handed out then
 -- is handed out again. p_routes: what the worker takes, or NULL to look for p_names and p_suffixes.
@@ -194,10 +236,7 @@ DECLARE
     v_routes text[] := p_routes;
     v_sessions text[] := '{}';
     v_limit integer := cardinality(p_tokens) + 16;
-    v_candidate record;
     v_first record;
-    v_is_dry boolean;
-    v_item worker_queue;
     v_instances text[];
     v_executions bigint[];
     v_activities bigint[];
@@ -229,42 +268,37 @@ BEGIN
         IF p_owner IS NOT NULL THEN
             v_sessions := open_sessions(p_owner, p_only_owned, v_now);
         END IF;
-        v_instances := '{}';
-        v_is_dry := true;
-        FOR v_candidate IN
-            SELECT * FROM work_candidates(
-                v_now, v_routes, p_names, p_suffixes, v_sessions, v_limit
-            )
-        LOOP
-            EXIT WHEN cardinality(v_instances) = cardinality(p_tokens);
-            IF v_is_dry THEN
-                v_is_dry := false;
-                v_first := v_candidate;
-            END IF;
-            IF v_candidate.session_id IS NULL THEN
-                SELECT w.* INTO v_item
-                FROM worker_queue w
-                WHERE w.instance_id = v_candidate.instance_id
-                    AND w.execution_id = v_candidate.execution_id
-                    AND w.activity_id = v_candidate.activity_id
-                    AND w.message_id = v_candidate.message_id
-                    AND (w.wake_at IS NULL OR w.wake_at <= v_now) AND w.visible_at <= v_now
-                FOR UPDATE SKIP LOCKED;
-            ELSE
-                v_item := take_from_session(
-                    v_candidate.session_id, p_names, p_suffixes, p_owner, p_session_ms,
-                    p_only_owned, v_now
-                );
-            END IF;
-            IF v_item.message_id IS NOT NULL THEN
-                v_instances := v_instances || v_item.instance_id;
-                v_executions := v_executions || v_item.execution_id;
-                v_activities := v_activities || v_item.activity_id;
-                v_messages := v_messages || v_item.message_id;
-            END IF;
-        END LOOP;
-        EXIT WHEN v_instances <> '{}';
-        IF v_is_dry THEN
+        IF v_sessions = '{}' THEN
+            SELECT
+                array_agg(k.instance_id), array_agg(k.execution_id), array_agg(k.activity_id),
+                array_agg(k.message_id)
+            INTO v_instances, v_executions, v_activities, v_messages
+            FROM (
+                SELECT w.instance_id, w.execution_id, w.activity_id, w.message_id
+                FROM work_candidates(
+                    v_now, v_routes, p_names, p_suffixes, v_sessions, v_limit
+                ) c
+                JOIN worker_queue w
+                    ON w.instance_id = c.instance_id AND w.execution_id = c.execution_id
+                    AND w.activity_id = c.activity_id AND w.message_id = c.message_id
+                WHERE (w.wake_at IS NULL OR w.wake_at <= v_now) AND w.visible_at <= v_now
+                ORDER BY c.message_id
+                LIMIT cardinality(p_tokens)
+                FOR UPDATE OF w SKIP LOCKED
+            ) k;
+        ELSE
+            SELECT t.instances, t.executions, t.activities, t.messages
+            INTO v_instances, v_executions, v_activities, v_messages
+            FROM take_with_sessions(
+                v_now, v_routes, p_names, p_suffixes, v_sessions, p_owner, p_session_ms,
+                p_only_owned, cardinality(p_tokens), v_limit
+            ) t;
+        END IF;
+        EXIT WHEN v_instances IS NOT NULL;
+        SELECT * INTO v_first FROM work_candidates(
+            v_now, v_routes, p_names, p_suffixes, v_sessions, 1
+        );
+        IF NOT FOUND THEN
             RETURN QUERY SELECT
                 NULL, NULL::bigint, NULL::bigint, NULL, NULL, NULL, NULL::bigint, NULL, NULL, NULL,
                 v_now, next_work_at(v_now, p_names, p_suffixes, p_owner IS NOT NULL);
