@@ -7,6 +7,7 @@ is live in this process, through the orchestrator queue otherwise.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from perdure.runtime.failures import failure_from
 from perdure.runtime.observe import SpanNote, log
 from perdure.runtime.processes import ProcessFailure
 from perdure.runtime.retrying import Backoff, retry_delay_ms
+from perdure.runtime.runners import Runners
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -48,12 +50,17 @@ Completion = work.ActivityCompleted | work.ActivityFailed
 class Running:
     """An activity between the moment it was locked and the moment its outcome is committed."""
 
-    __slots__ = ("cancelled", "completion", "item", "lock_token", "scope", "session_id", "task")
+    __slots__ = ("cancelled", "completion", "item", "last_heartbeat", "lock_token", "scope", "task")
 
-    def __init__(self, item: work.ActivityExecute, lock_token: str) -> None:
+    def __init__(
+        self, item: work.ActivityExecute, lock_token: str, last_heartbeat: str | None = None
+    ) -> None:
         self.item = item
         self.lock_token = lock_token
+        self.last_heartbeat = last_heartbeat
+        """What an earlier attempt told last."""
         self.task: asyncio.Task[None] | None = None
+        """Where its code runs, while it does."""
         self.scope: RunningScope | None = None
         self.completion: Completion | None = None
         """The outcome, computed but not yet committed."""
@@ -98,6 +105,7 @@ class ActivityDispatcher:
         self._sessions: Counter[str] = Counter()
         """Activities in flight here, by session."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._runners = Runners(self._run, self._tasks)
         self._stopping = False
         self._slot_freed = asyncio.Event()
         self.complete_here: Callable[[Completion, str], bool] = lambda _item, _token: False
@@ -120,19 +128,25 @@ class ActivityDispatcher:
 
     async def drain(self, seconds: float) -> None:
         """Let what runs finish; after that, interrupt it and give its lock back."""
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=seconds)
+        await self._wait_for_tasks(seconds)
+        self._runners.forget_launched()
         for running in list(self._running.values()):
             if running.task is not None:
                 running.task.cancel("the runtime stops")
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=self._options.cancel_grace_seconds)
+        await self._wait_for_tasks(self._options.cancel_grace_seconds)
         for token in list(self._running):
             await self._quietly(self._provider.abandon_work_item(token, ignore_attempt=True))
             self._finish(token)
 
+    async def _wait_for_tasks(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self._tasks:
+                    await asyncio.wait(self._tasks)
+
     def abort(self) -> None:
         self._stopping = True
+        self._runners.forget_launched()
         for task in (*self._tasks, *filter(None, (self._fetching,))):
             task.cancel()
 
@@ -264,8 +278,7 @@ class ActivityDispatcher:
                 "it probably kills its process",
             )
             return
-        running = Running(item, fetched.lock_token)
-        self._launch(running, fetched.heartbeat)
+        self._launch(Running(item, fetched.lock_token, fetched.heartbeat))
 
     def _refuse(
         self, item: work.ActivityExecute, fetched: FetchedWork, category: Category, message: str
@@ -289,19 +302,14 @@ class ActivityDispatcher:
         if running.item.session_id is not None:
             self._sessions[running.item.session_id] += 1
 
-    def _launch(self, running: Running, heartbeat: str | None = None) -> None:
+    def _launch(self, running: Running) -> None:
         self._register(running)
-        running.task = task = self._loop.create_task(self._run_and_leave(running, heartbeat))
-        self._tasks.add(task)
+        self._runners.launch(running)
 
-    async def _run_and_leave(self, running: Running, heartbeat: str | None) -> None:
-        try:
-            await self._run(running, heartbeat)
-        finally:
-            # Not in a callback: this saves the loop a turn for every activity.
-            self._tasks.discard(running.task)
-
-    async def _run(self, running: Running, heartbeat: str | None) -> None:
+    async def _run(self, running: Running) -> None:
+        if running.cancelled:
+            self._finish(running.lock_token)
+            return
         item = running.item
         try:
             activity = self._registry.resolve_activity(item.name)
@@ -323,11 +331,11 @@ class ActivityDispatcher:
             return
         spans = self._observer.spans
         if spans is None:
-            failure, result = await self._attempt(running, activity, heartbeat)
+            failure, result = await self._attempt(running, activity)
         else:
             note = SpanNote()
             with spans.activity(item, note):
-                failure, result = await self._attempt(running, activity, heartbeat)
+                failure, result = await self._attempt(running, activity)
                 note.failure = failure
         outcome = "success" if failure is None else "failed"
         self._observer.activity_ended(
@@ -346,7 +354,7 @@ class ActivityDispatcher:
             self._conclude(running, _failed(item, failure))
 
     async def _attempt(
-        self, running: Running, activity: Activity[..., Any], heartbeat: str | None
+        self, running: Running, activity: Activity[..., Any]
     ) -> tuple[Failure | None, msgspec.Raw | None]:
         """One run of the user's function: its encoded result, or how it failed."""
         item = running.item
@@ -355,14 +363,16 @@ class ActivityDispatcher:
             if activity.settings.transactional:
                 await self._settle_in_transaction(running, activity, args, kwargs)
                 return None, None
-            value = await self._executors.run(running, activity, args, kwargs, heartbeat)
+            value = await self._executors.run(running, activity, args, kwargs)
             return None, activity.encode_result(value, self._codec)
         except ProcessFailure as error:
             return msgspec.structs.replace(error.failure, attempts=item.attempt), None
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
             if running.cancelled:
                 return None, None
-            raise
+            if self._stopping:
+                raise
+            return failure_from(error, item.attempt), None  # its own doing: nobody asked for it
         except BaseException as error:
             if isinstance(error, (KeyboardInterrupt, SystemExit)):
                 raise

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from perdure.authoring.activity_context import enter_scope
@@ -13,7 +12,7 @@ from perdure.runtime.processes import ProcessPool
 from perdure.runtime.scope import RunningScope
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
     from perdure.authoring import Activity
     from perdure.codec import Codec
@@ -26,43 +25,36 @@ class Executors:
 
     def __init__(self, options: RuntimeOptions, codec: Codec, worker_id: str) -> None:
         self._options = options
-        self._codec = codec
-        self._worker_id = worker_id
+        self.codec = codec
+        self.worker_id = worker_id
+        self.loop = asyncio.get_running_loop()
         self._threads = ThreadPoolExecutor(options.threads, "perdure-activity")
         self._processes = ProcessPool(options.processes)
         self.send_heartbeat: Callable[[str, str], None] = lambda _token, _details: None
         """Set by the runtime: stores what an activity reports. Called on the event loop."""
 
-    async def run(
+    def run(
         self,
         running: Running,
         activity: Activity[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        last_heartbeat: str | None,
-    ) -> Any:
+    ) -> Coroutine[Any, Any, Any]:
+        """The activity's code, to be awaited in the context in which this is called."""
         item = running.item
-        scope = self._enter(running, last_heartbeat)
-        if activity.is_async and item.timeout_ms is None and item.heartbeat_ms is None:
-            return await activity.fn(*args, **kwargs)
-        call = self._call(activity, args, kwargs)
+        scope = self._enter(running)
+        call: Coroutine[Any, Any, Any]
+        if activity.is_async:
+            call = activity.fn(*args, **kwargs)
+        else:
+            call = self._call(activity, args, kwargs)
         if item.heartbeat_ms is not None:
             call = scope.while_beating(call, item.heartbeat_ms / 1000)
-        if item.timeout_ms is None:
-            return await call
-        async with asyncio.timeout(item.timeout_ms / 1000):
-            return await call
+        return call if item.timeout_ms is None else _within(item.timeout_ms / 1000, call)
 
-    def _enter(self, running: Running, last_heartbeat: str | None) -> RunningScope:
-        scope = running.scope = RunningScope(
-            running.item,
-            self._worker_id,
-            self._codec,
-            last_heartbeat,
-            partial(self.send_heartbeat, running.lock_token),
-            asyncio.get_running_loop(),
-        )
-        # An attempt is a task of its own, so its context ends with it: nothing to reset.
+    def _enter(self, running: Running) -> RunningScope:
+        scope = running.scope = RunningScope(running, self)
+        # Every attempt has a context of its own, which ends with it: nothing to reset.
         enter_scope(scope)
         return scope
 
@@ -74,7 +66,7 @@ class Executors:
         kwargs: dict[str, Any],
     ) -> Callable[[Any], Any]:
         """The activity's function, to be called with the store's connection in another thread."""
-        scope = self._enter(running, None)
+        scope = self._enter(running)
         context = contextvars.copy_context()
 
         def call(connection: Any) -> Any:
@@ -94,8 +86,6 @@ class Executors:
     ) -> Any:
         if activity.settings.executor == "process":
             return await self._processes.run(activity, args, kwargs)
-        if activity.is_async:
-            return await activity.fn(*args, **kwargs)
         context = contextvars.copy_context()
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(
@@ -109,3 +99,8 @@ class Executors:
         """Give up threads that do not end: they cannot be stopped from outside."""
         self.abort()
         await self._processes.close()
+
+
+async def _within(seconds: float, call: Coroutine[Any, Any, Any]) -> Any:
+    async with asyncio.timeout(seconds):
+        return await call

@@ -12,30 +12,21 @@ from perdure.authoring.activity_context import ActivityInfo
 from perdure.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Coroutine
 
-    from perdure.codec import Codec
-    from perdure.model import work
+    from perdure.runtime.activities import Running
+    from perdure.runtime.executors import Executors
 
 
 class RunningScope:
     """Implements the port that ``perdure.heartbeat()`` and its siblings call."""
 
-    def __init__(
-        self,
-        item: work.ActivityExecute,
-        worker_id: str,
-        codec: Codec,
-        last_heartbeat: str | None,
-        send: Callable[[str], None],
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
-        self._item = item
-        self._worker_id = worker_id
-        self._codec = codec
-        self._last_heartbeat = last_heartbeat
-        self._send = send
-        self._loop = loop
+    __slots__ = ("_beaten_at", "_cancelled", "_executors", "_item", "_running", "store_connection")
+
+    def __init__(self, running: Running, executors: Executors) -> None:
+        self._running = running
+        self._item = running.item
+        self._executors = executors
         self._cancelled = False
         self._beaten_at = 0.0
         self.store_connection: Any = None
@@ -54,18 +45,22 @@ class RunningScope:
             attempt=item.attempt,
             session=item.session_id,
             tag=item.tag,
-            worker_id=self._worker_id,
+            worker_id=self._executors.worker_id,
         )
 
     def heartbeat(self, details: object) -> None:
         self._beaten_at = time.monotonic()
-        raw = self._codec.encode(details, where=f"heartbeat of {self._item.name}")
-        self._loop.call_soon_threadsafe(self._send, bytes(raw).decode())
+        executors = self._executors
+        raw = executors.codec.encode(details, where=f"heartbeat of {self._item.name}")
+        executors.loop.call_soon_threadsafe(
+            executors.send_heartbeat, self._running.lock_token, bytes(raw).decode()
+        )
 
     def last_heartbeat(self, type_: Any) -> Any:
-        if self._last_heartbeat is None:
+        told = self._running.last_heartbeat
+        if told is None:
             return None
-        return self._codec.decode(msgspec.Raw(self._last_heartbeat), type_, where="heartbeat")
+        return self._executors.codec.decode(msgspec.Raw(told), type_, where="heartbeat")
 
     def is_cancelled(self) -> bool:
         return self._cancelled
