@@ -1,135 +1,185 @@
-"""File operations that fail or kill the process at a chosen moment."""
+"""Let every operation on the files fail, one after the other, and see that the store goes on.
+
+    python -m campaigns.filesystem_faults      (with tests/ on the path; a part of it as root)
+
+Without space or with a failing disk a verb must end with a clean error and leave no half turn, and
+the same handle must go on as soon as the error is gone; a failed flush must close the store for
+good. Last, a real file system runs full, and gets more space later.
+"""
 
 from __future__ import annotations
 
+import argparse
+import asyncio
+import contextlib
 import errno
+import logging
 import os
-import signal
+import subprocess
+import sys
+import tempfile
+from itertools import count
 from typing import TYPE_CHECKING
 
-from perdure.providers.filesystem.fileops import FileOps
+from campaigns.filesystem_ops import FailingFileOps
+from campaigns.filesystem_workload import (
+    LOCK_MS,
+    check_finished,
+    check_whole,
+    run_to_the_end,
+    start_instances,
+)
+from perdure.clock import ManualClock
+from perdure.errors import ProviderError, StoreFull, StoreUnavailable
+from perdure.providers.filesystem import FileSystemProvider
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
+
+    from perdure.providers.filesystem.fileops import FileOps
+
+INSTANCES, TURNS = 2, 2
+CHANGING = frozenset({"write", "create", "open", "rename", "mkdir", "unlink", "truncate"})
+SYNCING = frozenset({"fsync", "fdatasync", "syncfs"})
+ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.EROFS)
+_FULL_INSTANCES = 200
 
 
-class CountedFileOps(FileOps):
-    """Tells ``on_change`` before each operation that changes something on the disk."""
-
-    def __init__(self, on_change: Callable[[str], None] = lambda _: None) -> None:
-        super().__init__()
-        self.on_change = on_change
-        self.names: list[str] = []
-
-    def _note(self, name: str) -> None:
-        self.names.append(name)
-        self.on_change(name)
-
-    def make_directory(self, path: str, *, dir_fd: int | None = None) -> None:
-        self._note("mkdir")
-        super().make_directory(path, dir_fd=dir_fd)
-
-    def remove_directory(self, path: str, *, dir_fd: int) -> None:
-        self._note("rmdir")
-        super().remove_directory(path, dir_fd=dir_fd)
-
-    def create_file(self, path: str, *, dir_fd: int) -> int:
-        self._note("create")
-        return super().create_file(path, dir_fd=dir_fd)
-
-    def open_for_append(self, path: str, *, dir_fd: int) -> int:
-        self._note("open")
-        return super().open_for_append(path, dir_fd=dir_fd)
-
-    def open_for_update(self, path: str, *, dir_fd: int) -> int:
-        self._note("open")
-        return super().open_for_update(path, dir_fd=dir_fd)
-
-    def write(self, descriptor: int, data: bytes | memoryview) -> int:
-        self._note("write")
-        return super().write(descriptor, data)
-
-    def write_at(self, descriptor: int, data: bytes | memoryview, offset: int) -> int:
-        self._note("write")
-        return super().write_at(descriptor, data, offset)
-
-    def truncate(self, descriptor: int, size: int) -> None:
-        self._note("truncate")
-        super().truncate(descriptor, size)
-
-    def rename(self, source: str, target: str, *, dir_fd: int) -> None:
-        self._note("rename")
-        super().rename(source, target, dir_fd=dir_fd)
-
-    def unlink(self, path: str, *, dir_fd: int) -> None:
-        self._note("unlink")
-        super().unlink(path, dir_fd=dir_fd)
-
-    def fsync(self, descriptor: int) -> None:
-        self._note("fsync")
-        super().fsync(descriptor)
-
-    def fdatasync(self, descriptor: int) -> None:
-        self._note("fdatasync")
-        super().fdatasync(descriptor)
-
-    def sync_filesystem(self, descriptor: int) -> None:
-        self._note("syncfs")
-        super().sync_filesystem(descriptor)
+def main() -> None:
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
+    logging.getLogger("perdure").setLevel(logging.CRITICAL)  # it rightly warns at every point
+    for error in ERRORS:
+        for times in (1, 5):
+            points = fail_at_every_change(error, times=times)
+            print(f"{errno.errorcode[error]} {times} times at {points} points: clean", flush=True)
+    points = fail_at_every_sync()
+    print(f"a failed flush at {points} points: closed for good, and whole afterwards", flush=True)
+    reason = why_no_full_disk()
+    if reason is not None:
+        sys.exit(f"NOT RUN: {reason}")
+    refusals = fill_a_disk()
+    print(f"a full disk: {refusals} refusals, no half turn, went on when space was back")
 
 
-class KillingFileOps(CountedFileOps):
-    """Kills this process before the n-th operation; a write gets half-way first."""
-
-    def __init__(self, at: int) -> None:
-        super().__init__()
-        self._at = at
-
-    def _note(self, name: str) -> None:
-        super()._note(name)
-        if len(self.names) == self._at and name != "write":
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def write(self, descriptor: int, data: bytes | memoryview) -> int:
-        self._note("write")
-        if len(self.names) == self._at:
-            os.write(descriptor, data[: len(data) // 2])
-            os.kill(os.getpid(), signal.SIGKILL)
-        return os.write(descriptor, data)
-
-    def write_at(self, descriptor: int, data: bytes | memoryview, offset: int) -> int:
-        self._note("write")
-        if len(self.names) == self._at:
-            os.pwrite(descriptor, data[: len(data) // 2], offset)
-            os.kill(os.getpid(), signal.SIGKILL)
-        return os.pwrite(descriptor, data, offset)
+# --- every operation
 
 
-class FailingFileOps(CountedFileOps):
-    """Operations with certain names fail with an error, from the n-th of them on, so many times."""
+def fail_at_every_change(error: int, *, times: int = 1, first: int = 1, step: int = 1) -> int:
+    """How many points there were; raises at the first that was not clean."""
+    for points in count():
+        ops = FailingFileOps(error, CHANGING, at=first + points * step, times=times)
+        with tempfile.TemporaryDirectory() as directory:
+            errors = asyncio.run(run_until_it_works(f"{directory}/store", ops))
+        if not ops.failures:
+            return points
+        assert all(each.retryable for each in errors), errors
+    raise AssertionError("unreachable")
 
-    def __init__(
-        self,
-        error: int = errno.ENOSPC,
-        names: frozenset[str] = frozenset({"write"}),
-        *,
-        at: int = 1,
-        times: int = 1,
-    ) -> None:
-        super().__init__()
-        self._error = error
-        self._failing_names = names
-        self._at = at
-        self.times_left = times
-        self.failures = 0
-        self._seen = 0
 
-    def _note(self, name: str) -> None:
-        super()._note(name)
-        if name not in self._failing_names:
-            return
-        self._seen += 1
-        if self._seen >= self._at and self.times_left:
-            self.times_left -= 1
-            self.failures += 1
-            raise OSError(self._error, os.strerror(self._error))
+def fail_at_every_sync(*, step: int = 1) -> int:
+    """How many points there were; raises at the first that was not clean."""
+    for points in count():
+        ops = FailingFileOps(errno.EIO, SYNCING, at=1 + points * step)
+        with tempfile.TemporaryDirectory() as directory:
+            errors = asyncio.run(run_until_it_works(f"{directory}/store", ops))
+        if not ops.failures:
+            return points
+        assert len(errors) <= 1, errors  # none if it was the close that failed
+    raise AssertionError("unreachable")
+
+
+async def run_until_it_works(path: str, ops: FileOps) -> list[ProviderError]:
+    """The errors on the way to the end."""
+    errors: list[ProviderError] = []
+    clock = ManualClock()
+    while True:
+        provider = FileSystemProvider(path, clock=clock, file_ops=ops)
+        try:
+            await provider.open()
+            await _run_provider(provider, clock, errors)
+            await provider.close()
+        except ProviderError as error:
+            errors.append(error)
+            await provider.close()
+            clock.advance(LOCK_MS + 1)
+            continue
+        return errors
+
+
+async def _run_provider(
+    provider: FileSystemProvider, clock: ManualClock, errors: list[ProviderError]
+) -> None:
+    while True:
+        try:
+            await start_instances(provider, INSTANCES, lambda _: None)
+            await run_to_the_end(provider, TURNS, lambda _: None, checkpoint_every=3)
+        except (StoreFull, StoreUnavailable) as error:
+            errors.append(error)
+            await check_whole(provider, INSTANCES)
+            clock.advance(LOCK_MS + 1)
+            continue
+        await check_finished(provider, INSTANCES, TURNS)
+        return
+
+
+# --- a full disk
+
+
+def why_no_full_disk() -> str | None:
+    """What keeps a file system from running full here, if anything does."""
+    if os.geteuid() != 0:
+        return "a full disk needs root, to mount a small file system"
+    try:
+        with _small_disk("1m"):
+            return None
+    except (OSError, subprocess.CalledProcessError) as error:
+        return f"a small file system cannot be mounted here: {error}"
+
+
+def fill_a_disk() -> int:
+    """How many calls were refused for want of space before there was more of it."""
+    with _small_disk("600k") as mount_point:
+        return asyncio.run(_fill_a_disk(mount_point))
+
+
+async def _fill_a_disk(mount_point: str) -> int:
+    clock = ManualClock()
+    refusals = 0
+    async with FileSystemProvider(f"{mount_point}/store", clock=clock) as provider:
+        while True:
+            try:
+                await start_instances(provider, _FULL_INSTANCES, lambda _: None)
+                await run_to_the_end(provider, TURNS, lambda _: None, checkpoint_every=10)
+            except StoreFull:
+                refusals += 1
+                await check_whole(provider, _FULL_INSTANCES)
+                clock.advance(LOCK_MS + 1)
+                if refusals == 20:
+                    _mount("-o", "remount,size=64m", mount_point)
+                continue
+            break
+        await check_finished(provider, _FULL_INSTANCES, TURNS)
+    assert refusals >= 20, f"only {refusals} calls were refused"
+    async with FileSystemProvider(f"{mount_point}/store", clock=clock) as provider:
+        await check_finished(provider, _FULL_INSTANCES, TURNS)
+    return refusals
+
+
+@contextlib.contextmanager
+def _small_disk(size: str) -> Iterator[str]:
+    with tempfile.TemporaryDirectory() as mount_point:
+        _mount("-t", "tmpfs", "-o", f"size={size}", "tmpfs", mount_point)
+        try:
+            yield mount_point
+        finally:
+            subprocess.run(["umount", mount_point], check=True, capture_output=True)
+
+
+def _mount(*arguments: str) -> None:
+    subprocess.run(["mount", *arguments], check=True, capture_output=True)
+
+
+if __name__ == "__main__":
+    main()

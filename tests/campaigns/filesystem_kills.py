@@ -2,10 +2,9 @@
 
     python -m campaigns.filesystem_kills --kills 2000      (with tests/ on the path)
 
-Three ways: before every operation on the files (and in the middle of every write), in each of two
-lives; at random moments; and, with --strace, at every system call that changes something. After
-each kill the store must open unaided, hold all that was acknowledged, hold no half turn, and go on
-to the end.
+Two ways: before every operation on the files (and in the middle of every write), in each of two
+lives, and at random moments. After each kill the store must open unaided, hold all that was
+acknowledged, hold no half turn, and go on to the end.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from campaigns.filesystem_faults import CountedFileOps, KillingFileOps
+from campaigns.filesystem_ops import CountedFileOps, KillingFileOps
 from campaigns.filesystem_workload import (
     check_finished,
     check_reported,
@@ -47,18 +46,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=2000, help="at random moments")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
-    parser.add_argument("--strace", action="store_true")
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
     points = kill_at_every_operation(every=1)
     print(f"{points} points in two lives: 0 lost, 0 doubled, 0 stuck", flush=True)
     kills = kill_at_random(options.kills, random.Random(options.seed))
     print(f"{kills} random kills: 0 lost, 0 doubled, 0 stuck", flush=True)
-    if options.strace:
-        from campaigns.filesystem_strace import kill_at_every_system_call
-
-        points = kill_at_every_system_call(every=1)
-        print(f"{points} system calls: 0 lost, 0 doubled, 0 stuck", flush=True)
 
 
 # --- before every operation
@@ -136,12 +129,13 @@ def fork_life(
         os.dup2(write_end, 1)
         if is_quiet:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        _exit_after(lambda: asyncio.run(_live(path, life, file_ops)))
+        exit_after(lambda: asyncio.run(_live(path, life, file_ops)))
     os.close(write_end)
     return child, read_end
 
 
-def _exit_after(body: Callable[[], None]) -> None:
+def exit_after(body: Callable[[], None]) -> None:
+    """Never returns: a fork of the campaign must not go on with the campaign."""
     try:
         body()
     except BaseException:

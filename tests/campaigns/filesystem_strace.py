@@ -1,95 +1,230 @@
-"""Kill a process at its n-th system call of a kind, for every n, with strace's fault injection.
+"""Kill a process right before its n-th system call of a kind, for every n and every kind.
 
-The counter of strace is one per thread, so each scenario keeps one thread busy: committing (fetch,
-ack, abandon, renew), or writing the files (compaction) after recovering what a killed process left.
+    python -m campaigns.filesystem_strace      (with tests/ on the path; needs strace)
+
+The counters of strace are one per thread, so each scenario watches the one thread that does its
+part: making a store, recovering one, committing (fetch, ack, abandon, renew), writing the files
+(compaction, archive) and closing. After each kill the store must open unaided, hold all that was
+acknowledged, hold no half turn, and go on to the end.
 """
 
 from __future__ import annotations
 
+import argparse
+import asyncio
+import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from campaigns.filesystem_faults import KillingFileOps
-from campaigns.filesystem_kills import INSTANCES, TURNS, live, recover
+from campaigns.filesystem_kills import INSTANCES, TURNS, exit_after, live, recover
+from campaigns.filesystem_ops import KillingFileOps
+from campaigns.filesystem_workload import (
+    print_report,
+    provider_of_life,
+    run_to_the_end,
+    start_instances,
+)
+
+if TYPE_CHECKING:
+    import random
 
 CHANGING_CALLS = (
-    "write",
-    "fdatasync",
-    "fsync",
-    "syncfs",
-    "rename",
-    "renameat",
-    "unlink",
-    "unlinkat",
-    "mkdir",
-    "mkdirat",
-    "ftruncate",
-    "fchmod",
+    *("openat", "write", "pwrite64", "fdatasync", "fsync", "syncfs", "rename", "renameat"),
+    *("renameat2", "unlink", "unlinkat", "rmdir", "mkdir", "mkdirat", "ftruncate", "fchmod"),
     "flock",
 )
-SCENARIOS = {"committing": (), "compacting": ("--only-checkpoint",)}
 KILL_LEFTOVER_AT = 150
-"""An operation late in the life whose leftovers the second scenario recovers and compacts."""
+"""An operation late in the life whose leftovers are recovered."""
+_CALL = re.compile(r"^(?:(\d+) +)?(\w+)\(", re.MULTILINE)
+_ATTACH_SECONDS = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """Which thread is watched from when on, and what is there before."""
+
+    name: str
+    thread: str | None = None
+    """None: from before the opening on, all threads; the process ends after a checkpoint."""
+    is_recovery: bool = False
+
+
+SCENARIOS = (
+    Scenario("making a store"),
+    Scenario("recovering and compacting", is_recovery=True),
+    Scenario("committing", "perdure journal"),
+    Scenario("compacting and archiving", "perdure files"),
+    Scenario("reporting and closing", "MainThread"),
+)
+
+
+def main() -> None:
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
+    if not is_available():
+        sys.exit("NOT RUN: strace is not installed, or may not trace processes here")
+    print(f"{kill_at_every_system_call()} system calls: 0 lost, 0 doubled, 0 stuck", flush=True)
 
 
 def is_available() -> bool:
-    return shutil.which("strace") is not None
+    if shutil.which("strace") is None:
+        return False
+    command = ["strace", "-qq", "-o", os.devnull, "-e", "trace=none", "true"]
+    return subprocess.run(command, check=False, capture_output=True).returncode == 0
 
 
-def kill_at_every_system_call(*, every: int) -> int:
+def kill_at_every_system_call() -> int:
     """The number of kills; raises at the first violation."""
-    if not is_available():
-        raise SystemExit("NOT RUN: strace is not installed")
+    total = 0
     with tempfile.TemporaryDirectory() as directory:
-        leftover = Path(directory) / "leftover"
-        reports, was_killed = live(str(leftover), 0, KillingFileOps(KILL_LEFTOVER_AT))
-        assert was_killed
-        bases = {"committing": (None, list[str]()), "compacting": (leftover, reports)}
+        base = Base(Path(directory))
+        for scenario in SCENARIOS:
+            kills = Counter[str]()
+            for call in sorted(count_calls(scenario, base)):
+                while kill_at(scenario, base, call, kills[call] + 1):
+                    kills[call] += 1
+            print(f"{scenario.name}: {dict(kills)}", flush=True)
+            total += kills.total()
+    return total
+
+
+def kill_at_some_system_calls(kills: int, rng: random.Random) -> int:
+    """How many of so many chosen points were reached; raises at a violation."""
+    with tempfile.TemporaryDirectory() as directory:
+        base = Base(Path(directory))
+        counts = {scenario: count_calls(scenario, base) for scenario in SCENARIOS}
+        points = [
+            (scenario, call, at)
+            for scenario, calls in counts.items()
+            for call, count in sorted(calls.items())
+            for at in range(1, count + 1)
+        ]
         return sum(
-            _kill_at_each(scenario, call, *bases[scenario], every)
-            for scenario in SCENARIOS
-            for call in CHANGING_CALLS
+            kill_at(scenario, base, call, at)
+            for scenario, call, at in rng.sample(points, min(kills, len(points)))
         )
 
 
-def _kill_at_each(
-    scenario: str, call: str, base: Path | None, reports: list[str], every: int
-) -> int:
-    kills, at = 0, 1
-    while True:
-        with tempfile.TemporaryDirectory() as directory:
-            path = f"{directory}/store"
-            if base is not None:
-                shutil.copytree(base, path)
-            more, was_killed = _live_under_strace(path, call, at, SCENARIOS[scenario])
-            if not was_killed:
-                return kills
+class Base:
+    """What is there before a scenario begins."""
+
+    def __init__(self, directory: Path) -> None:
+        self._leftover = directory / "leftover"
+        self._reports, was_killed = live(str(self._leftover), 0, KillingFileOps(KILL_LEFTOVER_AT))
+        assert was_killed
+
+    def lay(self, scenario: Scenario, path: str) -> list[str]:
+        """Put it there; what had been acknowledged."""
+        if not scenario.is_recovery:
+            return []
+        shutil.copytree(self._leftover, path)
+        return list(self._reports)
+
+
+# --- one life under strace
+
+
+def count_calls(scenario: Scenario, base: Base) -> Counter[str]:
+    """How often the watched thread makes each call that changes something; the most of all."""
+    with tempfile.TemporaryDirectory() as directory:
+        base.lay(scenario, f"{directory}/store")
+        log = f"{directory}/log"
+        _live_under_strace(scenario, f"{directory}/store", "-e", _trace(*CHANGING_CALLS), "-o", log)
+        by_thread = Counter[tuple[str, str]](_CALL.findall(Path(log).read_text(errors="replace")))
+    counts = Counter[str]()
+    for (_, call), count in by_thread.items():
+        counts[call] = max(counts[call], count)
+    return counts
+
+
+def kill_at(scenario: Scenario, base: Base, call: str, at: int) -> bool:
+    """Kill a life there, judge what is left; False if it got to its end before."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = f"{directory}/store"
+        reports = base.lay(scenario, path)
+        # Without --seccomp-bpf, which silently turns the injection off.
+        injection = ("-e", _trace(call), "-e", f"inject={call}:signal=KILL:when={at}")
+        more, was_killed = _live_under_strace(scenario, path, *injection, "-o", os.devnull)
+        if was_killed:
             recover(path, 2, [*reports, *more])
-        kills, at = kills + 1, at + every
+        return was_killed
 
 
-def _live_under_strace(
-    path: str, call: str, at: int, arguments: tuple[str, ...]
-) -> tuple[list[str], bool]:
-    # Without --seccomp-bpf, which silently turns the injection off.
-    command = [
-        *("strace", "-f", "-qq", "-o", "/dev/null", "-e", f"trace={call}"),
-        *("-e", f"inject={call}:signal=KILL:when={at}"),
-        *(sys.executable, "-B", "-m", "campaigns.filesystem_child", path, "--life", "1"),
-        *("--instances", str(INSTANCES), "--turns", str(TURNS), *arguments),
-    ]
-    result = subprocess.run(
-        command,
-        check=False,
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parents[1],
-    )
-    was_killed = result.returncode in {-signal.SIGKILL, 128 + signal.SIGKILL}
-    assert was_killed or result.returncode == 0, result.stderr
-    reports = [line for line in result.stdout.splitlines() if line not in {"opened", "closed"}]
-    return reports, was_killed
+def _trace(*calls: str) -> str:
+    return "trace=" + ",".join(calls)
+
+
+def _live_under_strace(scenario: Scenario, path: str, *options: str) -> tuple[list[str], bool]:
+    child, reader, gate = _fork(scenario, path)
+    lines = os.fdopen(reader, "rb")
+    watched = lines.readline().decode().strip()
+    follow = ("-f",) if scenario.thread is None else ()
+    strace = subprocess.Popen(["strace", "-qq", *follow, *options, "-p", watched])
+    _await_tracer(child, watched, strace)
+    os.close(gate)
+    with lines:
+        reports = lines.read().decode().splitlines()
+    _, status = os.waitpid(child, 0)
+    strace.wait()
+    assert os.WIFSIGNALED(status) or status == 0, f"the process failed: {reports}"
+    return reports, os.WIFSIGNALED(status)
+
+
+def _await_tracer(child: int, thread: str, strace: subprocess.Popen[bytes]) -> None:
+    status = Path(f"/proc/{child}/task/{thread}/status")
+    deadline = time.monotonic() + _ATTACH_SECONDS
+    while f"TracerPid:\t{strace.pid}\n" not in status.read_text():
+        if strace.poll() is not None or time.monotonic() > deadline:
+            os.kill(child, signal.SIGKILL)
+            raise AssertionError(f"strace cannot attach: it ended with {strace.poll()}")
+        time.sleep(0.001)
+
+
+def _fork(scenario: Scenario, path: str) -> tuple[int, int, int]:
+    """A process that names the thread to watch and waits until its gate is closed."""
+    read_end, write_end = os.pipe()
+    gate, gate_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(gate_end)
+        os.dup2(write_end, 1)
+        exit_after(lambda: asyncio.run(_live(scenario, path, gate)))
+    os.close(write_end)
+    os.close(gate)
+    return child, read_end, gate_end
+
+
+async def _live(scenario: Scenario, path: str, gate: int) -> None:
+    provider = provider_of_life(path, 1)
+    if scenario.thread is None:
+        _wait_to_be_watched(os.getpid(), gate)
+        async with provider:
+            await provider.checkpoint()
+        return
+    async with provider:
+        threads = {thread.name: thread.native_id for thread in threading.enumerate()}
+        # The main thread's entry still has the number that it had before the fork.
+        threads["MainThread"] = threading.get_native_id()
+        _wait_to_be_watched(threads[scenario.thread], gate)
+        await start_instances(provider, INSTANCES, print_report)
+        await run_to_the_end(provider, TURNS, print_report, checkpoint_every=3)
+
+
+def _wait_to_be_watched(thread: int | None, gate: int) -> None:
+    print_report(str(thread))
+    os.read(gate, 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -8,6 +8,7 @@ in its history, and half a turn leaves event ids, state and queues at odds with 
 from __future__ import annotations
 
 import os
+from datetime import timedelta
 from typing import TYPE_CHECKING, TypeAlias
 
 from perdure.model.status import Status
@@ -53,7 +54,9 @@ class LifeClock:
 
 
 def provider_of_life(path: str, life: int, file_ops: FileOps | None = None) -> FileSystemProvider:
-    return FileSystemProvider(path, clock=LifeClock(life), file_ops=file_ops)
+    """Every other life moves finished histories to the archive."""
+    archive = timedelta(0) if life % 2 else None
+    return FileSystemProvider(path, clock=LifeClock(life), file_ops=file_ops, archive=archive)
 
 
 def instance_id(number: int) -> str:

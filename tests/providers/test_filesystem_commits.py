@@ -6,7 +6,7 @@ import asyncio
 import threading
 from typing import TYPE_CHECKING
 
-from campaigns.filesystem_faults import CountedFileOps
+from campaigns.filesystem_ops import CountedFileOps
 from perdure.clock import ManualClock
 from perdure.conformance import factories
 from perdure.providers.filesystem import FileSystemProvider, layout

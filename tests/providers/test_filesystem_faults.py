@@ -8,90 +8,33 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from campaigns.filesystem_faults import CountedFileOps, FailingFileOps
-from campaigns.filesystem_workload import (
-    LOCK_MS,
-    check_finished,
-    check_whole,
-    run_to_the_end,
-    start_instances,
-)
-from perdure.clock import ManualClock
-from perdure.errors import ProviderError, StoreClosed, StoreFull, StoreUnavailable
+from campaigns import filesystem_faults
+from campaigns.filesystem_ops import FailingFileOps
+from perdure.errors import StoreClosed, StoreFull
 from perdure.providers.filesystem import FileSystemProvider
 from perdure.providers.items import OrchestratorMessage, StartRouting
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from perdure.providers.filesystem.fileops import FileOps
-
-INSTANCES, TURNS = 2, 2
-CHANGING = frozenset({"write", "create", "open", "rename", "mkdir", "unlink", "truncate"})
-SYNCING = frozenset({"fsync", "fdatasync", "syncfs"})
-
-
-def operations_of_a_run(path: Path) -> list[str]:
-    ops = CountedFileOps()
-    asyncio.run(run_until_it_works(path, ops))
-    return ops.names
-
-
-async def run_until_it_works(path: Path, ops: FileOps) -> list[ProviderError]:
-    """The errors on the way to the end."""
-    errors: list[ProviderError] = []
-    clock = ManualClock()
-    while True:
-        provider = FileSystemProvider(path, clock=clock, file_ops=ops)
-        try:
-            await provider.open()
-            await run_provider(provider, clock, errors)
-            await provider.close()
-        except ProviderError as error:
-            errors.append(error)
-            await provider.close()
-            clock.advance(LOCK_MS + 1)
-            continue
-        return errors
-
-
-async def run_provider(
-    provider: FileSystemProvider, clock: ManualClock, errors: list[ProviderError]
-) -> None:
-    while True:
-        try:
-            await start_instances(provider, INSTANCES, lambda _: None)
-            await run_to_the_end(provider, TURNS, lambda _: None, checkpoint_every=3)
-        except (StoreFull, StoreUnavailable) as error:
-            errors.append(error)
-            await check_whole(provider, INSTANCES)
-            clock.advance(LOCK_MS + 1)
-            continue
-        await check_finished(provider, INSTANCES, TURNS)
-        return
-
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO, errno.EMFILE])
-def test_an_error_at_any_change_is_clean_and_passes(tmp_path: Path, error: int) -> None:
-    changes = [name for name in operations_of_a_run(tmp_path / "count") if name in CHANGING]
-    for at in range(1 + error % 3, len(changes), 3):
-        ops = FailingFileOps(error, CHANGING, at=at)
+def test_an_error_at_any_change_is_clean_and_passes(error: int) -> None:
+    step = 3
 
-        errors = asyncio.run(run_until_it_works(tmp_path / f"store-{at}", ops))
-
-        assert ops.failures == 1
-        assert all(each.retryable for each in errors)
+    assert filesystem_faults.fail_at_every_change(error, first=1 + error % step, step=step) >= 20
 
 
-def test_an_error_at_any_sync_closes_the_store_for_good(tmp_path: Path) -> None:
-    syncs = [name for name in operations_of_a_run(tmp_path / "count") if name in SYNCING]
-    for at in range(1, len(syncs), 4):
-        ops = FailingFileOps(errno.EIO, SYNCING, at=at)
+def test_an_error_at_any_sync_closes_the_store_for_good() -> None:
+    assert filesystem_faults.fail_at_every_sync(step=4) >= 10
 
-        errors = asyncio.run(run_until_it_works(tmp_path / f"store-{at}", ops))
 
-        assert len(errors) <= 1  # none if it was the close that failed
-        assert all(isinstance(each, ProviderError) for each in errors)
+def test_a_full_disk_is_reported_and_the_store_goes_on_when_there_is_space() -> None:
+    reason = filesystem_faults.why_no_full_disk()
+    if reason is not None:
+        pytest.skip(f"NOT RUN: {reason}")
+
+    assert filesystem_faults.fill_a_disk() >= 20
 
 
 def start(number: int) -> OrchestratorMessage:

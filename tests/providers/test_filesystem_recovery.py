@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from campaigns.filesystem_faults import FailingFileOps
+from campaigns.filesystem_ops import FailingFileOps
 from campaigns.filesystem_workload import (
     check_finished,
     check_whole,

@@ -172,8 +172,8 @@ def _read_segment(root: Root, first_sequence: int, *, is_last: bool) -> Iterator
             break
         yield record
         position, expected = end + 1, record.sequence + 1
-    end = data[position:].strip(_NOTHING)
-    if end and not (is_last and _is_unfinished(end, expected)):
+    rest = data[position:].strip(_NOTHING)
+    if rest and not (is_last and _is_unfinished(rest, expected)):
         raise CorruptData(
             "open",
             f"{root.path}/{path} is damaged at byte {position}; restore the directory from a "

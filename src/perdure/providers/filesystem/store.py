@@ -154,7 +154,7 @@ class OpenStore:
                 else None
             ),
         )
-        self.upkeep = Upkeep(self._committer, self._maintain)
+        self.upkeep = Upkeep(root.path, self._committer, self._maintain)
         self.upkeep.note_commit()  # what was recovered is not in the files yet
 
     # --- verbs

@@ -30,7 +30,10 @@ _log = logging.getLogger("perdure.filesystem")
 class Upkeep:
     """Runs checkpoints in the background, in real time: the store's clock has no part in it."""
 
-    def __init__(self, committer: Committer, checkpoint: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self, path: str, committer: Committer, checkpoint: Callable[[], Awaitable[None]]
+    ) -> None:
+        self._path = path
         self._committer = committer
         self._checkpoint = checkpoint
         self._loop = asyncio.get_running_loop()
@@ -66,7 +69,12 @@ class Upkeep:
             await asyncio.wait((self._task,))
 
     def report(self, error: Exception) -> None:
-        _log.warning("the readable files could not be brought up to date: %s", error)
+        _log.warning(
+            "the readable files in %s could not be brought up to date: %s; nothing is lost, the "
+            "journal holds it, and they will be",
+            self._path,
+            error,
+        )
 
     def _look(self) -> None:
         self._timer = None
