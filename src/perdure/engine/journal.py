@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 S = TypeVar("S", bound=events.Scheduled)
 
+# Between a call in user code and the place here that notes it: the recorder and its port.
+_OWN_FRAMES = 4
+
 
 class Journal:
     """The decisions of the turn that is running, with the envelope that they all carry."""
@@ -101,7 +104,7 @@ class Journal:
             timestamp_ms=self.now_ms,
             turn=self.turn,
             op=op,
-            site=call_site() or site,
+            site=call_site(_OWN_FRAMES) or site,
             **fields,
         )
         self.delta.append(cast("events.Event", event))

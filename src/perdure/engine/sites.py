@@ -27,9 +27,12 @@ _shown: dict[str, str | None] = {}
 """How a source file is shown; None for the library's own. As many entries as there are files."""
 
 
-def call_site() -> str:
-    """``file:line`` of the author's call, or an empty text when none is on the stack."""
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
+def call_site(depth: int = 1) -> str:
+    """``file:line`` of the author's call, or an empty text when none is on the stack.
+
+    The caller knows that so many frames are the engine's own.
+    """
+    frame: FrameType | None = sys._getframe(depth)  # noqa: SLF001
     shown_by_file = _shown
     while frame is not None:
         code = frame.f_code

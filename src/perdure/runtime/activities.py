@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from perdure.errors import CorruptData, LockLost, NotRegistered, PerdureError, P
 from perdure.limits import ERROR_TEXT_CHARACTERS_MAX
 from perdure.model import wire, work
 from perdure.model.failures import Category, Failure
+from perdure.providers._shared.rules import new_lock_token
 from perdure.providers.items import Claim, SessionFetch
 from perdure.runtime.failures import failure_from
 from perdure.runtime.observe import SpanNote, log
@@ -180,7 +180,7 @@ class ActivityDispatcher:
         ):
             return None
         self._free -= 1
-        return Claim(lock_token=secrets.token_hex(16), lock_timeout_ms=self._lock_ms)
+        return Claim(lock_token=new_lock_token(), lock_timeout_ms=self._lock_ms)
 
     def unclaim(self, item: work.ActivityExecute, claim: Claim) -> None:
         """The commit that carried the claim did not happen."""

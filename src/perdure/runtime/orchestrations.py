@@ -8,7 +8,6 @@ whatever goes wrong there, the instance is dropped and comes back by fetch and r
 from __future__ import annotations
 
 import asyncio
-import secrets
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +29,7 @@ from perdure.errors import (
 from perdure.model import wire, work
 from perdure.model.failures import Block, BlockReason
 from perdure.model.status import Status
+from perdure.providers._shared.rules import new_lock_token
 from perdure.providers.items import (
     Claim,
     ExecutionMetadata,
@@ -210,9 +210,7 @@ class OrchestrationDispatcher:
             execution = self.intake.begin(item, kv={}, now_ms=self._clock.now_ms())
         except NotRegistered:
             return None
-        live = LiveInstance(
-            item.instance_id, secrets.token_hex(16), execution, None, envelope(item)
-        )
+        live = LiveInstance(item.instance_id, new_lock_token(), execution, None, envelope(item))
         created: asyncio.Future[LiveInstance | None] = self._loop.create_future()
         self._live.add(live)
         live.busy = True
