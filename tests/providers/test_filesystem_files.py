@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import stat
 import subprocess
 import sys
 import time
 import unicodedata
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import pytest
@@ -22,9 +24,16 @@ from perdure.conformance import factories
 from perdure.errors import StoreClosed, StoreMoved, StoreRefused
 from perdure.model.status import Status
 from perdure.providers._shared.embedding import embed, extract
-from perdure.providers.filesystem import FileSystemProvider, documents, layout
+from perdure.providers.filesystem import FileSystemProvider, documents, layout, readable
+from perdure.providers.filesystem.history import History
 from perdure.providers.filesystem.mounts import NETWORK_FILE_SYSTEMS, find_type
-from perdure.providers.items import ExecutionMetadata, TurnCommit
+from perdure.providers.items import (
+    CustomStatusChange,
+    ExecutionMetadata,
+    HistoryRecord,
+    KvSet,
+    TurnCommit,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,6 +56,8 @@ async def fill(provider: FileSystemProvider) -> None:
                 metadata=ExecutionMetadata(
                     name="Shop", version="1.0.0", status=status, output='{"total":3}'
                 ),
+                custom_status=CustomStatusChange(value='{"step":2}'),
+                kv_changes=(KvSet(key="key", value="[1,2]", updated_at_ms=1),),
             ),
         )
 
@@ -73,12 +84,31 @@ def test_a_closed_store_can_be_read_with_a_pager(tmp_path: Path) -> None:
     assert [json.loads(line)["event_id"] for line in lines] == [1, 2]
     meta = json.loads((root / layout.instance_directory("done") / "meta.json").read_text())
     assert (meta["instance_id"], meta["status"]) == ("done", "Completed")
+    assert (meta["executions"], meta["custom_status"]) == ("1", {"step": 2})
+    assert meta["created_at"].endswith("Z")
+    assert meta["kv_store"]["key"]["value"] == [1, 2]
     queued = [path.name for path in sorted((root / layout.ORCHESTRATOR_QUEUE).iterdir())]
-    assert queued == ["000000000003-pending~startorchestration.json"]
+    assert queued == ["000000000003-pending~start-orchestration.json"]
     assert [path.name for path in (root / layout.WORKER_QUEUE).iterdir()] == [
         "000000000004-waiting~act.json"
     ]
     assert "journal/" in (root / "README.md").read_text()
+    assert (root / "lock").read_text() == ""
+
+
+@given(st.integers(0, (1 << 63) - 1) | st.integers(0, 1 << 48))
+@example(253_402_300_799_999)
+@example(253_402_300_800_000)
+def test_a_time_comes_back_to_the_millisecond(time_ms: int) -> None:
+    assert readable.time_ms(readable.time_text(time_ms)) == time_ms
+
+
+@given(st.sets(st.integers(0, 40)), st.tuples(*[st.integers(0, 1 << 40)] * 3))
+def test_ranges_and_versions_come_back(ids: set[int], version: tuple[int, int, int]) -> None:
+    history = History().extended([HistoryRecord(event_id=each, data="") for each in sorted(ids)])
+
+    assert readable.ranges(readable.ranges_text(history.ids)) == history.ids
+    assert readable.version(readable.version_text(version)) == version
 
 
 def test_reopening_an_unchanged_store_changes_no_readable_file(tmp_path: Path) -> None:
@@ -123,8 +153,8 @@ def test_a_payload_comes_back_to_the_letter(text: str) -> None:
         message_id=1,
         instance_id="i",
         kind="k",
-        visible_at_ms=0,
-        enqueued_at_ms=0,
+        visible_at=0,
+        enqueued_at=0,
         body=body,
         body_text=body_text,
     )
@@ -220,7 +250,7 @@ def test_a_directory_with_other_files_is_refused_and_left_alone(tmp_path: Path) 
 
 def test_a_store_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     open_store(tmp_path / "store")
-    newer = documents.StoreDocument(format_version=1, layout_version=99, created_at_ms=0)
+    newer = documents.StoreDocument(format_version=1, layout_version=99, created_at=0)
     (tmp_path / "store/store.json").write_bytes(documents.seal(newer))
 
     with pytest.raises(StoreRefused, match="newer version"):
@@ -248,7 +278,10 @@ def test_a_second_process_is_refused_at_once_and_told_who_has_the_store(tmp_path
             )
             return result.stderr
 
-    assert f"in use by process {os.getpid()} on host" in asyncio.run(scenario())
+    told = asyncio.run(scenario())
+
+    host, today = socket.gethostname(), datetime.now(UTC).date().isoformat()
+    assert f"in use by process {os.getpid()} on host {host!r} since {today}T" in told
 
 
 def test_a_second_handle_is_refused_within_a_second(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from perdure.providers.filesystem.file_steps import (
     WriteExecution,
     WriteQueueEntry,
 )
+from perdure.providers.filesystem.readable import time_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -132,7 +133,7 @@ class Checkpointer:
         return StoreDocument(
             format_version=FORMAT_VERSION,
             layout_version=LAYOUT_VERSION,
-            created_at_ms=self._created_at_ms,
+            created_at=time_text(self._created_at_ms),
             moved_to=moved.location if moved is not None else None,
             checkpoint=checkpoint,
             last_message_id=tables.last_message_id,

@@ -13,13 +13,12 @@ import msgspec
 from perdure.model.failures import Block
 from perdure.model.status import Status
 from perdure.providers._shared.embedding import NO_JSON
+from perdure.providers.filesystem.readable import Time
 from perdure.providers.filesystem.rows import SessionRow, WorkerRow
 from perdure.providers.items import (
     ActivityIdentity,
-    KvEntry,
     StartRouting,
     TimerIdentity,
-    Version,
 )
 
 _CHECKSUM_BYTES: Final = len(b',"checksum":"01234567"}')
@@ -69,7 +68,7 @@ class _DocumentBase(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 class StoreDocument(_DocumentBase, frozen=True, kw_only=True, omit_defaults=True):
     format_version: int
     layout_version: int
-    created_at_ms: int
+    created_at: Time
     moved_to: str | None = None
     checkpoint: int = 0
     """The files hold everything up to this sequence number of the journal."""
@@ -79,9 +78,15 @@ class StoreDocument(_DocumentBase, frozen=True, kw_only=True, omit_defaults=True
 
 class LockDocument(_DocumentBase, frozen=True, kw_only=True, omit_defaults=True):
     lock_token: str
-    locked_until_ms: int
+    locked_until: Time
     owner: str | None = None
     is_kept: bool = False
+
+
+class KvDocument(_DocumentBase, frozen=True, kw_only=True, omit_defaults=True):
+    value: msgspec.Raw = NO_JSON
+    value_text: str | None = None
+    updated_at: Time
 
 
 class InstanceDocument(_DocumentBase, frozen=True, kw_only=True, omit_defaults=True):
@@ -93,19 +98,20 @@ class InstanceDocument(_DocumentBase, frozen=True, kw_only=True, omit_defaults=T
     parent_instance_id: str | None = None
     execution_id: int | None = None
     """None: it has had no turn; there is only history, or a lock or a hold on its messages."""
-    created_at_ms: int | None = None
-    updated_at_ms: int | None = None
-    custom_status: str | None = None
+    created_at: Time | None = None
+    updated_at: Time | None = None
+    custom_status: msgspec.Raw = NO_JSON
+    custom_status_text: str | None = None
     custom_status_version: int = 0
     suspended: bool = False
     block: Block | None = None
-    not_before_ms: int | None = None
+    not_before: Time | None = None
     lock: LockDocument | None = None
     start: StartRouting | None = None
-    executions: tuple[tuple[int, int], ...] = ()
-    """Ranges of execution ids that have a directory, both ends included."""
-    kv_store: dict[str, KvEntry] = {}
-    kv_delta: dict[str, KvEntry | None] = {}
+    executions: str = ""
+    """Ranges of execution ids that have a directory."""
+    kv_store: dict[str, KvDocument] = {}
+    kv_delta: dict[str, KvDocument | None] = {}
 
 
 class ExecutionDocument(_DocumentBase, frozen=True, kw_only=True, omit_defaults=True):
@@ -115,11 +121,11 @@ class ExecutionDocument(_DocumentBase, frozen=True, kw_only=True, omit_defaults=
     """None: there is only history."""
     output: msgspec.Raw = NO_JSON
     output_text: str | None = None
-    started_at_ms: int = 0
-    completed_at_ms: int | None = None
-    framework_version: Version | None = None
-    events: tuple[tuple[int, int], ...] = ()
-    """Ranges of event ids, both ends included."""
+    started_at: Time | None = None
+    completed_at: Time | None = None
+    framework_version: str | None = None
+    events: str = ""
+    """Ranges of event ids."""
     event_count: int = 0
     history_bytes: int = 0
     """Length of the history file; what lies beyond is left from a crash."""
@@ -130,13 +136,13 @@ class MessageDocument(_DocumentBase, frozen=True, kw_only=True, omit_defaults=Tr
     message_id: int
     instance_id: str
     kind: str
-    visible_at_ms: int
-    enqueued_at_ms: int
+    visible_at: Time
+    enqueued_at: Time
     attempt_count: int = 0
     lock_token: str | None = None
     start: StartRouting | None = None
     timer: TimerIdentity | None = None
-    asked_visible_at_ms: int | None = None
+    asked_visible_at: Time | None = None
     """The time that the message itself named."""
     body: msgspec.Raw = NO_JSON
     body_text: str | None = None
@@ -146,15 +152,16 @@ class WorkDocument(_DocumentBase, frozen=True, kw_only=True, omit_defaults=True)
     message_id: int
     identity: ActivityIdentity
     name: str
-    visible_at_ms: int
-    enqueued_at_ms: int
+    visible_at: Time
+    enqueued_at: Time
     attempt_count: int = 0
     session_id: str | None = None
     tag: str | None = None
     lock_token: str | None = None
-    locked_until_ms: int = 0
-    heartbeat: str | None = None
-    asked_visible_at_ms: int | None = None
+    locked_until: Time | None = None
+    heartbeat: msgspec.Raw = NO_JSON
+    heartbeat_text: str | None = None
+    asked_visible_at: Time | None = None
     body: msgspec.Raw = NO_JSON
     body_text: str | None = None
 
@@ -162,12 +169,12 @@ class WorkDocument(_DocumentBase, frozen=True, kw_only=True, omit_defaults=True)
 class LetterDocument(_DocumentBase, frozen=True, kw_only=True, omit_defaults=True):
     letter_id: int
     reason: str
-    dead_since_ms: int
+    dead_since: Time
     instance_id: str
     kind: str
     start: StartRouting | None = None
     timer: TimerIdentity | None = None
-    asked_visible_at_ms: int | None = None
+    asked_visible_at: Time | None = None
     body: msgspec.Raw = NO_JSON
     body_text: str | None = None
 

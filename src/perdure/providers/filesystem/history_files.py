@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 class _Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     event_id: int
-    checksum: str
     event: msgspec.Raw = NO_JSON
     text: str | None = None
+    checksum: str
 
 
 _encoder = msgspec.json.Encoder()

@@ -55,6 +55,7 @@ OWN_NAMES: Final = frozenset(
 """What may lie in the root; a directory with anything else in it does not become a store."""
 
 _NOT_SLUG = re.compile(r"[^a-z0-9]+")
+_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _SEGMENT = re.compile(r"(\d{16})\.jsonl")
 
 
@@ -102,7 +103,7 @@ def letter_file(letter_id: int, instance_id: str, kind: str) -> str:
 
 def _entry(entry_id: int, instance_id: str, what: str) -> str:
     """Sorts in queue order."""
-    return f"{entry_id:012d}-{slug(instance_id)}~{slug(what)}.json"
+    return f"{entry_id:012d}-{slug(instance_id)}~{slug(_HUMP.sub('-', what))}.json"
 
 
 def segment_file(first_sequence: int) -> str:
@@ -134,9 +135,10 @@ it with `perdure` or `FileSystemProvider(path)`, one process at a time.
 | `sessions.json` | which worker holds which session |
 | `workers.json` | runtimes that announced themselves |
 | `archive/` | compressed histories of old executions |
-| `lock` | held by the process that has the store open, and says which one |
+| `lock` | says which process has the store open; empty if none has |
 | `tmp/` | files that are being written |
 
-The files follow the journal after a moment, and at once when the store is closed. Each has a
-checksum; a file that was changed by hand is left aside when the store is opened.
+The files follow the journal after a moment, and at once when the store is closed. Times are UTC.
+Each file has a checksum; one that was changed by hand is left aside when the store is opened. To
+keep a state under version control, close the store, then add the whole directory.
 """

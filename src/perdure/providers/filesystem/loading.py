@@ -30,6 +30,7 @@ from perdure.providers.filesystem.documents import (
     unseal,
 )
 from perdure.providers.filesystem.journal import read_records
+from perdure.providers.filesystem.readable import ranges, time_ms, time_text
 from perdure.providers.filesystem.rows import MovedRow
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def create_layout(root: Root, now_ms: int) -> None:
     if layout.README_FILE not in root.names("."):
         root.replace(layout.README_FILE, layout.README.encode())
     document = StoreDocument(
-        format_version=FORMAT_VERSION, layout_version=LAYOUT_VERSION, created_at_ms=now_ms
+        format_version=FORMAT_VERSION, layout_version=LAYOUT_VERSION, created_at=time_text(now_ms)
     )
     root.replace(layout.STORE_FILE, seal(document))
 
@@ -90,7 +91,7 @@ def load(root: Root, state: State, now_ms: int) -> Loaded:
         last_sequence = record.sequence
     loader.judge_gaps()
     state.load_schedules(now_ms)
-    return Loaded(store.created_at_ms, last_sequence, loader.files, after_crash)
+    return Loaded(time_ms(store.created_at), last_sequence, loader.files, after_crash)
 
 
 def _clear_scratch(root: Root) -> None:
@@ -143,7 +144,7 @@ class _Loader:
                 self._load_instance(directory)
             except FileNotFoundError:
                 self._nameless.append(directory)
-            except (Damaged, OSError) as damage:
+            except (Damaged, OSError, ValueError) as damage:
                 self._set_aside(directory, str(damage))
 
     def _load_queue(
@@ -161,7 +162,7 @@ class _Loader:
                 if path != expected:
                     raise Damaged(f"its name does not fit its content, which is {expected}")
                 load_document(self._tables, document)
-            except (Damaged, OSError) as damage:
+            except (Damaged, OSError, ValueError) as damage:
                 self._set_aside(path, str(damage))
             else:
                 self.files[queue, entry_id] = path
@@ -190,7 +191,7 @@ class _Loader:
             raise Damaged(f"it holds another instance, {document.instance_id!r}")
         executions = [
             execution
-            for first, last in document.executions
+            for first, last in ranges(document.executions)
             for execution_id in range(first, last + 1)
             if (execution := self._load_execution(directory, document.instance_id, execution_id))
             is not None

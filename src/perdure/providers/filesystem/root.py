@@ -18,6 +18,7 @@ import msgspec
 from perdure.errors import StoreClosed, StoreRefused, StoreUnavailable
 from perdure.providers.filesystem import layout
 from perdure.providers.filesystem.mounts import network_file_system
+from perdure.providers.filesystem.readable import Time, time_text
 
 if TYPE_CHECKING:
     from perdure.providers.filesystem.fileops import FileOps
@@ -31,7 +32,7 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
 
     pid: int
     host: str
-    started_at_ms: int
+    since: Time
 
 
 class SyncFailed(Exception):
@@ -117,8 +118,8 @@ class Root:
             )
         os.fchmod(descriptor, 0o700)
 
-    def try_lock(self, started_at_ms: int) -> Holder | None:
-        """Take the root for this process; else who has it."""
+    def try_lock(self, started_at_ms: int) -> bool:
+        """Take the root for this process."""
         if self._lock < 0:
             self._lock = os.open(
                 layout.LOCK_FILE,
@@ -127,22 +128,27 @@ class Root:
                 dir_fd=self.descriptor,
             )
         if not self.ops.try_lock(self._lock):
-            return self._read_holder()
+            return False
         _locked.add(self)
-        holder = Holder(pid=os.getpid(), host=socket.gethostname(), started_at_ms=started_at_ms)
+        since = time_text(started_at_ms)
+        holder = Holder(pid=os.getpid(), host=socket.gethostname(), since=since)
         text = msgspec.json.format(msgspec.json.encode(holder), indent=2) + b"\n"
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, text, 0)
-        return None
+        return True
 
-    def _read_holder(self) -> Holder:
+    def holder(self) -> Holder | None:
+        """Who has the root, after it could not be locked; None while nobody says so."""
         try:
             return msgspec.json.decode(os.pread(self._lock, 4096, 0), type=Holder)
-        except msgspec.MsgspecError:  # the holder has locked it but not yet written its name
-            return Holder(pid=0, host="unknown", started_at_ms=0)
+        except msgspec.MsgspecError:  # just locked, or just about to be released
+            return None
 
     def close(self) -> None:
         """Release the root. Closing the descriptor drops the kernel's lock."""
+        if self in _locked:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._lock, 0)  # nobody has it
         _locked.discard(self)
         for descriptor in (self._lock, self._descriptor):
             if descriptor >= 0:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -88,20 +87,21 @@ def _abandon(files: IoThread, root: Root) -> None:
 
 
 async def _lock_root(root: Root, clock: Clock) -> None:
-    holder = root.try_lock(clock.now_ms())
     for _ in range(_LOCK_ATTEMPTS):
-        if holder is None:
+        if root.try_lock(clock.now_ms()):
             return
         await SystemClock().sleep(_LOCK_WAIT_SECONDS)
-        holder = root.try_lock(clock.now_ms())
-    if holder is not None:
-        since = datetime.fromtimestamp(holder.started_at_ms / 1000, tz=UTC)
-        raise StoreRefused(
-            "open",
-            f"{root.path} is in use by process {holder.pid} on host {holder.host!r} since "
-            f"{since.isoformat(timespec='seconds')}; a directory serves one process at a time: "
-            "stop that one, or use SQLite for several",
-        )
+    holder = root.holder()
+    who = (
+        f"process {holder.pid} on host {holder.host!r} since {holder.since}"
+        if holder is not None
+        else "another process"
+    )
+    raise StoreRefused(
+        "open",
+        f"{root.path} is in use by {who}; a directory serves one process at a time: stop that "
+        "one, or use SQLite for several",
+    )
 
 
 class OpenStore:
