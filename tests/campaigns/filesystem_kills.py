@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING
 
 from campaigns.filesystem_ops import CountedFileOps, KillingFileOps
 from campaigns.filesystem_workload import (
+    BUSY,
+    SMALL,
     check_finished,
     check_reported,
     check_whole,
@@ -32,14 +34,13 @@ from campaigns.filesystem_workload import (
     run_to_the_end,
     start_instances,
 )
+from campaigns.filesystem_workload import live as live_under
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from campaigns.filesystem_workload import Load
     from perdure.providers.filesystem.fileops import FileOps
-
-INSTANCES = 2
-TURNS = 3
 
 
 def main() -> None:
@@ -87,14 +88,15 @@ def kill_at_random(kills: int, rng: random.Random) -> int:
     done = 0
     while done < kills:
         with tempfile.TemporaryDirectory() as directory:
-            path, reports = f"{directory}/store", list[str]()
+            path, reports, load = f"{directory}/store", list[str](), rng.choice((SMALL, BUSY))
             for life in range(6):
-                more, was_killed = live(path, life, CountedFileOps(), rng.uniform(0, 0.12))
+                after = rng.uniform(0, 0.12)
+                more, was_killed = live(path, life, CountedFileOps(), after, load=load)
                 reports += more
                 done += was_killed
                 if not was_killed:
                     break
-            recover(path, 7, reports)
+            recover(path, 7, reports, load=load)
         if done % 100 < 6:
             print(f"{done} of {kills} random kills", flush=True)
     return done
@@ -104,10 +106,15 @@ def kill_at_random(kills: int, rng: random.Random) -> int:
 
 
 def live(
-    path: str, life: int, file_ops: FileOps, kill_after_seconds: float | None = None
+    path: str,
+    life: int,
+    file_ops: FileOps,
+    kill_after_seconds: float | None = None,
+    *,
+    load: Load = SMALL,
 ) -> tuple[list[str], bool]:
     """What a process reported before its end, and whether it was killed."""
-    child, read_end = fork_life(path, life, file_ops)
+    child, read_end = fork_life(path, life, file_ops, load=load)
     if kill_after_seconds is not None:
         time.sleep(kill_after_seconds)
         os.kill(child, signal.SIGKILL)
@@ -120,7 +127,12 @@ def live(
 
 
 def fork_life(
-    path: str, life: int, file_ops: FileOps | None = None, *, is_quiet: bool = False
+    path: str,
+    life: int,
+    file_ops: FileOps | None = None,
+    *,
+    load: Load = SMALL,
+    is_quiet: bool = False,
 ) -> tuple[int, int]:
     """A process that uses the store, and the pipe on which it reports."""
     read_end, write_end = os.pipe()
@@ -129,7 +141,7 @@ def fork_life(
         os.dup2(write_end, 1)
         if is_quiet:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        exit_after(lambda: asyncio.run(_live(path, life, file_ops)))
+        exit_after(lambda: asyncio.run(_live(path, life, file_ops, load)))
     os.close(write_end)
     return child, read_end
 
@@ -144,19 +156,18 @@ def exit_after(body: Callable[[], None]) -> None:
     os._exit(0)
 
 
-async def _live(path: str, life: int, file_ops: FileOps | None) -> None:
+async def _live(path: str, life: int, file_ops: FileOps | None, load: Load) -> None:
     async with provider_of_life(path, life, file_ops) as provider:
-        await start_instances(provider, INSTANCES, print_report)
-        await run_to_the_end(provider, TURNS, print_report, checkpoint_every=3)
+        await live_under(provider, load, print_report)
 
 
-def recover(path: str, life: int, reports: list[str]) -> None:
+def recover(path: str, life: int, reports: list[str], *, load: Load = SMALL) -> None:
     """Open what is left, judge it, go on to the end; on failure keep it for a look."""
     kept = tempfile.mkdtemp(prefix="perdure-killed-")
     if Path(path).exists():
         shutil.copytree(path, f"{kept}/before")
     try:
-        asyncio.run(_recover(path, life, reports))
+        asyncio.run(_recover(path, life, reports, load))
     except BaseException:
         shutil.copytree(path, f"{kept}/after")
         print(f"kept in {kept}; reported: {reports}", file=sys.stderr)
@@ -164,15 +175,15 @@ def recover(path: str, life: int, reports: list[str]) -> None:
     shutil.rmtree(kept)
 
 
-async def _recover(path: str, life: int, reports: list[str]) -> None:
+async def _recover(path: str, life: int, reports: list[str], load: Load) -> None:
     async with provider_of_life(path, life) as provider:
-        await check_whole(provider, INSTANCES)
+        await check_whole(provider, load.instances)
         await check_reported(provider, reports)
-        await start_instances(provider, INSTANCES, lambda _: None)
-        await run_to_the_end(provider, TURNS, lambda _: None)
-        await check_finished(provider, INSTANCES, TURNS)
+        await start_instances(provider, load.instances, lambda _: None)
+        await run_to_the_end(provider, load.turns, lambda _: None)
+        await check_finished(provider, load.instances, load.turns)
     async with provider_of_life(path, life + 1) as provider:
-        await check_finished(provider, INSTANCES, TURNS)
+        await check_finished(provider, load.instances, load.turns)
         assert not list((Path(path) / "tmp").iterdir())
 
 

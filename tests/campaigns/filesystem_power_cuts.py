@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from campaigns.filesystem_kills import fork_life, recover
+from campaigns.filesystem_workload import BUSY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,7 +75,7 @@ def cut_power(cuts: int, rng: random.Random) -> int:
             with _mounted(image) as mount_point:
                 reports = _live_until_cut(mount_point, rng)
             with _mounted(image) as mount_point:
-                recover(f"{mount_point}/store", 1, reports)
+                recover(f"{mount_point}/store", 1, reports, load=BUSY)
                 shutil.rmtree(f"{mount_point}/store")
             acknowledged += len(reports)
             if cut % 50 == 49:
@@ -83,7 +84,7 @@ def cut_power(cuts: int, rng: random.Random) -> int:
 
 
 def _live_until_cut(mount_point: str, rng: random.Random) -> list[str]:
-    child, reader = fork_life(f"{mount_point}/store", 0, is_quiet=True)
+    child, reader = fork_life(f"{mount_point}/store", 0, load=BUSY, is_quiet=True)
     time.sleep(rng.uniform(0.005, 0.25))
     # Only what was reported before the cut: a flush that races with the shutdown call may return
     # success although it came too late, which no power failure can do to a program.

@@ -26,14 +26,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from campaigns.filesystem_kills import INSTANCES, TURNS, exit_after, live, recover
+from campaigns.filesystem_kills import exit_after, live, recover
 from campaigns.filesystem_ops import KillingFileOps
-from campaigns.filesystem_workload import (
-    print_report,
-    provider_of_life,
-    run_to_the_end,
-    start_instances,
-)
+from campaigns.filesystem_workload import SMALL, print_report, provider_of_life
+from campaigns.filesystem_workload import live as live_under
 
 if TYPE_CHECKING:
     import random
@@ -217,8 +213,7 @@ async def _live(scenario: Scenario, path: str, gate: int) -> None:
         # The main thread's entry still has the number that it had before the fork.
         threads["MainThread"] = threading.get_native_id()
         _wait_to_be_watched(threads[scenario.thread], gate)
-        await start_instances(provider, INSTANCES, print_report)
-        await run_to_the_end(provider, TURNS, print_report, checkpoint_every=3)
+        await live_under(provider, SMALL, print_report)
 
 
 def _wait_to_be_watched(thread: int | None, gate: int) -> None:

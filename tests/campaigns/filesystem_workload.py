@@ -7,7 +7,9 @@ in its history, and half a turn leaves event ids, state and queues at odds with 
 
 from __future__ import annotations
 
+import asyncio
 import os
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -59,11 +61,35 @@ def provider_of_life(path: str, life: int, file_ops: FileOps | None = None) -> F
     return FileSystemProvider(path, clock=LifeClock(life), file_ops=file_ops, archive=archive)
 
 
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What one life of a store has to do."""
+
+    instances: int
+    turns: int
+    at_once: int
+    """Callers at a time; their commits share flushes."""
+
+
+SMALL = Load(instances=2, turns=3, at_once=1)
+BUSY = Load(instances=24, turns=3, at_once=4)
+
+
 def instance_id(number: int) -> str:
     return f"../Order {number}"
 
 
 # --- doing
+
+
+async def live(provider: FileSystemProvider, load: Load, report: Report) -> None:
+    """Start what has not been started and bring all to the end, with checkpoints in between."""
+    await start_instances(provider, load.instances, report)
+    runs = [
+        run_to_the_end(provider, load.turns, report, checkpoint_every=3)
+        for _ in range(load.at_once)
+    ]
+    await asyncio.gather(*runs)
 
 
 async def start_instances(provider: Provider, count: int, report: Report) -> None:

@@ -7,12 +7,34 @@ import threading
 from typing import TYPE_CHECKING
 
 from campaigns.filesystem_ops import CountedFileOps
+from campaigns.filesystem_workload import (
+    check_finished,
+    run_to_the_end,
+    start_instances,
+    take_some_steps,
+)
 from perdure.clock import ManualClock
 from perdure.conformance import factories
 from perdure.providers.filesystem import FileSystemProvider, layout
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+class WatchedFileOps(CountedFileOps):
+    """Notes what is looked at, and which thread does what."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda name: self.seen.append((threading.current_thread().name, name)))
+        self.seen: list[tuple[str, str]] = []
+
+    def open_file(self, path: str, *, dir_fd: int) -> int:
+        self.seen.append((threading.current_thread().name, f"open {path.rpartition('/')[2]}"))
+        return super().open_file(path, dir_fd=dir_fd)
+
+    def list_directory(self, dir_fd: int) -> list[str]:
+        self.seen.append((threading.current_thread().name, "list"))
+        return super().list_directory(dir_fd)
 
 
 class GatedFileOps(CountedFileOps):
@@ -103,6 +125,46 @@ def test_a_fetch_that_is_cancelled_gives_back_what_it_took(tmp_path: Path) -> No
             assert turn is not None
             assert work is not None
             assert (turn.attempt_count, work.attempt_count) == (1, 1)
+
+    asyncio.run(scenario())
+
+
+def test_verbs_write_to_the_journal_and_look_at_no_directory(tmp_path: Path) -> None:
+    """Only a history that is needed is read; files are written by the thread for files."""
+
+    async def scenario() -> None:
+        ops = WatchedFileOps()
+        async with FileSystemProvider(tmp_path / "store", file_ops=ops) as provider:
+            await start_instances(provider, 30, lambda _: None)
+            await take_some_steps(provider, 3, 20)
+            await provider.checkpoint()
+            ops.seen.clear()
+
+            await run_to_the_end(provider, 3, lambda _: None)
+
+            seen = {entry for entry in ops.seen if entry[0] != "perdure files"}
+            new_segment = {("perdure journal", name) for name in ("open", "truncate", "fsync")}
+            assert seen - new_segment == {
+                ("perdure journal", "write"),
+                ("perdure journal", "fdatasync"),
+                ("perdure reads", "open history.jsonl"),
+            }
+
+    asyncio.run(scenario())
+
+
+def test_opening_reads_no_history(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with FileSystemProvider(tmp_path / "store") as provider:
+            await start_instances(provider, 30, lambda _: None)
+            await run_to_the_end(provider, 3, lambda _: None)
+        ops = WatchedFileOps()
+        async with FileSystemProvider(tmp_path / "store", file_ops=ops) as provider:
+            opened = [what for _, what in ops.seen if what.startswith("open ")]
+            await check_finished(provider, 30, 3)
+
+            assert opened.count("open meta.json") == opened.count("open state.json") == 30
+            assert "open history.jsonl" not in opened
 
     asyncio.run(scenario())
 
