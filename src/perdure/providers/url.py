@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -68,6 +67,8 @@ def _path_of(url: str, prefix: str) -> str:
 
 
 def _third_party(url: str, scheme: str, clock: Clock | None) -> Provider:
+    from importlib.metadata import entry_points  # slow to load, and hardly ever needed
+
     for entry_point in entry_points(group=_ENTRY_POINTS, name=scheme):
         provider = entry_point.load()(url, clock)
         if not isinstance(provider, Provider):

@@ -111,12 +111,9 @@ def count(by: str | None, output: str, **filters: Any) -> None:
 async def _by_status(session: Session, selection: Selection) -> dict[str, int]:
     import msgspec
 
-    from perdure.cli.overview import count_statuses, merged
+    from perdure.cli.overview import merged
     from perdure.client.search import Selection
-    from perdure.providers.items import InstanceQuery
 
-    if selection == Selection(InstanceQuery()):
-        return {status.value: number for status, number in (await count_statuses(session)).items()}
     asked = selection.query.statuses
     counts: dict[Status, int] = {}
     for status in Status:
