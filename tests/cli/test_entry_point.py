@@ -130,6 +130,41 @@ def test_help_imports_neither_asyncio_nor_rich_nor_a_provider(environ):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("args", [["list"], ["count"], ["show", "h-1"]], ids=lambda args: args[0])
+def test_looking_loads_neither_the_engine_nor_what_only_others_need(sqlite_cli, environ, args):
+    sqlite_cli("start", "hello", "--id", "h-1")
+    check = (
+        "import sys\n"
+        "try:\n"
+        "    from perdure.cli.main import root\n"
+        f"    root.main({args!r})\n"
+        "except SystemExit as end: assert not end.code\n"
+        "slow = {'rich', 'psycopg', 'importlib.metadata', 'importlib.resources', 'email',\n"
+        "    'perdure.engine', 'perdure.runtime', 'perdure.client.client'} & set(sys.modules)\n"
+        "sys.exit(repr(slow) if slow else 0)\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", check], env=environ, capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_importing_perdure_loads_nothing_that_is_not_used_yet(environ):
+    check = (
+        "import sys, perdure\n"
+        "slow = {'asyncio', 'click', 'rich', 'msgspec', 'apsw', 'psycopg'} & set(sys.modules)\n"
+        "sys.exit(repr(slow) if slow else 0)\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", check], env=environ, capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+
+
 def test_help_of_one_command_loads_no_other_command(environ):
     check = (
         "import sys\n"
