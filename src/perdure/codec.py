@@ -61,7 +61,8 @@ class Codec:
         except (TypeError, ValueError, RecursionError, OverflowError) as error:
             raise self._refusal(value, where, error) from error
         # msgspec writes NaN and infinities as null: look closely only where a null was written.
-        if b"null" in data or data.count(b"[") + data.count(b"{") > JSON_DEPTH_MAX:
+        is_long = len(data) > JSON_DEPTH_MAX
+        if b"null" in data or (is_long and data.count(b"[") + data.count(b"{") > JSON_DEPTH_MAX):
             problem = next(_problems(value, where, 0), None)
             if problem is not None:
                 raise PayloadError(problem)
@@ -83,18 +84,19 @@ class Codec:
         while data.startswith(_WRAPPED):
             data = self._unwrap(data, where)
         try:
-            return self._decoder(type).decode(data)
+            decoder = self._decoders[type]
+        except (KeyError, TypeError):
+            decoder = self._make_decoder(type)
+        try:
+            return decoder.decode(data)
         except msgspec.MsgspecError as error:
             raise PayloadError(f"{where}: {error}; got {_shortened(data)}") from error
         except RecursionError as error:
             raise PayloadError(f"{where} is nested too deeply: {_shortened(data)}") from error
 
-    def _decoder(self, type_: Any) -> msgspec.json.Decoder[Any]:
-        try:
-            return self._decoders[type_]
-        except (KeyError, TypeError):
-            target = Any if type_ is object else type_
-            decoder = msgspec.json.Decoder(target, dec_hook=_decode_foreign)
+    def _make_decoder(self, type_: Any) -> msgspec.json.Decoder[Any]:
+        target = Any if type_ is object else type_
+        decoder = msgspec.json.Decoder(target, dec_hook=_decode_foreign)
         with contextlib.suppress(TypeError):  # an unhashable annotation is not cached
             self._decoders[type_] = decoder
         return decoder
@@ -151,8 +153,7 @@ def _problems(value: Any, path: str, depth: int) -> Iterator[str]:
         except UnicodeEncodeError:
             yield f"{path}: {value!r} is not valid Unicode (lone surrogate)"
     elif isinstance(value, Mapping):
-        members: Any = value
-        for key, member in members.items():
+        for key, member in cast("Any", value).items():
             yield from _problems(key, f"{path} key {key!r}", depth + 1)
             yield from _problems(member, f"{path}[{key!r}]", depth + 1)
     elif isinstance(value, (list, tuple, AbstractSet)):

@@ -57,6 +57,8 @@ class HandlerSignature:
         record = codec.decode(raw, self._record, where=self._arguments_label)
         values = msgspec.structs.astuple(record)
         keywords = self._parameters[self._positional_max :]
+        if not keywords:
+            return values, {}
         named = {
             parameter.name: value
             for parameter, value in zip(keywords, values[self._positional_max :], strict=True)

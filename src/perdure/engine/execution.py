@@ -167,9 +167,7 @@ class Execution:
         incoming.add(inbox)
         if not incoming.events:
             return TurnOutcome(turn=self.turn, result=Waiting(), ignored=incoming.ignored)
-        journal.begin_live(journal.turn + 1, now_ms)
-        for event in incoming.events:
-            journal.append(event)
+        journal.begin_live(now_ms, incoming.events)
         outcome = TurnOutcome(turn=journal.turn, result=Waiting(), ignored=incoming.ignored)
         recorder.begin_turn(outcome)
         recorder.loop.enter()

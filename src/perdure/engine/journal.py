@@ -33,7 +33,8 @@ class Journal:
         self.now_ms = 0
         self.commands = 0
         """Requests of the turn so far."""
-        self.delta: list[events.Event] = []
+        self.delta: list[Any] = []
+        """Events."""
         self.is_replaying = False
         self._started = started
         self._codec = codec
@@ -42,12 +43,14 @@ class Journal:
         self._performed: list[events.Event] = []
         self._strays = 0
 
-    def begin_live(self, turn: int, now_ms: int) -> None:
+    def begin_live(self, now_ms: int, arrived: Sequence[events.Event]) -> None:
+        """A new turn, which begins with what came from outside: at least one event."""
         self.is_replaying = False
-        self.turn = turn
+        self.turn += 1
         self.now_ms = now_ms
         self.commands = 0
-        self.delta = []
+        self.delta = list(arrived)
+        self.last_event_id = arrived[-1].event_id
 
     def begin_replay(
         self, turn: int, now_ms: int, arrived: int, decisions: Sequence[events.Event]
@@ -83,11 +86,6 @@ class Journal:
         self.last_event_id = last.event_id
         self.turn = last.turn
 
-    def append(self, event: events.Event) -> None:
-        """Add what came from outside; its id is the next one."""
-        self.last_event_id = event.event_id
-        self.delta.append(event)
-
     def schedule(self, kind: type[S], op: str, site: str, fields: dict[str, Any]) -> S:
         """Record a request of the code, or give the recorded one that it repeats.
 
@@ -107,7 +105,7 @@ class Journal:
             site=call_site(_OWN_FRAMES) or site,
             **fields,
         )
-        self.delta.append(cast("events.Event", event))
+        self.delta.append(event)
         return event
 
     def cancel(self, kind: type[Cancelling], source_event_id: int, **fields: Any) -> None:
@@ -126,7 +124,8 @@ class Journal:
     def end(self, event: events.Terminal, *, is_repeated: bool = False) -> None:
         """Record how the execution ended; on replay the caller tells whether history agrees."""
         if not self.is_replaying:
-            self.append(event)
+            self.last_event_id = event.event_id
+            self.delta.append(event)
             return
         recorded = self._expected.pop("end", None)
         if recorded is not None and is_repeated:

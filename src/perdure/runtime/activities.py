@@ -50,12 +50,22 @@ Completion = work.ActivityCompleted | work.ActivityFailed
 class Running:
     """An activity between the moment it was locked and the moment its outcome is committed."""
 
-    __slots__ = ("cancelled", "completion", "item", "last_heartbeat", "lock_token", "scope", "task")
+    __slots__ = (
+        "cancelled",
+        "completion",
+        "item",
+        "key",
+        "last_heartbeat",
+        "lock_token",
+        "scope",
+        "task",
+    )
 
     def __init__(
         self, item: work.ActivityExecute, lock_token: str, last_heartbeat: str | None = None
     ) -> None:
         self.item = item
+        self.key = (item.instance_id, item.execution_id, item.activity_id)
         self.lock_token = lock_token
         self.last_heartbeat = last_heartbeat
         """What an earlier attempt told last."""
@@ -66,10 +76,6 @@ class Running:
         """The outcome, computed but not yet committed."""
         self.cancelled = False
         """Nobody wants the outcome any more: the lock is gone."""
-
-    @property
-    def key(self) -> tuple[str, int, int]:
-        return self.item.instance_id, self.item.execution_id, self.item.activity_id
 
 
 class ActivityDispatcher:
@@ -99,6 +105,8 @@ class ActivityDispatcher:
         self._poll_ms = round(options.poll_seconds * 1000)
         self._lock_ms = round(options.activity_lock_seconds * 1000)
         self._names = registry.activity_names
+        self._takes = options.tags.matches
+        self._takes_untagged = options.tags.matches(None)
         self._free = options.activity_slots if options.run_activities else 0
         self._running: dict[str, Running] = {}
         self._by_key: dict[tuple[str, int, int], Running] = {}
@@ -176,7 +184,7 @@ class ActivityDispatcher:
             or self._stopping
             or event.session_id is not None
             or event.name not in self._names
-            or not self._options.tags.matches(event.tag)
+            or not (self._takes_untagged if event.tag is None else self._takes(event.tag))
         ):
             return None
         self._free -= 1
@@ -451,8 +459,9 @@ class ActivityDispatcher:
     def _finish(self, lock_token: str) -> None:
         running = self._running.pop(lock_token, None)
         if running is not None:
-            if self._by_key.get(running.key) is running:
-                del self._by_key[running.key]
+            found = self._by_key.pop(running.key, None)
+            if found is not None and found is not running:
+                self._by_key[running.key] = found
             session_id = running.item.session_id
             if session_id is not None:
                 self._sessions[session_id] -= 1
@@ -461,7 +470,8 @@ class ActivityDispatcher:
 
     def _release_slot(self) -> None:
         self._free += 1
-        self._slot_freed.set()
+        if self._free == 1:  # whoever waits for a slot found none
+            self._slot_freed.set()
 
     def _interrupt(self, running: Running) -> None:
         """Tell the code that its outcome is not wanted, and stop it."""

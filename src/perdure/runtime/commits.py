@@ -64,11 +64,15 @@ def commit_of(
     outcome: TurnOutcome,
     claim_for: Callable[[ScheduledActivity], Claim | None],
     *,
+    final: tuple[Status, str] | None,
     consumed: Sequence[int],
     settled_work: Sequence[str] = (),
     keep_lock_ms: int | None = None,
 ) -> tuple[TurnCommit, list[tuple[work.ActivityExecute, Claim]]]:
-    """The commit of a turn, and the activities that it hands over already locked."""
+    """The commit of a turn, and the activities that it hands over already locked.
+
+    ``final`` is the ``final_status`` of the outcome.
+    """
     worker_items: list[WorkerMessage] = []
     claimed: list[tuple[work.ActivityExecute, Claim]] = []
     for scheduled in outcome.activities:
@@ -77,31 +81,36 @@ def commit_of(
         worker_items.append(activity_envelope(item, claim=claim))
         if claim is not None:
             claimed.append((item, claim))
-    instance_id, execution_id = facts.instance_id, facts.execution_id
+    encode = wire.encode
     commit = TurnCommit(
-        execution_id=execution_id,
+        execution_id=facts.execution_id,
         history_delta=tuple(
-            HistoryRecord(event_id=event.event_id, data=wire.encode(event))
-            for event in outcome.delta
+            [HistoryRecord(event_id=event.event_id, data=encode(event)) for event in outcome.delta]
         ),
         worker_items=tuple(worker_items),
         orchestrator_items=tuple(_outgoing(facts, outcome)),
-        metadata=_metadata(facts, outcome),
+        metadata=_metadata(facts, outcome, final),
         custom_status=(
             None
             if outcome.custom_status is None
             else CustomStatusChange(value=outcome.custom_status.value)
         ),
-        kv_changes=tuple(_kv_change(write, facts.now_ms) for write in outcome.kv_writes),
+        kv_changes=tuple([_kv_change(write, facts.now_ms) for write in outcome.kv_writes]),
         cancelled_activities=tuple(
-            ActivityIdentity(
-                instance_id=instance_id, execution_id=execution_id, activity_id=activity_id
-            )
-            for activity_id in outcome.cancelled_activities
+            [
+                ActivityIdentity(
+                    instance_id=facts.instance_id,
+                    execution_id=facts.execution_id,
+                    activity_id=activity_id,
+                )
+                for activity_id in outcome.cancelled_activities
+            ]
         ),
         cancelled_timers=tuple(
-            TimerIdentity(execution_id=execution_id, timer_id=timer_id)
-            for timer_id in outcome.cancelled_timers
+            [
+                TimerIdentity(execution_id=facts.execution_id, timer_id=timer_id)
+                for timer_id in outcome.cancelled_timers
+            ]
         ),
         consumed=tuple(consumed),
         keep_lock_ms=keep_lock_ms,
@@ -257,9 +266,10 @@ def final_status(result: TurnResult) -> tuple[Status, str] | None:
             assert_never(result)
 
 
-def _metadata(facts: TurnFacts, outcome: TurnOutcome) -> ExecutionMetadata:
+def _metadata(
+    facts: TurnFacts, outcome: TurnOutcome, final: tuple[Status, str] | None
+) -> ExecutionMetadata:
     first_turn = outcome.turn == 1
-    final = final_status(outcome.result)
     if final is None and not first_turn:
         return _UNCHANGED
     status, output = final or (None, None)

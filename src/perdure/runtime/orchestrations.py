@@ -307,12 +307,10 @@ class OrchestrationDispatcher:
     ) -> None:
         now_ms = self._clock.now_ms()
         self._live.used(live, now_ms)
-        execution = live.execution
-        events_before = execution.event_count
         outcome = self._compute(live, arrivals, created, now_ms)
         if outcome is None:
             return
-        self._live.grown(execution.event_count - events_before)
+        self._live.grown(len(outcome.delta))
         for line in outcome.ignored:
             log.warning("%s: %s", live.instance_id, line)
         self._commit(live, arrivals, outcome, now_ms, created)
@@ -365,6 +363,7 @@ class OrchestrationDispatcher:
             self._facts(live, now_ms),
             outcome,
             self._activities.claim,
+            final=final,
             consumed=[a.message_id for a in arrivals if a.message_id is not None],
             settled_work=[a.work_token for a in arrivals if a.work_token is not None],
             keep_lock_ms=self._lock_ms if keep else None,

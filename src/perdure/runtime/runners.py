@@ -57,7 +57,7 @@ class Runners:
                 running = launched.popleft()
                 running.task = task
                 has_waited = await _run_apart(self._run(running), self._widen)
-                running.task = None
+                running.task = running.scope = None  # its code has ended
                 if has_waited or task.cancelling():
                     return
         finally:

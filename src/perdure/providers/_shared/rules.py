@@ -274,8 +274,9 @@ def decode_cursor(cursor: str) -> tuple[int, str]:
 def check_commit(commit: TurnCommit) -> None:
     check_number(commit.execution_id, "execution_id", minimum=1)
     check_records(commit.history_delta)
-    for work in commit.worker_items:
-        check_work(work)
+    if not _are_plain_works(commit.worker_items):
+        for work in commit.worker_items:
+            check_work(work)
     for message in commit.orchestrator_items:
         check_message(message)
     check_metadata(commit.metadata)
@@ -323,10 +324,12 @@ def check_metadata(metadata: ExecutionMetadata) -> None:
 
 
 def check_records(records: Sequence[HistoryRecord]) -> None:
+    if _are_positive([record.event_id for record in records]) and _are_plain_texts(
+        [record.data for record in records]
+    ):
+        return
     for record in records:
-        event_id = record.event_id
-        if type(event_id) is not int or not 1 <= event_id <= _INTEGER_MAX:
-            check_number(event_id, "event_id", minimum=1)
+        check_number(record.event_id, "event_id", minimum=1)
         check_text(record.data, "event")
 
 
@@ -339,7 +342,10 @@ def check_message(message: OrchestratorMessage) -> None:
     if message.start is not None:
         start = message.start
         check_id(start.name, "name")
-        _check_optional_ids(version=start.version, parent=start.parent_instance_id)
+        if start.version is not None:
+            check_id(start.version, "version")
+        if start.parent_instance_id is not None:
+            check_id(start.parent_instance_id, "parent")
     if message.timer is not None:
         check_number(message.timer.execution_id, "execution_id", minimum=1)
         check_number(message.timer.timer_id, "timer_id", minimum=1)
@@ -502,6 +508,44 @@ def check_text(text: str | None, what: str, bytes_max: int = BODY_BYTES_MAX) -> 
         )
     if "\0" in text:
         raise InvalidValue(f"the {what} holds a NUL character: {text[:40]!r}...")
+
+
+# A quick look at many at once, as nearly all commits pass it. False only says: look at each.
+
+
+def _are_positive(numbers: Sequence[int]) -> bool:
+    return not numbers or (
+        {*map(type, numbers)} == {int} and min(numbers) >= 1 and max(numbers) <= _INTEGER_MAX
+    )
+
+
+def _are_plain_texts(texts: Sequence[str]) -> bool:
+    if sum(map(len, texts)) > BODY_BYTES_MAX:
+        return False
+    together = "".join(texts)
+    return together.isascii() and "\0" not in together
+
+
+def _are_plain_works(works: Sequence[WorkerMessage]) -> bool:
+    identities = [work.identity for work in works]
+    claims = [work.claim for work in works if work.claim is not None]
+    if any(
+        work.session_id is not None or work.tag is not None or work.visible_at_ms is not None
+        for work in works
+    ):
+        return False
+    for instance_id in {identity.instance_id for identity in identities}:
+        check_id(instance_id, "instance id")
+    for name in {work.name for work in works}:
+        check_id(name, "name of an activity")
+    for claim in claims:
+        check_id(claim.lock_token, "lock token")
+    return (
+        _are_positive([identity.execution_id for identity in identities])
+        and _are_positive([identity.activity_id for identity in identities])
+        and _are_positive([claim.lock_timeout_ms for claim in claims])
+        and _are_plain_texts([work.body for work in works])
+    )
 
 
 def _check_kv_change(change: KvChange) -> None:
