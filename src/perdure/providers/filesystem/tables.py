@@ -38,7 +38,8 @@ class Table(Generic[_Key, _Row]):
     def get(self, key: _Key) -> _Row | None:
         return self.rows.get(key)
 
-    def set(self, key: _Key, row: _Row | None) -> None:
+    def set(self, key: _Key, row: _Row | None) -> _Row | None:
+        """Returns what was there before."""
         old = self.rows.get(key)
         # Even without a row: a file may be left of it.
         self.dirty.add(key)
@@ -47,9 +48,10 @@ class Table(Generic[_Key, _Row]):
         elif old is not None:
             del self.rows[key]
         else:
-            return
+            return None
         if self.on_change is not None:
             self.on_change(key, old, row)
+        return old
 
 
 class Tables:
@@ -141,17 +143,12 @@ class Transaction:
         return not self._old and not self._old_histories
 
     def put(self, table: Table[Any, _Row], row: _Row) -> None:
-        self._set(table, table.key_of(row), row)
+        key = table.key_of(row)
+        self._old.setdefault((table.tag, key), table.set(key, row))
 
     def drop(self, table: Table[_Key, Any], key: _Key) -> None:
         if key in table.rows:
-            self._set(table, key, None)
-
-    def _set(self, table: Table[Any, Any], key: Key, row: Row | None) -> None:
-        name = (table.tag, key)
-        if name not in self._old:
-            self._old[name] = table.rows.get(key)
-        table.set(key, row)
+            self._old.setdefault((table.tag, key), table.set(key, None))
 
     def next_message_id(self) -> int:
         # Not undone: a gap in the numbers harms nobody, a number used twice would.
