@@ -11,21 +11,28 @@ import pytest
 from perdure.model.status import Status
 from perdure.providers.items import InstanceQuery
 from perdure.providers.sqlite import SqliteProvider, deletion, listing, queries
+from perdure.providers.sqlite.many_rows import ManyRows
 from perdure.providers.sqlite.transaction import Snapshot
 
 STATEMENTS = {
-    name: value
+    name: value.of(4) if isinstance(value, ManyRows) else value
     for name, value in vars(queries).items()
-    if name.isupper() and isinstance(value, str)
+    if name.isupper() and isinstance(value, str | ManyRows)
 }
 
-# One row, or a walk over what a recursive query has found through an index.
+# One row, what the caller has given, or a walk over what a recursive query has found by an index.
 HARMLESS_SCANS = (
     "SCAN store_info",
     "SCAN CONSTANT ROW",
     "SCAN tags",
     "SCAN queued",
     "SCAN (subquery",
+    "SCAN 4-ROW VALUES CLAUSE",
+    "SCAN 4 CONSTANT ROWS",
+    "SCAN given VIRTUAL TABLE",
+    "SCAN json_each VIRTUAL TABLE",
+    "SCAN taken",
+    "SCAN ended",
 )
 
 

@@ -11,13 +11,13 @@ from perdure.model.status import Status
 from perdure.providers._shared import rules
 from perdure.providers.items import KvClear, KvSet
 from perdure.providers.sqlite import locks, orchestrator_queue, queries, worker_queue
-from perdure.providers.sqlite.tokens import as_stored
+from perdure.providers.sqlite.many_rows import as_list
+from perdure.providers.sqlite.tokens import as_stored, is_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from perdure.providers.items import (
-        ExecutionMetadata,
         HistoryRecord,
         OrchestratorMessage,
         TurnCommit,
@@ -45,8 +45,8 @@ def apply_commit(tx: Transaction, stored_token: str, lock: Any, commit: TurnComm
         tx.execute_many(queries.DELETE_CONSUMED, [(each, stored_token) for each in commit.consumed])
     elif carried_until is not None:
         tx.execute(queries.DELETE_CARRIED, (instance_id, carried_until, stored_token))
-    is_plain = _is_plain(commit) and _touch(tx, key, commit.execution_id)
-    if not is_plain:
+    is_plain_turn = is_plain(commit) and _touch(tx, key, commit.execution_id)
+    if not is_plain_turn:
         key, name, version = _write_instance(
             tx, instance_id, key, start, commit, suspended=bool(suspended)
         )
@@ -61,7 +61,7 @@ def apply_commit(tx: Transaction, stored_token: str, lock: Any, commit: TurnComm
         return
     locked_until = tx.now + commit.keep_lock_ms
     is_held_back = not_before is not None or block is not None
-    if is_plain and kept and locked_until >= old_until and not is_held_back:
+    if is_plain_turn and kept and locked_until >= old_until and not is_held_back:
         # wake_at stays: early is allowed, and the index is left alone.
         tx.execute(queries.EXTEND_KEPT_LOCK, (locked_until, instance_id))
     else:
@@ -96,9 +96,10 @@ def start_instance(
         tx.execute(queries.DELETE_LOCK, (instance_id,))
     if commit.keep_lock_ms is not None:
         locked_until = tx.now + commit.keep_lock_ms
-        values = (instance_id, key, name, version, locked_until, as_stored(token), owner)
         try:
-            tx.execute(queries.INSERT_KEPT_LOCK, values)
+            queries.INSERT_KEPT_LOCK.execute(
+                tx, [kept_lock_row(instance_id, key, name, version, locked_until, token, owner)]
+            )
         except apsw.ConstraintError as error:
             raise InvalidValue(f"the lock token {token!r} is in use") from error
     _send(tx, commit)
@@ -117,8 +118,8 @@ def append(
     if found is not None:
         key = found[0]
     elif records:
-        values = (instance_id, 0, None, None, None, 0, Status.PENDING, None, None, 0, 0, 0, None)
-        tx.execute(queries.INSERT_INSTANCE, values)
+        values = (None, instance_id, 0, *(None,) * 3, 0, Status.PENDING, None, None, 0, 0, 0, None)
+        queries.INSERT_INSTANCE.execute(tx, [values])
         key = tx.connection.last_insert_rowid()
     else:
         return
@@ -131,7 +132,23 @@ def append(
 # --- the instance and its executions
 
 
-def _is_plain(commit: TurnCommit) -> bool:
+def kept_lock_row(
+    instance_id: str,
+    key: int,
+    name: str | None,
+    version: str | None,
+    locked_until: int,
+    token: str,
+    owner: str,
+) -> tuple[Any, ...]:
+    stored = as_stored(token)
+    return (
+        instance_id, key, name, version, locks.WAITING, locked_until, stored, locked_until,
+        owner, 1,
+    )  # fmt: skip
+
+
+def is_plain(commit: TurnCommit) -> bool:
     """Whether the turn leaves everything but the time of the instance's row as it was."""
     metadata = commit.metadata
     return (
@@ -158,8 +175,31 @@ def _write_instance(
     suspended: bool,
 ) -> tuple[int, str | None, str | None]:
     """Create or update the rows of the instance and of the execution; key, name and version."""
-    metadata, now = commit.metadata, tx.now
-    row = None if key is None else tx.row(queries.INSTANCE_ROW, (key,))
+    if key is None:
+        execution = next_execution(tx.now, None, commit)
+        instance = next_instance(tx.now, None, start, commit, execution, suspended=suspended)
+        queries.INSERT_INSTANCE.execute(tx, [(None, instance_id, *instance)])
+        key = tx.connection.last_insert_rowid()
+    else:
+        row = tx.row(queries.INSTANCE_ROW, (key,))
+        before = tx.row(queries.EXECUTION, (key, commit.execution_id))
+        execution = shown = next_execution(tx.now, before, commit)
+        if row[4] > commit.execution_id:
+            shown = tx.row(queries.EXECUTION, (key, row[4]))
+        instance = next_instance(tx.now, row, start, commit, shown, suspended=suspended)
+        tx.execute(queries.UPDATE_INSTANCE, (*instance, key))
+    queries.PUT_EXECUTION.execute(tx, [(key, commit.execution_id, *execution, tx.now)])
+    return key, instance[1], instance[2]
+
+
+def next_instance(
+    now: int, row: Any, start: Any, commit: TurnCommit, execution: Any, *, suspended: bool
+) -> tuple[Any, ...]:
+    """The columns of an instance after this turn, without key and id.
+
+    ``row`` is what it was, None if it is new; ``execution`` is its latest one after the turn.
+    """
+    metadata = commit.metadata
     if row is None or row[4] == 0:
         name, version, parent, created_at = start or (None, None, None, now)
         row = (0, name, version, parent, 0, Status.PENDING, None, None, 0, created_at, None)
@@ -170,35 +210,19 @@ def _write_instance(
         is_named, name, version = 1, metadata.name, metadata.version
     if commit.custom_status is not None:
         custom_status, custom_version = commit.custom_status.value, custom_version + 1
-    execution_id = max(current, commit.execution_id)
-    execution = _next_execution(tx, key, commit.execution_id, metadata)
-    shown_execution = execution
-    if key is not None and execution_id != commit.execution_id:
-        shown_execution = tx.row(queries.EXECUTION, (key, execution_id))
-    status, _, pinned, completed_at = shown_execution
+    status, _, pinned, completed_at = execution
     shown = rules.shown_status(Status(status), suspended=suspended, blocked=False)
-    if key is None:
-        tx.execute(
-            queries.INSERT_INSTANCE,
-            (instance_id, is_named, name, version, parent, execution_id, shown, pinned,
-             custom_status, custom_version, created_at, now, completed_at),
-        )  # fmt: skip
-        key = tx.connection.last_insert_rowid()
-    else:
-        tx.execute(
-            queries.UPDATE_INSTANCE,
-            (is_named, name, version, parent, execution_id, shown, pinned, custom_status,
-             custom_version, created_at, now, completed_at, key),
-        )  # fmt: skip
-    tx.execute(queries.PUT_EXECUTION, (key, commit.execution_id, *execution, now))
-    return key, name, version
+    return (
+        is_named, name, version, parent, max(current, commit.execution_id), shown, pinned,
+        custom_status, custom_version, created_at, now, completed_at,
+    )  # fmt: skip
 
 
-def _next_execution(
-    tx: Transaction, key: int | None, execution_id: int, metadata: ExecutionMetadata
+def next_execution(
+    now: int, row: Any, commit: TurnCommit
 ) -> tuple[str, str | None, str | None, int | None]:
-    """Status, output, pinned version and end of the execution after this turn."""
-    row = None if key is None else tx.row(queries.EXECUTION, (key, execution_id))
+    """Status, output, pinned version and end of an execution after this turn."""
+    metadata = commit.metadata
     status, output, pinned, completed_at = row or (Status.RUNNING, None, None, None)
     if metadata.framework_version is not None:
         pinned = format_version(metadata.framework_version)
@@ -206,7 +230,7 @@ def _next_execution(
         output = metadata.output
     if metadata.status is not None:
         status = metadata.status
-        completed_at = tx.now if status.ends_execution else None
+        completed_at = now if status.ends_execution else None
     return status, output, pinned, completed_at
 
 
@@ -219,9 +243,8 @@ def _append(
     records: Sequence[HistoryRecord],
 ) -> None:
     try:
-        tx.execute_many(
-            queries.INSERT_EVENT,
-            [(key, execution_id, record.event_id, record.data) for record in records],
+        queries.INSERT_EVENT.execute(
+            tx, [(key, execution_id, record.event_id, record.data) for record in records]
         )
     except apsw.ConstraintError as error:
         raise DuplicateEvent(
@@ -251,30 +274,35 @@ def _carried_start(
 def _settle_work(
     tx: Transaction, operation: str, instance_id: str, tokens: tuple[str, ...]
 ) -> None:
+    if not tokens or (len(tokens) == 1 and _settle_one(tx, instance_id, tokens[0])):
+        return
+    held = worker_queue.find_held(tx, tokens)
+    settled: list[int] = []
     for token in tokens:
-        try:
-            settled = tx.change(queries.SETTLE_WORK, (as_stored(token), tx.now, instance_id))
-        except UnicodeEncodeError:
-            settled = 0
-        if settled != 1:
-            item = tx.held(queries.WORK_HELD, token)
-            if item is None or item[5] <= tx.now:
-                raise rules.lock_lost(operation, token)
+        if token not in held:
+            raise rules.lock_lost(operation, token)
+        message_id, owner_id = held[token]
+        if owner_id != instance_id:
             raise InvalidValue(
-                f"the settled work item {item[1:4]} is another instance's than {instance_id!r}"
+                f"the settled work item {message_id} is one of {owner_id!r}, not of {instance_id!r}"
             )
+        settled.append(message_id)
+    tx.execute(queries.DELETE_WORK_ITEMS, (as_list(settled),))
+
+
+def _settle_one(tx: Transaction, instance_id: str, token: str) -> bool:
+    bindings = (as_stored(token), tx.now, instance_id)
+    return is_text(token) and tx.change(queries.SETTLE_WORK, bindings) == 1
 
 
 def _send(tx: Transaction, commit: TurnCommit) -> None:
-    for item in commit.worker_items:
-        worker_queue.insert(tx, item)
+    worker_queue.insert_many(tx, commit.worker_items)
     for identity in commit.cancelled_activities:
         tx.execute(
             queries.DELETE_CANCELLED_WORK,
             (identity.instance_id, identity.execution_id, identity.activity_id),
         )
-    for message in commit.orchestrator_items:
-        orchestrator_queue.insert(tx, message, rules.visible_at(message.visible_at_ms, tx.now))
+    orchestrator_queue.insert_all(tx, commit.orchestrator_items)
 
 
 def _cancel_timers(tx: Transaction, instance_id: str, commit: TurnCommit) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     import asyncio
@@ -40,13 +40,15 @@ class Entry:
         """``Nothing`` is handed on as it is: the caller is such a wait."""
 
 
+Outcome: TypeAlias = tuple[Entry, Any, BaseException | None]
+"""An operation with its answer or its error."""
+
+
 @dataclass(slots=True)
 class Delivery:
     """What one commit, or a look at the file, has to tell the event loop."""
 
-    outcomes: list[tuple[Entry, Any, BaseException | None]] = field(
-        default_factory=list["tuple[Entry, Any, BaseException | None]"]
-    )
+    outcomes: list[Outcome] = field(default_factory=list["Outcome"])
     turns_changed: bool = False
     work_changed: bool = False
     changed_instances: list[str] = field(default_factory=list[str])

@@ -90,15 +90,11 @@ def note_message(
         instance = tx.row(queries.INSTANCE_BY_ID, (instance_id,))
         if instance is not None and instance[1] > 0:
             key, _, _, name, version = instance
-            tx.execute(
-                queries.INSERT_READY,
-                (instance_id, key, name, version, None, visible_at, message_id),
-            )
+            row = (instance_id, key, name, version, None, READY, visible_at, message_id)
+            queries.INSERT_READY.execute(tx, [row])
         elif instance is None and start is not None:
-            tx.execute(
-                queries.INSERT_READY,
-                (instance_id, None, start.name, start.version, tx.now, visible_at, message_id),
-            )
+            row = ready_row(tx, instance_id, visible_at, message_id, start)
+            queries.INSERT_READY.execute(tx, [row])
         else:
             refresh(tx, instance_id)
         return
@@ -108,6 +104,13 @@ def note_message(
         refresh(tx, instance_id)
     elif due_at is None or (visible_at, message_id) < (due_at, first_message_id):
         tx.execute(queries.SET_DUE, (visible_at, message_id, instance_id))
+
+
+def ready_row(
+    tx: Transaction, instance_id: str, visible_at: int, message_id: int, start: StartRouting
+) -> tuple[Any, ...]:
+    """The row of an instance of which there is nothing but this start."""
+    return (instance_id, None, start.name, start.version, tx.now, READY, visible_at, message_id)
 
 
 def _identify(

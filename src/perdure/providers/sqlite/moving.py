@@ -137,12 +137,12 @@ def _restore_turns(tx: Transaction, snapshot: InstanceSnapshot) -> int:
     )
     pinned = None if current is None else _version_text(current.framework_version)
     values = (
-        snapshot.instance_id, 1, snapshot.name, snapshot.version, snapshot.parent_instance_id,
+        None, snapshot.instance_id, 1, snapshot.name, snapshot.version, snapshot.parent_instance_id,
         snapshot.execution_id, shown, pinned, snapshot.custom_status,
         snapshot.custom_status_version, snapshot.created_at_ms, snapshot.updated_at_ms,
         None if current is None else current.completed_at_ms,
     )  # fmt: skip
-    tx.execute(queries.INSERT_INSTANCE, values)
+    queries.INSERT_INSTANCE.execute(tx, [values])
     key = tx.connection.last_insert_rowid()
     for each in snapshot.executions:
         tx.execute(
@@ -150,9 +150,8 @@ def _restore_turns(tx: Transaction, snapshot: InstanceSnapshot) -> int:
             (key, each.execution_id, each.status, each.output,
              _version_text(each.framework_version), each.started_at_ms, each.completed_at_ms),
         )  # fmt: skip
-        tx.execute_many(
-            queries.INSERT_EVENT,
-            [(key, each.execution_id, record.event_id, record.data) for record in each.history],
+        queries.INSERT_EVENT.execute(
+            tx, [(key, each.execution_id, record.event_id, record.data) for record in each.history]
         )
     for name, entry in snapshot.kv_store.items():
         tx.execute(queries.PUT_KV_STORE, (key, name, entry.value, entry.updated_at_ms))
@@ -171,25 +170,24 @@ def _restore_message(tx: Transaction, entry: QueuedMessage) -> None:
     timer: Any = (None, None)
     if message.timer is not None:
         timer = (message.timer.execution_id, message.timer.timer_id)
-    tx.execute(
-        queries.INSERT_MESSAGE,
-        (tx.new_message_id(), message.instance_id, message.kind, message.body,
-         entry.visible_at_ms, entry.enqueued_at_ms, entry.attempt_count, message.visible_at_ms,
-         *start, *timer),
+    row = (
+        tx.new_message_id(), message.instance_id, message.kind, message.body, entry.visible_at_ms,
+        entry.enqueued_at_ms, entry.attempt_count, message.visible_at_ms, *start, *timer,
     )  # fmt: skip
+    queries.INSERT_MESSAGE.execute(tx, [row])
 
 
 def _restore_work(tx: Transaction, entry: QueuedWork) -> None:
     message, identity = entry.message, entry.message.identity
     is_visible = rules.is_visible(entry.visible_at_ms, tx.now)
-    tx.execute(
-        queries.INSERT_WORK,
-        (tx.new_message_id(), identity.instance_id, identity.execution_id, identity.activity_id,
-         message.name, message.body, message.session_id, message.tag, entry.visible_at_ms,
-         entry.enqueued_at_ms, entry.attempt_count, 0 if is_visible else 1,
-         None if is_visible else entry.visible_at_ms, None, None, entry.heartbeat,
-         message.visible_at_ms),
+    row = (
+        tx.new_message_id(), identity.instance_id, identity.execution_id, identity.activity_id,
+        message.name, message.body, message.session_id, message.tag, entry.visible_at_ms,
+        entry.enqueued_at_ms, entry.attempt_count, 0 if is_visible else 1,
+        None if is_visible else entry.visible_at_ms, None, None, entry.heartbeat,
+        message.visible_at_ms,
     )  # fmt: skip
+    queries.INSERT_WORK.execute(tx, [row])
 
 
 def _version_text(version: tuple[int, int, int] | None) -> str | None:

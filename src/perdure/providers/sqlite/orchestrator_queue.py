@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from perdure.errors import InstanceFinished, NotFound
 from perdure.model.status import Status
 from perdure.providers._shared import rules
 from perdure.providers.items import EnqueueCondition
-from perdure.providers.sqlite import deletion, queries
-from perdure.providers.sqlite.locks import note_message
+from perdure.providers.sqlite import deletion, locks, queries
+from perdure.providers.sqlite.many_rows import as_list, rows_at_once
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,31 +36,57 @@ def enqueue_many(
     delay_ms: int | None,
     condition: EnqueueCondition | None,
 ) -> list[bool]:
+    if condition is EnqueueCondition.ABSENT:
+        taken = _enqueue_new(tx, messages, delay_ms)
+        if taken is not None:
+            return taken
     return [enqueue(tx, message, delay_ms, condition) for message in messages]
+
+
+def _enqueue_new(
+    tx: Transaction, messages: Sequence[OrchestratorMessage], delay_ms: int | None
+) -> list[bool] | None:
+    """Starts of instances of which there is nothing yet; None if one of them is another case."""
+    ids = [message.instance_id for message in messages]
+    if len(set(ids)) != len(ids):
+        return None
+    existing: set[str] = set()
+    for instance_id, execution_id, pending_since in rows_at_once(
+        tx, queries.KNOWN_OF, (as_list(ids),)
+    ):
+        if not execution_id and pending_since is None:
+            return None
+        existing.add(instance_id)
+    queued: list[tuple[Any, ...]] = []
+    ready: list[tuple[Any, ...]] = []
+    for message in messages:
+        instance_id, start = message.instance_id, message.start
+        if start is None:
+            return None
+        if instance_id not in existing:
+            visible_at = rules.visible_at(message.visible_at_ms, tx.now, delay_ms)
+            message_id = tx.next_message_id + len(queued)
+            queued.append(_row(tx, message, visible_at, message_id))
+            ready.append(locks.ready_row(tx, instance_id, visible_at, message_id, start))
+    tx.next_message_id += len(queued)
+    queries.INSERT_MESSAGE.execute(tx, queued)
+    queries.INSERT_READY.execute(tx, ready)
+    tx.changed_instances += [row[1] for row in queued]
+    tx.turns_changed |= bool(queued)
+    return [instance_id not in existing for instance_id in ids]
+
+
+def insert_all(tx: Transaction, messages: Sequence[OrchestratorMessage]) -> None:
+    for message in messages:
+        insert(tx, message, rules.visible_at(message.visible_at_ms, tx.now))
 
 
 def insert(tx: Transaction, message: OrchestratorMessage, visible_at: int) -> None:
     """Add a fresh message."""
     message_id = tx.new_message_id()
-    start, timer = message.start, message.timer
-    instance_id = message.instance_id
-    tx.execute(
-        queries.INSERT_MESSAGE,
-        (
-            message_id,
-            instance_id,
-            message.kind,
-            message.body,
-            visible_at,
-            tx.now,
-            0,
-            message.visible_at_ms,
-            *((None, None, None) if start is None else _routing(start)),
-            *((None, None) if timer is None else (timer.execution_id, timer.timer_id)),
-        ),
-    )
-    note_message(tx, instance_id, visible_at, message_id, start)
-    tx.changed_instances.append(instance_id)
+    queries.INSERT_MESSAGE.execute(tx, [_row(tx, message, visible_at, message_id)])
+    locks.note_message(tx, message.instance_id, visible_at, message_id, message.start)
+    tx.changed_instances.append(message.instance_id)
 
 
 def exists(tx: Transaction, instance_id: str) -> bool:
@@ -100,6 +126,24 @@ def require_alive(tx: Transaction, instance_id: str) -> None:
         raise NotFound(f"there is no instance {instance_id!r}")
     if has_ended(tx, instance_id):
         raise InstanceFinished(f"{instance_id!r} has ended")
+
+
+def _row(
+    tx: Transaction, message: OrchestratorMessage, visible_at: int, message_id: int
+) -> tuple[Any, ...]:
+    start, timer = message.start, message.timer
+    return (
+        message_id,
+        message.instance_id,
+        message.kind,
+        message.body,
+        visible_at,
+        tx.now,
+        0,
+        message.visible_at_ms,
+        *((None, None, None) if start is None else _routing(start)),
+        *((None, None) if timer is None else (timer.execution_id, timer.timer_id)),
+    )
 
 
 def _routing(start: StartRouting) -> tuple[str, str | None, str | None]:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from perdure.providers.sqlite.many_rows import ManyRows
+
 # --- readiness (instance_locks)
 
 PLACE: Final = """
@@ -23,11 +25,13 @@ SET_DUE: Final = """
 UPDATE instance_locks SET due_at = ?, first_message_id = ? WHERE instance_id = ?
 """
 
-INSERT_READY: Final = """
+INSERT_READY: Final = ManyRows(
+    """
 INSERT INTO instance_locks
     (instance_id, instance_key, name, version, pending_since, state, due_at, first_message_id)
-VALUES (?, ?, ?, ?, ?, 0, ?, ?)
-"""
+""",
+    8,
+)
 
 LOCK_FACTS: Final = """
 SELECT lock_token, locked_until, owner, kept, carried_until, suspended, not_before, block
@@ -91,12 +95,14 @@ SET state = 1, wake_at = ?1, locked_until = ?1, lock_token = ?2, owner = ?3, kep
 WHERE instance_id = ?7
 """
 
-INSERT_KEPT_LOCK: Final = """
+INSERT_KEPT_LOCK: Final = ManyRows(
+    """
 INSERT INTO instance_locks
     (instance_id, instance_key, name, version, state, wake_at, lock_token, locked_until, owner,
      kept)
-VALUES (?1, ?2, ?3, ?4, 1, ?5, ?6, ?5, ?7, 1)
-"""
+""",
+    10,
+)
 
 LOCK_HELD: Final = """
 SELECT instance_id, instance_key, locked_until, kept, carried_until, suspended, not_before, block,
@@ -125,6 +131,39 @@ LEFT JOIN instances AS i ON i.instance_id = id
 LEFT JOIN instance_locks AS l ON l.instance_id = id
 """
 
+KNOWN_OF: Final = """
+SELECT json_group_array(json_array(given.value, i.execution_id, l.pending_since))
+FROM json_each(?) AS given
+LEFT JOIN instances AS i ON i.instance_id = given.value
+LEFT JOIN instance_locks AS l ON l.instance_id = given.value
+WHERE i.instance_id IS NOT NULL OR l.instance_id IS NOT NULL
+"""
+
+PLAIN_LOCKS: Final = """
+SELECT json_group_array(json_array(
+    l.lock_token, l.instance_id, l.instance_key, l.locked_until, i.execution_id,
+    (SELECT count(*) FROM (SELECT 1 FROM orchestrator_queue AS q
+                           WHERE q.instance_id = l.instance_id LIMIT ?3)),
+    EXISTS (SELECT 1 FROM kv_delta AS k WHERE k.instance_key = l.instance_key)
+))
+FROM json_each(?1) AS given
+CROSS JOIN instance_locks AS l ON l.lock_token = given.value
+CROSS JOIN instances AS i ON i.instance_key = l.instance_key
+CROSS JOIN executions AS e ON e.instance_key = i.instance_key AND e.execution_id = i.execution_id
+WHERE l.locked_until > ?2 AND l.kept = 1 AND l.pending_since IS NULL AND l.suspended = 0
+  AND l.not_before IS NULL AND l.block IS NULL AND i.status = 'Running' AND e.status = 'Running'
+"""
+"""Locks of turns that go on where the last one stopped, with all that a plain turn has to know."""
+
+EXTEND_KEPT_LOCKS: Final = """
+UPDATE instance_locks SET locked_until = ?2
+WHERE instance_id IN (SELECT value FROM json_each(?1))
+"""
+
+DELETE_LOCKS: Final = """
+DELETE FROM instance_locks WHERE instance_id IN (SELECT value FROM json_each(?))
+"""
+
 EXTEND_KEPT_LOCK: Final = "UPDATE instance_locks SET locked_until = ? WHERE instance_id = ?"
 
 KEEP_LOCK: Final = """
@@ -149,12 +188,14 @@ UPDATE instance_locks SET locked_until = ?1, wake_at = ?1 WHERE instance_id = ?2
 
 # --- orchestrator queue
 
-INSERT_MESSAGE: Final = """
+INSERT_MESSAGE: Final = ManyRows(
+    """
 INSERT INTO orchestrator_queue
     (message_id, instance_id, kind, body, visible_at, enqueued_at, attempt_count,
      asked_visible_at, start_name, start_version, start_parent_id, timer_execution_id, timer_id)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-"""
+""",
+    13,
+)
 
 UNTAG_MESSAGE: Final = """
 UPDATE orchestrator_queue SET lock_token = NULL, attempt_count = max(attempt_count - 1, 0)
@@ -211,6 +252,13 @@ WHERE instance_id = ? AND start_name IS NOT NULL AND visible_at <= ? ORDER BY me
 DELETE_CARRIED: Final = """
 DELETE FROM orchestrator_queue WHERE instance_id = ? AND visible_at <= ? AND lock_token = ?
 """
+CARRIED_OF: Final = """
+SELECT json_group_array(json_array(message_id, lock_token))
+FROM orchestrator_queue WHERE message_id IN (SELECT value FROM json_each(?))
+"""
+DELETE_MESSAGES: Final = """
+DELETE FROM orchestrator_queue WHERE message_id IN (SELECT value FROM json_each(?))
+"""
 DELETE_CONSUMED: Final = "DELETE FROM orchestrator_queue WHERE message_id = ? AND lock_token = ?"
 FORGIVE_CARRIED: Final = """
 UPDATE orchestrator_queue SET attempt_count = max(attempt_count - 1, 0)
@@ -266,12 +314,37 @@ UPDATE instances SET updated_at = ?
 WHERE instance_key = ? AND execution_id = ? AND status = 'Running'
 """
 
-INSERT_INSTANCE: Final = """
-INSERT INTO instances
-    (instance_id, is_named, name, version, parent_instance_id, execution_id, status,
-     framework_version, custom_status, custom_status_version, created_at, updated_at, completed_at)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+TOUCH_INSTANCES: Final = """
+UPDATE instances SET updated_at = ?2 WHERE instance_key IN (SELECT value FROM json_each(?1))
 """
+
+END_INSTANCES: Final = """
+UPDATE instances SET status = ?2, updated_at = ?3, completed_at = ?3
+WHERE instance_key IN (SELECT value FROM json_each(?1))
+"""
+
+END_EXECUTIONS: Final = ManyRows(
+    "WITH ended (instance_key, execution_id, status, output) AS (",
+    4,
+    """)
+UPDATE executions
+SET status = ended.status, output = coalesce(ended.output, executions.output), completed_at = ?
+FROM ended
+WHERE executions.instance_key = ended.instance_key
+  AND executions.execution_id = ended.execution_id
+""",
+)
+
+NEXT_INSTANCE_KEY: Final = "SELECT coalesce(max(instance_key), 0) + 1 FROM instances"
+
+INSERT_INSTANCE: Final = ManyRows(
+    """
+INSERT INTO instances
+    (instance_key, instance_id, is_named, name, version, parent_instance_id, execution_id, status,
+     framework_version, custom_status, custom_status_version, created_at, updated_at, completed_at)
+""",
+    14,
+)
 
 UPDATE_INSTANCE: Final = """
 UPDATE instances
@@ -299,16 +372,20 @@ INSERT INTO executions
 VALUES (?, ?, ?, ?, ?, ?, ?)
 """
 
-PUT_EXECUTION: Final = """
+PUT_EXECUTION: Final = ManyRows(
+    """
 INSERT INTO executions
     (instance_key, execution_id, status, output, framework_version, completed_at, started_at)
-VALUES (?, ?, ?, ?, ?, ?, ?)
+""",
+    7,
+    """
 ON CONFLICT DO UPDATE
 SET status = excluded.status, output = excluded.output, completed_at = excluded.completed_at,
     framework_version = excluded.framework_version
-"""
+""",
+)
 
-INSERT_EVENT: Final = "INSERT INTO history VALUES (?, ?, ?, ?)"
+INSERT_EVENT: Final = ManyRows("INSERT INTO history", 4)
 
 HISTORY: Final = """
 SELECT event_id, data FROM history WHERE instance_key = ? AND execution_id = ? ORDER BY event_id
@@ -342,13 +419,15 @@ EMPTY_KV_DELTA: Final = "DELETE FROM kv_delta WHERE instance_key = ?"
 
 # --- worker queue
 
-INSERT_WORK: Final = """
+INSERT_WORK: Final = ManyRows(
+    """
 INSERT INTO worker_queue
     (message_id, instance_id, execution_id, activity_id, name, body, session_id, tag, visible_at,
      enqueued_at, attempt_count, state, wake_at, lock_token, locked_until, heartbeat,
      asked_visible_at)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-"""
+""",
+    17,
+)
 
 WAKE_WORK: Final = "UPDATE worker_queue SET state = 0, wake_at = NULL WHERE wake_at <= ?"
 
@@ -358,6 +437,17 @@ WHERE state = 0 AND session_id IS NULL AND tag IS ?1
   AND visible_at <= ?2 AND (locked_until IS NULL OR locked_until <= ?2)
 ORDER BY message_id
 """
+
+FIND_WORK_ITEMS: Final = """
+SELECT json_group_array(json_array(message_id, instance_id, execution_id, activity_id, name, body,
+                                   attempt_count + 1, session_id, tag, heartbeat))
+FROM (SELECT * FROM worker_queue
+      WHERE state = 0 AND session_id IS NULL AND tag IS ?1
+        AND visible_at <= ?2 AND (locked_until IS NULL OR locked_until <= ?2)
+      ORDER BY message_id LIMIT ?3)
+"""
+
+HAS_SESSION_WORK: Final = "SELECT 1 FROM worker_queue WHERE session_id IS NOT NULL LIMIT 1"
 
 FIND_WORK_BY_NAME: Final = """
 SELECT message_id FROM worker_queue
@@ -409,8 +499,25 @@ SET state = 1, wake_at = ?1, locked_until = ?1, lock_token = ?2, attempt_count =
 WHERE message_id = ?4
 """
 
+TAKE_WORK_ITEMS: Final = ManyRows(
+    "WITH taken (message_id, lock_token) AS (",
+    2,
+    """)
+UPDATE worker_queue
+SET state = 1, wake_at = ?, locked_until = ?, attempt_count = attempt_count + 1,
+    lock_token = taken.lock_token
+FROM taken WHERE worker_queue.message_id = taken.message_id
+""",
+)
+
 SETTLE_WORK: Final = """
 DELETE FROM worker_queue WHERE lock_token = ? AND locked_until > ? AND instance_id = ?
+"""
+
+HELD_WORK_ITEMS: Final = """
+SELECT json_group_array(json_array(w.lock_token, w.message_id, w.instance_id))
+FROM json_each(?) AS given CROSS JOIN worker_queue AS w ON w.lock_token = given.value
+WHERE w.locked_until > ?
 """
 
 WORK_HELD: Final = """
@@ -419,6 +526,10 @@ FROM worker_queue WHERE lock_token = ?
 """
 
 DELETE_WORK: Final = "DELETE FROM worker_queue WHERE message_id = ?"
+
+DELETE_WORK_ITEMS: Final = """
+DELETE FROM worker_queue WHERE message_id IN (SELECT value FROM json_each(?))
+"""
 
 DELETE_CANCELLED_WORK: Final = """
 DELETE FROM worker_queue WHERE instance_id = ? AND execution_id = ? AND activity_id = ?

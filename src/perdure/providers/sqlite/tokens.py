@@ -13,9 +13,13 @@ from typing import Final
 _TAIL: Final = 16
 
 
-def new_token(now_ms: int, number: int) -> str:
-    """Unguessable and unique; the number tells apart those of one moment."""
-    return f"{secrets.token_hex(16)}{now_ms & 0xFFFFFFFFFFF:011x}{number & 0xFFFFF:05x}"
+def new_tokens(now_ms: int, first_number: int, count: int) -> list[str]:
+    """Unguessable and unique; the numbers tell apart those of one moment."""
+    secret, moment = secrets.token_hex(16 * count), f"{now_ms & 0xFFFFFFFFFFF:011x}"
+    return [
+        f"{secret[32 * index : 32 * index + 32]}{moment}{first_number + index & 0xFFFFF:05x}"
+        for index in range(count)
+    ]
 
 
 def as_stored(token: str) -> str:
@@ -24,3 +28,11 @@ def as_stored(token: str) -> str:
 
 def as_handed_out(stored_token: str) -> str:
     return stored_token[_TAIL:] + stored_token[:_TAIL]
+
+
+def is_text(token: str) -> bool:
+    """Whether it can be stored; what cannot be is no token."""
+    try:
+        return token.isascii() or bool(token.encode())
+    except UnicodeEncodeError:
+        return False

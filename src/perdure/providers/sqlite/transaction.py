@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from perdure.providers.sqlite.tokens import as_stored, new_token
+from perdure.providers.sqlite.tokens import as_stored, new_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -113,8 +113,12 @@ class Transaction(Snapshot):
         return message_id
 
     def new_lock_token(self) -> str:
-        self._tokens += 1
-        return new_token(self.now, self._tokens)
+        return self.new_lock_tokens(1)[0]
+
+    def new_lock_tokens(self, count: int) -> list[str]:
+        tokens = new_tokens(self.now, self._tokens, count)
+        self._tokens += count
+        return tokens
 
     def change(self, sql: str, bindings: Sequence[Any]) -> int:
         """Run it and say how many rows it touched."""

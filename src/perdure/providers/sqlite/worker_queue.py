@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final
 
 import apsw
@@ -10,8 +11,9 @@ from perdure.errors import InvalidValue, LockLost, UsageError
 from perdure.providers._shared import rules
 from perdure.providers.items import ActivityIdentity, FetchedWork, TagMode
 from perdure.providers.sqlite import orchestrator_queue, queries
+from perdure.providers.sqlite.many_rows import as_list, rows_at_once
 from perdure.providers.sqlite.nothing import Nothing
-from perdure.providers.sqlite.tokens import as_stored
+from perdure.providers.sqlite.tokens import as_handed_out, as_stored, is_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -32,18 +34,32 @@ _MISFITS_BEFORE_SEEKING: Final = 50
 
 
 def insert(tx: Transaction, message: WorkerMessage) -> None:
-    """Add a fresh item, locked already if it is claimed."""
+    insert_many(tx, (message,))
+
+
+def insert_many(tx: Transaction, messages: Sequence[WorkerMessage]) -> None:
+    """Add fresh items, locked already if they are claimed."""
+    try:
+        queries.INSERT_WORK.execute(tx, [_row(tx, message) for message in messages])
+    except apsw.ConstraintError as error:
+        claims = [message.claim for message in messages if message.claim is not None]
+        raise InvalidValue(f"a lock token of the claims {claims[:20]} is in use") from error
+
+
+def _row(tx: Transaction, message: WorkerMessage) -> tuple[Any, ...]:
     visible_at = tx.now if message.visible_at_ms is None else message.visible_at_ms
     claim, identity = message.claim, message.identity
     state, attempts, token = READY, 0, None
     wake_at = locked_until = None
+    if claim is None:
+        tx.work_changed = True  # a claimed item is nobody else's business
     if claim is not None:
         state, attempts, token = WAITING, 1, as_stored(claim.lock_token)
         locked_until = tx.now + claim.lock_timeout_ms
         wake_at = max(locked_until, visible_at)
     elif visible_at > tx.now:
         state, wake_at = WAITING, visible_at
-    values = (
+    return (
         tx.new_message_id(),
         identity.instance_id,
         identity.execution_id,
@@ -62,12 +78,6 @@ def insert(tx: Transaction, message: WorkerMessage) -> None:
         None,
         message.visible_at_ms,
     )
-    try:
-        tx.execute(queries.INSERT_WORK, values)
-    except apsw.ConstraintError as error:
-        raise InvalidValue(f"the lock token of the claim {claim} is in use") from error
-    if claim is None:
-        tx.work_changed = True  # a claimed item is nobody else's business
 
 
 def fetch(
@@ -77,9 +87,7 @@ def fetch(
     tags: TagFilter,
     activities: frozenset[str] | None,
 ) -> FetchedWork | Nothing:
-    if not tx.work_awake:
-        tx.execute(queries.WAKE_WORK, (tx.now,))
-        tx.work_awake = True
+    _wake(tx)
     found = [
         message_id
         for tag in _tags_to_try(tx, tags)
@@ -100,13 +108,23 @@ def fetch_several(
     tags: TagFilter,
     activities: frozenset[str] | None,
 ) -> list[FetchedWork] | Nothing:
+    _wake(tx)
     found: list[FetchedWork] = []
+    if session is None or tx.row(queries.HAS_SESSION_WORK) is None:
+        found = _take_several(tx, limit, lock_timeout_ms, tags, activities)
     while len(found) < limit:
         fetched = fetch(tx, lock_timeout_ms, session, tags, activities)
         if isinstance(fetched, Nothing):
             return found or fetched
         found.append(fetched)
     return found
+
+
+def _wake(tx: Transaction) -> None:
+    """Items whose time has come are ready from now on."""
+    if not tx.work_awake:
+        tx.execute(queries.WAKE_WORK, (tx.now,))
+        tx.work_awake = True
 
 
 def ack(
@@ -245,12 +263,42 @@ def _take(
 ) -> FetchedWork:
     token = tx.new_lock_token()
     row = tx.row(queries.WORK_ITEM, (message_id,))
-    instance_id, execution_id, activity_id, name, body, attempts, session_id, tag, heartbeat = row
+    attempts, session_id = row[5:7]
     locked_until = tx.now + lock_timeout_ms
     tx.execute(queries.TAKE_WORK, (locked_until, as_stored(token), attempts, message_id))
     if session_id is not None and session is not None:
         lease = tx.now + session.lock_timeout_ms
         tx.execute(queries.CLAIM_SESSION, (session_id, session.owner_id, lease, tx.now))
+    return _fetched(row, token)
+
+
+def _take_several(
+    tx: Transaction,
+    limit: int,
+    lock_timeout_ms: int,
+    tags: TagFilter,
+    activities: frozenset[str] | None,
+) -> list[FetchedWork]:
+    """The oldest ready items outside of sessions, up to the first that the worker cannot run."""
+    rows: list[Any] = []
+    for tag in _tags_to_try(tx, tags):
+        rows += rows_at_once(tx, queries.FIND_WORK_ITEMS, (tag, tx.now, limit))
+    rows.sort()
+    del rows[limit:]
+    if activities is not None:
+        rows = list(takewhile(lambda row: row[4] in activities, rows))
+    tokens = tx.new_lock_tokens(len(rows))
+    locked_until = tx.now + lock_timeout_ms
+    queries.TAKE_WORK_ITEMS.execute(
+        tx,
+        [(row[0], as_stored(token)) for row, token in zip(rows, tokens, strict=True)],
+        (locked_until, locked_until),
+    )
+    return [_fetched(row[1:], token) for row, token in zip(rows, tokens, strict=True)]
+
+
+def _fetched(row: Any, token: str) -> FetchedWork:
+    instance_id, execution_id, activity_id, name, body, attempts, session_id, tag, heartbeat = row
     return FetchedWork(
         identity=ActivityIdentity(
             instance_id=instance_id, execution_id=execution_id, activity_id=activity_id
@@ -270,6 +318,13 @@ def _next_due(tx: Transaction, session: SessionFetch | None) -> int | None:
     if session is not None:
         dues.append(tx.row(queries.NEXT_SESSION_END, (tx.now,))[0])
     return min((due for due in dues if due is not None), default=None)
+
+
+def find_held(tx: Transaction, tokens: Iterable[str]) -> dict[str, tuple[int, str]]:
+    """Message id and instance id of each item that one of the tokens holds, by that token."""
+    given = as_list([as_stored(token) for token in tokens if is_text(token)])
+    rows = rows_at_once(tx, queries.HELD_WORK_ITEMS, (given, tx.now))
+    return {as_handed_out(row[0]): (row[1], row[2]) for row in rows}
 
 
 def _held(tx: Transaction, lock_token: str, operation: str) -> Any:

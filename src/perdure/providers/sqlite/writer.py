@@ -12,11 +12,12 @@ import queue
 import random
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import apsw
 
 from perdure.errors import InternalError, PerdureError, StoreFull, StoreUnavailable
+from perdure.providers.sqlite import batches
 from perdure.providers.sqlite.connection import (
     breaks_connection,
     connect_writer,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
     from perdure.clock import Clock
     from perdure.providers.sqlite.connection import Durability
-    from perdure.providers.sqlite.entries import Entry
+    from perdure.providers.sqlite.entries import Entry, Outcome
 
 _log = logging.getLogger("perdure.sqlite")
 
@@ -143,24 +144,35 @@ class Writer:
         delivery = Delivery()
         for group in _groups(entries):
             try:
-                self._attempt(group, delivery)
+                self._attempt_together(group, delivery)
             except _RunOneByOne:
                 for entry in group:
                     self._attempt([entry], delivery)
         return delivery
 
-    def _attempt(self, entries: Sequence[Entry], delivery: Delivery) -> None:
+    def _attempt_together(self, entries: Sequence[Entry], delivery: Delivery) -> None:
+        try:
+            self._attempt(entries, delivery, together=len(entries) >= batches.RUN_MIN)
+        except batches.NotAsSeen as error:
+            _log.debug("a batch is run one by one: %r", error.__cause__)
+            self._attempt(entries, delivery)
+
+    def _attempt(
+        self, entries: Sequence[Entry], delivery: Delivery, *, together: bool = False
+    ) -> None:
         """Run the operations in one transaction and note what became of them."""
         transaction: Transaction | None = None
         try:
             transaction = self._opened()
             transaction.begin(self._clock.now_ms)
             self._reached("begun")
-            outcomes = [self._outcome(entry, transaction, len(entries)) for entry in entries]
+            outcomes = self._outcomes(entries, transaction, together=together)
             self._reached("before commit")
             transaction.commit()
             self._reached("after commit")
-        except _RunOneByOne:
+        except (_RunOneByOne, batches.NotAsSeen):
+            assert transaction is not None
+            _roll_back(transaction)
             raise
         except (apsw.Error, PerdureError) as error:
             if transaction is not None:
@@ -175,9 +187,24 @@ class Writer:
             delivery.work_changed |= transaction.work_changed
             delivery.changed_instances += transaction.changed_instances
 
-    def _outcome(
-        self, entry: Entry, transaction: Transaction, neighbours: int
-    ) -> tuple[Entry, Any, BaseException | None]:
+    def _outcomes(
+        self, entries: Sequence[Entry], transaction: Transaction, *, together: bool
+    ) -> list[Outcome]:
+        def run_one(entry: Entry) -> Outcome:
+            return self._outcome(entry, transaction, len(entries))
+
+        if not together:
+            return [run_one(entry) for entry in entries]
+        try:
+            return batches.run(transaction, entries, run_one)
+        except apsw.ConstraintError as error:
+            raise batches.NotAsSeen from error
+        except (apsw.Error, _RunOneByOne):
+            raise
+        except Exception as error:
+            raise batches.NotAsSeen from error
+
+    def _outcome(self, entry: Entry, transaction: Transaction, neighbours: int) -> Outcome:
         changes = transaction.connection.total_changes()
         error: BaseException
         try:
@@ -194,7 +221,6 @@ class Writer:
             error = bug if entry.alone else InternalError(f"{entry.name}: {bug!r}")
             error.__cause__ = bug if error is not bug else bug.__cause__
         if neighbours > 1:
-            _roll_back(transaction)
             raise _RunOneByOne from error
         _roll_back(transaction)
         transaction.begin(self._clock.now_ms)

@@ -1,0 +1,60 @@
+"""Statements for any number of rows at once.
+
+Each step of a statement hands the interpreter to whoever waits for it, and getting it back can
+take milliseconds: what counts is the number of steps, not only of rows.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from perdure.providers.sqlite.transaction import Snapshot, Transaction
+
+_SIZES: Final = (256, 64, 16, 8, 4, 2, 1)
+"""Rows of one statement: few sizes, so that each is prepared once and kept."""
+
+_encode: Final = msgspec.json.Encoder().encode
+_decode: Final = msgspec.json.Decoder(list[Any]).decode
+
+
+class ManyRows:
+    """A statement around VALUES, written for each of the sizes."""
+
+    __slots__ = ("_after", "_before", "_row", "_statements")
+
+    def __init__(self, before: str, columns: int, after: str = "") -> None:
+        row = f"({','.join('?' * columns)})"
+        self._before, self._row, self._after = before, row, after
+        self._statements = [(size, self.of(size)) for size in _SIZES]
+
+    def of(self, size: int) -> str:
+        """The statement for so many rows."""
+        return f"{self._before} VALUES {','.join([self._row] * size)} {self._after}"
+
+    def execute(
+        self, tx: Transaction, rows: Sequence[Sequence[Any]], more: Sequence[Any] = ()
+    ) -> int:
+        """How many rows were touched; ``more`` is bound to the parameters after the rows."""
+        begin = touched = 0
+        for size, sql in self._statements:
+            while len(rows) - begin >= size:
+                part = chain.from_iterable(rows[begin : begin + size])
+                touched += tx.change(sql, (*part, *more))
+                begin += size
+        return touched
+
+
+def as_list(values: Iterable[Any]) -> str:
+    """Keys, ids or tokens for ``json_each(?)``. Errors: UnicodeEncodeError."""
+    return _encode(list(values)).decode()
+
+
+def rows_at_once(tx: Snapshot, sql: str, bindings: Sequence[Any]) -> list[Any]:
+    """Rows that the statement has gathered into one JSON list of lists."""
+    return _decode(tx.row(sql, bindings)[0])
