@@ -145,6 +145,18 @@ def test_terminate_ends_it_without_a_worker(waiting):
     assert "stuck" in waiting("list", "id:a-1").out
 
 
+def test_terminate_says_that_what_has_not_begun_ends_later(cli):
+    cli("start", "hello", "--id", "h-1")
+    cli("start", "hello", "--id", "h-2")
+    later = "it had not begun; a worker ends it before it begins"
+
+    one = cli("terminate", "h-1")
+    many = cli("terminate", "--query", "id:h-2", "-y")
+
+    assert one.lines == [f"✓ terminated h-1: {later}"]
+    assert many.lines == ["✓ terminated 1 instance", f"  1 of them: {later}"]
+
+
 def test_pause_and_resume(waiting):
     waiting("pause", "a-1")
     paused = status_of(waiting, "a-1")

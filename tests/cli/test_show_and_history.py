@@ -23,6 +23,14 @@ def test_show_of_a_waiting_instance_says_for_what_and_how_long(cli):
     assert '▷ wait_for_event("answer")' in shown.out
 
 
+def test_times_count_from_the_beginning_also_where_that_is_not_shown(cli):
+    cli.run(("a-1", flows.approval, 1), until_open={"a-1"})
+    whole = cli("history", "a-1").lines
+    part = cli("history", "a-1", "--type", "ExternalSubscribed").lines
+
+    assert part == [line for line in whole if "ExternalSubscribed" in line]
+
+
 def test_show_of_a_failed_instance_has_the_error_and_the_traceback(cli):
     cli.run(("f-1", flows.failing, "boom"))
 

@@ -9,6 +9,7 @@ from perdure.cli.documents import instance_document, raw
 from perdure.cli.escape import clean_block
 from perdure.cli.exits import Exit
 from perdure.cli.render import json_text, print_json, print_json_line, warn
+from perdure.cli.session import current_settings
 from perdure.client.view import failure_of
 from perdure.model.status import Status
 
@@ -30,6 +31,6 @@ def print_outcome(info: InstanceInfo, output: str) -> Exit:
         failure = failure_of(info)
         said = "" if failure is None or not str(failure) else f": {failure}"
         warn(f"{info.name} {info.instance_id} {info.status.lower()}{said}")
-        if failure is not None and failure.traceback:
+        if failure is not None and failure.traceback and current_settings().traceback:
             sys.stderr.write(clean_block(failure.traceback.rstrip()) + "\n")
     return Exit.FAILED

@@ -12,6 +12,7 @@ from perdure.cli.journal import lines_of
 from perdure.cli.render import (
     Cell,
     echo,
+    echo_wrapped,
     glyph,
     is_terminal,
     print_facts,
@@ -20,6 +21,7 @@ from perdure.cli.render import (
 )
 from perdure.cli.rows import named
 from perdure.cli.session import suggest_commands
+from perdure.cli.tracebacks import own_frames
 from perdure.client.durations import shown_duration, shown_time
 from perdure.client.insights import Insight, Surroundings, explain, read_surroundings
 from perdure.client.steps import StepView, shortened, steps_of
@@ -97,13 +99,13 @@ async def _count_events(admin: ProviderAdmin, info: InstanceInfo) -> int:
 
 def print_picture(picture: Picture, now_ms: int, *, is_whole: bool = False) -> None:
     info, insight = picture.info, picture.insight
-    status = shown_status(info)
+    status = "Retrying" if insight.doing == "retrying" else shown_status(info)
     echo(
         Cell(f"{named(info)}  ", "bold"),
         Cell(f"{info.instance_id}  ", "bold"),
         Cell(f"{glyph(status)} {status.upper()}", status_style(info.status)),
     )
-    echo("  ", Cell(insight.sentence, "red" if insight.error else ""))
+    echo_wrapped(Cell(insight.sentence, "red" if insight.error else ""))
     print_facts(_facts(picture, now_ms))
     if picture.left_out:
         echo("  ", Cell(f"(the first {picture.left_out} events are left out)", "dim"))
@@ -144,7 +146,7 @@ def _print_trouble(picture: Picture) -> None:
     if block is not None and picture.info.status is Status.BLOCKED:
         _print_block(block.detail or block.message)
     elif failure is not None and failure.traceback:
-        _print_block(failure.traceback)
+        _print_block(own_frames(failure.traceback))
 
 
 def _print_block(text: str) -> None:

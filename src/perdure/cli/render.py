@@ -140,6 +140,16 @@ def echo(*parts: str | Cell, is_cut: bool = False) -> None:
         console().print(line, soft_wrap=True)
 
 
+def echo_wrapped(part: str | Cell) -> None:
+    """A sentence, indented; on a terminal it goes on in the next line between two words."""
+    if not is_terminal():
+        sys.stdout.write(f"  {clean(_plain(part))}\n")
+        return
+    from rich.padding import Padding
+
+    console().print(Padding(text_of(part), (0, 0, 0, 2)))
+
+
 def print_facts(facts: Iterable[tuple[str, str]]) -> None:
     """Labels and texts; a long text goes on below its own beginning."""
     if not is_terminal():

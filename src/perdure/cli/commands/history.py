@@ -62,14 +62,15 @@ def history(
 
     async def body(session: Session) -> None:
         records = read_records(session, instance_id, execution, follow)
+        if output == "table" and not raw:
+            await _print_lines(records, fits)
+            return
         shown = (record async for record in records if fits(record))
         if raw or output == "jsonl":
             async for record in shown:
                 sys.stdout.write(clean_json(record.data) + "\n")
-        elif output == "json":
-            await _print_array(shown)
         else:
-            await _print_lines(shown)
+            await _print_array(shown)
 
     run(body)
 
@@ -155,7 +156,10 @@ async def _print_array(records: AsyncIterator[HistoryRecord]) -> None:
     sys.stdout.write("[]\n" if separator == "[" else "\n]\n")
 
 
-async def _print_lines(records: AsyncIterator[HistoryRecord]) -> None:
+async def _print_lines(
+    records: AsyncIterator[HistoryRecord], fits: Callable[[HistoryRecord], bool]
+) -> None:
+    """Times count from the first event, also where that is not shown."""
     began_ms: int | None = None
     has_room = terminal_width() >= _SITE_WIDTH_MIN
     async for record in records:
@@ -165,6 +169,8 @@ async def _print_lines(records: AsyncIterator[HistoryRecord]) -> None:
             echo(f"{record.event_id:>5}  ", Cell(f"unreadable: {error.message}", "red"))
             continue
         began_ms = event.timestamp_ms if began_ms is None else began_ms
+        if not fits(record):
+            continue
         kind = type(event).__name__
         since = f"+{shown_duration(event.timestamp_ms - began_ms)}"
         site = getattr(event, "site", "") if has_room else ""
