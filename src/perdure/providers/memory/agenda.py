@@ -33,12 +33,15 @@ class Agenda:
         self._instances: dict[str, Instance] = {}
         self._places: dict[str, tuple[_Keys | None, tuple[int, int, str] | None, int | None]] = {}
 
-    def place(self, instance: Instance, now_ms: int) -> None:
-        """To be called after every change of the instance's messages, lock or holds."""
+    def place(self, instance: Instance, now_ms: int) -> bool:
+        """To be called after every change of the instance's messages, lock or holds.
+
+        Tells whether there is, or will be, something to hand out.
+        """
         self.remove(instance)
         opens_at_ms = instance.opens_at_ms
         if not instance.messages or instance.suspended or opens_at_ms is None:
-            return
+            return False
         keys: _Keys | None = None
         key: tuple[int, int, str] | None = None
         later_ms: int | None = None
@@ -62,6 +65,7 @@ class Agenda:
             self._later.add((later_ms, instance.instance_id))
         self._instances[instance.instance_id] = instance
         self._places[instance.instance_id] = (keys, key, later_ms)
+        return True
 
     def remove(self, instance: Instance) -> None:
         if self._instances.pop(instance.instance_id, None) is None:

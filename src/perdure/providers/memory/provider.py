@@ -199,7 +199,7 @@ class InMemoryProvider(Provider):
             store.work_signal,
             poll_timeout_ms,
             lambda: working.fetch(store, lock_timeout_ms, session, tags, activities),
-            store.work.next_due_ms,
+            store.work.sleep_until_ms,
         )
 
     async def ack_work_item(
@@ -316,7 +316,7 @@ class InMemoryProvider(Provider):
         signal: Signal,
         poll_timeout_ms: int,
         look: Callable[[], _Fetched | None],
-        next_due_ms: Callable[[int], int | None],
+        next_due_ms: Callable[[int], float | None],
     ) -> _Fetched | None:
         """Look until there is something; in between wait for a signal or for the next due time.
 
@@ -333,7 +333,7 @@ class InMemoryProvider(Provider):
             if fetched is not None or left_ms <= 0:
                 return fetched
             due_ms = next_due_ms(now_ms)
-            wait_ms = left_ms if due_ms is None else min(left_ms, due_ms - now_ms)
+            wait_ms = left_ms if due_ms is None else int(min(left_ms, due_ms - now_ms))
             changed = await signal.wait(seen, wait_ms)
             if not self._is_open:
                 return None

@@ -64,8 +64,7 @@ class MemoryStore:
         if instance.is_empty:
             self.agenda.remove(instance)
             self.instances.pop(instance.instance_id, None)
-        else:
-            self.agenda.place(instance, now_ms)
+        elif self.agenda.place(instance, now_ms):
             self.turn_signal.notify()
         self.changes.notify((instance.instance_id,))
 

@@ -33,6 +33,8 @@ class WorkQueue:
         self._later: SortedKeys[tuple[int, int]] = SortedKeys()
         """(time at which it is free, message id)."""
         self._later_ms: dict[int, int] = {}
+        self._slept_until_ms: float = 0
+        """The latest time at which somebody who waits looks again by himself."""
 
     # --- items
 
@@ -53,7 +55,9 @@ class WorkQueue:
         if item.lock_token is not None:
             self._locks[item.lock_token] = item
         self._place(item, now_ms)
-        self._signal.notify()
+        # A claimed item is news only for who would sleep beyond the end of its lock.
+        if item.lock_token is None or item.free_at_ms < self._slept_until_ms:
+            self._notify()
 
     def remove(self, item: WorkItem) -> None:
         self._unplace(item)
@@ -84,6 +88,10 @@ class WorkQueue:
         item.lock_token, item.locked_until_ms = None, 0
         item.visible_at_ms = visible_at_ms
         self._place(item, now_ms)
+        self._notify()
+
+    def _notify(self) -> None:
+        self._slept_until_ms = 0
         self._signal.notify()
 
     # --- looking
@@ -105,8 +113,8 @@ class WorkQueue:
                 heads.extend(self._first_free(lane, now_ms))
         return self.items[min(heads)] if heads else None
 
-    def next_due_ms(self, now_ms: int) -> int | None:
-        """When an item or a session may become free."""
+    def sleep_until_ms(self, now_ms: int) -> float:
+        """For who found nothing: when an item or a session may become free without notice."""
         dues = [
             session.locked_until_ms
             for session in self.sessions.values()
@@ -114,7 +122,9 @@ class WorkQueue:
         ]
         if (later := self._later.first_after((now_ms, float("inf")))) is not None:
             dues.append(later[0])
-        return min(dues, default=None)
+        until_ms = min(dues, default=float("inf"))
+        self._slept_until_ms = max(self._slept_until_ms, until_ms)
+        return until_ms
 
     def _first_free(self, lane: SortedKeys[tuple[int]], now_ms: int) -> Iterable[int]:
         for (message_id,) in lane:
