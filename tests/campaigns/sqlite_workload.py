@@ -12,6 +12,7 @@ import asyncio
 import json
 import secrets
 import time
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from perdure.errors import LockLost
@@ -31,13 +32,14 @@ from perdure.providers.items import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from perdure.providers.items import FetchedOrchestration
+    from perdure.providers.items import FetchedOrchestration, FetchedWork
     from perdure.providers.sqlite import SqliteProvider
 
 STEPS = 4
 NAME = "chain"
 NAMED = ExecutionMetadata(name=NAME, version="1.0.0")
 ENDED = ExecutionMetadata(name=NAME, version="1.0.0", status=Status.COMPLETED, output='"done"')
+HOT_END = ExecutionMetadata(status=Status.COMPLETED, output='"done"')
 
 
 class ShiftedClock:
@@ -84,10 +86,10 @@ class Workload:
         for name in self._names:
             if is_over():
                 return
-            if secrets.randbelow(2):
-                await self._start_by_queue(name)
-            else:
-                await self._run_hot(name)
+            run = self._start_by_queue if secrets.randbelow(2) else self._run_hot
+            # Side by side: what they do shares commits.
+            names = [name, *islice(self._names, secrets.randbelow(6))]
+            await asyncio.gather(*[run(each) for each in names])
             # Let the queues catch up, so that there is something in each of them.
             await asyncio.sleep(0.005)
 
@@ -125,6 +127,7 @@ class Workload:
                     execution_id=1,
                     history_delta=_following(scheduled),
                     worker_items=(held,),
+                    consumed=(),
                     settled_work=settled,
                     keep_lock_ms=self._lock_ms,
                 )
@@ -132,7 +135,8 @@ class Workload:
                 commit = TurnCommit(
                     execution_id=1,
                     history_delta=_last(scheduled),
-                    metadata=ENDED,
+                    metadata=HOT_END,
+                    consumed=(),
                     settled_work=settled,
                 )
             await self._provider.ack_orchestration_item(token, commit)
@@ -171,9 +175,12 @@ class Workload:
             await self._do_one(poll_ms=200)
 
     async def _do_one(self, poll_ms: int) -> bool:
-        work = await self._provider.fetch_work_item(self._lock_ms, poll_ms)
-        if work is None:
-            return False
+        limit = 1 + secrets.randbelow(4)
+        fetched = await self._provider.fetch_work_items(limit, self._lock_ms, poll_ms)
+        await asyncio.gather(*[self._complete(work) for work in fetched])
+        return bool(fetched)
+
+    async def _complete(self, work: FetchedWork) -> None:
         identity = work.identity
         completion = OrchestratorMessage(
             instance_id=identity.instance_id, kind="done", body=str(identity.activity_id)
@@ -182,7 +189,6 @@ class Workload:
             await self._provider.ack_work_item(work.lock_token, completion)
         except LockLost:
             self._report("lost", identity.instance_id)
-        return True
 
 
 def next_turn(fetched: FetchedOrchestration) -> TurnCommit:
