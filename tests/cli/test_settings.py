@@ -99,7 +99,7 @@ def test_looking_at_a_missing_store_does_not_create_it(sqlite_cli, tmp_path, com
         ("memory:", 2, "gone with its process"),
         ("", 3, "there is no store at perdure.db"),
         ("text.txt", 6, "is not an SQLite database"),
-        ("folder", 6, "is not a regular file"),
+        ("folder", 2, "is a directory; write --store file:folder"),
     ],
 )
 def test_a_store_that_cannot_be_used_is_one_line(sqlite_cli, tmp_path, store, code, said):

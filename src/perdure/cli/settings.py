@@ -43,6 +43,8 @@ class Settings:
         if chosen is not None:
             if not chosen.strip():
                 raise UsageError("the store is empty; name a file, e.g. --store shop.db")
+            if (self.directory / chosen).is_dir():
+                raise UsageError(f"{chosen!r} is a directory; write --store file:{chosen}")
             return chosen
         folder, table = self.project
         written = table.get("store")

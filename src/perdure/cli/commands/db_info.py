@@ -29,8 +29,10 @@ def info(output: str) -> None:
             print_json(document)
             return
         echo(Cell(document["location"], "bold"))
-        for label, value in _lines(document):
-            echo("  ", Cell(f"{label:<14}", "dim"), value)
+        lines = _lines(document)
+        width = max(len(label) for label, _ in lines)
+        for label, value in lines:
+            echo("  ", Cell(f"{label:<{width}}  ", "dim"), value)
 
     run(body)
 
@@ -63,7 +65,7 @@ def _lines(document: dict[str, Any]) -> list[tuple[str, str]]:
         ("provider", f"{document['provider']} {document['provider_version']}"),
         ("format", f"{document['format_version']}, schema {document['schema_version']}"),
         ("size", "unknown" if size is None else shown_bytes(size)),
-        *document["details"].items(),
+        *((label.replace("_", " "), value) for label, value in document["details"].items()),
         ("instances", str(document["instances"])),
     ]
     lines += [

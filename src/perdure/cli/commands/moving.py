@@ -122,7 +122,11 @@ def import_command(file: str, replace: bool, paused: bool, output: str) -> None:
             chosen = snapshot
             if paused and not _has_ended(snapshot):
                 chosen = msgspec.structs.replace(snapshot, suspended=True)
-            await session.admin.import_instance(chosen, replace=replace)
+            try:
+                await session.admin.import_instance(chosen, replace=replace)
+            except AlreadyExists as error:
+                before = f" ({len(ids)} before it were imported)" if ids else ""
+                raise AlreadyExists(f"{error}{before}; --replace overwrites it") from None
             ids.append(snapshot.instance_id)
         _print(ids, output)
 
