@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 Level: TypeAlias = Literal["ok", "warn", "bad"]
 
 _SQLITE_MIN: Final = (3, 51, 3)
+DAMAGED = "damaged: "
+"""Begins each detail of a store that names something which cannot be read."""
 _FREE_BYTES_MIN: Final = 1_000_000_000
 _STALE_MS: Final = 60_000
 _SKEW_MS: Final = 5_000
@@ -124,16 +126,29 @@ async def _store(settings: Settings, url: str) -> list[Finding]:
 
     async def body(session: Session) -> list[Finding]:
         info = await session.admin.get_store_info()
-        details = ", ".join(f"{key} {value}" for key, value in info.details.items())
+        damages = {key: value for key, value in info.details.items() if key.startswith(DAMAGED)}
+        details = "".join(
+            f", {key} {value}" for key, value in info.details.items() if key not in damages
+        )
         text = f"{shown_store(info.location)}: {info.provider}, schema {info.schema_version}"
         return [
-            Finding("ok", "store", f"{text}{f', {details}' if details else ''}"),
+            Finding("ok", "store", f"{text}{details}"),
+            *(_damage(key.removeprefix(DAMAGED), reason) for key, reason in damages.items()),
             await _clock(session),
             *await _queues(session),
             *await _attention(session),
         ]
 
     return await open_session(body, settings, url)
+
+
+def _damage(path: str, reason: str) -> Finding:
+    return Finding(
+        "bad",
+        "damage",
+        f"{path}: {reason}",
+        "restore it from a backup; the rest of the store works",
+    )
 
 
 async def _clock(session: Session) -> Finding:
