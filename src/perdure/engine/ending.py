@@ -10,6 +10,7 @@ from perdure import limits
 from perdure.engine.failures import describe_exception
 from perdure.engine.matching import is_same_payload
 from perdure.engine.outcome import (
+    WAITING,
     Cancelled,
     Completed,
     ContinuedAsNew,
@@ -45,14 +46,14 @@ class Ending:
 
     def conclude_live(self) -> TurnResult:
         result = self._conclude()
-        if type(result) is not Waiting:
+        if result is not WAITING:
             self._journal.end(self._terminal_event(result))
         return result
 
     def conclude_replayed(self) -> bool:
         """Compare the end of the turn with history; True if the execution is over."""
         result = self._conclude()
-        if type(result) is Waiting:
+        if result is WAITING:
             return False
         event = self._terminal_event(result)
         recorded = self._journal.recorded_end()
@@ -62,7 +63,7 @@ class Ending:
     def _conclude(self) -> TurnResult:
         self._bound_cleanup()
         result = self._result()
-        if type(result) is not Waiting:
+        if result is not WAITING:
             self._close_steps(result)
         return result
 
@@ -94,7 +95,7 @@ class Ending:
             return Failed(describe_exception(_stuck(recorder)))
         if self._journal.last_event_id >= limits.HISTORY_EVENTS_MAX:
             return Failed(describe_exception(history_too_long()))
-        return Waiting()
+        return WAITING
 
     def _continue(self, payload: Any, version: str | None) -> TurnResult:
         carried = self._recorder.lanes.unread()

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from itertools import groupby
-from operator import attrgetter
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from perdure.engine.closing import release_future
 from perdure.engine.ending import Ending
 from perdure.engine.handlers import APPLY, COMPLETION_FAMILIES
 from perdure.engine.inbox import Inbox
 from perdure.engine.journal import Journal
-from perdure.engine.matching import key_of
 from perdure.engine.operations import TIMER
-from perdure.engine.outcome import TurnOutcome, Waiting
+from perdure.engine.outcome import WAITING, TurnOutcome
 from perdure.engine.recording import CodeRecorder
 from perdure.engine.waits import Wait, list_waits
 from perdure.errors import CorruptData, InternalError, Nondeterminism
 from perdure.model import events
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from perdure.authoring.definitions import Orchestration
     from perdure.codec import Codec
@@ -126,7 +123,7 @@ class Execution:
             raise InternalError("this execution was closed or has failed; replay it")
         if self.is_finished:
             ignored = [f"{type(item).__name__}: the execution has ended" for item in inbox]
-            return TurnOutcome(turn=self.turn, result=Waiting(), ignored=ignored)
+            return TurnOutcome(turn=self.turn, result=WAITING, ignored=ignored)
         try:
             return self._run_live(inbox, now_ms)
         except BaseException:
@@ -166,9 +163,9 @@ class Execution:
             incoming.add_carried(self._carried)
         incoming.add(inbox)
         if not incoming.events:
-            return TurnOutcome(turn=self.turn, result=Waiting(), ignored=incoming.ignored)
+            return TurnOutcome(turn=self.turn, result=WAITING, ignored=incoming.ignored)
         journal.begin_live(now_ms, incoming.events)
-        outcome = TurnOutcome(turn=journal.turn, result=Waiting(), ignored=incoming.ignored)
+        outcome = TurnOutcome(turn=journal.turn, result=WAITING, ignored=incoming.ignored)
         recorder.begin_turn(outcome)
         recorder.loop.enter()
         try:
@@ -177,7 +174,7 @@ class Execution:
             recorder.loop.leave()
         outcome.result = self._ending.conclude_live()
         outcome.delta = journal.delta
-        self.is_finished = type(outcome.result) is not Waiting
+        self.is_finished = outcome.result is not WAITING
         recorder.collect_opened()
         if self.is_finished:
             recorder.loop.tell_lost_errors()
@@ -191,31 +188,31 @@ class Execution:
         # Entered once for all turns: it costs as much as the code of a turn.
         recorder.loop.enter()
         try:
-            for turn, group in groupby(history, key=attrgetter("turn")):
-                self._replay_turn(turn, list(group))
+            for recorded in _turns(history):
+                self._replay_turn(recorded)
                 if self.is_finished:
                     break
         finally:
             recorder.loop.leave()
         self._journal.end_of_history(history[-1])
 
-    def _replay_turn(self, turn: int, recorded: list[events.Event]) -> None:
-        journal, recorder = self._journal, self._recorder
+    def _replay_turn(self, recorded: Sequence[events.Event]) -> None:
+        journal = self._journal
+        first, last = recorded[0], recorded[-1]
         arrived = [event for event in recorded if type(event) in APPLY]
-        decisions = [event for event in recorded if key_of(event) is not None]
-        end = decisions[-1] if decisions else None
-        if self._ending.is_from_outside(end):
+        decisions = [event for event in recorded if type(event) not in APPLY]
+        if type(last) in _TERMINAL and self._ending.is_from_outside(last):
             self.is_finished = True
             return
-        now_ms = max(recorded[0].timestamp_ms, journal.now_ms)
-        journal.begin_replay(turn, now_ms, len(arrived), decisions)
-        recorder.begin_turn(None)
+        now_ms = max(first.timestamp_ms, journal.now_ms)
+        journal.begin_replay(first.turn, now_ms, len(arrived), decisions)
+        self._recorder.begin_turn(None)
         for event in arrived:
             self._check_completion(event)
         self._walk(arrived)
         self.is_finished = self._ending.conclude_replayed()
         journal.end_replay()
-        journal.last_event_id = recorded[-1].event_id
+        journal.last_event_id = last.event_id
 
     def _walk(self, arrived: Sequence[events.Event]) -> None:
         """Apply what came one by one, and let the code run dry in between."""
@@ -238,9 +235,8 @@ class Execution:
         family = COMPLETION_FAMILIES.get(type(event))
         if family is None:
             return
-        completion = cast("events.Resolving", event)
-        source = completion.source_event_id
-        if not self._recorder.operations.accept(source, family, completion):
+        source: int = getattr(event, "source_event_id")  # noqa: B009
+        if not self._recorder.operations.accept(source, family, event):
             raise Nondeterminism(
                 f"history event {event.event_id} ({type(event).__name__}) "
                 f"completes event {source} a second time"
@@ -262,6 +258,16 @@ def run_turn(
         return execution.run_turn(inbox, now_ms)
     finally:
         execution.close()
+
+
+def _turns(history: Sequence[events.Event]) -> Iterator[Sequence[events.Event]]:
+    """The events of each turn."""
+    start = 0
+    for position, event in enumerate(history):
+        if event.turn != history[start].turn:
+            yield history[start:position]
+            start = position
+    yield history[start:]
 
 
 def _check_history(history: Sequence[events.Event]) -> events.OrchestrationStarted:

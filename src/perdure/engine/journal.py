@@ -38,7 +38,7 @@ class Journal:
         self.is_replaying = False
         self._started = started
         self._codec = codec
-        self._recorded: list[events.Event] = []
+        self._recorded: Sequence[events.Event] = ()
         self._expected: dict[str, events.Event] = {}
         self._performed: list[events.Event] = []
         self._strays = 0
@@ -61,21 +61,23 @@ class Journal:
         self.turn = turn
         self.now_ms = now_ms
         self.commands = 0
-        self._recorded = list(decisions)
+        self._recorded = decisions
         self._performed = []
         self._strays = 0
         self._expected = {}
         for event in decisions:
-            key = cast("str", key_of(event))
-            if key in self._expected:
+            key = key_of(event) or ""
+            other = self._expected.setdefault(key, event)
+            if other is not event:
                 raise Nondeterminism(
                     f"history of {self.instance_id!r} holds two decisions under {key!r} in turn "
-                    f"{turn}: events {self._expected[key].event_id} and {event.event_id}"
+                    f"{turn}: events {other.event_id} and {event.event_id}"
                 )
-            self._expected[key] = event
 
     def end_replay(self) -> None:
         """Raise Nondeterminism unless the turn repeated history exactly."""
+        if not self._expected and not self._strays:
+            return
         # A patch marker without its patched() call is a change that was cleaned up.
         missing = [e for e in self._expected.values() if type(e) is not events.PatchMarked]
         if missing or self._strays:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -12,6 +12,10 @@ from perdure.model.failures import Failure
 
 class Waiting(msgspec.Struct, frozen=True, gc=False):
     """The code waits for something; the execution goes on with a later turn."""
+
+
+WAITING: Final = Waiting()
+"""The engine makes no other."""
 
 
 class Completed(msgspec.Struct, frozen=True, gc=False):
