@@ -1,8 +1,13 @@
 # Every target sets up what it needs: a virtual environment in .venv and the packages by name.
+SHELL := /bin/bash
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
+PACKAGE := $(VENV)/.package
 STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+# The name of each package as it comes.
+NAMES := | awk '/^Collecting/ { print "  " $$2; fflush() }'
 # Tests prove logic and survive kills on any file system; a directory in memory spares them the disk.
 # Power cuts and slow disks are for the campaigns.
 ROOMY := $(shell df -Pm /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 4000 { print "/dev/shm" }')
@@ -13,14 +18,21 @@ ROOMY := $(shell df -Pm /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 4000 { prin
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
-$(STAMP): pyproject.toml
+# The demo needs the package alone: a newcomer waits for seconds, not for every tool.
+$(PACKAGE): pyproject.toml
 	@echo "setting up $(VENV) (once)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
-	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on --quiet --editable . --group dev
+	@$(PIP) install --quiet --upgrade "pip>=25.1"
+	@echo "installing perdure"
+	@set -o pipefail; $(PIP) install --editable . $(NAMES)
+	@touch $(PACKAGE)
+
+$(STAMP): $(PACKAGE)
+	@echo "installing what the tests and checks need (once, some minutes)"
+	@set -o pipefail; $(PIP) install --group dev $(NAMES)
 	@touch $(STAMP)
 
-demo: $(STAMP) ## run the shop on SQLite, kill its worker, watch it recover
+demo: $(PACKAGE) ## run the shop on SQLite, kill its worker, watch it recover
 	@$(BIN)/python -m examples.demo
 
 test: $(STAMP) ## run every test

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from benchmarks.chart import draw
 from benchmarks.contenders import GOALS, IDLE_RSS_MB_GOAL
-from benchmarks.pages import renew
+from benchmarks.pages import between, renew
 from benchmarks.results import Outcome, Record
 from benchmarks.workloads import WORKLOADS
 
@@ -146,20 +146,57 @@ def markdown(record: Record) -> str:
     return "\n".join(lines) + "\n"
 
 
+def summary(record: Record) -> str:
+    """The short table of the README: our default store beside the best peer, one line each."""
+    lines = ["| workload | perdure, FULL | best peer | ratio | goal |", "|---|---|---|---|---|"]
+    for workload in record.workloads("files"):
+        mine, rival = record.reference(workload, "files"), record.best_peer(workload, "files")
+        ratio, _, goal = verdict(record, workload, "files")
+        about = WORKLOADS[workload]
+        lines.append(
+            f"| {about.title} | {brief(mine)} {about.unit} | {named(rival)} | {ratio} | {goal} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def brief(outcome: Outcome | None) -> str:
+    return "-" if outcome is None or outcome.median is None else number(outcome.median)
+
+
+def named(rival: Outcome | None) -> str:
+    return "-" if rival is None else f"{brief(rival)}, {rival.contender} ({rival.durability})"
+
+
 @click.command()
 @click.argument("path", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown.")
 @click.option("--into", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "--readme",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Renew the short table of this page.",
+)
 @click.option("--chart", type=click.Path(dir_okay=False, path_type=Path), help="Write an SVG.")
-def main(path: Path, *, as_markdown: bool, into: Path | None, chart: Path | None) -> None:
-    """Show a result file again; --into renews the tables of a page between its two marks."""
+def main(
+    path: Path, *, as_markdown: bool, into: Path | None, readme: Path | None, chart: Path | None
+) -> None:
+    """Show a result file again; --into and --readme renew a page between its two marks."""
     record = Record.load(path)
     if as_markdown:
         click.echo(markdown(record))
-    elif into is None:
+    elif into is None and readme is None:
         show(record, Console())
     if into is not None:
         into.write_text(renew(into.read_text(), "benchmarks", markdown(record)))
+    if readme is not None:
+        readme.write_text(
+            between(
+                readme.read_text(),
+                "<!-- measured:begin -->",
+                "<!-- measured:end -->",
+                summary(record),
+            )
+        )
     if chart is not None:
         chart.write_text(draw(record))
 

@@ -1,11 +1,12 @@
 """What a run of the benchmarks concludes from its figures."""
 
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from benchmarks.chart import draw
-from benchmarks.pages import renew
-from benchmarks.report import markdown, rows
+from benchmarks.pages import between, renew
+from benchmarks.report import markdown, rows, summary
 from benchmarks.results import Outcome, Record
 
 
@@ -94,3 +95,28 @@ def test_the_tables_of_a_page_are_renewed_and_the_rest_is_left_alone():
 def test_a_page_without_marks_is_refused():
     with pytest.raises(ValueError, match="<!-- speed -->"):
         renew("nothing here", "speed", "figures")
+
+
+def test_the_summary_has_a_line_for_each_workload_with_ratio_and_goal():
+    made = record(
+        outcome("w2", "quick", 100.0),
+        outcome("w2", "slow", 10.0),
+        outcome("w2", "perdure sqlite", 450.0, is_ours=True),
+        outcome("w2", "perdure files", 900.0, is_ours=True),
+    )
+
+    (line,) = summary(made).splitlines()[2:]
+
+    assert "450" in line
+    assert "100, quick (F)" in line
+    assert line.endswith("| 4.5 x | ≥ 3 x met |")
+
+
+def test_the_readme_has_a_place_for_the_summary():
+    readme = Path(__file__).parents[2] / "README.md"
+
+    page = between(
+        readme.read_text(), "<!-- measured:begin -->", "<!-- measured:end -->", "a table"
+    )
+
+    assert "<!-- measured:begin -->\n\na table\n\n<!-- measured:end -->" in page
