@@ -119,6 +119,13 @@ class Handle:
     def _connect(self, *, allow_moved: bool) -> apsw.Connection:
         connections.check_library()
         place.prepare_file(self.path)
+        if self._durability == "full" and self.path.stat().st_size == 0:
+            # Tables first: SQLite removes the log of an empty file.
+            connections.disconnect(self._connect_in_time(allow_moved=True))
+            place.reserve_log(self.path)
+        return self._connect_in_time(allow_moved=allow_moved)
+
+    def _connect_in_time(self, *, allow_moved: bool) -> apsw.Connection:
         deadline = time.monotonic() + OPEN_SECONDS_MAX
         while True:
             try:

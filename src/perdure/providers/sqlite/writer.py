@@ -26,6 +26,7 @@ from perdure.providers.sqlite.connection import (
     translate,
 )
 from perdure.providers.sqlite.entries import Delivery
+from perdure.providers.sqlite.place import LOG_BYTES_RESERVED
 from perdure.providers.sqlite.transaction import Transaction
 
 if TYPE_CHECKING:
@@ -41,9 +42,13 @@ _log = logging.getLogger("perdure.sqlite")
 BATCH_OPERATIONS_MAX: Final = 512
 WAL_PAGES_TO_CHECKPOINT: Final = 8_000
 """32 MiB: often enough for a short pause, seldom enough that a hot page is copied back once."""
+WAL_PAGES_IN_PLACE: Final = LOG_BYTES_RESERVED // 4_200
+"""What a new log has room for without growing; then it is used from its start again."""
+WAL_PAGES_BETWEEN_LOOKS: Final = 250
+"""A checkpoint that readers did not let finish is tried again after so many more."""
 WAL_PAGES_TO_INSIST: Final = 14_000
 """55 MiB: past this a reader that pins the log is waited for."""
-IDLE_SECONDS_TO_TRUNCATE: Final = 1.0
+IDLE_SECONDS_TO_CHECKPOINT: Final = 1.0
 WATCH_SECONDS: Final = (0.015, 0.045)
 """How often the file is asked for commits of other processes, just after one and when idle."""
 
@@ -77,6 +82,10 @@ class Writer:
         self._transaction: Transaction | None = None
         self._inode = (0, 0)
         self._wal_pages = 0
+        self._first_pages_to_checkpoint = (
+            WAL_PAGES_IN_PLACE if durability == "full" else WAL_PAGES_TO_CHECKPOINT
+        )
+        self._pages_to_checkpoint = self._first_pages_to_checkpoint
         self._last_commit = 0.0
         self._data_version = 0
         self._watch_seconds = WATCH_SECONDS[0]
@@ -119,7 +128,7 @@ class Writer:
                 break
             else:
                 self._use_idle_time()
-        self._truncate_log()
+        self._checkpoint(apsw.SQLITE_CHECKPOINT_TRUNCATE)
         self._drop_connection()
 
     def _collect(self) -> list[Entry]:
@@ -138,7 +147,7 @@ class Writer:
             return 0
         if self._is_watching:
             return self._watch_seconds * random.uniform(0.8, 1.2)
-        return IDLE_SECONDS_TO_TRUNCATE * 1.1 if self._wal_pages else None
+        return IDLE_SECONDS_TO_CHECKPOINT * 1.1 if self._wal_pages else None
 
     def _commit(self, entries: list[Entry]) -> Delivery:
         delivery = Delivery()
@@ -259,6 +268,8 @@ class Writer:
         self._data_version = self._transaction.execute("PRAGMA data_version").get
 
     def _note_wal_size(self, _connection: apsw.Connection, _database: str, pages: int) -> int:
+        if pages < self._wal_pages:
+            self._pages_to_checkpoint = self._first_pages_to_checkpoint
         self._wal_pages = pages
         return apsw.SQLITE_OK
 
@@ -273,8 +284,13 @@ class Writer:
     def _use_idle_time(self) -> None:
         if self._is_watching:
             self._look_for_others()
-        if self._wal_pages and time.monotonic() - self._last_commit > IDLE_SECONDS_TO_TRUNCATE:
-            self._truncate_log()
+        idle_seconds = time.monotonic() - self._last_commit
+        if self._wal_pages and idle_seconds > IDLE_SECONDS_TO_CHECKPOINT:
+            # The log keeps its length: overwriting it is cheaper than making it longer again.
+            self._checkpoint(apsw.SQLITE_CHECKPOINT_PASSIVE)
+            # Whatever came of it: another try is worth it only after the next commit.
+            self._wal_pages = 0
+            self._pages_to_checkpoint = self._first_pages_to_checkpoint
 
     def _look_for_others(self) -> None:
         if self._transaction is None:
@@ -293,16 +309,15 @@ class Writer:
         self._deliver(Delivery(foreign=True))
 
     def _checkpoint_if_large(self) -> None:
-        if self._wal_pages < WAL_PAGES_TO_CHECKPOINT:
+        pages = self._wal_pages
+        if pages < self._pages_to_checkpoint:
             return
-        insists = self._wal_pages >= WAL_PAGES_TO_INSIST
+        if pages < WAL_PAGES_TO_CHECKPOINT and not self._queue.empty():
+            return
+        insists = pages >= WAL_PAGES_TO_INSIST
         mode = apsw.SQLITE_CHECKPOINT_RESTART if insists else apsw.SQLITE_CHECKPOINT_PASSIVE
         self._checkpoint(mode)
-
-    def _truncate_log(self) -> None:
-        self._checkpoint(apsw.SQLITE_CHECKPOINT_TRUNCATE)
-        # Whatever came of it: another try is worth it only after the next commit.
-        self._wal_pages = 0
+        self._pages_to_checkpoint = pages + WAL_PAGES_BETWEEN_LOOKS
 
     def _checkpoint(self, mode: int) -> None:
         if self._transaction is None:
