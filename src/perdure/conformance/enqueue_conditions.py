@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from perdure.conformance.factories import (
@@ -23,7 +24,7 @@ from perdure.conformance.factories import (
     turn,
 )
 from perdure.conformance.harness import checks
-from perdure.errors import InstanceFinished, LockLost, NotFound
+from perdure.errors import InstanceFinished, InvalidValue, LockLost, NotFound
 from perdure.model.status import Status
 from perdure.providers.items import EnqueueCondition, KvSet, TurnCommit
 
@@ -130,6 +131,18 @@ class TestAbsent:
         )
 
         assert taken == [True, False, False, True]
+
+    async def test_many_are_refused_as_a_whole(self, store: Store) -> None:
+        invalid = msgspec.structs.replace(start("b"), instance_id="")
+
+        with pytest.raises(InvalidValue):
+            await store.provider.enqueue_many_for_orchestrator([start("a"), invalid, start("c")])
+        with pytest.raises(InvalidValue):
+            await store.provider.enqueue_many_for_orchestrator(
+                [start("a"), raised("nobody")], condition=EnqueueCondition.ALIVE
+            )
+
+        assert await fetch(store) is None
 
 
 @checks

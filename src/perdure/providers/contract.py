@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from perdure.errors import LockLost, NotSupported
+from perdure.providers._shared import rules
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -393,7 +394,12 @@ class Provider(ABC):
         delay_ms: int | None = None,
         condition: EnqueueCondition | None = None,
     ) -> list[bool]:
-        """Add many; each as if alone, in order. A provider may commit them together."""
+        """Add many; each as if alone, in order. A provider may commit them together.
+
+        Errors: InvalidValue before anything is written, if one of them is not valid, and for the
+        condition ``ALIVE``, which could refuse one after others were taken.
+        """
+        rules.check_enqueue_many(messages, delay_ms, condition)
         return [
             await self.enqueue_for_orchestrator(message, delay_ms, condition)
             for message in messages

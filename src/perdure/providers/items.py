@@ -168,7 +168,7 @@ class TurnCommit(_Record, frozen=True, omit_defaults=True):
     kv_changes: tuple[KvChange, ...] = ()
     cancelled_activities: tuple[ActivityIdentity, ...] = ()
     cancelled_timers: tuple[TimerIdentity, ...] = ()
-    """Timers of this instance."""
+    """Timers of this instance that shall not fire, those that this commit adds included."""
     consumed: tuple[int, ...] | None = None
     """``message_id`` of each delivery that the turn used up. None: all that carry this token."""
     keep_lock_ms: int | None = None

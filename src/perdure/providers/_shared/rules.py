@@ -364,6 +364,19 @@ def check_enqueue(
         raise InvalidValue(f"only a message with 'start' can be enqueued with {condition!r}")
 
 
+def check_enqueue_many(
+    messages: Sequence[OrchestratorMessage],
+    delay_ms: int | None = None,
+    condition: EnqueueCondition | None = None,
+) -> None:
+    if condition is EnqueueCondition.ALIVE:
+        raise InvalidValue(
+            f"{condition!r} may refuse one of many after others were taken; enqueue them one by one"
+        )
+    for message in messages:
+        check_enqueue(message, delay_ms, condition)
+
+
 def check_work(message: WorkerMessage) -> None:
     check_identity(message.identity)
     check_id(message.name, "name of an activity")

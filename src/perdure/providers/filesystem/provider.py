@@ -400,6 +400,7 @@ class FileSystemProvider(Provider):
     ) -> list[bool]:
         verb = "enqueue_many_for_orchestrator"
         store = self.store(verb)
+        rules.check_enqueue_many(messages, delay_ms, condition)
         taken: list[bool] = []
         for start in range(0, len(messages), _MESSAGES_PER_COMMIT):
             part = messages[start : start + _MESSAGES_PER_COMMIT]

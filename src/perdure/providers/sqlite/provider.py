@@ -339,8 +339,7 @@ class SqliteProvider(Provider):
         delay_ms: int | None = None,
         condition: EnqueueCondition | None = None,
     ) -> list[bool]:
-        for message in messages:
-            rules.check_enqueue(message, delay_ms, condition)
+        rules.check_enqueue_many(messages, delay_ms, condition)
         taken: list[bool] = await self._handle.write(
             "enqueue_many_for_orchestrator",
             orchestrator_queue.enqueue_many,
