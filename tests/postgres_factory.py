@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
+import functools
 import itertools
 import os
 import threading
@@ -25,6 +27,14 @@ _emptied: list[str] = []
 """Schemas that earlier tests have finished with. Making one takes longer than emptying it."""
 
 
+@functools.cache
+def _behind_the_provider() -> psycopg.Connection[Any]:
+    """For what the kit does to a store without the provider."""
+    connection = psycopg.connect(shared_server().dsn, autocommit=True)
+    atexit.register(connection.close)
+    return connection
+
+
 class PostgresFactory(ProviderFactory):
     """The server's clock is stopped at the time of the kit's clock and moves by ``advance``."""
 
@@ -33,11 +43,10 @@ class PostgresFactory(ProviderFactory):
         self._options = {"pool_size": 3, **options}
         self._schema = ""
         self._now_ms = 0
-        self._connection: psycopg.Connection[Any] | None = None
 
     def create(self, clock: ManualClock) -> Provider:
         if not self._schema:
-            self._schema = _emptied.pop() if _emptied else new_schema()
+            self._schema = _emptied.pop() if _emptied else _with_clock(new_schema())
             self._now_ms = clock.now_ms()
             self._set_clock()
         return PostgresProvider(shared_server().dsn, schema=self._schema, **self._options)
@@ -46,8 +55,11 @@ class PostgresFactory(ProviderFactory):
         self._now_ms += milliseconds
         self._set_clock()
         channels = Channels(self._schema)
-        for channel in (channels.turns, channels.work):
-            self._execute(sql.SQL("NOTIFY {}").format(sql.Identifier(channel)))
+        self._execute(
+            sql.SQL("NOTIFY {}; NOTIFY {}").format(
+                sql.Identifier(channels.turns), sql.Identifier(channels.work)
+            )
+        )
 
     async def now_ms(self) -> int:
         return self._now_ms
@@ -63,21 +75,16 @@ class PostgresFactory(ProviderFactory):
         if self._schema:
             self._execute(_EMPTY.format(schema=sql.Identifier(self._schema)))
             _emptied.append(self._schema)
-        if self._connection is not None:
-            self._connection.close()
 
     def _set_clock(self) -> None:
         self._execute(
-            sql.SQL(
-                "CREATE OR REPLACE FUNCTION {}.now_ms() RETURNS bigint "
-                "LANGUAGE sql VOLATILE AS 'SELECT {}::bigint'"
-            ).format(sql.Identifier(self._schema), sql.Literal(self._now_ms))
+            sql.SQL("UPDATE {}.clock_of_the_kit SET now_ms = {}").format(
+                sql.Identifier(self._schema), sql.Literal(self._now_ms)
+            )
         )
 
     def _execute(self, statement: sql.Composed) -> None:
-        if self._connection is None:
-            self._connection = psycopg.connect(shared_server().dsn, autocommit=True)
-        self._connection.execute(statement)
+        _behind_the_provider().execute(statement)
 
 
 _EMPTY = sql.SQL(
@@ -110,4 +117,16 @@ def new_schema() -> str:
     thread = threading.Thread(target=lambda: asyncio.run(provider.migrate()))
     thread.start()
     thread.join()
+    return schema
+
+
+def _with_clock(schema: str) -> str:
+    """Its time is kept in a table: a function that is replaced has every plan made anew."""
+    _behind_the_provider().execute(
+        sql.SQL(
+            "CREATE TABLE {schema}.clock_of_the_kit AS SELECT 0::bigint AS now_ms; "
+            "CREATE OR REPLACE FUNCTION {schema}.now_ms() RETURNS bigint LANGUAGE sql VOLATILE "
+            "AS 'SELECT now_ms FROM {schema}.clock_of_the_kit'"
+        ).format(schema=sql.Identifier(schema))
+    )
     return schema

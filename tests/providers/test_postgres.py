@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from perdure.conformance import *  # noqa: F403
+from perdure.conformance.factories import start
 from perdure.conformance.stateful import state_machine
-from postgres_factory import PostgresFactory
+from perdure.providers.items import EnqueueCondition
+from perdure.providers.postgres import PostgresProvider
+from postgres_factory import PostgresFactory, new_schema
+from postgres_server import shared_server
 
 
 @pytest.fixture
@@ -15,3 +21,24 @@ def provider_factory() -> PostgresFactory:
 
 
 TestPostgresMachine = pytest.mark.timeout(900)(state_machine(PostgresFactory, examples=12))
+
+
+def test_replacing_what_is_not_there_leaves_those_that_name_it_as_their_parent() -> None:
+    async def check() -> None:
+        async with PostgresProvider(shared_server().dsn, schema=new_schema()) as provider:
+            await provider.enqueue_for_orchestrator(start("child", parent="later"))
+            await provider.enqueue_for_orchestrator(
+                start("later"), condition=EnqueueCondition.REPLACE
+            )
+
+            listed = await provider.admin().list_instances()
+            assert {info.instance_id for info in listed.instances} == {"child", "later"}
+
+            await provider.enqueue_for_orchestrator(
+                start("later"), condition=EnqueueCondition.REPLACE
+            )
+
+            listed = await provider.admin().list_instances()
+            assert {info.instance_id for info in listed.instances} == {"later"}
+
+    asyncio.run(check())

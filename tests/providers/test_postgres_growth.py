@@ -79,7 +79,9 @@ class Store:
 
     def rows_read(self, template: Any, parameters: list[Any]) -> tuple[list[Any], int]:
         """What the statement returns, and how many rows it looked at; it is rolled back."""
-        found = self._connection.execute(self._statements(template), parameters).fetchall()
+        statement = self._statements(template)
+        kind = psycopg.RawCursor if b"$1" in statement else psycopg.Cursor
+        found = kind(self._connection).execute(statement, parameters).fetchall()
         ((read,),) = self._connection.execute(
             "SELECT sum(seq_tup_read + coalesce(idx_tup_fetch, 0)) FROM pg_stat_xact_user_tables "
             "WHERE schemaname = %s",

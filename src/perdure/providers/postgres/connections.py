@@ -1,31 +1,35 @@
-"""Connections, and how often a statement is tried. Knows nothing of what the statements mean."""
+"""A pool of connections, and how often a statement is tried. Knows nothing of what they mean."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import psycopg
 
 from perdure.errors import ProviderError, StoreBusy, StoreClosed
+from perdure.providers.postgres.calling import call
 from perdure.providers.postgres.faults import Remedy, refusal, remedy_for
 from perdure.providers.postgres.place import STATEMENT_TIMEOUT_SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from perdure.providers.postgres.place import Place
 
 Row: TypeAlias = tuple[Any, ...]
 Parameters: TypeAlias = "Sequence[Any] | Mapping[str, Any]"
 _Connection: TypeAlias = "psycopg.AsyncConnection[Row]"
+_Answer = TypeVar("_Answer")
 
 RETRY_SECONDS: Final = 10.0
 """A restart or a failover is over by then; the caller may go on trying."""
 
 _PAUSE_SECONDS: Final = (0.01, 0.5)
+_PATIENCE_SECONDS: Final = 0.02
 _LIFE_SECONDS: Final = 3600.0
 """What a session of the server gathers in its memory is let go from time to time."""
 _ANSWER_SECONDS: Final = STATEMENT_TIMEOUT_SECONDS + 5.0
@@ -49,20 +53,35 @@ class Backoff:
         return True
 
 
+@dataclass(slots=True, eq=False)
+class Link:
+    """An open connection."""
+
+    connection: _Connection
+    opened_at: float
+    known: set[bytes] = field(default_factory=set[bytes])
+    """Statements that it has run: the server need not plan them again."""
+
+
 class Connections:
     """A bounded pool, every connection in autocommit: a statement is a transaction.
 
-    The last one used is the next one used, and whoever finds none open opens one: after a restart
-    of the server, work goes on as soon as one connection succeeds.
+    A statement goes to a connection that has run it before, if one is free, else to the last one
+    used. One connection at a time is opened; whoever waits takes what is free first. What is not
+    urgent lets others go first and waits a moment before it asks for a connection more: opening one
+    costs the server more than most statements.
     """
 
     def __init__(self, place: Place, *, size: int, prepare: bool, retry_seconds: float) -> None:
         self._place = place
         self._retry_seconds = retry_seconds
-        self._prepare_threshold = 0 if prepare else None
+        self._prepares = prepare
         self._slots = asyncio.Semaphore(size)
-        self._free: list[tuple[_Connection, float]] = []
-        """With the times at which they were opened."""
+        self._free: list[Link] = []
+        self._count = 0
+        """Free ones and those in use."""
+        self._waiting: deque[asyncio.Future[bool]] = deque()
+        self._is_opening = False
         self._is_open = False
 
     @property
@@ -72,11 +91,18 @@ class Connections:
     async def connect(self) -> _Connection:
         """A connection of one's own; raises what the driver raises."""
         return await psycopg.AsyncConnection[Row].connect(
-            self._place.conninfo, autocommit=True, prepare_threshold=self._prepare_threshold
+            self._place.conninfo,
+            autocommit=True,
+            prepare_threshold=0 if self._prepares else None,
         )
 
     def open(self) -> None:
         self._is_open = True
+
+    def adopt(self, connection: _Connection) -> None:
+        """Take over a connection of one's own."""
+        self._count += 1
+        self._free.append(Link(connection, asyncio.get_running_loop().time()))
 
     async def close(self) -> None:
         self._is_open = False
@@ -101,13 +127,14 @@ class Connections:
         *,
         binary: bool,
         was_sent: bool = False,
+        urgent: bool = False,
     ) -> list[Row]:
         """As ``run``; the parameters may depend on whether the statement may have run before."""
         backoff = Backoff(self._retry_seconds)
         while True:
             try:
                 return await self.run_once(
-                    operation, statement, parameters(was_sent), binary=binary
+                    operation, statement, parameters(was_sent), binary=binary, urgent=urgent
                 )
             except (psycopg.Error, OSError) as error:
                 remedy = remedy_for(error)
@@ -122,15 +149,57 @@ class Connections:
         parameters: Parameters = (),
         *,
         binary: bool = False,
+        urgent: bool = False,
     ) -> list[Row]:
         """One try; raises what the driver raises."""
+        return await self._with_link(
+            operation,
+            statement,
+            lambda link: _ask(link.connection, statement, parameters, binary=binary),
+            urgent=urgent,
+        )
+
+    async def call_once(
+        self, operation: str, statement: bytes, parameters: Sequence[bytes]
+    ) -> bytes:
+        """One try of a function that returns one text; always urgent."""
+        return await self._with_link(
+            operation,
+            statement,
+            lambda link: call(
+                link.connection,
+                statement,
+                parameters,
+                prepared=link.known if self._prepares else None,
+                seconds=_ANSWER_SECONDS,
+            ),
+            urgent=True,
+        )
+
+    async def _with_link(
+        self,
+        operation: str,
+        statement: bytes,
+        ask: Callable[[Link], Awaitable[_Answer]],
+        *,
+        urgent: bool,
+    ) -> _Answer:
         await self._take_slot(operation)
         try:
-            connection, opened_at = await self._take()
+            link = await self._take(statement, urgent=urgent)
             try:
-                return await _ask(connection, statement, parameters, binary=binary)
+                answer = await ask(link)
+            except BaseException as error:
+                # A stale plan lives on in an open connection, and an answer that was not waited
+                # for would be taken for the next one's.
+                if remedy_for(error) is Remedy.RECONNECT or not isinstance(error, psycopg.Error):
+                    await link.connection.close()
+                raise
+            else:
+                link.known.add(statement)
+                return answer
             finally:
-                await self._put(connection, opened_at)
+                await self._put(link)
         except (psycopg.Error, OSError) as error:
             if remedy_for(error) is Remedy.RECONNECT:
                 # What happened to this one has likely happened to all of them.
@@ -142,6 +211,9 @@ class Connections:
     async def _take_slot(self, operation: str) -> None:
         if not self._is_open:
             raise StoreClosed(operation, f"{self.location} is not open")
+        if not self._slots.locked():
+            await self._slots.acquire()
+            return
         try:
             async with asyncio.timeout(self._retry_seconds):
                 await self._slots.acquire()
@@ -152,101 +224,97 @@ class Connections:
                 "raise pool_size, or look for what blocks them",
             ) from error
 
-    async def _take(self) -> tuple[_Connection, float]:
-        while self._free:
-            connection, opened_at = self._free.pop()
-            if not connection.closed:
-                return connection, opened_at
-        return await self.connect(), asyncio.get_running_loop().time()
+    async def _take(self, statement: bytes, *, urgent: bool) -> Link:
+        may_open = urgent or self._count == 0
+        while True:
+            link = self._pick(statement)
+            if link is not None:
+                return link
+            if may_open and not self._is_opening:
+                return await self._open_link()
+            turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+            self._waiting.insert(0 if urgent else len(self._waiting), turn)
+            may_open = await self._await_turn(turn, may_open=may_open)
 
-    async def _put(self, connection: _Connection, opened_at: float) -> None:
-        age = asyncio.get_running_loop().time() - opened_at
-        if self._is_open and age < _LIFE_SECONDS and not connection.closed:
-            self._free.append((connection, opened_at))
+    async def _await_turn(self, turn: asyncio.Future[bool], *, may_open: bool) -> bool:
+        """Whether it has waited long enough to open a connection."""
+        loop = asyncio.get_running_loop()
+        patience = None if may_open else loop.call_later(_PATIENCE_SECONDS, _end_wait, turn)
+        try:
+            return await turn or may_open
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self._wake()  # it was this one's turn, and it does not take it
+            raise
+        finally:
+            if patience is not None:
+                patience.cancel()
+
+    def _pick(self, statement: bytes) -> Link | None:
+        for position in range(len(self._free) - 1, -1, -1):
+            link = self._free[position]
+            if link.connection.closed:
+                del self._free[position]
+                self._count -= 1
+            elif statement in link.known:
+                return self._free.pop(position)
+        return self._free.pop() if self._free else None
+
+    async def _open_link(self) -> Link:
+        self._is_opening = True
+        try:
+            link = Link(await self.connect(), asyncio.get_running_loop().time())
+        except (psycopg.Error, OSError) as error:
+            # Others would wait as long for nothing, one after the other.
+            while self._waiting:
+                self._fail(self._waiting.popleft(), error)
+            raise
         else:
-            await connection.close()
+            self._count += 1
+            return link
+        finally:
+            self._is_opening = False
+            self._wake()
+
+    async def _put(self, link: Link) -> None:
+        age = asyncio.get_running_loop().time() - link.opened_at
+        if self._is_open and age < _LIFE_SECONDS and not link.connection.closed:
+            self._free.append(link)
+        else:
+            self._count -= 1
+            await link.connection.close()
+        self._wake()
+
+    def _wake(self) -> None:
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(self._count == 0)
+                return
+
+    @staticmethod
+    def _fail(turn: asyncio.Future[bool], error: Exception) -> None:
+        if not turn.done():
+            turn.set_exception(error)
 
     async def _drop_free(self) -> None:
         while self._free:
-            connection, _ = self._free.pop()
-            await connection.close()
+            self._count -= 1
+            await self._free.pop().connection.close()
+
+
+def _end_wait(turn: asyncio.Future[bool]) -> None:
+    if not turn.done():
+        turn.set_result(True)
 
 
 async def _ask(
     connection: _Connection, statement: bytes, parameters: Parameters, *, binary: bool
 ) -> list[Row]:
     cursor = connection.cursor(binary=binary)
-    try:
-        async with asyncio.timeout(_ANSWER_SECONDS):
-            await cursor.execute(statement, parameters)
-            return await cursor.fetchall() if cursor.description else []
-    except BaseException as error:
-        # A stale plan lives on in an open connection, and an answer that was not waited for would
-        # be taken for the next one's.
-        if remedy_for(error) is Remedy.RECONNECT or not isinstance(error, psycopg.Error):
-            await connection.close()
-        raise
-
-
-class Renewals:
-    """A connection of its own, on a thread of its own, so that no lock is lost for want of one.
-
-    Neither a busy pool nor a blocked event loop keeps it from the server. May be used from any
-    event loop.
-    """
-
-    def __init__(self, place: Place, *, prepare: bool, retry_seconds: float) -> None:
-        self._place = place
-        self._prepare = prepare
-        self._retry_seconds = retry_seconds
-        self._thread: ThreadPoolExecutor | None = None
-        self._connection: psycopg.Connection[Row] | None = None
-
-    def open(self) -> None:
-        self._thread = ThreadPoolExecutor(1, "perdure-renewals")
-
-    async def close(self) -> None:
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            await self._in_thread(thread, self._disconnect)
-            thread.shutdown()
-
-    async def run(self, operation: str, statement: bytes, parameters: Sequence[Any]) -> list[Row]:
-        """Rows of a statement that may be repeated; it is, for as long as that can help."""
-        backoff = Backoff(self._retry_seconds)
-        while True:
-            thread = self._thread
-            if thread is None:
-                raise StoreClosed(operation, f"{self._place.location} is not open")
-            try:
-                return await self._in_thread(thread, lambda: self._ask(statement, parameters))
-            except (psycopg.Error, OSError) as error:
-                if remedy_for(error) is Remedy.NONE or not await backoff.pause():
-                    raise refusal(operation, error, self._place.location) from error
-
-    @staticmethod
-    async def _in_thread(thread: ThreadPoolExecutor, call: Callable[[], list[Row]]) -> list[Row]:
-        return await asyncio.wrap_future(thread.submit(call))
-
-    def _ask(self, statement: bytes, parameters: Sequence[Any]) -> list[Row]:
-        if self._connection is None or self._connection.closed:
-            self._connection = psycopg.Connection[Row].connect(
-                self._place.conninfo,
-                autocommit=True,
-                prepare_threshold=0 if self._prepare else None,
-            )
-        try:
-            return self._connection.execute(statement, parameters).fetchall()
-        except psycopg.Error as error:
-            if remedy_for(error) is Remedy.RECONNECT:
-                self._disconnect()
-            raise
-
-    def _disconnect(self) -> list[Row]:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
-        return []
+    async with asyncio.timeout(_ANSWER_SECONDS):
+        await cursor.execute(statement, parameters)
+        return await cursor.fetchall() if cursor.description else []
 
 
 def outcome_unknown(operation: str, error: ProviderError) -> ProviderError:

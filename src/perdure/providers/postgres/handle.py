@@ -17,12 +17,13 @@ from perdure.clock import SystemClock
 from perdure.errors import PerdureError, StoreClosed, StoreMoved, StoreRefused, UsageError
 from perdure.model.wire import FORMAT_VERSION
 from perdure.providers.postgres import queries
-from perdure.providers.postgres.connections import Backoff, Connections, Renewals
+from perdure.providers.postgres.connections import Backoff, Connections
 from perdure.providers.postgres.faults import asks_for_patience, refusal
 from perdure.providers.postgres.lanes import Lanes
 from perdure.providers.postgres.listener import BUCKETS, Channels, Listener, Notifier, bucket_of
 from perdure.providers.postgres.migrate import migrate, pending
 from perdure.providers.postgres.place import check_server, place_of
+from perdure.providers.postgres.renewals import Renewals
 from perdure.providers.postgres.server_clock import ServerClock
 from perdure.providers.watching import ChangeHub
 
@@ -94,21 +95,23 @@ class Handle:
     # --- life
 
     async def open(self, *, allow_moved: bool, auto_migrate: bool) -> None:
-        await self._on_own_connection(
-            "open",
-            lambda connection: self._prepare_schema(connection, auto_migrate=auto_migrate),
-        )
-        self._connections.open()
-        self._renewals.open()
-        self._lanes.open()
         self._process_id, self._loop = os.getpid(), asyncio.get_running_loop()
         try:
+            await self._on_own_connection(
+                "open",
+                lambda connection: self._prepare_schema(connection, auto_migrate=auto_migrate),
+                keep=True,
+            )
+            self._connections.open()
             await self._check_store(allow_moved=allow_moved)
         except BaseException:
-            await self.close()
+            await self._connections.close()
+            self._process_id = 0
             raise
+        self._renewals.open()
+        self._lanes.open()
         if self._listens:
-            await self._listener.open()
+            self._listener.open()
         self._ticker = asyncio.create_task(self._tick(), name="perdure-ticker")
         for desk in self._desks:
             desk.open()
@@ -171,17 +174,34 @@ class Handle:
             await migrate(connection, self.place)
 
     async def _on_own_connection(
-        self, operation: str, work: Callable[[psycopg.AsyncConnection[Row]], Awaitable[_Result]]
+        self,
+        operation: str,
+        work: Callable[[psycopg.AsyncConnection[Row]], Awaitable[_Result]],
+        *,
+        keep: bool = False,
     ) -> _Result:
-        """Repeated only if the server asks for it: a wrong address shall be told at once."""
+        """Repeated only if the server asks for it: a wrong address shall be told at once.
+
+        ``keep``: the connection goes to the pool afterwards.
+        """
         backoff = Backoff(self._retry_seconds)
         while True:
             try:
-                async with await self._connections.connect() as connection:
-                    return await work(connection)
+                connection = await self._connections.connect()
+                try:
+                    result = await work(connection)
+                except BaseException:
+                    await connection.close()
+                    raise
             except (psycopg.Error, OSError) as error:
                 if not asks_for_patience(error) or not await backoff.pause():
                     raise refusal(operation, error, self.place.location) from error
+            else:
+                if keep:
+                    self._connections.adopt(connection)
+                else:
+                    await connection.close()
+                return result
 
     async def _check_store(self, *, allow_moved: bool) -> None:
         sent_at = asyncio.get_running_loop().time()
@@ -228,7 +248,12 @@ class Handle:
         """Rows of a statement that is told whether it may have run before."""
         sent_at = asyncio.get_running_loop().time()
         found = await self._connections.run_marked(
-            operation, self.statements(template), parameters, binary=True, was_sent=was_sent
+            operation,
+            self.statements(template),
+            parameters,
+            binary=True,
+            was_sent=was_sent,
+            urgent=True,
         )
         self.clock.note(found[0][-2], sent_at)
         return found

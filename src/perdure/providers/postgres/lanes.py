@@ -186,7 +186,7 @@ class Lanes:
                     number = await self._commit(lane, number + 1, [operation])
             else:
                 _fail(batch, refusal(batch[0].name, error, self._connections.location), error)
-        except ProviderError as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the lane must go on
             _fail(batch, error, error)
         else:
             refused = answer.refused or {}
@@ -202,18 +202,21 @@ class Lanes:
         Raises psycopg.Error if nothing was written and repeating is of no use.
         """
         name, statement = batch[0].name, self._statements(batch[0].template)
+        lane_name = lane.encode()
         parts = 0
         for position, operation in enumerate(batch):
             operation.row["n"] = position
             parts |= operation.parts
-        rows = _encoder.encode([operation.row for operation in batch]).decode()
+        rows = _encoder.encode([operation.row for operation in batch])
         backoff = Backoff(self._retry_seconds)
         is_unknown = False
         while True:
             sent_at = asyncio.get_running_loop().time()
             try:
-                ((text,),) = await self._connections.run_once(
-                    name, statement, (lane, number, is_unknown, rows, parts)
+                text = await self._connections.call_once(
+                    name,
+                    statement,
+                    (lane_name, b"%d" % number, b"t" if is_unknown else b"f", rows, b"%d" % parts),
                 )
                 return _answers.decode(text), sent_at
             except (psycopg.Error, OSError) as error:

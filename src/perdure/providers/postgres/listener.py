@@ -29,8 +29,13 @@ BUCKETS: Final = 64
 """Watchers of an instance share a channel with those of every 64th other."""
 
 _SPACING_SECONDS: Final = 0.02
+_FIRST_SECONDS: Final = 0.1
 _RECONNECT_SECONDS: Final = (0.1, 5.0)
-_SEND: Final = b"SELECT pg_backend_pid(), pg_notify(c, '') FROM unnest(%s::text[]) AS c"
+_SEND: Final = b"""
+    SELECT pg_backend_pid(), pg_notify(c, '')
+    FROM unnest(%s::text[]) AS c, set_config('synchronous_commit', 'off', true)
+"""
+"""Nothing is written that a crash could lose, so nobody waits for the disk."""
 
 
 def bucket_of(instance_id: str) -> int:
@@ -100,11 +105,11 @@ class Listener:
         self._task: asyncio.Task[None] | None = None
         self.is_listening = False
 
-    async def open(self) -> None:
-        """Listens when it returns, if the server lets it; goes on trying otherwise."""
-        listening = asyncio.Event()
-        self._task = asyncio.create_task(self._keep_listening(listening), name="perdure-listener")
-        await listening.wait()
+    def open(self) -> None:
+        """Listens from now on, whenever the server lets it: what was said before that is looked for
+        then.
+        """
+        self._task = asyncio.create_task(self._keep_listening(), name="perdure-listener")
 
     async def close(self) -> None:
         task, self._task = self._task, None
@@ -113,30 +118,32 @@ class Listener:
             await asyncio.gather(task, return_exceptions=True)
         self.is_listening = False
 
-    async def _keep_listening(self, tried: asyncio.Event) -> None:
+    async def _keep_listening(self) -> None:
+        # Whoever has just opened the handle has better things for the server to do.
+        await asyncio.sleep(_FIRST_SECONDS)
         pause = _RECONNECT_SECONDS[0]
         while True:
             try:
-                async with await psycopg.AsyncConnection.connect(
+                connection = await psycopg.AsyncConnection.connect(
                     self._place.conninfo, autocommit=True, prepare_threshold=None
-                ) as connection:
-                    await self._listen(connection, tried)
+                )
+                try:
+                    await self._listen(connection)
+                finally:
+                    # Nothing else may come before this: the task may be cancelled once more.
+                    await connection.close()
             except (psycopg.Error, OSError) as error:
                 log.debug("not listening to %s: %s", self._place.location, error)
             self.is_listening = False
-            tried.set()
             await asyncio.sleep(pause)
             pause = min(2 * pause, _RECONNECT_SECONDS[1])
 
-    async def _listen(
-        self, connection: psycopg.AsyncConnection[tuple[object, ...]], listening: asyncio.Event
-    ) -> None:
+    async def _listen(self, connection: psycopg.AsyncConnection[tuple[object, ...]]) -> None:
         names = self._channels.all
         await connection.execute(
             sql.SQL("; ").join(sql.SQL("LISTEN {}").format(sql.Identifier(name)) for name in names)
         )
         self.is_listening = True
-        listening.set()
         self._heard(None)  # whatever was said meanwhile
         async for notification in connection.notifies():
             if notification.pid not in self._own_sessions:

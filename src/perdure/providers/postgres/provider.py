@@ -84,6 +84,7 @@ class PostgresProvider(Provider):
         self._commits = Commits(handle)
         self._admin = PostgresAdmin(handle, self._turn_tokens)
         self._is_open = False
+        self._closing: asyncio.Task[None] | None = None
 
     @property
     def name(self) -> str:
@@ -107,7 +108,11 @@ class PostgresProvider(Provider):
     async def close(self) -> None:
         if self._is_open:
             self._is_open = False
-            await self._handle.close()
+            self._closing = asyncio.create_task(self._handle.close(), name="perdure-close")
+        if self._closing is not None:
+            # Whoever is cancelled here may call again; the rest is done in any case.
+            await asyncio.shield(self._closing)
+            self._closing = None
 
     def now_ms(self) -> int:
         """Time of the store, as well as this handle knows it; never behind the server's."""
@@ -138,6 +143,7 @@ class PostgresProvider(Provider):
         rows.check_no_repeated_event(commit.history_delta, commit.execution_id, operation)
         instance_id = await self._turn_tokens.instance_of(lock_token, operation)
         row, parts = rows.turn_row(instance_id, lock_token, commit)
+        parts = rows.step_parts(parts, commit)
         await self._commit_turn(operation, queries.COMMIT_TURNS, row, parts, commit)
         if commit.keep_lock_ms is None:
             self._turn_tokens.forget((lock_token,))
@@ -150,7 +156,9 @@ class PostgresProvider(Provider):
         rules.check_first_turn(start, commit, lock_token, owner)
         rows.check_no_repeated_event(commit.history_delta, commit.execution_id, operation)
         row, parts = rows.turn_row(start.instance_id, lock_token, commit)
-        row |= {"start": start.start, "owner": owner}
+        row["owner"] = owner
+        if commit.settled_work:
+            parts |= rows.UNCOMMON
         is_new = await self._commit_turn(operation, queries.START_TURNS, row, parts, commit)
         if is_new and commit.keep_lock_ms is not None:
             self._turn_tokens.note(lock_token, start.instance_id)
@@ -414,8 +422,7 @@ class PostgresProvider(Provider):
         condition: EnqueueCondition | None = None,
     ) -> list[bool]:
         self._handle.require_open("enqueue_many_for_orchestrator")
-        for message in messages:
-            rules.check_enqueue(message, delay_ms, condition)
+        rules.check_enqueue_many(messages, delay_ms, condition)
         if condition is EnqueueCondition.REPLACE:
             # A later one may delete an earlier one with its tree: only one by one is in order.
             return await super().enqueue_many_for_orchestrator(messages, delay_ms, condition)

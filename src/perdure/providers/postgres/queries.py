@@ -27,15 +27,15 @@ class Statements:
 
 # --- batches: (lane, batch number, sent again, operations, parts) to an answer
 
-COMMIT_TURNS: Final = "SELECT {schema}.commit_turns(%s, %s, %s, %s::jsonb, %s)"
-START_TURNS: Final = "SELECT {schema}.start_turns(%s, %s, %s, %s::jsonb, %s)"
-ABANDON_TURNS: Final = "SELECT {schema}.abandon_turns(%s, %s, %s, %s::jsonb, %s)"
-SETTLE_WORK: Final = "SELECT {schema}.settle_work(%s, %s, %s, %s::jsonb, %s)"
-ABANDON_WORK: Final = "SELECT {schema}.abandon_work(%s, %s, %s, %s::jsonb, %s)"
-ENQUEUE_WORK: Final = "SELECT {schema}.enqueue_work(%s, %s, %s, %s::jsonb, %s)"
-ENQUEUE_MESSAGES: Final = "SELECT {schema}.enqueue_messages(%s, %s, %s, %s::jsonb, %s)"
-REPLACE_INSTANCES: Final = "SELECT {schema}.replace_instances(%s, %s, %s, %s::jsonb, %s)"
-APPEND_HISTORY: Final = "SELECT {schema}.append_history(%s, %s, %s, %s::jsonb, %s)"
+COMMIT_TURNS: Final = "SELECT {schema}.commit_turns($1, $2, $3, $4, $5)"
+START_TURNS: Final = "SELECT {schema}.start_turns($1, $2, $3, $4, $5)"
+ABANDON_TURNS: Final = "SELECT {schema}.abandon_turns($1, $2, $3, $4, $5)"
+SETTLE_WORK: Final = "SELECT {schema}.settle_work($1, $2, $3, $4, $5)"
+ABANDON_WORK: Final = "SELECT {schema}.abandon_work($1, $2, $3, $4, $5)"
+ENQUEUE_WORK: Final = "SELECT {schema}.enqueue_work($1, $2, $3, $4, $5)"
+ENQUEUE_MESSAGES: Final = "SELECT {schema}.enqueue_messages($1, $2, $3, $4, $5)"
+REPLACE_INSTANCES: Final = "SELECT {schema}.replace_instances($1, $2, $3, $4, $5)"
+APPEND_HISTORY: Final = "SELECT {schema}.append_history($1, $2, $3, $4, $5)"
 
 # --- turns and work
 

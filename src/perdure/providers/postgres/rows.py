@@ -54,6 +54,12 @@ CANCELS_WORK: Final = 64
 ADDS_MESSAGES: Final = 128
 CANCELS_TIMERS: Final = 256
 NAMES: Final = 512
+UNCOMMON: Final = 1024
+"""There is more to a turn than history and work, or it does not keep its lock."""
+
+_UNCOMMON_PARTS: Final = (
+    CONSUMES | CHANGES_STATE | ENDS_EXECUTION | CANCELS_WORK | ADDS_MESSAGES | CANCELS_TIMERS
+)
 
 # Which conditions enqueue_messages has to check.
 SOME_ALIVE: Final = 1
@@ -115,7 +121,16 @@ def turn_row(instance_id: str, token: str, commit: TurnCommit) -> tuple[dict[str
     if commit.kv_changes:
         row["kv_cleared"], row["kv"] = _folded(commit.kv_changes)
         parts |= CHANGES_STATE
-    return row, parts | _execution_parts(row, commit)
+    parts |= _execution_parts(row, commit)
+    if commit.keep_lock_ms is None or commit.custom_status is not None or parts & _UNCOMMON_PARTS:
+        parts |= UNCOMMON
+    return row, parts
+
+
+def step_parts(parts: int, commit: TurnCommit) -> int:
+    """The parts of a turn that is not an instance's first."""
+    is_uncommon = parts & (NAMES | UPDATES_EXECUTION) or len(commit.settled_work) > 1
+    return parts | UNCOMMON if is_uncommon else parts
 
 
 def _execution_parts(row: dict[str, Any], commit: TurnCommit) -> int:
@@ -128,6 +143,8 @@ def _execution_parts(row: dict[str, Any], commit: TurnCommit) -> int:
             parts = UPDATES_EXECUTION
     if metadata.status is not None and metadata.status.ends_execution:
         parts |= ENDS_EXECUTION
+    if metadata.output is not None:
+        parts |= UNCOMMON
     return parts
 
 

@@ -70,10 +70,10 @@ BEGIN
     ORDER BY instance_id FOR UPDATE;
 END $$;
 
--- Adds the orchestrator_items of each of these records, in their order. A start makes its instance
--- visible to administration. The caller has locked the rows of the instances that have one. Returns
--- when the first of these instances may be handed out, as far as its messages go.
-CREATE FUNCTION add_messages(p_senders jsonb, p_now bigint) RETURNS bigint
+-- Adds messages in their order. A start makes its instance visible to administration. The caller has
+-- locked the rows of the instances that have one. Returns when the first of these instances may be
+-- handed out, as far as its messages go.
+CREATE FUNCTION add_messages(p_messages jsonb, p_now bigint) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
     v_ready_at bigint;
@@ -86,14 +86,10 @@ BEGIN
         m.start ->> 'parent_instance_id', 'Pending', coalesce(m.enqueued_at_ms, p_now),
         coalesce(m.enqueued_at_ms, p_now)
     FROM ROWS FROM (
-        jsonb_to_recordset(p_senders) AS (orchestrator_items jsonb)
-    ) WITH ORDINALITY AS t (orchestrator_items, position)
-    CROSS JOIN LATERAL ROWS FROM (
-        jsonb_to_recordset(t.orchestrator_items)
-            AS (instance_id text, start jsonb, enqueued_at_ms bigint)
+        jsonb_to_recordset(p_messages) AS (instance_id text, start jsonb, enqueued_at_ms bigint)
     ) WITH ORDINALITY AS m (instance_id, start, enqueued_at_ms, position)
     WHERE m.start IS NOT NULL
-    ORDER BY m.instance_id, t.position, m.position
+    ORDER BY m.instance_id, m.position
     ON CONFLICT (instance_id) DO UPDATE
         SET name = EXCLUDED.name, version = EXCLUDED.version,
             parent_instance_id = EXCLUDED.parent_instance_id
@@ -111,10 +107,7 @@ BEGIN
             m.start ->> 'name', m.start ->> 'version', m.start ->> 'parent_instance_id',
             (m.timer ->> 'execution_id')::bigint, (m.timer ->> 'timer_id')::bigint
         FROM ROWS FROM (
-            jsonb_to_recordset(p_senders) AS (orchestrator_items jsonb)
-        ) WITH ORDINALITY AS t (orchestrator_items, position)
-        CROSS JOIN LATERAL ROWS FROM (
-            jsonb_to_recordset(t.orchestrator_items) AS (
+            jsonb_to_recordset(p_messages) AS (
                 instance_id text, kind text, body text, visible_at_ms bigint, delay_ms bigint,
                 resolved_at_ms bigint, enqueued_at_ms bigint, attempt_count bigint,
                 start jsonb, timer jsonb
@@ -123,7 +116,7 @@ BEGIN
             instance_id, kind, body, visible_at_ms, delay_ms, resolved_at_ms, enqueued_at_ms,
             attempt_count, start, timer, position
         )
-        ORDER BY t.position, m.position
+        ORDER BY m.position
         RETURNING instance_id, message_id, visible_at, enqueued_at, start_name
     ), arrivals AS (
         SELECT
@@ -264,9 +257,8 @@ END $$;
 
 -- --- the worker queue
 
--- Adds the worker_items of each of these records, in their order. Returns when the first of them
--- that nobody holds is free.
-CREATE FUNCTION add_work(p_senders jsonb, p_now bigint) RETURNS bigint
+-- Adds work items in their order. Returns when the first of them that nobody holds is free.
+CREATE FUNCTION add_work(p_items jsonb, p_now bigint) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
     v_free_at bigint;
@@ -286,10 +278,7 @@ BEGIN
             w.claim ->> 'lock_token', f.locked_until,
             nullif(greatest(f.visible_at, f.locked_until, p_now), p_now)
         FROM ROWS FROM (
-            jsonb_to_recordset(p_senders) AS (worker_items jsonb)
-        ) WITH ORDINALITY AS t (worker_items, position)
-        CROSS JOIN LATERAL ROWS FROM (
-            jsonb_to_recordset(t.worker_items) AS (
+            jsonb_to_recordset(p_items) AS (
                 identity jsonb, name text, body text, session_id text, tag text,
                 visible_at_ms bigint, resolved_at_ms bigint, enqueued_at_ms bigint,
                 attempt_count bigint, heartbeat text, claim jsonb
@@ -303,7 +292,7 @@ BEGIN
                 coalesce(w.resolved_at_ms, w.visible_at_ms, p_now) AS visible_at,
                 p_now + (w.claim ->> 'lock_timeout_ms')::bigint AS locked_until
         ) f
-        ORDER BY t.position, w.position
+        ORDER BY w.position
         RETURNING visible_at, lock_token
     )
     SELECT min(a.visible_at) INTO v_free_at FROM added a WHERE a.lock_token IS NULL;

@@ -231,13 +231,15 @@ BEGIN
         PERFORM merge_state(p_turns);
     END IF;
     IF p_parts & 32 > 0 THEN
-        work_at := add_work(p_turns, p_now);
+        work_at := add_work(jsonb_path_query_array(p_turns, '$[*].worker_items[*]'), p_now);
     END IF;
     IF p_parts & 64 > 0 THEN
         PERFORM remove_cancelled_work(p_turns);
     END IF;
     IF p_parts & 128 > 0 THEN
-        turns_at := add_messages(p_turns, p_now);
+        turns_at := add_messages(
+            jsonb_path_query_array(p_turns, '$[*].orchestrator_items[*]'), p_now
+        );
     END IF;
     IF p_parts & 256 > 0 THEN
         WITH listed AS MATERIALIZED (
@@ -373,6 +375,12 @@ END $$;
 CREATE FUNCTION merge_state(p_turns jsonb) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
+    IF NOT EXISTS (
+        SELECT FROM jsonb_to_recordset(p_turns) AS t (instance_id text)
+        JOIN kv_delta d ON d.instance_id = t.instance_id
+    ) THEN
+        RETURN;
+    END IF;
     WITH delta AS (
         DELETE FROM kv_delta d
         USING jsonb_to_recordset(p_turns) AS t (instance_id text, status text)

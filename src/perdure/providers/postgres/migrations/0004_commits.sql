@@ -32,6 +32,49 @@ BEGIN
     RETURN v_refused;
 END $$;
 
+-- A turn of a running execution that only adds to its history, settles at most one work item, adds
+-- others and keeps its lock: the turn of which there are most. NULL if there is more to it; the
+-- longer way then does all of it again.
+CREATE FUNCTION commit_step(p_turn jsonb, OUT now_at bigint, OUT work_at bigint)
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_id text := p_turn ->> 'instance_id';
+    v_execution bigint := (p_turn ->> 'execution_id')::bigint;
+    v_until bigint;
+    v_now bigint := now_ms();
+BEGIN
+    v_until := v_now + (p_turn ->> 'keep_lock_ms')::bigint;
+    -- Nothing of its queue is removed or added, so it stays placed as it is.
+    UPDATE instance_locks l SET
+        locked_until = v_until, kept = true,
+        wake_at = CASE WHEN l.wake_at IS NOT NULL THEN v_until END
+    WHERE l.instance_id = v_id AND l.lock_token = p_turn ->> 'token'
+        AND l.locked_until > now_ms() AND l.not_before IS NULL AND l.block IS NULL;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    UPDATE instances i SET updated_at = v_now
+    WHERE i.instance_id = v_id AND i.execution_id = v_execution AND i.status = 'Running';
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    IF p_turn ? 'settled_work' THEN
+        DELETE FROM worker_queue w
+        WHERE w.instance_id = v_id AND w.lock_token = p_turn #>> '{settled_work,0}'
+            AND w.locked_until > now_ms();
+        IF NOT FOUND THEN
+            RETURN;
+        END IF;
+    END IF;
+    INSERT INTO history (instance_id, execution_id, event_id, data)
+    SELECT v_id, v_execution, e.event_id, e.data
+    FROM jsonb_to_recordset(p_turn -> 'history_delta') AS e (event_id bigint, data text);
+    IF p_turn ? 'worker_items' THEN
+        work_at := add_work(p_turn -> 'worker_items', v_now);
+    END IF;
+    now_at := v_now;
+END $$;
+
 CREATE FUNCTION commit_turns(
     p_lane text, p_batch bigint, p_again boolean, p_turns jsonb, p_parts integer
 ) RETURNS text
@@ -48,6 +91,14 @@ BEGIN
     IF v_answer IS NOT NULL THEN
         RETURN v_answer;
     END IF;
+    IF p_parts & 1024 = 0 AND jsonb_array_length(p_turns) = 1 THEN
+        SELECT s.now_at, s.work_at INTO v_now, v_work_at FROM commit_step(p_turns -> 0) s;
+        IF v_now IS NOT NULL THEN
+            RETURN lane_close(
+                p_lane, p_batch, v_now, jsonb_build_object('now', v_now, 'work_at', v_work_at)
+            );
+        END IF;
+    END IF;
     v_refused := lock_turns(p_turns, p_parts);
     v_turns := not_refused(p_turns, v_refused);
     v_now := now_ms();
@@ -60,6 +111,43 @@ BEGIN
     ));
 END $$;
 
+-- First turns that keep their locks, change nothing else and add nothing but history and work, of
+-- instances that nothing is known of. Returns when the first work item added is free.
+CREATE FUNCTION write_first_turns(p_turns jsonb, p_now bigint) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_placed integer;
+BEGIN
+    INSERT INTO instance_locks (
+        instance_id, route, framework_version, lock_token, locked_until, owner, kept
+    )
+    SELECT
+        t.instance_id, route_of(t.name, t.version), t.framework_version, t.token,
+        p_now + t.keep_lock_ms, t.owner, true
+    FROM jsonb_to_recordset(p_turns) AS t (
+        instance_id text, name text, version text, framework_version bigint[], token text,
+        keep_lock_ms bigint, owner text
+    )
+    ORDER BY t.instance_id
+    ON CONFLICT (instance_id) DO NOTHING;
+    GET DIAGNOSTICS v_placed = ROW_COUNT;
+    IF v_placed < jsonb_array_length(p_turns) THEN
+        -- A message for one of them has come in at this very moment. Sent again, it is seen.
+        RAISE EXCEPTION USING
+            ERRCODE = 'serialization_failure', MESSAGE = 'a message overtook a first turn';
+    END IF;
+    INSERT INTO executions (instance_id, execution_id, status, framework_version, started_at)
+    SELECT t.instance_id, t.execution_id, 'Running', t.framework_version, p_now
+    FROM jsonb_to_recordset(p_turns)
+        AS t (instance_id text, execution_id bigint, framework_version bigint[]);
+    INSERT INTO history (instance_id, execution_id, event_id, data)
+    SELECT t.instance_id, t.execution_id, e.event_id, e.data
+    FROM jsonb_to_recordset(p_turns)
+        AS t (instance_id text, execution_id bigint, history_delta jsonb)
+    CROSS JOIN LATERAL jsonb_to_recordset(t.history_delta) AS e (event_id bigint, data text);
+    RETURN add_work(jsonb_path_query_array(p_turns, '$[*].worker_items[*]'), p_now);
+END $$;
+
 -- First turns of instances that do not exist yet; ``present`` if one does.
 CREATE FUNCTION start_turns(
     p_lane text, p_batch bigint, p_again boolean, p_turns jsonb, p_parts integer
@@ -68,6 +156,7 @@ LANGUAGE plpgsql SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     v_answer text := lane_answer(p_lane, p_batch, p_again);
+    v_is_plain boolean;
     v_now bigint;
     v_fresh text[];
     v_refused jsonb;
@@ -79,16 +168,26 @@ BEGIN
         RETURN v_answer;
     END IF;
     PERFORM lock_turns(p_turns, p_parts);
+    v_is_plain := p_parts & 1024 = 0 AND NOT EXISTS (
+        SELECT FROM jsonb_to_recordset(p_turns) AS t (instance_id text)
+        JOIN instance_locks l ON l.instance_id = t.instance_id
+    );
     v_now := now_ms();
     -- Two first turns of one instance meet here: the second waits for the first and finds it.
     WITH fresh AS (
         INSERT INTO instances (
-            instance_id, name, version, parent_instance_id, started, status, created_at, updated_at
+            instance_id, name, version, parent_instance_id, named, started,
+            execution_id, execution_status, status, created_at, updated_at
         )
         SELECT
-            t.instance_id, t.start ->> 'name', t.start ->> 'version',
-            t.start ->> 'parent_instance_id', true, 'Pending', v_now, v_now
-        FROM jsonb_to_recordset(p_turns) AS t (instance_id text, start jsonb)
+            t.instance_id, t.name, t.version, t.parent_instance_id, true, true,
+            CASE WHEN v_is_plain THEN t.execution_id ELSE 0 END,
+            CASE WHEN v_is_plain THEN 'Running' END,
+            CASE WHEN v_is_plain THEN 'Running' ELSE 'Pending' END, v_now, v_now
+        FROM jsonb_to_recordset(p_turns) AS t (
+            instance_id text, name text, version text, parent_instance_id text,
+            execution_id bigint
+        )
         ORDER BY t.instance_id
         ON CONFLICT DO NOTHING
         RETURNING instance_id
@@ -100,7 +199,9 @@ BEGIN
         WHERE NOT t.instance_id = ANY (v_fresh);
     END IF;
     v_turns := not_refused(p_turns, v_refused);
-    IF v_turns IS NOT NULL THEN
+    IF v_turns IS NOT NULL AND v_is_plain THEN
+        v_work_at := write_first_turns(v_turns, v_now);
+    ELSIF v_turns IS NOT NULL THEN
         INSERT INTO instance_locks AS l (instance_id, lock_token, locked_until, owner)
         SELECT t.instance_id, t.token, v_now + 1, t.owner
         FROM jsonb_to_recordset(v_turns) AS t (instance_id text, token text, owner text)
@@ -178,6 +279,7 @@ DECLARE
     v_now bigint;
     v_lost text[];
 BEGIN
+    PERFORM set_config('synchronous_commit', 'off', true);
     PERFORM lock_instances(ARRAY(
         SELECT r.instance_id FROM jsonb_to_recordset(p_renewals) AS r (instance_id text)
     ));

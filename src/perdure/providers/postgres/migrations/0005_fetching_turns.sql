@@ -214,7 +214,9 @@ DECLARE
     v_continues boolean[];
     v_deliveries text[];
 BEGIN
-    PERFORM pg_advisory_xact_lock(hashtextextended(p_tokens[1], 0));
+    -- A lock that a crash of the server forgets is a lost lock, like one that has expired.
+    PERFORM set_config('synchronous_commit', 'off', true),
+        pg_advisory_xact_lock(hashtextextended(p_tokens[1], 0));
     IF p_again THEN
         SELECT array_agg(d.instance_id), array_agg(d.delivery),
             array_agg(l.lock_token <> d.delivery)

@@ -242,7 +242,9 @@ DECLARE
     v_activities bigint[];
     v_messages bigint[];
 BEGIN
-    PERFORM pg_advisory_xact_lock(hashtextextended(p_tokens[1], 0));
+    -- A lock that a crash of the server forgets is a lost lock, like one that has expired.
+    PERFORM set_config('synchronous_commit', 'off', true),
+        pg_advisory_xact_lock(hashtextextended(p_tokens[1], 0));
     IF p_again THEN
         RETURN QUERY
         SELECT

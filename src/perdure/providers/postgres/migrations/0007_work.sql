@@ -75,14 +75,9 @@ BEGIN
         SELECT array_agg(DISTINCT s.session_id) INTO v_sessions
         FROM settled s WHERE s.session_id IS NOT NULL;
         SELECT
-            jsonb_agg(
-                jsonb_build_object('orchestrator_items', jsonb_build_array(
-                    t.completion || '{"delay_ms": 0}'
-                )) ORDER BY t.n
-            ) FILTER (WHERE t.completion IS NOT NULL),
-            jsonb_agg(
-                jsonb_build_object('worker_items', jsonb_build_array(t.retry)) ORDER BY t.n
-            ) FILTER (WHERE t.retry IS NOT NULL)
+            jsonb_agg(t.completion || '{"delay_ms": 0}' ORDER BY t.n)
+                FILTER (WHERE t.completion IS NOT NULL),
+            jsonb_agg(t.retry ORDER BY t.n) FILTER (WHERE t.retry IS NOT NULL)
         INTO v_completions, v_retries
         FROM jsonb_to_recordset(v_items) AS t (n integer, completion jsonb, retry jsonb);
         IF v_completions IS NOT NULL THEN
@@ -146,6 +141,7 @@ DECLARE
     v_lost text[];
     v_sessions text[];
 BEGIN
+    PERFORM set_config('synchronous_commit', 'off', true);
     PERFORM lock_work(p_renewals);
     v_now := now_ms();
     SELECT array_agg(r.token) INTO v_lost
@@ -185,9 +181,7 @@ BEGIN
         RETURN v_answer;
     END IF;
     RETURN lane_close(p_lane, p_batch, v_now, jsonb_build_object(
-        'now', v_now, 'work_at', add_work(
-            jsonb_build_array(jsonb_build_object('worker_items', p_items)), v_now
-        )
+        'now', v_now, 'work_at', add_work(p_items, v_now)
     ));
 END $$;
 

@@ -71,9 +71,7 @@ BEGIN
     END IF;
     v_messages := not_refused(p_messages, v_refused);
     IF v_messages IS NOT NULL THEN
-        v_turns_at := add_messages(
-            jsonb_build_array(jsonb_build_object('orchestrator_items', v_messages)), v_now
-        );
+        v_turns_at := add_messages(v_messages, v_now);
     END IF;
     RETURN lane_close(p_lane, p_batch, v_now, jsonb_build_object(
         'now', v_now, 'refused', v_refused, 'turns_at', v_turns_at
@@ -142,6 +140,16 @@ BEGIN
     END IF;
 END $$;
 
+-- Whether there is anything under that id, if only a message or a work item.
+CREATE FUNCTION has_anything(p_id text) RETURNS boolean
+LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN EXISTS (SELECT FROM instances WHERE instance_id = p_id)
+        OR EXISTS (SELECT FROM history WHERE instance_id = p_id)
+        OR EXISTS (SELECT FROM orchestrator_queue WHERE instance_id = p_id)
+        OR EXISTS (SELECT FROM worker_queue WHERE instance_id = p_id);
+END $$;
+
 -- Starts an instance in the place of whatever is there with its tree.
 CREATE FUNCTION replace_instances(
     p_lane text, p_batch bigint, p_again boolean, p_messages jsonb, p_parts integer
@@ -159,15 +167,16 @@ BEGIN
     v_ids := ARRAY(
         SELECT t.instance_id
         FROM jsonb_to_recordset(p_messages) AS m (instance_id text)
-        CROSS JOIN LATERAL unnest(tree_of(m.instance_id)) AS t (instance_id)
+        CROSS JOIN LATERAL unnest(CASE
+            -- Others may name it as their parent before it is there.
+            WHEN has_anything(m.instance_id) THEN tree_of(m.instance_id)
+        END) AS t (instance_id)
     );
     PERFORM lock_instances(v_ids);
     PERFORM remove_instances(v_ids);
     v_now := now_ms();
     RETURN lane_close(p_lane, p_batch, v_now, jsonb_build_object(
-        'now', v_now, 'turns_at', add_messages(
-            jsonb_build_array(jsonb_build_object('orchestrator_items', p_messages)), v_now
-        )
+        'now', v_now, 'turns_at', add_messages(p_messages, v_now)
     ));
 END $$;
 

@@ -145,8 +145,6 @@ BEGIN
         RETURN 'missing';
     END IF;
     PERFORM lock_instances(ARRAY[v_message ->> 'instance_id']);
-    PERFORM add_messages(jsonb_build_array(
-        jsonb_build_object('orchestrator_items', jsonb_build_array(v_message))
-    ), now_ms());
+    PERFORM add_messages(jsonb_build_array(v_message), now_ms());
     RETURN NULL;
 END $$;

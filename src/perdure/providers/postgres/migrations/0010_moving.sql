@@ -131,11 +131,7 @@ BEGIN
     -- The row stands for the id until the end: nobody writes the instance meanwhile.
     INSERT INTO instance_locks (instance_id) VALUES (v_id) ON CONFLICT DO NOTHING;
     PERFORM lock_instances(ARRAY[v_id]);
-    IF EXISTS (SELECT FROM instances WHERE instance_id = v_id)
-        OR EXISTS (SELECT FROM history WHERE instance_id = v_id)
-        OR EXISTS (SELECT FROM orchestrator_queue WHERE instance_id = v_id)
-        OR EXISTS (SELECT FROM worker_queue WHERE instance_id = v_id)
-    THEN
+    IF has_anything(v_id) THEN
         IF NOT p_replace THEN
             PERFORM forget_instances(ARRAY[v_id]);
             RETURN 'present';
@@ -152,25 +148,25 @@ BEGIN
         not_before = (p_snapshot ->> 'not_before_ms')::bigint
     WHERE instance_id = v_id;
     PERFORM add_messages((
-        SELECT jsonb_build_array(jsonb_build_object('orchestrator_items', jsonb_agg(
+        SELECT jsonb_agg(
             (m.entry -> 'message') || jsonb_build_object(
                 'resolved_at_ms', m.entry -> 'visible_at_ms',
                 'enqueued_at_ms', m.entry -> 'enqueued_at_ms',
                 'attempt_count', m.entry -> 'attempt_count'
             ) ORDER BY m.position
-        )))
+        )
         FROM jsonb_array_elements(p_snapshot -> 'messages')
             WITH ORDINALITY AS m (entry, position)
     ), v_now);
     PERFORM add_work((
-        SELECT jsonb_build_array(jsonb_build_object('worker_items', jsonb_agg(
+        SELECT jsonb_agg(
             (w.entry -> 'message') - 'claim' || jsonb_build_object(
                 'resolved_at_ms', w.entry -> 'visible_at_ms',
                 'enqueued_at_ms', w.entry -> 'enqueued_at_ms',
                 'attempt_count', w.entry -> 'attempt_count',
                 'heartbeat', w.entry -> 'heartbeat'
             ) ORDER BY w.position
-        )))
+        )
         FROM jsonb_array_elements(p_snapshot -> 'work') WITH ORDINALITY AS w (entry, position)
     ), v_now);
     UPDATE instances SET
