@@ -53,6 +53,30 @@ FINISHED = ExecutionMetadata(
     name="checkout", version="1.0.0", status=Status.COMPLETED, output='"receipt-123456"'
 )
 
+KEYS = (
+    "WITH RECURSIVE keys (key) AS (SELECT 1 UNION ALL SELECT key + 1 FROM keys WHERE key < :count)"
+)
+PAST = (
+    f"""
+    {KEYS}
+    INSERT INTO instances
+    SELECT key, lower(hex(randomblob(16))), 1, 'checkout', '1.0.0', NULL, 1, 'Completed', NULL,
+           NULL, 0, :now + key / 100, :now + key / 100, :now + key / 100
+    FROM keys
+    """,
+    f"""
+    {KEYS}
+    INSERT INTO executions
+    SELECT key, 1, 'Completed', '"receipt"', NULL, :now, :now FROM keys
+    """,
+    f"""
+    {KEYS}
+    INSERT INTO history
+    SELECT key, 1, event_id, :event FROM keys
+    CROSS JOIN (SELECT 1 AS event_id UNION ALL SELECT 2 UNION ALL SELECT 3)
+    """,
+)
+
 
 async def main(options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(dir=options.directory) as directory:
@@ -196,22 +220,8 @@ async def fill(path: Path, instances: int) -> None:
     connection.pragma("cache_size", -512_000)
     now = int(time.time() * 1000)
     with connection:
-        connection.executemany(
-            "INSERT INTO instances VALUES (?, ?, 1, 'checkout', '1.0.0', NULL, 1, 'Completed',"
-            " NULL, NULL, 0, ?, ?, ?)",
-            (
-                (key, uuid.uuid4().hex, now + key // 100, now + key // 100, now + key // 100)
-                for key in range(1, instances + 1)
-            ),
-        )
-        connection.executemany(
-            "INSERT INTO executions VALUES (?, 1, 'Completed', '\"receipt\"', NULL, ?, ?)",
-            ((key, now, now) for key in range(1, instances + 1)),
-        )
-        connection.executemany(
-            "INSERT INTO history VALUES (?, 1, ?, ?)",
-            ((key, event, EVENT) for key in range(1, instances + 1) for event in (1, 2, 3)),
-        )
+        for statement in PAST:
+            connection.execute(statement, {"count": instances, "now": now, "event": EVENT})
     connection.close()
 
 
