@@ -7,7 +7,7 @@ PACKAGE := $(VENV)/.package
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # The name of each package as it comes.
-NAMES := | awk '/^Collecting/ { print "  " $$2; fflush() }'
+NAMES := | awk '/^Collecting/ { sub(/[<>=!~;\[].*/, "", $$2); print "  " $$2; fflush() }'
 # Tests prove logic and survive kills on any file system; a directory in memory spares them the disk.
 # Power cuts and slow disks are for the campaigns.
 ROOMY := $(shell df -Pm /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 4000 { print "/dev/shm" }')

@@ -76,15 +76,12 @@ def _page(found: Command, path: str, context: click.Context) -> str:
         and (row := parameter.get_help_record(context)) is not None
     ]
     if rows:
-        lines.append("\n| option | |\n|---|---|")
-        lines += [f"| `{_cell(option)}` | {_cell(text)} |" for option, text in rows]
+        # No table: a choice like [a|b] would have to be escaped, and the escapes would be shown.
+        lines.append("")
+        lines += [f"- `{option}`: {text}" for option, text in rows]
     examples = "\n".join(found.examples)
     lines.append(f"\n```console\n{examples}\n```\n")
     return "\n".join(lines)
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ _WORKER_OPTIONS: Final = ("--lock", "3s", "--drain", "2s")
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
     show_default=True,
+    help="Messages of at least that weight.",
 )
 def dev(modules: tuple[str, ...], log_level: str) -> None:
     """Run a worker for MODULE and restart it whenever a Python file changes here.

@@ -30,7 +30,14 @@ if TYPE_CHECKING:
     ],
 )
 @filter_options
-@click.option("--limit", metavar="N", type=click.IntRange(1, 10_000), default=20, show_default=True)
+@click.option(
+    "--limit",
+    metavar="N",
+    type=click.IntRange(1, 10_000),
+    default=20,
+    show_default=True,
+    help="At most so many.",
+)
 @click.option("--cursor", help="Go on where the last page ended.")
 @output_option("table", "json", "jsonl", "ids")
 def list_command(limit: int, cursor: str | None, output: str, **filters: Any) -> None:

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
     show_default=True,
+    help="Messages of at least that weight.",
 )
 def worker(modules: tuple[str, ...], log_level: str, **options: Any) -> None:
     """Run the handlers of the modules: shop.flows, flows.py, or shop.flows:HANDLERS.
