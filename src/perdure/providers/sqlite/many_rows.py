@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 _SIZES: Final = (256, 64, 16, 8, 4, 2, 1)
 """Rows of one statement: few sizes, so that each is prepared once and kept."""
 
+_VALUES_MAX: Final = 1_100
+"""Of one statement: preparing a longer one takes longer than running it does."""
+
 _encode: Final = msgspec.json.Encoder().encode
 _decode: Final = msgspec.json.Decoder(list[Any]).decode
 
@@ -31,7 +34,9 @@ class ManyRows:
     def __init__(self, before: str, columns: int, after: str = "") -> None:
         row = f"({','.join('?' * columns)})"
         self._before, self._row, self._after = before, row, after
-        self._statements = [(size, self.of(size)) for size in _SIZES]
+        self._statements = [
+            (size, self.of(size)) for size in _SIZES if size * columns <= _VALUES_MAX
+        ]
 
     def of(self, size: int) -> str:
         """The statement for so many rows."""
