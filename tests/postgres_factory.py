@@ -73,7 +73,7 @@ class PostgresFactory(ProviderFactory):
 
     async def cleanup(self) -> None:
         if self._schema:
-            self._execute(_EMPTY.format(schema=sql.Identifier(self._schema)))
+            empty(self._schema)
             _emptied.append(self._schema)
 
     def _set_clock(self) -> None:
@@ -107,6 +107,11 @@ _EMPTY = sql.SQL(
     )
     + "; UPDATE {schema}.store SET moved_to = NULL"
 )
+
+
+def empty(schema: str) -> None:
+    """As if nothing had happened in it."""
+    _behind_the_provider().execute(_EMPTY.format(schema=sql.Identifier(schema)))
 
 
 def new_schema() -> str:

@@ -53,13 +53,15 @@ def kill_workers(
     server: PostgresServer,
     kills: int,
     seed: int,
+    *,
+    instances: int = INSTANCES,
     report: Callable[[str], None] = lambda _text: None,
 ) -> int:
     """Do at least that many kills; raises at the first violation."""
     rng, done, number = random.Random(seed), 0, 0
     while done < kills:
         number += 1
-        place = f"{server.dsn} kills_{seed}_{number}"
+        place = f"{server.dsn} kills_{seed}_{number} {instances}"
         in_child(_start_load, place)
         workers = [fork(_work, place), fork(_work, place)]
         for _ in range(min(KILLS_PER_ROUND, kills - done)):
@@ -81,8 +83,12 @@ def _kill(worker: int) -> None:
 
 
 def _provider(place: str) -> PostgresProvider:
-    dsn, schema = place.split()
+    dsn, schema, _ = place.split()
     return PostgresProvider(dsn, schema=schema)
+
+
+def _instances(place: str) -> int:
+    return int(place.split()[2])
 
 
 def _runtime(place: str) -> Runtime:
@@ -94,7 +100,7 @@ def _runtime(place: str) -> Runtime:
 
 async def _start_load(place: str) -> None:
     async with Client(_provider(place)) as client:
-        for flow, arguments, instance_id, _ in load(INSTANCES):
+        for flow, arguments, instance_id, _ in load(_instances(place)):
             handle = await client.start(flow, *arguments, id=instance_id)
             if flow is mailbox:
                 for number in range(3):
@@ -110,7 +116,7 @@ async def _work(place: str) -> None:
 
 async def _finish(place: str) -> None:
     async with _runtime(place) as runtime:
-        for _, _, instance_id, expected in load(INSTANCES):
+        for _, _, instance_id, expected in load(_instances(place)):
             result = await runtime.get(instance_id).result(ROUND_SECONDS_MAX)
             assert result == expected, f"{instance_id}: {result!r} instead of {expected!r}"
 
@@ -122,7 +128,7 @@ async def _check(place: str) -> None:
             found += 1
             for execution in await client.admin.executions(view.id):
                 check_history(await client.history(view.id, execution.execution_id))
-        assert found >= INSTANCES
+        assert found >= _instances(place)
         depths = await client.admin.queue_depths()
         assert depths.worker.visible + depths.worker.delayed + depths.worker.locked == 0, depths
 
