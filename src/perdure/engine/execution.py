@@ -146,6 +146,7 @@ class Execution:
             if operation.family is not TIMER:
                 release_future(operation.target)
         recorder.operations.open.clear()
+        recorder.lanes.clear()
 
     def _run_live(self, inbox: Sequence[work.OrchestratorItem], now_ms: int) -> TurnOutcome:
         journal, recorder = self._journal, self._recorder
@@ -165,7 +166,9 @@ class Execution:
         if not incoming.events:
             return TurnOutcome(turn=self.turn, result=WAITING, ignored=incoming.ignored)
         journal.begin_live(now_ms, incoming.events)
-        outcome = TurnOutcome(turn=journal.turn, result=WAITING, ignored=incoming.ignored)
+        outcome = TurnOutcome(
+            turn=journal.turn, result=WAITING, delta=journal.delta, ignored=incoming.ignored
+        )
         recorder.begin_turn(outcome)
         recorder.loop.enter()
         try:
@@ -173,7 +176,6 @@ class Execution:
         finally:
             recorder.loop.leave()
         outcome.result = self._ending.conclude_live()
-        outcome.delta = journal.delta
         self.is_finished = outcome.result is not WAITING
         recorder.collect_opened()
         if self.is_finished:
@@ -182,8 +184,8 @@ class Execution:
 
     def _replay(self, history: Sequence[events.Event]) -> None:
         recorder = self._recorder
-        recorder.marked_patches.update(
-            event.name for event in history if isinstance(event, events.PatchMarked)
+        recorder.marked_patches = frozenset(
+            event.name for event in history if type(event) is events.PatchMarked
         )
         # Entered once for all turns: it costs as much as the code of a turn.
         recorder.loop.enter()

@@ -32,7 +32,7 @@ class Inbox:
         self._is_cancel_requested = is_cancel_requested
         self._next_event_id = journal.last_event_id + 1
         self.events: list[events.Event] = []
-        self.ignored: list[str] = []
+        self.ignored: list[str] | tuple[()] = ()
 
     def add_started(self, started: events.OrchestrationStarted) -> None:
         self.events.append(started)
@@ -68,7 +68,7 @@ class Inbox:
         if was_open:
             self._add(events.TimerFired, source_event_id=item.timer_id, fire_at_ms=item.fire_at_ms)
         else:
-            self.ignored.append(
+            self._ignore(
                 f"TimerFired for event {item.timer_id}: it was completed or given up before"
             )
 
@@ -96,7 +96,7 @@ class Inbox:
 
     def cancel(self, item: work.CancelInstance) -> None:
         if self._is_cancel_requested:
-            self.ignored.append("CancelInstance: cancellation was requested before")
+            self._ignore("CancelInstance: cancellation was requested before")
         else:
             self._is_cancel_requested = True
             self._add(events.OrchestrationCancelRequested, reason=item.reason)
@@ -104,23 +104,28 @@ class Inbox:
     def start(self, item: work.StartOrchestration | work.ContinueAsNew) -> None:
         # The one that begins the first turn has become its first event already.
         if self._turn > 1:
-            self.ignored.append(f"{type(item).__name__}: the instance runs already")
+            self._ignore(f"{type(item).__name__}: the instance runs already")
 
     def _is_wanted(self, item: Any, source_event_id: int, family: Family) -> bool:
         """Of this execution and the first of its kind; what has no source is an error."""
         if item.execution_id != self._journal.execution_id:
-            self.ignored.append(
+            self._ignore(
                 f"{type(item).__name__} for event {source_event_id}: it belongs to execution "
                 f"{item.execution_id}, this is {self._journal.execution_id}"
             )
             return False
         if not self._operations.accept(source_event_id, family, item):
-            self.ignored.append(
+            self._ignore(
                 f"{type(item).__name__} for event {source_event_id}: "
                 "it was completed or given up before"
             )
             return False
         return True
+
+    def _ignore(self, line: str) -> None:
+        if not isinstance(self.ignored, list):
+            self.ignored = []
+        self.ignored.append(line)
 
     def _add(self, kind: type[Any], **fields: Any) -> None:
         journal = self._journal

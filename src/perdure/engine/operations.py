@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final
+
+import msgspec
 
 from perdure.errors import Nondeterminism
-from perdure.model import events, work
-
-if TYPE_CHECKING:
-    import msgspec
-
-    from perdure.authoring.steps import Step
-    from perdure.engine.loop import DurableTimer
+from perdure.model import work
 
 
 class Family(IntEnum):
@@ -36,28 +32,19 @@ CHILD: Final = Family.CHILD
 _COMPLETED = 0x80
 _ROOM = 64
 
-Opening: TypeAlias = (
-    events.ActivityScheduled
-    | events.TimerCreated
-    | events.ExternalSubscribed
-    | events.QueueSubscribed
-    | events.SubOrchestrationScheduled
-)
 
+class Operation(msgspec.Struct, gc=False):
+    """One open step: the event that opened it and what is waiting for it.
 
-class Operation:
-    """One open step: the event that opened it and what is waiting for it."""
+    The collector does not see these: closing an execution lets go of them.
+    """
 
-    __slots__ = ("definition", "event", "family", "target")
-
-    def __init__(
-        self, family: Family, event: Opening, target: Step[Any] | DurableTimer, definition: Any
-    ) -> None:
-        self.family = family
-        self.event: Any = event
-        self.target: Any = target
-        self.definition = definition
-        """The activity, the child, or the type that arriving data must fit."""
+    family: Family
+    event: Any
+    target: Any
+    """The step or the timer."""
+    definition: Any
+    """The activity, the child, or the type that arriving data must fit."""
 
 
 class Operations:
@@ -147,6 +134,9 @@ class Lanes:
 
     def wait(self, operation: Operation, *, mailbox: bool) -> msgspec.Raw | None:
         return self._lane(operation.event.name, mailbox).wait(operation)
+
+    def clear(self) -> None:
+        self._lanes.clear()
 
     def unread(self) -> tuple[work.CarriedMessage, ...]:
         """Everything that nobody took, in the order of arrival."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, TypeAlias
 
 import msgspec
@@ -62,25 +63,25 @@ class ScheduledActivity(msgspec.Struct, frozen=True, gc=False):
     """From now on, over all attempts."""
 
 
-class TurnOutcome(msgspec.Struct, kw_only=True):
+class TurnOutcome(msgspec.Struct, kw_only=True, gc=False):
     """Everything that a turn asks the runtime to commit."""
 
     turn: int
     result: TurnResult
     delta: list[events.Event] = []
     """New events in order; a terminal event is last and the only one."""
-    activities: list[ScheduledActivity] = []
+    activities: Sequence[ScheduledActivity] = ()
     """To dispatch: scheduled in this turn and still wanted at its end."""
-    timers: list[events.TimerCreated] = []
-    children: list[events.SubOrchestrationScheduled] = []
-    detached: list[events.OrchestrationChained] = []
-    cancelled_activities: list[int] = []
+    timers: Sequence[events.TimerCreated] = ()
+    children: Sequence[events.SubOrchestrationScheduled] = ()
+    detached: Sequence[events.OrchestrationChained] = ()
+    cancelled_activities: Sequence[int] = ()
     """Ids of activities scheduled in earlier turns that nobody wants any more."""
-    cancelled_timers: list[int] = []
-    cancelled_children: list[str] = []
+    cancelled_timers: Sequence[int] = ()
+    cancelled_children: Sequence[str] = ()
     """Instance ids of dispatched children that nobody wants any more."""
     custom_status: CustomStatusWrite | None = None
     """The last one of the turn."""
-    kv_writes: list[KvWrite] = []
-    ignored: list[str] = []
+    kv_writes: Sequence[KvWrite] = ()
+    ignored: Sequence[str] = ()
     """One line for each message that was dropped: duplicate, stale, or too late."""

@@ -88,10 +88,11 @@ class CodeRecorder:
         self.is_closed = False
         self.outcome: TurnOutcome | None = None
         """What the live turn must send; None while replaying."""
-        self.marked_patches: set[str] = set()
+        self.marked_patches: frozenset[str] = frozenset()
         """Patches that history holds a marker for."""
         self._patches: dict[str, bool] = {}
-        self._opened: list[Operation] = []
+        self._opened: Any = ()
+        """Operations of the turn that runs, in order."""
         self._kv = dict(kv)
 
     @property
@@ -197,8 +198,7 @@ class CodeRecorder:
                 "delay_ms": delay_ms,
             },
         )
-        if self.outcome is not None:
-            self.outcome.detached.append(event)
+        self._note("detached", event)
         return event.target_instance_id
 
     def start_cleanup_timer(self, callback: Callable[[], None], seconds: float) -> None:
@@ -284,19 +284,19 @@ class CodeRecorder:
             )
         self._schedule(self.loop.branch(), events.KeyValueSet, {"key": key, "value": text})
         self._kv[key] = text
-        self._write(KvWrite(key, text))
+        self._note("kv_writes", KvWrite(key, text))
 
     def state_delete(self, key: str) -> None:
         if not self.is_closed:
             self._schedule(self.loop.branch(), events.KeyValueCleared, {"key": key})
             self._kv.pop(key, None)
-            self._write(KvWrite(key, None))
+            self._note("kv_writes", KvWrite(key, None))
 
     def state_clear(self) -> None:
         if not self.is_closed:
             self._schedule(self.loop.branch(), events.KeyValuesCleared, {})
             self._kv.clear()
-            self._write(KvWrite(None, None))
+            self._note("kv_writes", KvWrite(None, None))
 
     # Giving up
 
@@ -321,11 +321,11 @@ class CodeRecorder:
         if self.outcome is None or event.turn == self.turn:
             return  # what was never sent needs no recall
         if family is ACTIVITY:
-            self.outcome.cancelled_activities.append(event.event_id)
+            self._note("cancelled_activities", event.event_id)
         elif family is TIMER:
-            self.outcome.cancelled_timers.append(event.event_id)
+            self._note("cancelled_timers", event.event_id)
         elif family is CHILD:
-            self.outcome.cancelled_children.append(event.child_instance_id)
+            self._note("cancelled_children", event.child_instance_id)
 
     def begin_turn(self, outcome: TurnOutcome | None) -> None:
         self.outcome = outcome
@@ -335,23 +335,32 @@ class CodeRecorder:
     def collect_opened(self) -> None:
         """Send what the turn opened and did not give up again."""
         outcome, opened = self.outcome, self._opened
-        self.outcome, self._opened = None, []
+        self.outcome, self._opened = None, ()
         if outcome is None:
             return
         still_open = self.operations.open
+        activities: list[ScheduledActivity] = []
+        timers: list[events.TimerCreated] = []
+        children: list[events.SubOrchestrationScheduled] = []
         for operation in opened:
             event = operation.event
             if event.event_id not in still_open:
                 continue
             if operation.family is ACTIVITY:
                 retry, timeout_ms, heartbeat_ms, deadline_ms = operation.definition.bounds
-                outcome.activities.append(
+                activities.append(
                     ScheduledActivity(event, retry, timeout_ms, heartbeat_ms, deadline_ms)
                 )
             elif operation.family is TIMER:
-                outcome.timers.append(event)
+                timers.append(event)
             elif operation.family is CHILD:
-                outcome.children.append(event)
+                children.append(event)
+        if activities:
+            outcome.activities = activities
+        if timers:
+            outcome.timers = timers
+        if children:
+            outcome.children = children
 
     def deliver(self, operation: Operation, data: msgspec.Raw) -> None:
         """Hand arrived data to the wait that gets it; what does not fit is the code's to catch."""
@@ -409,9 +418,16 @@ class CodeRecorder:
         self.operations.add(operation)
         self._opened.append(operation)
 
-    def _write(self, change: KvWrite) -> None:
-        if self.outcome is not None:
-            self.outcome.kv_writes.append(change)
+    def _note(self, field: str, value: object) -> None:
+        """Add to what the live turn must send. Most turns send little: lists are made when used."""
+        outcome = self.outcome
+        if outcome is None:
+            return
+        noted = getattr(outcome, field)
+        if noted:
+            noted.append(value)
+        else:
+            setattr(outcome, field, [value])
 
     def _fire_at_ms(self, seconds: float) -> int:
         if not math.isfinite(seconds):

@@ -25,6 +25,7 @@ from perdure.runtime.observe import SpanNote, log
 from perdure.runtime.processes import ProcessFailure
 from perdure.runtime.retrying import Backoff, retry_delay_ms
 from perdure.runtime.runners import Runners
+from perdure.runtime.scope import RunningScope
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from perdure.runtime.executors import Executors
     from perdure.runtime.observe import Observer
     from perdure.runtime.options import RuntimeOptions
-    from perdure.runtime.scope import RunningScope
 
 _FETCHED_AT_ONCE_MAX = 200
 _UNREGISTERED_MS = 5_000
@@ -47,35 +47,28 @@ _UNREGISTERED_MS = 5_000
 Completion = work.ActivityCompleted | work.ActivityFailed
 
 
-class Running:
-    """An activity between the moment it was locked and the moment its outcome is committed."""
+class Running(msgspec.Struct, eq=False, gc=False):
+    """An activity between the moment it was locked and the moment its outcome is committed.
 
-    __slots__ = (
-        "cancelled",
-        "completion",
-        "item",
-        "key",
-        "last_heartbeat",
-        "lock_token",
-        "scope",
-        "task",
-    )
+    The collector does not see these: whoever runs one lets go of ``task`` and ``scope``.
+    """
 
-    def __init__(
-        self, item: work.ActivityExecute, lock_token: str, last_heartbeat: str | None = None
-    ) -> None:
-        self.item = item
-        self.key = (item.instance_id, item.execution_id, item.activity_id)
-        self.lock_token = lock_token
-        self.last_heartbeat = last_heartbeat
-        """What an earlier attempt told last."""
-        self.task: asyncio.Task[None] | None = None
-        """Where its code runs, while it does."""
-        self.scope: RunningScope | None = None
-        self.completion: Completion | None = None
-        """The outcome, computed but not yet committed."""
-        self.cancelled = False
-        """Nobody wants the outcome any more: the lock is gone."""
+    item: work.ActivityExecute
+    lock_token: str
+    last_heartbeat: str | None = None
+    """What an earlier attempt told last."""
+    task: asyncio.Task[None] | None = None
+    """Where its code runs, while it does."""
+    scope: RunningScope | None = None
+    completion: Completion | None = None
+    """The outcome, computed but not yet committed."""
+    cancelled: bool = False
+    """Nobody wants the outcome any more: the lock is gone."""
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        item = self.item
+        return item.instance_id, item.execution_id, item.activity_id
 
 
 class ActivityDispatcher:
@@ -459,9 +452,10 @@ class ActivityDispatcher:
     def _finish(self, lock_token: str) -> None:
         running = self._running.pop(lock_token, None)
         if running is not None:
-            found = self._by_key.pop(running.key, None)
+            key = running.key
+            found = self._by_key.pop(key, None)
             if found is not None and found is not running:
-                self._by_key[running.key] = found
+                self._by_key[key] = found
             session_id = running.item.session_id
             if session_id is not None:
                 self._sessions[session_id] -= 1

@@ -77,7 +77,7 @@ class TurnTooLong(PerdureError):
     """Code between two awaits did not come back in time."""
 
 
-class _Turn(msgspec.Struct):
+class _Turn(msgspec.Struct, gc=False):
     """A turn between its computation and its commit."""
 
     live: LiveInstance
@@ -87,7 +87,8 @@ class _Turn(msgspec.Struct):
     claimed: list[tuple[work.ActivityExecute, Claim]]
     final: tuple[Status, str] | None
     created: asyncio.Future[LiveInstance | None] | None
-    backoff: Backoff
+    backoff: Backoff | None = None
+    """Set when the commit has to be repeated."""
 
 
 class OrchestrationDispatcher:
@@ -376,7 +377,7 @@ class OrchestrationDispatcher:
                 orchestrator_items=(*commit.orchestrator_items, *replies),
                 keep_lock_ms=commit.keep_lock_ms if commit.history_delta else None,
             )
-        self._send(_Turn(live, arrivals, outcome, commit, claimed, final, created, Backoff()))
+        self._send(_Turn(live, arrivals, outcome, commit, claimed, final, created))
 
     def _facts(self, live: LiveInstance, now_ms: int) -> TurnFacts:
         execution = live.execution
@@ -425,6 +426,7 @@ class OrchestrationDispatcher:
         and the instance comes back by fetch and replay.
         """
         log.warning("commit of %r is repeated: %s", turn.live.instance_id, error)
+        turn.backoff = turn.backoff or Backoff()
         await self._clock.sleep(turn.backoff.next_delay(retryable=True))
         self._send(turn)
 

@@ -56,8 +56,10 @@ class Runners:
             while launched:
                 running = launched.popleft()
                 running.task = task
-                has_waited = await _run_apart(self._run(running), self._widen)
-                running.task = running.scope = None  # its code has ended
+                try:
+                    has_waited = await _run_apart(self._run(running), self._widen)
+                finally:
+                    running.task = running.scope = None
                 if has_waited or task.cancelling():
                     return
         finally:

@@ -363,7 +363,7 @@ def test_shield_keeps_the_step_when_the_waiter_goes():
     run.start()
     outcome = run.turn(run.fired())
 
-    assert outcome.cancelled_activities == []
+    assert not outcome.cancelled_activities
 
     run.turn(run.completed("work", "after all"))
 

@@ -320,7 +320,7 @@ def test_a_duplicate_start_is_ignored():
     run = Driver(code)
     first = run.start(work.StartOrchestration(instance_id="i", name="code"))
 
-    assert first.ignored == []
+    assert not first.ignored
 
     outcome = run.turn(work.StartOrchestration(instance_id="i", name="code"))
 

@@ -303,7 +303,7 @@ def test_a_side_effect_cannot_schedule_steps():
     outcome = run.start()
 
     assert run.result == "plain"
-    assert outcome.activities == []
+    assert not outcome.activities
 
 
 def test_current_tells_who_is_running():
