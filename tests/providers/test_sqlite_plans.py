@@ -10,13 +10,13 @@ import pytest
 
 from perdure.model.status import Status
 from perdure.providers.items import InstanceQuery
-from perdure.providers.sqlite import SqliteProvider, deletion, listing, queries
+from perdure.providers.sqlite import SqliteProvider, deletion, listing, queries, work_queries
 from perdure.providers.sqlite.many_rows import ManyRows
 from perdure.providers.sqlite.transaction import Snapshot
 
 STATEMENTS = {
     name: value.of(4) if isinstance(value, ManyRows) else value
-    for name, value in vars(queries).items()
+    for name, value in (vars(queries) | vars(work_queries)).items()
     if name.isupper() and isinstance(value, str | ManyRows)
 }
 

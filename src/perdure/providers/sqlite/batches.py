@@ -11,7 +11,14 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from perdure.providers.items import EnqueueCondition
-from perdure.providers.sqlite import commits, orchestrator_queue, queries, turns, worker_queue
+from perdure.providers.sqlite import (
+    commits,
+    orchestrator_queue,
+    queries,
+    turns,
+    work_queries,
+    worker_queue,
+)
 from perdure.providers.sqlite.many_rows import as_list, rows_at_once
 from perdure.providers.sqlite.tokens import as_stored, is_text
 
@@ -244,7 +251,7 @@ class _Acks:
     def write(self, tx: Transaction) -> int:
         """How many turns have been written."""
         tx.changed_instances += self._instances
-        _change(tx, queries.DELETE_WORK_ITEMS, self._settled)
+        _change(tx, work_queries.DELETE_WORK_ITEMS, self._settled)
         _change(tx, queries.DELETE_MESSAGES, self._consumed)
         for locked_until, locks in self._kept.items():
             _change(tx, queries.TOUCH_INSTANCES, [lock.key for lock in locks], tx.now)

@@ -10,7 +10,7 @@ from perdure.errors import DuplicateEvent, InvalidValue
 from perdure.model.status import Status
 from perdure.providers._shared import rules
 from perdure.providers.items import KvClear, KvSet
-from perdure.providers.sqlite import locks, orchestrator_queue, queries, worker_queue
+from perdure.providers.sqlite import locks, orchestrator_queue, queries, work_queries, worker_queue
 from perdure.providers.sqlite.many_rows import as_list
 from perdure.providers.sqlite.tokens import as_stored, is_text
 
@@ -287,19 +287,19 @@ def _settle_work(
                 f"the settled work item {message_id} is one of {owner_id!r}, not of {instance_id!r}"
             )
         settled.append(message_id)
-    tx.execute(queries.DELETE_WORK_ITEMS, (as_list(settled),))
+    tx.execute(work_queries.DELETE_WORK_ITEMS, (as_list(settled),))
 
 
 def _settle_one(tx: Transaction, instance_id: str, token: str) -> bool:
     bindings = (as_stored(token), tx.now, instance_id)
-    return is_text(token) and tx.change(queries.SETTLE_WORK, bindings) == 1
+    return is_text(token) and tx.change(work_queries.SETTLE_WORK, bindings) == 1
 
 
 def _send(tx: Transaction, commit: TurnCommit) -> None:
     worker_queue.insert_many(tx, commit.worker_items)
     for identity in commit.cancelled_activities:
         tx.execute(
-            queries.DELETE_CANCELLED_WORK,
+            work_queries.DELETE_CANCELLED_WORK,
             (identity.instance_id, identity.execution_id, identity.activity_id),
         )
     orchestrator_queue.insert_all(tx, commit.orchestrator_items)

@@ -10,7 +10,15 @@ from perdure.errors import AlreadyExists, NotFound
 from perdure.model.status import Status
 from perdure.providers._shared import rules
 from perdure.providers.items import ExecutionSnapshot, InstanceSnapshot
-from perdure.providers.sqlite import deletion, listing, locks, queries, queued, reading
+from perdure.providers.sqlite import (
+    deletion,
+    listing,
+    locks,
+    queries,
+    queued,
+    reading,
+    work_queries,
+)
 from perdure.providers.sqlite.commits import format_version
 from perdure.providers.sqlite.turns import parse_version
 
@@ -187,7 +195,7 @@ def _restore_work(tx: Transaction, entry: QueuedWork) -> None:
         None if is_visible else entry.visible_at_ms, None, None, entry.heartbeat,
         message.visible_at_ms,
     )  # fmt: skip
-    queries.INSERT_WORK.execute(tx, [row])
+    work_queries.INSERT_WORK.execute(tx, [row])
 
 
 def _version_text(version: tuple[int, int, int] | None) -> str | None:

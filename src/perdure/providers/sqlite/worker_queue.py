@@ -10,7 +10,7 @@ import apsw
 from perdure.errors import InvalidValue, LockLost, UsageError
 from perdure.providers._shared import rules
 from perdure.providers.items import ActivityIdentity, FetchedWork, TagMode
-from perdure.providers.sqlite import orchestrator_queue, queries
+from perdure.providers.sqlite import orchestrator_queue, work_queries
 from perdure.providers.sqlite.many_rows import as_list, rows_at_once
 from perdure.providers.sqlite.nothing import Nothing
 from perdure.providers.sqlite.tokens import as_handed_out, as_stored, is_text
@@ -40,7 +40,7 @@ def insert(tx: Transaction, message: WorkerMessage) -> None:
 def insert_many(tx: Transaction, messages: Sequence[WorkerMessage]) -> None:
     """Add fresh items, locked already if they are claimed."""
     try:
-        queries.INSERT_WORK.execute(tx, [_row(tx, message) for message in messages])
+        work_queries.INSERT_WORK.execute(tx, [_row(tx, message) for message in messages])
     except apsw.ConstraintError as error:
         claims = [message.claim for message in messages if message.claim is not None]
         raise InvalidValue(f"a lock token of the claims {claims[:20]} is in use") from error
@@ -110,7 +110,7 @@ def fetch_several(
 ) -> list[FetchedWork] | Nothing:
     _wake(tx)
     found: list[FetchedWork] = []
-    if session is None or tx.row(queries.HAS_SESSION_WORK) is None:
+    if session is None or tx.row(work_queries.HAS_SESSION_WORK) is None:
         found = _take_several(tx, limit, lock_timeout_ms, tags, activities)
     while len(found) < limit:
         fetched = fetch(tx, lock_timeout_ms, session, tags, activities)
@@ -123,7 +123,7 @@ def fetch_several(
 def _wake(tx: Transaction) -> None:
     """Items whose time has come are ready from now on."""
     if not tx.work_awake:
-        tx.execute(queries.WAKE_WORK, (tx.now,))
+        tx.execute(work_queries.WAKE_WORK, (tx.now,))
         tx.work_awake = True
 
 
@@ -140,9 +140,9 @@ def ack(
             instance_id=instance_id, execution_id=execution_id, activity_id=activity_id
         )
         rules.check_settlement(identity, completion, retry)
-    tx.execute(queries.DELETE_WORK, (message_id,))
+    tx.execute(work_queries.DELETE_WORK, (message_id,))
     if session_id is not None:
-        tx.execute(queries.TOUCH_SESSION, (tx.now, session_id))
+        tx.execute(work_queries.TOUCH_SESSION, (tx.now, session_id))
     if completion is not None:
         orchestrator_queue.insert(tx, completion, tx.now)
     if retry is not None:
@@ -165,7 +165,7 @@ def settle_in_transaction(
 
 
 def abandon(tx: Transaction, lock_token: str, delay_ms: int | None, ignore_attempt: bool) -> None:
-    item = tx.held(queries.WORK_HELD, lock_token)
+    item = tx.held(work_queries.WORK_HELD, lock_token)
     if item is None:
         raise rules.lock_lost("abandon_work_item", lock_token)
     message_id, *_, attempts = item
@@ -173,15 +173,15 @@ def abandon(tx: Transaction, lock_token: str, delay_ms: int | None, ignore_attem
         attempts = max(attempts - 1, 0)
     visible_at = tx.now + (delay_ms or 0)
     state, wake_at = (WAITING, visible_at) if delay_ms else (READY, None)
-    tx.execute(queries.ABANDON_WORK, (state, wake_at, visible_at, attempts, message_id))
+    tx.execute(work_queries.ABANDON_WORK, (state, wake_at, visible_at, attempts, message_id))
     tx.work_changed = True
 
 
 def renew(tx: Transaction, lock_token: str, extend_for_ms: int, heartbeat: str | None) -> None:
     message_id, _, _, _, session_id, *_ = _held(tx, lock_token, "renew_work_item_lock")
-    tx.execute(queries.RENEW_WORK, (tx.now + extend_for_ms, heartbeat, message_id))
+    tx.execute(work_queries.RENEW_WORK, (tx.now + extend_for_ms, heartbeat, message_id))
     if session_id is not None:
-        tx.execute(queries.TOUCH_SESSION, (tx.now, session_id))
+        tx.execute(work_queries.TOUCH_SESSION, (tx.now, session_id))
 
 
 def renew_many(tx: Transaction, lock_tokens: Sequence[str], extend_for_ms: int) -> frozenset[str]:
@@ -199,7 +199,7 @@ def renew_sessions(
 ) -> int:
     return sum(
         tx.change(
-            queries.RENEW_SESSIONS,
+            work_queries.RENEW_SESSIONS,
             (tx.now + extend_for_ms, owner_id, tx.now, tx.now - idle_timeout_ms),
         )
         for owner_id in set(owner_ids)
@@ -207,7 +207,7 @@ def renew_sessions(
 
 
 def clean_sessions(tx: Transaction) -> int:
-    return tx.change(queries.CLEAN_SESSIONS, (tx.now,))
+    return tx.change(work_queries.CLEAN_SESSIONS, (tx.now,))
 
 
 # --- looking
@@ -222,18 +222,20 @@ def _tags_to_try(tx: Transaction, tags: TagFilter) -> Iterable[str | None]:
         case TagMode.DEFAULT_AND:
             return (None, *tags.tags)
         case TagMode.ANY:
-            return [None, *(row[0] for row in tx.rows(queries.READY_TAGS, ()))]
+            return [None, *(row[0] for row in tx.rows(work_queries.READY_TAGS, ()))]
         case TagMode.NONE:
             return ()
 
 
 def _find_plain(tx: Transaction, tag: str | None, activities: frozenset[str] | None) -> int | None:
     """The oldest ready item with that tag, outside of sessions."""
-    for misfits, (message_id, name) in enumerate(tx.execute(queries.FIND_WORK, (tag, tx.now))):
+    for misfits, (message_id, name) in enumerate(tx.execute(work_queries.FIND_WORK, (tag, tx.now))):
         if activities is None or name in activities:
             return int(message_id)
         if misfits == _MISFITS_BEFORE_SEEKING:
-            found = [tx.row(queries.FIND_WORK_BY_NAME, (tag, each, tx.now)) for each in activities]
+            found = [
+                tx.row(work_queries.FIND_WORK_BY_NAME, (tag, each, tx.now)) for each in activities
+            ]
             return min((row[0] for row in found if row is not None), default=None)
     return None
 
@@ -246,11 +248,11 @@ def _find_in_sessions(
 ) -> list[int]:
     """The oldest fitting item of each session that this owner has or may claim."""
     found: list[int] = []
-    for session_id, owner_id in tx.rows(queries.QUEUED_SESSIONS, (tx.now,)):
+    for session_id, owner_id in tx.rows(work_queries.QUEUED_SESSIONS, (tx.now,)):
         is_open = owner_id == session.owner_id or (owner_id is None and not session.only_owned)
         if is_open:
             for message_id, name, tag in tx.execute(
-                queries.FIND_SESSION_WORK, (session_id, tx.now)
+                work_queries.FIND_SESSION_WORK, (session_id, tx.now)
             ):
                 if tags.matches(tag) and (activities is None or name in activities):
                     found.append(message_id)
@@ -262,13 +264,13 @@ def _take(
     tx: Transaction, message_id: int, lock_timeout_ms: int, session: SessionFetch | None
 ) -> FetchedWork:
     token = tx.new_lock_token()
-    row = tx.row(queries.WORK_ITEM, (message_id,))
+    row = tx.row(work_queries.WORK_ITEM, (message_id,))
     attempts, session_id = row[5:7]
     locked_until = tx.now + lock_timeout_ms
-    tx.execute(queries.TAKE_WORK, (locked_until, as_stored(token), attempts, message_id))
+    tx.execute(work_queries.TAKE_WORK, (locked_until, as_stored(token), attempts, message_id))
     if session_id is not None and session is not None:
         lease = tx.now + session.lock_timeout_ms
-        tx.execute(queries.CLAIM_SESSION, (session_id, session.owner_id, lease, tx.now))
+        tx.execute(work_queries.CLAIM_SESSION, (session_id, session.owner_id, lease, tx.now))
     return _fetched(row, token)
 
 
@@ -282,14 +284,14 @@ def _take_several(
     """The oldest ready items outside of sessions, up to the first that the worker cannot run."""
     rows: list[Any] = []
     for tag in _tags_to_try(tx, tags):
-        rows += rows_at_once(tx, queries.FIND_WORK_ITEMS, (tag, tx.now, limit))
+        rows += rows_at_once(tx, work_queries.FIND_WORK_ITEMS, (tag, tx.now, limit))
     rows.sort()
     del rows[limit:]
     if activities is not None:
         rows = list(takewhile(lambda row: row[4] in activities, rows))
     tokens = tx.new_lock_tokens(len(rows))
     locked_until = tx.now + lock_timeout_ms
-    queries.TAKE_WORK_ITEMS.execute(
+    work_queries.TAKE_WORK_ITEMS.execute(
         tx,
         [(row[0], as_stored(token)) for row, token in zip(rows, tokens, strict=True)],
         (locked_until, locked_until),
@@ -314,21 +316,21 @@ def _fetched(row: Any, token: str) -> FetchedWork:
 
 
 def _next_due(tx: Transaction, session: SessionFetch | None) -> int | None:
-    dues = [tx.row(queries.NEXT_WORK_WAKE, ())[0]]
+    dues = [tx.row(work_queries.NEXT_WORK_WAKE, ())[0]]
     if session is not None:
-        dues.append(tx.row(queries.NEXT_SESSION_END, (tx.now,))[0])
+        dues.append(tx.row(work_queries.NEXT_SESSION_END, (tx.now,))[0])
     return min((due for due in dues if due is not None), default=None)
 
 
 def find_held(tx: Transaction, tokens: Iterable[str]) -> dict[str, tuple[int, str]]:
     """Message id and instance id of each item that one of the tokens holds, by that token."""
     given = as_list([as_stored(token) for token in tokens if is_text(token)])
-    rows = rows_at_once(tx, queries.HELD_WORK_ITEMS, (given, tx.now))
+    rows = rows_at_once(tx, work_queries.HELD_WORK_ITEMS, (given, tx.now))
     return {as_handed_out(row[0]): (row[1], row[2]) for row in rows}
 
 
 def _held(tx: Transaction, lock_token: str, operation: str) -> Any:
-    item = tx.held(queries.WORK_HELD, lock_token)
+    item = tx.held(work_queries.WORK_HELD, lock_token)
     if item is None or item[5] <= tx.now:
         raise rules.lock_lost(operation, lock_token)
     return item
