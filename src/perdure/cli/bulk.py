@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import click
-import msgspec
 
 from perdure.cli.exits import Exit, code_of, line_of
 from perdure.cli.options import complete_ids, output_option
 from perdure.cli.render import Cell, echo, glyph, print_json, warn
 from perdure.cli.session import Session, run
 from perdure.client.durations import shown_duration
-from perdure.client.search import Selection, parse_search
+from perdure.client.search import parse_search
 from perdure.errors import InstanceFinished, InvalidValue, NotFound, PerdureError, UsageError
 
 if TYPE_CHECKING:
@@ -112,7 +111,7 @@ async def _matching(session: Session, verb: Verb, query: str) -> list[InstanceIn
     query_changes: dict[str, Any] = {"statuses": statuses}
     if verb.roots_only:
         query_changes["roots_only"] = True
-    narrowed = Selection(msgspec.structs.replace(selection.query, **query_changes), selection.tests)
+    narrowed = selection.with_query(**query_changes)
     return [info async for info in narrowed.instances(session.admin)]
 
 

@@ -6,13 +6,14 @@ import shlex
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-import msgspec
 
 from perdure.client.durations import parse_moment_ms
-from perdure.client.search import Selection, parse_search
+from perdure.client.search import parse_search
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from perdure.client.search import Selection
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
@@ -52,4 +53,4 @@ def selection_of(filters: Mapping[str, Any], now_ms: int) -> Selection:
         for option, field in (("since", "created_after_ms"), ("until", "created_before_ms"))
         if filters[option]
     }
-    return Selection(msgspec.structs.replace(selection.query, **bounds), selection.tests)
+    return selection.with_query(**bounds)

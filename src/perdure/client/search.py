@@ -8,11 +8,14 @@ from __future__ import annotations
 import difflib
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+import msgspec
+
 from perdure.client.durations import parse_duration_ms, parse_moment_ms
+from perdure.client.names import count_names
 from perdure.errors import InvalidValue
 from perdure.limits import PAGE_ITEMS_MAX
 from perdure.model.status import Status
@@ -47,18 +50,28 @@ class Selection:
 
     query: InstanceQuery
     tests: tuple[Test, ...] = ()
+    name_patterns: tuple[str, ...] = ()
+    """All of which must fit: alternatives with commas between them."""
 
     def fits(self, info: InstanceInfo) -> bool:
-        return all(test(info) for test in self.tests)
+        return self.fits_name(info.name) and all(test(info) for test in self.tests)
+
+    def fits_name(self, name: str) -> bool:
+        return all(_fits(name, patterns) for patterns in self.name_patterns)
+
+    def with_query(self, **changes: Any) -> Selection:
+        return replace(self, query=msgspec.structs.replace(self.query, **changes))
 
     async def page(
         self, admin: ProviderAdmin, *, cursor: str | None = None, limit: int
     ) -> tuple[list[InstanceInfo], str | None]:
         """Up to ``limit`` instances, newest first, and the cursor of what follows."""
         found: list[InstanceInfo] = []
+        is_tested = bool(self.tests or self.name_patterns)
+        is_first = bool(self.name_patterns)
         while True:
             missing = limit - len(found)
-            size = min(max(missing, _TESTED_PAGE) if self.tests else missing, PAGE_ITEMS_MAX)
+            size = min(max(missing, _TESTED_PAGE) if is_tested else missing, PAGE_ITEMS_MAX)
             page = await admin.list_instances(self.query, cursor=cursor, limit=size)
             places = [place for place, info in enumerate(page.instances) if self.fits(info)]
             if len(places) > missing:
@@ -69,6 +82,32 @@ class Selection:
             cursor = page.next_cursor
             if cursor is None or len(found) >= limit:
                 return found, cursor
+            if is_first:
+                is_first = False
+                rest = await self._of_one_name(admin)
+                if rest is not None:
+                    more, cursor = await rest.page(admin, cursor=cursor, limit=limit - len(found))
+                    return found + more, cursor
+
+    async def _of_one_name(self, admin: ProviderAdmin) -> Selection | None:
+        """The same with a name that the store can look up, where the patterns fit one or none."""
+        names = await count_names(admin, self.query)
+        fitting = None if names is None else list(filter(self.fits_name, names))
+        if fitting is None or len(fitting) > 1:
+            return None
+        if not fitting:
+            return Selection(msgspec.structs.replace(self.query, instance_ids=()))
+        return Selection(msgspec.structs.replace(self.query, name=fitting[0]), self.tests)
+
+    async def count_by_name(self, admin: ProviderAdmin) -> dict[str, int]:
+        """How many of each name, most of them first."""
+        known = None if self.tests else await count_names(admin, self.query)
+        counts: dict[str, int] = {} if known is None else known
+        if known is None:
+            async for info in self.instances(admin):
+                counts[info.name] = counts.get(info.name, 0) + 1
+        fitting = [group for group in counts.items() if self.fits_name(group[0])]
+        return dict(sorted(fitting, key=lambda group: (-group[1], group[0])))
 
     async def instances(self, admin: ProviderAdmin) -> AsyncIterator[InstanceInfo]:
         """All of them, read page by page."""
@@ -82,6 +121,8 @@ class Selection:
                 return
 
     async def count(self, admin: ProviderAdmin) -> int:
+        if self.name_patterns:
+            return sum((await self.count_by_name(admin)).values())
         if not self.tests:
             return await admin.count_instances(self.query)
         found = 0
@@ -103,6 +144,7 @@ def parse_search(text: str, now_ms: int) -> Selection:
         raise InvalidValue(f"the query {text!r} cannot be read: {error}") from None
     fields: dict[str, Any] = {}
     tests: list[Test] = []
+    name_patterns: list[str] = []
     texts: list[str] = []
     for word in words:
         qualifier, colon, value = word.partition(":")
@@ -112,12 +154,14 @@ def parse_search(text: str, now_ms: int) -> Selection:
             raise InvalidValue(f"{word!r} has no value; write e.g. {qualifier}:something")
         elif qualifier == "text":
             texts.append(value)
+        elif qualifier == "name" and not _is_plain(value):
+            name_patterns.append(value)
         else:
             _add(fields, tests, qualifier, value, now_ms)
     if texts:
         fields["text"] = texts[0]
         tests += [_mentions(more) for more in texts[1:]]
-    return Selection(InstanceQuery(**fields), tuple(tests))
+    return Selection(InstanceQuery(**fields), tuple(tests), tuple(name_patterns))
 
 
 def _add(
@@ -127,10 +171,8 @@ def _add(
         case "status":
             statuses = parse_statuses(value)
             _set(fields, "statuses", statuses & fields.pop("statuses", statuses), qualifier)
-        case "name" if _is_plain(value):
-            _set(fields, "name", value, qualifier)
         case "name":
-            tests.append(_matching(lambda info: info.name, value))
+            _set(fields, "name", value, qualifier)
         case "version" if _is_plain(value):
             _set(fields, "version", value, qualifier)
         case "version":
@@ -183,8 +225,11 @@ def _is_plain(value: str) -> bool:
 
 
 def _matching(field: Callable[[InstanceInfo], str], patterns: str) -> Test:
-    alternatives = patterns.split(",")
-    return lambda info: any(fnmatchcase(field(info), pattern) for pattern in alternatives)
+    return lambda info: _fits(field(info), patterns)
+
+
+def _fits(text: str, patterns: str) -> bool:
+    return any(fnmatchcase(text, pattern) for pattern in patterns.split(","))
 
 
 def _mentions(text: str) -> Test:

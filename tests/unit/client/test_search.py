@@ -1,13 +1,16 @@
 """The search text of people, as a query of the store and tests on each instance."""
 
 import asyncio
+from collections import Counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.client.messages import envelope
+from perdure.client.names import count_names
 from perdure.client.search import OPEN, parse_search, parse_statuses
+from perdure.clock import ManualClock
 from perdure.errors import InvalidValue
 from perdure.model.status import Status
 from perdure.model.work import StartOrchestration
@@ -79,19 +82,22 @@ def test_any_text_is_understood_or_refused_with_a_reason(text):
     assert reason != ""
 
 
-async def store_of(count):
-    provider = InMemoryProvider()
+async def store_of(*names):
+    """An instance of each name, the oldest first."""
+    clock = ManualClock(NOW)
+    provider = InMemoryProvider(clock=clock)
     await provider.open()
-    for number in range(count):
-        start = StartOrchestration(instance_id=f"i-{number}", name="odd" if number % 2 else "even")
+    for number, name in enumerate(names):
+        start = StartOrchestration(instance_id=f"i-{number}", name=name)
         await provider.enqueue_for_orchestrator(envelope(start))
+        clock.advance(1)
     return provider
 
 
 @given(limit=st.integers(1, 30), count=st.integers(0, 40))
 def test_pages_of_a_tested_selection_give_each_instance_once(limit, count):
     async def main():
-        provider = await store_of(count)
+        provider = await store_of(*("odd" if number % 2 else "even" for number in range(count)))
         selection = parse_search("name:o*", NOW)
         found, cursor = [], None
         while True:
@@ -108,3 +114,52 @@ def test_pages_of_a_tested_selection_give_each_instance_once(limit, count):
 
     assert sorted(found) == sorted(f"i-{number}" for number in range(1, count, 2))
     assert counted == len(found)
+
+
+def ask(names, question):
+    async def main():
+        provider = await store_of(*names)
+        answer = await question(provider.admin())
+        await provider.close()
+        return answer
+
+    return asyncio.run(main())
+
+
+MANY = ("import_feed",) * 3 + ("order",) * 700
+
+
+@pytest.mark.parametrize(
+    "names", [MANY, MANY[::-1], ("order",) * 700], ids=["old and rare", "new and rare", "one"]
+)
+def test_names_are_counted_exactly_wherever_they_lie(names):
+    counted = ask(names, parse_search("", NOW).count_by_name)
+
+    assert counted == dict(Counter(names).most_common())
+
+
+def test_a_pattern_finds_what_lies_behind_the_newest_page():
+    async def question(admin):
+        return await parse_search("name:import_*", NOW).page(admin, limit=2)
+
+    page, cursor = ask(MANY, question)
+
+    assert [info.instance_id for info in page] == ["i-2", "i-1"]
+    assert cursor is not None
+
+
+def test_a_pattern_that_fits_no_name_finds_nothing():
+    async def question(admin):
+        selection = parse_search("name:nobody*", NOW)
+        return await selection.page(admin, limit=5), await selection.count(admin)
+
+    assert ask(("order",) * 700, question) == (([], None), 0)
+
+
+def test_known_names_are_counted_without_reading_the_instances():
+    async def question(admin):
+        return await count_names(admin, InstanceQuery()), await count_names(
+            admin, InstanceQuery(text="order")
+        )
+
+    assert ask(("order",) * 700, question) == ({"order": 700}, None)

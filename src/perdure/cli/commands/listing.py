@@ -116,23 +116,16 @@ def count(by: str | None, output: str, **filters: Any) -> None:
 
 
 async def _by_status(session: Session, selection: Selection) -> dict[str, int]:
-    import msgspec
-
     from perdure.cli.overview import merged
-    from perdure.client.search import Selection
 
     asked = selection.query.statuses
     counts: dict[Status, int] = {}
     for status in Status:
         if asked is None or status in asked:
-            query = msgspec.structs.replace(selection.query, statuses=frozenset({status}))
-            counts[status] = await Selection(query, selection.tests).count(session.admin)
+            of_status = selection.with_query(statuses=frozenset({status}))
+            counts[status] = await of_status.count(session.admin)
     return {status.value: number for status, number in merged(counts).items()}
 
 
 async def _by_name(session: Session, selection: Selection) -> dict[str, int]:
-    """Reads every instance that fits: stores keep no list of names."""
-    groups: dict[str, int] = {}
-    async for info in selection.instances(session.admin):
-        groups[info.name] = groups.get(info.name, 0) + 1
-    return dict(sorted(groups.items(), key=lambda group: (-group[1], group[0])))
+    return await selection.count_by_name(session.admin)
