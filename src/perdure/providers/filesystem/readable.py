@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ def ranges_text(ranges: IdRanges) -> str:
     return ", ".join(f"{first}-{last}" if first != last else str(first) for first, last in ranges)
 
 
+@lru_cache(maxsize=4096)  # a store has many instances, and few different ranges
 def ranges(text: str) -> IdRanges:
     """Raises ValueError."""
     if not text:
