@@ -45,7 +45,8 @@ def list_command(limit: int, cursor: str | None, output: str, **filters: Any) ->
 
     QUERY is any of status:failed name:order* version:2.0.0 id:ord-* text:timeout parent:ID
     parent:none created:<2h (younger) created:>7d (older) completed:..., all of which must fit.
-    Other words are searched for in ids, names, outputs and custom statuses.
+    Other words are searched for in ids, names, outputs and custom statuses, by reading whatever
+    else fits: on a big store narrow a rare text with created:<1d.
     """
 
     async def body(session: Session) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,9 +11,12 @@ import click
 from perdure.cli.command import command
 from perdure.cli.options import duration_option
 from perdure.cli.session import current_settings
+from perdure.cli.settings import shown_store
 
 if TYPE_CHECKING:
     from perdure.runtime.options import RuntimeOptions
+
+logger = logging.getLogger("perdure")
 
 
 @command(
@@ -60,6 +64,7 @@ def worker(modules: tuple[str, ...], log_level: str, **options: Any) -> None:
     settings = current_settings()
     handlers = load_handlers(settings.modules(modules), "perdure worker")
     start_logging(log_level)
+    logger.info("serving %s; Ctrl-C or SIGTERM drains", shown_store(settings.store()))
 
     async def serve() -> None:
         await Runtime(settings.store(), handlers, options=_options(**options)).serve()
