@@ -34,6 +34,17 @@ async def test_activities_of_a_burst_share_no_context(make_runtime, waits):
         assert found == [f"nowhere v{i}" for i in range(30)]
 
 
+async def test_an_activity_has_the_context_of_the_runtime_not_of_who_started_it(make_runtime):
+    place.set("runtime")
+    async with make_runtime([tour, visit]) as runtime:
+        found: list[str] = []
+        for caller in ("first", "second"):
+            place.set(caller)
+            found += await (await runtime.start(tour, [False, True])).result(30)
+
+    assert found == ["runtime v0", "runtime v1"] * 2
+
+
 begun: list[asyncio.Event] = []
 
 

@@ -130,7 +130,7 @@ class ActivityDispatcher:
     async def drain(self, seconds: float) -> None:
         """Let what runs finish; after that, interrupt it and give its lock back."""
         await self._wait_for_tasks(seconds)
-        self._runners.forget_launched()
+        self._runners.close()
         for running in list(self._running.values()):
             if running.task is not None:
                 running.task.cancel("the runtime stops")
@@ -147,7 +147,7 @@ class ActivityDispatcher:
 
     def abort(self) -> None:
         self._stopping = True
-        self._runners.forget_launched()
+        self._runners.close()
         for task in (*self._tasks, *filter(None, (self._fetching,))):
             task.cancel()
 

@@ -33,39 +33,68 @@ class Runners:
         self._loop = asyncio.get_running_loop()
         self._launched: deque[Running] = deque()
         self._fresh = 0
-        """Tasks that have not begun."""
+        """Tasks that have not begun, or were woken and have not gone on."""
+        self._parked: tuple[asyncio.Future[None], asyncio.Task[None]] | None = None
+        """The task that has nothing to do, and what wakes it; a chain of steps needs no other."""
+        self._context = contextvars.copy_context()
+        """That of the runtime. What led to an activity may have run elsewhere, long ago."""
+        self._is_closed = False
 
     def launch(self, running: Running) -> None:
         self._launched.append(running)
         if not self._fresh:
             self._start()
 
-    def forget_launched(self) -> None:
+    def close(self) -> None:
         """Begin none of those that have not begun."""
+        self._is_closed = True
         self._launched.clear()
+        if self._parked is not None:
+            self._start()
 
     def _start(self) -> None:
         self._fresh += 1
-        self._tasks.add(self._loop.create_task(self._serve()))
+        if self._parked is None:
+            task = self._loop.create_task(self._serve(), context=self._context.copy())
+        else:
+            waker, task = self._parked
+            self._parked = None
+            waker.set_result(None)
+        self._tasks.add(task)
 
     async def _serve(self) -> None:
-        self._fresh -= 1
         task: Any = asyncio.current_task()
-        launched = self._launched
         try:
-            while launched:
-                running = launched.popleft()
-                running.task = task
-                try:
-                    has_waited = await _run_apart(self._run(running), self._widen)
-                finally:
-                    running.task = running.scope = None
-                if has_waited or task.cancelling():
-                    return
+            while await self._take_launched(task) and self._parked is None and not self._is_closed:
+                await self._park(task)
         finally:
             self._tasks.discard(task)
-            if launched and not self._fresh:
+            if self._launched and not self._fresh:
                 self._start()
+
+    async def _park(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        parked = self._parked = (self._loop.create_future(), task)
+        try:
+            await parked[0]
+        finally:
+            if self._parked is parked:  # cancelled by somebody who cancels every task
+                self._parked = None
+
+    async def _take_launched(self, task: asyncio.Task[None]) -> bool:
+        """Run them one after the other; False once the task belongs to one of them."""
+        self._fresh -= 1
+        launched = self._launched
+        while launched:
+            running = launched.popleft()
+            running.task = task
+            try:
+                has_waited = await _run_apart(self._run(running), self._context.copy(), self._widen)
+            finally:
+                running.task = running.scope = None
+            if has_waited or task.cancelling():
+                return False
+        return True
 
     def _widen(self) -> None:
         """An activity waits: two more tasks take its place, so that many begin at nearly once."""
@@ -75,10 +104,11 @@ class Runners:
 
 @types.coroutine
 def _run_apart(
-    coro: Coroutine[Any, Any, None], before_waiting: Callable[[], None]
+    coro: Coroutine[Any, Any, None],
+    context: contextvars.Context,
+    before_waiting: Callable[[], None],
 ) -> Generator[Any, Any, bool]:
-    """Run it in a context of its own; tells whether it had to wait."""
-    context = contextvars.copy_context()
+    """Run it in that context; tells whether it had to wait."""
     try:
         awaited = context.run(coro.send, None)
     except StopIteration:

@@ -66,6 +66,8 @@ BODY_BYTES_MAX: Final = PAYLOAD_BYTES_MAX + CARRY_FORWARD_BYTES_MAX + 64 * 1024
 """A stored text holds one payload, what a continued execution carries along, and an envelope."""
 
 _INTEGER_MAX: Final = 2**63 - 1
+_MANY: Final = 4
+"""From here on it is quicker to look at all of them together first."""
 
 
 # --- time and locks
@@ -274,7 +276,7 @@ def decode_cursor(cursor: str) -> tuple[int, str]:
 def check_commit(commit: TurnCommit) -> None:
     check_number(commit.execution_id, "execution_id", minimum=1)
     check_records(commit.history_delta)
-    if not _are_plain_works(commit.worker_items):
+    if len(commit.worker_items) < _MANY or not _are_plain_works(commit.worker_items):
         for work in commit.worker_items:
             check_work(work)
     for message in commit.orchestrator_items:
@@ -324,8 +326,10 @@ def check_metadata(metadata: ExecutionMetadata) -> None:
 
 
 def check_records(records: Sequence[HistoryRecord]) -> None:
-    if _are_positive([record.event_id for record in records]) and _are_plain_texts(
-        [record.data for record in records]
+    if (
+        len(records) >= _MANY
+        and _are_positive([record.event_id for record in records])
+        and _are_plain_texts([record.data for record in records])
     ):
         return
     for record in records:
