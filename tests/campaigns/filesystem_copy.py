@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from perdure.providers.contract import Provider
 
 TURNS = 3
+_AT_ONCE = 32
 
 
 def main() -> None:
@@ -126,7 +127,8 @@ async def _finish(directory: Path, name: str, instances: int) -> None:
         raise AssertionError("the moved store can still be opened")
     async with _provider(directory, name) as provider:
         await check_whole(provider, instances)
-        await run_to_the_end(provider, TURNS, lambda _: None)
+        runs = (run_to_the_end(provider, TURNS, lambda _: None) for _ in range(_AT_ONCE))
+        await asyncio.gather(*runs)
         await check_finished(provider, instances, TURNS)
 
 

@@ -29,7 +29,7 @@ from perdure.providers.items import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from perdure.providers.contract import Provider, ProviderAdmin
     from perdure.providers.filesystem.fileops import FileOps
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 LIFE_MS = 1_000_000
 """Each life of the store is this much later than the one before: all its locks have expired."""
 LOCK_MS = 30_000
+_CHECKS_AT_ONCE = 100
 
 
 class LifeClock:
@@ -208,27 +209,35 @@ def admin_of(provider: Provider) -> ProviderAdmin:
 
 async def check_whole(provider: Provider, count: int) -> None:
     """No half turn anywhere: history, state and queues tell the same story."""
+    await _for_each(count, lambda instance: _check_whole(provider, instance))
+
+
+async def _for_each(count: int, check: Callable[[str], Awaitable[None]]) -> None:
+    for start in range(0, count, _CHECKS_AT_ONCE):
+        numbers = range(start, min(start + _CHECKS_AT_ONCE, count))
+        await asyncio.gather(*(check(instance_id(number)) for number in numbers))
+
+
+async def _check_whole(provider: Provider, instance: str) -> None:
     admin = admin_of(provider)
-    for number in range(count):
-        instance = instance_id(number)
-        history = await provider.read(instance)
-        turn = len(history) // 2
-        assert [record.event_id for record in history] == list(range(1, 2 * turn + 1)), instance
-        messages = await admin.list_messages(instance)
-        work = await admin.list_work(instance)
-        if not turn:
-            assert not work
-            assert len(messages) <= 1
-            continue
-        info = await admin.get_instance_info(instance)
-        assert info.custom_status == str(turn)
-        assert info.custom_status_version == turn
-        assert await provider.get_kv_value(instance, "turn") == str(turn)
-        on_its_way = [message.message.body for message in messages] + [
-            item.message.body.replace("step", "completes") for item in work
-        ]
-        expected = [] if info.status is Status.COMPLETED else [f'{{"completes":{turn}}}']
-        assert on_its_way == expected, f"{instance} after turn {turn}: {on_its_way}"
+    history = await provider.read(instance)
+    turn = len(history) // 2
+    assert [record.event_id for record in history] == list(range(1, 2 * turn + 1)), instance
+    messages = await admin.list_messages(instance)
+    work = await admin.list_work(instance)
+    if not turn:
+        assert not work
+        assert len(messages) <= 1
+        return
+    info = await admin.get_instance_info(instance)
+    assert info.custom_status == str(turn)
+    assert info.custom_status_version == turn
+    assert await provider.get_kv_value(instance, "turn") == str(turn)
+    on_its_way = [message.message.body for message in messages] + [
+        item.message.body.replace("step", "completes") for item in work
+    ]
+    expected = [] if info.status is Status.COMPLETED else [f'{{"completes":{turn}}}']
+    assert on_its_way == expected, f"{instance} after turn {turn}: {on_its_way}"
 
 
 async def check_reported(provider: Provider, reports: Iterable[str]) -> None:
@@ -251,12 +260,15 @@ async def check_reported(provider: Provider, reports: Iterable[str]) -> None:
 async def check_finished(provider: Provider, count: int, turns: int) -> None:
     """Every instance went all the way."""
     await check_whole(provider, count)
-    for number in range(count):
-        info = await admin_of(provider).get_instance_info(instance_id(number))
-        assert info.status is Status.COMPLETED, f"{info.instance_id} is stuck: {info.status}"
-        assert len(await provider.read(info.instance_id)) == 2 * turns
+    await _for_each(count, lambda instance: _check_finished(provider, instance, turns))
     depths = await admin_of(provider).get_queue_depths()
     assert depths.orchestrator.visible == depths.worker.visible == 0
+
+
+async def _check_finished(provider: Provider, instance: str, turns: int) -> None:
+    info = await admin_of(provider).get_instance_info(instance)
+    assert info.status is Status.COMPLETED, f"{instance} is stuck: {info.status}"
+    assert len(await provider.read(instance)) == 2 * turns
 
 
 def print_report(line: str) -> None:
