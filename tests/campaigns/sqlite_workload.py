@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from perdure.providers.sqlite import SqliteProvider
 
 STEPS = 4
+SIDE_BY_SIDE = 6
+"""How many at most a task starts, takes or does at once."""
 NAME = "chain"
 NAMED = ExecutionMetadata(name=NAME, version="1.0.0")
 ENDED = ExecutionMetadata(name=NAME, version="1.0.0", status=Status.COMPLETED, output='"done"')
@@ -77,7 +79,12 @@ class Workload:
 
     async def finish(self) -> None:
         """Until there is nothing left to do."""
-        while await self._take_turn(poll_ms=0) or await self._do_one(poll_ms=0):
+        while any(
+            await asyncio.gather(
+                *[self._take_turn(poll_ms=0) for _ in range(SIDE_BY_SIDE)],
+                *[self._do_some(poll_ms=0) for _ in range(SIDE_BY_SIDE)],
+            )
+        ):
             pass
 
     # --- starting
@@ -88,10 +95,10 @@ class Workload:
                 return
             run = self._start_by_queue if secrets.randbelow(2) else self._run_hot
             # Side by side: what they do shares commits.
-            names = [name, *islice(self._names, secrets.randbelow(6))]
+            names = [name, *islice(self._names, secrets.randbelow(SIDE_BY_SIDE))]
             await asyncio.gather(*[run(each) for each in names])
             # Let the queues catch up, so that there is something in each of them.
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(0.01 * len(names))
 
     async def _start_by_queue(self, name: str) -> None:
         self._report("starting", name)
@@ -150,7 +157,8 @@ class Workload:
 
     async def _take_turns(self, is_over: Callable[[], bool]) -> None:
         while not is_over():
-            await self._take_turn(poll_ms=200)
+            turns = [self._take_turn(poll_ms=200) for _ in range(SIDE_BY_SIDE)]
+            await asyncio.gather(*turns)
 
     async def _take_turn(self, poll_ms: int) -> bool:
         begin = time.monotonic()
@@ -172,10 +180,10 @@ class Workload:
 
     async def _do_work(self, is_over: Callable[[], bool]) -> None:
         while not is_over():
-            await self._do_one(poll_ms=200)
+            await self._do_some(poll_ms=200)
 
-    async def _do_one(self, poll_ms: int) -> bool:
-        limit = 1 + secrets.randbelow(4)
+    async def _do_some(self, poll_ms: int) -> bool:
+        limit = 1 + secrets.randbelow(SIDE_BY_SIDE)
         fetched = await self._provider.fetch_work_items(limit, self._lock_ms, poll_ms)
         await asyncio.gather(*[self._complete(work) for work in fetched])
         return bool(fetched)
