@@ -6,6 +6,7 @@ import asyncio
 import random
 from itertools import count
 
+import apsw
 import pytest
 
 from perdure.clock import ManualClock
@@ -27,7 +28,7 @@ from perdure.providers.items import (
     WorkerMessage,
 )
 from perdure.providers.memory import InMemoryProvider
-from perdure.providers.sqlite import SqliteProvider, batches
+from perdure.providers.sqlite import SqliteProvider, batches, writer
 
 IDS = [f"i{number:03}" for number in range(150)]
 KEEP_MS = 1_000
@@ -248,3 +249,88 @@ def test_single_verbs_do_the_same_when_they_are_written_as_runs(tmp_path, seed, 
     monkeypatch.setattr(batches, "RUN_MIN", 1)
 
     asyncio.run(compare_bursts(tmp_path / "store.db", 100 + seed, 40))
+
+
+def work_of(number, body, instance_id="x", claim=None):
+    identity = ActivityIdentity(instance_id=instance_id, execution_id=1, activity_id=number)
+    return WorkerMessage(identity=identity, name="act", body=body, claim=claim)
+
+
+def test_big_items_are_fetched_together_with_small_ones(tmp_path):
+    bodies = ['"' * 900_000 if number % 7 == 3 else f"{number}" for number in range(1, 40)]
+
+    async def fetch():
+        async with SqliteProvider(tmp_path / "store.db", durability="relaxed") as provider:
+            for number, body in enumerate(bodies, 1):
+                await provider.enqueue_for_worker(work_of(number, body))
+            return await provider.fetch_work_items(100, KEEP_MS, 0)
+
+    fetched = asyncio.run(fetch())
+
+    assert [work.body for work in fetched] == bodies
+    assert {work.attempt_count for work in fetched} == {1}
+
+
+@pytest.fixture
+def statements(monkeypatch):
+    """The statements that writers run from now on."""
+    seen = []
+    adopt = writer.Writer._adopt
+
+    def watch(self, connection):
+        adopt(self, connection)
+        connection.trace_v2(apsw.SQLITE_TRACE_STMT, lambda event: seen.append(event["sql"]))
+
+    monkeypatch.setattr(writer.Writer, "_adopt", watch)
+    return seen
+
+
+def test_a_burst_of_turns_takes_few_statements(tmp_path, statements):
+    ids = [f"x{number:03}" for number in range(200)]
+
+    def first_of(instance_id):
+        claim = Claim(lock_token=f"work of {instance_id}", lock_timeout_ms=KEEP_MS)
+        return TurnCommit(
+            execution_id=1,
+            history_delta=(
+                HistoryRecord(event_id=1, data="1"),
+                HistoryRecord(event_id=2, data="2"),
+            ),
+            worker_items=(work_of(2, "[]", instance_id, claim),),
+            metadata=ExecutionMetadata(name="Shop", version="1.0.0"),
+            keep_lock_ms=KEEP_MS,
+        )
+
+    def last_of(instance_id):
+        return TurnCommit(
+            execution_id=1,
+            history_delta=(HistoryRecord(event_id=3, data="3"),),
+            metadata=ExecutionMetadata(status=Status.COMPLETED, output="1"),
+            consumed=(),
+            settled_work=(f"work of {instance_id}",),
+        )
+
+    async def run():
+        clock = ManualClock(1_800_000_000_000)
+        async with SqliteProvider(tmp_path / "s.db", clock=clock, durability="relaxed") as provider:
+            statements.clear()
+            begun = await asyncio.gather(
+                *[
+                    provider.start_orchestration_item(
+                        start_of(each), first_of(each), f"turn of {each}", "me"
+                    )
+                    for each in ids
+                ]
+            )
+            await asyncio.gather(
+                *[provider.ack_orchestration_item(f"turn of {each}", last_of(each)) for each in ids]
+            )
+            count = len(statements)
+            metrics = await provider.admin().get_system_metrics()
+        return begun, count, metrics
+
+    begun, count, metrics = asyncio.run(run())
+
+    assert all(begun)
+    assert (metrics.by_status, metrics.total_events) == ({Status.COMPLETED: 200}, 600)
+    assert count < 100

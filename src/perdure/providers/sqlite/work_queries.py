@@ -28,13 +28,19 @@ ORDER BY message_id
 """
 
 FIND_WORK_ITEMS: Final = """
-SELECT json_group_array(json_array(message_id, instance_id, execution_id, activity_id, name, body,
-                                   attempt_count + 1, session_id, tag, heartbeat))
+SELECT json_group_array(json_array(
+    message_id, instance_id, execution_id, activity_id, name,
+    CASE WHEN octet_length(body) + coalesce(octet_length(heartbeat), 0) <= 65536 THEN body END,
+    attempt_count + 1, session_id, tag,
+    CASE WHEN octet_length(heartbeat) <= 65536 THEN heartbeat END
+))
 FROM (SELECT * FROM worker_queue
       WHERE state = 0 AND session_id IS NULL AND tag IS ?1
         AND visible_at <= ?2 AND (locked_until IS NULL OR locked_until <= ?2)
       ORDER BY message_id LIMIT ?3)
 """
+
+"""Big texts are left out: all of them in one list might be longer than SQLite allows."""
 
 HAS_SESSION_WORK: Final = "SELECT 1 FROM worker_queue WHERE session_id IS NOT NULL LIMIT 1"
 

@@ -32,6 +32,9 @@ WAITING: Final = 1
 _MISFITS_BEFORE_SEEKING: Final = 50
 """After so many items that the worker cannot run, each of its activities is looked up by name."""
 
+_TAKE_MAX: Final = 1_000
+"""So many items are looked for at once; whoever wants more gets the rest one by one."""
+
 
 def insert(tx: Transaction, message: WorkerMessage) -> None:
     insert_many(tx, (message,))
@@ -281,14 +284,21 @@ def _take_several(
     tags: TagFilter,
     activities: frozenset[str] | None,
 ) -> list[FetchedWork]:
-    """The oldest ready items outside of sessions, up to the first that the worker cannot run."""
+    """The oldest ready items outside of sessions, up to the first that is not plain.
+
+    That is one that the worker cannot run, or with a big text.
+    """
+    limit = min(limit, _TAKE_MAX)
     rows: list[Any] = []
     for tag in _tags_to_try(tx, tags):
         rows += rows_at_once(tx, work_queries.FIND_WORK_ITEMS, (tag, tx.now, limit))
     rows.sort()
     del rows[limit:]
-    if activities is not None:
-        rows = list(takewhile(lambda row: row[4] in activities, rows))
+    rows = list(
+        takewhile(
+            lambda row: row[5] is not None and (activities is None or row[4] in activities), rows
+        )
+    )
     tokens = tx.new_lock_tokens(len(rows))
     locked_until = tx.now + lock_timeout_ms
     work_queries.TAKE_WORK_ITEMS.execute(
