@@ -20,7 +20,6 @@ if TYPE_CHECKING:
         activity,
         activity_info,
         continue_as_new,
-        current,
         heartbeat,
         is_cancelled,
         last_heartbeat,
@@ -32,11 +31,12 @@ if TYPE_CHECKING:
         set_status,
         side_effect,
         start_detached,
-        state,
         transaction,
         uuid4,
         wait_for_event,
     )
+    from perdure.authoring.current import current
+    from perdure.authoring.state import state
     from perdure.client.blocking import BlockingClient
     from perdure.client.client import Client
     from perdure.client.handle import Handle
