@@ -43,7 +43,7 @@ from perdure.runtime.intake import Drop, Intake, Park, Run, replies_to
 from perdure.runtime.live import Arrival, Ending, LiveInstance
 from perdure.runtime.observe import log
 from perdure.runtime.retrying import Backoff
-from perdure.runtime.watchdog import TurnAborted
+from perdure.runtime.watchdog import TurnAborted, TurnTooLong
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Coroutine
@@ -71,10 +71,6 @@ _PARKED_MS = {
 
 class ThroughTheQueue(PerdureError):
     """A new instance cannot begin here at once; enqueue its start instead."""
-
-
-class TurnTooLong(PerdureError):
-    """Code between two awaits did not come back in time."""
 
 
 class _Turn(msgspec.Struct, gc=False):

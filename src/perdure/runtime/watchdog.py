@@ -12,6 +12,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from perdure.errors import PerdureError
 from perdure.runtime.observe import log
 
 if TYPE_CHECKING:
@@ -25,6 +26,10 @@ _CHECK_SECONDS = 0.5
 
 class TurnAborted(BaseException):
     """Raised inside user code whose turn takes too long; nobody should catch it."""
+
+
+class TurnTooLong(PerdureError):
+    """Code between two awaits did not come back in time."""
 
 
 class Watchdog:
