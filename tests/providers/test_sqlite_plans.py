@@ -122,3 +122,23 @@ def test_a_page_costs_a_page(connection, query, index, cursor):
     scans = [step for step in walks if step.startswith("SCAN")]
     assert all("instances_by_creation" in step or "pending" in step for step in scans), scans
     assert len(scans) <= (2 if query is None else 1), scans
+
+
+def test_instances_without_a_name_are_found_first_whatever_else_is_counted(connection):
+    watched = Watched(connection)
+
+    listing.count(watched.snapshot, InstanceQuery(statuses=frozenset({Status.COMPLETED})))
+
+    by_status = [step for step in watched.steps if "instances_by_status" in step]
+    assert len(by_status) == 1, watched.steps
+    assert any("SEARCH instances USING INDEX instances_by_name" in step for step in watched.steps)
+
+
+def test_counting_by_status_seeks_past_the_completed_ones(connection):
+    watched = Watched(connection)
+
+    listing.count_by_status(watched.snapshot)
+
+    by_status = [step for step in watched.steps if "instances_by_status" in step]
+    assert by_status
+    assert all(step.startswith("SEARCH") for step in by_status), watched.steps
