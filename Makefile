@@ -36,7 +36,7 @@ demo: $(PACKAGE) ## run the shop on SQLite, kill its worker, watch it recover
 	@$(BIN)/python -m examples.demo
 
 test: $(STAMP) ## run every test
-	@TMPDIR=$${TMPDIR:-$(ROOMY)} $(BIN)/python -m pytest --numprocesses 3 --dist worksteal
+	@$(if $(ROOMY),TMPDIR=$(ROOMY)) $(BIN)/python -m pytest --numprocesses 3 --dist worksteal
 
 check: $(STAMP) ## format, lint, types, layers, docs
 	@$(BIN)/ruff format --check src tests examples benchmarks
