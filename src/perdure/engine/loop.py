@@ -212,6 +212,9 @@ class DurableLoop(RefusingLoop):
 
     def tell_lost_errors(self) -> None:
         """Log what branches raised and nobody looked at, as asyncio does when they are freed."""
+        if self.root is not None:
+            # How this one ended is told by the outcome.
+            cast("Any", self.root)._log_traceback = False  # noqa: SLF001
         for task in self._tasks:
             if task is not self.root and task.done() and task._log_traceback:  # noqa: SLF001
                 self.call_exception_handler(
