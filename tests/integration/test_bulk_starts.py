@@ -6,7 +6,7 @@ import pytest
 
 from integration.conditions import reached
 from perdure import Client, Status, activity, orchestration, wait_for_event
-from perdure.errors import AlreadyExists
+from perdure.errors import AlreadyExists, PayloadError
 
 
 @activity
@@ -104,3 +104,11 @@ async def test_an_orchestration_without_code_here_waits_in_the_queue(make_runtim
         await runtime.start_many(patient, [("p", (1,))])
 
         await reached(Client(provider), "p", Status.PENDING)
+
+
+async def test_one_argument_of_the_wrong_type_refuses_all_before_any_is_started(make_runtime):
+    async with make_runtime(HANDLERS) as runtime:
+        with pytest.raises(PayloadError, match="quick"):
+            await runtime.start_many(quick, [("good", (1,)), ("bad", ("two",))])
+
+        assert await runtime.admin.count() == 0

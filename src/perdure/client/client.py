@@ -107,9 +107,7 @@ class Client:
         (``"replace"``). Without one, a random id is made. ``delay`` is in seconds.
         """
         definition = _definition(orchestration)
-        payload = definition.encode_arguments(args, {}, self.codec)
-        definition.decode_arguments(payload, self.codec)  # a wrong type is an error here and now
-        item = _start_item(definition.name, payload, id, version)
+        item = _start_item(definition.name, self._arguments(definition, args), id, version)
         finished = await self._submit(item, _delay_ms(delay), if_exists)
         return Handle(self, item.instance_id, definition, finished)
 
@@ -127,6 +125,11 @@ class Client:
         item = _start_item(check_id(name, "orchestration name"), payload, id, version)
         finished = await self._submit(item, _delay_ms(delay), if_exists)
         return Handle(self, item.instance_id, None, finished)
+
+    def _arguments(self, definition: Orchestration[..., Any], args: tuple[Any, ...]) -> msgspec.Raw:
+        payload = definition.encode_arguments(args, {}, self.codec)
+        definition.decode_arguments(payload, self.codec)  # a wrong type is an error here and now
+        return payload
 
     async def _submit(
         self, item: work.StartOrchestration, delay_ms: int | None, if_exists: IfExists
@@ -150,13 +153,8 @@ class Client:
     ) -> list[Handle[R]]:
         """Start many instances at once: pairs of id and arguments."""
         items = [
-            _start_item(
-                orchestration.name,
-                orchestration.encode_arguments(args, {}, self.codec),
-                instance_id,
-                version,
-            )
-            for instance_id, args in inputs
+            _start_item(orchestration.name, self._arguments(orchestration, args), each, version)
+            for each, args in inputs
         ]
         endings = await self._submit_many(items, _delay_ms(delay), if_exists)
         return [
