@@ -34,14 +34,7 @@ if TYPE_CHECKING:
     from perdure.providers.contract import Provider, ProviderAdmin
     from perdure.providers.items import QueueDepths
 
-FEW_SLOTS = RuntimeOptions(
-    activity_slots=2,
-    cached_instances=20,
-    drain_seconds=0,
-    orchestration_lock_seconds=1,
-    activity_lock_seconds=1,
-)
-"""So that much is waiting when it stops."""
+LOCK_SECONDS = 1.0
 
 
 def main() -> None:
@@ -61,7 +54,10 @@ def main() -> None:
 
 
 async def move(
-    directory: Path, postgres: Callable[[], Provider], instances: int
+    directory: Path,
+    postgres: Callable[[], Provider],
+    instances: int,
+    lock_seconds: float = LOCK_SECONDS,
 ) -> tuple[int, int, int, int]:
     """Instances and what was in flight at each copy; raises if anything was lost or changed."""
     first, second = (lambda n=n: SqliteProvider(directory / f"{n}.db") for n in (1, 2))
@@ -71,9 +67,9 @@ async def move(
             if flow is mailbox:
                 for number in range(3):
                     await handle.enqueue_event("numbers", number)
-    await _work(first, instances // 3)
+    await _work(first, instances // 3, lock_seconds)
     there = await _copy(first, postgres)
-    await _work(postgres, 2 * instances // 3)
+    await _work(postgres, 2 * instances // 3, lock_seconds)
     back = await _copy(postgres, second)
     async with Runtime(second(), HANDLERS) as runtime:
         for _, _, instance_id, expected in load(instances):
@@ -85,9 +81,16 @@ async def move(
     return (*there, *back)
 
 
-async def _work(store: Callable[[], Provider], completed: int) -> None:
-    """Until that many have completed, more or less."""
-    async with Runtime(store(), HANDLERS, options=FEW_SLOTS) as runtime:
+async def _work(store: Callable[[], Provider], completed: int, lock_seconds: float) -> None:
+    """Until that many have completed, more or less; with few slots, so that much is waiting then."""
+    options = RuntimeOptions(
+        activity_slots=2,
+        cached_instances=20,
+        drain_seconds=0,
+        orchestration_lock_seconds=lock_seconds,
+        activity_lock_seconds=lock_seconds,
+    )
+    async with Runtime(store(), HANDLERS, options=options) as runtime:
         query = InstanceQuery(statuses=frozenset({Status.COMPLETED}))
         while await runtime.admin.count(query) < completed:  # noqa: ASYNC110
             await asyncio.sleep(0.01)

@@ -22,7 +22,9 @@ def test_killing_workers_loses_nothing_and_doubles_nothing() -> None:
 def test_a_load_under_way_moves_from_sqlite_to_postgres_and_back(tmp_path: Path) -> None:
     schema, dsn = new_schema(), shared_server().dsn
 
-    moved = asyncio.run(move(tmp_path, lambda: PostgresProvider(dsn, schema=schema), 42))
+    moved = asyncio.run(
+        move(tmp_path, lambda: PostgresProvider(dsn, schema=schema), 42, lock_seconds=3)
+    )
 
     assert moved[0] >= 42
     assert moved[1] > 0
