@@ -82,7 +82,7 @@ async def move(
 
 
 async def _work(store: Callable[[], Provider], completed: int, lock_seconds: float) -> None:
-    """Until that many have completed, more or less; with few slots, so that much is waiting then."""
+    """Until that many have completed, more or less; few slots, so that much is waiting then."""
     options = RuntimeOptions(
         activity_slots=2,
         cached_instances=20,
