@@ -119,8 +119,12 @@ class PostgresServer:
         control = str(self._package.bin_path / "pg_ctl")
         user = self._package.system_user or ""
         arguments = [control, str(self.socket_directory), str(self._home), user]
+        # In a session of its own: what ends the starter's whole group must leave it alone.
         return subprocess.Popen(
-            [sys.executable, "-c", _GUARD, *arguments], stdin=subprocess.PIPE, cwd="/"
+            [sys.executable, "-c", _GUARD, *arguments],
+            stdin=subprocess.PIPE,
+            cwd="/",
+            start_new_session=True,
         )
 
     @property
