@@ -4,6 +4,7 @@ import asyncio
 import os
 import threading
 import time
+from collections import Counter
 
 import pytest
 
@@ -11,8 +12,11 @@ from integration import slow_activities
 from integration.conditions import until
 from perdure import (
     ActivityFailed,
+    InMemoryProvider,
     OrchestrationFailed,
     Retry,
+    Runtime,
+    RuntimeOptions,
     TagFilter,
     activity,
     activity_info,
@@ -241,3 +245,41 @@ async def test_a_result_that_is_not_json_fails_the_activity(make_runtime):
     async with make_runtime([flow, bad]) as runtime:
         with pytest.raises(OrchestrationFailed, match="cannot be written as JSON"):
             await (await runtime.start(flow)).result(10)
+
+
+class CrossingRenewals(InMemoryProvider):
+    """A renewal that crosses the outcome of a failed attempt is answered first: no lock."""
+
+    tell_lost = staticmethod(lambda _tokens: None)
+
+    async def ack_work_item(self, lock_token, completion=None, retry=None):
+        await super().ack_work_item(lock_token, completion, retry)
+        if retry is not None:
+            self.tell_lost(frozenset({lock_token}))
+            await asyncio.sleep(0)
+
+
+async def test_a_lock_that_ends_with_the_outcome_of_its_attempt_costs_no_slot():
+    attempts: Counter[int] = Counter()
+
+    @activity(retry=Retry(max_attempts=2, first_delay=0.001))
+    async def second_time(n: int) -> int:
+        attempts[n] += 1
+        if attempts[n] == 1:
+            raise ValueError(n)
+        return n
+
+    @orchestration
+    async def one_by_one() -> list[int]:
+        return [await second_time(n) for n in range(5)]
+
+    provider = CrossingRenewals()
+    async with Runtime(
+        provider, [one_by_one, second_time], options=RuntimeOptions(activity_slots=1)
+    ) as runtime:
+        activities = runtime._running.activities
+        provider.tell_lost = activities.lost_locks
+        handle = await runtime.start(one_by_one)
+
+        assert await handle.result(30) == [0, 1, 2, 3, 4]
+        assert activities.lock_tokens == []

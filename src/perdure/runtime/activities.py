@@ -315,6 +315,7 @@ class ActivityDispatcher:
         try:
             activity = self._registry.resolve_activity(item.name)
         except NotRegistered as error:
+            running.task = None
             log.warning("%s", error)
             await self._quietly(
                 self._provider.abandon_work_item(
@@ -338,6 +339,7 @@ class ActivityDispatcher:
             with spans.activity(item, note):
                 failure, result = await self._attempt(running, activity)
                 note.failure = failure
+        running.task = None  # the code has ended: nobody may interrupt the commit of its outcome
         outcome = "success" if failure is None else "failed"
         self._observer.activity_ended(
             item, "cancelled" if running.cancelled else outcome, self._clock.now_ms() - started_ms
