@@ -63,8 +63,12 @@ async def test_a_cancelled_bulk_start_leaves_whole_instances(make_runtime):
 
 
 async def test_a_bulk_start_with_arguments_that_do_not_fit_is_parked(make_runtime):
+    @orchestration(name="quick")
+    async def quick_of_older_code(n: str) -> int: ...
+
     async with make_runtime(HANDLERS) as runtime:
-        await runtime.start_many(quick, [("fits", (1,)), ("not", ("one",))])
+        await runtime.start_many(quick, [("fits", (1,))])
+        await runtime.start_many(quick_of_older_code, [("not", ("one",))])
 
         assert await runtime.get("fits", quick).result(10) == 2
         await reached(runtime, "not", Status.BLOCKED)
