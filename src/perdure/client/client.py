@@ -60,7 +60,7 @@ class Client:
     ) -> None:
         self.provider = open_provider(store, clock=clock)
         self.codec = codec
-        self.clock: Clock = clock or SystemClock()
+        self.clock: Clock = clock or self.provider.clock() or SystemClock()
         # The store notices changes, also of other processes; this only bounds a missed notice.
         self._watch_ms = 5_000
 

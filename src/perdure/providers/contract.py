@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from perdure.clock import Clock
     from perdure.model.failures import Block
     from perdure.model.status import Status
     from perdure.providers.capabilities import Capabilities
@@ -74,6 +75,14 @@ class Provider(ABC):
     @abstractmethod
     def capabilities(self) -> Capabilities:
         """What this provider declares; constant for the life of the handle."""
+
+    def clock(self) -> Clock | None:
+        """The store's own clock, if leases and timers follow another one than this machine's.
+
+        Runtimes and clients that were given no clock take their time from it. Usable before
+        ``open`` and from any thread.
+        """
+        return None
 
     # --- life of the handle
 

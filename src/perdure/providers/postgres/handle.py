@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import time
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
@@ -204,7 +205,7 @@ class Handle:
                 return result
 
     async def _check_store(self, *, allow_moved: bool) -> None:
-        sent_at = asyncio.get_running_loop().time()
+        sent_at = time.monotonic()
         ((format_version, moved_to, _, now_ms),) = await self.ask("open", queries.GET_STORE)
         self.clock.note(now_ms, sent_at)
         if format_version > FORMAT_VERSION:
@@ -246,7 +247,7 @@ class Handle:
         was_sent: bool,
     ) -> list[Row]:
         """Rows of a statement that is told whether it may have run before."""
-        sent_at = asyncio.get_running_loop().time()
+        sent_at = time.monotonic()
         found = await self._connections.run_marked(
             operation,
             self.statements(template),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, LiteralString
@@ -211,7 +212,7 @@ class Lanes:
         backoff = Backoff(self._retry_seconds)
         is_unknown = False
         while True:
-            sent_at = asyncio.get_running_loop().time()
+            sent_at = time.monotonic()
             try:
                 text = await self._connections.call_once(
                     name,

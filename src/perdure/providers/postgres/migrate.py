@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from perdure.providers.postgres.place import Place
 
 _PACKAGE: Final = "perdure.providers.postgres"
+# Not to_regclass: the server may answer it from what it remembers of before a wait for a lock.
+_HAS_MIGRATIONS: Final = """
+    SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE n.nspname = %s AND c.relname = 'migrations'
+"""
 _APPLIED = sql.SQL("SELECT number, name, checksum FROM {schema}.migrations ORDER BY number")
 _TABLE = sql.SQL(
     """
@@ -44,11 +49,9 @@ _STORE = sql.SQL(
 async def pending(connection: AsyncConnection[Any], place: Place) -> Sequence[Migration]:
     """What has to be applied. Refuses a schema that is newer, or not what the files say."""
     migrations = _migrations()
-    cursor = await connection.execute(
-        "SELECT to_regclass(%s) IS NOT NULL", (f'"{place.schema}".migrations',)
-    )
+    cursor = await connection.execute(_HAS_MIGRATIONS, (place.schema,))
     applied: list[tuple[int, str, str]] = []
-    if await cursor.fetchone() == (True,):
+    if cursor.rowcount == 1:
         applied = await (await connection.execute(_in(place, _APPLIED))).fetchall()
     due = due_migrations(migrations, len(applied), place.location)
     for (number, name, checksum), migration in zip(applied, migrations, strict=False):

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import LiteralString
 
+    from perdure.clock import Clock
     from perdure.model.failures import Block
     from perdure.providers._shared.migrate import Migration
     from perdure.providers.contract import ProviderAdmin
@@ -114,10 +115,8 @@ class PostgresProvider(Provider):
             await asyncio.shield(self._closing)
             self._closing = None
 
-    def now_ms(self) -> int:
-        """Time of the store, as well as this handle knows it; never behind the server's."""
-        self._handle.require_open("now_ms")
-        return self._handle.clock.now_ms()
+    def clock(self) -> Clock:
+        return self._handle.clock
 
     async def migrate(self, *, dry_run: bool = False) -> Sequence[Migration]:
         """Apply the migrations that are due, or only tell them; the handle need not be open."""
