@@ -87,6 +87,18 @@ async def test_the_latest_version_is_taken_at_continue_as_new():
         assert (await new.status("f")).version == "2.0.0"
 
 
+async def test_a_version_that_only_another_worker_has_takes_over_at_continue_as_new():
+    @orchestration(name="flow", version="1.0.0")
+    async def leaving(round_: int) -> str:
+        continue_as_new(round_, version="2.0.0")
+
+    store = MemoryStore()
+    async with _runtime(store, leaving) as old, _runtime(store, version_2()) as new:
+        await old.start(leaving, 0, id="f")
+
+        assert await new.get("f").result(10) == "2.0.0"
+
+
 async def test_changed_code_blocks_the_instance_and_a_fixed_deploy_lets_it_go_on():
     store = MemoryStore()
     async with _runtime(store, version_1()) as old:

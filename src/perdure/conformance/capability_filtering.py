@@ -213,6 +213,22 @@ class TestHandlers:
         assert await fetch(store, filter=handlers(("Mail", "1.0.0"))) is None
         await take(store, "x", filter=handlers(("Shop", "7.0.0")))
 
+    async def test_a_turn_decides_which_version_takes_the_next(self, store: Store) -> None:
+        await create(store, "x", name="Shop", version="1.0.0")
+        await turn(store, "x", metadata=ExecutionMetadata(name="Shop", version="2.0.0"))
+        await enqueue(store, raised("x"))
+
+        assert await fetch(store, filter=handlers(("Shop", "1.0.0"))) is None
+        await take(store, "x", filter=handlers(("Shop", "2.0.0")))
+
+    async def test_a_turn_may_leave_the_next_to_any_version(self, store: Store) -> None:
+        await create(store, "x", name="Shop", version="1.0.0")
+        await turn(store, "x", metadata=ExecutionMetadata(name="Shop"))
+        await enqueue(store, raised("x"))
+
+        assert await fetch(store, filter=handlers(("Mail", "1.0.0"))) is None
+        await take(store, "x", filter=handlers(("Shop", "7.0.0")))
+
     async def test_both_parts_of_a_filter_must_fit(self, store: Store) -> None:
         await create(store, "x", name="Shop", version="1.0.0", framework_version=(1, 0, 0))
         await enqueue(store, raised("x"))

@@ -34,6 +34,17 @@ if TYPE_CHECKING:
     from perdure.providers.contract import Provider
 
 
+class TestOwnClock:
+    verbs = ("clock",)
+
+    async def test_a_clock_that_it_names_is_not_behind_the_store(self, store: Store) -> None:
+        await enqueue(store, start("x"))
+        await take(store, "x")
+        clock = store.provider.clock()
+
+        assert clock is None or clock.now_ms() >= await store.now_ms()
+
+
 @checks
 @requires("injected_clock")
 class TestClocks:

@@ -149,7 +149,8 @@ class ExecutionMetadata(_Record, frozen=True, omit_defaults=True):
     """JSON text of the result, of the failure, or of the next execution's input."""
     name: str | None = None
     version: str | None = None
-    """Name and version together create the instance if it is missing, and are then set."""
+    """Set with the name, which creates the instance if it is missing. A name without a version:
+    whoever has any version of it may run what comes next."""
     parent_instance_id: str | None = None
     """Stored when the instance is created; never changed afterwards."""
     framework_version: Version | None = None

@@ -269,17 +269,21 @@ def final_status(result: TurnResult) -> tuple[Status, str] | None:
 def _metadata(
     facts: TurnFacts, outcome: TurnOutcome, final: tuple[Status, str] | None
 ) -> ExecutionMetadata:
-    first_turn = outcome.turn == 1
-    if final is None and not first_turn:
+    is_first = outcome.turn == 1
+    if final is None and not is_first:
         return _UNCHANGED
-    status, output = final or (None, None)
-    if not first_turn:
+    status, output = final or (Status.RUNNING, None)
+    if isinstance(outcome.result, ContinuedAsNew):
+        version = outcome.result.version  # what comes next is for those who have that one
+    elif is_first:
+        version = facts.version
+    else:
         return ExecutionMetadata(status=status, output=output)
     return ExecutionMetadata(
-        status=status or Status.RUNNING,
+        status=status,
         output=output,
         name=facts.name,
-        version=facts.version,
+        version=version,
         parent_instance_id=facts.parent.instance_id if facts.parent else None,
         framework_version=facts.framework_version,
     )

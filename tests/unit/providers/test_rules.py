@@ -206,7 +206,6 @@ def test_a_bad_cursor_is_refused(cursor):
         {"history_delta": (HistoryRecord(event_id=1, data="\ud800"),)},
         {"history_delta": (HistoryRecord(event_id=1, data="\0"),)},
         {"history_delta": (HistoryRecord(event_id=1, data="x" * (rules.BODY_BYTES_MAX + 1)),)},
-        {"metadata": ExecutionMetadata(name="a")},
         {"metadata": ExecutionMetadata(version="1")},
         {"metadata": ExecutionMetadata(status=Status.BLOCKED)},
         {"metadata": ExecutionMetadata(name="", version="1")},

@@ -126,7 +126,7 @@ class CommitPlan:
     repeats: bool
     """The first new event has the id of an old one."""
     next_execution: bool
-    named: tuple[str, str] | None
+    named: tuple[str, str | None] | None
     parent: str | None
     framework: Version | None
     status: Status | None
@@ -211,7 +211,7 @@ def _commit() -> CommitPlan:
         events=_one_of(0, 1, 1, 1, 2),
         repeats=_random.random() < 0.1,
         next_execution=_random.random() < 0.2,
-        named=_one_of(None, (_one_of(*NAMES), _one_of(*VERSIONS))),
+        named=_one_of(None, (_one_of(*NAMES), _one_of(None, *VERSIONS))),
         parent=_one_of(None, None, "a", "b"),
         framework=_one_of(None, None, (1, 0, 0), (2, 0, 0)),
         status=_one_of(*(None,) * 8, *_STATUSES),

@@ -308,13 +308,12 @@ def _check_hot_path(commit: TurnCommit) -> None:
 
 
 def check_metadata(metadata: ExecutionMetadata) -> None:
-    if (metadata.name is None) != (metadata.version is None):
-        raise InvalidValue(
-            f"name and version go together, not {metadata.name!r} with {metadata.version!r}"
-        )
     if metadata.name is not None:
         check_id(metadata.name, "name")
-        check_id(metadata.version, "version")
+        if metadata.version is not None:
+            check_id(metadata.version, "version")
+    elif metadata.version is not None:
+        raise InvalidValue(f"the version {metadata.version!r} needs a name beside it")
     if metadata.parent_instance_id is not None:
         check_id(metadata.parent_instance_id, "parent")
     status = metadata.status
@@ -412,7 +411,7 @@ def check_first_turn(
     check_id(lock_token, "lock token")
     check_id(owner, "owner")
     if start.start is None or commit.metadata.name is None:
-        raise InvalidValue("a first turn needs 'start' beside its message, and name and version")
+        raise InvalidValue("a first turn needs 'start' beside its message, and a name")
 
 
 def check_settlement(
