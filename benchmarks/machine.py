@@ -20,7 +20,7 @@ def describe(base: Path) -> dict[str, Any]:
     return {
         "processor": processor(),
         "cores": os.cpu_count(),
-        "system": f"{platform.system()} {platform.release()}",
+        "system": platform.system(),
         "python": platform.python_version(),
         "load": round(os.getloadavg()[0], 2),
         "commit_full_ms": round(commit_ms(base, "FULL"), 3),

@@ -148,14 +148,12 @@ def markdown(record: Record) -> str:
 
 def summary(record: Record) -> str:
     """The short table of the README: our default store beside the best peer, one line each."""
-    lines = ["| workload | perdure, FULL | best peer | ratio | goal |", "|---|---|---|---|---|"]
+    lines = ["| workload | perdure, FULL | best peer | ratio |", "|---|---|---|---|"]
     for workload in record.workloads("files"):
         mine, rival = record.reference(workload, "files"), record.best_peer(workload, "files")
-        ratio, _, goal = verdict(record, workload, "files")
+        ratio, _, _ = verdict(record, workload, "files")
         about = WORKLOADS[workload]
-        lines.append(
-            f"| {about.title} | {brief(mine)} {about.unit} | {named(rival)} | {ratio} | {goal} |"
-        )
+        lines.append(f"| {about.title} | {brief(mine)} {about.unit} | {named(rival)} | {ratio} |")
     return "\n".join(lines) + "\n"
 
 
