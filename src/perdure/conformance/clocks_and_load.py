@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from perdure.providers.contract import Provider
 
 
+@checks
 class TestOwnClock:
     verbs = ("clock",)
 
