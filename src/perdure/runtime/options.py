@@ -19,7 +19,7 @@ class RuntimeOptions:
     """Threads for sync activities."""
     processes: int = 2
     """Child processes for activities with ``executor="process"``."""
-    cached_instances: int = 5000
+    cached_instances: int = 20_000
     """Live instances kept between turns; the least used are dropped and replayed when needed."""
     cached_events: int = 2_000_000
     """Bound on the sum of their history lengths: memory, roughly 300 bytes each."""
