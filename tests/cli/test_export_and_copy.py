@@ -165,7 +165,12 @@ def test_a_moved_store_refuses_and_names_the_new_place(waiting, other):
 
 @pytest.mark.parametrize(
     ("source", "target", "code"),
-    [("gone.db", "new.db", 3), ("store.db", "store.db", 2), ("store.db", "nosuch:x", 2)],
+    [
+        ("gone.db", "new.db", 3),
+        ("store.db", "store.db", 2),
+        ("store.db", "sqlite:///./store.db", 2),
+        ("store.db", "nosuch:x", 2),
+    ],
 )
 def test_a_copy_that_cannot_be_made_is_one_line(sqlite_cli, source, target, code):
     sqlite_cli("db", "migrate")

@@ -1,6 +1,5 @@
 """Which store and which code a command works on, and stores that cannot be used."""
 
-import os
 import subprocess
 import sys
 
@@ -8,7 +7,7 @@ import pytest
 
 from cli import flows
 from cli.conftest import Cli
-from perdure.cli.settings import Settings, local_path, shown_store
+from perdure.cli.settings import Settings, shown_store
 from perdure.errors import UsageError
 
 
@@ -43,9 +42,9 @@ def test_a_relative_store_of_a_project_lies_beside_its_file(tmp_path, monkeypatc
     below.mkdir(parents=True)
     monkeypatch.chdir(below)
 
-    path = local_path(Settings({}, below).store())
+    settings = Settings({}, below)
 
-    assert os.path.realpath(path) == os.path.realpath(tmp_path / found)
+    assert settings.place(settings.store()).resolve() == (tmp_path / found).resolve()
 
 
 def test_the_modules_come_from_flag_environment_or_project(tmp_path):

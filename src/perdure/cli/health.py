@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from perdure.cli.exits import line_of
-from perdure.cli.settings import local_path, shown_store, without_password
+from perdure.cli.settings import shown_store, without_password
 from perdure.errors import PerdureError
 from perdure.version import VERSION
 
@@ -44,10 +44,10 @@ async def examine(settings: Settings) -> list[Finding]:
     findings = [_python(), *_sqlite()]
     try:
         url = settings.store()
-        path = local_path(url)
+        path = settings.place(url)
         if path is not None:
-            findings += _place(settings.directory / path)
-        if path is None or (settings.directory / path).exists():
+            findings += _place(path)
+        if path is None or path.exists():
             findings += await _store(settings, url)
     except (PerdureError, OSError) as error:
         shown = settings.store_flag or settings.environ.get("PERDURE_STORE") or ""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from perdure.cli.render import suggest
-from perdure.cli.settings import local_path, shown_store
+from perdure.cli.settings import shown_store
 from perdure.clock import SystemClock
 from perdure.errors import NotFound, NotSupported, UsageError
 from perdure.limits import check_id
@@ -125,7 +125,7 @@ async def open_session(body: Callable[[Session], Awaitable[T]], settings: Settin
 
 
 def _refuse_forgetful(url: str) -> None:
-    if local_path(url) is None and url.startswith("memory:"):
+    if url.startswith("memory:"):
         raise UsageError(
             "a memory: store is gone with its process; name a file, e.g. --store shop.db"
         )

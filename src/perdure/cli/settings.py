@@ -72,27 +72,23 @@ class Settings:
     def existing_store(self) -> str:
         """As ``store``, for commands that must not create one: a local path has to be there."""
         url = self.store()
-        path = local_path(url)
-        if path is not None and not (self.directory / path).exists():
+        path = self.place(url)
+        if path is not None and not path.exists():
             raise NotFound(
                 f"there is no store at {shown_store(url)}; name it with --store or $PERDURE_STORE, "
                 "or let 'perdure start' or 'perdure worker' create one"
             )
         return url
 
+    def place(self, url: str) -> Path | None:
+        """Where a local store lies; None for servers, memory and foreign schemes."""
+        from perdure.providers.url import local_path  # felt in --help
+
+        path = local_path(url)
+        return None if path is None else self.directory / path
+
     def _environment_store(self) -> str | None:
         return self.environ.get("PERDURE_STORE") or None
-
-
-def local_path(url: str) -> str | None:
-    """The file or directory of a local store; None for servers, memory and foreign schemes."""
-    scheme = urlsplit(url).scheme if ":" in url else ""
-    if len(scheme) <= 1:
-        return url
-    if scheme in {"sqlite", "file"}:
-        rest = url.removeprefix(f"{scheme}:")
-        return rest.removeprefix("///") if rest.startswith("///") else rest
-    return None
 
 
 def shown_store(url: str) -> str:
@@ -111,6 +107,8 @@ def without_password(text: str, url: str) -> str:
 
 def _beside(folder: Path, written: str) -> str:
     """A relative path in a project file is relative to that file."""
+    from perdure.providers.url import local_path
+
     path = local_path(written)
     if path is None or Path(path).is_absolute():
         return written

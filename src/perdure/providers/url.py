@@ -29,41 +29,64 @@ def open_provider(
     text = os.fspath(store)
     if not text:
         raise UsageError("the store must not be empty; name a file, e.g. 'shop.db'")
-    scheme = urlsplit(text).scheme if ":" in text else ""
-    if len(scheme) <= 1:  # no scheme, or the letter of a drive
-        return _sqlite(text, clock)
-    match scheme:
-        case "sqlite":
-            return _sqlite(_path_of(text, "sqlite:"), clock)
+    match scheme := _scheme_of(text):
+        case "" | "sqlite":
+            from perdure.providers.sqlite import SqliteProvider
+
+            return SqliteProvider(_path_of(text), clock=clock)
         case "file":
             from perdure.providers.filesystem import FileSystemProvider
 
-            return FileSystemProvider(_path_of(text, "file:"), clock=clock)
+            return FileSystemProvider(_path_of(text), clock=clock)
         case "memory":
             from perdure.providers.memory import InMemoryProvider
 
             return InMemoryProvider(clock=clock)
         case "postgresql" | "postgres":
-            from perdure.providers.postgres import PostgresProvider
-
-            return PostgresProvider(text)
+            return _postgres(text)
         case _:
             return _third_party(text, scheme, clock)
 
 
-def _sqlite(path: str, clock: Clock | None) -> Provider:
-    from perdure.providers.sqlite import SqliteProvider
+def local_path(url: str) -> str | None:
+    """The file or directory of a local store; None for memory, servers and foreign schemes."""
+    return _path_of(url) if _scheme_of(url) in {"", "sqlite", "file"} else None
 
-    return SqliteProvider(path, clock=clock)
+
+def _scheme_of(url: str) -> str:
+    scheme = urlsplit(url).scheme if ":" in url else ""
+    return scheme if len(scheme) > 1 else ""  # a single letter is a drive
 
 
-def _path_of(url: str, prefix: str) -> str:
-    """``scheme:///relative``, ``scheme:////absolute``, ``scheme:relative`` or ``scheme:/abs``."""
-    rest = url.removeprefix(prefix)
-    path = rest.removeprefix("///") if rest.startswith("///") else rest
-    if not path or path.startswith("//"):
-        raise UsageError(f"{url!r} names no local path; write e.g. {prefix}///shop")
+def _path_of(url: str) -> str:
+    """The path as it is, or behind ``sqlite:`` or ``file:``.
+
+    Behind three slashes it is relative for SQLite, as other tools read such a URL, and absolute for
+    ``file:``, as the standard says.
+    """
+    scheme = _scheme_of(url)
+    if not scheme:
+        return url
+    path = url.partition(":")[2]
+    example = f"{scheme}:///shop.db" if scheme == "sqlite" else "file:./shop"
+    if path.startswith("//") and not path.startswith("///"):
+        raise UsageError(f"{url!r} names a host, and a local store has none; write e.g. {example}")
+    if path.startswith("///"):
+        path = path[3:] if scheme == "sqlite" else "/" + path.lstrip("/")
+    if not path.strip("/"):
+        raise UsageError(f"{url!r} names no local path; write e.g. {example}")
     return path
+
+
+def _postgres(url: str) -> Provider:
+    try:
+        from perdure.providers.postgres import PostgresProvider
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"a Postgres store needs {error.name}, which is not installed; "
+            "pip install 'perdure[postgres]'"
+        ) from error
+    return PostgresProvider(url)
 
 
 def _third_party(url: str, scheme: str, clock: Clock | None) -> Provider:
@@ -78,6 +101,6 @@ def _third_party(url: str, scheme: str, clock: Clock | None) -> Provider:
             )
         return provider
     raise UsageError(
-        f"no provider for {url!r}; known are a path, 'sqlite:///x.db', 'file:./dir', 'memory:', "
-        f"'postgresql://...', and entry points of the group {_ENTRY_POINTS!r}"
+        f"no provider for {scheme!r} stores; known are a path, 'sqlite:///x.db', "
+        f"'file:./dir', 'memory:', 'postgresql://...', and entry points of the group {_ENTRY_POINTS!r}"
     )

@@ -13,7 +13,7 @@ from perdure.cli.command import command
 from perdure.cli.options import output_option
 from perdure.cli.render import Cell, echo, glyph, print_json
 from perdure.cli.session import current_settings, run
-from perdure.cli.settings import local_path, shown_store
+from perdure.cli.settings import shown_store
 from perdure.errors import AlreadyExists, NotFound, NotSupported, UsageError
 
 if TYPE_CHECKING:
@@ -103,10 +103,10 @@ def copy(source: str, target: str, move: bool, replace: bool, output: str) -> No
 
 
 def _check(settings: Settings, source: str, target: str) -> None:
-    path = local_path(source)
-    if path is not None and not (settings.directory / path).exists():
+    origin, destination = settings.place(source), settings.place(target)
+    if origin is not None and not origin.exists():
         raise NotFound(f"there is no store at {shown_store(source)}")
-    if source == target or (path is not None and path == local_path(target)):
+    if source == target or (origin and destination and origin.resolve() == destination.resolve()):
         raise UsageError("SOURCE and TARGET are the same store")
 
 

@@ -15,6 +15,7 @@ from perdure.cli.exits import Exit
 from perdure.cli.options import duration_option, output_option
 from perdure.cli.render import Cell, echo, glyph, print_json, print_json_line, warn
 from perdure.cli.session import current_settings, run, suggest_commands
+from perdure.cli.settings import shown_store
 from perdure.errors import AlreadyExists
 
 if TYPE_CHECKING:
@@ -131,9 +132,8 @@ async def _warn_of_unknown_name(session: Session, name: str) -> None:
 
 
 def _warn_of_new_store() -> None:
-    from perdure.cli.settings import local_path, shown_store
-
     settings = current_settings()
-    path = local_path(settings.store())
-    if path is not None and not (settings.directory / path).exists():
-        warn(f"creating the store {shown_store(settings.store())}")
+    url = settings.store()
+    path = settings.place(url)
+    if path is not None and not path.exists():
+        warn(f"creating the store {shown_store(url)}")
