@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
+import inspect
 import sys
 import traceback
 from pathlib import Path
@@ -34,10 +36,7 @@ def load_handlers(names: Sequence[str], command: str) -> list[Handler | ModuleTy
     # As with python -m: what lies in the working directory can be imported.
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
-    found: list[Handler | ModuleType] = []
-    for name in names:
-        found += _handlers(name)
-    return found
+    return [handler for name in names for handler in _handlers(name)]
 
 
 def _handlers(name: str) -> list[Handler | ModuleType]:
@@ -64,9 +63,8 @@ def _handlers(name: str) -> list[Handler | ModuleType]:
 def _listed(value: Any, name: str) -> list[Handler | ModuleType]:
     if isinstance(value, (Activity, Orchestration, ModuleType)):
         return [value]
-    registry = getattr(value, "handlers", value)
     try:
-        members: Iterable[Any] = iter(registry)
+        members: Iterable[Any] = iter(value)
     except TypeError:
         raise UsageError(
             f"{name} is {type(value).__name__}; name a handler, a module, or a list of them"
@@ -75,10 +73,13 @@ def _listed(value: Any, name: str) -> list[Handler | ModuleType]:
 
 
 def _load(place: str) -> ModuleType:
+    async def imported() -> ModuleType:
+        return _load_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+
     try:
-        if place.endswith(".py"):
-            return _load_file(Path(place))
-        return importlib.import_module(place)
+        # Inside of a loop asyncio.run() is refused: a file that ends with its whole program must
+        # not run it where only its definitions are wanted.
+        return asyncio.run(imported())
     except ModuleNotFoundError as error:
         if error.name is not None and (place == error.name or place.startswith(f"{error.name}.")):
             raise UsageError(
@@ -112,10 +113,27 @@ def _load_file(path: Path) -> ModuleType:
 
 
 def _broken(place: str, error: Exception, verb: str = "importing") -> UsageError:
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame)]
+    stack = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in stack if _is_users(frame)]
     at = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    if stack[-1].filename == asyncio.runners.__file__:
+        _close_program(error)
+        return UsageError(
+            f"{place} runs its program when it is imported,{at}; put that line under "
+            'if __name__ == "__main__":'
+        )
     return UsageError(f"{verb} {place} failed{at}: {type(error).__name__}: {error}")
 
 
+def _close_program(error: Exception) -> None:
+    """Close what was handed to asyncio.run(); Python would warn that nobody awaited it."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    for value in frame.f_locals.values():
+        if inspect.iscoroutine(value):
+            value.close()
+
+
 def _is_users(frame: traceback.FrameSummary) -> bool:
-    return not frame.filename.startswith("<frozen") and frame.filename != __file__
+    return not frame.filename.startswith(("<frozen", asyncio.__path__[0])) and (
+        frame.filename != __file__
+    )

@@ -102,5 +102,6 @@ def _third_party(url: str, scheme: str, clock: Clock | None) -> Provider:
         return provider
     raise UsageError(
         f"no provider for {scheme!r} stores; known are a path, 'sqlite:///x.db', "
-        f"'file:./dir', 'memory:', 'postgresql://...', and entry points of the group {_ENTRY_POINTS!r}"
+        "'file:./dir', 'memory:', 'postgresql://...', and entry points of the group "
+        f"{_ENTRY_POINTS!r}"
     )

@@ -59,6 +59,7 @@ def rerun(
     """
     if from_event is not None and (input_text is not None or version is not None):
         raise UsageError("--from-event keeps input and version: the past was made with them")
+    bounds = None if from_event is None else _bounds(current_settings().modules(modules))
 
     async def body(session: Session) -> None:
         from perdure.client import rerun as rerunning
@@ -80,7 +81,7 @@ def rerun(
                 chosen,
                 from_event,
                 clock=session.client.clock,
-                bounds=_bounds(current_settings().modules(modules)),
+                bounds=bounds,
             )
         _print(instance_id, chosen, kept, output)
 

@@ -29,14 +29,15 @@ def stack(instance_id: str, modules: tuple[str, ...], output: str) -> None:
 
     Replays the stored history with the code at hand; nothing is written and no worker is disturbed.
     """
+    from perdure.cli.modules import load_registry
+
+    named = current_settings().modules(modules)
+    registry = load_registry(named, f"perdure stack {instance_id} -m")
 
     async def body(session: Session) -> None:
-        from perdure.cli.modules import load_registry
         from perdure.client.recorded import read_recorded
         from perdure.engine.execution import Execution
 
-        command_line = f"perdure stack {instance_id} -m"
-        registry = load_registry(current_settings().modules(modules), command_line)
         info = await session.info(instance_id)
         if info.status.is_final:
             raise InstanceFinished(f"{instance_id!r} has ended ({info.status}): nothing waits")
