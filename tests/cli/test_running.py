@@ -80,6 +80,26 @@ def test_a_failed_instance_of_start_and_wait_is_exit_4(sqlite_cli, start_process
     assert answer.json["status"] == "Failed"
 
 
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["x", "--version", "2"], "MAJOR.MINOR.PATCH, e.g. '1.0.0': '2'"),
+        (["x", "--id", ""], "id must not be empty"),
+        (["x", "--id", "a\nb"], r"'a\nb'"),
+        (["x" * 300], "orchestration name"),
+        (["x", "--input", "[1,"], "--input is not JSON"),
+    ],
+)
+def test_a_start_that_cannot_be_is_refused_before_a_store_is_created(
+    sqlite_cli, tmp_path, args, said
+):
+    answer = sqlite_cli("start", *args, code=2)
+
+    assert said in answer.err
+    assert answer.err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_name_that_no_worker_has_is_warned_of(sqlite_cli, start_process):
     wait_for_line(start_process("worker", FLOWS), "orchestrations")
 
@@ -148,6 +168,21 @@ def test_a_worker_that_cannot_run_says_why_in_one_line(sqlite_cli, args, said):
 
     assert said in answer.err
     assert answer.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "args", [["worker", "whole.py"], ["stack", "x", "-m", "whole.py"], ["replay", "whole.py"]]
+)
+def test_a_file_that_runs_its_program_when_imported_is_refused(sqlite_cli, tmp_path, args):
+    (tmp_path / "whole.py").write_text(
+        "import asyncio\nasync def main():\n    print('ran')\nasyncio.run(main())\n"
+    )
+
+    answer = sqlite_cli(*args, code=2)
+
+    assert "runs its program when it is imported, at whole.py:4; put that line" in answer.err
+    assert answer.err.count("\n") == 1
+    assert answer.out == ""
 
 
 APP = """
@@ -223,12 +258,13 @@ def test_every_template_is_a_program_that_runs(sqlite_cli, template, tmp_path):
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
-def test_every_template_says_how_it_is_operated_with_commands_that_exist(sqlite_cli, template):
+def test_every_template_says_how_the_file_at_hand_is_run(sqlite_cli, template):
     sqlite_cli("new", template, "app.py")
     source = Path("app.py").read_text()
 
-    assert f"python {template}.py" in source
-    assert f"perdure dev {template}.py" in source
+    assert "python app.py\n" in source
+    assert "perdure dev app.py\n" in source
+    assert f"{template}.py" not in source
 
 
 def test_new_does_not_overwrite(sqlite_cli, tmp_path):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, TypeVarTuple, cast, ove
 import msgspec
 
 from perdure.authoring import Orchestration
+from perdure.authoring.definitions import parse_version
 from perdure.client.administration import Administration
 from perdure.client.handle import Handle
 from perdure.client.messages import envelope
@@ -331,6 +332,8 @@ def _definition(orchestration: Any) -> Orchestration[..., Any]:
 def _start_item(
     name: str, payload: msgspec.Raw, instance_id: str | None, version: str | None
 ) -> work.StartOrchestration:
+    if version is not None:
+        parse_version(version)
     return work.StartOrchestration(
         instance_id=check_id(uuid.uuid4().hex if instance_id is None else instance_id, "id"),
         name=name,

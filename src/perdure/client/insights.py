@@ -132,9 +132,16 @@ def _pending(info: InstanceInfo, around: Surroundings, now_ms: int) -> Insight:
 def _nobody(info: InstanceInfo, around: Surroundings) -> str:
     if not around.workers:
         return "; no worker is running"
-    if any(name == info.name for worker in around.workers for name, _ in worker.handlers):
+    served = {
+        version for worker in around.workers for name, version in worker.handlers
+        if name == info.name
+    }  # fmt: skip
+    if not served:
+        return f"; no running worker has the orchestration {info.name!r}"
+    if info.version is None or info.version in served:
         return ""
-    return f"; no running worker has the orchestration {info.name!r}"
+    known = ", ".join(sorted(served))
+    return f"; no running worker has version {info.version} of {info.name!r}, only {known}"
 
 
 def _blocked(info: InstanceInfo, now_ms: int) -> Insight:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
+from perdure.authoring.definitions import parse_version
 from perdure.client.messages import activity_envelope, envelope
 from perdure.client.steps import StepView, steps_of
 from perdure.errors import AlreadyExists, CorruptData, InvalidValue, NotFound
@@ -54,6 +55,8 @@ async def rerun(
     version: str | None = None,
 ) -> None:
     """Start the same orchestration anew; None: the same input, the latest version."""
+    if version is not None:
+        parse_version(version)
     info = await admin.get_instance_info(instance_id)
     started = await _started(provider, admin, instance_id, info.execution_id)
     start = work.StartOrchestration(

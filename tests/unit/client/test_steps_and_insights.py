@@ -225,13 +225,22 @@ def worker(*handlers):
     [
         ((), "; no worker is running"),
         ((worker("other"),), "; no running worker has the orchestration 'order'"),
-        ((worker("order"),), ""),
+        ((worker("order"),), "; no running worker has version 2.0.0 of 'order', only 1.0.0"),
     ],
 )
 def test_a_pending_instance_says_why_it_waits(workers, rest):
-    insight = explain(info(Status.PENDING), (), Surroundings(workers=workers), NOW + 60_000)
+    pending = info(Status.PENDING, version="2.0.0")
+    insight = explain(pending, (), Surroundings(workers=workers), NOW + 60_000)
 
     assert insight.sentence == f"Waiting 1m for a worker{rest}"
+
+
+@pytest.mark.parametrize("version", [None, "1.0.0"])
+def test_a_pending_instance_that_a_worker_can_take_only_waits(version):
+    around = Surroundings(workers=(worker("order"),))
+    insight = explain(info(Status.PENDING, version=version), (), around, NOW + 60_000)
+
+    assert insight.sentence == "Waiting 1m for a worker"
 
 
 def test_a_blocked_instance_says_why():

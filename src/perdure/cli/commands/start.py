@@ -17,6 +17,7 @@ from perdure.cli.render import Cell, echo, glyph, print_json, print_json_line, w
 from perdure.cli.session import current_settings, run, suggest_commands
 from perdure.cli.settings import shown_store
 from perdure.errors import AlreadyExists
+from perdure.limits import check_id
 
 if TYPE_CHECKING:
     from perdure.cli.session import Session
@@ -71,6 +72,7 @@ def start(
 
     arguments = read_arguments(input_text, "--input")
     chosen = uuid.uuid4().hex if instance_id is None else instance_id
+    _check(name, chosen, version)
 
     async def body(session: Session) -> int:
         is_new = True
@@ -100,6 +102,16 @@ def start(
 
     _warn_of_new_store()
     return run(body, creates=True)
+
+
+def _check(name: str, instance_id: str, version: str | None) -> None:
+    """Before a store is created for what would be refused there."""
+    check_id(name, "orchestration name")
+    check_id(instance_id, "id")
+    if version is not None:
+        from perdure.authoring.definitions import parse_version
+
+        parse_version(version)
 
 
 async def _print_started(
