@@ -162,6 +162,8 @@ def _problems(value: Any, path: str, depth: int) -> Iterator[str]:
     elif (names := _field_names(value)) is not None:
         for name in names:
             yield from _problems(getattr(value, name), f"{path}.{name}", depth + 1)
+    elif hasattr(value, "__await__"):
+        yield f"{path}: {value!r} was not awaited; write await before the call"
     else:
         try:
             msgspec.json.encode(value, enc_hook=_encode_foreign)

@@ -147,6 +147,16 @@ def test_a_transform_wraps_the_bytes_and_is_named_in_the_payload():
     assert codec.decode(raw, list[str]) == ["a"] * 100
 
 
+def test_a_value_that_was_not_awaited_says_so():
+    async def price():
+        return 1
+
+    forgotten = price()
+    with pytest.raises(PayloadError, match=r"result\[0\]: .* was not awaited; write await"):
+        JSON.encode([forgotten], where="result")
+    forgotten.close()
+
+
 def test_a_payload_of_an_unknown_transform_is_refused_by_name():
     raw = Codec(Squeeze()).encode(1)
 
