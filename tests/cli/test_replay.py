@@ -121,7 +121,7 @@ def test_code_that_is_gone_is_a_finding(cli, module):
 
     answer = cli("replay", FLOWS, code=1)
 
-    assert answer.lines[0] == "1 histories · 1 no code"
+    assert answer.lines[0] == "1 history · 1 no code"
     assert "'order' is not registered" in answer.out
 
 
@@ -130,7 +130,7 @@ def test_a_recorded_history_in_a_file_is_replayed_without_a_store(cli, module, t
     (tmp_path / "o-0.jsonl").write_text(cli("history", "o-0", "-o", "jsonl").out)
     cli.store = "elsewhere.db"
 
-    assert cli("replay", module(OLD), "o-0.jsonl").lines == ["1 histories · 1 ok"]
+    assert cli("replay", module(OLD), "o-0.jsonl").lines == ["1 history · 1 ok"]
     assert "o-0 at event 2" in cli("replay", module(NEW), "o-0.jsonl", code=1).out
 
 

@@ -85,6 +85,18 @@ def test_a_terminal_gets_colours_and_next_steps_and_a_pipe_gets_neither(busy, en
     assert "next:" not in piped
 
 
+def test_an_instance_whose_start_cannot_be_read_says_how_to_go_on(sqlite_cli, environ, tmp_path):
+    sqlite_cli("start", "hello", "--id", "b-1", "--input", "5")
+    sqlite_cli.run(("b-1", flows.hello, "the first start counts"))
+
+    _, shown = see(["show", "b-1"], 80, environ, tmp_path)
+    _, history = see(["history", "b-1"], 80, environ, tmp_path)
+
+    assert "Expected `str`, got `int`" in plain(shown)
+    assert "perdure rerun b-1 --input JSON" in plain(shown)
+    assert "no event yet" in plain(history)
+
+
 def test_no_color_is_respected(busy, environ, tmp_path):
     _, text = see(["list"], 80, environ, tmp_path, colours=False)
 

@@ -144,7 +144,11 @@ def _print_trouble(picture: Picture) -> None:
         echo("  ", Cell(picture.problem, "red"))
     block, failure = picture.info.block, failure_of(picture.info)
     if block is not None and picture.info.status is Status.BLOCKED:
-        _print_block(block.detail or block.message)
+        if block.detail:
+            _print_block(block.detail)
+        else:
+            echo("")
+            echo_wrapped(Cell(block.message, "dim"))
     elif failure is not None and failure.traceback:
         _print_block(own_frames(failure.traceback))
 
@@ -163,6 +167,8 @@ def _next_commands(picture: Picture) -> list[str]:
             return ["worker MODULE", f"watch {shown}", f"cancel {shown}"]
         case Status.SUSPENDED:
             return [f"resume {shown}", f"history {shown}"]
+        case Status.BLOCKED if not picture.event_count:  # its start is what cannot be taken
+            return [f"retry {shown}", f"rerun {shown} --input JSON", f"terminate {shown}"]
         case Status.BLOCKED:
             return [f"retry {shown}", f"replay MODULE {shown}"]
         case Status.FAILED | Status.CANCELLED | Status.TERMINATED:

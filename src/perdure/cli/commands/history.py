@@ -12,7 +12,7 @@ from perdure.cli.command import command
 from perdure.cli.escape import clean_json
 from perdure.cli.event_text import FAILED_KINDS, content_of
 from perdure.cli.options import execution_option, id_argument, output_option
-from perdure.cli.render import Cell, echo, terminal_width
+from perdure.cli.render import Cell, echo, note, terminal_width
 from perdure.cli.session import run
 from perdure.client.durations import shown_duration
 from perdure.errors import CorruptData, InvalidValue, NotFound
@@ -161,6 +161,7 @@ async def _print_lines(
 ) -> None:
     """Times count from the first event, also where that is not shown."""
     began_ms: int | None = None
+    has_printed = False
     has_room = terminal_width() >= _SITE_WIDTH_MIN
     async for record in records:
         try:
@@ -171,6 +172,7 @@ async def _print_lines(
         began_ms = event.timestamp_ms if began_ms is None else began_ms
         if not fits(record):
             continue
+        has_printed = True
         kind = type(event).__name__
         since = f"+{shown_duration(event.timestamp_ms - began_ms)}"
         site = getattr(event, "site", "") if has_room else ""
@@ -181,3 +183,5 @@ async def _print_lines(
             Cell(f"  {site}" if site else "", "dim"),
             is_cut=True,
         )
+    if not has_printed:
+        note("no event yet: no turn of it has run" if began_ms is None else "no event fits")

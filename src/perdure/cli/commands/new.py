@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from importlib import resources
 from pathlib import Path
 from typing import Final
@@ -37,13 +38,15 @@ def new(template: str, file: Path | None, is_list: bool) -> None:
             echo(Cell(f"{name:<10}", "bold"), purpose)
         return
     target = file or Path(f"{template}.py")
+    shown = shlex.quote(str(target))
     source = resources.files("perdure.cli").joinpath("templates", f"{template}.py.txt")
+    program = source.read_text(encoding="utf-8").replace(f" {template}.py\n", f" {shown}\n")
     try:
         with target.open("x", encoding="utf-8") as opened:
-            opened.write(source.read_text(encoding="utf-8"))
+            opened.write(program)
     except FileExistsError:
         raise AlreadyExists(f"{str(target)!r} exists already; name another file") from None
     except OSError as error:
         raise StoreUnavailable("new", f"cannot write {str(target)!r}: {error.strerror}") from error
     echo(Cell(f"{glyph('completed')} ", "green"), f"wrote {target}")
-    suggest(f"python {target}", f"perdure dev {target}")
+    suggest(f"python {shown}", f"perdure dev {shown}")

@@ -115,7 +115,7 @@ def _print(findings: list[Finding], output: str, is_long: bool) -> int:
         print_json({"histories": len(findings), "verdicts": counts, "problems": bad})
     else:
         listed = "".join(f" · {number} {verdict}" for verdict, number in counts.most_common())
-        echo(f"{len(findings)} histories{listed}")
+        echo(f"{len(findings)} {'history' if len(findings) == 1 else 'histories'}{listed}")
         for finding in bad[:_SHOWN_MAX]:
             _print_finding(finding, is_long)
         if len(bad) > _SHOWN_MAX:
