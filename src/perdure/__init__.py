@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from perdure.providers.filesystem import FileSystemProvider
     from perdure.providers.items import InstanceQuery, TagFilter
     from perdure.providers.memory import InMemoryProvider
-    from perdure.providers.postgres import PostgresProvider
+    from perdure.providers.postgres import PostgresProvider as PostgresProvider
     from perdure.providers.sqlite import SqliteProvider
     from perdure.runtime.options import RuntimeOptions
     from perdure.runtime.runtime import Runtime
@@ -111,6 +111,7 @@ _HOMES = {
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
+# PostgresProvider can be imported but is not listed: it needs an extra that `import *` must not.
 __all__ = [
     "Activity",
     "ActivityFailed",
@@ -127,7 +128,6 @@ __all__ = [
     "OrchestrationFailed",
     "OrchestrationTerminated",
     "PerdureError",
-    "PostgresProvider",
     "Provider",
     "Retry",
     "Runtime",

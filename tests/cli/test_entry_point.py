@@ -165,6 +165,21 @@ def test_importing_perdure_loads_nothing_that_is_not_used_yet(environ):
     assert done.returncode == 0, done.stderr
 
 
+def test_everything_that_is_listed_can_be_imported_without_extras(environ):
+    check = (
+        "import sys\n"
+        "sys.modules |= dict.fromkeys(['psycopg', 'psycopg_pool'])\n"
+        "from perdure import *\n"
+        "assert callable(orchestration)\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", check], env=environ, capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+
+
 def test_help_of_one_command_loads_no_other_command(environ):
     check = (
         "import sys\n"
