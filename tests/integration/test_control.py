@@ -148,6 +148,35 @@ async def test_many_are_started_at_once(make_runtime):
             await runtime.start_many(quick, [("q-0", ())], if_exists="fail")
 
 
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"if_exists": "skip"}, "if_exists is 'skip'"),
+        ({"delay": "5"}, "delay is a number of seconds from 0 on, not '5'"),
+        ({"delay": -1}, "not -1"),
+        ({"delay": float("nan")}, "not nan"),
+        ({"version": "2"}, r"MAJOR\.MINOR\.PATCH"),
+        ({"id": "a\x00b"}, "control characters"),
+    ],
+)
+async def test_a_start_with_a_wrong_option_names_it(make_runtime, wrong, said):
+    async with make_runtime(HANDLERS) as runtime:
+        with pytest.raises(UsageError, match=said):
+            await runtime.start(quick, **wrong)
+        with pytest.raises(UsageError, match=said):
+            await runtime.start_named("quick", **wrong)
+
+        assert await runtime.admin.count() == 0
+
+
+async def test_many_starts_of_a_wrong_shape_say_what_is_wanted(make_runtime):
+    async with make_runtime(HANDLERS) as runtime:
+        with pytest.raises(UsageError, match="5 is no tuple"):
+            await runtime.start_many(quick, [("q-1", 5)])
+        with pytest.raises(UsageError, match="start takes an orchestration, not 'quick'"):
+            await runtime.start_many("quick", [("q-1", ())])
+
+
 async def test_messages_for_nobody_are_answered(make_runtime):
     async with make_runtime(HANDLERS) as runtime:
         handle = await runtime.start(quick, id="q")

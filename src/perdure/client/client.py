@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import uuid
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, TypeVarTuple, cast, overload
 
@@ -109,6 +110,7 @@ class Client:
         """
         definition = _definition(orchestration)
         item = _start_item(definition.name, self._arguments(definition, args), id, version)
+        _condition(if_exists)
         finished = await self._submit(item, _delay_ms(delay), if_exists)
         return Handle(self, item.instance_id, definition, finished)
 
@@ -124,6 +126,7 @@ class Client:
         """As ``start``, for a program that does not have the orchestration's code."""
         payload = self.codec.encode(args, where=f"arguments of {name}")
         item = _start_item(check_id(name, "orchestration name"), payload, id, version)
+        _condition(if_exists)
         finished = await self._submit(item, _delay_ms(delay), if_exists)
         return Handle(self, item.instance_id, None, finished)
 
@@ -153,13 +156,15 @@ class Client:
         if_exists: IfExists = "get",
     ) -> list[Handle[R]]:
         """Start many instances at once: pairs of id and arguments."""
+        definition = _definition(orchestration)
         items = [
-            _start_item(orchestration.name, self._arguments(orchestration, args), each, version)
+            _start_item(definition.name, self._arguments(definition, _tuple(args)), each, version)
             for each, args in inputs
         ]
+        _condition(if_exists)
         endings = await self._submit_many(items, _delay_ms(delay), if_exists)
         return [
-            Handle(self, item.instance_id, orchestration, finished)
+            Handle(self, item.instance_id, definition, finished)
             for item, finished in zip(items, endings, strict=True)
         ]
 
@@ -308,8 +313,8 @@ class Client:
 def _delay_ms(delay: float | None) -> int | None:
     if delay is None:
         return None
-    if delay < 0:
-        raise UsageError(f"delay must not be negative: {delay!r} seconds")
+    if not isinstance(delay, (int, float)) or not 0 <= delay < math.inf:
+        raise UsageError(f"delay is a number of seconds from 0 on, not {delay!r}")
     return round(delay * 1000)
 
 
@@ -326,6 +331,15 @@ def _definition(orchestration: Any) -> Orchestration[..., Any]:
     raise UsageError(
         f"start takes an orchestration, not {orchestration!r}; decorate the function with "
         "@orchestration, or use start_named('its name', ...)"
+    )
+
+
+def _tuple(args: Any) -> tuple[Any, ...]:
+    if isinstance(args, (tuple, list)):
+        return tuple(cast("Iterable[Any]", args))
+    raise UsageError(
+        f"start_many takes pairs of an id and a tuple of arguments, such as ('o-1', (1200,)); "
+        f"{args!r} is no tuple"
     )
 
 

@@ -26,6 +26,8 @@ def open_provider(
     """
     if isinstance(store, Provider):
         return store
+    if not isinstance(store, (str, os.PathLike)):
+        raise UsageError(f"a store is a path, a URL or a Provider, not {store!r}")
     text = os.fspath(store)
     if not text:
         raise UsageError("the store must not be empty; name a file, e.g. 'shop.db'")

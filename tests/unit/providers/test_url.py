@@ -45,6 +45,12 @@ def test_a_path_object_is_a_file(tmp_path):
     assert open_provider(Path(tmp_path) / "shop.db").name == "sqlite"
 
 
+@pytest.mark.parametrize("store", [None, 5, b"shop.db"])
+def test_what_cannot_be_a_store_is_named(store):
+    with pytest.raises(UsageError, match=f"a store is a path, a URL or a Provider, not {store!r}"):
+        open_provider(store)
+
+
 def test_an_unknown_scheme_is_named_without_the_password_behind_it():
     with pytest.raises(UsageError, match="no provider for 'mysql' stores") as refused:
         open_provider("mysql://ann:s3cret@db.example/shop")

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from perdure.clock import SystemClock
-from perdure.errors import LockLost, StoreClosed
+from perdure.errors import InvalidValue, LockLost, StoreClosed
 from perdure.limits import ORPHAN_GRACE_MS, check_id
 from perdure.providers._shared import rules
 from perdure.providers.capabilities import Capabilities
@@ -70,6 +70,8 @@ class FileSystemProvider(Provider):
         self._path = os.path.abspath(path)  # noqa: PTH100 - resolving would hide a symbolic link
         self._clock: Clock = SystemClock() if clock is None else clock
         self._orphan_grace_ms = orphan_grace_ms
+        if archive is not None and not isinstance(archive, timedelta):
+            raise InvalidValue(f"archive must be a timedelta(...), not {archive!r}")
         self._archive_after_ms = None if archive is None else archive // timedelta(milliseconds=1)
         self._allow_moved = allow_moved
         self._file_ops = file_ops if file_ops is not None else FileOps()
