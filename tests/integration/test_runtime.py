@@ -164,6 +164,11 @@ def test_sync_code_uses_the_bridge():
         portal.call(handle.result, 10)
 
 
+def test_the_bridge_takes_a_client_and_says_so():
+    with pytest.raises(UsageError, match=r"BlockingClient\(Client\('shop.db'\)\); not 'other.db'"):
+        BlockingClient("other.db")
+
+
 def test_the_bridge_may_be_used_from_several_threads():
     results = []
     with BlockingClient(Runtime("memory:", [plain, echo])) as portal:

@@ -51,7 +51,7 @@ def activity(
 ) -> Any:
     """Make a sync or async function an activity: real work, called durably from orchestrations.
 
-    Times are in seconds. ``timeout`` bounds one attempt, ``deadline`` all of them::
+    Times are in seconds. ``timeout`` bounds one attempt, ``deadline`` all of them:
 
         @activity(retry=Retry(max_attempts=5), timeout=30)
         def charge(order: str, cents: int) -> str: ...
@@ -79,7 +79,7 @@ def orchestration(
 ) -> Any:
     """Make an ``async def`` durable: it survives crashes and deploys.
 
-    A running instance stays on the version that it began with::
+    A running instance stays on the version that it began with:
 
         @orchestration(version="1.1.0")
         async def checkout(order: str) -> str: ...

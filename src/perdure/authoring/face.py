@@ -144,7 +144,7 @@ def patched(name: str) -> bool:
     """Whether this instance takes the new way: guard a change of code that is in flight.
 
     True for an execution that comes here for the first time, False for one whose history shows
-    that it passed here before the change::
+    that it passed here before the change:
 
         if patched("send-receipt"):
             await send_receipt(order)

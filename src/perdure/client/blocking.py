@@ -10,14 +10,13 @@ import asyncio
 import threading
 from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar
 
+from perdure.client.client import Client
 from perdure.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from types import TracebackType
     from typing import Self
-
-    from perdure.client.client import Client
 
 C = TypeVar("C", bound="Client")
 P = ParamSpec("P")
@@ -27,12 +26,19 @@ T = TypeVar("T")
 class BlockingClient(Generic[C]):
     """A client or runtime for synchronous code.
 
-    ``with BlockingClient(Client("shop.db")) as shop:
-        handle = shop.call(shop.client.start, checkout, "o-1", 1200, id="o-1")
-        print(shop.call(handle.result))``
+    Every call is handed to the loop of the client and waited for:
+
+        with BlockingClient(Client("shop.db")) as shop:
+            handle = shop.call(shop.client.start, checkout, "o-1", 1200, id="o-1")
+            print(shop.call(handle.result))
     """
 
     def __init__(self, client: C) -> None:
+        if not isinstance(client, Client):
+            raise UsageError(
+                f"BlockingClient takes a Client or a Runtime, as in "
+                f"BlockingClient(Client('shop.db')); not {client!r}"
+            )
         self.client = client
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, name="perdure-portal", daemon=True)

@@ -1,6 +1,6 @@
 """Random sequences of every verb, on a provider and on the in-memory model side by side.
 
-For a provider's own tests::
+For a provider's own tests:
 
     TestMyMachine = state_machine(MyFactory)
 
