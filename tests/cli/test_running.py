@@ -1,5 +1,7 @@
 """``worker``, ``dev`` and ``new``: processes that run the user's code."""
 
+import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -42,6 +44,7 @@ def start_process(environ, tmp_path):
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            start_new_session=True,
         )
         running.append(process)
         return process
@@ -151,6 +154,7 @@ def test_following_goes_on_with_the_next_execution(sqlite_cli, start_process):
         (["worker"], "name the module"),
         (["worker", "nowhere.flows"], "there is no module 'nowhere.flows'"),
         (["worker", "missing.py"], "there is no file 'missing.py'"),
+        (["worker", "torn.py"], "importing torn.py failed: SyntaxError: '(' was never closed"),
         (["worker", f"{FLOWS}:nothing"], "has no 'nothing'"),
         (["worker", f"{FLOWS}:asyncio"], "defines no handler"),
         (
@@ -163,7 +167,8 @@ def test_following_goes_on_with_the_next_execution(sqlite_cli, start_process):
         (["dev"], "name the module"),
     ],
 )
-def test_a_worker_that_cannot_run_says_why_in_one_line(sqlite_cli, args, said):
+def test_a_worker_that_cannot_run_says_why_in_one_line(sqlite_cli, tmp_path, args, said):
+    (tmp_path / "torn.py").write_text("x = (")
     answer = sqlite_cli(*args, code=2)
 
     assert said in answer.err
@@ -215,6 +220,19 @@ def test_dev_restarts_when_the_code_changes_and_survives_a_broken_file(
     new = sqlite_cli("start", "talk", "--wait", "--timeout", "30s").out
 
     assert (old, new) == ('"old"\n', '"newer"\n')
+
+
+def test_dev_that_is_interrupted_in_a_terminal_drains_its_worker(
+    sqlite_cli, start_process, tmp_path
+):
+    (tmp_path / "app.py").write_text(textwrap.dedent(APP.format(word="on")))
+    dev = start_process("dev", "app.py")
+    wait_for_line(dev, "orchestrations")
+
+    os.killpg(dev.pid, signal.SIGINT)
+
+    assert dev.wait(30) == 130
+    assert sqlite_cli("workers", "-o", "ids").out == ""
 
 
 def test_source_watch_sees_changes_and_leaves_environments_out(tmp_path):

@@ -254,7 +254,10 @@ def test_result_of_a_failed_instance_is_exit_4_with_the_error_beside(cli):
 def test_result_that_takes_too_long_is_exit_5(cli):
     cli("start", "hello", "--id", "h-1", "--input", '"ann"')
 
-    assert "has not ended in time" in cli("result", "h-1", "--timeout", "10ms", code=5).err
+    timed_out = cli("result", "h-1", "--timeout", "10ms", code=5)
+
+    assert "has not ended in time" in timed_out.err
+    assert "no worker is running" in timed_out.err
 
 
 @pytest.mark.parametrize(

@@ -134,6 +134,5 @@ def _close_program(error: Exception) -> None:
 
 
 def _is_users(frame: traceback.FrameSummary) -> bool:
-    return not frame.filename.startswith(("<frozen", asyncio.__path__[0])) and (
-        frame.filename != __file__
-    )
+    ours = ("<frozen", __file__, asyncio.__path__[0], importlib.__path__[0])
+    return not frame.filename.startswith(ours)

@@ -9,8 +9,6 @@ from perdure.errors import WaitTimeout
 from perdure.model.status import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from perdure.cli.session import Session
     from perdure.providers.items import InstanceInfo
 
@@ -22,34 +20,29 @@ async def wait_for_end(
     session: Session, instance_id: str, timeout_ms: int | None = None
 ) -> InstanceInfo:
     """The instance once it has ended. Says so when it is parked meanwhile."""
-    warned = False
-
-    def has_ended(info: InstanceInfo) -> bool:
-        nonlocal warned
-        if info.status is Status.BLOCKED and not warned:
-            warned = True
-            reason = "" if info.block is None else f": {info.block.message}"
-            warn(f"{instance_id} is Blocked{reason}; still waiting")
-        return info.status.is_final
-
-    return await wait_until(session, instance_id, has_ended, timeout_ms)
-
-
-async def wait_until(
-    session: Session,
-    instance_id: str,
-    is_enough: Callable[[InstanceInfo], bool],
-    timeout_ms: int | None = None,
-) -> InstanceInfo:
+    has_warned = False
     deadline_ms = None if timeout_ms is None else session.now_ms() + timeout_ms
     with session.provider.watch(instance_id) as watch:
-        info = await session.info(instance_id)
-        while not is_enough(info):
+        while True:
+            info = await session.info(instance_id)
+            if info.status.is_final:
+                return info
+            if info.status is Status.BLOCKED and not has_warned:
+                has_warned = True
+                reason = "" if info.block is None else f": {info.block.message}"
+                warn(f"{instance_id} is Blocked{reason}; still waiting")
             patience_ms = _WATCH_MS
             if deadline_ms is not None:
                 patience_ms = min(patience_ms, deadline_ms - session.now_ms())
                 if patience_ms <= 0:
-                    raise WaitTimeout(f"{instance_id!r} has not ended in time; it goes on")
+                    raise await _timeout(session, info)
             await watch.wait(patience_ms)
-            info = await session.info(instance_id)
-    return info
+
+
+async def _timeout(session: Session, info: InstanceInfo) -> WaitTimeout:
+    from perdure.cli.rows import insight_of
+
+    insight = await insight_of(session, info, await session.admin.list_workers())
+    return WaitTimeout(
+        f"{info.instance_id!r} has not ended in time and goes on: {insight.sentence}"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import sys
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 
 _LOOK_SECONDS: Final = 0.3
 # Short, so that a restart takes over at once what the old process held.
-_WORKER_OPTIONS: Final = ("--lock", "3s", "--drain", "2s")
+_DRAIN_SECONDS: Final = 2
+_WORKER_OPTIONS: Final = ("--lock", "3s", "--drain", f"{_DRAIN_SECONDS}s")
 
 
 @command(
@@ -83,6 +85,11 @@ def _supervise(arguments: Sequence[str], sources: SourceWatch) -> None:
                     Cell(f"{glyph('failed')} ", "red"),
                     f"the worker ended ({worker.returncode}); waiting for a change",
                 )
+    except KeyboardInterrupt:
+        # A terminal sends Ctrl-C to the worker as well; one more signal would cut its drain short.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            worker.wait(timeout=_DRAIN_SECONDS + 1)
+        raise
     finally:
         _stop(worker)
 
