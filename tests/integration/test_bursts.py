@@ -104,3 +104,39 @@ async def test_an_activity_that_cancels_itself_harms_no_other(make_runtime, how,
 
         assert told in first
         assert others == ["fine", "fine"]
+
+
+progress: list[str] = []
+
+
+@activity
+async def note_end(n: int) -> int:
+    progress.append(f"work {n}")
+    return n
+
+
+@orchestration
+async def noted(n: int) -> int:
+    progress.append(f"begin {n}")
+    return await note_end(n)
+
+
+async def test_in_a_burst_the_first_are_worked_on_before_the_last_begin(make_runtime):
+    progress.clear()
+    async with make_runtime([noted, note_end], always_replay=False) as runtime:
+        handles = await asyncio.gather(*[runtime.start(noted, n) for n in range(500)])
+
+        assert [await handle.result(30) for handle in handles] == list(range(500))
+        assert progress.index("work 0") < progress.index("begin 499")
+        assert progress.count("begin 499") == 1
+
+
+async def test_a_start_that_was_given_up_before_it_began_starts_nothing(make_runtime):
+    async with make_runtime([noted, note_end], always_replay=False) as runtime:
+        starts = [asyncio.ensure_future(runtime.start(noted, n, id=f"s-{n}")) for n in range(400)]
+        await asyncio.sleep(0)
+        starts[399].cancel()
+        handles = await asyncio.gather(*starts[:399])
+
+        assert [await handle.result(30) for handle in handles] == list(range(399))
+        assert await runtime.admin.count() == 399

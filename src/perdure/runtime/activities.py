@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from perdure.client.messages import activity_envelope, envelope
-from perdure.errors import CorruptData, LockLost, NotRegistered, PerdureError, ProviderError
+from perdure.errors import CorruptData, LockLost, NotRegistered, ProviderError
 from perdure.limits import ERROR_TEXT_CHARACTERS_MAX
 from perdure.model import wire, work
 from perdure.model.failures import Category, Failure
 from perdure.providers._shared.rules import new_lock_token
 from perdure.providers.items import Claim, SessionFetch
+from perdure.runtime.background import Background, quietly
 from perdure.runtime.failures import failure_from
 from perdure.runtime.observe import SpanNote, log
 from perdure.runtime.processes import ProcessFailure
@@ -28,7 +29,7 @@ from perdure.runtime.runners import Runners
 from perdure.runtime.scope import RunningScope
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable
 
     from perdure.authoring import Activity
     from perdure.authoring.registry import Registry
@@ -105,7 +106,8 @@ class ActivityDispatcher:
         self._by_key: dict[tuple[str, int, int], Running] = {}
         self._sessions: Counter[str] = Counter()
         """Activities in flight here, by session."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = Background()
+        self._tasks = self._background.tasks
         self._runners = Runners(self._run, self._tasks)
         self._stopping = False
         self._slot_freed = asyncio.Event()
@@ -136,7 +138,7 @@ class ActivityDispatcher:
                 running.task.cancel("the runtime stops")
         await self._wait_for_tasks(self._options.cancel_grace_seconds)
         for token in list(self._running):
-            await self._quietly(self._provider.abandon_work_item(token, ignore_attempt=True))
+            await quietly(self._provider.abandon_work_item(token, ignore_attempt=True))
             self._finish(token)
 
     async def _wait_for_tasks(self, seconds: float) -> None:
@@ -205,15 +207,13 @@ class ActivityDispatcher:
         """No turn here will consume it: send the completion through the orchestrator queue."""
         running = self._running.get(lock_token)
         if running is not None and running.completion is not None:
-            self._spawn(self._settle(running, completion=running.completion))
+            self._background.spawn(self._settle(running, completion=running.completion))
 
     def heartbeat(self, lock_token: str, details: str) -> None:
         """Store what a running activity reports, with a renewal of its lock."""
         if lock_token in self._running:
-            self._spawn(
-                self._quietly(
-                    self._provider.renew_work_item_lock(lock_token, self._lock_ms, details)
-                )
+            self._background.spawn_quietly(
+                self._provider.renew_work_item_lock(lock_token, self._lock_ms, details)
             )
 
     # --- fetching
@@ -317,7 +317,7 @@ class ActivityDispatcher:
         except NotRegistered as error:
             running.task = None
             log.warning("%s", error)
-            await self._quietly(
+            await quietly(
                 self._provider.abandon_work_item(
                     running.lock_token, _UNREGISTERED_MS, ignore_attempt=True
                 )
@@ -424,7 +424,7 @@ class ActivityDispatcher:
     def _conclude(self, running: Running, completion: Completion) -> None:
         running.completion = completion
         if not self.complete_here(completion, running.lock_token):
-            self._spawn(self._settle(running, completion=completion))
+            self._background.spawn(self._settle(running, completion=completion))
 
     async def _settle(
         self,
@@ -480,17 +480,6 @@ class ActivityDispatcher:
             running.scope.cancel()
         if running.completion is None and running.task is not None:
             running.task.cancel()
-
-    async def _quietly(self, answer: Any) -> None:
-        try:
-            await answer
-        except PerdureError as error:
-            log.info("%s", error)
-
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 def _completed(item: work.ActivityExecute, result: msgspec.Raw) -> work.ActivityCompleted:

@@ -1,15 +1,16 @@
 """The orchestration dispatcher: fetch an instance, run its turns, commit them, keep it live.
 
-Turns run in plain callbacks of the event loop, one at a time per instance. A turn's commit may
-carry the completion that caused it and hand over new activities already locked (the hot path);
-whatever goes wrong there, the instance is dropped and comes back by fetch and replay.
+Turns run in plain callbacks of the event loop, one at a time per instance, paced. A
+turn's commit may carry the completion that caused it and hand over new activities already locked
+(the hot path); whatever goes wrong there, the instance is dropped and comes back by fetch and
+replay.
 """
 
 from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -32,21 +33,23 @@ from perdure.model.status import Status
 from perdure.providers._shared.rules import new_lock_token
 from perdure.providers.items import (
     Claim,
-    ExecutionMetadata,
     OrchestrationFilter,
     TurnCommit,
     VersionRange,
 )
+from perdure.runtime.background import Background
 from perdure.runtime.cache import LiveCache
 from perdure.runtime.commits import TurnFacts, commit_of, final_status
 from perdure.runtime.intake import Drop, Intake, Park, Run, replies_to
 from perdure.runtime.live import Arrival, Ending, LiveInstance
 from perdure.runtime.observe import log
+from perdure.runtime.pacing import Pacer
 from perdure.runtime.retrying import Backoff
+from perdure.runtime.returns import Returns
 from perdure.runtime.watchdog import TurnAborted, TurnTooLong
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Coroutine
+    from collections.abc import Awaitable
 
     from perdure.authoring.registry import Registry
     from perdure.clock import Clock
@@ -60,17 +63,13 @@ if TYPE_CHECKING:
 
 _STARTS = (work.StartOrchestration, work.ContinueAsNew)
 _BURST_MAX = 64
-_PARKED_MS = {
-    BlockReason.POISON: 365 * 86_400_000,  # only other code or an operator lets it go on
-    BlockReason.NONDETERMINISM: 60_000,
-    BlockReason.UNKNOWN_HANDLER: 5_000,
-    BlockReason.UNDECODABLE: 60_000,
-    BlockReason.LIMIT: 60_000,
-}
 
 
 class ThroughTheQueue(PerdureError):
     """A new instance cannot begin here at once; enqueue its start instead."""
+
+
+Created = asyncio.Future[LiveInstance | None]
 
 
 class _Turn(msgspec.Struct, gc=False):
@@ -82,7 +81,7 @@ class _Turn(msgspec.Struct, gc=False):
     commit: TurnCommit
     claimed: list[tuple[work.ActivityExecute, Claim]]
     final: tuple[Status, str] | None
-    created: asyncio.Future[LiveInstance | None] | None
+    created: Created | None
     backoff: Backoff | None = None
     """Set when the commit has to be repeated."""
 
@@ -122,8 +121,10 @@ class OrchestrationDispatcher:
         self._keeps_locks = provider.capabilities.hot_path and not options.always_replay
         self._live = LiveCache(options.cached_instances, options.cached_events)
         self._loop = asyncio.get_running_loop()
+        self._pacer = Pacer()
         self._duties: list[asyncio.Task[None]] = []
-        self._background: set[asyncio.Task[None]] = set()
+        self._background = Background()
+        self._returns = Returns(provider, clock, observer, self._background)
         self._stopping = False
 
     # --- life
@@ -142,18 +143,20 @@ class OrchestrationDispatcher:
         for task in self._duties:
             task.cancel()
         await asyncio.gather(*self._duties, return_exceptions=True)
-        while any(live.busy for live in self._live) or self._background:
-            pending = {live.finished for live in self._live if live.busy}
-            await asyncio.wait(
-                pending | self._background, timeout=0.05, return_when=asyncio.FIRST_COMPLETED
-            )
+        while self.is_busy:
+            pending = {live.finished for live in self._live if live.busy} | self._background.tasks
+            if pending:
+                await asyncio.wait(pending, timeout=0.05, return_when=asyncio.FIRST_COMPLETED)
+            else:
+                await asyncio.sleep(0)
         for live in self._live:
             self._release(live)
-        await asyncio.gather(*self._background)
+        await asyncio.gather(*self._background.tasks)
 
     def abort(self) -> None:
         self._stopping = True
-        for task in (*self._duties, *self._background):
+        self._background.cancel()
+        for task in self._duties:
             task.cancel()
         for live in self._live:
             live.execution.close()
@@ -176,7 +179,11 @@ class OrchestrationDispatcher:
 
     @property
     def is_busy(self) -> bool:
-        return bool(self._background) or any(live.busy for live in self._live)
+        return (
+            bool(self._pacer)
+            or bool(self._background.tasks)
+            or any(live.busy for live in self._live)
+        )
 
     @property
     def live_count(self) -> int:
@@ -189,30 +196,46 @@ class OrchestrationDispatcher:
 
     # --- what comes in
 
-    def begin(self, item: work.StartOrchestration) -> asyncio.Future[LiveInstance | None] | None:
-        """Create an instance and commit its first turn at once; None: go through the queue.
+    def begin(self, item: work.StartOrchestration) -> Created | None:
+        """Create an instance and commit its first turn; None: go through the queue.
 
         The future gives the live instance when that commit is durable, or None when an instance
-        with that id exists already.
+        with that id exists already. It raises ThroughTheQueue if it cannot begin here after all.
         """
+        if self._stopping or not self._keeps_locks or not self._options.run_orchestrations:
+            return None
+        created: Created = self._loop.create_future()
+        self._pacer.run_first(partial(self._begin, item, created))
+        return created
+
+    def _begin(self, item: work.StartOrchestration, created: Created) -> None:
         if (
-            self._stopping
-            or not self._keeps_locks
-            or not self._options.run_orchestrations
+            created.done()  # nobody waits for it any more
+            or self._stopping
             or item.instance_id in self._live
             or not self._has_room()
         ):
-            return None
+            self._tell(created, ThroughTheQueue())
+            return
         try:
             execution = self.intake.begin(item, kv={}, now_ms=self._clock.now_ms())
         except NotRegistered:
-            return None
+            self._tell(created, ThroughTheQueue())
+            return
         live = LiveInstance(item.instance_id, new_lock_token(), execution, None, envelope(item))
-        created: asyncio.Future[LiveInstance | None] = self._loop.create_future()
         self._live.add(live)
         live.busy = True
-        self._loop.call_soon(self._run_turn, live, [Arrival(item)], created)
-        return created
+        self._run_turn(live, [Arrival(item)], created)
+
+    def _tell(self, created: Created, answer: LiveInstance | BaseException | None) -> None:
+        """Answer whoever asked for a new instance."""
+        self._pacer.begun()
+        if created.done():
+            return
+        if isinstance(answer, BaseException):
+            created.set_exception(answer)
+        else:
+            created.set_result(answer)
 
     def complete(self, item: work.ActivityCompleted | work.ActivityFailed, work_token: str) -> bool:
         """Take the completion of an activity that ran here, if its instance is live here."""
@@ -222,7 +245,7 @@ class OrchestrationDispatcher:
         live.inbox.append(Arrival(item, None, work_token))
         if not live.busy:
             live.busy = True
-            self._loop.call_soon(self._take_turn, live)
+            self._pacer.run(partial(self._take_turn, live))
         return True
 
     async def _fetch_loop(self) -> None:
@@ -240,7 +263,7 @@ class OrchestrationDispatcher:
                 continue
             backoff.reset()
             for fetched in found:
-                self._loop.call_soon(self._take, fetched)
+                self._pacer.run(partial(self._take, fetched))
             burst = min(burst * 2, _BURST_MAX) if len(found) == burst else 1
 
     async def _fetch(self, poll_ms: int) -> FetchedOrchestration | None:
@@ -258,9 +281,9 @@ class OrchestrationDispatcher:
         verdict = self.intake.read(fetched, self._clock.now_ms())
         match verdict:
             case Park():
-                self._park(fetched, verdict.block)
+                self._returns.park(fetched, verdict.block)
             case Drop():
-                self._drop(fetched, verdict)
+                self._returns.drop(fetched, verdict)
             case Run():
                 live = LiveInstance(
                     fetched.item.instance_id, fetched.lock_token, verdict.execution, verdict.parent
@@ -272,7 +295,7 @@ class OrchestrationDispatcher:
     def _take_more(self, fetched: FetchedOrchestration) -> None:
         live = self._live.get(fetched.item.instance_id)
         if live is None or live.lock_token != fetched.lock_token:
-            self._abandon(fetched.lock_token, ignore_attempt=True)
+            self._returns.release(fetched.lock_token)
             return
         try:
             arrivals = [
@@ -282,7 +305,7 @@ class OrchestrationDispatcher:
         except CorruptData:
             # Come back by fetch and replay: that path parks the instance with the reason.
             self._forget(live)
-            self._abandon(fetched.lock_token, ignore_attempt=True)
+            self._returns.release(fetched.lock_token)
             return
         live.inbox.extend(arrivals)
         if not live.busy:
@@ -300,7 +323,7 @@ class OrchestrationDispatcher:
         self,
         live: LiveInstance,
         arrivals: list[Arrival],
-        created: asyncio.Future[LiveInstance | None] | None = None,
+        created: Created | None = None,
     ) -> None:
         now_ms = self._clock.now_ms()
         self._live.used(live, now_ms)
@@ -316,7 +339,7 @@ class OrchestrationDispatcher:
         self,
         live: LiveInstance,
         arrivals: list[Arrival],
-        created: asyncio.Future[LiveInstance | None] | None,
+        created: Created | None,
         now_ms: int,
     ) -> TurnOutcome | None:
         """What the turn decides; None if it could not be computed, and was failed."""
@@ -352,7 +375,7 @@ class OrchestrationDispatcher:
         arrivals: list[Arrival],
         outcome: TurnOutcome,
         now_ms: int,
-        created: asyncio.Future[LiveInstance | None] | None,
+        created: Created | None,
     ) -> None:
         final = final_status(outcome.result)
         keep = self._keeps_locks and final is None and not self._stopping
@@ -411,7 +434,7 @@ class OrchestrationDispatcher:
             else:
                 self._committed(turn)
         elif isinstance(error, ProviderError) and error.retryable:
-            self._spawn(self._send_again(turn, error))
+            self._background.spawn(self._send_again(turn, error))
         else:
             self._undo(turn, error)
 
@@ -437,8 +460,8 @@ class OrchestrationDispatcher:
         for activity_id in outcome.cancelled_activities:
             self._activities.cancel(live.instance_id, live.execution.execution_id, activity_id)
         self._observer.turn_committed(live.execution, outcome)
-        if turn.created is not None and not turn.created.done():
-            turn.created.set_result(live)
+        if turn.created is not None:
+            self._tell(turn.created, live)
         if turn.final is not None:
             self._live.remove(live)
             status, output = turn.final
@@ -448,7 +471,7 @@ class OrchestrationDispatcher:
         elif turn.commit.keep_lock_ms is None:
             self._forget(live)
         elif live.inbox:
-            self._loop.call_soon(self._take_turn, live)
+            self._pacer.run(partial(self._take_turn, live))
         else:
             live.busy = False
 
@@ -462,12 +485,9 @@ class OrchestrationDispatcher:
         elif error is not None:
             log.error("commit of %r failed: %s", live.instance_id, error)
             if live.start is None:
-                self._abandon(live.lock_token, delay_ms=1000)
-        if turn.created is not None and not turn.created.done():
-            if error is None:
-                turn.created.set_result(None)
-            else:
-                turn.created.set_exception(error)
+                self._returns.fail(live.lock_token)
+        if turn.created is not None:
+            self._tell(turn.created, error)
         live.inbox.extendleft(reversed(turn.arrivals))
         self._forget(live)
 
@@ -475,15 +495,15 @@ class OrchestrationDispatcher:
         self,
         live: LiveInstance,
         arrivals: list[Arrival],
-        created: asyncio.Future[LiveInstance | None] | None,
+        created: Created | None,
         reason: BlockReason | None,
         error: BaseException,
     ) -> None:
         """The turn could not be computed: give the lock back, Blocked if the code is at fault."""
         if live.start is not None:
             # Nothing is stored yet: the start goes through the queue and is parked there.
-            if created is not None and not created.done():
-                created.set_exception(ThroughTheQueue())
+            if created is not None:
+                self._tell(created, ThroughTheQueue())
         else:
             block = None
             if reason is not None:
@@ -492,42 +512,11 @@ class OrchestrationDispatcher:
                     reason=reason,
                     message=str(error),
                     detail=report,
-                    since_ms=self._clock.now_ms(),
                     code=live.execution.handler.fingerprint,
                 )
-            delay_ms = 1000 if reason is None else _PARKED_MS[reason]
-            self._abandon(live.lock_token, delay_ms=delay_ms, block=block)
+            self._returns.fail(live.lock_token, block)
         live.inbox.extendleft(reversed(arrivals))
         self._forget(live)
-
-    # --- instances that cannot or need not run
-
-    def _park(self, fetched: FetchedOrchestration, block: Block) -> None:
-        log.warning("%r is blocked: %s: %s", fetched.item.instance_id, block.reason, block.message)
-        self._observer.blocked(block.reason)
-        ignore = block.reason is not BlockReason.POISON
-        self._abandon(
-            fetched.lock_token,
-            delay_ms=_PARKED_MS[block.reason],
-            ignore_attempt=ignore,
-            block=msgspec.structs.replace(block, since_ms=self._clock.now_ms()),
-        )
-
-    def _drop(self, fetched: FetchedOrchestration, verdict: Drop) -> None:
-        log.warning(
-            "%r has ended; %d late messages are dropped",
-            fetched.item.instance_id,
-            len(verdict.message_ids),
-        )
-        commit = TurnCommit(
-            execution_id=verdict.execution_id,
-            orchestrator_items=tuple(verdict.replies),
-            consumed=tuple(verdict.message_ids),
-            metadata=ExecutionMetadata(),
-        )
-        self._spawn(
-            self._quietly(self._provider.ack_orchestration_item(fetched.lock_token, commit))
-        )
 
     # --- the cache
 
@@ -557,7 +546,7 @@ class OrchestrationDispatcher:
         """Drop an idle instance and give its lock back; whatever comes next goes to the queue."""
         self._forget(live)
         if live.start is None:
-            self._abandon(live.lock_token, ignore_attempt=True)
+            self._returns.release(live.lock_token)
 
     async def _tidy_loop(self) -> None:
         """Give back the locks of instances that wait for long."""
@@ -566,33 +555,3 @@ class OrchestrationDispatcher:
             await self._clock.sleep(self._options.idle_seconds / 4)
             for live in self._live.idle_since(self._clock.now_ms() - idle_ms):
                 self._release(live)
-
-    # --- small things
-
-    def _abandon(
-        self,
-        lock_token: str,
-        *,
-        delay_ms: int | None = None,
-        ignore_attempt: bool = False,
-        block: Block | None = None,
-    ) -> None:
-        self._spawn(
-            self._quietly(
-                self._provider.abandon_orchestration_item(
-                    lock_token, delay_ms, ignore_attempt=ignore_attempt, block=block
-                )
-            )
-        )
-
-    async def _quietly(self, answer: Awaitable[object]) -> None:
-        """Await something whose failure only means that a lock expires instead."""
-        try:
-            await answer
-        except PerdureError as error:
-            log.info("%s", error)
-
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(coroutine)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from perdure.runtime.live import Ending
     from perdure.runtime.observe import Sink, SpanMaker
 
-_BEGUN_AT_ONCE_MAX = 200
 _QUEUED = ThroughTheQueue()
 
 
@@ -164,8 +163,6 @@ class Runtime(Client):
             created = running.orchestrations.begin(item)
             if created is not None:
                 begun[index] = created
-            if index % _BEGUN_AT_ONCE_MAX == _BEGUN_AT_ONCE_MAX - 1:
-                await asyncio.sleep(0)  # their first turns run now, and so may everybody else
         answers = await asyncio.gather(*begun.values(), return_exceptions=True)
         lives = dict(zip(begun, answers, strict=True))
         queued = [

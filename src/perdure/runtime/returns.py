@@ -1,0 +1,99 @@
+"""Gives instances back to the store: released, Blocked with the reason, or without late messages.
+
+Nobody waits for it: when it fails, the lock expires instead.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from perdure.model.failures import BlockReason
+from perdure.providers.items import ExecutionMetadata, TurnCommit
+from perdure.runtime.observe import log
+
+if TYPE_CHECKING:
+    from perdure.clock import Clock
+    from perdure.model.failures import Block
+    from perdure.providers.contract import Provider
+    from perdure.providers.items import FetchedOrchestration
+    from perdure.runtime.background import Background
+    from perdure.runtime.intake import Drop
+    from perdure.runtime.observe import Observer
+
+_PARKED_MS = {
+    BlockReason.POISON: 365 * 86_400_000,  # only other code or an operator lets it go on
+    BlockReason.NONDETERMINISM: 60_000,
+    BlockReason.UNKNOWN_HANDLER: 5_000,
+    BlockReason.UNDECODABLE: 60_000,
+    BlockReason.LIMIT: 60_000,
+}
+
+
+class Returns:
+    """What one orchestration dispatcher gives back."""
+
+    def __init__(
+        self, provider: Provider, clock: Clock, observer: Observer, background: Background
+    ) -> None:
+        self._provider = provider
+        self._clock = clock
+        self._observer = observer
+        self._background = background
+
+    def release(self, lock_token: str) -> None:
+        """Nothing was wrong with it: whoever fetches it next begins with a clean count."""
+        self._abandon(lock_token, ignore_attempt=True)
+
+    def fail(self, lock_token: str, block: Block | None = None) -> None:
+        """A turn could not be computed or committed; Blocked if the code is at fault."""
+        delay_ms = 1000 if block is None else _PARKED_MS[block.reason]
+        self._abandon(lock_token, delay_ms=delay_ms, block=self._dated(block))
+
+    def park(self, fetched: FetchedOrchestration, block: Block) -> None:
+        """It cannot be run as it is."""
+        log.warning("%r is blocked: %s: %s", fetched.item.instance_id, block.reason, block.message)
+        self._observer.blocked(block.reason)
+        self._abandon(
+            fetched.lock_token,
+            delay_ms=_PARKED_MS[block.reason],
+            ignore_attempt=block.reason is not BlockReason.POISON,
+            block=self._dated(block),
+        )
+
+    def drop(self, fetched: FetchedOrchestration, verdict: Drop) -> None:
+        """It has ended: what still came for it is consumed."""
+        log.warning(
+            "%r has ended; %d late messages are dropped",
+            fetched.item.instance_id,
+            len(verdict.message_ids),
+        )
+        commit = TurnCommit(
+            execution_id=verdict.execution_id,
+            orchestrator_items=tuple(verdict.replies),
+            consumed=tuple(verdict.message_ids),
+            metadata=ExecutionMetadata(),
+        )
+        self._background.spawn_quietly(
+            self._provider.ack_orchestration_item(fetched.lock_token, commit)
+        )
+
+    def _dated(self, block: Block | None) -> Block | None:
+        if block is None:
+            return None
+        return msgspec.structs.replace(block, since_ms=self._clock.now_ms())
+
+    def _abandon(
+        self,
+        lock_token: str,
+        *,
+        delay_ms: int | None = None,
+        ignore_attempt: bool = False,
+        block: Block | None = None,
+    ) -> None:
+        self._background.spawn_quietly(
+            self._provider.abandon_orchestration_item(
+                lock_token, delay_ms, ignore_attempt=ignore_attempt, block=block
+            )
+        )

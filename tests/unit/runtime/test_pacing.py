@@ -1,0 +1,82 @@
+"""When turns run: in slices, what has begun first, and new ones as fast as the store takes them."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+import pytest
+
+from perdure.runtime import pacing
+from perdure.runtime.pacing import Pacer
+
+
+async def until_idle(pacer: Pacer) -> None:
+    while pacer:  # noqa: ASYNC110 - passes of the loop are what is counted here
+        await asyncio.sleep(0)
+
+
+def test_what_has_begun_runs_before_what_is_new() -> None:
+    async def scenario() -> list[str]:
+        pacer, ran = Pacer(), list[str]()
+        for n in range(3):
+            pacer.run_first(partial(ran.append, f"new {n}"))
+            pacer.run(partial(ran.append, f"due {n}"))
+        await until_idle(pacer)
+        return ran
+
+    ran = asyncio.run(scenario())
+    # One new turn begins in every slice, so that a busy runtime starts something, too.
+    assert ran == ["new 0", "due 0", "due 1", "due 2", "new 1", "new 2"]
+
+
+def test_new_instances_begin_as_fast_as_the_store_takes_them() -> None:
+    async def scenario() -> None:
+        pacer, ran = Pacer(), list[int]()
+        for n in range(pacing.BEGINNING_MAX + 10):
+            pacer.run_first(partial(ran.append, n))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(ran) == pacing.BEGINNING_MAX
+        for _ in range(4):
+            pacer.begun()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert ran == list(range(pacing.BEGINNING_MAX + 4))
+        pacer.run(partial(ran.append, -1))
+        await asyncio.sleep(0)
+        assert ran[-1] == -1, "what has begun does not wait for the store"
+
+    asyncio.run(scenario())
+
+
+def test_a_slice_ends_and_lets_the_event_loop_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter(range(1_000_000))
+    monkeypatch.setattr(pacing, "perf_counter", lambda: next(seconds) * pacing.SLICE_SECONDS / 3)
+
+    async def scenario() -> list[str]:
+        pacer, ran = Pacer(), list[str]()
+        for _ in range(6):
+            pacer.run(partial(ran.append, "turn"))
+        asyncio.get_running_loop().call_soon(ran.append, "somebody else")
+        await until_idle(pacer)
+        return ran
+
+    assert asyncio.run(scenario()) == ["turn", "turn", "somebody else", *["turn"] * 4]
+
+
+def test_a_turn_that_breaks_does_not_stop_the_others() -> None:
+    async def scenario() -> tuple[list[str], list[str]]:
+        pacer, ran, told = Pacer(), list[str](), list[str]()
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _loop, context: told.append(str(context["exception"])))
+
+        def break_down() -> None:
+            raise RuntimeError("broken")
+
+        pacer.run(break_down)
+        pacer.run(partial(ran.append, "the next"))
+        await until_idle(pacer)
+        return ran, told
+
+    assert asyncio.run(scenario()) == (["the next"], ["broken"])
