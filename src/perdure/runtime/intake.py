@@ -6,7 +6,6 @@ mean. Pure apart from the random seed of a new execution.
 
 from __future__ import annotations
 
-import secrets
 from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
@@ -17,9 +16,8 @@ from perdure.engine.execution import Execution
 from perdure.errors import CorruptData, Nondeterminism, NotRegistered, PayloadError
 from perdure.model import events, wire, work
 from perdure.model.failures import Block, BlockReason, Failure
-from perdure.providers.items import (
-    OrchestratorMessage,
-)
+from perdure.noise import unguessable
+from perdure.providers.items import OrchestratorMessage
 from perdure.runtime.live import Arrival
 
 if TYPE_CHECKING:
@@ -162,7 +160,7 @@ class Intake:
             version=handler.version,
             input=first.input,
             framework_version=self._framework_version,
-            seed=secrets.token_hex(16),
+            seed=unguessable(),
             parent_instance_id=parent.instance_id if parent else None,
             parent_execution_id=parent.execution_id if parent else None,
             parent_event_id=parent.event_id if parent else None,

@@ -6,7 +6,6 @@ Every provider asks here, so that all of them answer, and refuse, alike. Knows n
 from __future__ import annotations
 
 import base64
-import os
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -23,6 +22,7 @@ from perdure.limits import (
     check_id,
 )
 from perdure.model.status import Status
+from perdure.noise import unguessable
 from perdure.providers.items import (
     EnqueueCondition,
     KvClear,
@@ -90,20 +90,7 @@ def visible_at(message_time_ms: int | None, now_ms: int, delay_ms: int | None = 
 
 def new_lock_token() -> str:
     """Unguessable and unique."""
-    try:
-        return _tokens.pop()
-    except IndexError:
-        # Asked for in bulk: the system call costs more than everything else here.
-        noise = os.urandom(16 * _TOKENS_AT_ONCE).hex()
-        _tokens.extend(noise[start : start + 32] for start in range(32, len(noise), 32))
-        return noise[:32]
-
-
-_TOKENS_AT_ONCE: Final = 64
-_tokens: list[str] = []
-"""Nobody has seen these yet."""
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_tokens.clear)  # two processes must not use the same ones
+    return unguessable()
 
 
 def lock_lost(operation: str, lock_token: str) -> LockLost:
