@@ -139,6 +139,17 @@ class TestClaimedWork:
 class TestFusedCommits:
     verbs = ("ack_orchestration_item", "ack_work_item")
 
+    async def test_a_settled_token_cannot_claim_the_next_item(self, store: Store) -> None:
+        token = await keep(store, worker_items=(claimed(2),))
+
+        with pytest.raises(InvalidValue):
+            await store.provider.ack_orchestration_item(
+                token, keeping(3, settled_work=(CLAIM,), worker_items=(claimed(3),))
+            )
+
+        assert [record.event_id for record in await store.reader.read("a")] == [1, 2]
+        await store.provider.ack_work_item(CLAIM, completion("a"))
+
     async def test_a_completion_and_its_turn_are_one_commit(self, store: Store) -> None:
         token = await keep(store, worker_items=(claimed(2),))
 

@@ -283,6 +283,8 @@ def _check_hot_path(commit: TurnCommit) -> None:
     for tokens, what in ((claims, "claims"), (commit.settled_work, "settled_work")):
         if len(tokens) > 1 and len(set(tokens)) < len(tokens):
             raise InvalidValue(f"{what} of a commit name one lock token twice")
+    if claims and not set(claims).isdisjoint(commit.settled_work):
+        raise InvalidValue("a commit claims an item with a lock token that it settles")
     if commit.keep_lock_ms is None:
         return
     check_number(commit.keep_lock_ms, "keep_lock_ms", minimum=1)
