@@ -231,7 +231,21 @@ class TestBadTexts:
 
 @checks
 class TestBadNumbersAndTags:
-    verbs = ("ack_orchestration_item", "append_with_execution", "enqueue_for_worker")
+    verbs = (
+        "ack_orchestration_item",
+        "append_with_execution",
+        "enqueue_for_worker",
+        "read_with_execution",
+    )
+
+    @pytest.mark.parametrize(
+        "page", [{"limit": 0}, {"limit": -1}, {"limit": "5"}, {"after_event_id": -1}], ids=str
+    )
+    async def test_a_page_of_history_has_room(self, store: Store, page: dict[str, Any]) -> None:
+        await create(store, "x")
+
+        with pytest.raises(InvalidValue):
+            await store.provider.read_with_execution("x", 1, **page)
 
     @pytest.mark.parametrize("event_id", [0, -1])
     async def test_event_ids_begin_with_one(self, store: Store, event_id: int) -> None:

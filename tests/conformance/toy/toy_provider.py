@@ -320,6 +320,7 @@ class ToyProvider(Provider):
     async def read_with_execution(self, instance_id, execution_id, *, after_event_id=0, limit=None):
         self._now("read_with_execution")
         check_id(instance_id, "instance id")
+        rules.check_history_page(after_event_id, limit)
         records = self._records(self._store.instances.get(instance_id, Instance()), execution_id)
         return [record for record in records if record.event_id > after_event_id][:limit]
 

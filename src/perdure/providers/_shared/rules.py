@@ -448,6 +448,12 @@ def check_abandon(delay_ms: int | None, block: Block | None = None) -> None:
             check_text(text, "block")
 
 
+def check_history_page(after_event_id: int, limit: int | None) -> None:
+    check_number(after_event_id, "after_event_id", minimum=0)
+    if limit is not None:
+        check_number(limit, "limit", minimum=1)
+
+
 def check_page(limit: int, maximum: int = PAGE_ITEMS_MAX) -> None:
     check_number(limit, "limit", minimum=1, maximum=maximum)
 

@@ -237,7 +237,7 @@ class FileSystemProvider(Provider):
     ) -> list[HistoryRecord]:
         verb = "read_with_execution"
         store = self._store_for(verb, instance_id)
-        rules.check_number(limit or 1, "limit", minimum=1)
+        rules.check_history_page(after_event_id, limit)
         excerpt = await store.look(verb, lambda: store.excerpt(instance_id, execution_id))
         records = await store.read_history(excerpt)
         if after_event_id > 0:

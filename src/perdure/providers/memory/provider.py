@@ -160,7 +160,7 @@ class InMemoryProvider(Provider):
     ) -> list[HistoryRecord]:
         self._require_open("read_with_execution")
         check_id(instance_id, "instance id")
-        rules.check_number(limit or 1, "limit", minimum=1)
+        rules.check_history_page(after_event_id, limit)
         records = turns.records_of(self._store.instances.get(instance_id), execution_id)
         return [record for record in records if record.event_id > after_event_id][:limit]
 

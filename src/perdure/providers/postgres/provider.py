@@ -245,7 +245,7 @@ class PostgresProvider(Provider):
         limit: int | None = None,
     ) -> list[HistoryRecord]:
         check_id(instance_id, "instance id")
-        rules.check_number(limit or 1, "limit", minimum=1)
+        rules.check_history_page(after_event_id, limit)
         found = await self._ask(
             "read_with_execution",
             queries.READ_HISTORY,

@@ -180,8 +180,7 @@ class SqliteProvider(Provider):
         limit: int | None = None,
     ) -> asyncio.Future[list[HistoryRecord]]:
         check_id(instance_id, "instance id")
-        if limit is not None:
-            rules.check_number(limit, "limit", minimum=1)
+        rules.check_history_page(after_event_id, limit)
         return self._handle.read(
             "read_with_execution",
             reading.read_page,
