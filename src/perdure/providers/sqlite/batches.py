@@ -254,9 +254,8 @@ class _Acks:
         _change(tx, work_queries.DELETE_WORK_ITEMS, self._settled)
         _change(tx, queries.DELETE_MESSAGES, self._consumed)
         for locked_until, locks in self._kept.items():
-            _change(tx, queries.TOUCH_INSTANCES, [lock.key for lock in locks], tx.now)
             ids = [lock.instance_id for lock in locks]
-            _change(tx, queries.EXTEND_KEPT_LOCKS, ids, locked_until)
+            _change(tx, queries.EXTEND_KEPT_LOCKS, ids, locked_until, tx.now)
         for status, locks in self._ended.items():
             _change(tx, queries.END_INSTANCES, [lock.key for lock in locks], status, tx.now)
             _change(tx, queries.DELETE_LOCKS, [lock.instance_id for lock in locks])

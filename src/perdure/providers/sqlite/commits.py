@@ -30,7 +30,7 @@ def apply_commit(tx: Transaction, stored_token: str, lock: Any, commit: TurnComm
     """Commit a turn under a live lock, given as its row."""
     operation = "ack_orchestration_item"
     instance_id, key, old_until, kept, carried_until, *holds = lock
-    suspended, not_before, block, name, version, pending_since, due_at = holds
+    suspended, not_before, block, name, version, pending_since, due_at, running = holds
     tx.changed_instances.append(instance_id)
     _settle_work(tx, operation, instance_id, commit.settled_work)
     start = None
@@ -41,11 +41,11 @@ def apply_commit(tx: Transaction, stored_token: str, lock: Any, commit: TurnComm
         else:
             carried = (instance_id, carried_until, stored_token)
             start = _carried_start(tx, carried, commit.consumed)
-    if commit.consumed is not None:
+    if commit.consumed:
         tx.execute_many(queries.DELETE_CONSUMED, [(each, stored_token) for each in commit.consumed])
-    elif carried_until is not None:
+    elif commit.consumed is None and carried_until is not None:
         tx.execute(queries.DELETE_CARRIED, (instance_id, carried_until, stored_token))
-    is_plain_turn = is_plain(commit) and _touch(tx, key, commit.execution_id)
+    is_plain_turn = running == commit.execution_id and is_plain(commit)
     if not is_plain_turn:
         key, name, version = _write_instance(
             tx, instance_id, key, start, commit, suspended=bool(suspended)
@@ -56,15 +56,18 @@ def apply_commit(tx: Transaction, stored_token: str, lock: Any, commit: TurnComm
     _send(tx, commit)
     if commit.cancelled_timers:
         _cancel_timers(tx, instance_id, commit)
-    if commit.keep_lock_ms is None:
-        _release(tx, instance_id, key, name, version, suspended=bool(suspended))
-        return
-    locked_until = tx.now + commit.keep_lock_ms
+    locked_until = tx.now + (commit.keep_lock_ms or 0)
     is_held_back = not_before is not None or block is not None
-    if is_plain_turn and kept and locked_until >= old_until and not is_held_back:
+    is_extended = commit.keep_lock_ms is not None and locked_until >= old_until
+    if is_plain_turn and kept and is_extended and not is_held_back:
         # wake_at stays: early is allowed, and the index is left alone.
-        tx.execute(queries.EXTEND_KEPT_LOCK, (locked_until, instance_id))
+        tx.execute(queries.EXTEND_KEPT_LOCK, (locked_until, tx.now, instance_id))
     else:
+        if is_plain_turn:
+            tx.execute(queries.TOUCH_INSTANCE, (tx.now, key))
+        if commit.keep_lock_ms is None:
+            _release(tx, instance_id, key, name, version, suspended=bool(suspended))
+            return
         tx.execute(queries.KEEP_LOCK, (locked_until, key, name, version, instance_id))
         # Late arrivals can be handed to the keeper from now on; a shorter lease ends sooner than
         # whoever waits for it had thought.
@@ -160,11 +163,6 @@ def is_plain(commit: TurnCommit) -> bool:
     )
 
 
-def _touch(tx: Transaction, key: int | None, execution_id: int) -> bool:
-    """True if the instance runs that execution already; its row is then up to date."""
-    return key is not None and tx.change(queries.TOUCH_INSTANCE, (tx.now, key, execution_id)) == 1
-
-
 def _write_instance(
     tx: Transaction,
     instance_id: str,
@@ -187,7 +185,10 @@ def _write_instance(
         if row[4] > commit.execution_id:
             shown = tx.row(queries.EXECUTION, (key, row[4]))
         instance = next_instance(tx.now, row, start, commit, shown, suspended=suspended)
-        tx.execute(queries.UPDATE_INSTANCE, (*instance, key))
+        if instance[:5] == row[:5] and instance[6:10] == row[6:10]:
+            tx.change(queries.CONCLUDE_INSTANCE, (instance[5], *instance[10:], key))
+        else:
+            tx.change(queries.UPDATE_INSTANCE, (*instance, key))
     queries.PUT_EXECUTION.execute(tx, [(key, commit.execution_id, *execution, tx.now)])
     return key, instance[1], instance[2]
 

@@ -50,7 +50,7 @@ def suspend(tx: Transaction, instance_id: str) -> None:
     if facts is None:
         tx.execute(queries.INSERT_BARE_LOCK, (instance_id, key))
         facts = locks.NO_FACTS
-    *_, suspended, not_before, block = facts
+    *_, suspended, not_before, block, _ = facts
     if suspended:
         return
     tx.execute(queries.DROP_LOCK, (instance_id,))

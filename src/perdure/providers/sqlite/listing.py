@@ -28,7 +28,7 @@ _PREFIX_MATCHES_TO_SORT: Final = 2_000
 
 _SELECT_STARTED: Final = """
 SELECT i.created_at, i.instance_id, i.name, i.version, i.parent_instance_id, i.execution_id,
-       i.status, e.output, i.updated_at, e.completed_at, i.custom_status,
+       i.status, e.output, coalesce(l.touched_at, i.updated_at), e.completed_at, i.custom_status,
        i.custom_status_version, l.block
 FROM instances AS i
 LEFT JOIN executions AS e ON e.instance_key = i.instance_key AND e.execution_id = i.execution_id

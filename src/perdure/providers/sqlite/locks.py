@@ -22,7 +22,7 @@ WAITING: Final = 1
 UNKNOWN: Final = 2
 SUSPENDED: Final = 3
 
-NO_FACTS: Final = (None, None, None, 0, None, 0, None, None)
+NO_FACTS: Final = (None, None, None, 0, None, 0, None, None, None)
 """As ``queries.LOCK_FACTS``, of an instance without a row."""
 
 
@@ -30,13 +30,16 @@ def refresh(tx: Transaction, instance_id: str) -> None:
     """Work out the row of an instance again; drops it when nothing is left to say."""
     tx.turns_changed = True
     facts: Any = tx.row(queries.LOCK_FACTS, (instance_id,)) or NO_FACTS
-    token, locked_until, _, _, _, suspended, not_before, block = facts
+    token, locked_until, _, _, _, suspended, not_before, block, touched_at = facts
     is_locked = token is not None and rules.is_live(locked_until, tx.now)
     if is_locked:
         first = tx.row(queries.FIRST_FREE_MESSAGE, (instance_id, token))
     else:
         first = tx.row(queries.FIRST_MESSAGE, (instance_id,))
     if first is None and token is None and not suspended and not_before is None and block is None:
+        if touched_at is not None:
+            key, *_ = _identify(tx, instance_id)
+            tx.execute(queries.TOUCH_INSTANCE, (touched_at, key))
         tx.execute(queries.DELETE_LOCK, (instance_id,))
         return
     key, name, version, pending_since, opens_at = _identify(tx, instance_id)

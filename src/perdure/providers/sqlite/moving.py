@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     from perdure.providers.sqlite.transaction import Snapshot, Transaction
 
 _INSTANCE: Final = """
-SELECT instance_key, name, version, parent_instance_id, execution_id, created_at, updated_at,
-       custom_status, custom_status_version
-FROM instances WHERE instance_id = ?
+SELECT i.instance_key, i.name, i.version, i.parent_instance_id, i.execution_id, i.created_at,
+       coalesce(l.touched_at, i.updated_at), i.custom_status, i.custom_status_version
+FROM instances AS i LEFT JOIN instance_locks AS l ON l.instance_id = i.instance_id
+WHERE i.instance_id = ?
 """
 
 _NO_INSTANCE: Final[Any] = (None, None, None, None, 0, 0, 0, None, 0)
@@ -189,7 +190,7 @@ def _restore_work(tx: Transaction, entry: QueuedWork) -> None:
     message, identity = entry.message, entry.message.identity
     is_visible = rules.is_visible(entry.visible_at_ms, tx.now)
     row = (
-        tx.new_message_id(), identity.instance_id, identity.execution_id, identity.activity_id,
+        None, identity.instance_id, identity.execution_id, identity.activity_id,
         message.name, message.body, message.session_id, message.tag, entry.visible_at_ms,
         entry.enqueued_at_ms, entry.attempt_count, 0 if is_visible else 1,
         None if is_visible else entry.visible_at_ms, None, None, entry.heartbeat,

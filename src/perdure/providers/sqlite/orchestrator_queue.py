@@ -57,22 +57,22 @@ def _enqueue_new(
         if not execution_id and pending_since is None:
             return None
         existing.add(instance_id)
+    absent = [message for message in messages if message.instance_id not in existing]
+    if not absent:
+        return [False] * len(messages)
     queued: list[tuple[Any, ...]] = []
     ready: list[tuple[Any, ...]] = []
-    for message in messages:
+    for message_id, message in enumerate(absent, tx.new_message_ids(len(absent))):
         instance_id, start = message.instance_id, message.start
         if start is None:
             return None
-        if instance_id not in existing:
-            visible_at = rules.visible_at(message.visible_at_ms, tx.now, delay_ms)
-            message_id = tx.next_message_id + len(queued)
-            queued.append(_row(tx, message, visible_at, message_id))
-            ready.append(locks.ready_row(tx, instance_id, visible_at, message_id, start))
-    tx.next_message_id += len(queued)
+        visible_at = rules.visible_at(message.visible_at_ms, tx.now, delay_ms)
+        queued.append(_row(tx, message, visible_at, message_id))
+        ready.append(locks.ready_row(tx, instance_id, visible_at, message_id, start))
     queries.INSERT_MESSAGE.execute(tx, queued)
     queries.INSERT_READY.execute(tx, ready)
     tx.changed_instances += [row[1] for row in queued]
-    tx.turns_changed |= bool(queued)
+    tx.turns_changed = True
     return [instance_id not in existing for instance_id in ids]
 
 

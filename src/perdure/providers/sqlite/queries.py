@@ -34,7 +34,8 @@ INSERT INTO instance_locks
 )
 
 LOCK_FACTS: Final = """
-SELECT lock_token, locked_until, owner, kept, carried_until, suspended, not_before, block
+SELECT lock_token, locked_until, owner, kept, carried_until, suspended, not_before, block,
+       touched_at
 FROM instance_locks WHERE instance_id = ?
 """
 
@@ -42,8 +43,8 @@ PUT_LOCK: Final = """
 INSERT OR REPLACE INTO instance_locks
     (instance_id, instance_key, name, version, pending_since, state, wake_at, due_at,
      first_message_id, lock_token, locked_until, owner, kept, carried_until, suspended,
-     not_before, block)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+     not_before, block, touched_at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 
 DELETE_LOCK: Final = "DELETE FROM instance_locks WHERE instance_id = ?"
@@ -105,9 +106,11 @@ INSERT INTO instance_locks
 )
 
 LOCK_HELD: Final = """
-SELECT instance_id, instance_key, locked_until, kept, carried_until, suspended, not_before, block,
-       name, version, pending_since, due_at
-FROM instance_locks WHERE lock_token = ?
+SELECT l.instance_id, l.instance_key, l.locked_until, l.kept, l.carried_until, l.suspended,
+       l.not_before, l.block, l.name, l.version, l.pending_since, l.due_at,
+       CASE i.status WHEN 'Running' THEN i.execution_id END
+FROM instance_locks AS l LEFT JOIN instances AS i ON i.instance_key = l.instance_key
+WHERE l.lock_token = ?
 """
 
 INSERT_BARE_LOCK: Final = """
@@ -156,7 +159,7 @@ WHERE l.locked_until > ?2 AND l.kept = 1 AND l.pending_since IS NULL AND l.suspe
 """Locks of turns that go on where the last one stopped, with all that a plain turn has to know."""
 
 EXTEND_KEPT_LOCKS: Final = """
-UPDATE instance_locks SET locked_until = ?2
+UPDATE instance_locks SET locked_until = ?2, touched_at = ?3
 WHERE instance_id IN (SELECT value FROM json_each(?1))
 """
 
@@ -164,12 +167,14 @@ DELETE_LOCKS: Final = """
 DELETE FROM instance_locks WHERE instance_id IN (SELECT value FROM json_each(?))
 """
 
-EXTEND_KEPT_LOCK: Final = "UPDATE instance_locks SET locked_until = ? WHERE instance_id = ?"
+EXTEND_KEPT_LOCK: Final = """
+UPDATE instance_locks SET locked_until = ?, touched_at = ? WHERE instance_id = ?
+"""
 
 KEEP_LOCK: Final = """
 UPDATE instance_locks
 SET locked_until = ?1, wake_at = ?1, kept = 1, instance_key = ?2, name = ?3, version = ?4,
-    pending_since = NULL, not_before = NULL, block = NULL
+    pending_since = NULL, not_before = NULL, block = NULL, touched_at = NULL
 WHERE instance_id = ?5
 """
 
@@ -178,7 +183,7 @@ UPDATE instance_locks
 SET state = ?, wake_at = NULL, due_at = ?, first_message_id = ?, lock_token = NULL,
     locked_until = NULL, owner = NULL, kept = 0, carried_until = NULL, instance_key = ?,
     name = ?, version = ?,
-    pending_since = NULL, not_before = NULL, block = NULL
+    pending_since = NULL, not_before = NULL, block = NULL, touched_at = NULL
 WHERE instance_id = ?
 """
 
@@ -309,14 +314,7 @@ SELECT is_named, name, version, parent_instance_id, execution_id, status, framew
 FROM instances WHERE instance_key = ?
 """
 
-TOUCH_INSTANCE: Final = """
-UPDATE instances SET updated_at = ?
-WHERE instance_key = ? AND execution_id = ? AND status = 'Running'
-"""
-
-TOUCH_INSTANCES: Final = """
-UPDATE instances SET updated_at = ?2 WHERE instance_key IN (SELECT value FROM json_each(?1))
-"""
+TOUCH_INSTANCE: Final = "UPDATE instances SET updated_at = ?1 WHERE instance_key = ?2"
 
 END_INSTANCES: Final = """
 UPDATE instances SET status = ?2, updated_at = ?3, completed_at = ?3
@@ -353,6 +351,11 @@ SET is_named = ?, name = ?, version = ?, parent_instance_id = ?, execution_id = 
     updated_at = ?, completed_at = ?
 WHERE instance_key = ?
 """
+
+CONCLUDE_INSTANCE: Final = """
+UPDATE instances SET status = ?, updated_at = ?, completed_at = ? WHERE instance_key = ?
+"""
+"""As UPDATE_INSTANCE where the rest stays: SQLite writes the index of every column that is set."""
 
 SET_STATUS: Final = "UPDATE instances SET status = ?1 WHERE instance_key = ?2"
 

@@ -58,15 +58,16 @@ class Transaction(Snapshot):
     """A write transaction: fresh message ids, and a note of who has to be woken afterwards.
 
     Message ids are never used twice, not even after their message is gone: a commit that is
-    repeated must not consume a younger message.
+    repeated must not consume a younger message. Work items go by their tokens, so their ids need
+    only be higher than those that are there: SQLite sees to that, and no counter is written.
     """
 
     __slots__ = (
-        "_first_message_id",
+        "_next_message_id",
         "_tokens",
+        "_write",
         "changed_instances",
         "execute_many",
-        "next_message_id",
         "orphan_grace_ms",
         "turns_awake",
         "turns_changed",
@@ -78,8 +79,10 @@ class Transaction(Snapshot):
         super().__init__(connection)
         self.orphan_grace_ms = orphan_grace_ms
         self.execute_many: Callable[..., apsw.Cursor] = connection.executemany
-        self.next_message_id = 0
-        self._first_message_id = 0
+        # For statements without rows: a cursor for each of them costs as much as a small one.
+        self._write: Callable[..., apsw.Cursor] = connection.cursor().execute
+        self._next_message_id: int | None = None
+        """None as long as no message was added."""
         self._tokens = 0
         self.turns_changed = False
         """An instance may have become ready to be fetched, now or later."""
@@ -92,10 +95,10 @@ class Transaction(Snapshot):
         self.changed_instances: list[str] = []
 
     def begin(self, now_ms: Callable[[], int]) -> None:
-        self.execute("BEGIN IMMEDIATE")
+        self._write("BEGIN IMMEDIATE")
         # Read after the wait for other writers: a lease granted now must start now.
         self.now = now_ms()
-        self.next_message_id = self._first_message_id = self.execute(_READ_SEQUENCE).get
+        self._next_message_id = None
         self.turns_changed = False
         self.work_changed = False
         self.turns_awake = False
@@ -103,14 +106,20 @@ class Transaction(Snapshot):
         self.changed_instances = []
 
     def commit(self) -> None:
-        if self.next_message_id != self._first_message_id:
-            self.execute(_WRITE_SEQUENCE, (self.next_message_id,))
-        self.execute("COMMIT")
+        if self._next_message_id is not None:
+            self._write(_WRITE_SEQUENCE, (self._next_message_id,))
+        self._write("COMMIT")
 
     def new_message_id(self) -> int:
-        message_id = self.next_message_id
-        self.next_message_id = message_id + 1
-        return message_id
+        return self.new_message_ids(1)
+
+    def new_message_ids(self, count: int) -> int:
+        """The first of so many ids in a row."""
+        first = self._next_message_id
+        if first is None:
+            first = int(self.execute(_READ_SEQUENCE).get)
+        self._next_message_id = first + count
+        return first
 
     def new_lock_token(self) -> str:
         return self.new_lock_tokens(1)[0]
@@ -122,5 +131,5 @@ class Transaction(Snapshot):
 
     def change(self, sql: str, bindings: Sequence[Any]) -> int:
         """Run it and say how many rows it touched."""
-        self.execute(sql, bindings)
+        self._write(sql, bindings)
         return self.connection.changes()

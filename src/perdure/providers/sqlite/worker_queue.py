@@ -63,7 +63,7 @@ def _row(tx: Transaction, message: WorkerMessage) -> tuple[Any, ...]:
     elif visible_at > tx.now:
         state, wake_at = WAITING, visible_at
     return (
-        tx.new_message_id(),
+        None,
         identity.instance_id,
         identity.execution_id,
         identity.activity_id,

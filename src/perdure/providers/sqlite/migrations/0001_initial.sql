@@ -109,6 +109,8 @@ CREATE INDEX orchestrator_queue_by_timer
 -- 3 suspended. (due_at, first_message_id) is the oldest message that no live lock carries.
 -- wake_at may be early, never late: whoever passes it looks again. The messages that a lock
 -- carries have its token and were visible at carried_until; a token of an earlier lock means nothing.
+-- touched_at is the time of the instance's last turn if it changed nothing else of its row in instances:
+-- such a turn writes only here.
 CREATE TABLE instance_locks (
     instance_id      TEXT    PRIMARY KEY,
     instance_key     INTEGER,
@@ -126,7 +128,8 @@ CREATE TABLE instance_locks (
     carried_until    INTEGER,
     suspended        INTEGER NOT NULL DEFAULT 0,
     not_before       INTEGER,
-    block            TEXT
+    block            TEXT,
+    touched_at       INTEGER
 ) STRICT, WITHOUT ROWID;
 
 CREATE INDEX instance_locks_ready ON instance_locks (due_at, first_message_id)
