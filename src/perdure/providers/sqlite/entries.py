@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
@@ -44,13 +43,15 @@ Outcome: TypeAlias = tuple[Entry, Any, BaseException | None]
 """An operation with its answer or its error."""
 
 
-@dataclass(slots=True)
 class Delivery:
     """What one commit, or a look at the file, has to tell the event loop."""
 
-    outcomes: list[Outcome] = field(default_factory=list["Outcome"])
-    turns_changed: bool = False
-    work_changed: bool = False
-    changed_instances: list[str] = field(default_factory=list[str])
-    foreign: bool = False
-    """Another process has written: anything may have changed."""
+    __slots__ = ("changed_instances", "foreign", "outcomes", "turns_changed", "work_changed")
+
+    def __init__(self, *, foreign: bool = False) -> None:
+        self.outcomes: list[Outcome] = []
+        self.turns_changed = False
+        self.work_changed = False
+        self.changed_instances: list[str] = []
+        self.foreign = foreign
+        """Another process has written: anything may have changed."""

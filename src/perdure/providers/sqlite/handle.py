@@ -68,6 +68,8 @@ class Handle:
         self._slow: Reader | None = None
         self._accepted: list[Entry] = []
         self._watchers = 0
+        self._is_lone = False
+        """The last to be delivered was a single answer: what it leads to will come alone too."""
         self._waits: set[asyncio.Task[None]] = set()
 
     # --- opening and closing
@@ -167,7 +169,8 @@ class Handle:
         future = self._new_future()
         entry = Entry(future, name, operation, args, alone=alone, poll=poll, raw=raw)
         loop = future.get_loop()
-        if loop is not self._loop:
+        if loop is not self._loop or self._is_lone:
+            self._is_lone = False
             writer.submit([entry])
         elif self._accepted:
             self._accepted.append(entry)
@@ -235,6 +238,7 @@ class Handle:
             _log.warning("the event loop of %s is gone; an answer was dropped", self.path)
 
     def _deliver(self, delivery: Delivery) -> None:
+        self._is_lone = len(delivery.outcomes) == 1 and not self._accepted
         # First the signals: whoever starts to wait below must see that they have been given.
         if delivery.turns_changed or delivery.foreign:
             self.turns.notify()

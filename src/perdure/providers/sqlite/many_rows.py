@@ -29,7 +29,7 @@ _decode: Final = msgspec.json.Decoder(list[Any]).decode
 class ManyRows:
     """A statement around VALUES, written for each of the sizes."""
 
-    __slots__ = ("_after", "_before", "_row", "_statements")
+    __slots__ = ("_after", "_before", "_row", "_statements", "_whole")
 
     def __init__(self, before: str, columns: int, after: str = "") -> None:
         row = f"({','.join('?' * columns)})"
@@ -37,6 +37,7 @@ class ManyRows:
         self._statements = [
             (size, self.of(size)) for size in _SIZES if size * columns <= _VALUES_MAX
         ]
+        self._whole = dict(self._statements)
 
     def of(self, size: int) -> str:
         """The statement for so many rows."""
@@ -46,6 +47,8 @@ class ManyRows:
         self, tx: Transaction, rows: Sequence[Sequence[Any]], more: Sequence[Any] = ()
     ) -> int:
         """How many rows were touched; ``more`` is bound to the parameters after the rows."""
+        if (sql := self._whole.get(len(rows))) is not None:
+            return tx.change(sql, (*chain.from_iterable(rows), *more))
         begin = touched = 0
         for size, sql in self._statements:
             while len(rows) - begin >= size:

@@ -49,6 +49,9 @@ WAL_PAGES_BETWEEN_LOOKS: Final = 250
 WAL_PAGES_TO_INSIST: Final = 14_000
 """55 MiB: past this a reader that pins the log is waited for."""
 IDLE_SECONDS_TO_CHECKPOINT: Final = 1.0
+IN_PLACE_SECONDS: Final = 0.01
+"""How long a look at the file's place counts. What is committed just after the file was taken away
+goes with it, like what was committed just before; the look costs as much as a statement."""
 WATCH_SECONDS: Final = (0.015, 0.045)
 """How often the file is asked for commits of other processes, just after one and when idle."""
 
@@ -71,6 +74,7 @@ class Writer:
         orphan_grace_ms: int,
     ) -> None:
         self._path = path
+        self._name = str(path)
         self._durability: Durability = durability
         self._clock = clock
         self._orphan_grace_ms = orphan_grace_ms
@@ -81,6 +85,7 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name="perdure-sqlite", daemon=True)
         self._transaction: Transaction | None = None
         self._inode = (0, 0)
+        self._in_place_until = 0.0
         self._wal_pages = 0
         self._first_pages_to_checkpoint = (
             WAL_PAGES_IN_PLACE if durability == "full" else WAL_PAGES_TO_CHECKPOINT
@@ -121,8 +126,10 @@ class Writer:
         while True:
             entries = self._collect()
             if entries:
-                self._deliver(self._commit(entries))
+                delivery = self._commit(entries)
                 self._last_commit = time.monotonic()
+                # Little may follow here: the loop wakes up now and needs the interpreter.
+                self._deliver(delivery)
                 self._checkpoint_if_large()
             elif self._is_stopping:
                 break
@@ -133,13 +140,12 @@ class Writer:
 
     def _collect(self) -> list[Entry]:
         """What is waiting, at least one unless there is something else to do."""
-        entries: list[Entry] = []
         try:
-            entries += self._queue.get(timeout=self._patience())
-            while len(entries) < BATCH_OPERATIONS_MAX:
-                entries += self._queue.get_nowait()
+            entries = self._queue.get(timeout=self._patience())
         except queue.Empty:
-            pass
+            return []
+        while len(entries) < BATCH_OPERATIONS_MAX and not self._queue.empty():
+            entries += self._queue.get_nowait()
         return entries
 
     def _patience(self) -> float | None:
@@ -151,6 +157,9 @@ class Writer:
 
     def _commit(self, entries: list[Entry]) -> Delivery:
         delivery = Delivery()
+        if len(entries) < batches.RUN_MIN:
+            self._attempt(entries, delivery)
+            return delivery
         for group in _groups(entries):
             try:
                 self._attempt_together(group, delivery)
@@ -175,7 +184,10 @@ class Writer:
             transaction = self._opened()
             transaction.begin(self._clock.now_ms)
             self._reached("begun")
-            outcomes = self._outcomes(entries, transaction, together=together)
+            if together:
+                outcomes = self._outcomes(entries, transaction)
+            else:
+                outcomes = [self._outcome(entry, transaction, len(entries)) for entry in entries]
             self._reached("before commit")
             transaction.commit()
             self._reached("after commit")
@@ -196,14 +208,10 @@ class Writer:
             delivery.work_changed |= transaction.work_changed
             delivery.changed_instances += transaction.changed_instances
 
-    def _outcomes(
-        self, entries: Sequence[Entry], transaction: Transaction, *, together: bool
-    ) -> list[Outcome]:
+    def _outcomes(self, entries: Sequence[Entry], transaction: Transaction) -> list[Outcome]:
         def run_one(entry: Entry) -> Outcome:
             return self._outcome(entry, transaction, len(entries))
 
-        if not together:
-            return [run_one(entry) for entry in entries]
         try:
             return batches.run(transaction, entries, run_one)
         except apsw.ConstraintError as error:
@@ -252,18 +260,22 @@ class Writer:
             self._adopt(connect_writer(self._path, self._durability))
         transaction = self._transaction
         assert transaction is not None
-        if _inode(self._path) != self._inode:
+        now = time.monotonic()
+        if now < self._in_place_until:
+            return transaction
+        if _inode(self._name) != self._inode:
             raise StoreUnavailable(
                 "write",
                 f"{str(self._path)!r} was removed or replaced while it was open; nothing more is "
                 "written to it. Restart the program on the file that you want",
             )
+        self._in_place_until = now + IN_PLACE_SECONDS
         return transaction
 
     def _adopt(self, connection: apsw.Connection) -> None:
         connection.set_wal_hook(self._note_wal_size)
         self._transaction = Transaction(connection, self._orphan_grace_ms)
-        self._inode = _inode(self._path)
+        self._inode = _inode(self._name)
         # Taken before the first operation: a commit between that and the first look is noticed.
         self._data_version = self._transaction.execute("PRAGMA data_version").get
 
@@ -355,9 +367,9 @@ def _roll_back(transaction: Transaction) -> None:
         _log.warning("rollback failed: %s", error)
 
 
-def _inode(path: Path) -> tuple[int, int]:
+def _inode(path: str) -> tuple[int, int]:
     try:
-        found = os.stat(path)  # noqa: PTH116 - once for each commit, and twice as fast
+        found = os.stat(path)  # noqa: PTH116 - between commits, and twice as fast
     except OSError:
         return (0, 0)
     return found.st_dev, found.st_ino
