@@ -13,7 +13,6 @@ TAGS_PER_FILTER_MAX: Final = 5
 
 # Payloads. A history is replayed whole, so one value must stay small; big ones go by reference.
 PAYLOAD_BYTES_MAX: Final = 1024 * 1024
-PAYLOAD_BYTES_WARN: Final = 256 * 1024
 JSON_DEPTH_MAX: Final = 100
 ERROR_TEXT_CHARACTERS_MAX: Final = 16 * 1024
 CUSTOM_STATUS_BYTES_MAX: Final = 256 * 1024

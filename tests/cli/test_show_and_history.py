@@ -8,6 +8,7 @@ import pytest
 
 from cli import flows
 from cli.conftest import FLOWS
+from perdure.limits import HISTORY_EVENTS_WARN
 from perdure.model import events, wire
 from perdure.providers.items import HistoryRecord
 
@@ -124,6 +125,18 @@ def test_show_of_an_unreadable_history_says_so_instead_of_failing(sqlite_cli):
     assert "cannot be read" in sqlite_cli("show", "a-1").out
     assert sqlite_cli("history", "a-1").lines[-1].startswith("   99  unreadable")
     assert sqlite_cli("list").code == 0
+
+
+def test_show_of_a_long_history_says_how_to_begin_a_fresh_one(sqlite_cli):
+    sqlite_cli.run(("a-1", flows.approval, 1), until_open={"a-1"})
+
+    async def lengthen(client):
+        more = [HistoryRecord(event_id=n, data="{}") for n in range(20, HISTORY_EVENTS_WARN + 20)]
+        await client.provider.append_with_execution("a-1", 1, more)
+
+    assert "continue_as_new" not in sqlite_cli("show", "a-1").out
+    sqlite_cli.call(lengthen)
+    assert "continue_as_new() starts a fresh one" in sqlite_cli("show", "a-1").out
 
 
 def test_history_prints_every_event_in_order(cli):

@@ -15,7 +15,7 @@ from perdure import (
     wait_for_event,
 )
 from perdure.errors import InstanceStillRunning, InvalidValue, NotARoot, NotFound, WaitTimeout
-from perdure.providers.items import DeleteFilter
+from perdure.providers.items import DeleteFilter, PruneOptions
 
 
 @activity
@@ -114,7 +114,8 @@ async def test_past_executions_are_pruned_and_the_last_one_stays(make_runtime):
         assert await handle.result(10) == "over"
         assert len(await runtime.admin.executions("r")) == 5
 
-        assert (await runtime.admin.prune("r")).executions == 4
+        assert (await runtime.admin.prune("r", PruneOptions(keep_last=3))).executions == 2
+        assert (await runtime.admin.prune_many(DeleteFilter())).executions == 2
         assert [e.execution_id for e in await runtime.admin.executions("r")] == [5]
         assert (await handle.status()).custom_status == {"left": 0}
 

@@ -202,6 +202,7 @@ async def test_state_is_kept_and_can_be_read_from_outside(make_runtime):
 
         assert await handle.result(10) == 6
         assert await handle.state("count", int) == 6
+        assert (await handle.state_items())["count"].value == "6"
 
 
 @orchestration

@@ -27,6 +27,7 @@ from perdure.client.insights import Insight, Surroundings, explain, read_surroun
 from perdure.client.steps import StepView, shortened, steps_of
 from perdure.client.view import failure_of
 from perdure.errors import CorruptData, NotFound
+from perdure.limits import HISTORY_EVENTS_WARN
 from perdure.model import events, wire
 from perdure.model.status import Status
 
@@ -131,7 +132,10 @@ def _facts(picture: Picture, now_ms: int) -> list[tuple[str, str]]:
     if info.parent_instance_id is not None:
         facts.append(("parent", info.parent_instance_id))
     if picture.event_count:
-        facts.append(("history", f"{picture.event_count} events, execution {info.execution_id}"))
+        long = "; long: continue_as_new() starts a fresh one"
+        warning = long if picture.event_count >= HISTORY_EVENTS_WARN else ""
+        counted = f"{picture.event_count} events, execution {info.execution_id}{warning}"
+        facts.append(("history", counted))
     waiting = sum(queued.visible_at_ms <= now_ms for queued in picture.around.messages)
     if waiting and not info.status.is_final:
         facts.append(("queued", f"{waiting} message{'s' if waiting > 1 else ''} for it"))

@@ -6,7 +6,7 @@ import os
 import sys
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import IO, TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
+from typing import IO, TYPE_CHECKING, Any, Final, Protocol
 
 from perdure.cli.escape import clean, clean_json
 from perdure.model.status import Status
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from rich.console import Console, RenderableType
     from rich.text import Text
-
-Format: TypeAlias = Literal["table", "json", "jsonl", "ids"]
 
 _STYLES: Final = {
     Status.PENDING: "dim",

@@ -10,7 +10,7 @@ from perdure.client.durations import shown_duration
 from perdure.client.steps import StepView, steps_of
 from perdure.client.view import failure_of
 from perdure.errors import CorruptData
-from perdure.model import events, wire, work
+from perdure.model import wire, work
 from perdure.model.status import Status
 from perdure.providers.items import QueuedMessage, WorkerInfo
 
@@ -300,9 +300,3 @@ def _attempt(queued: QueuedWork) -> Attempt:
         deliveries=queued.attempt_count,
         heartbeat=queued.heartbeat,
     )
-
-
-def input_of(history: Sequence[events.Event]) -> msgspec.Raw | None:
-    """The input of the execution, if its history has a beginning."""
-    first = history[0] if history else None
-    return first.input if isinstance(first, events.OrchestrationStarted) else None

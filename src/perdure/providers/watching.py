@@ -65,10 +65,6 @@ class ChangeHub:
         self._clock = clock
         self._signals: dict[str, tuple[Signal, int]] = {}
 
-    @property
-    def is_watched(self) -> bool:
-        return bool(self._signals)
-
     def notify(self, instance_ids: Iterable[str]) -> None:
         if self._signals:
             for instance_id in instance_ids:

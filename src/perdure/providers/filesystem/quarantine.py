@@ -15,9 +15,6 @@ class Quarantine:
     def add(self, path: str, reason: str) -> None:
         self.reasons[path] = reason
 
-    def has(self, path: str) -> bool:
-        return path in self.reasons
-
     def bars(self, instance_id: str) -> bool:
         """Whether the instance with that id is among them."""
         return bool(self.reasons) and layout.instance_directory(instance_id) in self.reasons
