@@ -191,6 +191,17 @@ RENEW_LOCK: Final = """
 UPDATE instance_locks SET locked_until = ?1, wake_at = ?1 WHERE instance_id = ?2
 """
 
+LIVE_LOCKS: Final = """
+SELECT json_group_array(json_array(l.lock_token, l.locked_until))
+FROM json_each(?) AS given CROSS JOIN instance_locks AS l ON l.lock_token = given.value
+WHERE l.locked_until > ?
+"""
+
+RENEW_LOCKS: Final = """
+UPDATE instance_locks SET locked_until = ?2, wake_at = ?2
+WHERE lock_token IN (SELECT value FROM json_each(?1))
+"""
+
 # --- orchestrator queue
 
 INSERT_MESSAGE: Final = ManyRows(

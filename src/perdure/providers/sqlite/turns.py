@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from perdure.errors import LockLost
 from perdure.model.status import Status
 from perdure.providers._shared import rules
 from perdure.providers.items import (
@@ -18,8 +17,9 @@ from perdure.providers.items import (
 )
 from perdure.providers.sqlite import locks, queries
 from perdure.providers.sqlite.commits import apply_commit
+from perdure.providers.sqlite.many_rows import as_list, rows_at_once
 from perdure.providers.sqlite.nothing import Nothing
-from perdure.providers.sqlite.tokens import as_handed_out, as_stored
+from perdure.providers.sqlite.tokens import as_handed_out, as_stored, is_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -109,13 +109,12 @@ def renew(tx: Transaction, lock_token: str, extend_for_ms: int) -> None:
 
 
 def renew_many(tx: Transaction, lock_tokens: Sequence[str], extend_for_ms: int) -> frozenset[str]:
-    lost: set[str] = set()
-    for token in lock_tokens:
-        try:
-            renew(tx, token, extend_for_ms)
-        except LockLost:
-            lost.add(token)
-    return frozenset(lost)
+    given = as_list([as_stored(token) for token in lock_tokens if is_text(token)])
+    live = dict(rows_at_once(tx, queries.LIVE_LOCKS, (given, tx.now)))
+    locked_until = tx.now + extend_for_ms
+    tx.execute(queries.RENEW_LOCKS, (as_list(live), locked_until))
+    tx.turns_changed |= locked_until < max(live.values(), default=0)
+    return frozenset(lock_tokens) - {as_handed_out(stored) for stored in live}
 
 
 def take_over(

@@ -142,6 +142,17 @@ UPDATE worker_queue SET locked_until = ?1, wake_at = ?1, heartbeat = coalesce(?2
 WHERE message_id = ?3
 """
 
+LIVE_WORK_LOCKS: Final = """
+SELECT json_group_array(json_array(w.lock_token, w.session_id))
+FROM json_each(?) AS given CROSS JOIN worker_queue AS w ON w.lock_token = given.value
+WHERE w.locked_until > ?
+"""
+
+RENEW_WORK_LOCKS: Final = """
+UPDATE worker_queue SET locked_until = ?2, wake_at = ?2
+WHERE lock_token IN (SELECT value FROM json_each(?1))
+"""
+
 NEXT_WORK_WAKE: Final = "SELECT min(wake_at) FROM worker_queue WHERE wake_at IS NOT NULL"
 
 # --- sessions
@@ -149,6 +160,10 @@ NEXT_WORK_WAKE: Final = "SELECT min(wake_at) FROM worker_queue WHERE wake_at IS 
 CLAIM_SESSION: Final = "INSERT OR REPLACE INTO sessions VALUES (?, ?, ?, ?)"
 TOUCH_SESSION: Final = """
 UPDATE sessions SET last_activity_at = ?1 WHERE session_id = ?2 AND locked_until > ?1
+"""
+TOUCH_SESSIONS: Final = """
+UPDATE sessions SET last_activity_at = ?2
+WHERE session_id IN (SELECT value FROM json_each(?1)) AND locked_until > ?2
 """
 RENEW_SESSIONS: Final = """
 UPDATE sessions SET locked_until = ?1

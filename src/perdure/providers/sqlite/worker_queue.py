@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import apsw
 
-from perdure.errors import InvalidValue, LockLost, UsageError
+from perdure.errors import InvalidValue, UsageError
 from perdure.providers._shared import rules
 from perdure.providers.items import ActivityIdentity, FetchedWork, TagMode
 from perdure.providers.sqlite import orchestrator_queue, work_queries
@@ -188,13 +188,12 @@ def renew(tx: Transaction, lock_token: str, extend_for_ms: int, heartbeat: str |
 
 
 def renew_many(tx: Transaction, lock_tokens: Sequence[str], extend_for_ms: int) -> frozenset[str]:
-    lost: set[str] = set()
-    for token in lock_tokens:
-        try:
-            renew(tx, token, extend_for_ms, None)
-        except LockLost:
-            lost.add(token)
-    return frozenset(lost)
+    given = as_list([as_stored(token) for token in lock_tokens if is_text(token)])
+    live = dict(rows_at_once(tx, work_queries.LIVE_WORK_LOCKS, (given, tx.now)))
+    tx.execute(work_queries.RENEW_WORK_LOCKS, (as_list(live), tx.now + extend_for_ms))
+    if sessions := {session_id for session_id in live.values() if session_id is not None}:
+        tx.execute(work_queries.TOUCH_SESSIONS, (as_list(sessions), tx.now))
+    return frozenset(lock_tokens) - {as_handed_out(stored) for stored in live}
 
 
 def renew_sessions(
