@@ -40,6 +40,8 @@ def busy(sqlite_cli):
         ["tree", "p-1"],
         ["workers"],
         ["db", "info"],
+        ["doctor"],
+        ["list", "--limit", "1"],
     ],
     ids=" ".join,
 )

@@ -148,21 +148,25 @@ def echo_wrapped(part: str | Cell) -> None:
     console().print(Padding(text_of(part), (0, 0, 0, 2)))
 
 
-def print_facts(facts: Iterable[tuple[str, str]]) -> None:
+def print_facts(
+    facts: Iterable[tuple[str | Cell, str | Cell]], *, indent: int = 2, label_width: int = 8
+) -> None:
     """Labels and texts; a long text goes on below its own beginning."""
     if not is_terminal():
         for label, text in facts:
-            sys.stdout.write(f"  {label:<9}{clean(text)}\n")
+            line = f"{'':{indent}}{_plain(label):<{label_width}} {clean(_plain(text))}"
+            sys.stdout.write(line + "\n")
         return
     from rich.padding import Padding
     from rich.table import Table
 
     table = Table.grid(padding=(0, 1, 0, 0))
-    table.add_column(min_width=8, no_wrap=True, style="dim")
+    table.add_column(min_width=label_width, no_wrap=True)
     table.add_column(overflow="fold")
     for label, text in facts:
-        table.add_row(label, text_of(text))
-    console().print(Padding(table, (0, 0, 0, 2)))
+        shown = Cell(label, "dim") if isinstance(label, str) else label
+        table.add_row(text_of(shown), text_of(text))
+    console().print(Padding(table, (0, 0, 0, indent)))
 
 
 def note(text: str) -> None:

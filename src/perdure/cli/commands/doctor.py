@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 from perdure.cli.command import command
 from perdure.cli.exits import Exit
 from perdure.cli.options import output_option
-from perdure.cli.render import Cell, echo, glyph, print_json
+from perdure.cli.render import Cell, glyph, print_facts, print_json
 from perdure.cli.session import current_settings
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from perdure.cli.health import Finding
 
 _SIGNS = {
@@ -38,13 +40,13 @@ def doctor(output: str) -> int:
     if output == "json":
         print_json([finding.document() for finding in findings])
     else:
-        for finding in findings:
-            _print(finding)
+        print_facts(_facts(findings), indent=0, label_width=14)
     return Exit.ERROR if any(finding.level == "bad" for finding in findings) else Exit.OK
 
 
-def _print(finding: Finding) -> None:
-    sign, style = _SIGNS[finding.level]
-    echo(Cell(f"{glyph(sign)} ", style), Cell(f"{finding.subject:<12} ", "bold"), finding.text)
-    if finding.advice:
-        echo(f"{'':15}", Cell(finding.advice, "dim"))
+def _facts(findings: Iterable[Finding]) -> Iterator[tuple[Cell, str | Cell]]:
+    for finding in findings:
+        sign, style = _SIGNS[finding.level]
+        yield Cell(f"{glyph(sign)} {finding.subject}", style), finding.text
+        if finding.advice:
+            yield Cell(""), Cell(finding.advice, "dim")

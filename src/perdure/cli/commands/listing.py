@@ -79,7 +79,8 @@ def _print_footer(count: int, following: str | None, limit: int) -> None:
     if not count:
         note("none; 'perdure start NAME' starts one, 'perdure count' counts all")
     elif following is not None:
-        note(f"{count} shown, more follow: --limit {limit * 5}, or --cursor {following}")
+        note(f"{count} shown, more follow: --limit {limit * 5}, or")
+        note(f"--cursor {following}")
 
 
 @command(
