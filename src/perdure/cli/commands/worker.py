@@ -57,13 +57,17 @@ def worker(modules: tuple[str, ...], log_level: str, **options: Any) -> None:
 
     SIGTERM or Ctrl-C drains: what runs may finish, nothing new is taken. Again: ends at once.
     """
+    from perdure.authoring.registry import Registry
     from perdure.cli.logs import start_logging
     from perdure.cli.modules import load_handlers
+    from perdure.cli.repeating import warnings_of
     from perdure.runtime.runtime import Runtime
 
     settings = current_settings()
     handlers = load_handlers(settings.modules(modules), "perdure worker")
     start_logging(log_level)
+    for warning in warnings_of(Registry(handlers)):
+        logger.warning(warning)
     logger.info("serving %s; Ctrl-C or SIGTERM drains", shown_store(settings.store()))
 
     async def serve() -> None:
