@@ -59,4 +59,6 @@ async def main(folder: str, store: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2 or not Path(sys.argv[1]).is_dir():
+        sys.exit("name a folder with .txt files: python -m examples.documents FOLDER [STORE]")
     asyncio.run(main(sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else "documents.db"))
