@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from integration.conditions import reached, waiting
 from perdure import (
     InMemoryProvider,
@@ -13,6 +15,7 @@ from perdure import (
     orchestration,
     wait_for_event,
 )
+from perdure.errors import WaitTimeout
 from perdure.model.failures import BlockReason
 from perdure.providers.items import HistoryRecord, OrchestratorMessage
 from perdure.providers.memory import MemoryStore
@@ -85,6 +88,23 @@ async def test_the_latest_version_is_taken_at_continue_as_new():
 
         assert await new.get("f").result(10) == "2.0.0"
         assert (await new.status("f")).version == "2.0.0"
+
+
+async def test_whoever_waits_for_a_blocked_instance_learns_why(caplog):
+    store = MemoryStore()
+    async with _runtime(store, version_1()) as runtime:
+        await runtime.start_named("flow", 0, id="f")
+        await waiting(runtime, "f")
+    async with _runtime(store, changed_version_1()) as broken:
+        await broken.raise_event("f", "go")
+        await reached(broken, "f", Status.BLOCKED)
+
+        with pytest.raises(WaitTimeout, match="goes on: it is Blocked: orchestration 'flow'"):
+            await broken.get("f").result(0.05)
+
+    said = [record for record in caplog.records if record.name == "perdure.client"]
+    assert [record.levelname for record in said] == ["WARNING"]
+    assert "'f' is Blocked: orchestration 'flow'" in said[0].getMessage()
 
 
 async def test_a_version_that_only_another_worker_has_takes_over_at_continue_as_new():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import uuid
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, TypeVarTuple, cast, overload
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
+
+log = logging.getLogger("perdure.client")
 
 IfExists = Literal["get", "fail", "replace"]
 
@@ -219,19 +222,27 @@ class Client:
 
     async def _wait_finished(self, instance_id: str, deadline_ms: int | None) -> InstanceInfo:
         admin = self._admin()
+        has_warned = False
         with self.provider.watch(instance_id) as watch:
             while True:
                 info = await admin.get_instance_info(instance_id)
                 if info.status.is_final:
                     return info
-                await watch.wait(self._patience_ms(instance_id, deadline_ms))
+                if info.status is Status.BLOCKED and not has_warned:
+                    # Whoever waits for ever must learn why.
+                    log.warning("%r is %s; still waiting", instance_id, _standing(info))
+                    has_warned = True
+                await watch.wait(self._patience_ms(info, deadline_ms))
 
-    def _patience_ms(self, instance_id: str, deadline_ms: int | None) -> int:
+    def _patience_ms(self, info: InstanceInfo, deadline_ms: int | None) -> int:
         if deadline_ms is None:
             return self._watch_ms
         left_ms = deadline_ms - self.clock.now_ms()
         if left_ms <= 0:
-            raise WaitTimeout(f"{instance_id!r} has not got there in time; it goes on")
+            raise WaitTimeout(
+                f"{info.instance_id!r} has not got there in time and goes on: it is "
+                f"{_standing(info)}"
+            )
         return min(left_ms, self._watch_ms)
 
     async def wait_for_status_change(
@@ -248,7 +259,7 @@ class Client:
                 info = await admin.get_instance_info(id)
                 if info.status.is_final or info.custom_status_version > last_seen_version:
                     return view_of(info, self.codec)
-                await watch.wait(self._patience_ms(id, deadline_ms))
+                await watch.wait(self._patience_ms(info, deadline_ms))
 
     async def status(self, id: str, *, waits: bool = True) -> InstanceStatus:  # noqa: A002
         """Where the instance stands now. Raises NotFound for an unknown id."""
@@ -308,6 +319,12 @@ class Client:
     async def resume(self, id: str) -> None:  # noqa: A002
         """Go on after ``pause``, or try a Blocked instance again."""
         await self._admin().resume_instance(check_id(id, "id"))
+
+
+def _standing(info: InstanceInfo) -> str:
+    if info.status is Status.BLOCKED and info.block is not None:
+        return f"Blocked: {info.block.message}"
+    return str(info.status)
 
 
 def _delay_ms(delay: float | None) -> int | None:
