@@ -19,6 +19,7 @@ from perdure.conformance.factories import (
 from perdure.errors import DuplicateEvent, InternalError, LockLost, NotFound, UsageError
 from perdure.providers.items import EnqueueCondition, ExecutionMetadata, TurnCommit
 from perdure.providers.sqlite import SqliteProvider
+from perdure.providers.sqlite.writer import BATCH_OPERATIONS_MAX
 
 NAMED = ExecutionMetadata(name="TestOrch", version="1.0.0")
 
@@ -70,6 +71,20 @@ def test_operations_that_arrive_together_share_commits(path):
         return provider.commits
 
     assert run(path, enqueue_many_at_once) < 50
+
+
+def test_thousands_that_arrive_together_are_answered_part_by_part(path):
+    async def scenario(provider):
+        messages = [raised(f"i-{n}", "e") for n in range(4 * BATCH_OPERATIONS_MAX)]
+        provider.points.clear()
+        sent = [asyncio.ensure_future(provider.enqueue_for_orchestrator(each)) for each in messages]
+        await sent[0]
+
+        assert not all(each.done() for each in sent)
+        await asyncio.gather(*sent)
+        assert provider.commits >= 2
+
+    run(path, scenario)
 
 
 def test_an_operation_that_fails_does_not_harm_those_beside_it(path):

@@ -20,7 +20,7 @@ from perdure.providers.sqlite import place, turns, worker_queue
 from perdure.providers.sqlite.entries import Entry
 from perdure.providers.sqlite.nothing import Nothing
 from perdure.providers.sqlite.readers import Reader
-from perdure.providers.sqlite.writer import Writer
+from perdure.providers.sqlite.writer import BATCH_OPERATIONS_MAX, Writer
 from perdure.providers.watching import ChangeHub, Signal, Watch
 
 if TYPE_CHECKING:
@@ -183,8 +183,11 @@ class Handle:
 
     def _hand_over(self) -> None:
         accepted, self._accepted = self._accepted, []
-        if accepted and self._writer is not None:
-            self._writer.submit(accepted)
+        if self._writer is None:
+            return
+        # In parts, so that the first need not wait for the commit of ten thousand others.
+        for start in range(0, len(accepted), BATCH_OPERATIONS_MAX):
+            self._writer.submit(accepted[start : start + BATCH_OPERATIONS_MAX])
 
     def read(self, name: str, operation: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
         """For a few rows."""
