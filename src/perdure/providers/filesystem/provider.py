@@ -128,7 +128,7 @@ class FileSystemProvider(Provider):
     def store(self, operation: str) -> OpenStore:
         """The opened store; raises StoreClosed."""
         if self._opened is None:
-            raise StoreClosed(operation, f"{self._path} is not open; call open() first")
+            raise StoreClosed(operation, f"{self._path} is not open; use async with")
         self._opened.require_open(operation)
         return self._opened
 

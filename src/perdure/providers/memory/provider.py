@@ -93,7 +93,7 @@ class InMemoryProvider(Provider):
 
     def _require_open(self, operation: str) -> None:
         if not self._is_open:
-            raise StoreClosed(operation, "the in-memory provider is not open")
+            raise StoreClosed(operation, "the in-memory provider is not open; use async with")
 
     # --- turns
 
