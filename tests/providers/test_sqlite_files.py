@@ -248,13 +248,12 @@ def test_durability_decides_when_the_disk_is_waited_for(tmp_path, durability, le
     assert asyncio.run(synchronous()) == level
 
 
-def test_a_file_that_disappears_soon_stops_the_writing(tmp_path):
+def test_a_file_that_disappears_stops_the_writing(tmp_path):
     async def lose_the_file():
         async with SqliteProvider(tmp_path / "store.db") as provider:
             await provider.enqueue_for_orchestrator(start("one"))
             (tmp_path / "store.db").unlink()
-            for number in range(100_000):
-                await provider.enqueue_for_orchestrator(start(f"later-{number}"))
+            await provider.enqueue_for_orchestrator(start("two"))
 
     with pytest.raises(StoreUnavailable, match="removed or replaced"):
         asyncio.run(lose_the_file())

@@ -49,9 +49,6 @@ WAL_PAGES_BETWEEN_LOOKS: Final = 250
 WAL_PAGES_TO_INSIST: Final = 14_000
 """55 MiB: past this a reader that pins the log is waited for."""
 IDLE_SECONDS_TO_CHECKPOINT: Final = 1.0
-IN_PLACE_SECONDS: Final = 0.01
-"""How long a look at the file's place counts. What is committed just after the file was taken away
-goes with it, like what was committed just before; the look costs as much as a statement."""
 WATCH_SECONDS: Final = (0.015, 0.045)
 """How often the file is asked for commits of other processes, just after one and when idle."""
 
@@ -85,7 +82,6 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name="perdure-sqlite", daemon=True)
         self._transaction: Transaction | None = None
         self._inode = (0, 0)
-        self._in_place_until = 0.0
         self._wal_pages = 0
         self._first_pages_to_checkpoint = (
             WAL_PAGES_IN_PLACE if durability == "full" else WAL_PAGES_TO_CHECKPOINT
@@ -260,16 +256,12 @@ class Writer:
             self._adopt(connect_writer(self._path, self._durability))
         transaction = self._transaction
         assert transaction is not None
-        now = time.monotonic()
-        if now < self._in_place_until:
-            return transaction
         if _inode(self._name) != self._inode:
             raise StoreUnavailable(
                 "write",
                 f"{str(self._path)!r} was removed or replaced while it was open; nothing more is "
                 "written to it. Restart the program on the file that you want",
             )
-        self._in_place_until = now + IN_PLACE_SECONDS
         return transaction
 
     def _adopt(self, connection: apsw.Connection) -> None:
@@ -369,7 +361,7 @@ def _roll_back(transaction: Transaction) -> None:
 
 def _inode(path: str) -> tuple[int, int]:
     try:
-        found = os.stat(path)  # noqa: PTH116 - between commits, and twice as fast
+        found = os.stat(path)  # noqa: PTH116 - once for each commit, and twice as fast
     except OSError:
         return (0, 0)
     return found.st_dev, found.st_ino
