@@ -187,7 +187,7 @@ def test_a_turn_reads_as_many_rows_as_it_changes(store: Store) -> None:
             for number in range(half + 1, MANY + 1)
         ),
     )
-    row, parts = rows.turn_row("x", "held", commit)
+    row, parts = rows.turn_row("x", "held", commit, is_first=False)
     text = msgspec.json.encode([{**row, "n": 0}]).decode()
 
     found, read = store.rows_read(queries.COMMIT_TURNS, ["lane", 1, False, text, parts])
@@ -207,7 +207,7 @@ def test_a_burst_of_work_is_fetched_with_one_statement_and_given_back_with_anoth
             await asyncio.gather(
                 *[provider.enqueue_for_worker(activity("x", activity_id=n)) for n in range(1, 301)]
             )
-            for _ in range(2):  # statements are prepared in the first round
+            for _ in range(3):  # statements are prepared in the second round
                 before = proxy.statements
                 fetched = await provider.fetch_work_items(500, 60_000, 0)
                 taken = proxy.statements - before

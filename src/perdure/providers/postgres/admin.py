@@ -36,6 +36,7 @@ from perdure.providers.items import (
     WorkerInfo,
 )
 from perdure.providers.postgres import listing, queries, rows
+from perdure.providers.postgres.connections import Rank
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -101,7 +102,9 @@ class PostgresAdmin(ProviderAdmin):
                 return
 
     async def get_instance_info(self, instance_id: str) -> InstanceInfo:
-        found = await self._of(instance_id, "get_instance_info", listing.INFO)
+        check_id(instance_id, "instance id")
+        # A client may be waiting for the result.
+        found = await self._handle.ask("get_instance_info", listing.INFO, (instance_id,))
         if not found:
             raise _no_instance(instance_id)
         return rows.instance_info(found[0])
@@ -427,7 +430,7 @@ class PostgresAdmin(ProviderAdmin):
     async def _ask(
         self, operation: str, template: LiteralString, parameters: Any = ()
     ) -> list[Any]:
-        return await self._handle.ask(operation, template, parameters)
+        return await self._handle.ask(operation, template, parameters, rank=Rank.CHORE)
 
     async def _of(self, instance_id: str, operation: str, template: LiteralString) -> list[Any]:
         check_id(instance_id, "instance id")

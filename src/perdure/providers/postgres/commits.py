@@ -18,12 +18,14 @@ from perdure.errors import (
 )
 from perdure.providers._shared import rules
 from perdure.providers.postgres.faults import violated
+from perdure.providers.postgres.lanes import Operation
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import LiteralString
 
     from perdure.providers.postgres.handle import Handle
+    from perdure.providers.postgres.lanes import Refusal
 
 
 class Commits:
@@ -31,19 +33,6 @@ class Commits:
 
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
-
-    async def commit(
-        self,
-        operation: str,
-        template: LiteralString,
-        row: dict[str, Any],
-        *,
-        key: str,
-        parts: int = 0,
-        weight: int = 0,
-    ) -> bool:
-        """False if there is one already; raises for whatever else the server refuses."""
-        return await self.send(operation, template, row, key=key, parts=parts, weight=weight)
 
     def send(
         self,
@@ -54,24 +43,36 @@ class Commits:
         key: str,
         parts: int = 0,
         weight: int = 0,
-    ) -> asyncio.Future[bool]:
-        """As ``commit``, on its way when this returns."""
-        answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        sent = self._handle.send(operation, template, row, key=key, parts=parts, weight=weight)
+        done: Callable[[], None] | None = None,
+        answers: bool = True,
+    ) -> asyncio.Future[Any]:
+        """On its way when this returns. False if there is one already, else True, or None without
+        ``answers``; raises for whatever else the server refuses.
 
-        def pass_on(outcome: asyncio.Future[tuple[str, str | None] | None]) -> None:
-            if answer.done():
-                return
-            error = outcome.exception()
-            try:
-                if isinstance(error, PerdureError):
-                    raise _own_error(operation, error, row) from error.__cause__
-                answer.set_result(_judge(operation, row, outcome.result()))
-            except BaseException as failure:  # noqa: BLE001
-                answer.set_exception(failure)
+        ``done`` is called once it is committed, even if nobody waits for that any more.
+        """
 
-        sent.add_done_callback(pass_on)
-        return answer
+        def applied(refused: Refusal | None) -> bool | None:
+            is_done = _judge(operation, row, refused)
+            if is_done and done is not None:
+                done()
+            return is_done if answers else None
+
+        def failed(error: Exception) -> Exception:
+            if isinstance(error, PerdureError):
+                own = _own_error(operation, error, row)
+                own.__cause__ = error.__cause__
+                return own
+            return error
+
+        outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        try:
+            self._handle.send(
+                Operation(operation, template, row, key, parts, weight, applied, failed, outcome)
+            )
+        except PerdureError as error:
+            outcome.set_exception(error)
+        return outcome
 
     async def renew(
         self,
@@ -89,7 +90,7 @@ class Commits:
         return lost
 
 
-def _judge(operation: str, row: dict[str, Any], refused: tuple[str, str | None] | None) -> bool:
+def _judge(operation: str, row: dict[str, Any], refused: Refusal | None) -> bool:
     match refused:
         case None:
             return True

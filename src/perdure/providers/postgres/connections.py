@@ -6,12 +6,13 @@ import asyncio
 import random
 from collections import deque
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import psycopg
 
 from perdure.errors import ProviderError, StoreBusy, StoreClosed
-from perdure.providers.postgres.calling import call
+from perdure.providers.postgres.calling import call, call_back
 from perdure.providers.postgres.faults import Remedy, refusal, remedy_for
 from perdure.providers.postgres.place import STATEMENT_TIMEOUT_SECONDS
 
@@ -29,11 +30,31 @@ RETRY_SECONDS: Final = 10.0
 """A restart or a failover is over by then; the caller may go on trying."""
 
 _PAUSE_SECONDS: Final = (0.01, 0.5)
-_PATIENCE_SECONDS: Final = 0.02
 _LIFE_SECONDS: Final = 3600.0
 """What a session of the server gathers in its memory is let go from time to time."""
 _ANSWER_SECONDS: Final = STATEMENT_TIMEOUT_SECONDS + 5.0
 """The server gives up first; this bounds the wait for an answer that never comes."""
+
+
+class Rank(IntEnum):
+    """Who goes first when connections are scarce."""
+
+    COMMIT = 0
+    FETCH_TURNS = 1
+    FETCH_WORK = 2
+    READ = 3
+    CHORE = 4
+
+
+_PATIENCE_SECONDS: Final = {
+    Rank.COMMIT: 0.02,
+    Rank.FETCH_TURNS: 0.02,
+    Rank.FETCH_WORK: 0.05,
+    Rank.READ: 0.05,
+    Rank.CHORE: 0.2,
+}
+"""How long to wait for a connection in use before another one is opened. A new one has to learn the
+tables first, and the server has better things to do when a program starts."""
 
 
 class Backoff:
@@ -60,27 +81,64 @@ class Link:
     connection: _Connection
     opened_at: float
     known: set[bytes] = field(default_factory=set[bytes])
-    """Statements that it has run: the server need not plan them again."""
+    """Statements that it has run: the server need not plan their functions again."""
+    prepared: set[bytes] = field(default_factory=set[bytes])
+    """Those of them that have a name."""
+
+
+class Slots:
+    """As asyncio.Semaphore, with a way in that does not wait."""
+
+    def __init__(self, number: int) -> None:
+        self._free = number
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    def take_now(self) -> bool:
+        """False if none is free."""
+        if self._free == 0:
+            return False
+        self._free -= 1
+        return True
+
+    async def take(self) -> None:
+        if self.take_now():
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.release()  # it was this one's turn, and it does not take it
+            raise
+
+    def release(self) -> None:
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1
 
 
 class Connections:
     """A bounded pool, every connection in autocommit: a statement is a transaction.
 
     A statement goes to a connection that has run it before, if one is free, else to the last one
-    used. One connection at a time is opened; whoever waits takes what is free first. What is not
-    urgent lets others go first and waits a moment before it asks for a connection more: opening one
-    costs the server more than most statements.
+    used. One connection at a time is opened; whoever waits takes what is free first, and waits a
+    moment before it asks for a connection more: opening one costs the server more than most
+    statements. What is of a lower rank lets others go first and waits longer.
     """
 
     def __init__(self, place: Place, *, size: int, prepare: bool, retry_seconds: float) -> None:
         self._place = place
         self._retry_seconds = retry_seconds
         self._prepares = prepare
-        self._slots = asyncio.Semaphore(size)
+        self._slots = Slots(size)
         self._free: list[Link] = []
         self._count = 0
         """Free ones and those in use."""
-        self._waiting: deque[asyncio.Future[bool]] = deque()
+        self._waiting: dict[Rank, deque[asyncio.Future[None]]] = {rank: deque() for rank in Rank}
         self._is_opening = False
         self._is_open = False
 
@@ -93,7 +151,7 @@ class Connections:
         return await psycopg.AsyncConnection[Row].connect(
             self._place.conninfo,
             autocommit=True,
-            prepare_threshold=0 if self._prepares else None,
+            prepare_threshold=1 if self._prepares else None,
         )
 
     def open(self) -> None:
@@ -104,9 +162,9 @@ class Connections:
         self._count += 1
         self._free.append(Link(connection, asyncio.get_running_loop().time()))
 
-    async def close(self) -> None:
+    def close(self) -> None:
         self._is_open = False
-        await self._drop_free()
+        self._drop_free()
 
     async def run(
         self,
@@ -115,9 +173,12 @@ class Connections:
         parameters: Parameters = (),
         *,
         binary: bool = False,
+        rank: Rank = Rank.READ,
     ) -> list[Row]:
         """Rows of a statement that may be repeated; it is, for as long as that can help."""
-        return await self.run_marked(operation, statement, lambda _: parameters, binary=binary)
+        return await self.run_marked(
+            operation, statement, lambda _: parameters, binary=binary, rank=rank
+        )
 
     async def run_marked(
         self,
@@ -127,14 +188,14 @@ class Connections:
         *,
         binary: bool,
         was_sent: bool = False,
-        urgent: bool = False,
+        rank: Rank = Rank.READ,
     ) -> list[Row]:
         """As ``run``; the parameters may depend on whether the statement may have run before."""
         backoff = Backoff(self._retry_seconds)
         while True:
             try:
                 return await self.run_once(
-                    operation, statement, parameters(was_sent), binary=binary, urgent=urgent
+                    operation, statement, parameters(was_sent), binary=binary, rank=rank
                 )
             except (psycopg.Error, OSError) as error:
                 remedy = remedy_for(error)
@@ -149,20 +210,20 @@ class Connections:
         parameters: Parameters = (),
         *,
         binary: bool = False,
-        urgent: bool = False,
+        rank: Rank = Rank.READ,
     ) -> list[Row]:
         """One try; raises what the driver raises."""
         return await self._with_link(
             operation,
             statement,
             lambda link: _ask(link.connection, statement, parameters, binary=binary),
-            urgent=urgent,
+            rank=rank,
         )
 
     async def call_once(
         self, operation: str, statement: bytes, parameters: Sequence[bytes]
     ) -> bytes:
-        """One try of a function that returns one text; always urgent."""
+        """One try of a commit, which returns one text. Raises what the driver raises."""
         return await self._with_link(
             operation,
             statement,
@@ -170,11 +231,46 @@ class Connections:
                 link.connection,
                 statement,
                 parameters,
-                prepared=link.known if self._prepares else None,
+                prepared=link.prepared if self._prepares and statement in link.known else None,
                 seconds=_ANSWER_SECONDS,
             ),
-            urgent=True,
+            rank=Rank.COMMIT,
         )
+
+    def call_now(
+        self,
+        statement: bytes,
+        parameters: Sequence[bytes],
+        done: Callable[[bytes, BaseException | None], None],
+    ) -> bool:
+        """As ``call_once`` if a connection that knows the statement is free, else False.
+
+        ``done`` is called with the text, or with what the driver would raise.
+        """
+        link = self._pick_known(statement) if self._is_open else None
+        if link is None:
+            return False
+
+        def answered(text: bytes, error: BaseException | None) -> None:
+            if error is not None:
+                _clear_up(link, error)
+                self._drop_broken(error)
+            self._put(link)
+            self._slots.release()
+            done(text, error)
+
+        try:
+            call_back(
+                link.connection,
+                statement,
+                parameters,
+                is_prepared=self._prepares,
+                seconds=_ANSWER_SECONDS,
+                done=answered,
+            )
+        except (psycopg.Error, OSError) as error:
+            answered(b"", error)
+        return True
 
     async def _with_link(
         self,
@@ -182,41 +278,40 @@ class Connections:
         statement: bytes,
         ask: Callable[[Link], Awaitable[_Answer]],
         *,
-        urgent: bool,
+        rank: Rank,
     ) -> _Answer:
         await self._take_slot(operation)
         try:
-            link = await self._take(statement, urgent=urgent)
+            link = await self._take(statement, rank)
             try:
                 answer = await ask(link)
             except BaseException as error:
-                # A stale plan lives on in an open connection, and an answer that was not waited
-                # for would be taken for the next one's.
-                if remedy_for(error) is Remedy.RECONNECT or not isinstance(error, psycopg.Error):
-                    await link.connection.close()
+                _clear_up(link, error)
                 raise
             else:
                 link.known.add(statement)
                 return answer
             finally:
-                await self._put(link)
+                self._put(link)
         except (psycopg.Error, OSError) as error:
-            if remedy_for(error) is Remedy.RECONNECT:
-                # What happened to this one has likely happened to all of them.
-                await self._drop_free()
+            self._drop_broken(error)
             raise
         finally:
             self._slots.release()
 
+    def _drop_broken(self, error: BaseException) -> None:
+        if remedy_for(error) is Remedy.RECONNECT:
+            # What happened to this one has likely happened to all of them.
+            self._drop_free()
+
     async def _take_slot(self, operation: str) -> None:
         if not self._is_open:
             raise StoreClosed(operation, f"{self.location} is not open")
-        if not self._slots.locked():
-            await self._slots.acquire()
+        if self._slots.take_now():
             return
         try:
             async with asyncio.timeout(self._retry_seconds):
-                await self._slots.acquire()
+                await self._slots.take()
         except TimeoutError as error:
             raise StoreBusy(
                 operation,
@@ -224,24 +319,27 @@ class Connections:
                 "raise pool_size, or look for what blocks them",
             ) from error
 
-    async def _take(self, statement: bytes, *, urgent: bool) -> Link:
-        may_open = urgent or self._count == 0
+    async def _take(self, statement: bytes, rank: Rank) -> Link:
+        if rank >= Rank.READ:
+            await asyncio.sleep(0)
+        loop = asyncio.get_running_loop()
+        open_at = loop.time() + _PATIENCE_SECONDS[rank]
         while True:
             link = self._pick(statement)
             if link is not None:
                 return link
+            may_open = self._count == 0 or loop.time() >= open_at
             if may_open and not self._is_opening:
                 return await self._open_link()
-            turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-            self._waiting.insert(0 if urgent else len(self._waiting), turn)
-            may_open = await self._await_turn(turn, may_open=may_open)
+            turn: asyncio.Future[None] = loop.create_future()
+            self._waiting[rank].append(turn)
+            await self._await_turn(turn, None if may_open else open_at)
 
-    async def _await_turn(self, turn: asyncio.Future[bool], *, may_open: bool) -> bool:
-        """Whether it has waited long enough to open a connection."""
+    async def _await_turn(self, turn: asyncio.Future[None], until: float | None) -> None:
         loop = asyncio.get_running_loop()
-        patience = None if may_open else loop.call_later(_PATIENCE_SECONDS, _end_wait, turn)
+        patience = None if until is None else loop.call_at(until, _end_wait, turn)
         try:
-            return await turn or may_open
+            await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
                 self._wake()  # it was this one's turn, and it does not take it
@@ -260,14 +358,27 @@ class Connections:
                 return self._free.pop(position)
         return self._free.pop() if self._free else None
 
+    def _pick_known(self, statement: bytes) -> Link | None:
+        """With its slot, if there is one that need not wait for anything."""
+        if not self._slots.take_now():
+            return None
+        for position in range(len(self._free) - 1, -1, -1):
+            link = self._free[position]
+            known = link.prepared if self._prepares else link.known
+            if statement in known and not link.connection.closed:
+                return self._free.pop(position)
+        self._slots.release()
+        return None
+
     async def _open_link(self) -> Link:
         self._is_opening = True
         try:
             link = Link(await self.connect(), asyncio.get_running_loop().time())
         except (psycopg.Error, OSError) as error:
             # Others would wait as long for nothing, one after the other.
-            while self._waiting:
-                self._fail(self._waiting.popleft(), error)
+            for waiting in self._waiting.values():
+                while waiting:
+                    self._fail(waiting.popleft(), error)
             raise
         else:
             self._count += 1
@@ -276,36 +387,49 @@ class Connections:
             self._is_opening = False
             self._wake()
 
-    async def _put(self, link: Link) -> None:
+    def _put(self, link: Link) -> None:
         age = asyncio.get_running_loop().time() - link.opened_at
         if self._is_open and age < _LIFE_SECONDS and not link.connection.closed:
             self._free.append(link)
         else:
             self._count -= 1
-            await link.connection.close()
+            _hang_up(link)
         self._wake()
 
     def _wake(self) -> None:
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(self._count == 0)
-                return
+        for waiting in self._waiting.values():
+            while waiting:
+                turn = waiting.popleft()
+                if not turn.done():
+                    turn.set_result(None)
+                    return
 
     @staticmethod
-    def _fail(turn: asyncio.Future[bool], error: Exception) -> None:
+    def _fail(turn: asyncio.Future[None], error: Exception) -> None:
         if not turn.done():
             turn.set_exception(error)
 
-    async def _drop_free(self) -> None:
+    def _drop_free(self) -> None:
         while self._free:
             self._count -= 1
-            await self._free.pop().connection.close()
+            _hang_up(self._free.pop())
 
 
-def _end_wait(turn: asyncio.Future[bool]) -> None:
+def _clear_up(link: Link, error: BaseException) -> None:
+    # A stale plan lives on in an open connection, and an answer that was not waited for would be
+    # taken for the next one's.
+    if remedy_for(error) is Remedy.RECONNECT or not isinstance(error, psycopg.Error):
+        _hang_up(link)
+
+
+def _hang_up(link: Link) -> None:
+    """What the driver's close does; only that it need not be awaited."""
+    link.connection.pgconn.finish()
+
+
+def _end_wait(turn: asyncio.Future[None]) -> None:
     if not turn.done():
-        turn.set_result(True)
+        turn.set_result(None)
 
 
 async def _ask(

@@ -13,6 +13,7 @@ import psycopg
 from perdure.errors import CorruptData, ProviderError
 from perdure.providers._shared import rules
 from perdure.providers.postgres import queries, rows
+from perdure.providers.postgres.connections import Rank
 from perdure.providers.postgres.desk import Desk, Seen
 from perdure.providers.postgres.faults import is_damage
 
@@ -56,8 +57,9 @@ class WorkWant(NamedTuple):
 class _Fetches(Generic[_WantT]):
     """Sends fetches, and remembers the tokens of those that were never answered."""
 
-    def __init__(self, handle: Handle, operation: str, template: LiteralString) -> None:
+    def __init__(self, handle: Handle, operation: str, template: LiteralString, rank: Rank) -> None:
         self._handle = handle
+        self._rank = rank
         self._operation = operation
         self._template: LiteralString = template
         self._unanswered: dict[_WantT, list[str]] = {}
@@ -72,6 +74,7 @@ class _Fetches(Generic[_WantT]):
                 self._template,
                 lambda again: [tokens, again, *arguments],
                 was_sent=was_sent,
+                rank=self._rank,
             )
         except ProviderError as error:
             if was_sent or error.retryable:
@@ -92,7 +95,9 @@ class Turns:
         self._handle = handle
         self._tokens = tokens
         self._orphan_grace_ms = orphan_grace_ms
-        self._fetches: _Fetches[TurnWant] = _Fetches(handle, _FETCH_TURN, queries.FETCH_TURNS)
+        self._fetches: _Fetches[TurnWant] = _Fetches(
+            handle, _FETCH_TURN, queries.FETCH_TURNS, Rank.FETCH_TURNS
+        )
         self._desk: Desk[TurnWant, FetchedOrchestration] = Desk(
             self._look, give_back, lambda: handle.poll_seconds, _TURNS_AT_ONCE_MAX
         )
@@ -147,7 +152,9 @@ class Work:
         give_back: Callable[[FetchedWork], Awaitable[None]],
     ) -> None:
         self._tokens = tokens
-        self._fetches: _Fetches[WorkWant] = _Fetches(handle, _FETCH_WORK, queries.FETCH_WORK)
+        self._fetches: _Fetches[WorkWant] = _Fetches(
+            handle, _FETCH_WORK, queries.FETCH_WORK, Rank.FETCH_WORK
+        )
         self._desk: Desk[WorkWant, FetchedWork] = Desk(
             self._look, give_back, lambda: handle.poll_seconds, _WORK_AT_ONCE_MAX
         )

@@ -12,18 +12,17 @@ import time
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
-from psycopg.rows import dict_row
 
 from perdure.clock import SystemClock
-from perdure.errors import PerdureError, StoreClosed, StoreMoved, StoreRefused, UsageError
-from perdure.model.wire import FORMAT_VERSION
+from perdure.errors import PerdureError, StoreClosed, UsageError
 from perdure.providers.postgres import queries
-from perdure.providers.postgres.connections import Backoff, Connections
+from perdure.providers.postgres.connections import Backoff, Connections, Rank
 from perdure.providers.postgres.faults import asks_for_patience, refusal
 from perdure.providers.postgres.lanes import Lanes
 from perdure.providers.postgres.listener import BUCKETS, Channels, Listener, Notifier, bucket_of
 from perdure.providers.postgres.migrate import migrate, pending
-from perdure.providers.postgres.place import check_server, place_of
+from perdure.providers.postgres.opening import prepare_store
+from perdure.providers.postgres.place import place_of
 from perdure.providers.postgres.renewals import Renewals
 from perdure.providers.postgres.server_clock import ServerClock
 from perdure.providers.watching import ChangeHub
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from perdure.providers._shared.migrate import Migration
     from perdure.providers.postgres.connections import Parameters, Row
     from perdure.providers.postgres.desk import Desk
-    from perdure.providers.postgres.lanes import Answer
+    from perdure.providers.postgres.lanes import Answer, Operation
 
 _Result = TypeVar("_Result")
 
@@ -43,13 +42,6 @@ _LANES: Final = 3
 _LISTENING_POLL_SECONDS: Final = 5.0
 _DEAF_POLL_SECONDS: Final = 1.5
 _LANE_LIFE_MS: Final = 24 * 3600 * 1000
-_FACTS: Final = b"""
-    SELECT pg_is_in_recovery()::text AS in_recovery,
-        current_setting('server_version_num') AS server_version_num,
-        current_setting('server_encoding') AS server_encoding,
-        current_setting('transaction_read_only') AS transaction_read_only,
-        current_setting('transaction_isolation') AS transaction_isolation
-"""
 
 
 class Handle:
@@ -100,13 +92,19 @@ class Handle:
         try:
             await self._on_own_connection(
                 "open",
-                lambda connection: self._prepare_schema(connection, auto_migrate=auto_migrate),
+                lambda connection: prepare_store(
+                    connection,
+                    self.place,
+                    self.statements,
+                    self.clock,
+                    allow_moved=allow_moved,
+                    auto_migrate=auto_migrate,
+                ),
                 keep=True,
             )
             self._connections.open()
-            await self._check_store(allow_moved=allow_moved)
         except BaseException:
-            await self._connections.close()
+            self._connections.close()
             self._process_id = 0
             raise
         self._renewals.open()
@@ -131,7 +129,7 @@ class Handle:
         await self._notifier.close()
         await self._drop_lanes()
         await self._renewals.close()
-        await self._connections.close()
+        self._connections.close()
         for hub in self._hubs:
             hub.notify_all()
 
@@ -155,24 +153,6 @@ class Handle:
         return await self._on_own_connection(
             "migrate", lambda connection: work(connection, self.place)
         )
-
-    async def _prepare_schema(
-        self, connection: psycopg.AsyncConnection[Row], *, auto_migrate: bool
-    ) -> None:
-        cursor = connection.cursor(row_factory=dict_row)
-        facts = await (await cursor.execute(_FACTS)).fetchone()
-        assert facts is not None
-        check_server(facts, self.place.location)
-        due = await pending(connection, self.place)
-        if due and not auto_migrate:
-            numbers = ", ".join(str(migration.number) for migration in due)
-            raise StoreRefused(
-                "open",
-                f"{self.place.location} lacks the migrations {numbers}; run 'perdure db migrate' "
-                "with a role that owns the schema",
-            )
-        if due:
-            await migrate(connection, self.place)
 
     async def _on_own_connection(
         self,
@@ -204,19 +184,6 @@ class Handle:
                     await connection.close()
                 return result
 
-    async def _check_store(self, *, allow_moved: bool) -> None:
-        sent_at = time.monotonic()
-        ((format_version, moved_to, _, now_ms),) = await self.ask("open", queries.GET_STORE)
-        self.clock.note(now_ms, sent_at)
-        if format_version > FORMAT_VERSION:
-            raise StoreRefused(
-                "open",
-                f"{self.place.location} has format {format_version}, written by a newer version "
-                f"of perdure; this one knows up to {FORMAT_VERSION}. Upgrade perdure",
-            )
-        if moved_to is not None and not allow_moved:
-            raise StoreMoved("open", f"the content of {self.place.location} is in {moved_to!r} now")
-
     async def _drop_lanes(self) -> None:
         """And those of handles that were not closed; it does not matter if the server is gone."""
         with contextlib.suppress(psycopg.Error, OSError, PerdureError):
@@ -231,11 +198,12 @@ class Handle:
         parameters: Parameters = (),
         *,
         binary: bool = False,
+        rank: Rank = Rank.READ,
     ) -> list[Row]:
         """Rows of a statement that may be repeated."""
         self.require_here(operation)
         return await self._connections.run(
-            operation, self.statements(template), parameters, binary=binary
+            operation, self.statements(template), parameters, binary=binary, rank=rank
         )
 
     async def fetch(
@@ -245,6 +213,7 @@ class Handle:
         parameters: Callable[[bool], Parameters],
         *,
         was_sent: bool,
+        rank: Rank,
     ) -> list[Row]:
         """Rows of a statement that is told whether it may have run before."""
         sent_at = time.monotonic()
@@ -254,7 +223,7 @@ class Handle:
             parameters,
             binary=True,
             was_sent=was_sent,
-            urgent=True,
+            rank=rank,
         )
         self.clock.note(found[0][-2], sent_at)
         return found
@@ -273,19 +242,10 @@ class Handle:
         """On the connection that is kept for renewals."""
         return await self._renewals.run(operation, self.statements(template), parameters)
 
-    def send(
-        self,
-        operation: str,
-        template: LiteralString,
-        row: dict[str, Any],
-        *,
-        key: str,
-        parts: int = 0,
-        weight: int = 0,
-    ) -> asyncio.Future[tuple[str, str | None] | None]:
-        """None once it is committed, or why the server refused it."""
-        self.require_here(operation)
-        return self._lanes.send(operation, template, row, key=key, parts=parts, weight=weight)
+    def send(self, operation: Operation) -> None:
+        """Commit it, together with others."""
+        self.require_here(operation.name)
+        self._lanes.send(operation)
 
     # --- telling who waits
 

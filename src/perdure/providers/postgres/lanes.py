@@ -10,8 +10,8 @@ import asyncio
 import secrets
 import time
 from collections import deque
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, LiteralString
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, LiteralString, TypeAlias
 
 import msgspec
 import psycopg
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from perdure.providers.postgres.connections import Connections
     from perdure.providers.postgres.queries import Statements
 
+Refusal: TypeAlias = tuple[str, str | None]
+"""A code, and what it is about."""
+
 _OPERATIONS_MAX: Final = 500
 _BYTES_MAX: Final = 4 * 1024 * 1024
 
@@ -34,8 +37,8 @@ class Answer(msgspec.Struct, frozen=True):
     """What the server says to a batch."""
 
     now: int
-    refused: dict[str, tuple[str, str | None]] | None = None
-    """By position: a code, and what it is about."""
+    refused: dict[str, Refusal] | None = None
+    """By position in the batch."""
     turns_at: int | None = None
     """When an instance may be handed out because of it."""
     work_at: int | None = None
@@ -57,9 +60,32 @@ class Operation:
     number may."""
     parts: int
     weight: int
-    outcome: asyncio.Future[tuple[str, str | None] | None] = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
+    applied: Callable[[Refusal | None], bool | None]
+    """Takes note of what the server said and gives or raises what the caller gets."""
+    failed: Callable[[Exception], Exception]
+    """What the caller gets instead of this."""
+    outcome: asyncio.Future[Any]
+
+    def settle(self, refused: Refusal | None) -> None:
+        try:
+            answer = self.applied(refused)
+        except Exception as error:  # noqa: BLE001
+            if not self.outcome.done():
+                self.outcome.set_exception(error)
+        else:
+            if not self.outcome.done():
+                self.outcome.set_result(answer)
+
+    def fail(self, error: Exception) -> None:
+        if not self.outcome.done():
+            self.outcome.set_exception(self.failed(error))
+
+
+@dataclass(slots=True, eq=False)
+class _Lane:
+    name: str
+    batch: int = 0
+    """The number of the last one sent."""
 
 
 class Lanes:
@@ -80,75 +106,103 @@ class Lanes:
         self._retry_seconds = retry_seconds
         self._applied = applied
         handle = secrets.token_hex(8)
-        self.names = [f"{handle}-{number}" for number in range(lanes)]
+        self._lanes = [_Lane(f"{handle}-{number}") for number in range(lanes)]
+        self._idle: list[_Lane] = []
+        self._under_way = 0
         self._waiting: dict[str, deque[Operation]] = {}
         self._in_order = in_order
         """Operations of this kind are committed in the order in which they were sent."""
         self._is_ordering = False
-        self._idle: list[asyncio.Future[None]] = []
         self._is_waking = False
-        self._is_closing = False
-        self._tasks: list[asyncio.Task[None]] = []
+        self._is_open = False
+        self._at_rest = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def names(self) -> list[str]:
+        return [lane.name for lane in self._lanes]
 
     def open(self) -> None:
-        self._is_closing = False
-        self._tasks = [
-            asyncio.create_task(self._serve(name), name=f"perdure-lane-{name}")
-            for name in self.names
-        ]
+        self._is_open = True
+        self._idle = list(self._lanes)
+        self._under_way = 0
+        self._is_ordering = self._is_waking = False
+        self._at_rest = asyncio.Event()
 
     async def close(self) -> None:
         """What was accepted is committed first."""
-        self._is_closing = True
-        while self._idle:
-            self._idle.pop().set_result(None)
-        await asyncio.gather(*self._tasks)
-        self._tasks = []
+        self._is_open = False
+        while self._under_way or self._waiting:
+            self._at_rest.clear()
+            await self._at_rest.wait()
 
-    def send(
-        self,
-        name: str,
-        template: LiteralString,
-        row: dict[str, Any],
-        *,
-        key: str,
-        parts: int = 0,
-        weight: int = 0,
-    ) -> asyncio.Future[tuple[str, str | None] | None]:
-        """None once it is committed, or why the server refused it."""
-        if self._is_closing or not self._tasks:
-            raise StoreClosed(name, f"{self._connections.location} is not open")
-        operation = Operation(name, template, row, key, parts, weight)
-        self._waiting.setdefault(template, deque()).append(operation)
+    def send(self, operation: Operation) -> None:
+        """Commit it, together with others."""
+        if not self._is_open:
+            raise StoreClosed(operation.name, f"{self._connections.location} is not open")
+        self._waiting.setdefault(operation.template, deque()).append(operation)
         self._wake()
-        return operation.outcome
 
     # --- lanes
 
     def _wake(self) -> None:
-        # One at a time: what arrives before it looks goes along with it.
+        # Not at once: what arrives meanwhile goes along with it.
         if self._idle and not self._is_waking:
             self._is_waking = True
-            self._idle.pop().set_result(None)
+            asyncio.get_running_loop().call_soon(self._start)
 
-    async def _serve(self, lane: str) -> None:
-        number = 0
-        while True:
-            self._is_waking = False
-            batch = self._take()
-            if batch:
-                if self._waiting:
-                    self._wake()
-                is_ordered = batch[0].template == self._in_order
-                self._is_ordering = self._is_ordering or is_ordered
-                number = await self._commit(lane, number + 1, batch)
-                self._is_ordering = self._is_ordering and not is_ordered
-            elif self._is_closing:
-                return
+    def _start(self) -> None:
+        """Send a batch of what is waiting, if there is a lane for it."""
+        self._is_waking = False
+        batch = self._take() if self._idle else []
+        if not batch:
+            return
+        lane = self._idle.pop()
+        self._under_way += 1
+        if self._waiting:
+            self._wake()
+        self._is_ordering = self._is_ordering or batch[0].template == self._in_order
+        lane.batch += 1
+        try:
+            statement, parameters = self._call_of(lane, batch, again=False)
+        except Exception as failure:  # noqa: BLE001 - whatever it is, the lane must go on
+            _fail(batch, failure, failure)
+            self._finish(lane, batch)
+            return
+        sent_at = time.monotonic()
+
+        def answered(text: bytes, error: BaseException | None) -> None:
+            if error is None:
+                self._settle(batch, text, sent_at)
+                self._finish(lane, batch)
             else:
-                idle = asyncio.get_running_loop().create_future()
-                self._idle.append(idle)
-                await idle
+                self._commit_slowly(lane, batch, error)
+
+        if not self._connections.call_now(statement, parameters, answered):
+            self._commit_slowly(lane, batch, None)
+
+    def _finish(self, lane: _Lane, batch: list[Operation]) -> None:
+        if batch[0].template == self._in_order:
+            self._is_ordering = False
+        self._idle.append(lane)
+        self._under_way -= 1
+        self._start()
+        if not self._under_way:
+            self._at_rest.set()
+
+    def _commit_slowly(
+        self, lane: _Lane, batch: list[Operation], error: BaseException | None
+    ) -> None:
+        """``error``: what came of the first try, if there was one."""
+        task = asyncio.create_task(self._run(lane, batch, error), name=f"perdure-lane-{lane.name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, lane: _Lane, batch: list[Operation], error: BaseException | None) -> None:
+        try:
+            await self._commit(lane, batch, error)
+        finally:
+            self._finish(lane, batch)
 
     def _take(self) -> list[Operation]:
         """Operations of the kind that has waited longest."""
@@ -159,6 +213,8 @@ class Lanes:
         if template is None:
             return []
         waiting = self._waiting.pop(template)
+        if len(waiting) == 1:
+            return [waiting[0]]
         batch: list[Operation] = []
         put_off: list[Operation] = []
         keys: set[str] = set()
@@ -177,63 +233,79 @@ class Lanes:
             self._waiting[template] = waiting
         return batch
 
-    async def _commit(self, lane: str, number: int, batch: list[Operation]) -> int:
+    async def _commit(
+        self, lane: _Lane, batch: list[Operation], error: BaseException | None
+    ) -> None:
         try:
-            answer, sent_at = await self._send(lane, number, batch)
-        except psycopg.Error as error:
+            text, sent_at = await self._send(lane, batch, error)
+        except psycopg.Error as refused:
             if len(batch) > 1:
                 # One of them cannot be written. Alone, each gets the answer that is its own.
                 for operation in batch:
-                    number = await self._commit(lane, number + 1, [operation])
+                    lane.batch += 1
+                    await self._commit(lane, [operation], None)
             else:
-                _fail(batch, refusal(batch[0].name, error, self._connections.location), error)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the lane must go on
-            _fail(batch, error, error)
+                failure = refusal(batch[0].name, refused, self._connections.location)
+                _fail(batch, failure, refused)
+        except Exception as failure:  # noqa: BLE001 - whatever it is, the lane must go on
+            _fail(batch, failure, failure)
         else:
-            refused = answer.refused or {}
+            self._settle(batch, text, sent_at)
+
+    def _settle(self, batch: list[Operation], text: bytes, sent_at: float) -> None:
+        try:
+            answer = _answers.decode(text)
             self._applied(answer, sent_at)
-            for position, operation in enumerate(batch):
-                if not operation.outcome.done():
-                    operation.outcome.set_result(refused.get(str(position)))
-        return number
+        except Exception as failure:  # noqa: BLE001 - whatever it is, the lane must go on
+            _fail(batch, failure, failure)
+            return
+        refused = answer.refused or {}
+        for position, operation in enumerate(batch):
+            operation.settle(refused.get(str(position)))
 
-    async def _send(self, lane: str, number: int, batch: list[Operation]) -> tuple[Answer, float]:
-        """The answer, and when its statement was sent.
-
-        Raises psycopg.Error if nothing was written and repeating is of no use.
-        """
-        name, statement = batch[0].name, self._statements(batch[0].template)
-        lane_name = lane.encode()
+    def _call_of(
+        self, lane: _Lane, batch: list[Operation], *, again: bool
+    ) -> tuple[bytes, tuple[bytes, ...]]:
         parts = 0
         for position, operation in enumerate(batch):
             operation.row["n"] = position
             parts |= operation.parts
         rows = _encoder.encode([operation.row for operation in batch])
+        number, mark = b"%d" % lane.batch, b"t" if again else b"f"
+        statement = self._statements(batch[0].template)
+        return statement, (lane.name.encode(), number, mark, rows, b"%d" % parts)
+
+    async def _send(
+        self, lane: _Lane, batch: list[Operation], error: BaseException | None
+    ) -> tuple[bytes, float]:
+        """The answer, and when its statement was sent.
+
+        Raises psycopg.Error if nothing was written and repeating is of no use.
+        """
+        name = batch[0].name
         backoff = Backoff(self._retry_seconds)
         is_unknown = False
         while True:
             sent_at = time.monotonic()
             try:
-                text = await self._connections.call_once(
-                    name,
-                    statement,
-                    (lane_name, b"%d" % number, b"t" if is_unknown else b"f", rows, b"%d" % parts),
-                )
-                return _answers.decode(text), sent_at
-            except (psycopg.Error, OSError) as error:
-                remedy = remedy_for(error)
-                if remedy is Remedy.NONE and isinstance(error, psycopg.Error):
+                if error is not None:
+                    raise error
+                statement, parameters = self._call_of(lane, batch, again=is_unknown)
+                return await self._connections.call_once(name, statement, parameters), sent_at
+            except (psycopg.Error, OSError) as failure:
+                error = None
+                remedy = remedy_for(failure)
+                if remedy is Remedy.NONE and isinstance(failure, psycopg.Error):
                     raise
                 is_unknown = is_unknown or remedy is Remedy.RECONNECT
                 if not await backoff.pause():
-                    failure = refusal(name, error, self._connections.location)
-                    if is_unknown and isinstance(failure, ProviderError):
-                        failure = outcome_unknown(name, failure)
-                    raise failure from error
+                    told = refusal(name, failure, self._connections.location)
+                    if is_unknown and isinstance(told, ProviderError):
+                        told = outcome_unknown(name, told)
+                    raise told from failure
 
 
 def _fail(batch: list[Operation], failure: Exception, cause: BaseException) -> None:
     for operation in batch:
-        if not operation.outcome.done():
-            failure.__cause__ = cause if cause is not failure else None
-            operation.outcome.set_exception(failure)
+        failure.__cause__ = cause if cause is not failure else None
+        operation.fail(failure)

@@ -16,6 +16,7 @@ import psycopg
 from psycopg import sql
 
 from perdure.errors import PerdureError
+from perdure.providers.postgres.connections import Rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -79,7 +80,7 @@ class Notifier:
         try:
             while self._waiting:
                 channels, self._waiting = sorted(self._waiting), set()
-                rows = await self._connections.run("notify", _SEND, (channels,))
+                rows = await self._connections.run("notify", _SEND, (channels,), rank=Rank.CHORE)
                 self.sessions.update(row[0] for row in rows[:1])
                 await asyncio.sleep(_SPACING_SECONDS)
         except PerdureError as error:

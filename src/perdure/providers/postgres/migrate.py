@@ -48,11 +48,16 @@ _STORE = sql.SQL(
 
 async def pending(connection: AsyncConnection[Any], place: Place) -> Sequence[Migration]:
     """What has to be applied. Refuses a schema that is newer, or not what the files say."""
-    migrations = _migrations()
     cursor = await connection.execute(_HAS_MIGRATIONS, (place.schema,))
     applied: list[tuple[int, str, str]] = []
     if cursor.rowcount == 1:
         applied = await (await connection.execute(_in(place, _APPLIED))).fetchall()
+    return due_after(applied, place)
+
+
+def due_after(applied: Sequence[tuple[int, str, str]], place: Place) -> Sequence[Migration]:
+    """``applied``: number, name and checksum of each. Refuses as ``pending``."""
+    migrations = _migrations()
     due = due_migrations(migrations, len(applied), place.location)
     for (number, name, checksum), migration in zip(applied, migrations, strict=False):
         if checksum != _checksum(migration):

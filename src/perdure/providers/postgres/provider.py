@@ -16,13 +16,13 @@ from perdure.providers.items import EnqueueCondition, TagFilter, TagMode
 from perdure.providers.postgres import queries, rows
 from perdure.providers.postgres.admin import PostgresAdmin
 from perdure.providers.postgres.commits import Commits
-from perdure.providers.postgres.connections import RETRY_SECONDS
+from perdure.providers.postgres.connections import RETRY_SECONDS, Rank
 from perdure.providers.postgres.fetching import Turns, TurnWant, Work, WorkWant
 from perdure.providers.postgres.handle import Handle
 from perdure.providers.postgres.tokens import TokenBook
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Sequence
     from typing import LiteralString
 
     from perdure.clock import Clock
@@ -135,57 +135,79 @@ class PostgresProvider(Provider):
         rules.check_fetch(lock_timeout_ms, poll_timeout_ms, owner)
         return await self._turns.fetch(TurnWant(lock_timeout_ms, filter, owner), poll_timeout_ms)
 
-    async def ack_orchestration_item(self, lock_token: str, commit: TurnCommit) -> None:
+    def ack_orchestration_item(self, lock_token: str, commit: TurnCommit) -> Awaitable[None]:
+        instance_id = self._turn_tokens.known(lock_token)
+        if instance_id is None:
+            return self._ack_unknown(lock_token, commit)
+        return self._ack(instance_id, lock_token, commit)
+
+    async def _ack_unknown(self, lock_token: str, commit: TurnCommit) -> None:
+        operation = "ack_orchestration_item"
+        self._handle.require_open(operation)
+        rules.check_commit(commit)
+        instance_id = await self._turn_tokens.instance_of(lock_token, operation)
+        await self._ack(instance_id, lock_token, commit)
+
+    def _ack(self, instance_id: str, lock_token: str, commit: TurnCommit) -> asyncio.Future[None]:
         operation = "ack_orchestration_item"
         self._handle.require_open(operation)
         rules.check_commit(commit)
         rows.check_no_repeated_event(commit.history_delta, commit.execution_id, operation)
-        instance_id = await self._turn_tokens.instance_of(lock_token, operation)
-        row, parts = rows.turn_row(instance_id, lock_token, commit)
-        parts = rows.step_parts(parts, commit)
-        await self._commit_turn(operation, queries.COMMIT_TURNS, row, parts, commit)
-        if commit.keep_lock_ms is None:
-            self._turn_tokens.forget((lock_token,))
+        row, parts = rows.turn_row(instance_id, lock_token, commit, is_first=False)
 
-    async def start_orchestration_item(
+        def done() -> None:
+            if commit.keep_lock_ms is None:
+                self._turn_tokens.forget((lock_token,))
+            self._committed(instance_id, commit)
+
+        return self._commits.send(
+            operation,
+            queries.COMMIT_TURNS,
+            row,
+            key=instance_id,
+            parts=parts,
+            weight=rows.weight_of(commit),
+            done=done,
+            answers=False,
+        )
+
+    def start_orchestration_item(
         self, start: OrchestratorMessage, commit: TurnCommit, lock_token: str, owner: str
-    ) -> bool:
+    ) -> asyncio.Future[bool]:
         operation = "start_orchestration_item"
         self._handle.require_open(operation)
         rules.check_first_turn(start, commit, lock_token, owner)
         rows.check_no_repeated_event(commit.history_delta, commit.execution_id, operation)
-        row, parts = rows.turn_row(start.instance_id, lock_token, commit)
+        row, parts = rows.turn_row(start.instance_id, lock_token, commit, is_first=True)
         row["owner"] = owner
-        if commit.settled_work:
-            parts |= rows.UNCOMMON
-        is_new = await self._commit_turn(operation, queries.START_TURNS, row, parts, commit)
-        if is_new and commit.keep_lock_ms is not None:
-            self._turn_tokens.note(lock_token, start.instance_id)
-        return is_new
 
-    async def _commit_turn(
-        self,
-        operation: str,
-        template: LiteralString,
-        row: dict[str, Any],
-        parts: int,
-        commit: TurnCommit,
-    ) -> bool:
-        instance_id: str = row["instance_id"]
-        done = await self._commits.commit(
-            operation, template, row, key=instance_id, parts=parts, weight=rows.weight_of(commit)
+        def done() -> None:
+            if commit.keep_lock_ms is not None:
+                self._turn_tokens.note(lock_token, start.instance_id)
+            self._committed(start.instance_id, commit)
+
+        return self._commits.send(
+            operation,
+            queries.START_TURNS,
+            row,
+            key=start.instance_id,
+            parts=parts,
+            weight=rows.weight_of(commit),
+            done=done,
         )
-        if done:
-            self._work_tokens.forget(commit.settled_work)
-            for work in commit.worker_items:
-                if work.claim is not None:
-                    self._work_tokens.note(work.claim.lock_token, work.identity.instance_id)
-            shows = commit.metadata.status or commit.custom_status or commit.kv_changes
-            self._handle.changed((instance_id,), tell=bool(shows))
+
+    def _committed(self, instance_id: str, commit: TurnCommit) -> None:
+        """Take note of a turn, and wake who waits for what it changed."""
+        self._work_tokens.forget(commit.settled_work)
+        for work in commit.worker_items:
+            if work.claim is not None:
+                self._work_tokens.note(work.claim.lock_token, work.identity.instance_id)
+        shows = commit.metadata.status or commit.custom_status or commit.kv_changes
+        self._handle.changed((instance_id,), tell=bool(shows))
+        if commit.orchestrator_items:
             self._handle.changed(
                 {message.instance_id for message in commit.orchestrator_items}, tell=False
             )
-        return done
 
     async def abandon_orchestration_item(
         self,
@@ -206,7 +228,7 @@ class PostgresProvider(Provider):
             "ignore_attempt": ignore_attempt,
             "block": None if block is None else msgspec.json.encode(block).decode(),
         }
-        await self._commits.commit(operation, queries.ABANDON_TURNS, row, key=instance_id)
+        await self._commits.send(operation, queries.ABANDON_TURNS, row, key=instance_id)
         self._turn_tokens.forget((lock_token,))
         self._handle.changed((instance_id,), tell=block is not None)
 
@@ -262,7 +284,7 @@ class PostgresProvider(Provider):
         rules.check_records(records)
         rows.check_no_repeated_event(records, execution_id, operation)
         row = {"instance_id": instance_id, "execution_id": execution_id, "records": records}
-        await self._commits.commit(operation, queries.APPEND_HISTORY, row, key=instance_id)
+        await self._commits.send(operation, queries.APPEND_HISTORY, row, key=instance_id)
         self._handle.changed((instance_id,))
 
     # --- worker queue
@@ -273,7 +295,7 @@ class PostgresProvider(Provider):
         rules.check_work(message)
         row: dict[str, Any] = msgspec.structs.asdict(message)
         key = "" if message.claim is None else message.claim.lock_token
-        await self._commits.commit(
+        await self._commits.send(
             operation, queries.ENQUEUE_WORK, row, key=key, weight=len(message.body)
         )
         if message.claim is not None:
@@ -328,9 +350,7 @@ class PostgresProvider(Provider):
             "retry": retry,
         }
         weight = len(completion.body) if completion else len(retry.body) if retry else 0
-        await self._commits.commit(
-            operation, queries.SETTLE_WORK, row, key=lock_token, weight=weight
-        )
+        await self._commits.send(operation, queries.SETTLE_WORK, row, key=lock_token, weight=weight)
         self._work_tokens.forget((lock_token,))
         if retry is not None and retry.claim is not None:
             self._work_tokens.note(retry.claim.lock_token, instance_id)
@@ -349,7 +369,7 @@ class PostgresProvider(Provider):
             "delay_ms": delay_ms or 0,
             "ignore_attempt": ignore_attempt,
         }
-        await self._commits.commit(operation, queries.ABANDON_WORK, row, key=lock_token)
+        await self._commits.send(operation, queries.ABANDON_WORK, row, key=lock_token)
         self._work_tokens.forget((lock_token,))
 
     async def renew_work_item_lock(
@@ -399,7 +419,9 @@ class PostgresProvider(Provider):
         return int(renewed)
 
     async def cleanup_orphaned_sessions(self) -> int:
-        ((removed,),) = await self._ask("cleanup_orphaned_sessions", queries.CLEANUP_SESSIONS)
+        ((removed,),) = await self._handle.ask(
+            "cleanup_orphaned_sessions", queries.CLEANUP_SESSIONS, rank=Rank.CHORE
+        )
         return int(removed)
 
     # --- orchestrator queue

@@ -213,6 +213,26 @@ GET_STORE: Final = """
         {schema}.now_ms()
     FROM {schema}.store s
 """
+GET_FACTS: Final = """
+    SELECT pg_is_in_recovery()::text AS in_recovery,
+        current_setting('server_version_num') AS server_version_num,
+        current_setting('server_encoding') AS server_encoding,
+        current_setting('transaction_read_only') AS transaction_read_only,
+        current_setting('transaction_isolation') AS transaction_isolation
+"""
+OPEN_STORE: Final = """
+    SELECT pg_is_in_recovery()::text AS in_recovery,
+        current_setting('server_version_num') AS server_version_num,
+        current_setting('server_encoding') AS server_encoding,
+        current_setting('transaction_read_only') AS transaction_read_only,
+        current_setting('transaction_isolation') AS transaction_isolation,
+        (
+            SELECT jsonb_agg(jsonb_build_array(m.number, m.name, m.checksum) ORDER BY m.number)
+            FROM {schema}.migrations m
+        ) AS applied,
+        s.format_version, s.moved_to, {schema}.now_ms() AS now_ms
+    FROM {schema}.store s
+"""
 GET_SIZE: Final = """
     SELECT sum(pg_total_relation_size(oid))::bigint FROM pg_class
     WHERE relnamespace = %s::regnamespace AND relkind = 'r'

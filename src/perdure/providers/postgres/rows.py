@@ -55,11 +55,13 @@ ADDS_MESSAGES: Final = 128
 CANCELS_TIMERS: Final = 256
 NAMES: Final = 512
 UNCOMMON: Final = 1024
-"""There is more to a turn than history and work, or it does not keep its lock."""
+"""A turn that the quick ways of 0012_single.sql are not made for."""
 
-_UNCOMMON_PARTS: Final = (
-    CONSUMES | CHANGES_STATE | ENDS_EXECUTION | CANCELS_WORK | ADDS_MESSAGES | CANCELS_TIMERS
-)
+_UNCOMMON_PARTS: Final = CHANGES_STATE | CANCELS_WORK | ADDS_MESSAGES | CANCELS_TIMERS
+_UNCOMMON_FIRST: Final = _UNCOMMON_PARTS | CONSUMES | SETTLES | ENDS_EXECUTION
+_UNCOMMON_LATER: Final = _UNCOMMON_PARTS | NAMES
+_CONSUMED_MAX: Final = 20
+"""More messages than this are better looked up all at once."""
 
 # Which conditions enqueue_messages has to check.
 SOME_ALIVE: Final = 1
@@ -79,7 +81,9 @@ def check_no_repeated_event(
         raise DuplicateEvent(operation, f"an event of execution {execution_id} is given twice")
 
 
-def turn_row(instance_id: str, token: str, commit: TurnCommit) -> tuple[dict[str, Any], int]:
+def turn_row(
+    instance_id: str, token: str, commit: TurnCommit, *, is_first: bool
+) -> tuple[dict[str, Any], int]:
     """A turn as ``apply_turns`` takes it, and its parts."""
     metadata = commit.metadata
     row: dict[str, Any] = {
@@ -122,15 +126,32 @@ def turn_row(instance_id: str, token: str, commit: TurnCommit) -> tuple[dict[str
         row["kv_cleared"], row["kv"] = _folded(commit.kv_changes)
         parts |= CHANGES_STATE
     parts |= _execution_parts(row, commit)
-    if commit.keep_lock_ms is None or commit.custom_status is not None or parts & _UNCOMMON_PARTS:
-        parts |= UNCOMMON
-    return row, parts
+    is_common = _is_common_start if is_first else _is_common_step
+    return row, parts if is_common(parts, commit) else parts | UNCOMMON
 
 
-def step_parts(parts: int, commit: TurnCommit) -> int:
-    """The parts of a turn that is not an instance's first."""
-    is_uncommon = parts & (NAMES | UPDATES_EXECUTION) or len(commit.settled_work) > 1
-    return parts | UNCOMMON if is_uncommon else parts
+def _is_common_start(parts: int, commit: TurnCommit) -> bool:
+    return (
+        not parts & _UNCOMMON_FIRST
+        and commit.keep_lock_ms is not None
+        and commit.custom_status is None
+        and commit.metadata.output is None
+    )
+
+
+def _is_common_step(parts: int, commit: TurnCommit) -> bool:
+    if commit.keep_lock_ms is None:
+        status = commit.metadata.status
+        if status is None or not status.is_final or commit.metadata.framework_version is not None:
+            return False
+    elif parts & UPDATES_EXECUTION:
+        return False
+    return (
+        not parts & _UNCOMMON_LATER
+        and commit.custom_status is None
+        and len(commit.settled_work) <= 1
+        and (commit.consumed is not None and len(commit.consumed) <= _CONSUMED_MAX)
+    )
 
 
 def _execution_parts(row: dict[str, Any], commit: TurnCommit) -> int:
@@ -143,8 +164,6 @@ def _execution_parts(row: dict[str, Any], commit: TurnCommit) -> int:
             parts = UPDATES_EXECUTION
     if metadata.status is not None and metadata.status.ends_execution:
         parts |= ENDS_EXECUTION
-    if metadata.output is not None:
-        parts |= UNCOMMON
     return parts
 
 

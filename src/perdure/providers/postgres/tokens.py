@@ -29,6 +29,9 @@ class TokenBook:
         for token in tokens:
             self._instances.pop(token, None)
 
+    def known(self, token: str) -> str | None:
+        return self._instances.get(token)
+
     async def instance_of(self, token: str, operation: str) -> str:
         """Raises LockLost if nothing in the store carries the token."""
         instance_id = (await self.instances_of((token,))).get(token)

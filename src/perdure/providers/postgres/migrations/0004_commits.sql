@@ -32,49 +32,6 @@ BEGIN
     RETURN v_refused;
 END $$;
 
--- A turn of a running execution that only adds to its history, settles at most one work item, adds
--- others and keeps its lock: the turn of which there are most. NULL if there is more to it; the
--- longer way then does all of it again.
-CREATE FUNCTION commit_step(p_turn jsonb, OUT now_at bigint, OUT work_at bigint)
-LANGUAGE plpgsql AS $$
-DECLARE
-    v_id text := p_turn ->> 'instance_id';
-    v_execution bigint := (p_turn ->> 'execution_id')::bigint;
-    v_until bigint;
-    v_now bigint := now_ms();
-BEGIN
-    v_until := v_now + (p_turn ->> 'keep_lock_ms')::bigint;
-    -- Nothing of its queue is removed or added, so it stays placed as it is.
-    UPDATE instance_locks l SET
-        locked_until = v_until, kept = true,
-        wake_at = CASE WHEN l.wake_at IS NOT NULL THEN v_until END
-    WHERE l.instance_id = v_id AND l.lock_token = p_turn ->> 'token'
-        AND l.locked_until > now_ms() AND l.not_before IS NULL AND l.block IS NULL;
-    IF NOT FOUND THEN
-        RETURN;
-    END IF;
-    UPDATE instances i SET updated_at = v_now
-    WHERE i.instance_id = v_id AND i.execution_id = v_execution AND i.status = 'Running';
-    IF NOT FOUND THEN
-        RETURN;
-    END IF;
-    IF p_turn ? 'settled_work' THEN
-        DELETE FROM worker_queue w
-        WHERE w.instance_id = v_id AND w.lock_token = p_turn #>> '{settled_work,0}'
-            AND w.locked_until > now_ms();
-        IF NOT FOUND THEN
-            RETURN;
-        END IF;
-    END IF;
-    INSERT INTO history (instance_id, execution_id, event_id, data)
-    SELECT v_id, v_execution, e.event_id, e.data
-    FROM jsonb_to_recordset(p_turn -> 'history_delta') AS e (event_id bigint, data text);
-    IF p_turn ? 'worker_items' THEN
-        work_at := add_work(p_turn -> 'worker_items', v_now);
-    END IF;
-    now_at := v_now;
-END $$;
-
 CREATE FUNCTION commit_turns(
     p_lane text, p_batch bigint, p_again boolean, p_turns jsonb, p_parts integer
 ) RETURNS text
@@ -92,11 +49,12 @@ BEGIN
         RETURN v_answer;
     END IF;
     IF p_parts & 1024 = 0 AND jsonb_array_length(p_turns) = 1 THEN
-        SELECT s.now_at, s.work_at INTO v_now, v_work_at FROM commit_step(p_turns -> 0) s;
+        SELECT s.now_at, s.turns_at, s.work_at INTO v_now, v_turns_at, v_work_at
+        FROM commit_single(p_turns -> 0, p_parts) s;
         IF v_now IS NOT NULL THEN
-            RETURN lane_close(
-                p_lane, p_batch, v_now, jsonb_build_object('now', v_now, 'work_at', v_work_at)
-            );
+            RETURN lane_close(p_lane, p_batch, v_now, jsonb_build_object(
+                'now', v_now, 'turns_at', v_turns_at, 'work_at', v_work_at
+            ));
         END IF;
     END IF;
     v_refused := lock_turns(p_turns, p_parts);
@@ -109,6 +67,14 @@ BEGIN
     RETURN lane_close(p_lane, p_batch, v_now, jsonb_build_object(
         'now', v_now, 'refused', v_refused, 'turns_at', v_turns_at, 'work_at', v_work_at
     ));
+END $$;
+
+-- A message for an instance has come in at the very moment of its first turn. Sent again, it is seen.
+CREATE FUNCTION refuse_overtaken() RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION USING
+        ERRCODE = 'serialization_failure', MESSAGE = 'a message overtook a first turn';
 END $$;
 
 -- First turns that keep their locks, change nothing else and add nothing but history and work, of
@@ -132,9 +98,7 @@ BEGIN
     ON CONFLICT (instance_id) DO NOTHING;
     GET DIAGNOSTICS v_placed = ROW_COUNT;
     IF v_placed < jsonb_array_length(p_turns) THEN
-        -- A message for one of them has come in at this very moment. Sent again, it is seen.
-        RAISE EXCEPTION USING
-            ERRCODE = 'serialization_failure', MESSAGE = 'a message overtook a first turn';
+        PERFORM refuse_overtaken();
     END IF;
     INSERT INTO executions (instance_id, execution_id, status, framework_version, started_at)
     SELECT t.instance_id, t.execution_id, 'Running', t.framework_version, p_now
@@ -157,6 +121,7 @@ SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off 
 DECLARE
     v_answer text := lane_answer(p_lane, p_batch, p_again);
     v_is_plain boolean;
+    v_is_new boolean;
     v_now bigint;
     v_fresh text[];
     v_refused jsonb;
@@ -166,6 +131,18 @@ DECLARE
 BEGIN
     IF v_answer IS NOT NULL THEN
         RETURN v_answer;
+    END IF;
+    IF p_parts & 1024 = 0 AND jsonb_array_length(p_turns) = 1 THEN
+        SELECT s.is_new, s.now_at, s.work_at INTO v_is_new, v_now, v_work_at
+        FROM start_single(p_turns -> 0) s;
+        IF v_is_new IS NOT NULL THEN
+            RETURN lane_close(p_lane, p_batch, v_now, jsonb_build_object(
+                'now', v_now, 'work_at', v_work_at, 'refused',
+                CASE WHEN NOT v_is_new THEN jsonb_build_object(
+                    0, jsonb_build_array('present', p_turns #>> '{0,instance_id}')
+                ) END
+            ));
+        END IF;
     END IF;
     PERFORM lock_turns(p_turns, p_parts);
     v_is_plain := p_parts & 1024 = 0 AND NOT EXISTS (

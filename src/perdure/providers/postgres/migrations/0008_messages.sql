@@ -31,6 +31,16 @@ BEGIN
     IF v_answer IS NOT NULL THEN
         RETURN v_answer;
     END IF;
+    IF p_parts & 2 = 0 AND jsonb_array_length(p_messages) = 1
+        AND p_messages #>> '{0,start}' IS NULL
+    THEN
+        SELECT s.now_at, s.turns_at INTO v_now, v_turns_at FROM enqueue_single(p_messages -> 0) s;
+        IF v_now IS NOT NULL THEN
+            RETURN lane_close(p_lane, p_batch, v_now, jsonb_build_object(
+                'now', v_now, 'turns_at', v_turns_at
+            ));
+        END IF;
+    END IF;
     PERFORM lock_instances(ARRAY(
         SELECT m.instance_id FROM jsonb_to_recordset(p_messages) AS m (instance_id text)
     ));

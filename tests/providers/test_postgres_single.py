@@ -1,0 +1,272 @@
+"""The quick ways for a single operation on Postgres: few statements, and the same rows."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import psycopg
+import pytest
+from psycopg import sql
+
+from perdure.conformance.factories import activity, event, raised, start, started
+from perdure.errors import LockLost
+from perdure.model.status import Status
+from perdure.providers.items import Claim, ExecutionMetadata, KvSet, TurnCommit
+from perdure.providers.postgres import PostgresProvider, queries, rows
+from perdure.providers.postgres.connections import Slots
+from postgres_factory import new_schema
+from postgres_proxy import Proxy
+from postgres_server import shared_server
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+TABLES = (
+    "instances",
+    "executions",
+    "history",
+    "orchestrator_queue",
+    "instance_locks",
+    "worker_queue",
+    "kv_store",
+    "kv_delta",
+)
+LONG_MS = 60_000
+RUNNING = ExecutionMetadata(
+    name="Flow", version="1.0.0", status=Status.RUNNING, framework_version=(0, 1, 0)
+)
+COMPLETED = ExecutionMetadata(status=Status.COMPLETED, output='"done"')
+
+
+def claimed(activity_id: int) -> Any:
+    claim = Claim(lock_token=f"work-{activity_id}", lock_timeout_ms=LONG_MS)
+    return activity("x", activity_id=activity_id, claim=claim)
+
+
+FIRST = TurnCommit(
+    execution_id=1,
+    history_delta=(started("x"),),
+    worker_items=(claimed(2),),
+    metadata=RUNNING,
+    consumed=(),
+    keep_lock_ms=LONG_MS,
+)
+STEP = TurnCommit(
+    execution_id=1,
+    history_delta=(event("x", 2), event("x", 3)),
+    worker_items=(claimed(3),),
+    settled_work=("work-2",),
+    consumed=(),
+    keep_lock_ms=LONG_MS,
+)
+REMEMBERS = TurnCommit(
+    execution_id=1,
+    history_delta=(event("x", 4),),
+    kv_changes=(KvSet(key="k", value="1", updated_at_ms=1),),
+    consumed=(),
+    keep_lock_ms=LONG_MS,
+)
+LAST = TurnCommit(
+    execution_id=1,
+    history_delta=(event("x", 5),),
+    settled_work=("work-3",),
+    metadata=COMPLETED,
+    consumed=(),
+)
+
+
+class Store:
+    """Sends operations one by one, the quick way or the general one."""
+
+    def __init__(self, connection: psycopg.Connection[Any], *, quick: bool) -> None:
+        self._connection = connection
+        self._schema = new_schema()
+        self._statements = queries.Statements(self._schema)
+        self._more = 0 if quick else rows.UNCOMMON
+        self._batch = 0
+
+    def start(self, commit: TurnCommit) -> None:
+        row, parts = rows.turn_row("x", "lock", commit, is_first=True)
+        assert not parts & rows.UNCOMMON
+        self._send(queries.START_TURNS, {**row, "owner": "me"}, parts)
+
+    def commit(self, commit: TurnCommit) -> None:
+        row, parts = rows.turn_row("x", "lock", commit, is_first=False)
+        self._send(queries.COMMIT_TURNS, row, parts)
+
+    def raise_events(self, number: int) -> None:
+        """Two in one go take the general way."""
+        row = rows.message_row(raised("x"), None)
+        self._send(queries.ENQUEUE_MESSAGES, row, 0, copies=number)
+
+    def deliver(self) -> None:
+        """Tag what is queued as a fetch for the owner does."""
+        self._connection.execute(
+            self._statements(queries.FETCH_TURNS),
+            (["delivery"], False, LONG_MS, "me", None, None, LONG_MS, True),
+        )
+
+    def _send(self, template: Any, row: dict[str, Any], parts: int, copies: int = 1) -> None:
+        self._batch += 1
+        text = msgspec.json.encode([{**row, "n": n} for n in range(copies)]).decode()
+        ((answer,),) = (
+            psycopg.RawCursor(self._connection)
+            .execute(
+                self._statements(template), ["lane", self._batch, False, text, parts | self._more]
+            )
+            .fetchall()
+        )
+        assert msgspec.json.decode(answer).get("refused") is None
+
+    def content(self) -> dict[str, list[Any]]:
+        """All rows, with the times in them made equal."""
+        content: dict[str, list[Any]] = {}
+        for table in TABLES:
+            statement = sql.SQL(
+                "SELECT to_jsonb(t) FROM {}.{} t ORDER BY to_jsonb(t)::text"
+            ).format(sql.Identifier(self._schema), sql.Identifier(table))
+            found = self._connection.execute(statement).fetchall()
+            content[table] = [
+                {
+                    name: "time" if isinstance(value, int) and value > 10**12 else value
+                    for name, value in row.items()
+                }
+                for (row,) in found
+            ]
+        return content
+
+
+def _begin(_store: Store) -> None:
+    """Nothing more."""
+
+
+def _step(store: Store) -> None:
+    store.commit(STEP)
+
+
+def _end(store: Store) -> None:
+    store.commit(STEP)
+    store.commit(REMEMBERS)
+    store.commit(LAST)
+
+
+def _consume(store: Store) -> None:
+    store.raise_events(1)
+    store.deliver()
+    store.commit(msgspec.structs.replace(STEP, consumed=(2,)))
+
+
+def _consume_some(store: Store) -> None:
+    store.raise_events(2)
+    store.deliver()
+    store.raise_events(1)
+    store.commit(msgspec.structs.replace(STEP, consumed=(3,)))
+
+
+def _end_with_messages_left(store: Store) -> None:
+    store.commit(STEP)
+    store.raise_events(1)
+    store.commit(LAST)
+
+
+@pytest.fixture
+def connection() -> Iterator[psycopg.Connection[Any]]:
+    with psycopg.connect(shared_server().dsn, autocommit=True) as connection:
+        yield connection
+
+
+@pytest.mark.parametrize(
+    "run", [_begin, _step, _end, _consume, _consume_some, _end_with_messages_left]
+)
+def test_the_quick_way_leaves_the_same_rows_as_the_general_one(
+    connection: psycopg.Connection[Any], run: Callable[[Store], None]
+) -> None:
+    contents: list[dict[str, list[Any]]] = []
+    for quick in (True, False):
+        store = Store(connection, quick=quick)
+        store.start(FIRST)
+        run(store)
+        contents.append(store.content())
+
+    assert contents[0] == contents[1]
+    assert contents[0]["history"]
+
+
+def test_a_last_turn_that_settles_what_is_not_held_changes_nothing() -> None:
+    async def check() -> None:
+        async with PostgresProvider(shared_server().dsn, schema=new_schema()) as provider:
+            await provider.start_orchestration_item(start("x"), FIRST, "lock", "me")
+            wrong = msgspec.structs.replace(LAST, settled_work=("work-9",))
+
+            with pytest.raises(LockLost):
+                await provider.ack_orchestration_item("lock", wrong)
+
+            assert (await provider.admin().get_instance_info("x")).status is Status.RUNNING
+            assert len(await provider.read("x")) == 1
+            await provider.ack_orchestration_item("lock", STEP)  # the lock is as it was
+
+    asyncio.run(check())
+
+
+def test_an_instance_that_exists_is_not_started_again_by_a_single_start() -> None:
+    async def check() -> None:
+        async with PostgresProvider(shared_server().dsn, schema=new_schema()) as provider:
+            assert await provider.start_orchestration_item(start("x"), FIRST, "lock", "me")
+            await provider.ack_orchestration_item("lock", STEP)
+            await provider.ack_orchestration_item("lock", LAST)
+            free = msgspec.structs.replace(FIRST, worker_items=())
+
+            assert not await provider.start_orchestration_item(start("x"), free, "other", "me")
+
+            assert (await provider.admin().get_instance_info("x")).status is Status.COMPLETED
+
+    asyncio.run(check())
+
+
+def test_a_store_that_is_up_to_date_is_opened_with_one_statement() -> None:
+    async def check() -> None:
+        schema = new_schema()
+        async with (
+            Proxy(shared_server().socket_directory, lambda _message: None) as proxy,
+            PostgresProvider(proxy.dsn, schema=schema, listen=False),
+        ):
+            assert proxy.statements == 1
+
+    asyncio.run(check())
+
+
+def test_a_program_that_starts_shares_one_connection() -> None:
+    async def check() -> None:
+        async with (
+            Proxy(shared_server().socket_directory, lambda _message: None) as proxy,
+            PostgresProvider(proxy.dsn, schema=new_schema(), listen=False) as provider,
+        ):
+            await asyncio.gather(
+                provider.start_orchestration_item(start("x"), FIRST, "lock", "me"),
+                provider.enqueue_for_orchestrator(start("y")),
+                provider.cleanup_orphaned_sessions(),
+                provider.admin().list_instances(),
+            )
+
+            assert proxy.connections <= 2
+
+    asyncio.run(check())
+
+
+def test_a_slot_is_not_lost_with_a_caller_that_was_cancelled_at_its_turn() -> None:
+    async def check() -> None:
+        slots = Slots(1)
+        assert slots.take_now()
+        waiting = asyncio.create_task(slots.take())
+        await asyncio.sleep(0)
+        assert not slots.take_now()
+
+        slots.release()
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+
+        assert slots.take_now()
+
+    asyncio.run(check())
