@@ -1,4 +1,4 @@
-"""Tables of the docs that repeat what the code says: each option with its default."""
+"""What the docs repeat of the code: each public name, each option with its default."""
 
 import dataclasses
 import inspect
@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from perdure import PostgresProvider, RuntimeOptions
+import perdure
+from perdure import PostgresProvider, RuntimeOptions, errors
 
-GUIDES = Path(__file__).parents[2] / "docs" / "guides"
+DOCS = Path(__file__).parents[2] / "docs"
+GUIDES = DOCS / "guides"
 
 
 def options_of(page):
@@ -53,3 +55,12 @@ def test_every_option_of_the_postgres_provider_is_listed_with_its_default(name):
     else:
         shown = listed[name].strip("`")
         assert shown == str(default) or number(shown) == default
+
+
+def test_every_public_name_is_in_the_reference():
+    page = (DOCS / "reference" / "api.md").read_text()
+    public = set(perdure.__all__) - {"__version__"} | {"PostgresProvider"}
+
+    # The errors are shown as one module.
+    missing = {name for name in public if not hasattr(errors, name)} - set(re.findall(r"\w+", page))
+    assert not missing

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 else:
 
     class Step(asyncio.Future):
+        """One durable operation: an activity, a child, a wait. asyncio takes it everywhere."""
+
         # Not a collections.abc.Coroutine at run time: asyncio.wait() refuses those. The durable
         # loop's create_task() takes a step as it is.
         __slots__ = ("_identity", "_owner", "event_id")
