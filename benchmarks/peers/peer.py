@@ -22,8 +22,6 @@ class Peer(abc.ABC):
     A step takes a number and returns ``ok-<number>``.
     """
 
-    can_start_without_worker = True
-
     def __init__(self, directory: Path, settings: Settings) -> None:
         self.directory = directory
         self.settings = settings

@@ -46,6 +46,15 @@ COMMANDS = list(leaf_commands())
 NAMES = [" ".join(path) for path, _ in COMMANDS]
 
 
+def holds(check, environ):
+    """Run a program in a process of its own; its exit says whether what it checks is so."""
+    done = subprocess.run(
+        [sys.executable, "-c", check], env=environ, capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_console_script_is_declared():
     from importlib.metadata import entry_points
 
@@ -123,11 +132,7 @@ def test_help_imports_neither_asyncio_nor_rich_nor_a_provider(environ):
         "sys.exit(repr(slow) if slow else 0)\n"
     )
 
-    done = subprocess.run(
-        [sys.executable, "-c", check], env=environ, capture_output=True, text=True, check=False
-    )
-
-    assert done.returncode == 0, done.stderr
+    holds(check, environ)
 
 
 @pytest.mark.parametrize("args", [["list"], ["count"], ["show", "h-1"]], ids=lambda args: args[0])
@@ -144,11 +149,7 @@ def test_looking_loads_neither_the_engine_nor_what_only_others_need(sqlite_cli, 
         "sys.exit(repr(slow) if slow else 0)\n"
     )
 
-    done = subprocess.run(
-        [sys.executable, "-c", check], env=environ, capture_output=True, text=True, check=False
-    )
-
-    assert done.returncode == 0, done.stderr
+    holds(check, environ)
 
 
 def test_importing_perdure_loads_nothing_that_is_not_used_yet(environ):
@@ -158,11 +159,7 @@ def test_importing_perdure_loads_nothing_that_is_not_used_yet(environ):
         "sys.exit(repr(slow) if slow else 0)\n"
     )
 
-    done = subprocess.run(
-        [sys.executable, "-c", check], env=environ, capture_output=True, text=True, check=False
-    )
-
-    assert done.returncode == 0, done.stderr
+    holds(check, environ)
 
 
 def test_everything_that_is_listed_can_be_imported_without_extras(environ):
@@ -173,11 +170,7 @@ def test_everything_that_is_listed_can_be_imported_without_extras(environ):
         "assert callable(orchestration)\n"
     )
 
-    done = subprocess.run(
-        [sys.executable, "-c", check], env=environ, capture_output=True, text=True, check=False
-    )
-
-    assert done.returncode == 0, done.stderr
+    holds(check, environ)
 
 
 def test_help_of_one_command_loads_no_other_command(environ):
@@ -191,11 +184,7 @@ def test_help_of_one_command_loads_no_other_command(environ):
         "sys.exit(0 if found == ['perdure.cli.commands.send'] else repr(found))\n"
     )
 
-    done = subprocess.run(
-        [sys.executable, "-c", check], env=environ, capture_output=True, text=True, check=False
-    )
-
-    assert done.returncode == 0, done.stderr
+    holds(check, environ)
 
 
 def test_help_takes_less_than_a_quarter_of_a_second_of_cpu(environ):

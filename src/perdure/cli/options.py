@@ -57,6 +57,17 @@ def execution_option() -> Callable[[F], F]:
     )
 
 
+def log_option() -> Callable[[F], F]:
+    return click.option(
+        "--log",
+        "log_level",
+        type=click.Choice(["debug", "info", "warning", "error"]),
+        default="info",
+        show_default=True,
+        help="Messages of at least that weight.",
+    )
+
+
 def duration_option(flag: str, name: str, help: str) -> Callable[[F], F]:  # noqa: A002
     """``500ms``, ``30s``, ``5m``, ``2h30m``, ``7d``; gives milliseconds."""
     return click.option(flag, name, metavar="TIME", callback=_milliseconds, help=help)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from perdure.cli.command import command
+from perdure.cli.options import log_option
 from perdure.cli.reloading import SourceWatch
 from perdure.cli.render import Cell, echo, glyph, note
 from perdure.cli.session import current_settings
@@ -34,14 +35,7 @@ _WORKER_OPTIONS: Final = ("--lock", "3s", "--drain", f"{_DRAIN_SECONDS}s")
     examples=["perdure dev flows.py", "perdure dev shop.flows --store shop.db --log debug"],
 )
 @click.argument("modules", metavar="[MODULE]...", nargs=-1)
-@click.option(
-    "--log",
-    "log_level",
-    type=click.Choice(["debug", "info", "warning", "error"]),
-    default="info",
-    show_default=True,
-    help="Messages of at least that weight.",
-)
+@log_option()
 def dev(modules: tuple[str, ...], log_level: str) -> None:
     """Run a worker for MODULE and restart it whenever a Python file changes here.
 

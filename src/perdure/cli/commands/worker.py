@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from perdure.cli.command import command
-from perdure.cli.options import duration_option
+from perdure.cli.options import duration_option, log_option
 from perdure.cli.session import current_settings
 from perdure.cli.settings import shown_store
 
@@ -44,14 +44,7 @@ logger = logging.getLogger("perdure")
     "lock_ms",
     "How long its work stays locked if this process dies; renewed while it lives.",
 )
-@click.option(
-    "--log",
-    "log_level",
-    type=click.Choice(["debug", "info", "warning", "error"]),
-    default="info",
-    show_default=True,
-    help="Messages of at least that weight.",
-)
+@log_option()
 def worker(modules: tuple[str, ...], log_level: str, **options: Any) -> None:
     """Run the handlers of the modules: shop.flows, flows.py, or shop.flows:HANDLERS.
 
