@@ -121,7 +121,7 @@ class OrchestrationDispatcher:
         self._keeps_locks = provider.capabilities.hot_path and not options.always_replay
         self._live = LiveCache(options.cached_instances, options.cached_events)
         self._loop = asyncio.get_running_loop()
-        self._pacer = Pacer()
+        self._pacer = Pacer(self._begin)
         self._duties: list[asyncio.Task[None]] = []
         self._background = Background()
         self._returns = Returns(provider, clock, observer, self._background)
@@ -205,7 +205,7 @@ class OrchestrationDispatcher:
         if self._stopping or not self._keeps_locks or not self._options.run_orchestrations:
             return None
         created: Created = self._loop.create_future()
-        self._pacer.run_first(partial(self._begin, item, created))
+        self._pacer.begin(item, created)
         return created
 
     def _begin(self, item: work.StartOrchestration, created: Created) -> None:

@@ -11,23 +11,27 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from time import perf_counter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Generic, TypeVarTuple, Unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+Ts = TypeVarTuple("Ts")
 
 SLICE_SECONDS: Final = 0.005
 BEGINNING_MAX: Final = 128
 """First turns whose commits are under way: enough for one group commit to be worth it."""
 
 
-class Pacer:
-    """The turns of one runtime that are due."""
+class Pacer(Generic[*Ts]):
+    """The turns of one runtime that are due; ``begin`` runs the first turn of a new instance."""
 
-    def __init__(self) -> None:
+    def __init__(self, begin: Callable[[Unpack[Ts]], None]) -> None:
+        self._begin = begin
         self._loop = asyncio.get_running_loop()
         self._due: deque[Callable[[], None]] = deque()
-        self._new: deque[Callable[[], None]] = deque()
+        # Its arguments and no closure: with thousands of them, the collector has to walk over all.
+        self._new: deque[tuple[*Ts]] = deque()
         self._beginning = 0
         self._is_scheduled = False
 
@@ -41,9 +45,9 @@ class Pacer:
         if not self._is_scheduled:
             self._schedule()
 
-    def run_first(self, turn: Callable[[], None]) -> None:
-        """Run the first turn of a new instance when its time has come; then expect ``begun``."""
-        self._new.append(turn)
+    def begin(self, *new: *Ts) -> None:
+        """Begin a new instance when its time has come; then expect ``begun``."""
+        self._new.append(new)
         if not self._is_scheduled and self._may_begin():
             self._schedule()
 
@@ -80,4 +84,4 @@ class Pacer:
 
     def _begin_one(self) -> None:
         self._beginning += 1
-        self._new.popleft()()
+        self._begin(*self._new.popleft())

@@ -11,16 +11,17 @@ from perdure.runtime import pacing
 from perdure.runtime.pacing import Pacer
 
 
-async def until_idle(pacer: Pacer) -> None:
+async def until_idle(pacer: Pacer[str]) -> None:
     while pacer:  # noqa: ASYNC110 - passes of the loop are what is counted here
         await asyncio.sleep(0)
 
 
 def test_what_has_begun_runs_before_what_is_new() -> None:
     async def scenario() -> list[str]:
-        pacer, ran = Pacer(), list[str]()
+        ran: list[str] = []
+        pacer = Pacer(ran.append)
         for n in range(3):
-            pacer.run_first(partial(ran.append, f"new {n}"))
+            pacer.begin(f"new {n}")
             pacer.run(partial(ran.append, f"due {n}"))
         await until_idle(pacer)
         return ran
@@ -32,9 +33,10 @@ def test_what_has_begun_runs_before_what_is_new() -> None:
 
 def test_new_instances_begin_as_fast_as_the_store_takes_them() -> None:
     async def scenario() -> None:
-        pacer, ran = Pacer(), list[int]()
+        ran: list[int] = []
+        pacer = Pacer(ran.append)
         for n in range(pacing.BEGINNING_MAX + 10):
-            pacer.run_first(partial(ran.append, n))
+            pacer.begin(n)
         for _ in range(20):
             await asyncio.sleep(0)
         assert len(ran) == pacing.BEGINNING_MAX
@@ -55,7 +57,8 @@ def test_a_slice_ends_and_lets_the_event_loop_go_on(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(pacing, "perf_counter", lambda: next(seconds) * pacing.SLICE_SECONDS / 3)
 
     async def scenario() -> list[str]:
-        pacer, ran = Pacer(), list[str]()
+        ran: list[str] = []
+        pacer = Pacer(ran.append)
         for _ in range(6):
             pacer.run(partial(ran.append, "turn"))
         asyncio.get_running_loop().call_soon(ran.append, "somebody else")
@@ -67,7 +70,9 @@ def test_a_slice_ends_and_lets_the_event_loop_go_on(monkeypatch: pytest.MonkeyPa
 
 def test_a_turn_that_breaks_does_not_stop_the_others() -> None:
     async def scenario() -> tuple[list[str], list[str]]:
-        pacer, ran, told = Pacer(), list[str](), list[str]()
+        ran: list[str] = []
+        told: list[str] = []
+        pacer = Pacer(ran.append)
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _loop, context: told.append(str(context["exception"])))
 
