@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import re
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from typing import (
 from perdure import limits
 from perdure.authoring.fingerprint import fingerprint
 from perdure.authoring.policies import ActivityOptions
-from perdure.authoring.recorder import RECORDER_ATTRIBUTE
+from perdure.authoring.recorder import find_recorder
 from perdure.authoring.signature import HandlerSignature
 from perdure.errors import InvalidValue, NotInOrchestration, UsageError
 
@@ -145,7 +144,7 @@ class Activity(_Handler[P, R]):
             )
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Step[R]:
-        recorder = getattr(asyncio._get_running_loop(), RECORDER_ATTRIBUTE, None)  # noqa: SLF001
+        recorder = find_recorder()
         if recorder is None:
             plain: Any = self.fn(*args, **kwargs)
             return plain  # type: ignore[no-any-return]
@@ -227,7 +226,7 @@ class Orchestration(_Handler[P, R]):
         self.call = CallOptions()
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Step[R]:
-        recorder = getattr(asyncio._get_running_loop(), RECORDER_ATTRIBUTE, None)  # noqa: SLF001
+        recorder = find_recorder()
         if recorder is None:
             raise NotInOrchestration(
                 f"orchestration {self.name!r} was called outside of an orchestration; "

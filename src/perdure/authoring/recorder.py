@@ -1,12 +1,12 @@
 """The narrow port between what an author calls and what records it.
 
-Inside an orchestration the running event loop carries the recorder, so no context object has to be
-passed around and no process-wide state exists. Authoring knows only this protocol.
+The engine notes which thread runs whose code, so no context object has to be passed around.
+Authoring knows only this protocol.
 """
 
 from __future__ import annotations
 
-import asyncio
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from perdure.errors import NotInOrchestration
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from perdure.authoring.steps import Step
     from perdure.codec import Codec
     from perdure.model.work import ParentLink
-
-RECORDER_ATTRIBUTE = "perdure_recorder"
-"""The attribute of an event loop that carries the recorder."""
 
 
 class Recorder(Protocol):
@@ -100,9 +97,13 @@ class Recorder(Protocol):
     def state_clear(self) -> None: ...
 
 
+running: dict[int, Recorder] = {}
+"""Threads that run orchestration code at this moment, and whose. Kept by the engine."""
+
+
 def find_recorder() -> Recorder | None:
     """The recorder of the orchestration that is running here, if one is."""
-    return getattr(asyncio._get_running_loop(), RECORDER_ATTRIBUTE, None)  # noqa: SLF001
+    return running.get(get_ident())
 
 
 def require_recorder(what: str) -> Recorder:

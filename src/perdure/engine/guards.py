@@ -13,6 +13,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+from perdure.authoring.recorder import running
 from perdure.engine.sites import find_user_frame, site_of
 from perdure.errors import ForbiddenInOrchestration
 
@@ -75,32 +76,26 @@ _ALLOWED_MODULES: Final = frozenset(
     }
 )
 
-_guarded: set[int] = set()
-"""Threads that run orchestration code at this moment."""
 _is_installed = False
 
 
-def enter() -> bool:
-    """Guard this thread; gives whether it was guarded before, for ``leave``."""
+def enter() -> None:
+    """Guard the threads that run orchestration code; this is one of them now."""
     global _is_installed  # noqa: PLW0603
     if not _is_installed:
         _is_installed = True
         sys.addaudithook(_audit)
-    thread = threading.get_ident()
-    was_guarded = thread in _guarded
-    _guarded.add(thread)
     _swap_in()
-    return was_guarded
 
 
-def leave(was_guarded: bool) -> None:
-    if not was_guarded:
-        _guarded.discard(threading.get_ident())
+def leave() -> None:
+    """This thread runs no orchestration code any more, or that of whoever was there before."""
+    if not running:
         _swap_out()
 
 
 def _audit(event: str, args: tuple[Any, ...]) -> None:
-    if _guarded and event in _REFUSED and threading.get_ident() in _guarded:
+    if running and event in _REFUSED and threading.get_ident() in running:
         frame = sys._getframe(1)  # noqa: SLF001
         if not _is_allowed(frame) and not _is_time_zone(event, args):
             raise refusal(event, args, frame)
@@ -147,13 +142,13 @@ else:
     _start_thread: Any = threading._start_new_thread  # type: ignore[attr-defined]  # noqa: SLF001
 
     def _guarded_sleep(seconds: Any, /) -> None:
-        if threading.get_ident() in _guarded:
+        if threading.get_ident() in running:
             raise refusal("time.sleep", (seconds,), sys._getframe(1))  # noqa: SLF001
         _sleep(seconds)
 
     def _guarded_start(*args: Any, **kwargs: Any) -> Any:
         frame = sys._getframe(1)  # noqa: SLF001
-        if threading.get_ident() in _guarded and not _is_allowed(frame):
+        if threading.get_ident() in running and not _is_allowed(frame):
             raise refusal("_thread.start_new_thread", (), frame)
         return _start_thread(*args, **kwargs)
 
@@ -167,7 +162,6 @@ else:
             threading._start_new_thread = _guarded_start  # type: ignore[attr-defined]  # noqa: SLF001
 
     def _swap_out() -> None:
-        # Another thread may still be in a turn; the last one puts things back.
-        if not _guarded:
-            time.sleep = _sleep
-            threading._start_new_thread = _start_thread  # type: ignore[attr-defined]  # noqa: SLF001
+        # The last thread that leaves a turn puts things back.
+        time.sleep = _sleep
+        threading._start_new_thread = _start_thread  # type: ignore[attr-defined]  # noqa: SLF001

@@ -15,8 +15,10 @@ import gc
 import logging
 import sys
 from collections import deque
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Protocol, TypeVarTuple, Unpack, cast
 
+from perdure.authoring.recorder import running
 from perdure.authoring.steps import Step
 from perdure.engine import guards
 from perdure.engine.closing import (
@@ -125,7 +127,7 @@ class DurableLoop(RefusingLoop):
     """Runs the tasks of one execution, only when it is told to and only until nothing is ready."""
 
     def __init__(self, seed: str, timers: TimerPort, recorder: Recorder) -> None:
-        self.perdure_recorder: Recorder | None = recorder
+        self._recorder: Recorder | None = recorder
         self.now_ms = 0
         self.crash: BaseException | None = None
         """What a bare callback raised, or what the engine refused to go on with."""
@@ -149,17 +151,25 @@ class DurableLoop(RefusingLoop):
 
     def enter(self) -> None:
         """Become the running loop of this thread, and guard it against real I/O."""
+        assert self._recorder is not None
+        thread = get_ident()
         outer, hooks = asyncio._get_running_loop(), sys.get_asyncgen_hooks()  # noqa: SLF001
         # Finalizers of other people's objects must not run in the middle of this code.
         was_collecting = gc.isenabled()
         gc.disable()
         asyncio._set_running_loop(self)  # noqa: SLF001
         sys.set_asyncgen_hooks(self._generator_started, _generator_dropped)
-        self._entered.append((outer, hooks, was_collecting, guards.enter()))
+        self._entered.append((outer, hooks, was_collecting, running.get(thread)))
+        running[thread] = self._recorder
+        guards.enter()
 
     def leave(self) -> None:
-        outer, hooks, was_collecting, was_guarded = self._entered.pop()
-        guards.leave(was_guarded)
+        outer, hooks, was_collecting, before = self._entered.pop()
+        if before is None:
+            del running[get_ident()]
+        else:
+            running[get_ident()] = before
+        guards.leave()
         sys.set_asyncgen_hooks(*hooks)
         asyncio._set_running_loop(outer)  # noqa: SLF001
         if was_collecting:
@@ -240,7 +250,7 @@ class DurableLoop(RefusingLoop):
         for error in (self.crash, None if self.root is None else error_of(self.root)):
             release_error(error)
         self.root = self.crash = None
-        self.perdure_recorder = self._timers = None
+        self._recorder = self._timers = None
 
     # What asyncio uses
 
@@ -319,7 +329,7 @@ class DurableLoop(RefusingLoop):
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """Something went wrong that nobody looked at: told in the log, once, and not on replay."""
-        recorder = self.perdure_recorder
+        recorder = self._recorder
         if recorder is not None and not recorder.is_replaying:
             _log.error(
                 "%s in instance %r",

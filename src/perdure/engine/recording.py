@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from perdure import limits
 from perdure.authoring.definitions import parse_version
+from perdure.authoring.recorder import running
 from perdure.engine import guards
 from perdure.engine.loop import DurableLoop, DurableTimer
 from perdure.engine.operations import (
@@ -453,13 +455,16 @@ class CodeRecorder:
     def _call_once(self, fn: Callable[[], Any]) -> msgspec.Raw:
         # Outside of the loop: nothing that the function calls may be recorded on its own.
         asyncio._set_running_loop(None)  # noqa: SLF001
-        guards.leave(was_guarded=False)
+        thread = get_ident()
+        del running[thread]
+        guards.leave()
         try:
             return self.codec.encode(fn(), where="side_effect()")
         except BaseException as error:  # noqa: BLE001
             # Not catchable: on replay there would be nothing to raise it again.
             self._stop(error)
         finally:
+            running[thread] = self
             guards.enter()
             asyncio._set_running_loop(self.loop)  # noqa: SLF001
 
