@@ -76,6 +76,43 @@ async def test_waiting_for_what_never_comes_is_an_error_that_names_it():
             await env.run(hopeful)
 
 
+async def test_what_is_not_registered_is_named():
+    @activity
+    async def forgotten() -> None: ...
+
+    @orchestration
+    async def forgetful() -> None:
+        await forgotten()
+
+    async with Environment([forgetful]) as env:
+        with pytest.raises(Stuck, match="activity forgotten, which is not registered here"):
+            await env.run(forgetful)
+    async with Environment([]) as env:
+        with pytest.raises(Stuck, match="is Pending, waits for forgetful, which is not registered"):
+            await env.run(forgetful)
+
+
+async def test_a_blocked_instance_or_child_ends_the_wait_with_the_reason():
+    @activity
+    async def count() -> int:
+        return "many"
+
+    @orchestration
+    async def child() -> int:
+        return await count()
+
+    @orchestration
+    async def parent() -> int:
+        return await child()
+
+    async with Environment([parent, child, count]) as env:
+        with pytest.raises(Stuck, match=r"Blocked .*result of activity 'count': Expected `int`"):
+            await env.run(child)
+    async with Environment([parent, child, count]) as env:
+        with pytest.raises(Stuck, match=r"child .* is Blocked"):
+            await env.run(parent)
+
+
 async def test_time_can_be_advanced_by_hand():
     @orchestration
     async def sleeper() -> str:

@@ -211,14 +211,15 @@ class Client:
         failure: Failure | None,
         name: str,
     ) -> R:
+        definition = handle._orchestration  # noqa: SLF001
         if status is Status.COMPLETED:
             raw = msgspec.Raw(output if output is not None else "null")
-            definition = handle._orchestration  # noqa: SLF001
             if definition is not None:
                 return definition.decode_result(raw, self.codec)
             result: R = self.codec.decode(raw, where=f"result of {handle.id}")
             return result
-        raise failure_error(status, failure or Failure(), f"{name} {handle.id!r}")
+        label = name if definition is None else definition.name
+        raise failure_error(status, failure or Failure(), f"{label} {handle.id!r}")
 
     async def _wait_finished(self, instance_id: str, deadline_ms: int | None) -> InstanceInfo:
         admin = self._admin()

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from perdure.authoring.registry import Handler
     from perdure.client.handle import Handle
+    from perdure.client.waits import OpenStep
     from perdure.codec import Codec
     from perdure.model import events
     from perdure.providers.contract import Provider
@@ -128,27 +129,41 @@ class _JumpingRuntime(Runtime):
     ) -> None:
         super().__init__(provider, handlers, options=options, codec=codec, clock=clock)
         self._jumps = clock
+        # Looking again by the clock would keep time moving for an instance that nobody can end.
+        self._watch_ms = round(_FOREVER_SECONDS * 1000)
 
     async def _wait_finished(self, instance_id: str, deadline_ms: int | None) -> Any:
-        return await self._jumping(super()._wait_finished(instance_id, deadline_ms))
+        return await self._jumping(instance_id, super()._wait_finished(instance_id, deadline_ms))
 
     async def _wait_here(self, instance_id: str, finished: Any, timeout: float | None) -> Any:  # noqa: ASYNC109
-        return await self._jumping(super()._wait_here(instance_id, finished, timeout))
+        return await self._jumping(instance_id, super()._wait_here(instance_id, finished, timeout))
 
-    async def _jumping(self, waiting: Awaitable[R]) -> R:
+    async def _jumping(self, instance_id: str, waiting: Awaitable[R]) -> R:
         task = asyncio.ensure_future(waiting)
+        jumps = 0
         try:
             while True:
                 await self.settle()
                 if task.done():
                     return task.result()
                 due_ms = self._jumps.next_due_ms()
-                if due_ms is None or due_ms - self._jumps.now_ms() > _HORIZON_MS:
+                if (
+                    due_ms is None
+                    or due_ms - self._jumps.now_ms() > _HORIZON_MS
+                    or await self._is_blocked(instance_id, is_thorough=jumps % 50 == 0)
+                ):
                     raise Stuck(await self._describe_waits())
+                jumps += 1
                 self._jumps.advance(max(0, due_ms - self._jumps.now_ms()))
         finally:
             if not task.done():
                 task.cancel()
+
+    async def _is_blocked(self, instance_id: str, *, is_thorough: bool) -> bool:
+        """Whether it, or a descendant, can only be tried again by the code that failed."""
+        ids = (await self.admin.tree(instance_id)).instance_ids if is_thorough else (instance_id,)
+        views = [await self.status(each, waits=False) for each in ids]
+        return any(view.status is Status.BLOCKED for view in views)
 
     async def settle(self) -> None:
         """Return when no callback is ready and no activity is running."""
@@ -180,10 +195,17 @@ class _JumpingRuntime(Runtime):
         live = frozenset(status for status in Status if not status.is_final)
         async for view in self.admin.instances(InstanceQuery(statuses=live)):
             steps = open_steps(await self.history(view.id))
-            waits = ", ".join(str(step) for step in steps) or "nothing"
+            waits = ", ".join(map(self._described, steps)) or "nothing"
+            if view.name not in {name for name, _ in self.registry.orchestration_keys}:
+                waits = f"{view.name}, which is not registered here"
             reason = f" ({view.block.reason}: {view.block.message})" if view.block else ""
             lines.append(f"  {view.name} {view.id!r} is {view.status}{reason}, waits for {waits}")
         return "\n".join(lines)
+
+    def _described(self, step: OpenStep) -> str:
+        if step.kind == "activity" and step.name not in self.registry.activity_names:
+            return f"{step}, which is not registered here"
+        return str(step)
 
 
 def _options(*, always_replay: bool) -> RuntimeOptions:
@@ -202,6 +224,9 @@ def _substituted(
     handlers: Iterable[Handler | ModuleType],
     substitutes: dict[Activity[..., Any], Callable[..., Any]],
 ) -> list[Handler | ModuleType]:
+    for activity in substitutes:
+        if not isinstance(activity, Activity):
+            raise UsageError(f"substitutes maps activities to functions; {activity!r} is none")
     by_name = {activity.name: function for activity, function in substitutes.items()}
     chosen: list[Handler | ModuleType] = []
     for handler in handlers:
