@@ -48,7 +48,7 @@ class Rank(IntEnum):
 
 _PATIENCE_SECONDS: Final = {
     Rank.COMMIT: 0.02,
-    Rank.FETCH_TURNS: 0.02,
+    Rank.FETCH_TURNS: 0.05,
     Rank.FETCH_WORK: 0.05,
     Rank.READ: 0.05,
     Rank.CHORE: 0.2,
@@ -320,8 +320,10 @@ class Connections:
             ) from error
 
     async def _take(self, statement: bytes, rank: Rank) -> Link:
-        if rank >= Rank.READ:
-            await asyncio.sleep(0)
+        if len(self._free) == 1:
+            # It goes to whoever is of the highest rank of those that are about to ask.
+            for _ in range(rank):
+                await asyncio.sleep(0)
         loop = asyncio.get_running_loop()
         open_at = loop.time() + _PATIENCE_SECONDS[rank]
         while True:
