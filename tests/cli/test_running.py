@@ -58,7 +58,7 @@ def start_process(environ, tmp_path):
 
 def test_a_worker_runs_what_was_started_and_drains_on_sigterm(sqlite_cli, start_process):
     worker = start_process("worker", FLOWS, "--slots", "5", "--drain", "2s", "--lock", "3s")
-    wait_for_line(worker, "orchestrations")
+    wait_for_line(worker, " serves ")
 
     answer = sqlite_cli(
         "start", "hello", "--id", "h-1", "--input", '"ann"', "--wait", "--timeout", "30s"
@@ -76,7 +76,7 @@ def test_a_worker_runs_what_was_started_and_drains_on_sigterm(sqlite_cli, start_
 
 
 def test_a_failed_instance_of_start_and_wait_is_exit_4(sqlite_cli, start_process):
-    wait_for_line(start_process("worker", FLOWS), "orchestrations")
+    wait_for_line(start_process("worker", FLOWS), " serves ")
 
     answer = sqlite_cli("start", "failing", "--input", '"boom"', "--wait", "-o", "json", code=4)
 
@@ -104,7 +104,7 @@ def test_a_start_that_cannot_be_is_refused_before_a_store_is_created(
 
 
 def test_a_name_that_no_worker_has_is_warned_of(sqlite_cli, start_process):
-    wait_for_line(start_process("worker", FLOWS), "orchestrations")
+    wait_for_line(start_process("worker", FLOWS), " serves ")
 
     answer = sqlite_cli("start", "helo", "--id", "h-1")
 
@@ -209,14 +209,14 @@ def test_dev_restarts_when_the_code_changes_and_survives_a_broken_file(
     app = tmp_path / "app.py"
     app.write_text(textwrap.dedent(APP.format(word="old")))
     dev = start_process("dev", "app.py")
-    wait_for_line(dev, "orchestrations")
+    wait_for_line(dev, " serves ")
     old = sqlite_cli("start", "talk", "--wait", "--timeout", "30s").out
 
     app.write_text("def broken(:")
     wait_for_line(dev, "app.py changed")
     wait_for_line(dev, "waiting for a change")
     app.write_text(textwrap.dedent(APP.format(word="newer")))
-    wait_for_line(dev, "orchestrations")
+    wait_for_line(dev, " serves ")
     new = sqlite_cli("start", "talk", "--wait", "--timeout", "30s").out
 
     assert (old, new) == ('"old"\n', '"newer"\n')
@@ -227,7 +227,7 @@ def test_dev_that_is_interrupted_in_a_terminal_drains_its_worker(
 ):
     (tmp_path / "app.py").write_text(textwrap.dedent(APP.format(word="on")))
     dev = start_process("dev", "app.py")
-    wait_for_line(dev, "orchestrations")
+    wait_for_line(dev, " serves ")
 
     os.killpg(dev.pid, signal.SIGINT)
 

@@ -283,3 +283,31 @@ async def test_a_lock_that_ends_with_the_outcome_of_its_attempt_costs_no_slot():
 
         assert await handle.result(30) == [0, 1, 2, 3, 4]
         assert activities.lock_tokens == []
+
+
+@activity
+def run_out() -> int:
+    return next(iter([]))
+
+
+@activity
+def leave_thread() -> int:
+    raise SystemExit("bye")
+
+
+@activity
+async def leave_loop() -> int:
+    raise SystemExit("bye")
+
+
+@pytest.mark.parametrize(
+    ("handler", "named"),
+    [(run_out, "StopIteration"), (leave_thread, "SystemExit"), (leave_loop, "bye")],
+)
+async def test_an_activity_that_leaves_by_a_side_door_has_failed(make_runtime, handler, named):
+    flow = calling(handler)
+    async with make_runtime([flow, handler]) as runtime:
+        handle = await runtime.start(flow)
+
+        with pytest.raises(OrchestrationFailed, match=named):
+            await handle.result(10)

@@ -15,6 +15,7 @@ from perdure import (
     orchestration,
     wait_for_event,
 )
+from perdure.errors import UsageError
 from perdure.model.failures import BlockReason
 from perdure.providers.memory import MemoryStore
 
@@ -174,3 +175,60 @@ async def test_real_work_inside_an_orchestration_is_refused_with_the_line(make_r
     async with make_runtime([impatient]) as runtime:
         with pytest.raises(OrchestrationFailed, match=r"test_poison\.py"):
             await (await runtime.start(impatient)).result(10)
+
+
+@activity(name="echo")
+async def wrong_echo(value: int) -> str:
+    return f"about {value}"
+
+
+async def test_tries_of_an_instance_that_is_blocked_do_not_make_it_poison(caplog):
+    store = MemoryStore()
+    provider = InMemoryProvider(store=store)
+    async with Runtime(provider, [plain], options=_options(run_activities=False)) as runtime:
+        await runtime.start(plain, 1, id="p")
+        await waiting(runtime, "p")
+        async with Runtime(InMemoryProvider(store=store), [wrong_echo]):
+            await reached(runtime, "p", Status.BLOCKED)
+
+        block = (await runtime.status("p", waits=False)).block
+        assert block.reason is BlockReason.UNDECODABLE
+        messages = await provider.admin().list_messages("p")
+        assert [message.attempt_count for message in messages] == [0]
+    assert "'p' is blocked: undecodable" in caplog.text
+
+
+async def test_what_another_worker_must_have_is_told_once(caplog):
+    @orchestration
+    async def parent() -> list[int]:
+        steps = [echo(1), echo(2), plain(3)]
+        return await asyncio.gather(*steps)
+
+    store = MemoryStore()
+    with caplog.at_level("WARNING", "perdure"):
+        async with Runtime(InMemoryProvider(store=store), [parent]) as runtime:
+            handle = await runtime.start(parent)
+            await waiting(runtime, handle.id)
+            await runtime.start(gate, id="g")
+            async with Runtime(InMemoryProvider(store=store), [plain, echo]):
+                assert await handle.result(10) == [1, 2, 3]
+    for name in ("activity 'echo'", "orchestration 'plain'", "orchestration 'gate'"):
+        told = [r for r in caplog.messages if r.startswith(f"{name} is not registered")]
+        assert len(told) == 1, caplog.messages
+        assert told[0].endswith("it waits for a worker that has it")
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ({"drain_seconds": -1}, "drain_seconds must be at least 0, not -1"),
+        ({"activity_slots": "5"}, "activity_slots must be a number, not '5'"),
+        ({"orchestration_lock_seconds": 0.01}, "must be at least 0.1, not 0.01"),
+        ({"cached_instances": 0}, "cached_instances must be at least 1, not 0"),
+        ({"poll_seconds": float("nan")}, "poll_seconds must be at least 0, not nan"),
+        ({"threads": True}, "threads must be a number, not True"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused_by_name(setting, said):
+    with pytest.raises(UsageError, match=said):
+        RuntimeOptions(**setting)

@@ -22,6 +22,7 @@ from perdure.providers._shared.rules import new_lock_token
 from perdure.providers.items import Claim, SessionFetch
 from perdure.runtime.background import Background, quietly
 from perdure.runtime.failures import failure_from
+from perdure.runtime.missing import Missing
 from perdure.runtime.observe import SpanNote, log
 from perdure.runtime.processes import ProcessFailure
 from perdure.runtime.retrying import Backoff, retry_delay_ms
@@ -99,6 +100,7 @@ class ActivityDispatcher:
         self._poll_ms = round(options.poll_seconds * 1000)
         self._lock_ms = round(options.activity_lock_seconds * 1000)
         self._names = registry.activity_names
+        self._missing = Missing(registry)
         self._takes = options.tags.matches
         self._takes_untagged = options.tags.matches(None)
         self._free = options.activity_slots if options.run_activities else 0
@@ -174,11 +176,13 @@ class ActivityDispatcher:
     def claim(self, scheduled: ScheduledActivity) -> Claim | None:
         """Reserve a slot for an activity that is about to be committed, if it can run here."""
         event = scheduled.event
+        if event.name not in self._names:
+            self._missing.activity(event.name)
+            return None
         if (
             self._free <= 0
             or self._stopping
             or event.session_id is not None
-            or event.name not in self._names
             or not (self._takes_untagged if event.tag is None else self._takes(event.tag))
         ):
             return None
@@ -377,7 +381,7 @@ class ActivityDispatcher:
                 raise
             return failure_from(error, item.attempt), None  # its own doing: nobody asked for it
         except BaseException as error:
-            if isinstance(error, (KeyboardInterrupt, SystemExit)):
+            if isinstance(error, KeyboardInterrupt):
                 raise
             return failure_from(error, item.attempt), None
 

@@ -72,7 +72,7 @@ class Executors:
         def call(connection: Any) -> Any:
             scope.store_connection = connection
             try:
-                return context.run(activity.fn, *args, **kwargs)
+                return context.run(_contained, activity.fn, args, kwargs)
             finally:
                 scope.store_connection = None
 
@@ -89,7 +89,7 @@ class Executors:
         context = contextvars.copy_context()
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(
-            self._threads, lambda: context.run(activity.fn, *args, **kwargs)
+            self._threads, lambda: context.run(_contained, activity.fn, args, kwargs)
         )
 
     def abort(self) -> None:
@@ -99,6 +99,14 @@ class Executors:
         """Give up threads that do not end: they cannot be stopped from outside."""
         self.abort()
         await self._processes.close()
+
+
+def _contained(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call it. StopIteration cannot pass a future, and sys.exit() is not for the worker."""
+    try:
+        return fn(*args, **kwargs)
+    except (StopIteration, SystemExit) as error:
+        raise RuntimeError(f"the activity raised {type(error).__name__}: {error}") from error
 
 
 async def _within(seconds: float, call: Coroutine[Any, Any, Any]) -> Any:

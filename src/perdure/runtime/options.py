@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from perdure import limits
 from perdure.errors import UsageError
 from perdure.providers.items import TagFilter
+
+_MINIMA: Final = {
+    **dict.fromkeys(("activity_slots", "threads", "processes", "max_attempts"), 1),
+    **dict.fromkeys(("cached_instances", "cached_events"), 1),
+    **dict.fromkeys(("orchestration_lock_seconds", "activity_lock_seconds"), 0.1),
+    "session_lock_seconds": 0.1,
+    **dict.fromkeys(("idle_seconds", "session_idle_seconds", "poll_seconds", "sessions"), 0),
+    **dict.fromkeys(("cancel_grace_seconds", "drain_seconds"), 0),
+    **dict.fromkeys(("turn_warn_seconds", "turn_abort_seconds"), 0),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +64,9 @@ class RuntimeOptions:
     run_activities: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("activity_slots", "threads", "processes", "cached_instances", "max_attempts"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} must be at least 1, not {getattr(self, name)!r}")
-        for name in ("orchestration_lock_seconds", "activity_lock_seconds", "session_lock_seconds"):
-            if getattr(self, name) < 0.1:
-                raise UsageError(f"{name} must be at least 0.1, not {getattr(self, name)!r}")
+        for name, minimum in _MINIMA.items():
+            value: object = getattr(self, name)
+            if not isinstance(value, int | float) or isinstance(value, bool):
+                raise UsageError(f"{name} must be a number, not {value!r}")
+            if not value >= minimum:
+                raise UsageError(f"{name} must be at least {minimum}, not {value!r}")

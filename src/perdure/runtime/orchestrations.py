@@ -27,6 +27,7 @@ from perdure.errors import (
     PerdureError,
     ProviderError,
 )
+from perdure.limits import HISTORY_EVENTS_MAX, HISTORY_EVENTS_WARN
 from perdure.model import wire, work
 from perdure.model.failures import Block, BlockReason
 from perdure.model.status import Status
@@ -42,6 +43,7 @@ from perdure.runtime.cache import LiveCache
 from perdure.runtime.commits import TurnFacts, commit_of, final_status
 from perdure.runtime.intake import Drop, Intake, Park, Run, replies_to
 from perdure.runtime.live import Arrival, Ending, LiveInstance
+from perdure.runtime.missing import Missing
 from perdure.runtime.observe import log
 from perdure.runtime.pacing import Pacer
 from perdure.runtime.retrying import Backoff
@@ -110,6 +112,7 @@ class OrchestrationDispatcher:
         self._owner = owner
         self._observer = observer
         self._watchdog = watchdog
+        self._missing = Missing(registry)
         self.intake = Intake(registry, codec, framework_version, options.max_attempts)
         self._version = parse_version(framework_version)
         self._filter = OrchestrationFilter(
@@ -220,6 +223,7 @@ class OrchestrationDispatcher:
         try:
             execution = self.intake.begin(item, kv={}, now_ms=self._clock.now_ms())
         except NotRegistered:
+            self._missing.orchestration(item.name, item.version)
             self._tell(created, ThroughTheQueue())
             return
         live = LiveInstance(item.instance_id, new_lock_token(), execution, None, envelope(item))
@@ -281,7 +285,7 @@ class OrchestrationDispatcher:
         verdict = self.intake.read(fetched, self._clock.now_ms())
         match verdict:
             case Park():
-                self._returns.park(fetched, verdict.block)
+                self._returns.park(fetched.item.instance_id, fetched.lock_token, verdict.block)
             case Drop():
                 self._returns.drop(fetched, verdict)
             case Run():
@@ -331,9 +335,25 @@ class OrchestrationDispatcher:
         if outcome is None:
             return
         self._live.grown(len(outcome.delta))
+        self._warn(live, outcome)
+        self._commit(live, arrivals, outcome, now_ms, created)
+
+    def _warn(self, live: LiveInstance, outcome: TurnOutcome) -> None:
+        """Tell what is no error, but hardly meant."""
         for line in outcome.ignored:
             log.warning("%s: %s", live.instance_id, line)
-        self._commit(live, arrivals, outcome, now_ms, created)
+        for child in outcome.children:
+            self._missing.orchestration(child.name, child.version)
+        for chained in outcome.detached:
+            self._missing.orchestration(chained.name, chained.version)
+        events = live.execution.event_count
+        if events - len(outcome.delta) < HISTORY_EVENTS_WARN <= events:
+            log.warning(
+                "%r has %d events of history; at %d it fails. Use continue_as_new() in long loops",
+                live.instance_id,
+                events,
+                HISTORY_EVENTS_MAX,
+            )
 
     def _compute(
         self,
@@ -504,17 +524,16 @@ class OrchestrationDispatcher:
             # Nothing is stored yet: the start goes through the queue and is parked there.
             if created is not None:
                 self._tell(created, ThroughTheQueue())
+        elif reason is None:
+            self._returns.fail(live.lock_token)
         else:
-            block = None
-            if reason is not None:
-                report = error.report if isinstance(error, Nondeterminism) else ""
-                block = Block(
-                    reason=reason,
-                    message=str(error),
-                    detail=report,
-                    code=live.execution.handler.fingerprint,
-                )
-            self._returns.fail(live.lock_token, block)
+            block = Block(
+                reason=reason,
+                message=str(error),
+                detail=error.report if isinstance(error, Nondeterminism) else "",
+                code=live.execution.handler.fingerprint,
+            )
+            self._returns.park(live.instance_id, live.lock_token, block)
         live.inbox.extendleft(reversed(arrivals))
         self._forget(live)
 

@@ -30,6 +30,10 @@ _PARKED_MS = {
     BlockReason.LIMIT: 60_000,
 }
 
+_COUNTED = frozenset({BlockReason.POISON, BlockReason.LIMIT})
+"""Code that never comes back must not be tried for ever: it holds up everybody. Counting the tries
+of the others would only put the count in the place of the reason."""
+
 
 class Returns:
     """What one orchestration dispatcher gives back."""
@@ -46,20 +50,19 @@ class Returns:
         """Nothing was wrong with it: whoever fetches it next begins with a clean count."""
         self._abandon(lock_token, ignore_attempt=True)
 
-    def fail(self, lock_token: str, block: Block | None = None) -> None:
-        """A turn could not be computed or committed; Blocked if the code is at fault."""
-        delay_ms = 1000 if block is None else _PARKED_MS[block.reason]
-        self._abandon(lock_token, delay_ms=delay_ms, block=self._dated(block))
+    def fail(self, lock_token: str) -> None:
+        """A turn could not be computed or committed, and nobody knows why."""
+        self._abandon(lock_token, delay_ms=1000)
 
-    def park(self, fetched: FetchedOrchestration, block: Block) -> None:
-        """It cannot be run as it is."""
-        log.warning("%r is blocked: %s: %s", fetched.item.instance_id, block.reason, block.message)
+    def park(self, instance_id: str, lock_token: str, block: Block) -> None:
+        """It cannot go on with the code at hand."""
+        log.warning("%r is blocked: %s: %s", instance_id, block.reason, block.message)
         self._observer.blocked(block.reason)
         self._abandon(
-            fetched.lock_token,
+            lock_token,
             delay_ms=_PARKED_MS[block.reason],
-            ignore_attempt=block.reason is not BlockReason.POISON,
-            block=self._dated(block),
+            ignore_attempt=block.reason not in _COUNTED,
+            block=msgspec.structs.replace(block, since_ms=self._clock.now_ms()),
         )
 
     def drop(self, fetched: FetchedOrchestration, verdict: Drop) -> None:
@@ -78,11 +81,6 @@ class Returns:
         self._background.spawn_quietly(
             self._provider.ack_orchestration_item(fetched.lock_token, commit)
         )
-
-    def _dated(self, block: Block | None) -> Block | None:
-        if block is None:
-            return None
-        return msgspec.structs.replace(block, since_ms=self._clock.now_ms())
 
     def _abandon(
         self,

@@ -78,12 +78,11 @@ class Runtime(Client):
         self._running = _Parts(self)
         self._running.start()
         log.info(
-            "perdure %s on %s %s: %d orchestrations, %d activities",
+            "perdure %s on %s serves %s and %s",
             VERSION,
             self.provider.name,
-            self.provider.version,
-            len(self.registry.orchestration_keys),
-            len(self.registry.activity_names),
+            _counted(len(self.registry.orchestration_keys), "orchestration", "orchestrations"),
+            _counted(len(self.registry.activity_names), "activity", "activities"),
         )
         return self
 
@@ -233,6 +232,10 @@ class Runtime(Client):
     def metrics_snapshot(self) -> dict[str, int]:
         """Counts since this runtime started."""
         return dict(self.observer.counts)
+
+
+def _counted(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"
 
 
 def _check_transactions(registry: Registry, provider: Provider) -> None:
