@@ -20,8 +20,8 @@ KV_VALUE_BYTES_MAX: Final = 16 * 1024
 KV_KEYS_MAX: Final = 100
 CARRY_FORWARD_BYTES_MAX: Final = 1024 * 1024
 
-# Histories. A fan-out of 10,000 is ordinary, and leaves 20,001 events; past the second figure it is a
-# design error.
+# Histories. A fan-out of 10,000 is ordinary and leaves 20,001 events; past the second figure it is
+# a design error.
 HISTORY_EVENTS_WARN: Final = 25_000
 HISTORY_EVENTS_MAX: Final = 50_000
 COMMANDS_PER_TURN_MAX: Final = 20_000

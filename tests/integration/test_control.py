@@ -6,6 +6,7 @@ import pytest
 
 from integration.conditions import reached, waiting
 from perdure import (
+    Client,
     OrchestrationCancelled,
     OrchestrationTerminated,
     Status,
@@ -230,6 +231,17 @@ async def test_wrong_arguments_are_refused_at_the_start(make_runtime):
             await runtime.start(waiting)
         with pytest.raises(ValueError, match="empty"):
             await runtime.start(quick, id=" ")
+
+
+async def test_an_id_of_another_orchestration_is_not_handed_out(make_runtime):
+    async with make_runtime(HANDLERS) as runtime:
+        await runtime.start(patient, "x", id="mine")
+
+        assert (await runtime.start(patient, "x", id="mine")).id == "mine"
+        with pytest.raises(AlreadyExists, match="'mine' belongs to an instance of 'patient'"):
+            await runtime.start(quick, id="mine")
+        with pytest.raises(AlreadyExists, match="not of 'quick'"):
+            await Client(runtime.provider).start(quick, id="mine", delay=1)
 
 
 async def test_an_explicit_child_id_in_use_fails_the_call(make_runtime):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import uuid
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, TypeVarTuple, cast, overload
 
 import msgspec
@@ -19,11 +18,13 @@ from perdure.client.view import InstanceStatus, failure_error, failure_of, view_
 from perdure.client.waits import open_steps
 from perdure.clock import SystemClock
 from perdure.codec import JSON, Codec
-from perdure.errors import AlreadyExists, NotSupported, UsageError, WaitTimeout
+from perdure.errors import AlreadyExists, NotFound, NotSupported, UsageError, WaitTimeout
 from perdure.limits import check_id
 from perdure.model import events, wire, work
 from perdure.model.failures import Failure
 from perdure.model.status import Status
+from perdure.noise import unguessable
+from perdure.providers._shared.rules import UNKNOWN_NAME
 from perdure.providers.items import EnqueueCondition
 from perdure.providers.url import open_provider
 
@@ -145,9 +146,27 @@ class Client:
         taken = await self.provider.enqueue_for_orchestrator(
             envelope(item), delay_ms, _condition(if_exists)
         )
-        if not taken and if_exists == "fail":
-            raise AlreadyExists(exists_text(item.instance_id))
+        if not taken:
+            await self._check_existing(item, if_exists)
         return None
+
+    async def _check_existing(self, item: work.StartOrchestration, if_exists: IfExists) -> None:
+        """The id is taken: refuse, unless it is what was asked for and may be had."""
+        if if_exists == "fail":
+            raise AlreadyExists(
+                f"{item.instance_id!r} exists already; use if_exists='get' or 'replace', "
+                "or another id"
+            )
+        admin = self.provider.admin()
+        try:
+            info = None if admin is None else await admin.get_instance_info(item.instance_id)
+        except NotFound:
+            return  # deleted meanwhile: the handle says so, too
+        if info is not None and info.name not in {item.name, UNKNOWN_NAME}:
+            raise AlreadyExists(
+                f"the id {item.instance_id!r} belongs to an instance of {info.name!r}, "
+                f"not of {item.name!r}; use another id"
+            )
 
     async def start_many(
         self,
@@ -367,12 +386,8 @@ def _start_item(
     if version is not None:
         parse_version(version)
     return work.StartOrchestration(
-        instance_id=check_id(uuid.uuid4().hex if instance_id is None else instance_id, "id"),
+        instance_id=unguessable() if instance_id is None else check_id(instance_id, "id"),
         name=name,
         input=payload,
         version=version,
     )
-
-
-def exists_text(instance_id: str) -> str:
-    return f"{instance_id!r} exists already; use if_exists='get' or 'replace', or another id"

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from perdure.authoring.registry import Registry
-from perdure.client.client import Client, exists_text
+from perdure.client.client import Client
 from perdure.client.view import failure_in_output
 from perdure.codec import JSON
-from perdure.errors import AlreadyExists, UsageError, WaitTimeout
+from perdure.errors import UsageError, WaitTimeout
 from perdure.providers.items import WorkerInfo
 from perdure.runtime.activities import ActivityDispatcher
 from perdure.runtime.executors import Executors
@@ -142,8 +142,7 @@ class Runtime(Client):
             # Its first turn could not be run: the queue keeps it and parks it with the reason.
             return await super()._submit(item, delay_ms, if_exists)
         if live is None:
-            if if_exists == "fail":
-                raise AlreadyExists(exists_text(item.instance_id))
+            await self._check_existing(item, if_exists)
             return None
         return live.finished
 
