@@ -20,7 +20,7 @@ from perdure.providers.postgres.connections import Backoff, Connections, Rank
 from perdure.providers.postgres.faults import asks_for_patience, refusal
 from perdure.providers.postgres.lanes import Lanes
 from perdure.providers.postgres.listener import BUCKETS, Channels, Listener, Notifier, bucket_of
-from perdure.providers.postgres.migrate import migrate, pending
+from perdure.providers.postgres.migrate import migrate, pending, read_ahead
 from perdure.providers.postgres.opening import prepare_store
 from perdure.providers.postgres.place import place_of
 from perdure.providers.postgres.renewals import Renewals
@@ -90,7 +90,7 @@ class Handle:
     async def open(self, *, allow_moved: bool, auto_migrate: bool) -> None:
         self._process_id, self._loop = os.getpid(), asyncio.get_running_loop()
         try:
-            await self._on_own_connection(
+            opening = self._on_own_connection(
                 "open",
                 lambda connection: prepare_store(
                     connection,
@@ -102,6 +102,7 @@ class Handle:
                 ),
                 keep=True,
             )
+            await asyncio.gather(opening, read_ahead())
             self._connections.open()
         except BaseException:
             self._connections.close()

@@ -69,6 +69,12 @@ def due_after(applied: Sequence[tuple[int, str, str]], place: Place) -> Sequence
     return due
 
 
+async def read_ahead() -> None:
+    """Read the files now, while the server is busy with something else."""
+    for migration in _migrations():
+        _checksum(migration)
+
+
 async def migrate(connection: AsyncConnection[Any], place: Place) -> Sequence[Migration]:
     """Apply what is due, all of it or nothing; returns what was applied.
 
