@@ -64,6 +64,9 @@ def refresh(tx: Transaction, instance_id: str) -> None:
 
 def wake(tx: Transaction) -> None:
     """Look again at the rows whose time has come; orphans that waited too long become letters."""
+    if tx.turns_awake:
+        return
+    tx.turns_awake = True
     awake = tx.rows(queries.AWAKE, (tx.now,))
     if not awake:
         return

@@ -80,6 +80,30 @@ WHERE l.kept = 1 AND l.due_at IS NOT NULL AND l.due_at <= ?1 AND l.owner = ?2
 ORDER BY l.due_at, l.first_message_id
 """
 
+READY: Final = """
+SELECT json_group_array(json_array(
+    ready.instance_id, ready.instance_key, ready.name, ready.version, ready.due_at,
+    ready.first_message_id, i.framework_version, q.start_parent_id, q.attempt_count + 1,
+    CASE WHEN octet_length(q.body) <= 65536 THEN q.body END
+))
+FROM (SELECT instance_id, instance_key, name, version, due_at, first_message_id
+      FROM instance_locks
+      WHERE state = 0 AND due_at IS NOT NULL AND due_at <= ?1
+        AND (locked_until IS NULL OR locked_until <= ?1)
+        AND (not_before IS NULL OR not_before <= ?1)
+      ORDER BY due_at, first_message_id LIMIT ?2) AS ready
+LEFT JOIN instances AS i ON i.instance_key = ready.instance_key
+LEFT JOIN orchestrator_queue AS q
+    ON q.message_id = ready.first_message_id AND ready.instance_key IS NULL
+    AND q.start_name = ready.name AND q.start_version IS ready.version
+    AND NOT EXISTS (SELECT 1 FROM orchestrator_queue AS o
+                    WHERE o.instance_id = ready.instance_id AND o.message_id <> q.message_id)
+"""
+"""As FIND_READY, with the message if it is a start and there is nothing else of its instance.
+
+Big texts are left out: all of them in one list might be longer than SQLite allows.
+"""
+
 NEXT_WAKE: Final = "SELECT min(wake_at) FROM instance_locks WHERE wake_at IS NOT NULL"
 NEXT_READY: Final = """
 SELECT min(due_at) FROM instance_locks WHERE state = 0 AND due_at IS NOT NULL AND due_at > ?
@@ -95,6 +119,17 @@ SET state = 1, wake_at = ?1, locked_until = ?1, lock_token = ?2, owner = ?3, kep
     carried_until = ?4, due_at = ?5, first_message_id = ?6
 WHERE instance_id = ?7
 """
+
+TAKE_LOCKS: Final = ManyRows(
+    "WITH taken (instance_id, lock_token) AS (",
+    2,
+    """)
+UPDATE instance_locks
+SET state = 1, wake_at = ?, locked_until = ?, lock_token = taken.lock_token, owner = ?, kept = 0,
+    carried_until = ?, due_at = NULL, first_message_id = NULL
+FROM taken WHERE instance_locks.instance_id = taken.instance_id
+""",
+)
 
 INSERT_KEPT_LOCK: Final = ManyRows(
     """
@@ -147,16 +182,21 @@ SELECT json_group_array(json_array(
     l.lock_token, l.instance_id, l.instance_key, l.locked_until, i.execution_id,
     (SELECT count(*) FROM (SELECT 1 FROM orchestrator_queue AS q
                            WHERE q.instance_id = l.instance_id LIMIT ?3)),
-    EXISTS (SELECT 1 FROM kv_delta AS k WHERE k.instance_key = l.instance_key)
+    EXISTS (SELECT 1 FROM kv_delta AS k WHERE k.instance_key = l.instance_key), l.pending_since
 ))
 FROM json_each(?1) AS given
 CROSS JOIN instance_locks AS l ON l.lock_token = given.value
-CROSS JOIN instances AS i ON i.instance_key = l.instance_key
-CROSS JOIN executions AS e ON e.instance_key = i.instance_key AND e.execution_id = i.execution_id
-WHERE l.locked_until > ?2 AND l.kept = 1 AND l.pending_since IS NULL AND l.suspended = 0
-  AND l.not_before IS NULL AND l.block IS NULL AND i.status = 'Running' AND e.status = 'Running'
+LEFT JOIN instances AS i ON i.instance_key = l.instance_key
+LEFT JOIN executions AS e ON e.instance_key = i.instance_key AND e.execution_id = i.execution_id
+WHERE l.locked_until > ?2 AND l.suspended = 0 AND l.not_before IS NULL AND l.block IS NULL
+  AND CASE WHEN l.kept
+      THEN l.pending_since IS NULL AND i.status = 'Running' AND e.status = 'Running'
+      ELSE l.instance_key IS NULL AND l.name IS NOT NULL AND l.pending_since IS NOT NULL
+           AND l.due_at IS NULL
+      END
 """
-"""Locks of turns that go on where the last one stopped, with all that a plain turn has to know."""
+"""Locks of turns that go on where the last one stopped, and of starts of which nothing is written
+yet, with all that a plain turn has to know."""
 
 EXTEND_KEPT_LOCKS: Final = """
 UPDATE instance_locks SET locked_until = ?2, touched_at = ?3
@@ -177,6 +217,18 @@ SET locked_until = ?1, wake_at = ?1, kept = 1, instance_key = ?2, name = ?3, ver
     pending_since = NULL, not_before = NULL, block = NULL, touched_at = NULL
 WHERE instance_id = ?5
 """
+
+KEEP_LOCKS: Final = ManyRows(
+    "WITH begun (instance_id, instance_key, name, version, locked_until) AS (",
+    5,
+    """)
+UPDATE instance_locks
+SET locked_until = begun.locked_until, wake_at = begun.locked_until, kept = 1,
+    instance_key = begun.instance_key, name = begun.name, version = begun.version,
+    pending_since = NULL, not_before = NULL, block = NULL, touched_at = NULL
+FROM begun WHERE instance_locks.instance_id = begun.instance_id
+""",
+)
 
 RELEASE_LOCK: Final = """
 UPDATE instance_locks
@@ -241,6 +293,15 @@ FROM orchestrator_queue WHERE instance_id = ? AND visible_at <= ? AND lock_token
 TAG_MESSAGE: Final = """
 UPDATE orchestrator_queue SET lock_token = ?, attempt_count = ? WHERE message_id = ?
 """
+
+TAG_MESSAGES: Final = ManyRows(
+    "WITH taken (message_id, lock_token) AS (",
+    2,
+    """)
+UPDATE orchestrator_queue SET lock_token = taken.lock_token, attempt_count = attempt_count + 1
+FROM taken WHERE orchestrator_queue.message_id = taken.message_id
+""",
+)
 
 CARRIED_STARTS: Final = """
 SELECT message_id, start_name, start_version, start_parent_id, enqueued_at

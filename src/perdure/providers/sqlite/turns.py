@@ -38,9 +38,7 @@ def fetch(
     filter: OrchestrationFilter | None,  # noqa: A002
     owner: str | None,
 ) -> FetchedOrchestration | Nothing:
-    if not tx.turns_awake:
-        locks.wake(tx)
-        tx.turns_awake = True
+    locks.wake(tx)
     ready = _find_ready(tx, filter)
     while owner is not None and (kept := _find_kept(tx, filter, owner)) is not None:
         if ready is not None and ready[4:6] < kept[4:6]:
@@ -48,7 +46,7 @@ def fetch(
         if (continued := _continue(tx, kept[0], kept[7])) is not None:
             return continued
     while ready is not None:
-        if (fetched := _lock_batch(tx, ready[0], ready[1], lock_timeout_ms, owner)) is not None:
+        if (fetched := lock_batch(tx, ready[0], ready[1], lock_timeout_ms, owner)) is not None:
             return fetched
         ready = _find_ready(tx, filter)
     return Nothing(locks.next_due(tx, owner))
@@ -158,7 +156,7 @@ def _find_ready(tx: Transaction, filter: OrchestrationFilter | None) -> Any:  # 
     if filter is None or (filter.handlers is None and filter.framework_versions is None):
         return tx.row(queries.FIND_READY, (tx.now,))
     for misfits, row in enumerate(tx.execute(queries.FIND_READY, (tx.now,))):
-        if _fits(tx, row, filter):
+        if fits(tx, row, filter):
             return row
         if misfits == _MISFITS_BEFORE_SEEKING and filter.handlers is not None:
             return _seek_ready(tx, filter)
@@ -168,7 +166,7 @@ def _find_ready(tx: Transaction, filter: OrchestrationFilter | None) -> Any:  # 
 def _find_kept(tx: Transaction, filter: OrchestrationFilter | None, owner: str) -> Any:  # noqa: A002
     """Of the instances whose locks this owner keeps, as ``_find_ready``."""
     for row in tx.execute(queries.FIND_KEPT, (tx.now, owner)):
-        if filter is None or _fits(tx, row[:7], filter):
+        if filter is None or fits(tx, row[:7], filter):
             return row
     return None
 
@@ -186,12 +184,13 @@ def _first_fit_by_name(
     name: str | None,
 ) -> Iterator[Any]:
     for row in tx.execute(queries.FIND_READY_BY_NAME, (tx.now, name)):
-        if _fits(tx, row, filter):
+        if fits(tx, row, filter):
             yield row
             return
 
 
-def _fits(tx: Transaction, row: Any, filter: OrchestrationFilter) -> bool:  # noqa: A002
+def fits(tx: Transaction, row: Any, filter: OrchestrationFilter) -> bool:  # noqa: A002
+    """Whether a row of ``_find_ready`` fits."""
     instance_id, _, name, version, _, _, framework_version = row
     pinned = None if framework_version is None else parse_version(framework_version)
     if not rules.fits_framework(filter, pinned):
@@ -202,13 +201,14 @@ def _fits(tx: Transaction, row: Any, filter: OrchestrationFilter) -> bool:  # no
     return rules.fits_handlers(filter, name, version)
 
 
-def _lock_batch(
+def lock_batch(
     tx: Transaction,
     instance_id: str,
     instance_key: int | None,
     lock_timeout_ms: int,
     owner: str | None,
 ) -> FetchedOrchestration | None:
+    """Lock a ready instance with all that is visible; None if it is not ready after all."""
     batch: list[Any] = []
     later: tuple[int | None, int | None] = (None, None)
     for row in tx.execute(queries.MESSAGES_BY_TIME, (instance_id,)):
