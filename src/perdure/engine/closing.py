@@ -40,13 +40,20 @@ def _keep_for_ever(coro: Any) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(coro))
 
 
+def close_awaited(generator: AsyncGenerator[Any, Any]) -> None:
+    """Close what an asynchronous generator awaits itself.
+
+    It is further inside than whoever iterates over the generator, and cannot be found from there.
+    """
+    awaited = getattr(generator, "ag_await", None)
+    if inspect.iscoroutine(awaited):
+        close_coroutine(awaited)
+
+
 def close_generator(generator: AsyncGenerator[Any, Any]) -> None:
     if getattr(generator, "ag_frame", None) is None:
         return
-    awaited = getattr(generator, "ag_await", None)
-    if inspect.iscoroutine(awaited):
-        # Up to 3.12 closing whoever iterates over it does not reach what it awaits itself.
-        close_coroutine(awaited)
+    close_awaited(generator)
     with contextlib.suppress(BaseException):
         closing: Any = generator.aclose()
         closing.send(None)

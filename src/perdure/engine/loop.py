@@ -22,6 +22,7 @@ from perdure.authoring.recorder import running
 from perdure.authoring.steps import Step
 from perdure.engine import guards
 from perdure.engine.closing import (
+    close_awaited,
     close_coroutine,
     close_generator,
     error_of,
@@ -378,6 +379,8 @@ class DurableLoop(RefusingLoop):
         # As the running task: clean-up code may use asyncio.timeout() and the like.
         asyncio.tasks._enter_task(self, task)  # noqa: SLF001
         try:
+            for generator in reversed(self._generators.copy()):
+                close_awaited(generator)
             close_coroutine(task.get_coro())
         finally:
             asyncio.tasks._leave_task(self, task)  # noqa: SLF001

@@ -104,6 +104,37 @@ def test_a_task_that_never_began_leaves_no_warning():
     assert run.result == "done"
 
 
+def test_clean_up_inside_a_generator_is_unwound_however_often_it_awaits(monkeypatch):
+    lost: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda given: lost.append(given.exc_value))
+    log: list[str] = []
+
+    async def careful(depth: int) -> None:
+        try:
+            await asyncio.sleep(100)
+        finally:
+            log.append(f"clean up {depth}")
+            if depth:
+                await careful(depth - 1)
+
+    @orchestration
+    async def code() -> None:
+        async def values() -> collections.abc.AsyncGenerator[int]:
+            await careful(3)
+            yield 1
+
+        async for _ in values():
+            pass
+
+    run = Driver(code, is_checked=False)
+    run.start()
+    run.close()
+    gc.collect()
+
+    assert log == ["clean up 3", "clean up 2", "clean up 1", "clean up 0"]
+    assert lost == []
+
+
 def test_an_open_async_generator_is_closed():
     log: list[str] = []
 
