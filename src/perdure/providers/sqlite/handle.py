@@ -215,7 +215,7 @@ class Handle:
     def closed(self, operation: str) -> StoreClosed:
         return StoreClosed(
             operation,
-            f"the provider of {str(self.path)!r} is not open here; open it, in this process",
+            f"the provider of {str(self.path)!r} is not open here; use async with, in this process",
         )
 
     # --- back on the event loop
