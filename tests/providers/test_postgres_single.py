@@ -237,24 +237,6 @@ def test_a_store_that_is_up_to_date_is_opened_with_one_statement() -> None:
     asyncio.run(check())
 
 
-def test_a_program_that_starts_shares_one_connection() -> None:
-    async def check() -> None:
-        async with (
-            Proxy(shared_server().socket_directory, lambda _message: None) as proxy,
-            PostgresProvider(proxy.dsn, schema=new_schema(), listen=False) as provider,
-        ):
-            await asyncio.gather(
-                provider.start_orchestration_item(start("x"), FIRST, "lock", "me"),
-                provider.enqueue_for_orchestrator(start("y")),
-                provider.cleanup_orphaned_sessions(),
-                provider.admin().list_instances(),
-            )
-
-            assert proxy.connections <= 2
-
-    asyncio.run(check())
-
-
 def test_a_slot_is_not_lost_with_a_caller_that_was_cancelled_at_its_turn() -> None:
     async def check() -> None:
         slots = Slots(1)

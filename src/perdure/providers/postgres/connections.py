@@ -49,9 +49,9 @@ class Rank(IntEnum):
 _PATIENCE_SECONDS: Final = {
     Rank.COMMIT: 0.02,
     Rank.FETCH_TURNS: 0.05,
-    Rank.FETCH_WORK: 0.05,
+    Rank.FETCH_WORK: 0.005,
     Rank.READ: 0.05,
-    Rank.CHORE: 0.2,
+    Rank.CHORE: 0.02,
 }
 """How long to wait for a connection in use before another one is opened. A new one has to learn the
 tables first, and the server has better things to do when a program starts."""
