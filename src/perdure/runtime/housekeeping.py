@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from perdure.runtime.options import RuntimeOptions
 
 _ANNOUNCE_SECONDS = 10.0
+_FIRST_SECONDS = 0.25
+"""What waits in the store comes first when a runtime starts."""
 _PAGE = 200
 
 
@@ -52,9 +54,9 @@ class Housekeeping:
         session_seconds = self._options.session_lock_seconds * 0.4
         self._tasks = [
             loop.create_task(self._every(_ANNOUNCE_SECONDS, self._announce)),
-            loop.create_task(self._every(session_seconds, self._renew_sessions)),
-            loop.create_task(self._every(self._options.session_idle_seconds, self._clean_sessions)),
-            loop.create_task(self._once(self.retry_blocked)),
+            loop.create_task(self._later(session_seconds, self._renew_sessions)),
+            loop.create_task(self._later(self._options.session_idle_seconds, self._clean_sessions)),
+            loop.create_task(self._later(None, self.retry_blocked)),
         ]
 
     def abort(self) -> None:
@@ -70,6 +72,10 @@ class Housekeeping:
         while True:
             await self._once(duty)
             await self._clock.sleep(seconds)
+
+    async def _later(self, seconds: float | None, duty: Callable[[], Awaitable[object]]) -> None:
+        await self._clock.sleep(_FIRST_SECONDS)
+        await (self._once(duty) if seconds is None else self._every(seconds, duty))
 
     async def _once(self, duty: Callable[[], Awaitable[object]]) -> None:
         try:
