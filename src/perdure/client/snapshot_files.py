@@ -14,7 +14,7 @@ from perdure.errors import InvalidValue
 from perdure.limits import HISTORY_EVENTS_MAX, KV_KEYS_MAX, KV_VALUE_BYTES_MAX
 from perdure.model.failures import Block
 from perdure.model.status import Status
-from perdure.providers._shared import rules
+from perdure.providers._shared import refusals
 from perdure.providers._shared.embedding import NO_JSON, embed, extract
 from perdure.providers.items import (
     ActivityIdentity,
@@ -331,7 +331,7 @@ def _required(json: msgspec.Raw, text: str | None, what: str) -> str:
 
 def _check(snapshot: InstanceSnapshot) -> None:
     """What the document's types do not say and a call would refuse."""
-    rules.check_snapshot(snapshot)
+    refusals.check_snapshot(snapshot)
     numbers = {
         "execution_id": (snapshot.execution_id, 1),
         "created_at_ms": (snapshot.created_at_ms, 0),
@@ -339,7 +339,7 @@ def _check(snapshot: InstanceSnapshot) -> None:
         "custom_status_version": (snapshot.custom_status_version, 0),
     }
     for what, (number, minimum) in numbers.items():
-        rules.check_number(number, what, minimum=minimum)
+        refusals.check_number(number, what, minimum=minimum)
     ids = [execution.execution_id for execution in snapshot.executions]
     if sorted(set(ids)) != ids or (ids and snapshot.execution_id not in ids):
         raise InvalidValue(f"the executions {ids[:10]} do not fit together")
@@ -353,21 +353,21 @@ def _check(snapshot: InstanceSnapshot) -> None:
         _check_entry(message.visible_at_ms, message.enqueued_at_ms, message.attempt_count)
     for work in snapshot.work:
         _check_entry(work.visible_at_ms, work.enqueued_at_ms, work.attempt_count)
-        rules.check_text(work.heartbeat, "heartbeat")
+        refusals.check_text(work.heartbeat, "heartbeat")
     _check_state(snapshot.kv_store)
     _check_state(snapshot.kv_delta)
 
 
 def _check_entry(visible_at_ms: int, enqueued_at_ms: int, attempt_count: int) -> None:
-    rules.check_number(visible_at_ms, "visible_at_ms", minimum=-_TIME_MAX)
-    rules.check_number(enqueued_at_ms, "enqueued_at_ms", minimum=0)
-    rules.check_number(attempt_count, "attempt_count", minimum=0)
+    refusals.check_number(visible_at_ms, "visible_at_ms", minimum=-_TIME_MAX)
+    refusals.check_number(enqueued_at_ms, "enqueued_at_ms", minimum=0)
+    refusals.check_number(attempt_count, "attempt_count", minimum=0)
 
 
 def _check_state(values: Mapping[str, KvEntry | None]) -> None:
     if len(values) > 2 * KV_KEYS_MAX:  # a layer may clear what the other one holds
         raise InvalidValue(f"the document has {len(values)} keys of state")
     for key, entry in values.items():
-        rules.check_text(key, "key of a value")
+        refusals.check_text(key, "key of a value")
         if entry is not None:
-            rules.check_text(entry.value, "value", KV_VALUE_BYTES_MAX)
+            refusals.check_text(entry.value, "value", KV_VALUE_BYTES_MAX)

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from perdure.errors import LockLost, NotSupported
-from perdure.providers._shared import rules
+from perdure.providers._shared import refusals
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -408,7 +408,7 @@ class Provider(ABC):
         Errors: InvalidValue before anything is written, if one of them is not valid, and for the
         condition ``ALIVE``, which could refuse one after others were taken.
         """
-        rules.check_enqueue_many(messages, delay_ms, condition)
+        refusals.check_enqueue_many(messages, delay_ms, condition)
         return [
             await self.enqueue_for_orchestrator(message, delay_ms, condition)
             for message in messages

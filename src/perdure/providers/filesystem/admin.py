@@ -10,7 +10,7 @@ import msgspec
 from perdure.errors import InstanceFinished, NotFound
 from perdure.limits import BULK_INSTANCES_MAX, check_id
 from perdure.model.wire import FORMAT_VERSION
-from perdure.providers._shared import rules
+from perdure.providers._shared import refusals, rules
 from perdure.providers.contract import ProviderAdmin
 from perdure.providers.filesystem import deletion, queues, snapshots, turns, waiting
 from perdure.providers.filesystem.checkpoints import LAYOUT_VERSION
@@ -62,7 +62,7 @@ class FileSystemAdmin(ProviderAdmin):
         self, query: InstanceQuery | None = None, *, cursor: str | None = None, limit: int = 100
     ) -> InstancePage:
         store = self._provider.store("list_instances")
-        rules.check_page(limit)
+        refusals.check_page(limit)
         before = None if cursor is None else rules.decode_cursor(cursor)
         return await store.look(
             "list_instances", lambda: store.state.listing.page(query, before, limit)
@@ -172,7 +172,7 @@ class FileSystemAdmin(ProviderAdmin):
     async def lock_instance(self, instance_id: str, lock_timeout_ms: int) -> FetchedOrchestration:
         verb = "lock_instance"
         store = self._store_for(verb, instance_id)
-        rules.check_number(lock_timeout_ms, "lock_timeout_ms", minimum=1)
+        refusals.check_number(lock_timeout_ms, "lock_timeout_ms", minimum=1)
 
         def lock(tx: Transaction) -> turns.LockedInstance:
             if not store.state.standing.has_turns(instance_id):
@@ -200,7 +200,7 @@ class FileSystemAdmin(ProviderAdmin):
 
     async def list_messages(self, instance_id: str, *, limit: int = 1000) -> list[QueuedMessage]:
         store = self._store_for("list_messages", instance_id)
-        rules.check_number(limit, "limit", minimum=1)
+        refusals.check_number(limit, "limit", minimum=1)
         return await store.look(
             "list_messages",
             lambda: snapshots.queued_messages(store.state, instance_id, store.clock.now_ms())[
@@ -210,7 +210,7 @@ class FileSystemAdmin(ProviderAdmin):
 
     async def list_work(self, instance_id: str, *, limit: int = 1000) -> list[QueuedWork]:
         store = self._store_for("list_work", instance_id)
-        rules.check_number(limit, "limit", minimum=1)
+        refusals.check_number(limit, "limit", minimum=1)
         return await store.look(
             "list_work",
             lambda: snapshots.queued_work(store.state, instance_id, store.clock.now_ms())[:limit],
@@ -218,7 +218,7 @@ class FileSystemAdmin(ProviderAdmin):
 
     async def list_dead_letters(self, *, limit: int = 1000) -> list[DeadLetter]:
         store = self._provider.store("list_dead_letters")
-        rules.check_number(limit, "limit", minimum=1)
+        refusals.check_number(limit, "limit", minimum=1)
         letters = await store.look(
             "list_dead_letters", lambda: sorted(store.state.tables.letters.rows.items())[:limit]
         )
@@ -263,7 +263,7 @@ class FileSystemAdmin(ProviderAdmin):
     async def delete_instance_bulk(self, filter: DeleteFilter) -> DeleteResult:  # noqa: A002
         verb = "delete_instance_bulk"
         store = self._provider.store(verb)
-        rules.check_delete_filter(filter)
+        refusals.check_delete_filter(filter)
         state = store.state
         trees = await store.look(
             verb, lambda: deletion.finished_trees(state, deletion.matching(state, filter))
@@ -279,7 +279,7 @@ class FileSystemAdmin(ProviderAdmin):
     async def prune_executions(self, instance_id: str, options: PruneOptions) -> PruneResult:
         verb = "prune_executions"
         store = self._store_for(verb, instance_id)
-        rules.check_prune_options(options)
+        refusals.check_prune_options(options)
 
         def prune(tx: Transaction) -> PruneResult:
             _require_existing(store.state, instance_id)
@@ -294,8 +294,8 @@ class FileSystemAdmin(ProviderAdmin):
     ) -> PruneResult:
         verb = "prune_executions_bulk"
         store = self._provider.store(verb)
-        rules.check_delete_filter(filter)
-        rules.check_prune_options(options)
+        refusals.check_delete_filter(filter)
+        refusals.check_prune_options(options)
         state = store.state
         found = await store.look(
             verb,
@@ -347,7 +347,7 @@ class FileSystemAdmin(ProviderAdmin):
     async def register_worker(self, worker: WorkerInfo, ttl_ms: int) -> None:
         verb = "register_worker"
         store = self._provider.store(verb)
-        rules.check_worker(worker, ttl_ms)
+        refusals.check_worker(worker, ttl_ms)
         table = store.state.tables.workers
 
         def register(tx: Transaction) -> None:
@@ -374,7 +374,7 @@ class FileSystemAdmin(ProviderAdmin):
 
     async def import_instance(self, snapshot: InstanceSnapshot, *, replace: bool = False) -> None:
         verb = "import_instance"
-        rules.check_snapshot(snapshot)
+        refusals.check_snapshot(snapshot)
         store = self._store_for(verb, snapshot.instance_id)
         await store.change(
             verb, lambda tx: snapshots.restore(store.state, tx, snapshot, replace=replace)
@@ -383,7 +383,7 @@ class FileSystemAdmin(ProviderAdmin):
     async def mark_moved(self, location: str | None) -> None:
         verb = "mark_moved"
         store = self._provider.store(verb)
-        rules.check_text(location, "location")
+        refusals.check_text(location, "location")
         table = store.state.tables.moved
 
         def mark(tx: Transaction) -> None:

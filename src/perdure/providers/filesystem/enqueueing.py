@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from perdure.errors import InstanceFinished, NotFound, PerdureError
-from perdure.providers._shared import rules
+from perdure.providers._shared import refusals
 from perdure.providers.filesystem import deletion, queues
 from perdure.providers.items import EnqueueCondition
 
@@ -42,7 +42,7 @@ def enqueue_each(
     taken: list[bool] = []
     for message in messages:
         try:
-            rules.check_enqueue(message, delay_ms, condition)
+            refusals.check_enqueue(message, delay_ms, condition)
             taken.append(enqueue(state, tx, message, delay_ms, condition))
         except PerdureError as refusal:
             return taken, refusal

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from perdure.clock import SystemClock
 from perdure.errors import InvalidValue, LockLost, StoreClosed
 from perdure.limits import ORPHAN_GRACE_MS, check_id
-from perdure.providers._shared import rules
+from perdure.providers._shared import refusals, rules
 from perdure.providers.capabilities import Capabilities
 from perdure.providers.contract import Provider
 from perdure.providers.filesystem import acking, enqueueing, queues, turns, waiting
@@ -143,7 +143,7 @@ class FileSystemProvider(Provider):
     ) -> FetchedOrchestration | None:
         verb = "fetch_orchestration_item"
         store = self.store(verb)
-        rules.check_fetch(lock_timeout_ms, poll_timeout_ms, owner)
+        refusals.check_fetch(lock_timeout_ms, poll_timeout_ms, owner)
         state = store.state
         locked = await waiting.poll(
             store,
@@ -162,7 +162,7 @@ class FileSystemProvider(Provider):
     async def ack_orchestration_item(self, lock_token: str, commit: TurnCommit) -> None:
         verb = "ack_orchestration_item"
         store = self.store(verb)
-        rules.check_commit(commit)
+        refusals.check_commit(commit)
         await store.change(verb, lambda tx: acking.ack(store.state, tx, lock_token, commit))
 
     async def abandon_orchestration_item(
@@ -175,7 +175,7 @@ class FileSystemProvider(Provider):
     ) -> None:
         verb = "abandon_orchestration_item"
         store = self.store(verb)
-        rules.check_abandon(delay_ms, block)
+        refusals.check_abandon(delay_ms, block)
 
         def abandon(tx: Transaction) -> None:
             turns.abandon(
@@ -187,7 +187,7 @@ class FileSystemProvider(Provider):
     async def renew_orchestration_item_lock(self, lock_token: str, extend_for_ms: int) -> None:
         verb = "renew_orchestration_item_lock"
         store = self.store(verb)
-        rules.check_number(extend_for_ms, "extend_for_ms", minimum=1)
+        refusals.check_number(extend_for_ms, "extend_for_ms", minimum=1)
         await store.change(verb, lambda tx: turns.renew(store.state, tx, lock_token, extend_for_ms))
 
     async def renew_orchestration_item_locks(
@@ -195,7 +195,7 @@ class FileSystemProvider(Provider):
     ) -> frozenset[str]:
         verb = "renew_orchestration_item_locks"
         store = self.store(verb)
-        rules.check_number(extend_for_ms, "extend_for_ms", minimum=1)
+        refusals.check_number(extend_for_ms, "extend_for_ms", minimum=1)
 
         def renew(tx: Transaction, lock_token: str) -> None:
             turns.renew(store.state, tx, lock_token, extend_for_ms)
@@ -207,7 +207,7 @@ class FileSystemProvider(Provider):
     ) -> bool:
         verb = "start_orchestration_item"
         store = self.store(verb)
-        rules.check_first_turn(start, commit, lock_token, owner)
+        refusals.check_first_turn(start, commit, lock_token, owner)
         store.state.quarantine.check(verb, start.instance_id)
         return await store.change(
             verb, lambda tx: acking.start(store.state, tx, start, commit, lock_token, owner)
@@ -237,7 +237,7 @@ class FileSystemProvider(Provider):
     ) -> list[HistoryRecord]:
         verb = "read_with_execution"
         store = self._store_for(verb, instance_id)
-        rules.check_history_page(after_event_id, limit)
+        refusals.check_history_page(after_event_id, limit)
         excerpt = await store.look(verb, lambda: store.excerpt(instance_id, execution_id))
         records = await store.read_history(excerpt)
         if after_event_id > 0:
@@ -249,8 +249,8 @@ class FileSystemProvider(Provider):
     ) -> None:
         verb = "append_with_execution"
         store = self._store_for(verb, instance_id)
-        rules.check_number(execution_id, "execution_id", minimum=1)
-        rules.check_records(records)
+        refusals.check_number(execution_id, "execution_id", minimum=1)
+        refusals.check_records(records)
         await store.change(verb, lambda tx: tx.append(instance_id, execution_id, records))
 
     # --- worker queue
@@ -258,7 +258,7 @@ class FileSystemProvider(Provider):
     async def enqueue_for_worker(self, message: WorkerMessage) -> None:
         verb = "enqueue_for_worker"
         store = self.store(verb)
-        rules.check_work(message)
+        refusals.check_work(message)
         await store.change(verb, lambda tx: queues.add_work(store.state, tx, message))
 
     async def fetch_work_item(
@@ -285,9 +285,9 @@ class FileSystemProvider(Provider):
     ) -> list[FetchedWork]:
         verb = "fetch_work_items"
         store = self.store(verb)
-        rules.check_number(limit, "limit", minimum=1)
-        rules.check_fetch(lock_timeout_ms, poll_timeout_ms)
-        rules.check_session_fetch(session)
+        refusals.check_number(limit, "limit", minimum=1)
+        refusals.check_fetch(lock_timeout_ms, poll_timeout_ms)
+        refusals.check_session_fetch(session)
         tags = tag_filter or TagFilter.default_only()
         if tags.mode is TagMode.NONE:
             return []
@@ -315,7 +315,7 @@ class FileSystemProvider(Provider):
     ) -> None:
         verb = "ack_work_item"
         store = self.store(verb)
-        rules.check_follow_up(completion, retry)
+        refusals.check_follow_up(completion, retry)
         await store.change(
             verb, lambda tx: queues.ack_work(store.state, tx, lock_token, completion, retry)
         )
@@ -325,7 +325,7 @@ class FileSystemProvider(Provider):
     ) -> None:
         verb = "abandon_work_item"
         store = self.store(verb)
-        rules.check_abandon(delay_ms)
+        refusals.check_abandon(delay_ms)
 
         def abandon(tx: Transaction) -> None:
             queues.abandon_work(
@@ -339,8 +339,8 @@ class FileSystemProvider(Provider):
     ) -> None:
         verb = "renew_work_item_lock"
         store = self.store(verb)
-        rules.check_number(extend_for_ms, "extend_for_ms", minimum=1)
-        rules.check_text(heartbeat, "heartbeat")
+        refusals.check_number(extend_for_ms, "extend_for_ms", minimum=1)
+        refusals.check_text(heartbeat, "heartbeat")
         await store.change(
             verb,
             lambda tx: queues.renew_work(store.state, tx, lock_token, extend_for_ms, heartbeat),
@@ -351,7 +351,7 @@ class FileSystemProvider(Provider):
     ) -> frozenset[str]:
         verb = "renew_work_item_locks"
         store = self.store(verb)
-        rules.check_number(extend_for_ms, "extend_for_ms", minimum=1)
+        refusals.check_number(extend_for_ms, "extend_for_ms", minimum=1)
 
         def renew(tx: Transaction, lock_token: str) -> None:
             queues.renew_work(store.state, tx, lock_token, extend_for_ms, None)
@@ -365,8 +365,8 @@ class FileSystemProvider(Provider):
     ) -> int:
         verb = "renew_session_lock"
         store = self.store(verb)
-        rules.check_number(extend_for_ms, "extend_for_ms", minimum=1)
-        rules.check_number(idle_timeout_ms, "idle_timeout_ms", minimum=0)
+        refusals.check_number(extend_for_ms, "extend_for_ms", minimum=1)
+        refusals.check_number(idle_timeout_ms, "idle_timeout_ms", minimum=0)
         return await store.change(
             verb,
             lambda tx: queues.renew_sessions(
@@ -389,7 +389,7 @@ class FileSystemProvider(Provider):
     ) -> bool:
         verb = "enqueue_for_orchestrator"
         store = self.store(verb)
-        rules.check_enqueue(message, delay_ms, condition)
+        refusals.check_enqueue(message, delay_ms, condition)
         return await store.change(
             verb, lambda tx: enqueueing.enqueue(store.state, tx, message, delay_ms, condition)
         )
@@ -402,7 +402,7 @@ class FileSystemProvider(Provider):
     ) -> list[bool]:
         verb = "enqueue_many_for_orchestrator"
         store = self.store(verb)
-        rules.check_enqueue_many(messages, delay_ms, condition)
+        refusals.check_enqueue_many(messages, delay_ms, condition)
         taken: list[bool] = []
         for start in range(0, len(messages), _MESSAGES_PER_COMMIT):
             part = messages[start : start + _MESSAGES_PER_COMMIT]
@@ -431,7 +431,7 @@ class FileSystemProvider(Provider):
         return row.value, row.version
 
     async def get_kv_value(self, instance_id: str, key: str) -> str | None:
-        rules.check_text(key, "key of a value")
+        refusals.check_text(key, "key of a value")
         entry = (await self.get_kv_all_values(instance_id)).get(key)
         return None if entry is None else entry.value
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from perdure.errors import InvalidValue
-from perdure.providers._shared import rules
+from perdure.providers._shared import refusals, rules
 from perdure.providers.filesystem.rows import (
     ClaimRow,
     LetterRow,
@@ -181,7 +181,7 @@ def ack_work(
 ) -> None:
     message_id = held_work(state, tx, lock_token)
     message = state.tables.work.rows[message_id].message
-    rules.check_settlement(message.identity, completion, retry)
+    refusals.check_settlement(message.identity, completion, retry)
     _touch_session(state, tx, message.session_id)
     remove_work(state, tx, message_id)
     if completion is not None:

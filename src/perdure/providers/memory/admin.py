@@ -15,7 +15,7 @@ from perdure.errors import (
 from perdure.limits import BULK_INSTANCES_MAX, check_id
 from perdure.model.status import Status
 from perdure.model.wire import FORMAT_VERSION
-from perdure.providers._shared import rules
+from perdure.providers._shared import refusals, rules
 from perdure.providers.contract import ProviderAdmin
 from perdure.providers.items import (
     DeleteResult,
@@ -63,7 +63,7 @@ class InMemoryAdmin(ProviderAdmin):
         self, query: InstanceQuery | None = None, *, cursor: str | None = None, limit: int = 100
     ) -> InstancePage:
         self._require_open("list_instances")
-        rules.check_page(limit)
+        refusals.check_page(limit)
         before = None if cursor is None else rules.decode_cursor(cursor)
         page: list[InstanceInfo] = []
         for info in self._infos(query, before):
@@ -150,7 +150,7 @@ class InMemoryAdmin(ProviderAdmin):
 
     async def lock_instance(self, instance_id: str, lock_timeout_ms: int) -> FetchedOrchestration:
         instance = self._existing(instance_id, "lock_instance")
-        rules.check_number(lock_timeout_ms, "lock_timeout_ms", minimum=1)
+        refusals.check_number(lock_timeout_ms, "lock_timeout_ms", minimum=1)
         if not instance.has_turns:
             raise NotFound(f"{instance_id!r} has not begun yet")
         return turns.take_over(self._store, instance, lock_timeout_ms)
@@ -168,7 +168,7 @@ class InMemoryAdmin(ProviderAdmin):
 
     async def list_messages(self, instance_id: str, *, limit: int = 1000) -> list[QueuedMessage]:
         self._require_open("list_messages")
-        rules.check_number(limit, "limit", minimum=1)
+        refusals.check_number(limit, "limit", minimum=1)
         instance = self._store.instances.get(check_id(instance_id, "instance id"))
         if instance is None:
             return []
@@ -176,7 +176,7 @@ class InMemoryAdmin(ProviderAdmin):
 
     async def list_work(self, instance_id: str, *, limit: int = 1000) -> list[QueuedWork]:
         self._require_open("list_work")
-        rules.check_number(limit, "limit", minimum=1)
+        refusals.check_number(limit, "limit", minimum=1)
         instance = self._store.instances.get(check_id(instance_id, "instance id"))
         if instance is None:
             return []
@@ -184,7 +184,7 @@ class InMemoryAdmin(ProviderAdmin):
 
     async def list_dead_letters(self, *, limit: int = 1000) -> list[DeadLetter]:
         self._require_open("list_dead_letters")
-        rules.check_number(limit, "limit", minimum=1)
+        refusals.check_number(limit, "limit", minimum=1)
         return [letter for _, letter in sorted(self._store.dead_letters.items())][:limit]
 
     async def requeue_dead_letter(self, letter_id: int) -> None:
@@ -221,7 +221,7 @@ class InMemoryAdmin(ProviderAdmin):
 
     async def delete_instance_bulk(self, filter: DeleteFilter) -> DeleteResult:  # noqa: A002
         self._require_open("delete_instance_bulk")
-        rules.check_delete_filter(filter)
+        refusals.check_delete_filter(filter)
         roots = [
             instance
             for instance in self._matching(filter)
@@ -234,7 +234,7 @@ class InMemoryAdmin(ProviderAdmin):
 
     async def prune_executions(self, instance_id: str, options: PruneOptions) -> PruneResult:
         instance = self._existing(instance_id, "prune_executions")
-        rules.check_prune_options(options)
+        refusals.check_prune_options(options)
         return _prune(instance, options)
 
     async def prune_executions_bulk(
@@ -243,8 +243,8 @@ class InMemoryAdmin(ProviderAdmin):
         options: PruneOptions,
     ) -> PruneResult:
         self._require_open("prune_executions_bulk")
-        rules.check_delete_filter(filter)
-        rules.check_prune_options(options)
+        refusals.check_delete_filter(filter)
+        refusals.check_prune_options(options)
         matching = [instance for instance in self._matching(filter) if instance.has_turns]
         results = [
             _prune(instance, options) for instance in matching[: filter.limit or BULK_INSTANCES_MAX]
@@ -286,7 +286,7 @@ class InMemoryAdmin(ProviderAdmin):
 
     async def register_worker(self, worker: WorkerInfo, ttl_ms: int) -> None:
         self._require_open("register_worker")
-        rules.check_worker(worker, ttl_ms)
+        refusals.check_worker(worker, ttl_ms)
         now_ms = self._store.clock.now_ms()
         if ttl_ms == 0:
             self._store.workers.pop(worker.worker_id, None)

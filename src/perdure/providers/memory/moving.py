@@ -8,7 +8,7 @@ import msgspec
 
 from perdure.errors import AlreadyExists
 from perdure.model.status import Status
-from perdure.providers._shared import rules
+from perdure.providers._shared import refusals, rules
 from perdure.providers.items import (
     ExecutionSnapshot,
     InstanceSnapshot,
@@ -88,7 +88,7 @@ def snapshot(instance: Instance) -> InstanceSnapshot:
 
 
 def restore(store: MemoryStore, snapshot: InstanceSnapshot, *, replace: bool) -> None:
-    rules.check_snapshot(snapshot)
+    refusals.check_snapshot(snapshot)
     found = store.instances.get(snapshot.instance_id)
     if found is not None:
         if not replace:

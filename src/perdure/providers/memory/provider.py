@@ -12,7 +12,7 @@ from perdure.errors import (
     UsageError,
 )
 from perdure.limits import ORPHAN_GRACE_MS, check_id
-from perdure.providers._shared import rules
+from perdure.providers._shared import refusals, rules
 from perdure.providers.capabilities import Capabilities
 from perdure.providers.contract import Provider
 from perdure.providers.items import EnqueueCondition, TagFilter, TagMode
@@ -105,7 +105,7 @@ class InMemoryProvider(Provider):
         owner: str | None = None,
     ) -> FetchedOrchestration | None:
         self._require_open("fetch_orchestration_item")
-        rules.check_fetch(lock_timeout_ms, poll_timeout_ms, owner)
+        refusals.check_fetch(lock_timeout_ms, poll_timeout_ms, owner)
         store = self._store
         return await self._poll(
             store.turn_signal,
@@ -116,7 +116,7 @@ class InMemoryProvider(Provider):
 
     async def ack_orchestration_item(self, lock_token: str, commit: TurnCommit) -> None:
         self._require_open("ack_orchestration_item")
-        rules.check_commit(commit)
+        refusals.check_commit(commit)
         turns.ack(self._store, lock_token, commit)
 
     async def abandon_orchestration_item(
@@ -128,19 +128,19 @@ class InMemoryProvider(Provider):
         block: Block | None = None,
     ) -> None:
         self._require_open("abandon_orchestration_item")
-        rules.check_abandon(delay_ms, block)
+        refusals.check_abandon(delay_ms, block)
         turns.abandon(self._store, lock_token, delay_ms, block, ignore_attempt=ignore_attempt)
 
     async def renew_orchestration_item_lock(self, lock_token: str, extend_for_ms: int) -> None:
         self._require_open("renew_orchestration_item_lock")
-        rules.check_number(extend_for_ms, "extend_for_ms", minimum=1)
+        refusals.check_number(extend_for_ms, "extend_for_ms", minimum=1)
         turns.renew(self._store, lock_token, extend_for_ms)
 
     async def start_orchestration_item(
         self, start: OrchestratorMessage, commit: TurnCommit, lock_token: str, owner: str
     ) -> bool:
         self._require_open("start_orchestration_item")
-        rules.check_first_turn(start, commit, lock_token, owner)
+        refusals.check_first_turn(start, commit, lock_token, owner)
         return turns.start(self._store, start, commit, lock_token, owner)
 
     # --- history
@@ -160,7 +160,7 @@ class InMemoryProvider(Provider):
     ) -> list[HistoryRecord]:
         self._require_open("read_with_execution")
         check_id(instance_id, "instance id")
-        rules.check_history_page(after_event_id, limit)
+        refusals.check_history_page(after_event_id, limit)
         records = turns.records_of(self._store.instances.get(instance_id), execution_id)
         return [record for record in records if record.event_id > after_event_id][:limit]
 
@@ -169,15 +169,15 @@ class InMemoryProvider(Provider):
     ) -> None:
         self._require_open("append_with_execution")
         check_id(instance_id, "instance id")
-        rules.check_number(execution_id, "execution_id", minimum=1)
-        rules.check_records(records)
+        refusals.check_number(execution_id, "execution_id", minimum=1)
+        refusals.check_records(records)
         turns.append(self._store, instance_id, execution_id, records)
 
     # --- worker queue
 
     async def enqueue_for_worker(self, message: WorkerMessage) -> None:
         self._require_open("enqueue_for_worker")
-        rules.check_work(message)
+        refusals.check_work(message)
         working.enqueue(self._store, message)
 
     async def fetch_work_item(
@@ -189,8 +189,8 @@ class InMemoryProvider(Provider):
         activities: frozenset[str] | None = None,
     ) -> FetchedWork | None:
         self._require_open("fetch_work_item")
-        rules.check_fetch(lock_timeout_ms, poll_timeout_ms)
-        rules.check_session_fetch(session)
+        refusals.check_fetch(lock_timeout_ms, poll_timeout_ms)
+        refusals.check_session_fetch(session)
         tags = tag_filter or TagFilter.default_only()
         if tags.mode is TagMode.NONE:
             return None
@@ -209,22 +209,22 @@ class InMemoryProvider(Provider):
         retry: WorkerMessage | None = None,
     ) -> None:
         self._require_open("ack_work_item")
-        rules.check_follow_up(completion, retry)
+        refusals.check_follow_up(completion, retry)
         working.ack(self._store, lock_token, completion, retry)
 
     async def abandon_work_item(
         self, lock_token: str, delay_ms: int | None = None, *, ignore_attempt: bool = False
     ) -> None:
         self._require_open("abandon_work_item")
-        rules.check_abandon(delay_ms)
+        refusals.check_abandon(delay_ms)
         working.abandon(self._store, lock_token, delay_ms, ignore_attempt=ignore_attempt)
 
     async def renew_work_item_lock(
         self, lock_token: str, extend_for_ms: int, heartbeat: str | None = None
     ) -> None:
         self._require_open("renew_work_item_lock")
-        rules.check_number(extend_for_ms, "extend_for_ms", minimum=1)
-        rules.check_text(heartbeat, "heartbeat")
+        refusals.check_number(extend_for_ms, "extend_for_ms", minimum=1)
+        refusals.check_text(heartbeat, "heartbeat")
         working.renew(self._store, lock_token, extend_for_ms, heartbeat)
 
     # --- sessions
@@ -233,8 +233,8 @@ class InMemoryProvider(Provider):
         self, owner_ids: Sequence[str], extend_for_ms: int, idle_timeout_ms: int
     ) -> int:
         self._require_open("renew_session_lock")
-        rules.check_number(extend_for_ms, "extend_for_ms", minimum=1)
-        rules.check_number(idle_timeout_ms, "idle_timeout_ms", minimum=0)
+        refusals.check_number(extend_for_ms, "extend_for_ms", minimum=1)
+        refusals.check_number(idle_timeout_ms, "idle_timeout_ms", minimum=0)
         return working.renew_sessions(self._store, owner_ids, extend_for_ms, idle_timeout_ms)
 
     async def cleanup_orphaned_sessions(self) -> int:
@@ -250,7 +250,7 @@ class InMemoryProvider(Provider):
         condition: EnqueueCondition | None = None,
     ) -> bool:
         self._require_open("enqueue_for_orchestrator")
-        rules.check_enqueue(message, delay_ms, condition)
+        refusals.check_enqueue(message, delay_ms, condition)
         if not self._meets(message.instance_id, condition or EnqueueCondition.ALWAYS):
             return False
         self._store.add_message(message, self._store.clock.now_ms(), delay_ms)
@@ -289,7 +289,7 @@ class InMemoryProvider(Provider):
         return instance.custom_status, instance.custom_status_version
 
     async def get_kv_value(self, instance_id: str, key: str) -> str | None:
-        rules.check_text(key, "key of a value")
+        refusals.check_text(key, "key of a value")
         entry = (await self.get_kv_all_values(instance_id)).get(key)
         return None if entry is None else entry.value
 

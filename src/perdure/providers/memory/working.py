@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from perdure.errors import InvalidValue
-from perdure.providers._shared import rules
+from perdure.providers._shared import refusals, rules
 from perdure.providers.items import FetchedWork
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def ack(
 ) -> None:
     now_ms = store.clock.now_ms()
     item = _held(store, lock_token, "ack_work_item", now_ms)
-    rules.check_settlement(item.identity, completion, retry)
+    refusals.check_settlement(item.identity, completion, retry)
     if retry is not None:
         _check_claim_is_new(store, retry)
     store.work.touch_session(item, now_ms)

@@ -15,7 +15,7 @@ from perdure.errors import (
 )
 from perdure.limits import BULK_INSTANCES_MAX, check_id
 from perdure.model.status import Status
-from perdure.providers._shared import rules
+from perdure.providers._shared import refusals, rules
 from perdure.providers.contract import ProviderAdmin
 from perdure.providers.items import (
     DeadLetter,
@@ -68,7 +68,7 @@ class PostgresAdmin(ProviderAdmin):
     async def list_instances(
         self, query: InstanceQuery | None = None, *, cursor: str | None = None, limit: int = 100
     ) -> InstancePage:
-        rules.check_page(limit)
+        refusals.check_page(limit)
         before = None if cursor is None else rules.decode_cursor(cursor)
         page: list[InstanceInfo] = []
         async for info in self._infos(query, before, limit + 1):
@@ -179,7 +179,7 @@ class PostgresAdmin(ProviderAdmin):
     async def lock_instance(self, instance_id: str, lock_timeout_ms: int) -> FetchedOrchestration:
         operation = "lock_instance"
         check_id(instance_id, "instance id")
-        rules.check_number(lock_timeout_ms, "lock_timeout_ms", minimum=1)
+        refusals.check_number(lock_timeout_ms, "lock_timeout_ms", minimum=1)
         token = rules.new_lock_token()
         ((refused,),) = await self._ask(
             operation, queries.LOCK_INSTANCE, (instance_id, token, lock_timeout_ms)
@@ -234,12 +234,12 @@ class PostgresAdmin(ProviderAdmin):
         self, instance_id: str, operation: str, template: LiteralString, limit: int
     ) -> str:
         check_id(instance_id, "instance id")
-        rules.check_number(limit, "limit", minimum=1)
+        refusals.check_number(limit, "limit", minimum=1)
         ((text,),) = await self._ask(operation, template, (instance_id, limit))
         return str(text)
 
     async def list_dead_letters(self, *, limit: int = 1000) -> list[DeadLetter]:
-        rules.check_number(limit, "limit", minimum=1)
+        refusals.check_number(limit, "limit", minimum=1)
         found = await self._ask("list_dead_letters", queries.LIST_DEAD_LETTERS, (limit,))
         return [
             DeadLetter(
@@ -290,7 +290,7 @@ class PostgresAdmin(ProviderAdmin):
                 )
 
     async def delete_instance_bulk(self, filter: DeleteFilter) -> DeleteResult:  # noqa: A002
-        rules.check_delete_filter(filter)
+        refusals.check_delete_filter(filter)
         results: list[DeleteResult] = []
         async for root in self._matching(filter, queries.LIST_FINISHED_ROOTS):
             try:
@@ -308,7 +308,7 @@ class PostgresAdmin(ProviderAdmin):
 
     async def prune_executions(self, instance_id: str, options: PruneOptions) -> PruneResult:
         check_id(instance_id, "instance id")
-        rules.check_prune_options(options)
+        refusals.check_prune_options(options)
         pruned = await self._prune(instance_id, options)
         if pruned is None:
             raise _no_instance(instance_id)
@@ -319,8 +319,8 @@ class PostgresAdmin(ProviderAdmin):
         filter: DeleteFilter,  # noqa: A002
         options: PruneOptions,
     ) -> PruneResult:
-        rules.check_delete_filter(filter)
-        rules.check_prune_options(options)
+        refusals.check_delete_filter(filter)
+        refusals.check_prune_options(options)
         results: list[PruneResult] = []
         async for instance_id in self._matching(filter, queries.LIST_BEGUN):
             pruned = await self._prune(instance_id, options)
@@ -392,7 +392,7 @@ class PostgresAdmin(ProviderAdmin):
 
     async def register_worker(self, worker: WorkerInfo, ttl_ms: int) -> None:
         operation = "register_worker"
-        rules.check_worker(worker, ttl_ms)
+        refusals.check_worker(worker, ttl_ms)
         if ttl_ms == 0:
             await self._ask(operation, queries.REMOVE_WORKER, (worker.worker_id,))
         else:
@@ -414,7 +414,7 @@ class PostgresAdmin(ProviderAdmin):
         return msgspec.json.decode(text, type=InstanceSnapshot)
 
     async def import_instance(self, snapshot: InstanceSnapshot, *, replace: bool = False) -> None:
-        rules.check_snapshot(snapshot)
+        refusals.check_snapshot(snapshot)
         text = msgspec.json.encode(snapshot).decode()
         ((refused,),) = await self._ask("import_instance", queries.IMPORT_INSTANCE, (text, replace))
         if refused is not None:

@@ -9,7 +9,7 @@ import msgspec
 
 from perdure.errors import PerdureError
 from perdure.limits import ORPHAN_GRACE_MS, check_id
-from perdure.providers._shared import rules
+from perdure.providers._shared import refusals, rules
 from perdure.providers.capabilities import Capabilities
 from perdure.providers.contract import Provider
 from perdure.providers.items import EnqueueCondition, TagFilter, TagMode
@@ -67,8 +67,8 @@ class PostgresProvider(Provider):
         auto_migrate: bool = True,
         retry_seconds: float = RETRY_SECONDS,
     ) -> None:
-        rules.check_number(pool_size, "pool_size", minimum=2, maximum=1000)
-        rules.check_number(orphan_grace_ms, "orphan_grace_ms", minimum=0)
+        refusals.check_number(pool_size, "pool_size", minimum=2, maximum=1000)
+        refusals.check_number(orphan_grace_ms, "orphan_grace_ms", minimum=0)
         self._open_options = {"allow_moved": allow_moved, "auto_migrate": auto_migrate}
         self._handle = handle = Handle(
             dsn,
@@ -132,7 +132,7 @@ class PostgresProvider(Provider):
         owner: str | None = None,
     ) -> FetchedOrchestration | None:
         self._handle.require_open("fetch_orchestration_item")
-        rules.check_fetch(lock_timeout_ms, poll_timeout_ms, owner)
+        refusals.check_fetch(lock_timeout_ms, poll_timeout_ms, owner)
         return await self._turns.fetch(TurnWant(lock_timeout_ms, filter, owner), poll_timeout_ms)
 
     def ack_orchestration_item(self, lock_token: str, commit: TurnCommit) -> Awaitable[None]:
@@ -144,14 +144,14 @@ class PostgresProvider(Provider):
     async def _ack_unknown(self, lock_token: str, commit: TurnCommit) -> None:
         operation = "ack_orchestration_item"
         self._handle.require_open(operation)
-        rules.check_commit(commit)
+        refusals.check_commit(commit)
         instance_id = await self._turn_tokens.instance_of(lock_token, operation)
         await self._ack(instance_id, lock_token, commit)
 
     def _ack(self, instance_id: str, lock_token: str, commit: TurnCommit) -> asyncio.Future[None]:
         operation = "ack_orchestration_item"
         self._handle.require_open(operation)
-        rules.check_commit(commit)
+        refusals.check_commit(commit)
         rows.check_no_repeated_event(commit.history_delta, commit.execution_id, operation)
         row, parts = rows.turn_row(instance_id, lock_token, commit, is_first=False)
 
@@ -176,7 +176,7 @@ class PostgresProvider(Provider):
     ) -> asyncio.Future[bool]:
         operation = "start_orchestration_item"
         self._handle.require_open(operation)
-        rules.check_first_turn(start, commit, lock_token, owner)
+        refusals.check_first_turn(start, commit, lock_token, owner)
         rows.check_no_repeated_event(commit.history_delta, commit.execution_id, operation)
         row, parts = rows.turn_row(start.instance_id, lock_token, commit, is_first=True)
         row["owner"] = owner
@@ -219,7 +219,7 @@ class PostgresProvider(Provider):
     ) -> None:
         operation = "abandon_orchestration_item"
         self._handle.require_open(operation)
-        rules.check_abandon(delay_ms, block)
+        refusals.check_abandon(delay_ms, block)
         instance_id = await self._turn_tokens.instance_of(lock_token, operation)
         row = {
             "instance_id": instance_id,
@@ -242,7 +242,7 @@ class PostgresProvider(Provider):
     ) -> frozenset[str]:
         operation = "renew_orchestration_item_lock"
         self._handle.require_open(operation)
-        rules.check_number(extend_for_ms, "extend_for_ms", minimum=1)
+        refusals.check_number(extend_for_ms, "extend_for_ms", minimum=1)
         instances = await self._turn_tokens.instances_of(lock_tokens)
         renewals = [
             {"instance_id": instances[token], "token": token, "extend_for_ms": extend_for_ms}
@@ -267,7 +267,7 @@ class PostgresProvider(Provider):
         limit: int | None = None,
     ) -> list[HistoryRecord]:
         check_id(instance_id, "instance id")
-        rules.check_history_page(after_event_id, limit)
+        refusals.check_history_page(after_event_id, limit)
         found = await self._ask(
             "read_with_execution",
             queries.READ_HISTORY,
@@ -280,8 +280,8 @@ class PostgresProvider(Provider):
     ) -> None:
         operation = "append_with_execution"
         check_id(instance_id, "instance id")
-        rules.check_number(execution_id, "execution_id", minimum=1)
-        rules.check_records(records)
+        refusals.check_number(execution_id, "execution_id", minimum=1)
+        refusals.check_records(records)
         rows.check_no_repeated_event(records, execution_id, operation)
         row = {"instance_id": instance_id, "execution_id": execution_id, "records": records}
         await self._commits.send(operation, queries.APPEND_HISTORY, row, key=instance_id)
@@ -292,7 +292,7 @@ class PostgresProvider(Provider):
     async def enqueue_for_worker(self, message: WorkerMessage) -> None:
         operation = "enqueue_for_worker"
         self._handle.require_open(operation)
-        rules.check_work(message)
+        refusals.check_work(message)
         row: dict[str, Any] = msgspec.structs.asdict(message)
         key = "" if message.claim is None else message.claim.lock_token
         await self._commits.send(
@@ -324,9 +324,9 @@ class PostgresProvider(Provider):
         activities: frozenset[str] | None = None,
     ) -> list[FetchedWork]:
         self._handle.require_open("fetch_work_items")
-        rules.check_number(limit, "limit", minimum=1)
-        rules.check_fetch(lock_timeout_ms, poll_timeout_ms)
-        rules.check_session_fetch(session)
+        refusals.check_number(limit, "limit", minimum=1)
+        refusals.check_fetch(lock_timeout_ms, poll_timeout_ms)
+        refusals.check_session_fetch(session)
         tags = tag_filter or TagFilter.default_only()
         if tags.mode is TagMode.NONE:
             return []
@@ -341,7 +341,7 @@ class PostgresProvider(Provider):
     ) -> None:
         operation = "ack_work_item"
         self._handle.require_open(operation)
-        rules.check_follow_up(completion, retry)
+        refusals.check_follow_up(completion, retry)
         instance_id = await self._work_tokens.instance_of(lock_token, operation)
         row = {
             "instance_id": instance_id,
@@ -361,7 +361,7 @@ class PostgresProvider(Provider):
     ) -> None:
         operation = "abandon_work_item"
         self._handle.require_open(operation)
-        rules.check_abandon(delay_ms)
+        refusals.check_abandon(delay_ms)
         instance_id = await self._work_tokens.instance_of(lock_token, operation)
         row = {
             "instance_id": instance_id,
@@ -375,7 +375,7 @@ class PostgresProvider(Provider):
     async def renew_work_item_lock(
         self, lock_token: str, extend_for_ms: int, heartbeat: str | None = None
     ) -> None:
-        rules.check_text(heartbeat, "heartbeat")
+        refusals.check_text(heartbeat, "heartbeat")
         lost = await self._renew_work((lock_token,), extend_for_ms, heartbeat)
         if lost:
             raise rules.lock_lost("renew_work_item_lock", lock_token)
@@ -390,7 +390,7 @@ class PostgresProvider(Provider):
     ) -> frozenset[str]:
         operation = "renew_work_item_lock"
         self._handle.require_open(operation)
-        rules.check_number(extend_for_ms, "extend_for_ms", minimum=1)
+        refusals.check_number(extend_for_ms, "extend_for_ms", minimum=1)
         instances = await self._work_tokens.instances_of(lock_tokens)
         renewals = [
             {
@@ -411,8 +411,8 @@ class PostgresProvider(Provider):
     ) -> int:
         operation = "renew_session_lock"
         self._handle.require_open(operation)
-        rules.check_number(extend_for_ms, "extend_for_ms", minimum=1)
-        rules.check_number(idle_timeout_ms, "idle_timeout_ms", minimum=0)
+        refusals.check_number(extend_for_ms, "extend_for_ms", minimum=1)
+        refusals.check_number(idle_timeout_ms, "idle_timeout_ms", minimum=0)
         ((renewed,),) = await self._handle.renew(
             operation, queries.RENEW_SESSIONS, (list(owner_ids), extend_for_ms, idle_timeout_ms)
         )
@@ -433,7 +433,7 @@ class PostgresProvider(Provider):
         condition: EnqueueCondition | None = None,
     ) -> bool:
         self._handle.require_open("enqueue_for_orchestrator")
-        rules.check_enqueue(message, delay_ms, condition)
+        refusals.check_enqueue(message, delay_ms, condition)
         return await self._enqueue(message, delay_ms, condition)
 
     async def enqueue_many_for_orchestrator(
@@ -443,7 +443,7 @@ class PostgresProvider(Provider):
         condition: EnqueueCondition | None = None,
     ) -> list[bool]:
         self._handle.require_open("enqueue_many_for_orchestrator")
-        rules.check_enqueue_many(messages, delay_ms, condition)
+        refusals.check_enqueue_many(messages, delay_ms, condition)
         if condition is EnqueueCondition.REPLACE:
             # A later one may delete an earlier one with its tree: only one by one is in order.
             return await super().enqueue_many_for_orchestrator(messages, delay_ms, condition)
@@ -497,7 +497,7 @@ class PostgresProvider(Provider):
 
     async def get_kv_value(self, instance_id: str, key: str) -> str | None:
         check_id(instance_id, "instance id")
-        rules.check_text(key, "key of a value")
+        refusals.check_text(key, "key of a value")
         ((value,),) = await self._ask("get_kv_value", queries.GET_KV_VALUE, (instance_id, key))
         return None if value is None else str(value)
 

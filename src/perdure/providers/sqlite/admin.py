@@ -10,7 +10,7 @@ import apsw
 from perdure.errors import AlreadyExists, CorruptData, NotFound
 from perdure.limits import BULK_INSTANCES_MAX, check_id
 from perdure.model.status import Status
-from perdure.providers._shared import rules
+from perdure.providers._shared import refusals, rules
 from perdure.providers.contract import ProviderAdmin
 from perdure.providers.items import (
     DeleteResult,
@@ -86,7 +86,7 @@ class SqliteAdmin(ProviderAdmin):
     def list_instances(
         self, query: InstanceQuery | None = None, *, cursor: str | None = None, limit: int = 100
     ) -> asyncio.Future[InstancePage]:
-        rules.check_page(limit)
+        refusals.check_page(limit)
         before = None if cursor is None else rules.decode_cursor(cursor)
         return self._handle.search("list_instances", listing.list_page, query, before, limit)
 
@@ -145,7 +145,7 @@ class SqliteAdmin(ProviderAdmin):
         self, instance_id: str, lock_timeout_ms: int
     ) -> asyncio.Future[FetchedOrchestration]:
         check_id(instance_id, "instance id")
-        rules.check_number(lock_timeout_ms, "lock_timeout_ms", minimum=1)
+        refusals.check_number(lock_timeout_ms, "lock_timeout_ms", minimum=1)
         return self._handle.write("lock_instance", control.lock, instance_id, lock_timeout_ms)
 
     # --- queues
@@ -157,16 +157,16 @@ class SqliteAdmin(ProviderAdmin):
         self, instance_id: str, *, limit: int = 1000
     ) -> asyncio.Future[list[QueuedMessage]]:
         check_id(instance_id, "instance id")
-        rules.check_number(limit, "limit", minimum=1)
+        refusals.check_number(limit, "limit", minimum=1)
         return self._handle.search("list_messages", queued.list_messages, instance_id, limit)
 
     def list_work(self, instance_id: str, *, limit: int = 1000) -> asyncio.Future[list[QueuedWork]]:
         check_id(instance_id, "instance id")
-        rules.check_number(limit, "limit", minimum=1)
+        refusals.check_number(limit, "limit", minimum=1)
         return self._handle.search("list_work", queued.list_work, instance_id, limit)
 
     def list_dead_letters(self, *, limit: int = 1000) -> asyncio.Future[list[DeadLetter]]:
-        rules.check_number(limit, "limit", minimum=1)
+        refusals.check_number(limit, "limit", minimum=1)
         return self._handle.search("list_dead_letters", queued.list_dead_letters, limit)
 
     def requeue_dead_letter(self, letter_id: int) -> asyncio.Future[None]:
@@ -184,7 +184,7 @@ class SqliteAdmin(ProviderAdmin):
         return self._handle.write("delete_instances_atomic", control.delete_atomic, named, force)
 
     async def delete_instance_bulk(self, filter: DeleteFilter) -> DeleteResult:  # noqa: A002
-        rules.check_delete_filter(filter)
+        refusals.check_delete_filter(filter)
         left = filter.limit or BULK_INSTANCES_MAX
         after, results = (-(2**63), ""), list[DeleteResult]()
         while left:
@@ -212,7 +212,7 @@ class SqliteAdmin(ProviderAdmin):
         self, instance_id: str, options: PruneOptions
     ) -> asyncio.Future[PruneResult]:
         check_id(instance_id, "instance id")
-        rules.check_prune_options(options)
+        refusals.check_prune_options(options)
         return self._handle.write("prune_executions", control.prune, instance_id, options)
 
     def prune_executions_bulk(
@@ -220,8 +220,8 @@ class SqliteAdmin(ProviderAdmin):
         filter: DeleteFilter,  # noqa: A002
         options: PruneOptions,
     ) -> asyncio.Future[PruneResult]:
-        rules.check_delete_filter(filter)
-        rules.check_prune_options(options)
+        refusals.check_delete_filter(filter)
+        refusals.check_prune_options(options)
         return self._handle.write("prune_executions_bulk", control.prune_bulk, filter, options)
 
     # --- the store
@@ -233,7 +233,7 @@ class SqliteAdmin(ProviderAdmin):
         return self._handle.search("get_store_info", self._store_info)
 
     def register_worker(self, worker: WorkerInfo, ttl_ms: int) -> asyncio.Future[None]:
-        rules.check_worker(worker, ttl_ms)
+        refusals.check_worker(worker, ttl_ms)
         return self._handle.write("register_worker", queued.register_worker, worker, ttl_ms)
 
     def list_workers(self) -> asyncio.Future[list[WorkerInfo]]:
@@ -246,11 +246,11 @@ class SqliteAdmin(ProviderAdmin):
     def import_instance(
         self, snapshot: InstanceSnapshot, *, replace: bool = False
     ) -> asyncio.Future[None]:
-        rules.check_snapshot(snapshot)
+        refusals.check_snapshot(snapshot)
         return self._handle.write("import_instance", moving.restore, snapshot, replace)
 
     def mark_moved(self, location: str | None) -> asyncio.Future[None]:
-        rules.check_text(location, "location")
+        refusals.check_text(location, "location")
         return self._handle.write("mark_moved", _mark_moved, location)
 
     # --- the file

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from perdure.clock import SystemClock
 from perdure.errors import InvalidValue
 from perdure.limits import ORPHAN_GRACE_MS, check_id
-from perdure.providers._shared import rules
+from perdure.providers._shared import refusals
 from perdure.providers.capabilities import Capabilities
 from perdure.providers.contract import Provider
 from perdure.providers.items import TagFilter, TagMode
@@ -70,7 +70,7 @@ class SqliteProvider(Provider):
             )
         if durability not in {"full", "relaxed"}:
             raise InvalidValue(f"durability must be 'full' or 'relaxed', not {durability!r}")
-        rules.check_number(orphan_grace_ms, "orphan_grace_ms", minimum=0)
+        refusals.check_number(orphan_grace_ms, "orphan_grace_ms", minimum=0)
         self._allow_moved = allow_moved
         self._handle = Handle(
             Path(text).absolute(),
@@ -113,7 +113,7 @@ class SqliteProvider(Provider):
         filter: OrchestrationFilter | None = None,  # noqa: A002
         owner: str | None = None,
     ) -> asyncio.Future[FetchedOrchestration | None]:
-        rules.check_fetch(lock_timeout_ms, poll_timeout_ms, owner)
+        refusals.check_fetch(lock_timeout_ms, poll_timeout_ms, owner)
         return self._handle.write(
             "fetch_orchestration_item",
             turns.fetch,
@@ -124,7 +124,7 @@ class SqliteProvider(Provider):
         )
 
     def ack_orchestration_item(self, lock_token: str, commit: TurnCommit) -> asyncio.Future[None]:
-        rules.check_commit(commit)
+        refusals.check_commit(commit)
         return self._handle.write("ack_orchestration_item", turns.ack, lock_token, commit)
 
     def abandon_orchestration_item(
@@ -135,7 +135,7 @@ class SqliteProvider(Provider):
         ignore_attempt: bool = False,
         block: Block | None = None,
     ) -> asyncio.Future[None]:
-        rules.check_abandon(delay_ms, block)
+        refusals.check_abandon(delay_ms, block)
         return self._handle.write(
             "abandon_orchestration_item", turns.abandon, lock_token, delay_ms, block, ignore_attempt
         )
@@ -143,7 +143,7 @@ class SqliteProvider(Provider):
     def renew_orchestration_item_lock(
         self, lock_token: str, extend_for_ms: int
     ) -> asyncio.Future[None]:
-        rules.check_number(extend_for_ms, "extend_for_ms", minimum=1)
+        refusals.check_number(extend_for_ms, "extend_for_ms", minimum=1)
         return self._handle.write(
             "renew_orchestration_item_lock", turns.renew, lock_token, extend_for_ms
         )
@@ -151,7 +151,7 @@ class SqliteProvider(Provider):
     async def renew_orchestration_item_locks(
         self, lock_tokens: Sequence[str], extend_for_ms: int
     ) -> frozenset[str]:
-        rules.check_number(extend_for_ms, "extend_for_ms", minimum=1)
+        refusals.check_number(extend_for_ms, "extend_for_ms", minimum=1)
         lost: frozenset[str] = await self._handle.write(
             "renew_orchestration_item_locks", turns.renew_many, tuple(lock_tokens), extend_for_ms
         )
@@ -160,7 +160,7 @@ class SqliteProvider(Provider):
     def start_orchestration_item(
         self, start: OrchestratorMessage, commit: TurnCommit, lock_token: str, owner: str
     ) -> asyncio.Future[bool]:
-        rules.check_first_turn(start, commit, lock_token, owner)
+        refusals.check_first_turn(start, commit, lock_token, owner)
         return self._handle.write(
             "start_orchestration_item", commits.start_instance, start, commit, lock_token, owner
         )
@@ -180,7 +180,7 @@ class SqliteProvider(Provider):
         limit: int | None = None,
     ) -> asyncio.Future[list[HistoryRecord]]:
         check_id(instance_id, "instance id")
-        rules.check_history_page(after_event_id, limit)
+        refusals.check_history_page(after_event_id, limit)
         return self._handle.read(
             "read_with_execution",
             reading.read_page,
@@ -194,8 +194,8 @@ class SqliteProvider(Provider):
         self, instance_id: str, execution_id: int, records: Sequence[HistoryRecord]
     ) -> asyncio.Future[None]:
         check_id(instance_id, "instance id")
-        rules.check_number(execution_id, "execution_id", minimum=1)
-        rules.check_records(records)
+        refusals.check_number(execution_id, "execution_id", minimum=1)
+        refusals.check_records(records)
         return self._handle.write(
             "append_with_execution", commits.append, instance_id, execution_id, tuple(records)
         )
@@ -203,7 +203,7 @@ class SqliteProvider(Provider):
     # --- worker queue
 
     def enqueue_for_worker(self, message: WorkerMessage) -> asyncio.Future[None]:
-        rules.check_work(message)
+        refusals.check_work(message)
         return self._handle.write("enqueue_for_worker", worker_queue.insert, message)
 
     def fetch_work_item(
@@ -214,8 +214,8 @@ class SqliteProvider(Provider):
         tag_filter: TagFilter | None = None,
         activities: frozenset[str] | None = None,
     ) -> asyncio.Future[FetchedWork | None]:
-        rules.check_fetch(lock_timeout_ms, poll_timeout_ms)
-        rules.check_session_fetch(session)
+        refusals.check_fetch(lock_timeout_ms, poll_timeout_ms)
+        refusals.check_session_fetch(session)
         tags = tag_filter or TagFilter.default_only()
         can_wait = tags.mode is not TagMode.NONE
         return self._handle.write(
@@ -237,9 +237,9 @@ class SqliteProvider(Provider):
         tag_filter: TagFilter | None = None,
         activities: frozenset[str] | None = None,
     ) -> list[FetchedWork]:
-        rules.check_number(limit, "limit", minimum=1)
-        rules.check_fetch(lock_timeout_ms, poll_timeout_ms)
-        rules.check_session_fetch(session)
+        refusals.check_number(limit, "limit", minimum=1)
+        refusals.check_fetch(lock_timeout_ms, poll_timeout_ms)
+        refusals.check_session_fetch(session)
         tags = tag_filter or TagFilter.default_only()
         can_wait = tags.mode is not TagMode.NONE
         found: list[FetchedWork] | None = await self._handle.write(
@@ -260,7 +260,7 @@ class SqliteProvider(Provider):
         completion: OrchestratorMessage | None = None,
         retry: WorkerMessage | None = None,
     ) -> asyncio.Future[None]:
-        rules.check_follow_up(completion, retry)
+        refusals.check_follow_up(completion, retry)
         return self._handle.write("ack_work_item", worker_queue.ack, lock_token, completion, retry)
 
     def settle_in_transaction(
@@ -278,7 +278,7 @@ class SqliteProvider(Provider):
     def abandon_work_item(
         self, lock_token: str, delay_ms: int | None = None, *, ignore_attempt: bool = False
     ) -> asyncio.Future[None]:
-        rules.check_abandon(delay_ms)
+        refusals.check_abandon(delay_ms)
         return self._handle.write(
             "abandon_work_item", worker_queue.abandon, lock_token, delay_ms, ignore_attempt
         )
@@ -286,8 +286,8 @@ class SqliteProvider(Provider):
     def renew_work_item_lock(
         self, lock_token: str, extend_for_ms: int, heartbeat: str | None = None
     ) -> asyncio.Future[None]:
-        rules.check_number(extend_for_ms, "extend_for_ms", minimum=1)
-        rules.check_text(heartbeat, "heartbeat")
+        refusals.check_number(extend_for_ms, "extend_for_ms", minimum=1)
+        refusals.check_text(heartbeat, "heartbeat")
         return self._handle.write(
             "renew_work_item_lock", worker_queue.renew, lock_token, extend_for_ms, heartbeat
         )
@@ -295,7 +295,7 @@ class SqliteProvider(Provider):
     async def renew_work_item_locks(
         self, lock_tokens: Sequence[str], extend_for_ms: int
     ) -> frozenset[str]:
-        rules.check_number(extend_for_ms, "extend_for_ms", minimum=1)
+        refusals.check_number(extend_for_ms, "extend_for_ms", minimum=1)
         lost: frozenset[str] = await self._handle.write(
             "renew_work_item_locks", worker_queue.renew_many, tuple(lock_tokens), extend_for_ms
         )
@@ -306,8 +306,8 @@ class SqliteProvider(Provider):
     def renew_session_lock(
         self, owner_ids: Sequence[str], extend_for_ms: int, idle_timeout_ms: int
     ) -> asyncio.Future[int]:
-        rules.check_number(extend_for_ms, "extend_for_ms", minimum=1)
-        rules.check_number(idle_timeout_ms, "idle_timeout_ms", minimum=0)
+        refusals.check_number(extend_for_ms, "extend_for_ms", minimum=1)
+        refusals.check_number(idle_timeout_ms, "idle_timeout_ms", minimum=0)
         return self._handle.write(
             "renew_session_lock",
             worker_queue.renew_sessions,
@@ -327,7 +327,7 @@ class SqliteProvider(Provider):
         delay_ms: int | None = None,
         condition: EnqueueCondition | None = None,
     ) -> asyncio.Future[bool]:
-        rules.check_enqueue(message, delay_ms, condition)
+        refusals.check_enqueue(message, delay_ms, condition)
         return self._handle.write(
             "enqueue_for_orchestrator", orchestrator_queue.enqueue, message, delay_ms, condition
         )
@@ -338,7 +338,7 @@ class SqliteProvider(Provider):
         delay_ms: int | None = None,
         condition: EnqueueCondition | None = None,
     ) -> list[bool]:
-        rules.check_enqueue_many(messages, delay_ms, condition)
+        refusals.check_enqueue_many(messages, delay_ms, condition)
         taken: list[bool] = await self._handle.write(
             "enqueue_many_for_orchestrator",
             orchestrator_queue.enqueue_many,
@@ -360,7 +360,7 @@ class SqliteProvider(Provider):
 
     def get_kv_value(self, instance_id: str, key: str) -> asyncio.Future[str | None]:
         check_id(instance_id, "instance id")
-        rules.check_text(key, "key of a value")
+        refusals.check_text(key, "key of a value")
         return self._handle.read("get_kv_value", reading.kv_value, instance_id, key)
 
     def get_kv_all_values(self, instance_id: str) -> asyncio.Future[dict[str, KvEntry]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import apsw
 
 from perdure.errors import InvalidValue, UsageError
-from perdure.providers._shared import rules
+from perdure.providers._shared import refusals, rules
 from perdure.providers.items import ActivityIdentity, FetchedWork, TagMode
 from perdure.providers.sqlite import orchestrator_queue, work_queries
 from perdure.providers.sqlite.many_rows import as_list, rows_at_once
@@ -142,7 +142,7 @@ def ack(
         identity = ActivityIdentity(
             instance_id=instance_id, execution_id=execution_id, activity_id=activity_id
         )
-        rules.check_settlement(identity, completion, retry)
+        refusals.check_settlement(identity, completion, retry)
     tx.execute(work_queries.DELETE_WORK, (message_id,))
     if session_id is not None:
         tx.execute(work_queries.TOUCH_SESSION, (tx.now, session_id))
@@ -163,7 +163,7 @@ def settle_in_transaction(
             "a transactional activity must neither commit nor roll back: its rows are committed "
             "together with its completion"
         )
-    rules.check_message(completion)
+    refusals.check_message(completion)
     ack(tx, lock_token, completion, None)
 
 

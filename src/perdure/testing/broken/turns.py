@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from perdure.errors import CorruptData, DuplicateEvent
 from perdure.model import wire
-from perdure.providers._shared import rules
+from perdure.providers._shared import refusals
 from perdure.providers.items import ExecutionMetadata
 from perdure.providers.memory import InMemoryProvider, turns
 
@@ -105,7 +105,7 @@ class CommitsInTwoSteps(InMemoryProvider):
     """Work items are written before the rest of the turn, which may still be refused."""
 
     async def ack_orchestration_item(self, lock_token: str, commit: TurnCommit) -> None:
-        rules.check_commit(commit)
+        refusals.check_commit(commit)
         for item in commit.worker_items:
             self._store.add_work(item, self._store.clock.now_ms())
         await super().ack_orchestration_item(lock_token, replace(commit, worker_items=()))

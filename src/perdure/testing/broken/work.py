@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from perdure.errors import LockLost
-from perdure.providers._shared import rules
+from perdure.providers._shared import refusals, rules
 from perdure.providers.items import TagFilter
 from perdure.providers.memory import InMemoryProvider
 
@@ -52,7 +52,7 @@ class DeletesBeforeCompleting(InMemoryProvider):
         if item is None:
             raise rules.lock_lost("ack_work_item", lock_token)
         await super().ack_work_item(lock_token)
-        rules.check_settlement(item.identity, completion, retry)
+        refusals.check_settlement(item.identity, completion, retry)
         now_ms = self._store.clock.now_ms()
         if completion is not None:
             self._store.add_message(completion, now_ms)
