@@ -31,7 +31,7 @@ async def measure(directory: Path, scale: Scale) -> list[Curve]:
         for count in scale.workflows:
             begin = time.perf_counter()
             handles = await asyncio.gather(*[runtime.start(fan, WIDTH) for _ in range(count)])
-            results = await asyncio.gather(*[handle.result() for handle in handles])
+            results = [await handle.result() for handle in handles]
             rate.add(count, count / (time.perf_counter() - begin))
             assert results == [WIDTH] * count
             del handles, results
