@@ -31,7 +31,8 @@ from perdure.providers.items import (
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
-    from perdure.providers.contract import Provider, ProviderAdmin
+    from perdure.providers.administration import ProviderAdmin
+    from perdure.providers.contract import Provider
     from perdure.providers.filesystem.fileops import FileOps
     from perdure.providers.items import FetchedOrchestration, FetchedWork
 

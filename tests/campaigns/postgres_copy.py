@@ -31,7 +31,8 @@ from postgres_server import PostgresServer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from perdure.providers.contract import Provider, ProviderAdmin
+    from perdure.providers.administration import ProviderAdmin
+    from perdure.providers.contract import Provider
     from perdure.providers.items import QueueDepths
 
 LOCK_SECONDS = 1.0

@@ -7,7 +7,8 @@ import re
 import pytest
 
 from perdure.conformance import THEMES, check_classes
-from perdure.providers.contract import Provider, ProviderAdmin
+from perdure.providers.administration import ProviderAdmin
+from perdure.providers.contract import Provider
 
 CHECKS_OF_THE_SPECIFICATION = range(1, 214)
 NUMBERED = re.compile(r"test_c(\d{3})_")

@@ -34,7 +34,8 @@ from perdure.providers.sqlite import SqliteProvider
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from perdure.providers.contract import Provider, ProviderAdmin
+    from perdure.providers.administration import ProviderAdmin
+    from perdure.providers.contract import Provider
     from perdure.providers.items import InstanceSnapshot
 
 LOCK_MS = 1000

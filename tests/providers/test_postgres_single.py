@@ -252,3 +252,24 @@ def test_a_slot_is_not_lost_with_a_caller_that_was_cancelled_at_its_turn() -> No
         assert slots.take_now()
 
     asyncio.run(check())
+
+
+def test_a_big_commit_whose_wait_is_cancelled_is_answered_and_applied_once() -> None:
+    async def scenario() -> tuple[bool, int]:
+        schema = new_schema()
+        async with PostgresProvider(shared_server().dsn, schema=schema) as provider:
+            for number in range(3):  # from then on its statement is prepared, and sent at once
+                await provider.enqueue_for_orchestrator(start(f"small-{number}"))
+            big = raised("small-0", "event", "x" * 2_000_000)
+            sending = asyncio.ensure_future(provider.enqueue_for_orchestrator(big))
+            waits: list[asyncio.Task[Any]] = []
+            while not waits and not sending.done():
+                await asyncio.sleep(0)
+                waits = [t for t in asyncio.all_tasks() if "_after_sending" in repr(t.get_coro())]
+            assert waits, "the message fitted into the socket: make it bigger"
+            waits[0].cancel()
+            async with asyncio.timeout(30):
+                taken = await sending
+            return taken, len(await provider.admin().list_messages("small-0"))
+
+    assert asyncio.run(scenario()) == (True, 2)

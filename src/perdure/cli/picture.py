@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import msgspec
 
     from perdure.cli.session import Session
-    from perdure.providers.contract import ProviderAdmin
+    from perdure.providers.administration import ProviderAdmin
     from perdure.providers.items import InstanceInfo
 
 _EVENTS_READ: Final = 5_000

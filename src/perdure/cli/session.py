@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from perdure.cli.settings import Settings
     from perdure.client.client import Client
-    from perdure.providers.contract import Provider, ProviderAdmin
+    from perdure.providers.administration import ProviderAdmin
+    from perdure.providers.contract import Provider
     from perdure.providers.items import InstanceInfo
 
 T = TypeVar("T")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from perdure.codec import Codec
-    from perdure.providers.contract import ProviderAdmin
+    from perdure.providers.administration import ProviderAdmin
     from perdure.providers.items import (
         DeadLetter,
         ExecutionInfo,

@@ -13,7 +13,8 @@ from perdure.model import events, wire
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from perdure.providers.contract import Provider, ProviderAdmin
+    from perdure.providers.administration import ProviderAdmin
+    from perdure.providers.contract import Provider
     from perdure.providers.items import InstanceInfo
 
 _QUEUE_LIMIT = 100_000

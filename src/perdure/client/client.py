@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
     from perdure.client.waits import OpenStep
     from perdure.clock import Clock
-    from perdure.providers.contract import Provider, ProviderAdmin
+    from perdure.providers.administration import ProviderAdmin
+    from perdure.providers.contract import Provider
     from perdure.providers.items import InstanceInfo
 
 R = TypeVar("R")

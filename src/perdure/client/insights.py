@@ -17,7 +17,8 @@ from perdure.providers.items import QueuedMessage, WorkerInfo
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from perdure.providers.contract import Provider, ProviderAdmin
+    from perdure.providers.administration import ProviderAdmin
+    from perdure.providers.contract import Provider
     from perdure.providers.items import InstanceInfo, QueuedWork
 
 Activity: TypeAlias = Literal[

@@ -12,7 +12,8 @@ from perdure.errors import AlreadyExists, CorruptData, NotFound, StoreBusy, Usag
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from perdure.providers.contract import Provider, ProviderAdmin
+    from perdure.providers.administration import ProviderAdmin
+    from perdure.providers.contract import Provider
     from perdure.providers.items import DeadLetter
 
 __all__ = ["CopyReport", "copy_store", "decode_snapshot", "encode_snapshot", "snapshot_hash"]

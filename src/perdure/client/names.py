@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 if TYPE_CHECKING:
-    from perdure.providers.contract import ProviderAdmin
+    from perdure.providers.administration import ProviderAdmin
     from perdure.providers.items import InstanceQuery
 
 _SAMPLE: Final = 500

@@ -12,7 +12,8 @@ from perdure.model import events, wire
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from perdure.providers.contract import Provider, ProviderAdmin
+    from perdure.providers.administration import ProviderAdmin
+    from perdure.providers.contract import Provider
     from perdure.providers.items import InstanceInfo, InstanceSnapshot
 
 

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from perdure.clock import Clock
-    from perdure.providers.contract import Provider, ProviderAdmin
+    from perdure.providers.administration import ProviderAdmin
+    from perdure.providers.contract import Provider
 
 Bounds: TypeAlias = Callable[[str], dict[str, Any]]
 """Options of an activity by its name (``retry``, ``timeout_ms``): history does not hold them."""

@@ -12,7 +12,8 @@ from perdure.model.status import Status
 from perdure.providers.items import ExecutionMetadata, TurnCommit
 
 if TYPE_CHECKING:
-    from perdure.providers.contract import Provider, ProviderAdmin
+    from perdure.providers.administration import ProviderAdmin
+    from perdure.providers.contract import Provider
     from perdure.providers.items import OrchestrationItem
 
 _LOCK_MS = 10_000

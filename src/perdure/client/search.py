@@ -24,7 +24,7 @@ from perdure.providers.items import InstanceInfo, InstanceQuery
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from perdure.providers.contract import ProviderAdmin
+    from perdure.providers.administration import ProviderAdmin
 
 Test: TypeAlias = Callable[[InstanceInfo], bool]
 

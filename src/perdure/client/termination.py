@@ -21,7 +21,8 @@ from perdure.providers.items import (
 
 if TYPE_CHECKING:
     from perdure.clock import Clock
-    from perdure.providers.contract import Provider, ProviderAdmin
+    from perdure.providers.administration import ProviderAdmin
+    from perdure.providers.contract import Provider
     from perdure.providers.items import OrchestrationItem
 
 _LOCK_MS = 10_000

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
     from perdure.clock import ManualClock
+    from perdure.providers.administration import ProviderAdmin
     from perdure.providers.capabilities import Capabilities
-    from perdure.providers.contract import Provider, ProviderAdmin
+    from perdure.providers.contract import Provider
 
 RUNNER_FIXTURE = "conformance_runner"
 UNTIL_SECONDS_MAX = 10.0

@@ -25,7 +25,8 @@ from perdure.providers.items import (
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from perdure.providers.contract import Provider, ProviderAdmin
+    from perdure.providers.administration import ProviderAdmin
+    from perdure.providers.contract import Provider
     from perdure.providers.items import InstanceInfo, InstanceQuery
 
 _PAGE_LIMIT: Final = 1000

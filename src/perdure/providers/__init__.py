@@ -3,7 +3,8 @@
 Backends are imported by the module that needs them, so that one does not pay for the others.
 """
 
+from perdure.providers.administration import ProviderAdmin
 from perdure.providers.capabilities import Capabilities
-from perdure.providers.contract import Provider, ProviderAdmin
+from perdure.providers.contract import Provider
 
 __all__ = ["Capabilities", "Provider", "ProviderAdmin"]

@@ -22,14 +22,15 @@ from perdure.conformance.observation import (
     raised,
     totals,
 )
-from perdure.errors import PerdureError
+from perdure.errors import PerdureError, UsageError
 from perdure.providers.items import ActivityIdentity, SessionFetch, TagFilter
 from perdure.providers.memory import InMemoryProvider
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
-    from perdure.providers.contract import Provider, ProviderAdmin
+    from perdure.providers.administration import ProviderAdmin
+    from perdure.providers.contract import Provider
 
 _Answer = TypeVar("_Answer")
 _Action = TypeVar("_Action", bound="Callable[..., None]")
@@ -145,7 +146,10 @@ class Comparison(RuleBasedStateMachine):
 
     def provider_factory(self) -> ProviderFactory:
         """Of the provider under test; a fresh store for each example."""
-        raise NotImplementedError
+        raise UsageError(
+            f"{type(self).__name__} needs provider_factory(), which returns the factory of the "
+            "provider under test"
+        )
 
     # --- asking both
 

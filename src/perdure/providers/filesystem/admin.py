@@ -11,7 +11,7 @@ from perdure.errors import InstanceFinished, NotFound
 from perdure.limits import BULK_INSTANCES_MAX, check_id
 from perdure.model.wire import FORMAT_VERSION
 from perdure.providers._shared import refusals, rules
-from perdure.providers.contract import ProviderAdmin
+from perdure.providers.administration import ProviderAdmin
 from perdure.providers.filesystem import deletion, queues, snapshots, turns, waiting
 from perdure.providers.filesystem.checkpoints import LAYOUT_VERSION
 from perdure.providers.filesystem.depths import depth_of_messages, depth_of_work

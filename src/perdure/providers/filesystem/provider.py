@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from perdure.clock import Clock
     from perdure.errors import PerdureError
     from perdure.model.failures import Block
-    from perdure.providers.contract import ProviderAdmin
+    from perdure.providers.administration import ProviderAdmin
     from perdure.providers.filesystem.store import OpenStore
     from perdure.providers.filesystem.tables import Transaction
     from perdure.providers.items import (

@@ -16,7 +16,7 @@ from perdure.limits import BULK_INSTANCES_MAX, check_id
 from perdure.model.status import Status
 from perdure.model.wire import FORMAT_VERSION
 from perdure.providers._shared import refusals, rules
-from perdure.providers.contract import ProviderAdmin
+from perdure.providers.administration import ProviderAdmin
 from perdure.providers.items import (
     DeleteResult,
     ExecutionInfo,

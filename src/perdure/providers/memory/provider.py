@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from perdure.clock import Clock
     from perdure.model.failures import Block
-    from perdure.providers.contract import ProviderAdmin
+    from perdure.providers.administration import ProviderAdmin
     from perdure.providers.items import (
         FetchedOrchestration,
         FetchedWork,

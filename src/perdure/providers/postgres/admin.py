@@ -16,7 +16,7 @@ from perdure.errors import (
 from perdure.limits import BULK_INSTANCES_MAX, check_id
 from perdure.model.status import Status
 from perdure.providers._shared import refusals, rules
-from perdure.providers.contract import ProviderAdmin
+from perdure.providers.administration import ProviderAdmin
 from perdure.providers.items import (
     DeadLetter,
     DeleteResult,

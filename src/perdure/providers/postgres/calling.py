@@ -78,9 +78,7 @@ def call_back(
     if pgconn.flush():
         # More than the socket takes at once.
         answer = asyncio.ensure_future(_results_after_sending(connection, seconds))
-        answer.add_done_callback(
-            lambda _: answered(*(([], e) if (e := answer.exception()) else (answer.result(), None)))
-        )
+        answer.add_done_callback(lambda _: answered(*_outcome_of(answer)))
     else:
         _receive(pgconn, seconds, answered)
 
@@ -120,6 +118,16 @@ async def _results_after_sending(
     """Of a statement that is not sent to its end yet."""
     async with asyncio.timeout(seconds):
         return list(await connection.wait(generators.execute(connection.pgconn)))
+
+
+def _outcome_of(
+    answer: asyncio.Future[list[PGresult]],
+) -> tuple[list[PGresult], BaseException | None]:
+    if answer.cancelled():
+        # By somebody who cancels every task: whoever waits must hear of it all the same.
+        return [], psycopg.OperationalError("nobody waited for the answer")
+    error = answer.exception()
+    return ([], error) if error is not None else (answer.result(), None)
 
 
 async def _results(pgconn: PGconn, seconds: float) -> list[PGresult]:

@@ -14,7 +14,7 @@ from perdure.providers.memory.admin import InMemoryAdmin
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from perdure.providers.contract import ProviderAdmin
+    from perdure.providers.administration import ProviderAdmin
     from perdure.providers.items import (
         InstanceQuery,
         InstanceSnapshot,
