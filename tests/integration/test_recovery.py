@@ -7,6 +7,7 @@ import pytest
 from integration.conditions import until, waiting
 from perdure import (
     Client,
+    InMemoryProvider,
     Runtime,
     RuntimeOptions,
     SqliteProvider,
@@ -16,6 +17,7 @@ from perdure import (
     state,
     wait_for_event,
 )
+from perdure.errors import StoreClosed
 
 
 @activity
@@ -117,3 +119,21 @@ async def test_a_client_in_another_process_sees_the_end_at_once(open_runtime, tm
         await client.raise_event("e", "go", "seen")
 
         assert await result == "seen"
+
+
+class Shut(InMemoryProvider):
+    """Refuses first turns at once, as a store does that is not open."""
+
+    def start_orchestration_item(self, start, commit, lock_token, owner):
+        raise StoreClosed("start_orchestration_item", "shut")
+
+
+async def test_a_start_that_the_store_refuses_at_once_is_told(caplog):
+    @orchestration
+    async def flow() -> None: ...
+
+    async with Runtime(Shut(), [flow]) as runtime:
+        with pytest.raises(StoreClosed, match="shut"):
+            async with asyncio.timeout(10):
+                await runtime.start(flow)
+        assert not runtime.is_busy

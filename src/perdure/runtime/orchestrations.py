@@ -436,13 +436,17 @@ class OrchestrationDispatcher:
     def _send(self, turn: _Turn) -> None:
         live = turn.live
         answer: Awaitable[bool | None]
-        if live.start is not None:
-            answer = self._provider.start_orchestration_item(
-                live.start, turn.commit, live.lock_token, self._owner
-            )
+        try:
+            if live.start is not None:
+                answer = self._provider.start_orchestration_item(
+                    live.start, turn.commit, live.lock_token, self._owner
+                )
+            else:
+                answer = self._provider.ack_orchestration_item(live.lock_token, turn.commit)
+        except PerdureError as error:  # refused before anything was under way
+            self._undo(turn, error)
         else:
-            answer = self._provider.ack_orchestration_item(live.lock_token, turn.commit)
-        asyncio.ensure_future(answer).add_done_callback(partial(self._answered, turn))
+            asyncio.ensure_future(answer).add_done_callback(partial(self._answered, turn))
 
     def _answered(self, turn: _Turn, future: asyncio.Future[bool | None]) -> None:
         error = None if future.cancelled() else future.exception()
