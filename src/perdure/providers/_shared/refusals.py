@@ -12,6 +12,7 @@ from perdure.limits import (
     BULK_INSTANCES_MAX,
     CARRY_FORWARD_BYTES_MAX,
     CUSTOM_STATUS_BYTES_MAX,
+    ID_CHARACTERS_MAX,
     KV_VALUE_BYTES_MAX,
     PAGE_ITEMS_MAX,
     PAYLOAD_BYTES_MAX,
@@ -48,14 +49,12 @@ BODY_BYTES_MAX: Final = PAYLOAD_BYTES_MAX + CARRY_FORWARD_BYTES_MAX + 64 * 1024
 """A stored text holds one payload, what a continued execution carries along, and an envelope."""
 
 _INTEGER_MAX: Final = 2**63 - 1
-_MANY: Final = 4
-"""From here on it is quicker to look at all of them together first."""
 
 
 def check_commit(commit: TurnCommit) -> None:
     check_number(commit.execution_id, "execution_id", minimum=1)
     check_records(commit.history_delta)
-    if len(commit.worker_items) < _MANY or not _are_plain_works(commit.worker_items):
+    if not _are_plain_works(commit.worker_items):
         for work in commit.worker_items:
             check_work(work)
     for message in commit.orchestrator_items:
@@ -72,10 +71,11 @@ def check_commit(commit: TurnCommit) -> None:
 
 def _check_hot_path(commit: TurnCommit) -> None:
     claims = [work.claim.lock_token for work in commit.worker_items if work.claim is not None]
-    for tokens, what in ((claims, "claims"), (commit.settled_work, "settled_work")):
-        if len(tokens) > 1 and len(set(tokens)) < len(tokens):
-            raise InvalidValue(f"{what} of a commit name one lock token twice")
-    if claims and not set(claims).isdisjoint(commit.settled_work):
+    settled = commit.settled_work
+    if len({*claims, *settled}) < len(claims) + len(settled):
+        for tokens, what in ((claims, "claims"), (settled, "settled_work")):
+            if len(set(tokens)) < len(tokens):
+                raise InvalidValue(f"{what} of a commit name one lock token twice")
         raise InvalidValue("a commit claims an item with a lock token that it settles")
     if commit.keep_lock_ms is None:
         return
@@ -106,11 +106,7 @@ def check_metadata(metadata: ExecutionMetadata) -> None:
 
 
 def check_records(records: Sequence[HistoryRecord]) -> None:
-    if (
-        len(records) >= _MANY
-        and _are_positive([record.event_id for record in records])
-        and _are_plain_texts([record.data for record in records])
-    ):
+    if _are_plain_records(records):
         return
     for record in records:
         check_number(record.event_id, "event_id", minimum=1)
@@ -313,42 +309,37 @@ def check_text(text: str | None, what: str, bytes_max: int = BODY_BYTES_MAX) -> 
         raise InvalidValue(f"the {what} holds a NUL character: {text[:40]!r}...")
 
 
-# A quick look at many at once, as nearly all commits pass it. False only says: look at each.
-
-
-def _are_positive(numbers: Sequence[int]) -> bool:
-    return not numbers or (
-        {*map(type, numbers)} == {int} and min(numbers) >= 1 and max(numbers) <= _INTEGER_MAX
-    )
-
-
-def _are_plain_texts(texts: Sequence[str]) -> bool:
-    if sum(map(len, texts)) > BODY_BYTES_MAX:
-        return False
-    together = "".join(texts)
-    return together.isascii() and "\0" not in together
+def _are_plain_records(records: Sequence[HistoryRecord]) -> bool:
+    """A quick look that nearly all pass; False only says that each has to be looked at."""
+    for record in records:
+        number, data = record.event_id, record.data
+        if not (type(number) is int and 0 < number <= _INTEGER_MAX):
+            return False
+        if not (data.isascii() and len(data) <= BODY_BYTES_MAX and "\0" not in data):
+            return False
+    return True
 
 
 def _are_plain_works(works: Sequence[WorkerMessage]) -> bool:
-    identities = [work.identity for work in works]
-    claims = [work.claim for work in works if work.claim is not None]
-    if any(
-        work.session_id is not None or work.tag is not None or work.visible_at_ms is not None
-        for work in works
-    ):
-        return False
-    for instance_id in {identity.instance_id for identity in identities}:
-        check_id(instance_id, "instance id")
-    for name in {work.name for work in works}:
-        check_id(name, "name of an activity")
-    for claim in claims:
-        check_id(claim.lock_token, "lock token")
-    return (
-        _are_positive([identity.execution_id for identity in identities])
-        and _are_positive([identity.activity_id for identity in identities])
-        and _are_positive([claim.lock_timeout_ms for claim in claims])
-        and _are_plain_texts([work.body for work in works])
-    )
+    """As above, for the work items that a runtime claims: names and tokens have no blanks."""
+    instance_id = None
+    for work in works:
+        identity, claim, name, body = work.identity, work.claim, work.name, work.body
+        if claim is None or not (work.session_id is work.tag is work.visible_at_ms is None):
+            return False
+        if identity.instance_id is not instance_id:
+            instance_id = check_id(identity.instance_id, "instance id")
+        for word in (name, claim.lock_token):
+            if not (type(word) is str and 0 < len(word) <= ID_CHARACTERS_MAX):
+                return False
+            if not word.isprintable() or " " in word:
+                return False
+        for number in (identity.execution_id, identity.activity_id, claim.lock_timeout_ms):
+            if not (type(number) is int and 0 < number <= _INTEGER_MAX):
+                return False
+        if not (body.isascii() and len(body) <= BODY_BYTES_MAX and "\0" not in body):
+            return False
+    return True
 
 
 def _check_kv_change(change: KvChange) -> None:
