@@ -114,9 +114,12 @@ class Client:
         (``"replace"``). Without one, a random id is made. ``delay`` is in seconds.
         """
         definition = _definition(orchestration)
-        item = _start_item(definition.name, self._arguments(definition, args), id, version)
-        _condition(if_exists)
-        finished = await self._submit(item, _delay_ms(delay), if_exists)
+        item = self._start_item(definition.name, self._arguments(definition, args), id, version)
+        delay_ms, condition = _delay_ms(delay), _condition(if_exists)
+        begun = self._begin(item, delay_ms, condition)
+        finished = None if begun is None else await begun
+        if finished is None:
+            await self._enqueue(item, delay_ms, if_exists)
         return Handle(self, item.instance_id, definition, finished)
 
     async def start_named(
@@ -130,26 +133,49 @@ class Client:
     ) -> Handle[Any]:
         """As ``start``, for a program that does not have the orchestration's code."""
         payload = self.codec.encode(args, where=f"arguments of {name}")
-        item = _start_item(check_id(name, "orchestration name"), payload, id, version)
-        _condition(if_exists)
-        finished = await self._submit(item, _delay_ms(delay), if_exists)
+        item = self._start_item(check_id(name, "orchestration name"), payload, id, version)
+        delay_ms, condition = _delay_ms(delay), _condition(if_exists)
+        begun = self._begin(item, delay_ms, condition)
+        finished = None if begun is None else await begun
+        if finished is None:
+            await self._enqueue(item, delay_ms, if_exists)
         return Handle(self, item.instance_id, None, finished)
+
+    def _start_item(
+        self, name: str, payload: msgspec.Raw, instance_id: str | None, version: str | None
+    ) -> work.StartOrchestration:
+        if version is not None:
+            parse_version(version)
+        return work.StartOrchestration(
+            instance_id=unguessable() if instance_id is None else check_id(instance_id, "id"),
+            name=name,
+            input=payload,
+            version=version,
+        )
 
     def _arguments(self, definition: Orchestration[..., Any], args: tuple[Any, ...]) -> msgspec.Raw:
         payload = definition.encode_arguments(args, {}, self.codec)
         definition.decode_arguments(payload, self.codec)  # a wrong type is an error here and now
         return payload
 
-    async def _submit(
+    def _begin(
+        self, item: work.StartOrchestration, delay_ms: int | None, condition: EnqueueCondition
+    ) -> Awaitable[asyncio.Future[Any] | None] | None:
+        """For a runtime, which can begin an instance by itself: gives what its end will resolve.
+
+        None, at once or later: its start has to be enqueued.
+        """
+        return None
+
+    async def _enqueue(
         self, item: work.StartOrchestration, delay_ms: int | None, if_exists: IfExists
-    ) -> asyncio.Future[Any] | None:
-        """Hand a start to the store; a runtime may know of a shorter way to its end."""
+    ) -> None:
+        """Hand a start to the store."""
         taken = await self.provider.enqueue_for_orchestrator(
             envelope(item), delay_ms, _condition(if_exists)
         )
         if not taken:
             await self._check_existing(item, if_exists)
-        return None
 
     async def _check_existing(self, item: work.StartOrchestration, if_exists: IfExists) -> None:
         """The id is taken: refuse, unless it is what was asked for and may be had."""
@@ -181,7 +207,9 @@ class Client:
         """Start many instances at once: pairs of id and arguments."""
         definition = _definition(orchestration)
         items = [
-            _start_item(definition.name, self._arguments(definition, _tuple(args)), each, version)
+            self._start_item(
+                definition.name, self._arguments(definition, _tuple(args)), each, version
+            )
             for each, args in inputs
         ]
         _condition(if_exists)
@@ -378,17 +406,4 @@ def _tuple(args: Any) -> tuple[Any, ...]:
     raise UsageError(
         f"start_many takes pairs of an id and a tuple of arguments, such as ('o-1', (1200,)); "
         f"{args!r} is no tuple"
-    )
-
-
-def _start_item(
-    name: str, payload: msgspec.Raw, instance_id: str | None, version: str | None
-) -> work.StartOrchestration:
-    if version is not None:
-        parse_version(version)
-    return work.StartOrchestration(
-        instance_id=unguessable() if instance_id is None else check_id(instance_id, "id"),
-        name=name,
-        input=payload,
-        version=version,
     )

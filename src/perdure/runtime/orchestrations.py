@@ -67,11 +67,18 @@ _STARTS = (work.StartOrchestration, work.ContinueAsNew)
 _BURST_MAX = 64
 
 
-class ThroughTheQueue(PerdureError):
-    """A new instance cannot begin here at once; enqueue its start instead."""
+class Created(asyncio.Future[asyncio.Future[Ending | None] | None]):
+    """A start that waits for its first commit; then gives what the instance's end will resolve.
 
+    One object for each, because thousands of them may wait, and the garbage collector walks over
+    all of them. None: it did not begin here, and may be enqueued.
+    """
 
-Created = asyncio.Future[LiveInstance | None]
+    __slots__ = ("item",)
+
+    def __init__(self, item: work.StartOrchestration, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop=loop)
+        self.item = item
 
 
 class _Turn(msgspec.Struct, gc=False):
@@ -200,38 +207,37 @@ class OrchestrationDispatcher:
     # --- what comes in
 
     def begin(self, item: work.StartOrchestration) -> Created | None:
-        """Create an instance and commit its first turn; None: go through the queue.
-
-        The future gives the live instance when that commit is durable, or None when an instance
-        with that id exists already. It raises ThroughTheQueue if it cannot begin here after all.
-        """
+        """Create an instance and commit its first turn; None: go through the queue."""
         if self._stopping or not self._keeps_locks or not self._options.run_orchestrations:
             return None
-        created: Created = self._loop.create_future()
-        self._pacer.begin(item, created)
+        created = Created(item, self._loop)
+        self._pacer.begin(created)
         return created
 
-    def _begin(self, item: work.StartOrchestration, created: Created) -> None:
+    def _begin(self, created: Created) -> None:
+        item = created.item
         if (
             created.done()  # nobody waits for it any more
             or self._stopping
             or item.instance_id in self._live
             or not self._has_room()
         ):
-            self._tell(created, ThroughTheQueue())
+            self._tell(created, None)
             return
         try:
             execution = self.intake.begin(item, kv={}, now_ms=self._clock.now_ms())
         except NotRegistered:
             self._missing.orchestration(item.name, item.version)
-            self._tell(created, ThroughTheQueue())
+            self._tell(created, None)
             return
         live = LiveInstance(item.instance_id, new_lock_token(), execution, None, envelope(item))
         self._live.add(live)
         live.busy = True
         self._run_turn(live, [Arrival(item)], created)
 
-    def _tell(self, created: Created, answer: LiveInstance | BaseException | None) -> None:
+    def _tell(
+        self, created: Created, answer: asyncio.Future[Ending | None] | BaseException | None
+    ) -> None:
         """Answer whoever asked for a new instance."""
         self._pacer.begun()
         if created.done():
@@ -485,7 +491,7 @@ class OrchestrationDispatcher:
             self._activities.cancel(live.instance_id, live.execution.execution_id, activity_id)
         self._observer.turn_committed(live.execution, outcome)
         if turn.created is not None:
-            self._tell(turn.created, live)
+            self._tell(turn.created, live.finished)
         if turn.final is not None:
             self._live.remove(live)
             status, output = turn.final
@@ -527,7 +533,7 @@ class OrchestrationDispatcher:
         if live.start is not None:
             # Nothing is stored yet: the start goes through the queue and is parked there.
             if created is not None:
-                self._tell(created, ThroughTheQueue())
+                self._tell(created, None)
         elif reason is None:
             self._returns.fail(live.lock_token)
         else:

@@ -11,27 +11,26 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from time import perf_counter
-from typing import TYPE_CHECKING, Final, Generic, TypeVarTuple, Unpack
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-Ts = TypeVarTuple("Ts")
+T = TypeVar("T")
 
 SLICE_SECONDS: Final = 0.005
 BEGINNING_MAX: Final = 128
 """First turns whose commits are under way: enough for one group commit to be worth it."""
 
 
-class Pacer(Generic[*Ts]):
+class Pacer(Generic[T]):
     """The turns of one runtime that are due; ``begin`` runs the first turn of a new instance."""
 
-    def __init__(self, begin: Callable[[Unpack[Ts]], None]) -> None:
+    def __init__(self, begin: Callable[[T], None]) -> None:
         self._begin = begin
         self._loop = asyncio.get_running_loop()
         self._due: deque[Callable[[], None]] = deque()
-        # Its arguments and no closure: with thousands of them, the collector has to walk over all.
-        self._new: deque[tuple[*Ts]] = deque()
+        self._new: deque[T] = deque()
         self._beginning = 0
         self._is_scheduled = False
 
@@ -45,7 +44,7 @@ class Pacer(Generic[*Ts]):
         if not self._is_scheduled:
             self._schedule()
 
-    def begin(self, *new: *Ts) -> None:
+    def begin(self, new: T) -> None:
         """Begin a new instance when its time has come; then expect ``begun``."""
         self._new.append(new)
         if not self._is_scheduled and self._may_begin():
@@ -84,4 +83,4 @@ class Pacer(Generic[*Ts]):
 
     def _begin_one(self) -> None:
         self._beginning += 1
-        self._begin(*self._new.popleft())
+        self._begin(self._new.popleft())

@@ -17,20 +17,19 @@ from perdure.client.client import Client
 from perdure.client.view import failure_in_output
 from perdure.codec import JSON
 from perdure.errors import UsageError, WaitTimeout
-from perdure.providers.items import WorkerInfo
+from perdure.providers.items import EnqueueCondition, WorkerInfo
 from perdure.runtime.activities import ActivityDispatcher
 from perdure.runtime.executors import Executors
 from perdure.runtime.housekeeping import Housekeeping, seen
 from perdure.runtime.keeper import KeeperThread, LockKeeper
-from perdure.runtime.live import LiveInstance
 from perdure.runtime.observe import Observer, log
 from perdure.runtime.options import RuntimeOptions
-from perdure.runtime.orchestrations import OrchestrationDispatcher, ThroughTheQueue
+from perdure.runtime.orchestrations import OrchestrationDispatcher
 from perdure.runtime.watchdog import Watchdog
 from perdure.version import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterable, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
     from types import ModuleType, TracebackType
     from typing import Self
 
@@ -43,8 +42,6 @@ if TYPE_CHECKING:
     from perdure.providers.contract import Provider
     from perdure.runtime.live import Ending
     from perdure.runtime.observe import Sink, SpanMaker
-
-_QUEUED = ThroughTheQueue()
 
 
 class Runtime(Client):
@@ -125,58 +122,45 @@ class Runtime(Client):
 
     # --- what being a worker makes faster: no detour over the store for local instances
 
-    async def _submit(
-        self, item: work.StartOrchestration, delay_ms: int | None, if_exists: IfExists
-    ) -> asyncio.Future[Any] | None:
-        running = self._running
-        if self.observer.spans is not None:
-            item = msgspec.structs.replace(item, trace=self.observer.spans.carrier())
-        if running is None or delay_ms is not None or if_exists == "replace":
-            return await super()._submit(item, delay_ms, if_exists)
-        created = running.orchestrations.begin(item)
-        if created is None:
-            return await super()._submit(item, delay_ms, if_exists)
-        try:
-            live = await created
-        except ThroughTheQueue:
-            # Its first turn could not be run: the queue keeps it and parks it with the reason.
-            return await super()._submit(item, delay_ms, if_exists)
-        if live is None:
-            await self._check_existing(item, if_exists)
+    def _start_item(
+        self, name: str, payload: msgspec.Raw, instance_id: str | None, version: str | None
+    ) -> work.StartOrchestration:
+        item = super()._start_item(name, payload, instance_id, version)
+        spans = self.observer.spans
+        return item if spans is None else msgspec.structs.replace(item, trace=spans.carrier())
+
+    def _begin(
+        self, item: work.StartOrchestration, delay_ms: int | None, condition: EnqueueCondition
+    ) -> Awaitable[asyncio.Future[Any] | None] | None:
+        if self._running is None or delay_ms is not None:
             return None
-        return live.finished
+        if condition is EnqueueCondition.REPLACE:
+            return None
+        return self._running.orchestrations.begin(item)
 
     async def _submit_many(
         self, items: Sequence[work.StartOrchestration], delay_ms: int | None, if_exists: IfExists
     ) -> list[asyncio.Future[Any] | None]:
         running = self._running
-        if self.observer.spans is not None:
-            trace = self.observer.spans.carrier()
-            items = [msgspec.structs.replace(item, trace=trace) for item in items]
         if running is None or delay_ms is not None or if_exists != "get":
             return await super()._submit_many(items, delay_ms, if_exists)
-        begun: dict[int, asyncio.Future[LiveInstance | None]] = {}
         # Nobody is put out of memory for these: what does not fit waits in the queue.
-        for index, item in enumerate(items[: running.orchestrations.room]):
-            created = running.orchestrations.begin(item)
-            if created is not None:
-                begun[index] = created
-        answers = await asyncio.gather(*begun.values(), return_exceptions=True)
-        lives = dict(zip(begun, answers, strict=True))
-        queued = [
-            item
-            for index, item in enumerate(items)
-            if isinstance(lives.get(index, _QUEUED), ThroughTheQueue)
+        begun = [
+            running.orchestrations.begin(item) for item in items[: running.orchestrations.room]
         ]
+        answers = await asyncio.gather(
+            *(each for each in begun if each is not None), return_exceptions=True
+        )
+        left = iter(answers)
+        endings: list[Any] = [None if each is None else next(left) for each in begun]
+        endings += [None] * (len(items) - len(begun))
+        queued = [item for item, ending in zip(items, endings, strict=True) if ending is None]
         if queued:
             await super()._submit_many(queued, delay_ms, if_exists)
-        for live in answers:
-            if isinstance(live, BaseException) and not isinstance(live, ThroughTheQueue):
-                raise live
-        return [
-            live.finished if isinstance(live := lives.get(index), LiveInstance) else None
-            for index in range(len(items))
-        ]
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+        return endings
 
     async def _result(self, handle: Handle[Any], timeout: float | None) -> Any:  # noqa: ASYNC109
         finished = handle._finished  # noqa: SLF001
