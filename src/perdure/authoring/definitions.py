@@ -27,13 +27,10 @@ from perdure.authoring.signature import HandlerSignature
 from perdure.errors import InvalidValue, NotInOrchestration, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    import msgspec
+    from collections.abc import Callable
 
     from perdure.authoring.policies import Retry
     from perdure.authoring.steps import Step
-    from perdure.codec import Codec
     from perdure.model import work
 
 P = ParamSpec("P")
@@ -96,24 +93,6 @@ class _Handler(Generic[P, R]):
         """``file:line`` of the definition."""
         code = self.fn.__code__
         return f"{code.co_filename}:{code.co_firstlineno}"
-
-    def encode_arguments(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], codec: Codec
-    ) -> msgspec.Raw:
-        """JSON array in parameter order; wrong arguments are a TypeError here, at the call."""
-        return self.signature.encode_arguments(args, kwargs, codec)
-
-    def decode_arguments(
-        self, raw: msgspec.Raw, codec: Codec
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return self.signature.decode_arguments(raw, codec)
-
-    def encode_result(self, value: object, codec: Codec) -> msgspec.Raw:
-        return self.signature.encode_result(value, codec)
-
-    def decode_result(self, raw: msgspec.Raw, codec: Codec) -> R:
-        result: R = self.signature.decode_result(raw, codec)
-        return result
 
 
 class Activity(_Handler[P, R]):

@@ -154,8 +154,10 @@ class Client:
         )
 
     def _arguments(self, definition: Orchestration[..., Any], args: tuple[Any, ...]) -> msgspec.Raw:
-        payload = definition.encode_arguments(args, {}, self.codec)
-        definition.decode_arguments(payload, self.codec)  # a wrong type is an error here and now
+        payload = definition.signature.encode_arguments(args, {}, self.codec)
+        definition.signature.decode_arguments(
+            payload, self.codec
+        )  # a wrong type is an error here and now
         return payload
 
     def _begin(
@@ -262,9 +264,11 @@ class Client:
         definition = handle._orchestration  # noqa: SLF001
         if status is Status.COMPLETED:
             raw = msgspec.Raw(output if output is not None else "null")
+            result: R
             if definition is not None:
-                return definition.decode_result(raw, self.codec)
-            result: R = self.codec.decode(raw, where=f"result of {handle.id}")
+                result = definition.signature.decode_result(raw, self.codec)
+            else:
+                result = self.codec.decode(raw, where=f"result of {handle.id}")
             return result
         label = name if definition is None else definition.name
         raise failure_error(status, failure or Failure(), f"{label} {handle.id!r}")

@@ -120,7 +120,7 @@ class Ending:
         if failure is not None:
             return Failed(describe_exception(_explained(failure)))
         try:
-            output = recorder.handler.encode_result(root.result(), recorder.codec)
+            output = recorder.handler.signature.encode_result(root.result(), recorder.codec)
         except PayloadError as error:
             return Failed(describe_exception(error))
         return Completed(output)

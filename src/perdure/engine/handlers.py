@@ -23,14 +23,14 @@ COMPLETION_FAMILIES: Final[Mapping[type[events.Event], Family]] = {
 
 
 def _start(recorder: CodeRecorder, event: events.OrchestrationStarted) -> None:
-    args, kwargs = recorder.handler.decode_arguments(event.input, recorder.codec)
+    args, kwargs = recorder.handler.signature.decode_arguments(event.input, recorder.codec)
     recorder.loop.start_root(recorder.handler.fn(*args, **kwargs))
 
 
 def _complete_activity(recorder: CodeRecorder, event: events.ActivityCompleted) -> None:
     operation = recorder.operations.take(event.source_event_id)
     if operation is not None:
-        value = operation.definition.decode_result(event.result, recorder.codec)
+        value = operation.definition.signature.decode_result(event.result, recorder.codec)
         operation.target.set_result(value)
 
 
@@ -43,7 +43,7 @@ def _fail_activity(recorder: CodeRecorder, event: events.ActivityFailed) -> None
 def _complete_child(recorder: CodeRecorder, event: events.SubOrchestrationCompleted) -> None:
     operation = recorder.operations.take(event.source_event_id)
     if operation is not None:
-        value = operation.definition.decode_result(event.result, recorder.codec)
+        value = operation.definition.signature.decode_result(event.result, recorder.codec)
         operation.target.set_result(value)
 
 

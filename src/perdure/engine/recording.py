@@ -117,7 +117,7 @@ class CodeRecorder:
         branch = self.loop.branch()
         if self.is_closed:
             return self.loop.create_step(self, branch)
-        payload = activity.encode_arguments(args, kwargs, self.codec)
+        payload = activity.signature.encode_arguments(args, kwargs, self.codec)
         settings = activity.settings
         event = self._schedule(
             branch,
@@ -142,7 +142,7 @@ class CodeRecorder:
                 f"orchestration {child.name!r} would be {self.depth + 1} levels deep; "
                 f"at most {limits.CHILD_DEPTH_MAX} are allowed"
             )
-        payload = child.encode_arguments(args, kwargs, self.codec)
+        payload = child.signature.encode_arguments(args, kwargs, self.codec)
         event = self._schedule(
             branch,
             events.SubOrchestrationScheduled,
@@ -187,7 +187,7 @@ class CodeRecorder:
     ) -> str:
         if self.is_closed:
             return ""
-        payload = orchestration.encode_arguments(args, kwargs, self.codec)
+        payload = orchestration.signature.encode_arguments(args, kwargs, self.codec)
         delay_ms = max(0, self._fire_at_ms(delay_seconds) - self.now_ms)
         event = self._schedule(
             self.loop.branch(),
@@ -239,7 +239,7 @@ class CodeRecorder:
         if self.is_closed:
             raise Unwinding
         if version is None:
-            payload = self.handler.encode_arguments(args, kwargs, self.codec)
+            payload = self.handler.signature.encode_arguments(args, kwargs, self.codec)
         else:
             parse_version(version)
             if kwargs:

@@ -366,12 +366,12 @@ class ActivityDispatcher:
         """One run of the user's function: its encoded result, or how it failed."""
         item = running.item
         try:
-            args, kwargs = activity.decode_arguments(item.input, self._codec)
+            args, kwargs = activity.signature.decode_arguments(item.input, self._codec)
             if activity.settings.transactional:
                 await self._settle_in_transaction(running, activity, args, kwargs)
                 return None, None
             value = await self._executors.run(running, activity, args, kwargs)
-            return None, activity.encode_result(value, self._codec)
+            return None, activity.signature.encode_result(value, self._codec)
         except ProcessFailure as error:
             return msgspec.structs.replace(error.failure, attempts=item.attempt), None
         except asyncio.CancelledError as error:
@@ -395,7 +395,7 @@ class ActivityDispatcher:
         call = self._executors.in_transaction(running, activity, args, kwargs)
 
         def settle(connection: Any) -> OrchestratorMessage:
-            result = activity.encode_result(call(connection), self._codec)
+            result = activity.signature.encode_result(call(connection), self._codec)
             return envelope(_completed(running.item, result))
 
         try:

@@ -32,11 +32,11 @@ def main() -> None:
 def _answer(call: Call) -> Answer:
     try:
         activity = _activity(call.module, call.qualname, call.main_path)
-        args, kwargs = activity.decode_arguments(call.input, JSON)
+        args, kwargs = activity.signature.decode_arguments(call.input, JSON)
         value = activity.fn(*args, **kwargs)
         if inspect.iscoroutine(value):
             value = asyncio.run(value)
-        return Answer(result=activity.encode_result(value, JSON))
+        return Answer(result=activity.signature.encode_result(value, JSON))
     except Exception as error:  # noqa: BLE001
         return Answer(failure=failure_from(error, attempts=1))
 

@@ -66,7 +66,7 @@ class ProcessPool:
             module=activity.fn.__module__,
             qualname=activity.fn.__qualname__,
             main_path=_main_path(activity),
-            input=activity.encode_arguments(args, kwargs, JSON),
+            input=activity.signature.encode_arguments(args, kwargs, JSON),
         )
         async with self._slots:
             child = self._idle.pop() if self._idle else await self._spawn()
@@ -78,7 +78,7 @@ class ProcessPool:
             self._idle.append(child)
         if answer.failure is not None:
             raise ProcessFailure(answer.failure)
-        return activity.decode_result(answer.result, JSON)
+        return activity.signature.decode_result(answer.result, JSON)
 
     async def close(self) -> None:
         for child in list(self._all):

@@ -69,19 +69,19 @@ def test_called_outside_an_orchestration_says_how_to_start_it():
 
 
 def test_arguments_are_an_array_in_the_order_of_the_parameters():
-    raw = charge.encode_arguments((Order("a", 5),), {"tip": Decimal("1.50")}, JSON)
+    raw = charge.signature.encode_arguments((Order("a", 5),), {"tip": Decimal("1.50")}, JSON)
 
     assert bytes(raw) == b'[{"id":"a","cents":5},"s","1.50"]'
-    args, kwargs = charge.decode_arguments(raw, JSON)
+    args, kwargs = charge.signature.decode_arguments(raw, JSON)
     assert args == (Order("a", 5), Size.SMALL)
     assert kwargs == {"tip": Decimal("1.50")}
 
 
 def test_arguments_left_out_at_the_end_are_not_written():
-    raw = charge.encode_arguments((), {"order": Order("a")}, JSON)
+    raw = charge.signature.encode_arguments((), {"order": Order("a")}, JSON)
 
     assert bytes(raw) == b'[{"id":"a","cents":0}]'
-    assert charge.decode_arguments(raw, JSON) == ((Order("a"), Size.SMALL), {"tip": None})
+    assert charge.signature.decode_arguments(raw, JSON) == ((Order("a"), Size.SMALL), {"tip": None})
 
 
 @pytest.mark.parametrize(
@@ -95,20 +95,20 @@ def test_arguments_left_out_at_the_end_are_not_written():
 )
 def test_wrong_arguments_are_told_at_the_call(args, kwargs, message):
     with pytest.raises(TypeError) as caught:
-        ship.encode_arguments(args, kwargs, JSON)
+        ship.signature.encode_arguments(args, kwargs, JSON)
 
     assert str(caught.value) == message
 
 
 def test_an_argument_that_is_no_json_is_told_with_its_place():
     with pytest.raises(PayloadError, match=r"arguments \(order\) of activity 'ship'\[0\]"):
-        ship.encode_arguments((object(),), {}, JSON)
+        ship.signature.encode_arguments((object(),), {}, JSON)
 
 
 @pytest.mark.parametrize("text", [b"[]", b'["a","b"]', b"[5]", b"{}", b"[", b"null"])
 def test_recorded_arguments_that_do_not_fit_are_told(text):
     with pytest.raises(PayloadError, match=r"arguments \(order\) of activity 'ship'"):
-        ship.decode_arguments(text, JSON)
+        ship.signature.decode_arguments(text, JSON)
 
 
 def test_a_required_keyword_after_defaults_is_written_with_the_defaults():
@@ -116,12 +116,12 @@ def test_a_required_keyword_after_defaults_is_written_with_the_defaults():
     def odd(a: int = 1, *, b: int) -> int:
         return a + b
 
-    raw = odd.encode_arguments((), {"b": 2}, JSON)
+    raw = odd.signature.encode_arguments((), {"b": 2}, JSON)
 
     assert bytes(raw) == b"[1,2]"
-    assert odd.decode_arguments(raw, JSON) == ((1,), {"b": 2})
+    assert odd.signature.decode_arguments(raw, JSON) == ((1,), {"b": 2})
     with pytest.raises(TypeError, match=r"missing a required .*argument: 'b'"):
-        odd.encode_arguments((1,), {}, JSON)
+        odd.signature.encode_arguments((1,), {}, JSON)
 
 
 def test_a_mutable_default_is_the_functions_own():
@@ -130,17 +130,17 @@ def test_a_mutable_default_is_the_functions_own():
     @activity
     def collect(numbers: list[int] = default) -> None: ...
 
-    args, _ = collect.decode_arguments(b"[]", JSON)
+    args, _ = collect.signature.decode_arguments(b"[]", JSON)
 
     assert args[0] is default
 
 
 def test_results_are_read_by_the_return_annotation():
-    raw = charge.encode_result(Order("a", 3), JSON)
+    raw = charge.signature.encode_result(Order("a", 3), JSON)
 
-    assert charge.decode_result(raw, JSON) == Order("a", 3)
+    assert charge.signature.decode_result(raw, JSON) == Order("a", 3)
     with pytest.raises(PayloadError, match="result of activity 'charge'"):
-        charge.decode_result(b"[1]", JSON)
+        charge.signature.decode_result(b"[1]", JSON)
 
 
 def test_without_annotations_any_json_goes():
@@ -152,10 +152,10 @@ def test_without_annotations_any_json_goes():
     def open_minded(value: object) -> object:
         return value
 
-    assert open_minded.decode_arguments(b"[[1]]", JSON) == (([1],), {})
-    assert open_minded.decode_result(b"[1]", JSON) == [1]
-    assert loose.decode_arguments(b'[{"a":[1]}]', JSON) == (({"a": [1]},), {})
-    assert loose.decode_result(b'{"a":1}', JSON) == {"a": 1}
+    assert open_minded.signature.decode_arguments(b"[[1]]", JSON) == (([1],), {})
+    assert open_minded.signature.decode_result(b"[1]", JSON) == [1]
+    assert loose.signature.decode_arguments(b'[{"a":[1]}]', JSON) == (({"a": [1]},), {})
+    assert loose.signature.decode_result(b'{"a":1}', JSON) == {"a": 1}
 
 
 def test_an_annotation_that_cannot_be_resolved_is_named():
@@ -163,7 +163,7 @@ def test_an_annotation_that_cannot_be_resolved_is_named():
     def vague(value: "Missing") -> None: ...  # noqa: F821
 
     with pytest.raises(UsageError, match=r"an annotation of activity 'vague'.*Missing"):
-        vague.decode_arguments(b"[1]", JSON)
+        vague.signature.decode_arguments(b"[1]", JSON)
 
 
 def test_handlers_with_variable_parameters_are_refused():

@@ -34,7 +34,7 @@ def started(handler: Any, *args: Any, **fields: Any) -> events.OrchestrationStar
         "turn": 1,
         "name": handler.name,
         "version": handler.version,
-        "input": handler.encode_arguments(args, {}, JSON),
+        "input": handler.signature.encode_arguments(args, {}, JSON),
         "framework_version": "0.1.0",
         "seed": "seed",
     }

@@ -325,7 +325,9 @@ def _are_plain_works(works: Sequence[WorkerMessage]) -> bool:
     instance_id = None
     for work in works:
         identity, claim, name, body = work.identity, work.claim, work.name, work.body
-        if claim is None or not (work.session_id is work.tag is work.visible_at_ms is None):
+        if claim is None or work.visible_at_ms is not None:
+            return False
+        if work.session_id is not None or work.tag is not None:
             return False
         if identity.instance_id is not instance_id:
             instance_id = check_id(identity.instance_id, "instance id")
