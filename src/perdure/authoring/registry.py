@@ -27,6 +27,9 @@ class Registry:
                 self._add_activity(handler)
             else:
                 self._add_orchestration(handler)
+        for name, versions in self._orchestrations.items():
+            oldest_first = sorted(versions, key=parse_version)
+            self._orchestrations[name] = {version: versions[version] for version in oldest_first}
 
     @cached_property
     def orchestration_keys(self) -> frozenset[tuple[str, str]]:
@@ -47,10 +50,10 @@ class Registry:
         if versions is None:
             raise NotRegistered(_unknown("orchestration", name, self._orchestrations))
         if version is None:
-            return versions[max(versions, key=parse_version)]
+            return next(reversed(versions.values()))
         found = versions.get(version)
         if found is None:
-            known = ", ".join(sorted(versions, key=parse_version))
+            known = ", ".join(versions)
             raise NotRegistered(
                 f"orchestration {name!r} is not registered in version {version!r}; "
                 f"registered versions: {known}"
