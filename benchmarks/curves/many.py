@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,8 @@ async def measure(directory: Path, scale: Scale) -> list[Curve]:
         "workflows/s",
         higher_is_better=True,
     )
-    memory = Curve("many-memory", "memory afterwards", "workflows", "MB")
+    resident = Curve("many-memory", "memory that the process keeps afterwards", "workflows", "MB")
+    used = Curve("many-blocks", "blocks of memory in use afterwards", "workflows", "blocks")
     async with Runtime(directory / "many.db", HANDLERS) as runtime:
         await (await runtime.start(fan, WIDTH)).result()
         for count in scale.workflows:
@@ -36,5 +38,6 @@ async def measure(directory: Path, scale: Scale) -> list[Curve]:
             assert results == [WIDTH] * count
             del handles, results
             gc.collect()
-            memory.add(count, rss_mb())
-    return [rate, memory]
+            resident.add(count, rss_mb())
+            used.add(count, sys.getallocatedblocks())
+    return [rate, resident, used]
