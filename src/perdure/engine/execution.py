@@ -83,7 +83,7 @@ class Execution:
         """The execution as its history left it, ready for the next turn."""
         started = _check_history(history)
         execution = cls(handler, started, kv=kv, codec=codec)
-        if any(type(event) in _TERMINAL for event in history[:-1]):
+        if not _TERMINAL.isdisjoint(map(type, history[:-1])):
             # More than one end, or something after it: there is nothing left to run.
             execution.is_finished = True
             execution._journal.end_of_history(history[-1])
@@ -201,8 +201,10 @@ class Execution:
     def _replay_turn(self, recorded: Sequence[events.Event]) -> None:
         journal = self._journal
         first, last = recorded[0], recorded[-1]
-        arrived = [event for event in recorded if type(event) in APPLY]
-        decisions = [event for event in recorded if type(event) not in APPLY]
+        arrived: list[events.Event] = []
+        decisions: list[events.Event] = []
+        for event in recorded:
+            (arrived if type(event) in APPLY else decisions).append(event)
         if type(last) in _TERMINAL and self._ending.is_from_outside(last):
             self.is_finished = True
             return
@@ -264,11 +266,11 @@ def run_turn(
 
 def _turns(history: Sequence[events.Event]) -> Iterator[Sequence[events.Event]]:
     """The events of each turn."""
-    start = 0
+    start, turn = 0, history[0].turn
     for position, event in enumerate(history):
-        if event.turn != history[start].turn:
+        if event.turn != turn:
             yield history[start:position]
-            start = position
+            start, turn = position, event.turn
     yield history[start:]
 
 
@@ -279,15 +281,16 @@ def _check_history(history: Sequence[events.Event]) -> events.OrchestrationStart
     started = history[0]
     if not isinstance(started, events.OrchestrationStarted):
         raise CorruptData("replay", f"the history begins with {type(started).__name__}")
-    turn = 1
+    turn, execution_id, instance_id = 1, started.execution_id, started.instance_id
     for position, event in enumerate(history, 1):
         if event.event_id != position:
             raise CorruptData(
                 "replay", f"event {event.event_id} stands at position {position} of the history"
             )
-        if event.execution_id != started.execution_id or event.instance_id != started.instance_id:
+        if event.execution_id != execution_id or event.instance_id != instance_id:
             raise CorruptData("replay", f"event {position} belongs to another execution")
-        if not turn <= event.turn <= turn + 1:
-            raise CorruptData("replay", f"event {position} belongs to turn {event.turn}")
-        turn = event.turn
+        if event.turn != turn:
+            if event.turn != turn + 1:
+                raise CorruptData("replay", f"event {position} belongs to turn {event.turn}")
+            turn = event.turn
     return started

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from perdure.engine import report
-from perdure.engine.matching import CANCELLING_KINDS, is_same_request, key_of
+from perdure.engine.matching import is_same_request, key_of
 from perdure.engine.sites import call_site
 from perdure.errors import Nondeterminism
 from perdure.model import events
@@ -40,7 +40,8 @@ class Journal:
         self._codec = codec
         self._recorded: Sequence[events.Event] = ()
         self._expected: dict[str, events.Event] = {}
-        self._performed: list[events.Event] = []
+        self._performed: list[Any] = []
+        """Events."""
         self._strays = 0
 
     def begin_live(self, now_ms: int, arrived: Sequence[events.Event]) -> None:
@@ -140,12 +141,11 @@ class Journal:
         return self._expected.get("end")
 
     def _repeat(self, kind: type[S], op: str, site: str, fields: dict[str, Any]) -> S:
-        recorded = self._expected.pop(op, None)
-        if recorded is not None and not isinstance(recorded, CANCELLING_KINDS):
-            asked = cast("events.Scheduled", recorded)
-            if is_same_request(asked, kind, fields, self._codec):
-                self._performed.append(recorded)
-                return cast("S", recorded)
+        recorded: Any = self._expected.pop(op, None)
+        if type(recorded) is kind and is_same_request(recorded, fields, self._codec):
+            self._performed.append(recorded)
+            same: S = recorded
+            return same
         self._strays += 1
         for name in ("child_instance_id", "target_instance_id"):
             if fields.get(name, "") is None:
@@ -160,7 +160,7 @@ class Journal:
             site=call_site() or site,
             **fields,
         )
-        self._performed.append(cast("events.Event", stray))
+        self._performed.append(stray)
         return stray
 
     def _cancelling(
