@@ -15,7 +15,7 @@ from perdure.errors import LockLost
 from perdure.model.status import Status
 from perdure.providers.items import Claim, ExecutionMetadata, KvSet, TurnCommit
 from perdure.providers.postgres import PostgresProvider, queries, rows
-from perdure.providers.postgres.connections import Slots
+from perdure.providers.postgres.slots import Slots
 from postgres_factory import new_schema
 from postgres_proxy import Proxy
 from postgres_server import shared_server

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import secrets
 from collections import deque
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -15,6 +16,7 @@ from perdure.errors import ProviderError, StoreBusy, StoreClosed
 from perdure.providers.postgres.calling import call, call_back
 from perdure.providers.postgres.faults import Remedy, refusal, remedy_for
 from perdure.providers.postgres.place import STATEMENT_TIMEOUT_SECONDS
+from perdure.providers.postgres.slots import Slots
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -30,6 +32,8 @@ RETRY_SECONDS: Final = 10.0
 """A restart or a failover is over by then; the caller may go on trying."""
 
 _PAUSE_SECONDS: Final = (0.01, 0.5)
+_SETTLING_SECONDS: Final = 0.25
+_IDLE_SECONDS: Final = 0.01
 _LIFE_SECONDS: Final = 3600.0
 """What a session of the server gathers in its memory is let go from time to time."""
 _ANSWER_SECONDS: Final = STATEMENT_TIMEOUT_SECONDS + 5.0
@@ -51,7 +55,7 @@ _PATIENCE_SECONDS: Final = {
     Rank.FETCH_TURNS: 0.05,
     Rank.FETCH_WORK: 0.005,
     Rank.READ: 0.05,
-    Rank.CHORE: 0.02,
+    Rank.CHORE: 0.1,
 }
 """How long to wait for a connection in use before another one is opened. A new one has to learn the
 tables first, and the server has better things to do when a program starts."""
@@ -86,41 +90,6 @@ class Link:
     """Those of them that have a name."""
 
 
-class Slots:
-    """As asyncio.Semaphore, with a way in that does not wait."""
-
-    def __init__(self, number: int) -> None:
-        self._free = number
-        self._waiting: deque[asyncio.Future[None]] = deque()
-
-    def take_now(self) -> bool:
-        """False if none is free."""
-        if self._free == 0:
-            return False
-        self._free -= 1
-        return True
-
-    async def take(self) -> None:
-        if self.take_now():
-            return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self.release()  # it was this one's turn, and it does not take it
-            raise
-
-    def release(self) -> None:
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self._free += 1
-
-
 class Connections:
     """A bounded pool, every connection in autocommit: a statement is a transaction.
 
@@ -138,33 +107,55 @@ class Connections:
         self._free: list[Link] = []
         self._count = 0
         """Free ones and those in use."""
+        self._opened_at = self._used_at = 0.0
+        self.is_settled = False
+        """Nothing has to wait because a program is at its first turns."""
         self._waiting: dict[Rank, deque[asyncio.Future[None]]] = {rank: deque() for rank in Rank}
         self._is_opening = False
         self._is_open = False
+        self._rehearsals: set[asyncio.Task[bytes]] = set()
 
     @property
     def location(self) -> str:
         return self._place.location
+
+    async def settle(self) -> None:
+        """Before what is not urgent: while a program is at its first turns, it waits for a moment
+        at which nothing is going on.
+        """
+        loop = asyncio.get_running_loop()
+        while not self.is_settled and loop.time() < self._opened_at + _SETTLING_SECONDS:
+            is_used = self._count > len(self._free)
+            if not is_used and loop.time() >= self._used_at + _IDLE_SECONDS:
+                break
+            await asyncio.sleep(_IDLE_SECONDS)
+        self.is_settled = True
 
     async def connect(self) -> _Connection:
         """A connection of one's own; raises what the driver raises."""
         return await psycopg.AsyncConnection[Row].connect(
             self._place.conninfo,
             autocommit=True,
-            prepare_threshold=1 if self._prepares else None,
+            prepare_threshold=3 if self._prepares else None,
         )
 
     def open(self) -> None:
         self._is_open = True
+        self._opened_at = asyncio.get_running_loop().time()
+        self.is_settled = False
 
     def adopt(self, connection: _Connection) -> None:
         """Take over a connection of one's own."""
         self._count += 1
-        self._free.append(Link(connection, asyncio.get_running_loop().time()))
+        self._used_at = asyncio.get_running_loop().time()
+        self._free.append(Link(connection, self._used_at))
 
-    def close(self) -> None:
+    async def close(self) -> None:
         self._is_open = False
         self._drop_free()
+        for task in self._rehearsals:
+            task.cancel()
+        await asyncio.gather(*self._rehearsals, return_exceptions=True)
 
     async def run(
         self,
@@ -189,13 +180,23 @@ class Connections:
         binary: bool,
         was_sent: bool = False,
         rank: Rank = Rank.READ,
+        rehearsal: Callable[[list[Row]], bytes | None] | None = None,
     ) -> list[Row]:
-        """As ``run``; the parameters may depend on whether the statement may have run before."""
+        """As ``run``; the parameters are asked for when the statement is about to be sent, and may
+        depend on whether it may have run before.
+
+        ``rehearsal`` gives a statement for what comes next, if the answer is such that nobody will
+        need the connection for a while. Each connection runs it once.
+        """
+
+        async def ask(link: Link) -> list[Row]:
+            return await _ask(link.connection, statement, parameters(was_sent), binary=binary)
+
         backoff = Backoff(self._retry_seconds)
         while True:
             try:
-                return await self.run_once(
-                    operation, statement, parameters(was_sent), binary=binary, rank=rank
+                return await self._with_link(
+                    operation, statement, ask, rank=rank, rehearsal=rehearsal
                 )
             except (psycopg.Error, OSError) as error:
                 remedy = remedy_for(error)
@@ -252,11 +253,7 @@ class Connections:
             return False
 
         def answered(text: bytes, error: BaseException | None) -> None:
-            if error is not None:
-                _clear_up(link, error)
-                self._drop_broken(error)
-            self._put(link)
-            self._slots.release()
+            self._give_back(link, error)
             done(text, error)
 
         try:
@@ -279,25 +276,49 @@ class Connections:
         ask: Callable[[Link], Awaitable[_Answer]],
         *,
         rank: Rank,
+        rehearsal: Callable[[_Answer], bytes | None] | None = None,
     ) -> _Answer:
         await self._take_slot(operation)
         try:
             link = await self._take(statement, rank)
-            try:
-                answer = await ask(link)
-            except BaseException as error:
-                _clear_up(link, error)
-                raise
-            else:
-                link.known.add(statement)
-                return answer
-            finally:
-                self._put(link)
-        except (psycopg.Error, OSError) as error:
+        except BaseException as error:
             self._drop_broken(error)
-            raise
-        finally:
             self._slots.release()
+            raise
+        try:
+            answer = await ask(link)
+        except BaseException as error:
+            self._give_back(link, error)
+            raise
+        link.known.add(statement)
+        next_up = rehearsal(answer) if rehearsal is not None and self._prepares else None
+        if next_up is None or next_up in link.known:
+            self._give_back(link, None)
+        else:
+            self._rehearse(link, next_up)
+        return answer
+
+    def _rehearse(self, link: Link, statement: bytes) -> None:
+        link.known.add(statement)
+        token = secrets.token_hex(16).encode()
+        task = asyncio.create_task(
+            call(link.connection, statement, (token,), prepared=None, seconds=_ANSWER_SECONDS),
+            name="perdure-rehearsal",
+        )
+        self._rehearsals.add(task)
+        task.add_done_callback(lambda _: self._end_rehearsal(link, task))
+
+    def _end_rehearsal(self, link: Link, task: asyncio.Task[bytes]) -> None:
+        self._rehearsals.discard(task)
+        # Nobody waits for it, whatever came of it.
+        self._give_back(link, asyncio.CancelledError() if task.cancelled() else task.exception())
+
+    def _give_back(self, link: Link, error: BaseException | None) -> None:
+        if error is not None:
+            _clear_up(link, error)
+            self._drop_broken(error)
+        self._put(link)
+        self._slots.release()
 
     def _drop_broken(self, error: BaseException) -> None:
         if remedy_for(error) is Remedy.RECONNECT:
@@ -390,7 +411,8 @@ class Connections:
             self._wake()
 
     def _put(self, link: Link) -> None:
-        age = asyncio.get_running_loop().time() - link.opened_at
+        self._used_at = asyncio.get_running_loop().time()
+        age = self._used_at - link.opened_at
         if self._is_open and age < _LIFE_SECONDS and not link.connection.closed:
             self._free.append(link)
         else:
@@ -440,7 +462,8 @@ async def _ask(
     cursor = connection.cursor(binary=binary)
     async with asyncio.timeout(_ANSWER_SECONDS):
         await cursor.execute(statement, parameters)
-        return await cursor.fetchall() if cursor.description else []
+        result = cursor.pgresult
+        return await cursor.fetchall() if result is not None and result.nfields else []
 
 
 def outcome_unknown(operation: str, error: ProviderError) -> ProviderError:

@@ -76,7 +76,13 @@ class Handle:
         self._listens = listen
         self._channels = Channels(schema)
         self._notifier = Notifier(self._connections)
-        self._listener = Listener(self.place, self._channels, self._notifier.sessions, self._heard)
+        self._listener = Listener(
+            self.place,
+            self._channels,
+            self._notifier.sessions,
+            self._heard,
+            begin=self._connections.settle,
+        )
         self._hubs = [ChangeHub(SystemClock()) for _ in range(BUCKETS)]
         self._ticker: asyncio.Task[None] | None = None
         self._process_id = 0
@@ -105,7 +111,7 @@ class Handle:
             await asyncio.gather(opening, read_ahead())
             self._connections.open()
         except BaseException:
-            self._connections.close()
+            await self._connections.close()
             self._process_id = 0
             raise
         self._renewals.open()
@@ -122,6 +128,7 @@ class Handle:
         if self._ticker is not None:
             self._ticker.cancel()
             self._ticker = None
+        self._connections.is_settled = True
         for desk in self._desks:
             await desk.close()
         self._process_id = 0
@@ -130,7 +137,7 @@ class Handle:
         await self._notifier.close()
         await self._drop_lanes()
         await self._renewals.close()
-        self._connections.close()
+        await self._connections.close()
         for hub in self._hubs:
             hub.notify_all()
 
@@ -203,6 +210,8 @@ class Handle:
     ) -> list[Row]:
         """Rows of a statement that may be repeated."""
         self.require_here(operation)
+        if rank is Rank.CHORE:
+            await self._connections.settle()
         return await self._connections.run(
             operation, self.statements(template), parameters, binary=binary, rank=rank
         )
@@ -217,6 +226,8 @@ class Handle:
         rank: Rank,
     ) -> list[Row]:
         """Rows of a statement that is told whether it may have run before."""
+        if rank is Rank.FETCH_WORK:
+            await self._connections.settle()
         sent_at = time.monotonic()
         found = await self._connections.run_marked(
             operation,
@@ -225,9 +236,14 @@ class Handle:
             binary=True,
             was_sent=was_sent,
             rank=rank,
+            rehearsal=self._rehearsal if rank is Rank.FETCH_TURNS else None,
         )
         self.clock.note(found[0][-2], sent_at)
         return found
+
+    def _rehearsal(self, found: list[Row]) -> bytes | None:
+        """While what was fetched is replayed, the server learns how to commit it."""
+        return None if found[0][0] is None else self.statements(queries.REHEARSE_COMMITS)
 
     async def ask_once(
         self, operation: str, template: LiteralString, parameters: Parameters
@@ -278,6 +294,7 @@ class Handle:
         if answer.turns_at is not None:
             self._ring(self.turn_desk, self._channels.turns, answer.turns_at - answer.now)
         if answer.work_at is not None:
+            self._connections.is_settled = True
             self._ring(self.work_desk, self._channels.work, answer.work_at - answer.now)
 
     def _ring(self, desk: Desk[Any, Any] | None, channel: str, milliseconds: int) -> None:

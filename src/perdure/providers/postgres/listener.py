@@ -19,7 +19,7 @@ from perdure.errors import PerdureError
 from perdure.providers.postgres.connections import Rank
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from perdure.providers.postgres.connections import Connections
     from perdure.providers.postgres.place import Place
@@ -30,7 +30,6 @@ BUCKETS: Final = 64
 """Watchers of an instance share a channel with those of every 64th other."""
 
 _SPACING_SECONDS: Final = 0.02
-_FIRST_SECONDS: Final = 0.1
 _RECONNECT_SECONDS: Final = (0.1, 5.0)
 _SEND: Final = b"""
     SELECT pg_backend_pid(), pg_notify(c, '')
@@ -98,11 +97,13 @@ class Listener:
         channels: Channels,
         own_sessions: set[int],
         heard: Callable[[str | None], None],
+        begin: Callable[[], Awaitable[None]],
     ) -> None:
         self._place = place.listening()
         self._channels = channels
         self._own_sessions = own_sessions
         self._heard = heard
+        self._begin = begin
         self._task: asyncio.Task[None] | None = None
         self.is_listening = False
 
@@ -120,8 +121,7 @@ class Listener:
         self.is_listening = False
 
     async def _keep_listening(self) -> None:
-        # Whoever has just opened the handle has better things for the server to do.
-        await asyncio.sleep(_FIRST_SECONDS)
+        await self._begin()
         pause = _RECONNECT_SECONDS[0]
         while True:
             try:

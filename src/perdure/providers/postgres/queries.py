@@ -37,6 +37,8 @@ ENQUEUE_MESSAGES: Final = "SELECT {schema}.enqueue_messages($1, $2, $3, $4, $5)"
 REPLACE_INSTANCES: Final = "SELECT {schema}.replace_instances($1, $2, $3, $4, $5)"
 APPEND_HISTORY: Final = "SELECT {schema}.append_history($1, $2, $3, $4, $5)"
 
+REHEARSE_COMMITS: Final = "SELECT {schema}.rehearse_commits($1)"
+
 # --- turns and work
 
 FETCH_TURNS: Final = "SELECT * FROM {schema}.fetch_turns(%s, %s, %s, %s, %s, %s::jsonb, %s, %s)"
