@@ -19,7 +19,7 @@ from postgres_factory import new_schema
 from postgres_server import shared_server
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncGenerator, Iterator
 
 FIRST = TurnCommit(
     execution_id=1,
@@ -56,7 +56,7 @@ class Stage:
         return self._connection.execute(sql.SQL(statement).format(schema=name))
 
     @asynccontextmanager
-    async def provider(self, **options: Any) -> AsyncIterator[PostgresProvider]:
+    async def provider(self, **options: Any) -> AsyncGenerator[PostgresProvider]:
         provider = PostgresProvider(shared_server().dsn, schema=self.schema, **options)
         async with provider, asyncio.timeout(20):
             yield provider
