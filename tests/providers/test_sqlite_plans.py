@@ -31,6 +31,7 @@ HARMLESS_SCANS = (
     "SCAN 4 CONSTANT ROWS",
     "SCAN given VIRTUAL TABLE",
     "SCAN json_each VIRTUAL TABLE",
+    "SCAN added",
     "SCAN taken",
     "SCAN ended",
     "SCAN begun",

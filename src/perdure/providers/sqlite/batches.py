@@ -25,9 +25,9 @@ from perdure.providers.sqlite import (
     work_queries,
     worker_queue,
 )
-from perdure.providers.sqlite.many_rows import as_list, rows_at_once
+from perdure.providers.sqlite.many_rows import as_list, as_object, rows_at_once
 from perdure.providers.sqlite.nothing import Nothing
-from perdure.providers.sqlite.tokens import as_stored, is_text
+from perdure.providers.sqlite.tokens import is_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -204,9 +204,7 @@ def _run_acks(tx: Transaction, acks: Sequence[tuple[str, TurnCommit]]) -> list[N
     carried: dict[int, str] = dict(
         rows_at_once(tx, queries.CARRIED_OF, (as_list(consumed),)) if consumed else ()
     )
-    settled = [token for _, commit in acks for token in commit.settled_work]
-    held = worker_queue.find_held(tx, settled) if settled else {}
-    tokens = [as_stored(token) for token, _ in acks]
+    tokens = [token for token, _ in acks]
     plain_locks = {
         row[0]: _Lock(*row)
         for row in rows_at_once(
@@ -215,7 +213,7 @@ def _run_acks(tx: Transaction, acks: Sequence[tuple[str, TurnCommit]]) -> list[N
     }
     begins = any(commit.metadata.name is not None for _, commit in acks)
     first_key = tx.row(queries.NEXT_INSTANCE_KEY)[0] if begins else 0
-    turns_of_run = _Acks(_Additions(tx.now, first_key), tx.now, held, carried)
+    turns_of_run = _Acks(_Additions(tx.now, first_key), tx.now, carried)
     for token, (_, commit) in zip(tokens, acks, strict=True):
         # A token that comes again is not plain: what its first turn did is not seen here.
         lock = plain_locks.pop(token, None)
@@ -241,19 +239,12 @@ class _Lock(NamedTuple):
 class _Acks:
     """Gathers what a run of turns does, table by table."""
 
-    def __init__(
-        self,
-        additions: _Additions,
-        now: int,
-        held: dict[str, tuple[int, str]],
-        carried: dict[int, str],
-    ) -> None:
+    def __init__(self, additions: _Additions, now: int, carried: dict[int, str]) -> None:
         self._additions = additions
         self._now = now
-        self._held = held
         self._carried = carried
         self._instances: list[str] = []
-        self._settled: list[int] = []
+        self._settled: list[tuple[str, str]] = []
         self._consumed: set[int] = set()
         self._begun: list[tuple[Any, ...]] = []
         self._kept: dict[int, list[str]] = {}
@@ -263,13 +254,11 @@ class _Acks:
 
     def take(self, lock: _Lock, commit: TurnCommit) -> bool:
         """Take in a turn; False, and nothing is taken, if it is not plain."""
-        work = [self._held.pop(token, (0, "")) for token in commit.settled_work]
         consumed = set(commit.consumed or ())
         is_first, lease_ms = lock.key is None, commit.keep_lock_ms
         if (
             is_first != (commit.metadata.name is not None)
             or lock.execution_id not in {None, commit.execution_id}
-            or any(instance_id != lock.instance_id for _, instance_id in work)
             or any(self._carried.get(message_id) != lock.token for message_id in consumed)
             or ((is_first or lease_ms is None) and lock.messages != len(consumed))
             or (lease_ms is None and lock.has_new_state)
@@ -283,7 +272,8 @@ class _Acks:
         if lease_ms is None:
             self._released.append(lock.instance_id)
         self._instances.append(lock.instance_id)
-        self._settled += [message_id for message_id, _ in work]
+        instance_id = lock.instance_id
+        self._settled += [(token, instance_id) for token in commit.settled_work]
         self._consumed |= consumed
         return True
 
@@ -308,7 +298,7 @@ class _Acks:
     def write(self, tx: Transaction) -> int:
         """How many turns have been written."""
         tx.changed_instances += self._instances
-        _change(tx, work_queries.DELETE_WORK_ITEMS, self._settled)
+        self._settle(tx)
         _change(tx, queries.DELETE_MESSAGES, self._consumed)
         for locked_until, ids in self._kept.items():
             _change(tx, queries.EXTEND_KEPT_LOCKS, ids, locked_until, tx.now)
@@ -319,6 +309,12 @@ class _Acks:
         _change(tx, queries.DELETE_LOCKS, self._released)
         self._additions.write(tx)
         return len(self._instances)
+
+    def _settle(self, tx: Transaction) -> None:
+        """Remove the work of these turns; that a lock on it is lost is too rare for a look."""
+        given = (as_object(dict(self._settled)), tx.now)
+        if self._settled and tx.change(work_queries.SETTLE_WORK_ITEMS, given) != len(self._settled):
+            raise NotAsSeen
 
 
 def _change(tx: Transaction, sql: str, keys: Sequence[Any] | set[int], *more: Any) -> None:
@@ -393,19 +389,19 @@ def _take_starts(
     tx: Transaction, starts: Sequence[_Ready], lock_timeout_ms: int, owner: str | None
 ) -> list[FetchedOrchestration]:
     tokens = tx.new_lock_tokens(len(starts))
-    taken = [(start, as_stored(token)) for start, token in zip(starts, tokens, strict=True)]
     until = tx.now + lock_timeout_ms
-    _change_rows(tx, queries.TAG_MESSAGES, [(start.message_id, stored) for start, stored in taken])
+    taken = list(zip(starts, tokens, strict=True))
+    _change_rows(tx, queries.TAG_MESSAGES, [(start.message_id, token) for start, token in taken])
     _change_rows(
         tx,
         queries.TAKE_LOCKS,
-        [(start.instance_id, stored) for start, stored in taken],
+        [(start.instance_id, token) for start, token in taken],
         until,
         until,
         owner,
         tx.now,
     )
-    return [_fetched(start, token) for start, token in zip(starts, tokens, strict=True)]
+    return [_fetched(start, token) for start, token in taken]
 
 
 def _fetched(start: _Ready, token: str) -> FetchedOrchestration:

@@ -12,7 +12,7 @@ from perdure.providers._shared import rules
 from perdure.providers.items import KvClear, KvSet
 from perdure.providers.sqlite import locks, orchestrator_queue, queries, work_queries, worker_queue
 from perdure.providers.sqlite.many_rows import as_list
-from perdure.providers.sqlite.tokens import as_stored, is_text
+from perdure.providers.sqlite.tokens import is_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from perdure.providers.sqlite.transaction import Transaction
 
 
-def apply_commit(tx: Transaction, stored_token: str, lock: Any, commit: TurnCommit) -> None:
+def apply_commit(tx: Transaction, lock_token: str, lock: Any, commit: TurnCommit) -> None:
     """Commit a turn under a live lock, given as its row."""
     operation = "ack_orchestration_item"
     instance_id, key, old_until, kept, carried_until, *holds = lock
@@ -39,12 +39,12 @@ def apply_commit(tx: Transaction, stored_token: str, lock: Any, commit: TurnComm
             # The only start there is, and the turn itself says the rest.
             start = (name, version, None, pending_since)
         else:
-            carried = (instance_id, carried_until, stored_token)
+            carried = (instance_id, carried_until, lock_token)
             start = _carried_start(tx, carried, commit.consumed)
     if commit.consumed:
-        tx.execute_many(queries.DELETE_CONSUMED, [(each, stored_token) for each in commit.consumed])
+        tx.execute_many(queries.DELETE_CONSUMED, [(each, lock_token) for each in commit.consumed])
     elif commit.consumed is None and carried_until is not None:
-        tx.execute(queries.DELETE_CARRIED, (instance_id, carried_until, stored_token))
+        tx.execute(queries.DELETE_CARRIED, (instance_id, carried_until, lock_token))
     is_plain_turn = running == commit.execution_id and is_plain(commit)
     if not is_plain_turn:
         key, name, version = _write_instance(
@@ -73,7 +73,7 @@ def apply_commit(tx: Transaction, stored_token: str, lock: Any, commit: TurnComm
         # whoever waits for it had thought.
         tx.turns_changed |= due_at is not None or locked_until < old_until
     if commit.cancelled_timers:
-        first = tx.row(queries.FIRST_FREE_MESSAGE, (instance_id, stored_token)) or (None, None)
+        first = tx.row(queries.FIRST_FREE_MESSAGE, (instance_id, lock_token)) or (None, None)
         tx.execute(queries.SET_DUE, (*first, instance_id))
 
 
@@ -144,9 +144,8 @@ def kept_lock_row(
     token: str,
     owner: str,
 ) -> tuple[Any, ...]:
-    stored = as_stored(token)
     return (
-        instance_id, key, name, version, locks.WAITING, locked_until, stored, locked_until,
+        instance_id, key, name, version, locks.WAITING, locked_until, token, locked_until,
         owner, 1,
     )  # fmt: skip
 
@@ -292,7 +291,7 @@ def _settle_work(
 
 
 def _settle_one(tx: Transaction, instance_id: str, token: str) -> bool:
-    bindings = (as_stored(token), tx.now, instance_id)
+    bindings = (token, tx.now, instance_id)
     return is_text(token) and tx.change(work_queries.SETTLE_WORK, bindings) == 1
 
 

@@ -63,6 +63,11 @@ def as_list(values: Iterable[Any]) -> str:
     return _encode(list(values)).decode()
 
 
+def as_object(values: dict[str, str]) -> str:
+    """Pairs for ``json_each(?)``. Errors: UnicodeEncodeError."""
+    return _encode(values).decode()
+
+
 def rows_at_once(tx: Snapshot, sql: str, bindings: Sequence[Any]) -> list[Any]:
     """Rows that the statement has gathered into one JSON list of lists."""
     return _decode(tx.row(sql, bindings)[0])

@@ -27,7 +27,7 @@ UPDATE instance_locks SET due_at = ?, first_message_id = ? WHERE instance_id = ?
 
 INSERT_READY: Final = ManyRows(
     """
-INSERT INTO instance_locks
+INSERT OR FAIL INTO instance_locks
     (instance_id, instance_key, name, version, pending_since, state, due_at, first_message_id)
 """,
     8,
@@ -133,7 +133,7 @@ FROM taken WHERE instance_locks.instance_id = taken.instance_id
 
 INSERT_KEPT_LOCK: Final = ManyRows(
     """
-INSERT INTO instance_locks
+INSERT OR FAIL INTO instance_locks
     (instance_id, instance_key, name, version, state, wake_at, lock_token, locked_until, owner,
      kept)
 """,
@@ -258,7 +258,7 @@ WHERE lock_token IN (SELECT value FROM json_each(?1))
 
 INSERT_MESSAGE: Final = ManyRows(
     """
-INSERT INTO orchestrator_queue
+INSERT OR FAIL INTO orchestrator_queue
     (message_id, instance_id, kind, body, visible_at, enqueued_at, attempt_count,
      asked_visible_at, start_name, start_version, start_parent_id, timer_execution_id, timer_id)
 """,
@@ -409,7 +409,7 @@ NEXT_INSTANCE_KEY: Final = "SELECT coalesce(max(instance_key), 0) + 1 FROM insta
 
 INSERT_INSTANCE: Final = ManyRows(
     """
-INSERT INTO instances
+INSERT OR FAIL INTO instances
     (instance_key, instance_id, is_named, name, version, parent_instance_id, execution_id, status,
      framework_version, custom_status, custom_status_version, created_at, updated_at, completed_at)
 """,
@@ -442,14 +442,14 @@ FROM executions WHERE instance_key = ? AND execution_id = ?
 """
 
 INSERT_EXECUTION: Final = """
-INSERT INTO executions
+INSERT OR FAIL INTO executions
     (instance_key, execution_id, status, output, framework_version, started_at, completed_at)
 VALUES (?, ?, ?, ?, ?, ?, ?)
 """
 
 PUT_EXECUTION: Final = ManyRows(
     """
-INSERT INTO executions
+INSERT OR FAIL INTO executions
     (instance_key, execution_id, status, output, framework_version, completed_at, started_at)
 """,
     7,
@@ -460,7 +460,7 @@ SET status = excluded.status, output = excluded.output, completed_at = excluded.
 """,
 )
 
-INSERT_EVENT: Final = ManyRows("INSERT INTO history", 4)
+INSERT_EVENT: Final = ManyRows("INSERT OR FAIL INTO history", 4)
 
 HISTORY: Final = """
 SELECT event_id, data FROM history WHERE instance_key = ? AND execution_id = ? ORDER BY event_id

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from perdure.providers.sqlite.tokens import as_stored, new_tokens
+from perdure.providers.sqlite.tokens import new_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -45,7 +45,7 @@ class Snapshot:
         """The row that a lock token names, or None; whatever cannot be a token names nothing."""
         try:
             if isinstance(token, str):
-                return self.execute(sql, (as_stored(token),)).fetchone()
+                return self.execute(sql, (token,)).fetchone()
         except UnicodeEncodeError:
             pass
         return None

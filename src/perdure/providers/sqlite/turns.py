@@ -19,7 +19,7 @@ from perdure.providers.sqlite import locks, queries
 from perdure.providers.sqlite.commits import apply_commit
 from perdure.providers.sqlite.many_rows import as_list, rows_at_once
 from perdure.providers.sqlite.nothing import Nothing
-from perdure.providers.sqlite.tokens import as_handed_out, as_stored, is_text
+from perdure.providers.sqlite.tokens import is_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -56,7 +56,7 @@ def ack(tx: Transaction, lock_token: str, commit: TurnCommit) -> None:
     lock = tx.held(queries.LOCK_HELD, lock_token)
     if lock is None or lock[2] <= tx.now:
         raise rules.lock_lost("ack_orchestration_item", lock_token)
-    apply_commit(tx, as_stored(lock_token), lock, commit)
+    apply_commit(tx, lock_token, lock, commit)
 
 
 def abandon(
@@ -71,7 +71,7 @@ def abandon(
         raise rules.lock_lost("abandon_orchestration_item", lock_token)
     instance_id, instance_key, _, _, carried_until, suspended, not_before, old_block, *_ = lock
     if ignore_attempt:
-        tx.execute(queries.FORGIVE_CARRIED, (instance_id, carried_until, as_stored(lock_token)))
+        tx.execute(queries.FORGIVE_CARRIED, (instance_id, carried_until, lock_token))
     tx.execute(queries.DROP_LOCK, (instance_id,))
     if delay_ms is not None:
         not_before = tx.now + delay_ms
@@ -89,10 +89,9 @@ def give_back(tx: Transaction, fetched: FetchedOrchestration) -> None:
     if not fetched.continues:
         abandon(tx, fetched.lock_token, None, None, ignore_attempt=True)
         return
-    stored_token = as_stored(fetched.lock_token)
     tx.execute_many(
         queries.UNTAG_MESSAGE,
-        [(delivery.message_id, stored_token) for delivery in fetched.item.messages],
+        [(each.message_id, fetched.lock_token) for each in fetched.item.messages],
     )
     locks.refresh(tx, fetched.item.instance_id)
 
@@ -107,12 +106,12 @@ def renew(tx: Transaction, lock_token: str, extend_for_ms: int) -> None:
 
 
 def renew_many(tx: Transaction, lock_tokens: Sequence[str], extend_for_ms: int) -> frozenset[str]:
-    given = as_list([as_stored(token) for token in lock_tokens if is_text(token)])
+    given = as_list([token for token in lock_tokens if is_text(token)])
     live = dict(rows_at_once(tx, queries.LIVE_LOCKS, (given, tx.now)))
     locked_until = tx.now + extend_for_ms
     tx.execute(queries.RENEW_LOCKS, (as_list(live), locked_until))
     tx.turns_changed |= locked_until < max(live.values(), default=0)
-    return frozenset(lock_tokens) - {as_handed_out(stored) for stored in live}
+    return frozenset(lock_tokens).difference(live)
 
 
 def take_over(
@@ -125,7 +124,7 @@ def take_over(
     locked_until = tx.now + lock_timeout_ms
     tx.execute(
         queries.TAKE_LOCK,
-        (locked_until, as_stored(token), None, None, None, None, instance_id),
+        (locked_until, token, None, None, None, None, instance_id),
     )
     locks.refresh(tx, instance_id)
     start = tx.row(queries.VISIBLE_START, (instance_id, tx.now))
@@ -223,10 +222,9 @@ def lock_batch(
         locks.refresh(tx, instance_id)
         return None
     token = tx.new_lock_token()
-    stored_token = as_stored(token)
-    _tag(tx, batch, stored_token)
+    _tag(tx, batch, token)
     locked_until = tx.now + lock_timeout_ms
-    tx.execute(queries.TAKE_LOCK, (locked_until, stored_token, owner, tx.now, *later, instance_id))
+    tx.execute(queries.TAKE_LOCK, (locked_until, token, owner, tx.now, *later, instance_id))
     return FetchedOrchestration(
         item=_item(tx, instance_id, instance_key, _deliveries(batch), start),
         lock_token=token,
@@ -234,26 +232,26 @@ def lock_batch(
     )
 
 
-def _continue(tx: Transaction, instance_id: str, stored_token: str) -> FetchedOrchestration | None:
-    batch = tx.rows(queries.VISIBLE_FREE_MESSAGES, (instance_id, tx.now, stored_token))
+def _continue(tx: Transaction, instance_id: str, lock_token: str) -> FetchedOrchestration | None:
+    batch = tx.rows(queries.VISIBLE_FREE_MESSAGES, (instance_id, tx.now, lock_token))
     batch.sort()
-    _tag(tx, batch, stored_token)
-    later = tx.row(queries.FIRST_FREE_MESSAGE, (instance_id, stored_token)) or (None, None)
+    _tag(tx, batch, lock_token)
+    later = tx.row(queries.FIRST_FREE_MESSAGE, (instance_id, lock_token)) or (None, None)
     tx.execute(queries.CARRY_MORE, (*later, tx.now, instance_id))
     if not batch:
         # The clock went back to before the end of a lock that had seemed to be over.
         return None
     return FetchedOrchestration(
         item=rules.continuing_item(instance_id, _deliveries(batch)),
-        lock_token=as_handed_out(stored_token),
+        lock_token=lock_token,
         attempt_count=max(row[2] for row in batch),
         continues=True,
     )
 
 
-def _tag(tx: Transaction, batch: list[Any], stored_token: str) -> None:
+def _tag(tx: Transaction, batch: list[Any], lock_token: str) -> None:
     """Put a batch under a lock; its rows count the attempt already."""
-    tx.execute_many(queries.TAG_MESSAGE, [(stored_token, row[2], row[0]) for row in batch])
+    tx.execute_many(queries.TAG_MESSAGE, [(lock_token, row[2], row[0]) for row in batch])
 
 
 def _item(

@@ -10,13 +10,29 @@ from perdure.providers.sqlite.many_rows import ManyRows
 
 INSERT_WORK: Final = ManyRows(
     """
-INSERT INTO worker_queue
+INSERT OR FAIL INTO worker_queue
     (message_id, instance_id, execution_id, activity_id, name, body, session_id, tag, visible_at,
      enqueued_at, attempt_count, state, wake_at, lock_token, locked_until, heartbeat,
      asked_visible_at)
 """,
     17,
 )
+
+INSERT_PLAIN_WORK: Final = ManyRows(
+    """
+WITH added (instance_id, execution_id, activity_id, name, body, lock_token, locked_until) AS (
+""",
+    7,
+    """)
+INSERT OR FAIL INTO worker_queue
+    (instance_id, execution_id, activity_id, name, body, lock_token, locked_until, wake_at,
+     attempt_count, state, visible_at, enqueued_at)
+SELECT instance_id, execution_id, activity_id, name, body, lock_token, locked_until, locked_until,
+       locked_until IS NOT NULL, locked_until IS NOT NULL, ?, ?
+FROM added
+""",
+)
+"""Items that are visible at once, without session and tag: most of them."""
 
 WAKE_WORK: Final = "UPDATE worker_queue SET state = 0, wake_at = NULL WHERE wake_at <= ?"
 
@@ -108,6 +124,14 @@ FROM taken WHERE worker_queue.message_id = taken.message_id
 SETTLE_WORK: Final = """
 DELETE FROM worker_queue WHERE lock_token = ? AND locked_until > ? AND instance_id = ?
 """
+
+SETTLE_WORK_ITEMS: Final = """
+DELETE FROM worker_queue WHERE message_id IN
+    (SELECT w.message_id
+     FROM json_each(?1) AS given CROSS JOIN worker_queue AS w ON w.lock_token = given.key
+     WHERE w.locked_until > ?2 AND w.instance_id = given.value)
+"""
+"""Of an object: the token of each item, and the instance that it has to belong to."""
 
 HELD_WORK_ITEMS: Final = """
 SELECT json_group_array(json_array(w.lock_token, w.message_id, w.instance_id))

@@ -13,7 +13,7 @@ from perdure.providers.items import ActivityIdentity, FetchedWork, TagMode
 from perdure.providers.sqlite import orchestrator_queue, work_queries
 from perdure.providers.sqlite.many_rows import as_list, rows_at_once
 from perdure.providers.sqlite.nothing import Nothing
-from perdure.providers.sqlite.tokens import as_handed_out, as_stored, is_text
+from perdure.providers.sqlite.tokens import is_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -43,10 +43,36 @@ def insert(tx: Transaction, message: WorkerMessage) -> None:
 def insert_many(tx: Transaction, messages: Sequence[WorkerMessage]) -> None:
     """Add fresh items, locked already if they are claimed."""
     try:
-        work_queries.INSERT_WORK.execute(tx, [_row(tx, message) for message in messages])
+        if all(map(_is_plain, messages)):
+            rows = [_plain_row(tx, message) for message in messages]
+            work_queries.INSERT_PLAIN_WORK.execute(tx, rows, (tx.now, tx.now))
+        else:
+            work_queries.INSERT_WORK.execute(tx, [_row(tx, message) for message in messages])
     except apsw.ConstraintError as error:
         claims = [message.claim for message in messages if message.claim is not None]
         raise InvalidValue(f"a lock token of the claims {claims[:20]} is in use") from error
+
+
+def _is_plain(message: WorkerMessage) -> bool:
+    return message.visible_at_ms is None and message.session_id is None and message.tag is None
+
+
+def _plain_row(tx: Transaction, message: WorkerMessage) -> tuple[Any, ...]:
+    claim, identity = message.claim, message.identity
+    if claim is None:
+        tx.work_changed = True
+        token = locked_until = None
+    else:
+        token, locked_until = claim.lock_token, tx.now + claim.lock_timeout_ms
+    return (
+        identity.instance_id,
+        identity.execution_id,
+        identity.activity_id,
+        message.name,
+        message.body,
+        token,
+        locked_until,
+    )
 
 
 def _row(tx: Transaction, message: WorkerMessage) -> tuple[Any, ...]:
@@ -57,7 +83,7 @@ def _row(tx: Transaction, message: WorkerMessage) -> tuple[Any, ...]:
     if claim is None:
         tx.work_changed = True  # a claimed item is nobody else's business
     if claim is not None:
-        state, attempts, token = WAITING, 1, as_stored(claim.lock_token)
+        state, attempts, token = WAITING, 1, claim.lock_token
         locked_until = tx.now + claim.lock_timeout_ms
         wake_at = max(locked_until, visible_at)
     elif visible_at > tx.now:
@@ -188,12 +214,12 @@ def renew(tx: Transaction, lock_token: str, extend_for_ms: int, heartbeat: str |
 
 
 def renew_many(tx: Transaction, lock_tokens: Sequence[str], extend_for_ms: int) -> frozenset[str]:
-    given = as_list([as_stored(token) for token in lock_tokens if is_text(token)])
+    given = as_list([token for token in lock_tokens if is_text(token)])
     live = dict(rows_at_once(tx, work_queries.LIVE_WORK_LOCKS, (given, tx.now)))
     tx.execute(work_queries.RENEW_WORK_LOCKS, (as_list(live), tx.now + extend_for_ms))
     if sessions := {session_id for session_id in live.values() if session_id is not None}:
         tx.execute(work_queries.TOUCH_SESSIONS, (as_list(sessions), tx.now))
-    return frozenset(lock_tokens) - {as_handed_out(stored) for stored in live}
+    return frozenset(lock_tokens).difference(live)
 
 
 def renew_sessions(
@@ -269,7 +295,7 @@ def _take(
     row = tx.row(work_queries.WORK_ITEM, (message_id,))
     attempts, session_id = row[5:7]
     locked_until = tx.now + lock_timeout_ms
-    tx.execute(work_queries.TAKE_WORK, (locked_until, as_stored(token), attempts, message_id))
+    tx.execute(work_queries.TAKE_WORK, (locked_until, token, attempts, message_id))
     if session_id is not None and session is not None:
         lease = tx.now + session.lock_timeout_ms
         tx.execute(work_queries.CLAIM_SESSION, (session_id, session.owner_id, lease, tx.now))
@@ -302,7 +328,7 @@ def _take_several(
     locked_until = tx.now + lock_timeout_ms
     work_queries.TAKE_WORK_ITEMS.execute(
         tx,
-        [(row[0], as_stored(token)) for row, token in zip(rows, tokens, strict=True)],
+        [(row[0], token) for row, token in zip(rows, tokens, strict=True)],
         (locked_until, locked_until),
     )
     return [_fetched(row[1:], token) for row, token in zip(rows, tokens, strict=True)]
@@ -333,9 +359,9 @@ def _next_due(tx: Transaction, session: SessionFetch | None) -> int | None:
 
 def find_held(tx: Transaction, tokens: Iterable[str]) -> dict[str, tuple[int, str]]:
     """Message id and instance id of each item that one of the tokens holds, by that token."""
-    given = as_list([as_stored(token) for token in tokens if is_text(token)])
+    given = as_list([token for token in tokens if is_text(token)])
     rows = rows_at_once(tx, work_queries.HELD_WORK_ITEMS, (given, tx.now))
-    return {as_handed_out(row[0]): (row[1], row[2]) for row in rows}
+    return {token: (message_id, instance_id) for token, message_id, instance_id in rows}
 
 
 def _held(tx: Transaction, lock_token: str, operation: str) -> Any:
