@@ -17,6 +17,7 @@ from perdure.errors import StoreClosed, StoreMoved
 from perdure.providers.items import FetchedOrchestration, FetchedWork
 from perdure.providers.sqlite import connection as connections
 from perdure.providers.sqlite import place, turns, worker_queue
+from perdure.providers.sqlite.bell import Bell
 from perdure.providers.sqlite.entries import Entry
 from perdure.providers.sqlite.nothing import Nothing
 from perdure.providers.sqlite.readers import Reader
@@ -63,6 +64,7 @@ class Handle:
         self._is_open = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread_id = 0
+        self._bell: Bell | None = None
         self._writer: Writer | None = None
         self._quick: Reader | None = None
         self._slow: Reader | None = None
@@ -80,6 +82,7 @@ class Handle:
         connection = await asyncio.to_thread(self._connect, allow_moved=allow_moved)
         self._loop = asyncio.get_running_loop()
         self._thread_id = get_ident()
+        self._bell = Bell(self._loop, self._deliver, str(self.path))
         self._writer = Writer(
             self.path,
             self._durability,
@@ -108,8 +111,8 @@ class Handle:
             await asyncio.wait(self._waits)
         self._hand_over()
         await asyncio.to_thread(self._stop_threads)
-        # What the threads delivered last is on its way to this loop.
-        await asyncio.sleep(0)
+        if self._bell is not None:
+            self._bell.close()
 
     def _stop_threads(self) -> None:
         # The writer last: only a connection that may write can clear the log away.
@@ -224,21 +227,16 @@ class Handle:
         """Called by the threads. Each answer goes to the loop that asked: the home loop may be
         blocked while another one, in a thread of its own, must go on.
         """
-        home = self._loop
-        assert home is not None
+        home, bell = self._loop, self._bell
+        assert bell is not None
         for entry, value, error in delivery.outcomes:
             loop = entry.future.get_loop()
             if loop is not home:
-                self._call(loop, self._settle, entry, value, error)
-        self._call(home, self._deliver, delivery)
-
-    def _call(
-        self, loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *args: Any
-    ) -> None:
-        try:
-            loop.call_soon_threadsafe(callback, *args)
-        except RuntimeError:
-            _log.warning("the event loop of %s is gone; an answer was dropped", self.path)
+                try:
+                    loop.call_soon_threadsafe(self._settle, entry, value, error)
+                except RuntimeError:
+                    _log.warning("the event loop of a caller is gone; its answer was dropped")
+        bell.ring(delivery)
 
     def _deliver(self, delivery: Delivery) -> None:
         self._is_lone = len(delivery.outcomes) == 1 and not self._accepted
