@@ -21,6 +21,81 @@ if TYPE_CHECKING:
 _GOOD: Final = frozenset({ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK})
 
 
+class Receiver:
+    """Receives the answers on one connection, and stays ready for the next one: whoever else wants
+    to read from it says ``stop`` first.
+    """
+
+    def __init__(self, pgconn: PGconn) -> None:
+        self._pgconn = pgconn
+        self._socket = pgconn.socket
+        self._loop = asyncio.get_running_loop()
+        self._is_reading = False
+        self._results: list[PGresult] = []
+        self._answered: Callable[[list[PGresult], BaseException | None], None] | None = None
+        self._give_up_at = 0.0
+        self._alarm: asyncio.TimerHandle | None = None
+
+    def receive(
+        self, seconds: float, answered: Callable[[list[PGresult], BaseException | None], None]
+    ) -> None:
+        """Call back once, with the results or with what went wrong."""
+        self._results, self._answered = [], answered
+        self._give_up_at = self._loop.time() + seconds
+        if self._alarm is None:
+            self._alarm = self._loop.call_at(self._give_up_at, self._check)
+        if not self._is_reading:
+            self._is_reading = True
+            self._loop.add_reader(self._socket, self._read)
+
+    def stop(self) -> None:
+        """Nobody is called back any more."""
+        self._answered = None
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        if self._is_reading:
+            self._is_reading = False
+            self._loop.remove_reader(self._socket)
+
+    def _read(self) -> None:
+        if self._answered is None:
+            self.stop()  # nobody asked: whoever uses the connection next hears of it
+            return
+        pgconn = self._pgconn
+        try:
+            pgconn.consume_input()
+            while not pgconn.is_busy():
+                result = pgconn.get_result()
+                if result is None:
+                    break
+                self._results.append(result)
+            else:
+                return  # there is more to come
+        except psycopg.Error as error:
+            self._fail(error)
+            return
+        answered, self._answered = self._answered, None
+        answered(self._results, None)
+
+    def _check(self) -> None:
+        self._alarm = None
+        if self._answered is None:
+            return
+        if self._loop.time() < self._give_up_at:
+            self._alarm = self._loop.call_at(self._give_up_at, self._check)
+        else:
+            self._fail(TimeoutError("no answer in time"))
+
+    def _fail(self, error: BaseException) -> None:
+        answered, results = self._answered, self._results
+        # At once: a connection that broke has closed its socket, and the next one to be opened by
+        # anybody gets its number.
+        self.stop()
+        if answered is not None:
+            answered(results, error)
+
+
 def name_of(statement: bytes) -> bytes:
     """Under which a connection knows a statement."""
     return b"perdure " + statement.rpartition(b".")[2].partition(b"(")[0]
@@ -51,6 +126,7 @@ async def call(
 
 def call_back(
     connection: psycopg.AsyncConnection[Any],
+    receiver: Receiver,
     statement: bytes,
     parameters: Sequence[bytes],
     *,
@@ -77,10 +153,11 @@ def call_back(
 
     if pgconn.flush():
         # More than the socket takes at once.
+        receiver.stop()
         answer = asyncio.ensure_future(_results_after_sending(connection, seconds))
         answer.add_done_callback(lambda _: answered(*_outcome_of(answer)))
     else:
-        _receive(pgconn, seconds, answered)
+        receiver.receive(seconds, answered)
 
 
 def _send(
@@ -141,48 +218,9 @@ async def _results(pgconn: PGconn, seconds: float) -> list[PGresult]:
         else:
             waiter.set_exception(error)
 
-    stop = _receive(pgconn, seconds, answered)
+    receiver = Receiver(pgconn)
+    receiver.receive(seconds, answered)
     try:
         return await waiter
-    except asyncio.CancelledError:
-        stop()
-        raise
-
-
-def _receive(
-    pgconn: PGconn,
-    seconds: float,
-    answered: Callable[[list[PGresult], BaseException | None], None],
-) -> Callable[[], None]:
-    """Call back once, with the results or with what went wrong, unless the function that is
-    returned is called before.
-    """
-    loop = asyncio.get_running_loop()
-    socket = pgconn.socket
-    results: list[PGresult] = []
-
-    def receive() -> None:
-        try:
-            pgconn.consume_input()
-            while not pgconn.is_busy():
-                result = pgconn.get_result()
-                if result is None:
-                    end(None)
-                    return
-                results.append(result)
-        except psycopg.Error as error:
-            end(error)
-
-    def stop() -> None:
-        # At once: a connection that broke has closed its socket, and the next one to be opened by
-        # anybody gets its number.
-        loop.remove_reader(socket)
-        alarm.cancel()
-
-    def end(error: BaseException | None) -> None:
-        stop()
-        answered(results, error)
-
-    alarm = loop.call_later(seconds, end, TimeoutError(f"no answer within {seconds} s"))
-    loop.add_reader(socket, receive)
-    return stop
+    finally:
+        receiver.stop()

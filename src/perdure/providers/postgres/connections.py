@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 import psycopg
 
 from perdure.errors import ProviderError, StoreBusy, StoreClosed
-from perdure.providers.postgres.calling import call, call_back
+from perdure.providers.postgres.calling import Receiver, call, call_back
 from perdure.providers.postgres.faults import Remedy, refusal, remedy_for
 from perdure.providers.postgres.place import STATEMENT_TIMEOUT_SECONDS
 from perdure.providers.postgres.slots import Slots
@@ -84,6 +84,7 @@ class Link:
 
     connection: _Connection
     opened_at: float
+    receiver: Receiver
     known: set[bytes] = field(default_factory=set[bytes])
     """Statements that it has run: the server need not plan their functions again."""
     prepared: set[bytes] = field(default_factory=set[bytes])
@@ -148,7 +149,7 @@ class Connections:
         """Take over a connection of one's own."""
         self._count += 1
         self._used_at = asyncio.get_running_loop().time()
-        self._free.append(Link(connection, self._used_at))
+        self._free.append(_link_to(connection))
 
     async def close(self) -> None:
         self._is_open = False
@@ -259,6 +260,7 @@ class Connections:
         try:
             call_back(
                 link.connection,
+                link.receiver,
                 statement,
                 parameters,
                 is_prepared=self._prepares,
@@ -285,6 +287,7 @@ class Connections:
             self._drop_broken(error)
             self._slots.release()
             raise
+        link.receiver.stop()
         try:
             answer = await ask(link)
         except BaseException as error:
@@ -375,8 +378,8 @@ class Connections:
         for position in range(len(self._free) - 1, -1, -1):
             link = self._free[position]
             if link.connection.closed:
-                del self._free[position]
                 self._count -= 1
+                _hang_up(self._free.pop(position))
             elif statement in link.known:
                 return self._free.pop(position)
         return self._free.pop() if self._free else None
@@ -396,7 +399,7 @@ class Connections:
     async def _open_link(self) -> Link:
         self._is_opening = True
         try:
-            link = Link(await self.connect(), asyncio.get_running_loop().time())
+            link = _link_to(await self.connect())
         except (psycopg.Error, OSError) as error:
             # Others would wait as long for nothing, one after the other.
             for waiting in self._waiting.values():
@@ -439,6 +442,11 @@ class Connections:
             _hang_up(self._free.pop())
 
 
+def _link_to(connection: _Connection) -> Link:
+    now = asyncio.get_running_loop().time()
+    return Link(connection, now, Receiver(connection.pgconn))
+
+
 def _clear_up(link: Link, error: BaseException) -> None:
     # A stale plan lives on in an open connection, and an answer that was not waited for would be
     # taken for the next one's.
@@ -448,6 +456,7 @@ def _clear_up(link: Link, error: BaseException) -> None:
 
 def _hang_up(link: Link) -> None:
     """What the driver's close does; only that it need not be awaited."""
+    link.receiver.stop()
     link.connection.pgconn.finish()
 
 

@@ -1,0 +1,92 @@
+"""Commits that are sent and answered without the driver's cursor, on connections that fail them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from perdure.conformance.factories import raised, start
+from perdure.providers.postgres import PostgresProvider, connections
+from postgres_factory import new_schema
+from postgres_server import shared_server
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def connection() -> Iterator[psycopg.Connection[Any]]:
+    with psycopg.connect(shared_server().dsn, autocommit=True) as connection:
+        yield connection
+
+
+async def warmed_up(provider: PostgresProvider) -> None:
+    """From then on the statement is prepared, and sent without a task."""
+    await provider.enqueue_for_orchestrator(start("x"))
+    for _ in range(3):
+        await provider.enqueue_for_orchestrator(raised("x"))
+
+
+def sessions(connection: psycopg.Connection[Any], schema: str, *, waiting: bool) -> set[int]:
+    """Of the provider, by number; ``waiting`` for a lock or not."""
+    found = connection.execute(
+        "SELECT pid FROM pg_stat_activity WHERE application_name = 'perdure' "
+        "AND query LIKE %s AND (wait_event_type = 'Lock') = %s",
+        (f"%{schema}%", waiting),
+    )
+    return {pid for (pid,) in found}
+
+
+def test_a_connection_that_the_server_ended_while_it_was_idle_is_replaced(
+    connection: psycopg.Connection[Any],
+) -> None:
+    async def check() -> None:
+        schema = new_schema()
+        provider = PostgresProvider(shared_server().dsn, schema=schema, listen=False)
+        async with provider, asyncio.timeout(20):
+            await warmed_up(provider)
+            ended = sessions(connection, schema, waiting=False)
+            assert ended
+            for pid in ended:
+                connection.execute("SELECT pg_terminate_backend(%s, 10000)", (pid,))
+            await asyncio.sleep(0)  # it is told, before or while it is used again
+
+            assert await provider.enqueue_for_orchestrator(raised("x"))
+
+            assert len(await provider.admin().list_messages("x")) == 5
+
+    asyncio.run(check())
+
+
+def test_a_commit_that_is_not_answered_in_time_is_sent_again_and_applied_once(
+    connection: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "_ANSWER_SECONDS", 0.2)
+
+    async def check() -> None:
+        schema = new_schema()
+        provider = PostgresProvider(shared_server().dsn, schema=schema, listen=False)
+        async with provider, asyncio.timeout(20):
+            await warmed_up(provider)
+            blocked: set[int] = set()
+            with connection.transaction():
+                connection.execute(
+                    sql.SQL("SELECT FROM {}.instance_locks FOR UPDATE").format(
+                        sql.Identifier(schema)
+                    )
+                )
+                sending = asyncio.ensure_future(provider.enqueue_for_orchestrator(raised("x")))
+                while len(blocked) < 2:
+                    with psycopg.connect(shared_server().dsn, autocommit=True) as observer:
+                        blocked |= sessions(observer, schema, waiting=True)
+                    await asyncio.sleep(0.01)
+
+            assert await sending
+
+            assert len(await provider.admin().list_messages("x")) == 5
+
+    asyncio.run(check())
