@@ -111,7 +111,7 @@ class _Additions:
     ) -> tuple[int, str, str | None]:
         """Add an instance, and what its first turn adds; its key, name and version."""
         key, now = next(self._keys), self._now
-        execution = commits.next_execution(now, None, commit)
+        execution = commits.next_execution(now, commits.NEW_EXECUTION, commit)
         instance = commits.next_instance(now, None, named, commit, execution, suspended=False)
         self._instances.append((key, instance_id, *instance))
         self._executions.append((key, commit.execution_id, *execution, now))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import apsw
 
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
         Version,
     )
     from perdure.providers.sqlite.transaction import Transaction
+
+
+NEW_EXECUTION: Final = (Status.RUNNING, None, None, None)
+"""Status, output, pinned version and end, before its first turn."""
 
 
 def apply_commit(tx: Transaction, lock_token: str, lock: Any, commit: TurnCommit) -> None:
@@ -173,13 +177,13 @@ def _write_instance(
 ) -> tuple[int, str | None, str | None]:
     """Create or update the rows of the instance and of the execution; key, name and version."""
     if key is None:
-        execution = next_execution(tx.now, None, commit)
+        execution = next_execution(tx.now, NEW_EXECUTION, commit)
         instance = next_instance(tx.now, None, start, commit, execution, suspended=suspended)
         queries.INSERT_INSTANCE.execute(tx, [(None, instance_id, *instance)])
         key = tx.connection.last_insert_rowid()
     else:
-        row = tx.row(queries.INSTANCE_ROW, (key,))
-        before = tx.row(queries.EXECUTION, (key, commit.execution_id))
+        found = tx.row(queries.INSTANCE_ROW, (key, commit.execution_id))
+        row, before = found[:11], found[11:]
         execution = shown = next_execution(tx.now, before, commit)
         if row[4] > commit.execution_id:
             shown = tx.row(queries.EXECUTION, (key, row[4]))
@@ -223,7 +227,7 @@ def next_execution(
 ) -> tuple[str, str | None, str | None, int | None]:
     """Status, output, pinned version and end of an execution after this turn."""
     metadata = commit.metadata
-    status, output, pinned, completed_at = row or (Status.RUNNING, None, None, None)
+    status, output, pinned, completed_at = row
     if metadata.framework_version is not None:
         pinned = format_version(metadata.framework_version)
     if metadata.output is not None:
@@ -321,10 +325,9 @@ def _release(
     *,
     suspended: bool,
 ) -> None:
-    first = tx.row(queries.FIRST_MESSAGE, (instance_id,))
-    if first is None and not suspended:
-        tx.execute(queries.DELETE_LOCK, (instance_id,))
+    if not suspended and tx.change(queries.DELETE_LAST_LOCK, (instance_id,)) == 1:
         return
+    first = tx.row(queries.FIRST_MESSAGE, (instance_id,))
     state = locks.SUSPENDED if suspended else locks.READY
     tx.execute(
         queries.RELEASE_LOCK,

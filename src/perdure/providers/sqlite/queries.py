@@ -49,6 +49,13 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 DELETE_LOCK: Final = "DELETE FROM instance_locks WHERE instance_id = ?"
 
+DELETE_LAST_LOCK: Final = """
+DELETE FROM instance_locks
+WHERE instance_id = ?1
+  AND NOT EXISTS (SELECT 1 FROM orchestrator_queue WHERE instance_id = ?1)
+"""
+"""Of an instance without messages."""
+
 AWAKE: Final = "SELECT instance_id, state FROM instance_locks WHERE wake_at <= ?"
 
 FIND_READY: Final = """
@@ -381,10 +388,15 @@ SELECT name, version, execution_id, parent_instance_id FROM instances WHERE inst
 """
 
 INSTANCE_ROW: Final = """
-SELECT is_named, name, version, parent_instance_id, execution_id, status, framework_version,
-       custom_status, custom_status_version, created_at, completed_at
-FROM instances WHERE instance_key = ?
+SELECT i.is_named, i.name, i.version, i.parent_instance_id, i.execution_id, i.status,
+       i.framework_version, i.custom_status, i.custom_status_version, i.created_at,
+       i.completed_at,
+       coalesce(e.status, 'Running'), e.output, e.framework_version, e.completed_at
+FROM instances AS i
+LEFT JOIN executions AS e ON e.instance_key = i.instance_key AND e.execution_id = ?2
+WHERE i.instance_key = ?1
 """
+"""With one of its executions, as ``commits.NEW_EXECUTION`` if it is yet to come."""
 
 TOUCH_INSTANCE: Final = "UPDATE instances SET updated_at = ?1 WHERE instance_key = ?2"
 
