@@ -145,11 +145,11 @@ class Connections:
         self._opened_at = asyncio.get_running_loop().time()
         self.is_settled = False
 
-    def adopt(self, connection: _Connection) -> None:
-        """Take over a connection of one's own."""
+    def adopt(self, connection: _Connection, rehearsal: bytes) -> None:
+        """Take over a connection of one's own, as the first of the pool."""
         self._count += 1
-        self._used_at = asyncio.get_running_loop().time()
-        self._free.append(_link_to(connection))
+        self._slots.take_now()
+        self._rehearse(_link_to(connection), rehearsal)
 
     async def close(self) -> None:
         self._is_open = False
@@ -294,18 +294,21 @@ class Connections:
             self._give_back(link, error)
             raise
         link.known.add(statement)
-        next_up = rehearsal(answer) if rehearsal is not None and self._prepares else None
-        if next_up is None or next_up in link.known:
+        next_up = None if rehearsal is None else rehearsal(answer)
+        if next_up is None:
             self._give_back(link, None)
         else:
-            self._rehearse(link, next_up)
+            self._rehearse(link, next_up, secrets.token_hex(16).encode())
         return answer
 
-    def _rehearse(self, link: Link, statement: bytes) -> None:
+    def _rehearse(self, link: Link, statement: bytes, *parameters: bytes) -> None:
+        """Give it back once it has run the statement, for which nobody waits."""
+        if statement in link.known or not self._prepares:
+            self._give_back(link, None)
+            return
         link.known.add(statement)
-        token = secrets.token_hex(16).encode()
         task = asyncio.create_task(
-            call(link.connection, statement, (token,), prepared=None, seconds=_ANSWER_SECONDS),
+            call(link.connection, statement, parameters, prepared=None, seconds=_ANSWER_SECONDS),
             name="perdure-rehearsal",
         )
         self._rehearsals.add(task)
@@ -313,7 +316,6 @@ class Connections:
 
     def _end_rehearsal(self, link: Link, task: asyncio.Task[bytes]) -> None:
         self._rehearsals.discard(task)
-        # Nobody waits for it, whatever came of it.
         self._give_back(link, asyncio.CancelledError() if task.cancelled() else task.exception())
 
     def _give_back(self, link: Link, error: BaseException | None) -> None:

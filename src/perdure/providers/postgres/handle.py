@@ -108,8 +108,8 @@ class Handle:
                 ),
                 keep=True,
             )
-            await asyncio.gather(opening, read_ahead())
             self._connections.open()
+            await asyncio.gather(opening, read_ahead())
         except BaseException:
             await self._connections.close()
             self._process_id = 0
@@ -187,7 +187,8 @@ class Handle:
                     raise refusal(operation, error, self.place.location) from error
             else:
                 if keep:
-                    self._connections.adopt(connection)
+                    touch = self.statements(queries.TOUCH_TABLES)
+                    self._connections.adopt(connection, touch)
                 else:
                     await connection.close()
                 return result

@@ -37,6 +37,15 @@ ENQUEUE_MESSAGES: Final = "SELECT {schema}.enqueue_messages($1, $2, $3, $4, $5)"
 REPLACE_INSTANCES: Final = "SELECT {schema}.replace_instances($1, $2, $3, $4, $5)"
 APPEND_HISTORY: Final = "SELECT {schema}.append_history($1, $2, $3, $4, $5)"
 
+TOUCH_TABLES: Final = """
+    SELECT EXISTS (SELECT FROM {schema}.instance_locks WHERE instance_id = '')
+        OR EXISTS (SELECT FROM {schema}.orchestrator_queue WHERE instance_id = '')
+        OR EXISTS (SELECT FROM {schema}.instances WHERE instance_id = '')
+        OR EXISTS (SELECT FROM {schema}.history WHERE instance_id = '')
+        OR EXISTS (SELECT FROM {schema}.kv_store WHERE instance_id = '')
+        OR EXISTS (SELECT FROM {schema}.lanes WHERE lane = '')
+"""
+"""Finds nothing, but has the server read what it needs to know of the tables."""
 REHEARSE_COMMITS: Final = "SELECT {schema}.rehearse_commits($1)"
 
 # --- turns and work
