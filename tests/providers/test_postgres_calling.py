@@ -10,7 +10,8 @@ import pytest
 from psycopg import sql
 
 from perdure.conformance.factories import raised, start
-from perdure.providers.postgres import PostgresProvider, connections
+from perdure.providers.items import OrchestrationFilter
+from perdure.providers.postgres import PostgresProvider, connections, rows
 from postgres_factory import new_schema
 from postgres_server import shared_server
 
@@ -39,6 +40,43 @@ def sessions(connection: psycopg.Connection[Any], schema: str, *, waiting: bool)
         (f"%{schema}%", waiting),
     )
     return {pid for (pid,) in found}
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        [],
+        ["plain", ""],
+        ["NULL", "null", " spaces ", "tab\t", "line\nbreak"],
+        ['say "x"', "back\\slash", "\\", '\\"', "{a,b}", "a,b", "Fl\u00fc\u00dfe\x1f#1.0.0"],
+    ],
+)
+def test_texts_reach_the_server_as_they_are(
+    connection: psycopg.Connection[Any], texts: list[str]
+) -> None:
+    sent = rows.parameter(texts)
+    assert sent is not None
+
+    found = connection.execute("SELECT %s::text[]", (sent.decode(),)).fetchall()
+
+    assert found == [(texts,)]
+
+
+def test_instances_are_found_by_names_that_need_quoting() -> None:
+    name = 'Fl"ow\\{a,b}'
+
+    async def check() -> None:
+        provider = PostgresProvider(shared_server().dsn, schema=new_schema(), listen=False)
+        async with provider, asyncio.timeout(20):
+            await provider.enqueue_for_orchestrator(start("x", name=name))
+            wanted = OrchestrationFilter(handlers=frozenset({(name, "1.0.0")}))
+
+            fetched = await provider.fetch_orchestration_item(60_000, 0, wanted, 'ow"ner')
+
+            assert fetched is not None
+            assert fetched.item.name == name
+
+    asyncio.run(check())
 
 
 def test_a_connection_that_the_server_ended_while_it_was_idle_is_replaced(

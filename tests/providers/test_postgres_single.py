@@ -103,7 +103,7 @@ class Store:
 
     def deliver(self) -> None:
         """Tag what is queued as a fetch for the owner does."""
-        self._connection.execute(
+        psycopg.RawCursor(self._connection).execute(
             self._statements(queries.FETCH_TURNS),
             (["delivery"], False, LONG_MS, "me", None, None, LONG_MS, True),
         )

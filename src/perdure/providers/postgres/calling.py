@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 from psycopg import generators
+from psycopg.adapt import Transformer
 from psycopg.pq import ExecStatus
 
 if TYPE_CHECKING:
@@ -115,13 +116,42 @@ async def call(
     it is sent without.
     Raises what the driver raises; TimeoutError if there is no answer.
     """
+    return _value_of(
+        await _result_of(connection, statement, parameters, prepared, seconds, binary=False)
+    )
+
+
+async def call_for_rows(
+    connection: psycopg.AsyncConnection[Any],
+    statement: bytes,
+    parameters: Sequence[bytes | None],
+    *,
+    prepared: set[bytes] | None,
+    seconds: float,
+) -> list[tuple[Any, ...]]:
+    """As ``call``, for any number of rows with values of any type."""
+    result = await _result_of(connection, statement, parameters, prepared, seconds, binary=True)
+    transformer = Transformer(connection)
+    transformer.set_pgresult(result)
+    return transformer.load_rows(0, result.ntuples, tuple)
+
+
+async def _result_of(
+    connection: psycopg.AsyncConnection[Any],
+    statement: bytes,
+    parameters: Sequence[bytes | None],
+    prepared: set[bytes] | None,
+    seconds: float,
+    *,
+    binary: bool,
+) -> PGresult:
     pgconn = connection.pgconn
     if prepared is not None and statement not in prepared:
         pgconn.send_prepare(name_of(statement), statement)
         await _answer(connection, seconds)
         prepared.add(statement)
-    _send(pgconn, statement, parameters, is_prepared=prepared is not None)
-    return _value_of(await _answer(connection, seconds))
+    _send(pgconn, statement, parameters, is_prepared=prepared is not None, binary=binary)
+    return await _answer(connection, seconds)
 
 
 def call_back(
@@ -161,12 +191,17 @@ def call_back(
 
 
 def _send(
-    pgconn: PGconn, statement: bytes, parameters: Sequence[bytes], *, is_prepared: bool
+    pgconn: PGconn,
+    statement: bytes,
+    parameters: Sequence[bytes | None],
+    *,
+    is_prepared: bool,
+    binary: bool = False,
 ) -> None:
     if is_prepared:
-        pgconn.send_query_prepared(name_of(statement), parameters)
+        pgconn.send_query_prepared(name_of(statement), parameters, result_format=int(binary))
     else:
-        pgconn.send_query_params(statement, parameters)
+        pgconn.send_query_params(statement, parameters, result_format=int(binary))
 
 
 def _value_of(result: PGresult) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import secrets
 from collections import deque
 from dataclasses import dataclass, field
@@ -12,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import psycopg
 
-from perdure.errors import ProviderError, StoreBusy, StoreClosed
-from perdure.providers.postgres.calling import Receiver, call, call_back
+from perdure.errors import StoreBusy, StoreClosed
+from perdure.providers.postgres.backoff import Backoff
+from perdure.providers.postgres.calling import Receiver, call, call_back, call_for_rows
 from perdure.providers.postgres.faults import Remedy, refusal, remedy_for
 from perdure.providers.postgres.place import STATEMENT_TIMEOUT_SECONDS
 from perdure.providers.postgres.slots import Slots
@@ -31,7 +31,6 @@ _Answer = TypeVar("_Answer")
 RETRY_SECONDS: Final = 10.0
 """A restart or a failover is over by then; the caller may go on trying."""
 
-_PAUSE_SECONDS: Final = (0.01, 0.5)
 _SETTLING_SECONDS: Final = 0.25
 _IDLE_SECONDS: Final = 0.01
 _LIFE_SECONDS: Final = 3600.0
@@ -61,23 +60,6 @@ _PATIENCE_SECONDS: Final = {
 tables first, and the server has better things to do when a program starts."""
 
 
-class Backoff:
-    """Pauses that grow and are jittered, until the time is up."""
-
-    def __init__(self, seconds: float) -> None:
-        self._give_up_at = asyncio.get_running_loop().time() + seconds
-        self._ceiling = _PAUSE_SECONDS[0]
-
-    async def pause(self) -> bool:
-        """False at once if there is no time left."""
-        seconds = random.uniform(0, self._ceiling)
-        if asyncio.get_running_loop().time() + seconds > self._give_up_at:
-            return False
-        await asyncio.sleep(seconds)
-        self._ceiling = min(2 * self._ceiling, _PAUSE_SECONDS[1])
-        return True
-
-
 @dataclass(slots=True, eq=False)
 class Link:
     """An open connection."""
@@ -87,8 +69,14 @@ class Link:
     receiver: Receiver
     known: set[bytes] = field(default_factory=set[bytes])
     """Statements that it has run: the server need not plan their functions again."""
+    familiar: set[bytes] = field(default_factory=set[bytes])
+    """Those of them that it has run again: a name is worth its while."""
     prepared: set[bytes] = field(default_factory=set[bytes])
     """Those of them that have a name."""
+
+    def note(self, statement: bytes) -> None:
+        """It has run this."""
+        (self.familiar if statement in self.known else self.known).add(statement)
 
 
 class Connections:
@@ -168,42 +156,75 @@ class Connections:
         rank: Rank = Rank.READ,
     ) -> list[Row]:
         """Rows of a statement that may be repeated; it is, for as long as that can help."""
-        return await self.run_marked(
-            operation, statement, lambda _: parameters, binary=binary, rank=rank
+        return await self._repeat(
+            operation,
+            statement,
+            lambda link, _: _ask(link.connection, statement, parameters, binary=binary),
+            rank=rank,
         )
 
-    async def run_marked(
+    async def fetch(
         self,
         operation: str,
         statement: bytes,
-        parameters: Callable[[bool], Parameters],
+        parameters: Callable[[bool], Sequence[bytes | None]],
         *,
-        binary: bool,
-        was_sent: bool = False,
-        rank: Rank = Rank.READ,
-        rehearsal: Callable[[list[Row]], bytes | None] | None = None,
+        was_sent: bool,
+        rank: Rank,
+        rehearsal: Callable[[list[Row]], bytes | None] | None,
     ) -> list[Row]:
-        """As ``run``; the parameters are asked for when the statement is about to be sent, and may
-        depend on whether it may have run before.
+        """As ``run``; the parameters depend on whether the statement may have run before.
 
         ``rehearsal`` gives a statement for what comes next, if the answer is such that nobody will
         need the connection for a while. Each connection runs it once.
         """
+        return await self._repeat(
+            operation,
+            statement,
+            lambda link, again: call_for_rows(
+                link.connection,
+                statement,
+                parameters(again),
+                prepared=self._prepared_on(link, statement),
+                seconds=_ANSWER_SECONDS,
+            ),
+            rank=rank,
+            was_sent=was_sent,
+            rehearsal=rehearsal,
+        )
 
-        async def ask(link: Link) -> list[Row]:
-            return await _ask(link.connection, statement, parameters(was_sent), binary=binary)
+    async def _repeat(
+        self,
+        operation: str,
+        statement: bytes,
+        ask: Callable[[Link, bool], Awaitable[list[Row]]],
+        *,
+        rank: Rank,
+        was_sent: bool = False,
+        rehearsal: Callable[[list[Row]], bytes | None] | None = None,
+    ) -> list[Row]:
+        async def ask_on(link: Link) -> list[Row]:
+            return await ask(link, was_sent)
 
         backoff = Backoff(self._retry_seconds)
         while True:
             try:
                 return await self._with_link(
-                    operation, statement, ask, rank=rank, rehearsal=rehearsal
+                    operation,
+                    statement,
+                    ask_on,
+                    rank=rank,
+                    rehearsal=rehearsal,
                 )
             except (psycopg.Error, OSError) as error:
                 remedy = remedy_for(error)
                 if remedy is Remedy.NONE or not await backoff.pause():
                     raise refusal(operation, error, self.location) from error
                 was_sent = was_sent or remedy is Remedy.RECONNECT
+
+    def _prepared_on(self, link: Link, statement: bytes) -> set[bytes] | None:
+        """What has a name on the connection, if this statement shall have one."""
+        return link.prepared if self._prepares and statement in link.familiar else None
 
     async def run_once(
         self,
@@ -233,7 +254,7 @@ class Connections:
                 link.connection,
                 statement,
                 parameters,
-                prepared=link.prepared if self._prepares and statement in link.known else None,
+                prepared=self._prepared_on(link, statement),
                 seconds=_ANSWER_SECONDS,
             ),
             rank=Rank.COMMIT,
@@ -293,7 +314,7 @@ class Connections:
         except BaseException as error:
             self._give_back(link, error)
             raise
-        link.known.add(statement)
+        link.note(statement)
         next_up = None if rehearsal is None else rehearsal(answer)
         if next_up is None:
             self._give_back(link, None)
@@ -475,10 +496,3 @@ async def _ask(
         await cursor.execute(statement, parameters)
         result = cursor.pgresult
         return await cursor.fetchall() if result is not None and result.nfields else []
-
-
-def outcome_unknown(operation: str, error: ProviderError) -> ProviderError:
-    """The same error, saying that the call may have been applied."""
-    return type(error)(
-        operation, f"{error.message}; it is not known whether the call was applied", retryable=True
-    )

@@ -126,6 +126,13 @@ def refusal(operation: str, error: BaseException, location: str) -> PerdureError
     return ProviderError(operation, said)
 
 
+def outcome_unknown(operation: str, error: ProviderError) -> ProviderError:
+    """The same error, saying that the call may have been applied."""
+    return type(error)(
+        operation, f"{error.message}; it is not known whether the call was applied", retryable=True
+    )
+
+
 def _one_line(error: BaseException) -> str:
     text = " ".join(str(error).split())
     return text or type(error).__name__

@@ -72,7 +72,7 @@ class _Fetches(Generic[_WantT]):
             return await self._handle.fetch(
                 self._operation,
                 self._template,
-                lambda again: [tokens, again, *arguments],
+                lambda again: [rows.parameter(each) for each in (tokens, again, *arguments)],
                 was_sent=was_sent,
                 rank=self._rank,
             )

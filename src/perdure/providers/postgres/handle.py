@@ -16,7 +16,8 @@ import psycopg
 from perdure.clock import SystemClock
 from perdure.errors import PerdureError, StoreClosed, UsageError
 from perdure.providers.postgres import queries
-from perdure.providers.postgres.connections import Backoff, Connections, Rank
+from perdure.providers.postgres.backoff import Backoff
+from perdure.providers.postgres.connections import Connections, Rank
 from perdure.providers.postgres.faults import asks_for_patience, refusal
 from perdure.providers.postgres.lanes import Lanes
 from perdure.providers.postgres.listener import BUCKETS, Channels, Listener, Notifier, bucket_of
@@ -221,7 +222,7 @@ class Handle:
         self,
         operation: str,
         template: LiteralString,
-        parameters: Callable[[bool], Parameters],
+        parameters: Callable[[bool], Sequence[bytes | None]],
         *,
         was_sent: bool,
         rank: Rank,
@@ -230,11 +231,10 @@ class Handle:
         if rank is Rank.FETCH_WORK:
             await self._connections.settle()
         sent_at = time.monotonic()
-        found = await self._connections.run_marked(
+        found = await self._connections.fetch(
             operation,
             self.statements(template),
             parameters,
-            binary=True,
             was_sent=was_sent,
             rank=rank,
             rehearsal=self._rehearsal if rank is Rank.FETCH_TURNS else None,

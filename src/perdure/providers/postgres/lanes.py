@@ -17,8 +17,8 @@ import msgspec
 import psycopg
 
 from perdure.errors import ProviderError, StoreClosed
-from perdure.providers.postgres.connections import Backoff, outcome_unknown
-from perdure.providers.postgres.faults import Remedy, refusal, remedy_for
+from perdure.providers.postgres.backoff import Backoff
+from perdure.providers.postgres.faults import Remedy, outcome_unknown, refusal, remedy_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -50,8 +50,8 @@ REHEARSE_COMMITS: Final = "SELECT {schema}.rehearse_commits($1)"
 
 # --- turns and work
 
-FETCH_TURNS: Final = "SELECT * FROM {schema}.fetch_turns(%s, %s, %s, %s, %s, %s::jsonb, %s, %s)"
-FETCH_WORK: Final = "SELECT * FROM {schema}.fetch_work(%s, %s, %s, %s, %s, %s, %s, %s, %s)"
+FETCH_TURNS: Final = "SELECT * FROM {schema}.fetch_turns($1, $2, $3, $4, $5, $6, $7, $8)"
+FETCH_WORK: Final = "SELECT * FROM {schema}.fetch_work($1, $2, $3, $4, $5, $6, $7, $8, $9)"
 RENEW_TURNS: Final = "SELECT {schema}.renew_turns(%s::jsonb)"
 RENEW_WORK: Final = "SELECT {schema}.renew_work(%s::jsonb)"
 FIND_TURNS: Final = """

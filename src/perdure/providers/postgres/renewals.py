@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from perdure.errors import StoreClosed
-from perdure.providers.postgres.connections import Backoff, Row
+from perdure.providers.postgres.backoff import Backoff
+from perdure.providers.postgres.connections import Row
 from perdure.providers.postgres.faults import Remedy, refusal, remedy_for
 
 if TYPE_CHECKING:

@@ -1,0 +1,26 @@
+"""Pauses between tries."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Final
+
+_PAUSE_SECONDS: Final = (0.01, 0.5)
+
+
+class Backoff:
+    """Pauses that grow and are jittered, until the time is up."""
+
+    def __init__(self, seconds: float) -> None:
+        self._give_up_at = asyncio.get_running_loop().time() + seconds
+        self._ceiling = _PAUSE_SECONDS[0]
+
+    async def pause(self) -> bool:
+        """False at once if there is no time left."""
+        seconds = random.uniform(0, self._ceiling)
+        if asyncio.get_running_loop().time() + seconds > self._give_up_at:
+            return False
+        await asyncio.sleep(seconds)
+        self._ceiling = min(2 * self._ceiling, _PAUSE_SECONDS[1])
+        return True
