@@ -46,6 +46,7 @@ from perdure.runtime.live import Arrival, Ending, LiveInstance
 from perdure.runtime.missing import Missing
 from perdure.runtime.observe import log
 from perdure.runtime.pacing import Pacer
+from perdure.runtime.patience import Patience
 from perdure.runtime.retrying import Backoff
 from perdure.runtime.returns import Returns
 from perdure.runtime.watchdog import TurnAborted, TurnTooLong
@@ -91,6 +92,8 @@ class _Turn(msgspec.Struct, gc=False):
     claimed: list[tuple[work.ActivityExecute, Claim]]
     final: tuple[Status, str] | None
     created: Created | None
+    """Whoever waits for the first commit of a new instance."""
+    computed_at_ms: int
     backoff: Backoff | None = None
     """Set when the commit has to be repeated."""
 
@@ -132,6 +135,7 @@ class OrchestrationDispatcher:
         self._live = LiveCache(options.cached_instances, options.cached_events)
         self._loop = asyncio.get_running_loop()
         self._pacer = Pacer(self._begin)
+        self._patience = Patience(clock)
         self._duties: list[asyncio.Task[None]] = []
         self._background = Background()
         self._returns = Returns(provider, clock, observer, self._background)
@@ -272,6 +276,7 @@ class OrchestrationDispatcher:
                 await self._clock.sleep(backoff.next_delay(retryable=error.retryable))
                 continue
             backoff.reset()
+            self._patience.renew()
             for fetched in found:
                 self._pacer.run(partial(self._take, fetched))
             burst = min(burst * 2, _BURST_MAX) if len(found) == burst else 1
@@ -422,7 +427,7 @@ class OrchestrationDispatcher:
                 orchestrator_items=(*commit.orchestrator_items, *replies),
                 keep_lock_ms=commit.keep_lock_ms if commit.history_delta else None,
             )
-        self._send(_Turn(live, arrivals, outcome, commit, claimed, final, created))
+        self._send(_Turn(live, arrivals, outcome, commit, claimed, final, created, now_ms))
 
     def _facts(self, live: LiveInstance, now_ms: int) -> TurnFacts:
         execution = live.execution
@@ -459,14 +464,21 @@ class OrchestrationDispatcher:
         if future.cancelled():
             self._undo(turn, None)
         elif error is None:
+            self._patience.renew()
             if future.result() is False:
                 self._undo(turn, None)  # the id is taken
             else:
                 self._committed(turn)
-        elif isinstance(error, ProviderError) and error.retryable:
+        elif isinstance(error, ProviderError) and self._may_repeat(turn, error):
             self._background.spawn(self._send_again(turn, error))
         else:
             self._undo(turn, error)
+
+    def _may_repeat(self, turn: _Turn, error: ProviderError) -> bool:
+        # A start may be repeated by its caller, because of its id: it is told, and no one else is.
+        return error.retryable and (
+            turn.created is None or not self._patience.is_over(turn.computed_at_ms, error)
+        )
 
     async def _send_again(self, turn: _Turn, error: ProviderError) -> None:
         """Repeat a commit whose outcome is unknown or that the store could not take now.
