@@ -32,6 +32,26 @@ def test_migrate_creates_a_store_and_repeats(cli):
     assert first["schema_version"] >= 1
 
 
+def test_migrate_says_what_is_due_without_doing_it(sqlite_cli, tmp_path):
+    before = set(tmp_path.rglob("*"))
+
+    due = sqlite_cli("db", "migrate", "--dry-run", "-o", "json").json["due"]
+
+    assert [migration["number"] for migration in due] == list(range(1, len(due) + 1))
+    assert set(tmp_path.rglob("*")) == before
+
+    sqlite_cli("db", "migrate")
+
+    assert sqlite_cli("db", "migrate", "--dry-run", "-o", "json").json["due"] == []
+    assert "up to date" in sqlite_cli("db", "migrate", "--dry-run").out
+
+
+def test_a_directory_has_nothing_to_migrate(sqlite_cli, tmp_path):
+    answer = sqlite_cli("db", "migrate", "--dry-run", "--store", f"file:{tmp_path / 'd'}", code=1)
+
+    assert "no schema" in answer.err
+
+
 def test_check_reads_everything(cli):
     cli.run(("h-1", flows.hello, "ann"), ("a-1", flows.approval, 1), until_open={"a-1"})
 

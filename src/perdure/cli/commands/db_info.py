@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
+
+import click
 
 from perdure.cli.command import command
 from perdure.cli.options import output_option
 from perdure.cli.render import Cell, echo, glyph, print_json
-from perdure.cli.session import run
+from perdure.cli.session import current_settings, run
 from perdure.cli.settings import shown_store
+from perdure.errors import NotSupported
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from perdure.cli.session import Session
+    from perdure.providers._shared.migrate import Migration
 
 
 @command(
@@ -94,14 +101,18 @@ def shown_bytes(size: int) -> str:
 @command(
     "migrate",
     short_help="Bring the store to the schema of this version.",
-    examples=["perdure db migrate --store shop.db"],
+    examples=["perdure db migrate --store shop.db", "perdure db migrate --dry-run"],
 )
+@click.option("--dry-run", is_flag=True, help="Only say which migrations are due.")
 @output_option("table", "json")
-def migrate(output: str) -> None:
+def migrate(output: str, dry_run: bool) -> None:
     """Bring the store to the schema of this version, or create it.
 
     Workers do the same when they open it; this is for a deploy that wants it to happen before.
     """
+    if dry_run:
+        _show_due(current_settings().store(), output)
+        return
 
     async def body(session: Session) -> None:
         store = await session.admin.get_store_info()
@@ -116,3 +127,21 @@ def migrate(output: str) -> None:
             )
 
     run(body, creates=True)
+
+
+def _show_due(url: str, output: str) -> None:
+    """The store is not opened: that would migrate it."""
+    from perdure.providers.url import open_provider
+
+    provider: Any = open_provider(url)
+    if not hasattr(provider, "migrate"):
+        raise NotSupported("migrate", f"{shown_store(url)!r} is no database: it has no schema")
+    due: Sequence[Migration] = asyncio.run(provider.migrate(dry_run=True))
+    if output == "json":
+        names = [{"number": migration.number, "name": migration.name} for migration in due]
+        print_json({"location": shown_store(url), "due": names})
+        return
+    if not due:
+        echo(Cell(f"{glyph('completed')} ", "green"), f"{shown_store(url)} is up to date")
+    for migration in due:
+        echo(Cell(f"{migration.number:04}  ", "dim"), migration.name.replace("_", " "))

@@ -25,9 +25,11 @@ from perdure.model.wire import FORMAT_VERSION
 from perdure.providers._shared.migrate import due_migrations, load_migrations
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from perdure.clock import Clock
+    from perdure.providers._shared.migrate import Migration
 
 _log = logging.getLogger("perdure.sqlite")
 
@@ -63,7 +65,7 @@ def connect_writer(path: Path, durability: Durability) -> apsw.Connection:
     """The connection that writes; switches the file to WAL if it is new."""
     connection = _connect(path, apsw.SQLITE_OPEN_READWRITE)
     try:
-        _check_application(connection, path)
+        check_application(connection, path)
         if connection.pragma("journal_mode") != "wal":
             _set(connection, path, "journal_mode", "wal")
         _set(connection, path, "synchronous", _SYNCHRONOUS[durability])
@@ -89,14 +91,18 @@ def connect_reader(path: Path) -> apsw.Connection:
     return connection
 
 
+def due(connection: apsw.Connection, path: Path) -> Sequence[Migration]:
+    """What has to be applied; a newer schema is refused."""
+    return due_migrations(MIGRATIONS, _schema_version(connection), str(path))
+
+
 def migrate(connection: apsw.Connection, path: Path, clock: Clock) -> None:
     """Bring the schema up to date; several processes may try at once, one of them does it."""
-    location = str(path)
-    if not due_migrations(MIGRATIONS, _schema_version(connection), location):
+    if not due(connection, path):
         return
     connection.execute("BEGIN IMMEDIATE")
     try:
-        for migration in due_migrations(MIGRATIONS, _schema_version(connection), location):
+        for migration in due(connection, path):
             connection.execute(migration.sql)
             connection.pragma("user_version", migration.number)
         connection.pragma("application_id", APPLICATION_ID)
@@ -205,7 +211,8 @@ def _set(connection: apsw.Connection, path: Path, name: str, value: str | int) -
         )
 
 
-def _check_application(connection: apsw.Connection, path: Path) -> None:
+def check_application(connection: apsw.Connection, path: Path) -> None:
+    """Refuse a file that somebody else made."""
     try:
         # In this order: tables and mark appear in one commit, perhaps between the two looks.
         has_tables = connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").get

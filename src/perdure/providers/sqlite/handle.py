@@ -25,12 +25,13 @@ from perdure.providers.sqlite.writer import BATCH_OPERATIONS_MAX, Writer
 from perdure.providers.watching import ChangeHub, Signal, Watch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
     from types import TracebackType
     from typing import Self
 
     from perdure.clock import Clock
+    from perdure.providers._shared.migrate import Migration
     from perdure.providers.sqlite.connection import Durability
     from perdure.providers.sqlite.entries import Delivery
     from perdure.providers.sqlite.polling import Poll
@@ -98,6 +99,20 @@ class Handle:
         self._slow.start()
         self._is_open = True
         _open_handles.add(self)
+
+    def due_migrations(self) -> Sequence[Migration]:
+        """What opening would apply. Nothing is made or changed."""
+        if not self.path.exists() or self.path.stat().st_size == 0:
+            return connections.MIGRATIONS
+        try:
+            connection = connections.connect_reader(self.path)
+            try:
+                connections.check_application(connection, self.path)
+                return connections.due(connection, self.path)
+            finally:
+                connections.disconnect(connection)
+        except apsw.Error as error:
+            raise connections.translate("migrate", error, self.path) from error
 
     async def close(self) -> None:
         if not self._is_open:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -19,13 +20,13 @@ from perdure.providers.sqlite.handle import Handle
 from perdure.providers.sqlite.polling import Poll
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable, Sequence
 
     import apsw
 
     from perdure.clock import Clock
     from perdure.model.failures import Block
+    from perdure.providers._shared.migrate import Migration
     from perdure.providers.items import (
         EnqueueCondition,
         FetchedOrchestration,
@@ -103,6 +104,14 @@ class SqliteProvider(Provider):
 
     async def close(self) -> None:
         await self._handle.close()
+
+    async def migrate(self, *, dry_run: bool = False) -> Sequence[Migration]:
+        """Apply the migrations that are due, or only tell them; the provider need not be open."""
+        due = await asyncio.to_thread(self._handle.due_migrations)
+        if due and not dry_run:
+            async with self:
+                pass
+        return due
 
     # --- turns
 
