@@ -112,8 +112,9 @@ def set_status(value: object) -> None:
 def continue_as_new(*args: Any, version: str | None = None, **kwargs: Any) -> NoReturn:
     """End this execution and begin the next one with these arguments and an empty history.
 
-    Never returns. State, status and unread events and messages go along. Without a version the
-    latest one takes over; a given version gets its arguments by position.
+    Never returns. State, status and unread events and messages go along: also those that came to a
+    wait whose result the code never took (``done()`` only looks). Without a version the latest one
+    takes over; a given version gets its arguments by position.
     """
     require_recorder("continue_as_new()").continue_as_new(args, kwargs, version)
 

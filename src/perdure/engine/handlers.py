@@ -62,13 +62,13 @@ def _fire_timer(recorder: CodeRecorder, event: events.TimerFired) -> None:
 def _raise_event(recorder: CodeRecorder, event: events.ExternalEvent) -> None:
     operation = recorder.lanes.arrive(event.name, event.data, mailbox=False)
     if operation is not None:
-        recorder.deliver(operation, event.data)
+        recorder.deliver(operation, event.data, recorder.lanes.arrivals)
 
 
 def _deliver_message(recorder: CodeRecorder, event: events.QueueEventDelivered) -> None:
     operation = recorder.lanes.arrive(event.name, event.data, mailbox=True)
     if operation is not None:
-        recorder.deliver(operation, event.data)
+        recorder.deliver(operation, event.data, recorder.lanes.arrivals)
 
 
 def _cancel(recorder: CodeRecorder, event: events.OrchestrationCancelRequested) -> None:

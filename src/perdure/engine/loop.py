@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVarTuple, Unpack, cast
 from perdure.authoring.recorder import running
 from perdure.authoring.steps import Step
 from perdure.engine import guards
+from perdure.engine.arrivals import ArrivalStep, CarrierTask
 from perdure.engine.closing import (
     close_awaited,
     close_coroutine,
@@ -210,11 +211,17 @@ class DurableLoop(RefusingLoop):
     def branch(self) -> Branch:
         """The branch of the task that is running."""
         task = _current_task(self)
-        return task.branch if type(task) is DurableTask else self._outside
+        return task.branch if isinstance(task, DurableTask) else self._outside
 
     def create_step(self, owner: Any, branch: Branch) -> Step[Any]:
         self._is_creating = True
         step: Step[Any] = Step(loop=self, owner=owner, identity=branch.next_identity())
+        self._is_creating = False
+        return step
+
+    def create_arrival(self, owner: Any, branch: Branch) -> ArrivalStep:
+        self._is_creating = True
+        step = ArrivalStep(loop=self, owner=owner, identity=branch.next_identity())
         self._is_creating = False
         return step
 
@@ -351,10 +358,11 @@ class DurableLoop(RefusingLoop):
         identity: int,
         name: str | None,
         context: Context | None,
+        kind: type[DurableTask] = DurableTask,
     ) -> DurableTask:
         self._is_creating = True
         try:
-            task = DurableTask(
+            task = kind(
                 coro, loop=self, branch=branch, identity=identity, name=name, context=context
             )
         finally:
@@ -390,7 +398,12 @@ class DurableLoop(RefusingLoop):
         self, step: Step[Any], name: str | None, context: Context | None
     ) -> asyncio.Task[Any]:
         parent = self.branch()
-        task = self._start(_await_step(step), parent.child(), parent.next_identity(), name, context)
+        kind = CarrierTask if isinstance(step, ArrivalStep) else DurableTask
+        task = self._start(
+            _await_step(step), parent.child(), parent.next_identity(), name, context, kind
+        )
+        if isinstance(step, ArrivalStep):
+            cast("CarrierTask", task).carry(step)
 
         def give_up(_: asyncio.Task[Any]) -> None:
             # Cancelled before it began: then the task never came to await its step.

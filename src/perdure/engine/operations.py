@@ -102,10 +102,10 @@ class Lane:
         self._arrived.append((place, data))
         return None
 
-    def wait(self, operation: Operation) -> msgspec.Raw | None:
+    def wait(self, operation: Operation) -> tuple[int, msgspec.Raw] | None:
         """What is there already, or None: then the wait has its place in the line."""
         if self._arrived:
-            return self._arrived.popleft()[1]
+            return self._arrived.popleft()
         waiting = self._waiting
         waiting.append(operation)
         # In the order of history, even where branches interleave differently on replay.
@@ -126,26 +126,43 @@ class Lanes:
 
     def __init__(self) -> None:
         self._lanes: dict[tuple[bool, str], Lane] = {}
-        self._arrivals = 0
+        self.arrivals = 0
+        """How many came so far: the place of the last one."""
+        # Place, data and wait of what a wait got while nobody listened.
+        self._untaken: list[tuple[int, msgspec.Raw, Operation]] = []
+        self._untaken_pruned = 0
 
     def arrive(self, name: str, data: msgspec.Raw, *, mailbox: bool) -> Operation | None:
-        self._arrivals += 1
-        return self._lane(name, mailbox).arrive(self._arrivals, data)
+        self.arrivals += 1
+        return self._lane(name, mailbox).arrive(self.arrivals, data)
 
-    def wait(self, operation: Operation, *, mailbox: bool) -> msgspec.Raw | None:
-        return self._lane(operation.event.name, mailbox).wait(operation)
+    def wait(self, operation: Operation) -> tuple[int, msgspec.Raw] | None:
+        return self._lane(operation.event.name, operation.family is MESSAGE).wait(operation)
+
+    def note_untaken(self, place: int, data: msgspec.Raw, operation: Operation) -> None:
+        """Remember what came until the code takes it from its wait."""
+        operation.target.is_unread = True
+        self._untaken.append((place, data, operation))
+        if len(self._untaken) > 2 * self._untaken_pruned + 16:
+            self._untaken = [entry for entry in self._untaken if entry[2].target.is_unread]
+            self._untaken_pruned = len(self._untaken)
 
     def clear(self) -> None:
         self._lanes.clear()
+        self._untaken.clear()
 
     def unread(self) -> tuple[work.CarriedMessage, ...]:
         """Everything that nobody took, in the order of arrival."""
-        waiting = [
+        found = [
             (place, work.CarriedMessage(name=name, data=data, mailbox=mailbox))
             for (mailbox, name), lane in self._lanes.items()
             for place, data in lane.unread()
         ]
-        return tuple(message for _, message in sorted(waiting, key=lambda entry: entry[0]))
+        for place, data, operation in self._untaken:
+            if operation.target.is_unread:
+                name, mailbox = operation.event.name, operation.family is MESSAGE
+                found.append((place, work.CarriedMessage(name=name, data=data, mailbox=mailbox)))
+        return tuple(message for _, message in sorted(found, key=lambda entry: entry[0]))
 
     def _lane(self, name: str, mailbox: bool) -> Lane:
         lane = self._lanes.get((mailbox, name))

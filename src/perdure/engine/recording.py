@@ -364,11 +364,17 @@ class CodeRecorder:
         if children:
             outcome.children = children
 
-    def deliver(self, operation: Operation, data: msgspec.Raw) -> None:
-        """Hand arrived data to the wait that gets it; what does not fit is the code's to catch."""
+    def deliver(self, operation: Operation, data: msgspec.Raw, place: int) -> None:
+        """Hand arrived data to the wait that gets it; what does not fit is the code's to catch.
+
+        ``place`` is its number among all arrivals.
+        """
         event = operation.event
         kind = "event" if operation.family is EVENT else "message in"
         self.operations.take(event.event_id)
+        # Code that has ended takes nothing, whatever it was waiting for.
+        if self.loop.is_over or not operation.target.has_reader():
+            self.lanes.note_untaken(place, data, operation)
         try:
             value = self.codec.decode(data, operation.definition, where=f"{kind} {event.name!r}")
         except PayloadError as error:
@@ -407,11 +413,14 @@ class CodeRecorder:
         return step
 
     def _open_wait(self, branch: Branch, family: Family, event: Any, type_: Any) -> Step[Any]:
-        step = self._open_step(branch, family, event, type_)
-        operation = self.operations.open[event.event_id]
-        data = self.lanes.wait(operation, mailbox=family is MESSAGE)
-        if data is not None:
-            self.deliver(operation, data)
+        step = self.loop.create_arrival(self, branch)
+        operation = Operation(family, event, step, type_)
+        step.event_id = event.event_id
+        self.operations.add(operation)
+        arrived = self.lanes.wait(operation)
+        if arrived is not None:
+            place, data = arrived
+            self.deliver(operation, data, place)
         return step
 
     def _open_timer(self, timer: DurableTimer, event: events.TimerCreated) -> None:

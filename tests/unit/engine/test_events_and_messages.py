@@ -1,11 +1,21 @@
 """External events and mailboxes: never lost when early, first come first served, typed."""
 
 import asyncio
+import contextlib
+from typing import Any
 
 import msgspec
+import pytest
 from engine_driver import Driver
 
-from perdure.authoring import next_message, orchestration, wait_for_event
+from perdure.authoring import (
+    activity,
+    continue_as_new,
+    next_message,
+    orchestration,
+    state,
+    wait_for_event,
+)
 from perdure.errors import PayloadError
 
 
@@ -194,3 +204,138 @@ def test_a_wait_without_a_type_takes_any_json():
     run.start(run.raised("x", {"a": [1]}))
 
     assert run.result == {"a": [1]}
+
+
+# --- what nobody took goes along with continue_as_new()
+
+
+@activity
+def work(label: str) -> None: ...
+
+
+def carried_by(run: Driver) -> list[tuple[str, str]]:
+    return [(m.name, bytes(m.data).decode()) for m in run.outcomes[-1].result.carried]
+
+
+async def listening() -> None:
+    while True:
+        state["got"] = await next_message("ctl", str)
+
+
+async def look(step: Any) -> None:
+    step.done()
+
+
+async def ask(step: Any) -> None:
+    step.result()
+
+
+async def wait_shortly(step: Any) -> None:
+    await asyncio.wait([step], timeout=0)
+
+
+async def shield_shortly(step: Any) -> None:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(asyncio.shield(step), 0)
+
+
+async def await_it(step: Any) -> None:
+    await step
+
+
+async def call_back(step: Any) -> None:
+    step.add_done_callback(lambda _: None)
+
+
+@pytest.mark.parametrize("wait", [next_message, wait_for_event])
+@pytest.mark.parametrize("wrap", [lambda step: step, asyncio.create_task])
+@pytest.mark.parametrize(
+    ("use", "is_taken"),
+    [(look, False), (ask, True), (await_it, True), (call_back, True), (asyncio.wait_for, True)],
+)
+def test_what_came_to_an_open_wait_is_carried_unless_the_code_took_it(wait, wrap, use, is_taken):
+    @orchestration
+    async def code() -> None:
+        signal = wrap(wait("ctl", str))
+        await work("a")
+        await (use(signal, 1) if use is asyncio.wait_for else use(signal))
+        continue_as_new()
+
+    run = Driver(code)
+    run.start()
+    send = run.message if wait is next_message else run.raised
+    run.turn(send("ctl", "stop"))
+    run.turn(run.completed("work"))
+
+    assert carried_by(run) == ([] if is_taken else [("ctl", '"stop"')])
+
+
+@pytest.mark.parametrize("use", [wait_shortly, shield_shortly])
+def test_a_wait_that_was_listened_to_before_something_came_has_not_taken_it(use):
+    @orchestration
+    async def code() -> None:
+        signal = next_message("ctl", str)
+        await use(signal)
+        await work("a")
+        continue_as_new()
+
+    run = Driver(code)
+    run.start()
+    while "ActivityScheduled" not in run.kinds():
+        run.turn(run.fired())
+    run.turn(run.message("ctl", "stop"))
+    run.turn(run.completed("work"))
+
+    assert carried_by(run) == [("ctl", '"stop"')]
+
+
+def test_what_comes_in_the_turn_that_continues_is_carried_even_if_a_branch_waits_for_it():
+    @orchestration
+    async def code() -> None:
+        listener = asyncio.create_task(listening())
+        await work("a")
+        assert not listener.done()
+        continue_as_new()
+
+    run = Driver(code)
+    run.start()
+    run.turn(run.message("ctl", "read"))
+    run.turn(run.completed("work"), run.message("ctl", "late"))
+
+    assert carried_by(run) == [("ctl", '"late"')]
+
+
+def test_untaken_and_waiting_arrivals_are_carried_in_the_order_of_arrival():
+    @orchestration
+    async def code() -> None:
+        waits = [next_message("a", int), wait_for_event("e", int), next_message("a", str)]
+        await work("a")
+        assert len(waits) == 3
+        await next_message("b", int)
+        continue_as_new()
+
+    run = Driver(code)
+    run.start(run.message("b", 0), run.message("other", 1))
+    run.turn(run.message("a", 2), run.raised("e", 3))
+    run.restart()
+    run.turn(run.message("a", 4), run.message("a", 5), run.raised("e", 6))
+    run.turn(run.completed("work"))
+
+    assert carried_by(run) == [
+        ("other", "1"), ("a", "2"), ("e", "3"), ("a", "4"), ("a", "5"), ("e", "6"),
+    ]  # fmt: skip
+
+
+def test_many_messages_that_were_taken_leave_nothing_behind():
+    @orchestration
+    async def code() -> None:
+        await work("a")
+        for _ in range(100):
+            await next_message("m", int)
+        continue_as_new()
+
+    run = Driver(code)
+    run.start(*(run.message("m", n) for n in range(101)))
+    run.turn(run.completed("work"))
+
+    assert carried_by(run) == [("m", "100")]
