@@ -36,7 +36,7 @@ def sessions(connection: psycopg.Connection[Any], schema: str, *, waiting: bool)
     """Of the provider, by number; ``waiting`` for a lock or not."""
     found = connection.execute(
         "SELECT pid FROM pg_stat_activity WHERE application_name = 'perdure' "
-        "AND query LIKE %s AND (wait_event_type = 'Lock') = %s",
+        "AND query LIKE %s AND (wait_event_type IS NOT DISTINCT FROM 'Lock') = %s",
         (f"%{schema}%", waiting),
     )
     return {pid for (pid,) in found}

@@ -207,7 +207,7 @@ def test_a_burst_of_work_is_fetched_with_one_statement_and_given_back_with_anoth
             await asyncio.gather(
                 *[provider.enqueue_for_worker(activity("x", activity_id=n)) for n in range(1, 301)]
             )
-            for _ in range(4):  # statements are prepared in the third round
+            for _ in range(5):  # statements are prepared in the fourth round
                 before = proxy.statements
                 fetched = await provider.fetch_work_items(500, 60_000, 0)
                 taken = proxy.statements - before

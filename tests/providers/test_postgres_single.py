@@ -258,7 +258,7 @@ def test_a_big_commit_whose_wait_is_cancelled_is_answered_and_applied_once() -> 
     async def scenario() -> tuple[bool, int]:
         schema = new_schema()
         async with PostgresProvider(shared_server().dsn, schema=schema) as provider:
-            for number in range(3):  # from then on its statement is prepared, and sent at once
+            for number in range(4):  # from then on its statement is prepared, and sent at once
                 await provider.enqueue_for_orchestrator(start(f"small-{number}"))
             big = raised("small-0", "event", "x" * 2_000_000)
             sending = asyncio.ensure_future(provider.enqueue_for_orchestrator(big))

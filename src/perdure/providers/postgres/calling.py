@@ -1,7 +1,7 @@
-"""Calls a function of the schema that takes texts and returns one, with little ado.
+"""Calls a function of the schema with texts for its parameters, with little ado.
 
-The driver's cursor converts parameters, rows and types, none of which a commit needs, and costs
-four times as much.
+The driver's cursor converts parameters and describes what comes back, which neither a commit nor a
+fetch needs, and costs up to four times as much.
 """
 
 from __future__ import annotations

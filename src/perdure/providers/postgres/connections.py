@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
@@ -33,6 +33,8 @@ RETRY_SECONDS: Final = 10.0
 
 _SETTLING_SECONDS: Final = 0.25
 _IDLE_SECONDS: Final = 0.01
+_NAMED_AFTER_RUNS: Final = 3
+"""Giving a statement a name takes a round trip, from which a program that ends soon has nothing."""
 _LIFE_SECONDS: Final = 3600.0
 """What a session of the server gathers in its memory is let go from time to time."""
 _ANSWER_SECONDS: Final = STATEMENT_TIMEOUT_SECONDS + 5.0
@@ -67,16 +69,10 @@ class Link:
     connection: _Connection
     opened_at: float
     receiver: Receiver
-    known: set[bytes] = field(default_factory=set[bytes])
-    """Statements that it has run: the server need not plan their functions again."""
-    familiar: set[bytes] = field(default_factory=set[bytes])
-    """Those of them that it has run again: a name is worth its while."""
+    runs: Counter[bytes] = field(default_factory=Counter[bytes])
+    """How often it has run each statement. One that it knows, the server need not plan again."""
     prepared: set[bytes] = field(default_factory=set[bytes])
-    """Those of them that have a name."""
-
-    def note(self, statement: bytes) -> None:
-        """It has run this."""
-        (self.familiar if statement in self.known else self.known).add(statement)
+    """Those that have a name."""
 
 
 class Connections:
@@ -125,7 +121,7 @@ class Connections:
         return await psycopg.AsyncConnection[Row].connect(
             self._place.conninfo,
             autocommit=True,
-            prepare_threshold=3 if self._prepares else None,
+            prepare_threshold=_NAMED_AFTER_RUNS if self._prepares else None,
         )
 
     def open(self) -> None:
@@ -224,7 +220,8 @@ class Connections:
 
     def _prepared_on(self, link: Link, statement: bytes) -> set[bytes] | None:
         """What has a name on the connection, if this statement shall have one."""
-        return link.prepared if self._prepares and statement in link.familiar else None
+        is_worth_it = self._prepares and link.runs[statement] >= _NAMED_AFTER_RUNS
+        return link.prepared if is_worth_it else None
 
     async def run_once(
         self,
@@ -314,7 +311,7 @@ class Connections:
         except BaseException as error:
             self._give_back(link, error)
             raise
-        link.note(statement)
+        link.runs[statement] += 1
         next_up = None if rehearsal is None else rehearsal(answer)
         if next_up is None:
             self._give_back(link, None)
@@ -324,10 +321,10 @@ class Connections:
 
     def _rehearse(self, link: Link, statement: bytes, *parameters: bytes) -> None:
         """Give it back once it has run the statement, for which nobody waits."""
-        if statement in link.known or not self._prepares:
+        if statement in link.runs or not self._prepares:
             self._give_back(link, None)
             return
-        link.known.add(statement)
+        link.runs[statement] += 1
         task = asyncio.create_task(
             call(link.connection, statement, parameters, prepared=None, seconds=_ANSWER_SECONDS),
             name="perdure-rehearsal",
@@ -403,7 +400,7 @@ class Connections:
             if link.connection.closed:
                 self._count -= 1
                 _hang_up(self._free.pop(position))
-            elif statement in link.known:
+            elif statement in link.runs:
                 return self._free.pop(position)
         return self._free.pop() if self._free else None
 
@@ -413,8 +410,8 @@ class Connections:
             return None
         for position in range(len(self._free) - 1, -1, -1):
             link = self._free[position]
-            known = link.prepared if self._prepares else link.known
-            if statement in known and not link.connection.closed:
+            is_ready = statement in (link.prepared if self._prepares else link.runs)
+            if is_ready and not link.connection.closed:
                 return self._free.pop(position)
         self._slots.release()
         return None
