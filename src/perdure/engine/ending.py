@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import traceback
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from perdure.engine.outcome import (
     Waiting,
 )
 from perdure.engine.recording import history_too_long
+from perdure.engine.unwinding import Unwinding
 from perdure.engine.waits import list_sites
 from perdure.errors import ForbiddenInOrchestration, InternalError, InvalidValue, PayloadError
 from perdure.model import events
@@ -29,6 +31,11 @@ if TYPE_CHECKING:
     from perdure.engine.recording import CodeRecorder
 
 
+_log = logging.getLogger("perdure.orchestration")
+
+_CLEANUP_ERROR_CHARACTERS_MAX = 500
+
+
 class Ending:
     """Decides the result of a turn, the same way live and replayed."""
 
@@ -36,6 +43,7 @@ class Ending:
         self._recorder = recorder
         self._journal = journal
         self._has_cleanup_timer = False
+        self._is_cut_off = False
 
     @staticmethod
     def is_from_outside(end: events.Event | None) -> bool:
@@ -48,6 +56,8 @@ class Ending:
         result = self._conclude()
         if result is not WAITING:
             self._journal.end(self._terminal_event(result))
+            if type(result) is Cancelled:
+                self._tell_bad_cleanup(result)
         return result
 
     def conclude_replayed(self) -> bool:
@@ -75,14 +85,49 @@ class Ending:
         recorder.start_cleanup_timer(self._force_end, limits.CLEANUP_SECONDS)
 
     def _force_end(self) -> None:
+        self._is_cut_off = True
         self._recorder.loop.stop_with(None)
+
+    def _cancelled(self, reason: str) -> Cancelled:
+        """Cancelled whatever the code did then; but what its clean-up did not do can be seen."""
+        error = self._cleanup_error()
+        if error is not None:
+            text = str(describe_exception(error))
+            if len(text) > _CLEANUP_ERROR_CHARACTERS_MAX:
+                text = text[:_CLEANUP_ERROR_CHARACTERS_MAX] + "..."
+            return Cancelled(f"{reason}; its clean-up raised {text}")
+        if self._is_cut_off:
+            seconds = f"{limits.CLEANUP_SECONDS:g} s"
+            return Cancelled(f"{reason}; its clean-up was cut off after {seconds}")
+        return Cancelled(reason)
+
+    def _cleanup_error(self) -> BaseException | None:
+        loop = self._recorder.loop
+        if loop.crash is not None:
+            return loop.crash
+        root = loop.root
+        if root is None or not root.done() or root.cancelled():
+            return None
+        error = root.exception()
+        return None if isinstance(error, Unwinding) else error
+
+    def _tell_bad_cleanup(self, result: Cancelled) -> None:
+        error = self._cleanup_error()
+        if error is None and not self._is_cut_off:
+            return
+        _log.warning(
+            "instance %r was cancelled without a whole clean-up: %s",
+            self._recorder.instance_id,
+            result.reason,
+            exc_info=error,
+        )
 
     def _result(self) -> TurnResult:
         recorder = self._recorder
         if not recorder.loop.is_over:
             return self._check_waiting()
         if recorder.cancel_reason is not None:
-            return Cancelled(recorder.cancel_reason)
+            return self._cancelled(recorder.cancel_reason)
         if recorder.loop.crash is not None:
             return Failed(describe_exception(recorder.loop.crash))
         if recorder.continued is not None:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 
+import msgspec
 from engine_driver import Driver
 
 from perdure import limits
@@ -67,7 +68,7 @@ def test_clean_up_may_await_durable_steps():
     assert outcome.cancelled_timers == [6]
 
 
-def test_clean_up_that_takes_too_long_is_ended():
+def test_clean_up_that_takes_too_long_is_ended_and_told(caplog):
     @orchestration
     async def code() -> None:
         while True:
@@ -82,8 +83,9 @@ def test_clean_up_that_takes_too_long_is_ended():
     timer = next(e for e in run.history if getattr(e, "op", "") == "cancel/1")
     outcome = run.turn(run.fired(timer.event_id))
 
-    assert outcome.result == Cancelled("enough")
+    assert outcome.result == Cancelled("enough; its clean-up was cut off after 30 s")
     assert len(outcome.cancelled_activities) == 1
+    assert "'i' was cancelled without a whole clean-up" in caplog.messages[0]
 
 
 def test_whatever_the_code_returns_after_the_request_it_is_cancelled():
@@ -100,7 +102,46 @@ def test_whatever_the_code_returns_after_the_request_it_is_cancelled():
     assert run.result == "cancelled: enough"
 
 
-def test_an_error_in_the_clean_up_does_not_change_the_result():
+def test_an_error_in_the_clean_up_is_told_with_the_reason_and_logged_once(caplog):
+    @orchestration
+    async def code() -> str:
+        undone: dict[str, str] = {}
+        try:
+            return await work("a")
+        except asyncio.CancelledError:
+            await undo(undone["flight"])
+            raise
+
+    run = Driver(code, is_checked=False)
+    run.start()
+    run.turn(run.cancel())
+
+    assert run.result == "cancelled: enough; its clean-up raised KeyError: 'flight'"
+    run.replay().close()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert 'undone["flight"]' in caplog.text
+
+
+def test_a_failed_step_of_the_clean_up_is_told_and_long_texts_are_shortened():
+    @orchestration
+    async def code() -> None:
+        try:
+            await work("a")
+        finally:
+            await undo("a")
+
+    run = Driver(code)
+    run.start()
+    run.turn(run.cancel())
+    run.turn(run.failed("undo", "x" * 10_000))
+
+    head = "cancelled: enough; its clean-up raised ActivityFailed: activity 'undo': ValueError: xxx"
+    assert run.result.startswith(head)
+    assert run.result.endswith("xxx...")
+    assert len(run.result) < 600
+
+
+def test_a_history_whose_end_says_nothing_of_the_clean_up_still_replays():
     @orchestration
     async def code() -> str:
         try:
@@ -111,8 +152,9 @@ def test_an_error_in_the_clean_up_does_not_change_the_result():
     run = Driver(code)
     run.start()
     run.turn(run.cancel())
+    run.history[-1] = msgspec.structs.replace(run.history[-1], reason="enough")
 
-    assert run.result == "cancelled: enough"
+    assert run.replay().is_finished
 
 
 def test_a_cancel_wins_over_a_completion_in_the_same_turn():
