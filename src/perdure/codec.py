@@ -86,7 +86,7 @@ class Codec:
         try:
             decoder = self._decoders[type]
         except (KeyError, TypeError):
-            decoder = self._make_decoder(type)
+            decoder = self._make_decoder(type, where)
         try:
             return decoder.decode(data)
         except msgspec.MsgspecError as error:
@@ -94,9 +94,20 @@ class Codec:
         except RecursionError as error:
             raise PayloadError(f"{where} is nested too deeply: {_shortened(data)}") from error
 
-    def _make_decoder(self, type_: Any) -> msgspec.json.Decoder[Any]:
+    def check_type(self, type: Any, *, where: str) -> None:  # noqa: A002
+        """PayloadError if no value could ever be read back as that type."""
+        self._make_decoder(type, where)
+
+    def _make_decoder(self, type_: Any, where: str) -> msgspec.json.Decoder[Any]:
         target = Any if type_ is object else type_
-        decoder = msgspec.json.Decoder(target, dec_hook=_decode_foreign)
+        try:
+            decoder = msgspec.json.Decoder(target, dec_hook=_decode_foreign)
+        except TypeError as error:
+            # The library ends with the whole type, which is named here in front already.
+            why = str(error).partition(" - type ")[0]
+            raise PayloadError(
+                f"{where}: values cannot be read back as {_spelled(type_)}: {why}; {_WAY_OUT}"
+            ) from error
         with contextlib.suppress(TypeError):  # an unhashable annotation is not cached
             self._decoders[type_] = decoder
         return decoder
@@ -115,6 +126,16 @@ class Codec:
     def _refusal(value: object, where: str, error: Exception) -> PayloadError:
         problem = next(_problems(value, where, 0), None)
         return PayloadError(problem or f"{where}: {error}")
+
+
+_WAY_OUT: Final = (
+    "JSON holds no type names, so the members of a union must look different; annotate one class "
+    "that holds either, or msgspec.Struct classes with tag=True, which may share a union"
+)
+
+
+def _spelled(type_: Any) -> str:
+    return type_.__name__ if type(type_) is type else str(type_)
 
 
 def _encode_foreign(value: Any) -> Any:

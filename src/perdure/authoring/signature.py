@@ -6,12 +6,14 @@ can be added to a handler whose calls are already recorded.
 
 from __future__ import annotations
 
+import copy
 import inspect
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, get_type_hints
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Never, NoReturn, get_type_hints
 
 import msgspec
 
+from perdure.codec import JSON
 from perdure.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
     from perdure.codec import Codec
 
 _Parameter = inspect.Parameter
+# What never returns, a loop without end, has no result that would have to fit.
+_ANYTHING: tuple[Any, ...] = (object, NoReturn, Never)
+_IMMUTABLE = (str, int, float, bool, bytes, type(None))
 _REFUSED = {_Parameter.VAR_POSITIONAL: "*", _Parameter.VAR_KEYWORD: "**"}
 
 
@@ -72,8 +77,12 @@ class HandlerSignature:
         return codec.decode(raw, self._result_type, where=self._result_label)
 
     def check_annotations(self) -> None:
-        """Resolve every annotation, or say which one cannot be."""
-        _ = self._record, self._result_type
+        """Resolve every annotation, or raise UsageError that says which one can never be read."""
+        for parameter in self._parameters:
+            annotation = self._type_of(parameter.name)
+            JSON.check_type(annotation, where=f"argument {parameter.name!r} of {self._label}")
+        JSON.check_type(self._result_type, where=self._result_label)
+        _ = self._record
 
     def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         try:
@@ -104,7 +113,7 @@ class HandlerSignature:
 
     def _type_of(self, name: str) -> Any:
         annotation = self._hints.get(name, Any)
-        return Any if annotation is object else annotation
+        return Any if annotation in _ANYTHING else annotation
 
     @cached_property
     def _result_type(self) -> Any:
@@ -121,7 +130,7 @@ class HandlerSignature:
             default = (
                 msgspec.NODEFAULT
                 if must_be_written
-                else msgspec.field(default_factory=_constant(parameter.default))
+                else msgspec.field(default_factory=_fresh(parameter.default))
             )
             fields.append((f"p{position}", annotation, default))
         return msgspec.defstruct(
@@ -129,5 +138,13 @@ class HandlerSignature:
         )
 
 
-def _constant(value: Any) -> Callable[[], Any]:
-    return lambda: value
+def _fresh(value: Any) -> Callable[[], Any]:
+    """Gives the default of one call: a copy, as no call may see what another one did to it."""
+    if isinstance(value, _IMMUTABLE):
+        return lambda: value
+    try:
+        is_value = bool(copy.deepcopy(value) == value)
+    except Exception:  # noqa: BLE001  # a handle of some kind
+        is_value = False
+    # What equals only itself is compared by identity: a sentinel must stay what it is.
+    return partial(copy.deepcopy, value) if is_value else lambda: value

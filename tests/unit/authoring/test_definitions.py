@@ -6,7 +6,9 @@ import enum
 import subprocess
 import sys
 import textwrap
+import threading
 from decimal import Decimal
+from typing import Any
 
 import pytest
 
@@ -124,15 +126,25 @@ def test_a_required_keyword_after_defaults_is_written_with_the_defaults():
         odd.signature.encode_arguments((1,), {}, JSON)
 
 
-def test_a_mutable_default_is_the_functions_own():
-    default: list[int] = []
-
+@pytest.mark.parametrize("default", [[], [[1]], {"a": []}, {1}, bytearray(b"x"), Order("a")])
+def test_every_call_gets_its_own_copy_of_a_mutable_default(default):
     @activity
-    def collect(numbers: list[int] = default) -> None: ...
+    def collect(given: Any = default) -> None: ...
 
-    args, _ = collect.signature.decode_arguments(b"[]", JSON)
+    first, _ = collect.signature.decode_arguments(b"[]", JSON)
+    second, _ = collect.signature.decode_arguments(b"[]", JSON)
 
-    assert args[0] is default
+    assert first[0] == second[0] == default
+    assert first[0] is not default
+    assert first[0] is not second[0]
+
+
+@pytest.mark.parametrize("default", [object(), Size.SMALL, str, threading.Lock(), "text", (1, 2)])
+def test_a_default_that_is_known_by_its_identity_stays_itself(default):
+    @activity
+    def collect(given: Any = default) -> None: ...
+
+    assert collect.signature.decode_arguments(b"[]", JSON)[0][0] is default
 
 
 def test_results_are_read_by_the_return_annotation():

@@ -1,7 +1,13 @@
 """Looking up handlers: exact versions, the latest one, near matches, clashes."""
 
+import dataclasses
 import types
+from datetime import datetime
+from decimal import Decimal
+from types import FunctionType
+from typing import Annotated, Any, Literal, Never, NoReturn, Self
 
+import pydantic
 import pytest
 
 from perdure.authoring import Registry, activity, orchestration
@@ -102,3 +108,53 @@ def test_an_annotation_that_cannot_be_resolved_is_told_at_once():
 def test_what_is_no_handler_is_refused(wrong):
     with pytest.raises(InvalidValue):
         Registry([wrong])
+
+
+@dataclasses.dataclass
+class Ok:
+    value: int
+
+
+@dataclasses.dataclass
+class Err:
+    why: str
+
+
+class Model(pydantic.BaseModel):
+    name: str
+
+
+class OtherModel(pydantic.BaseModel):
+    name: str
+
+
+@pytest.mark.parametrize(
+    "annotation",
+    [Ok | Err, Model | OtherModel, Model | int, Decimal | str, datetime | str, bytes | str,
+     list[Ok | Err], dict[str, Ok | Err | None], Self],
+)  # fmt: skip
+def test_an_annotation_that_can_never_be_read_is_refused_with_its_place_and_a_way_out(annotation):
+    async def call(a: int, b: int = 0) -> None: ...
+
+    def variant(**changed: object) -> Any:
+        fn = FunctionType(call.__code__, globals(), "call", call.__defaults__)
+        fn.__annotations__ = {"a": int, "b": int, "return": None, **changed}
+        return fn
+
+    with pytest.raises(UsageError, match=r"^result of activity 'call': .*tag=True"):
+        Registry([activity(variant(**{"return": annotation}))])
+    with pytest.raises(UsageError, match=r"^argument 'b' of orchestration 'call': .*tag=True"):
+        Registry([orchestration(variant(b=annotation))])
+
+
+@pytest.mark.parametrize(
+    "annotation",
+    [NoReturn, Never, object, Any, Ok | None, list[Model], Model | None, int | str | None,
+     Literal["a", "b"], dict[str, list[Ok]], Annotated[int, "any"]],
+)  # fmt: skip
+def test_annotations_that_can_be_read_are_taken(annotation):
+    async def call() -> None: ...
+
+    call.__annotations__["return"] = annotation
+
+    assert Registry([activity(call), orchestration(call)]).activity_names == {"call"}

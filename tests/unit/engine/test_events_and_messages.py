@@ -339,3 +339,17 @@ def test_many_messages_that_were_taken_leave_nothing_behind():
     run.turn(run.completed("work"))
 
     assert carried_by(run) == [("m", "100")]
+
+
+def test_a_type_that_nothing_can_be_read_as_is_told_at_the_await():
+    @orchestration
+    async def code() -> str:
+        try:
+            return await wait_for_event("x", bytes | str)
+        except PayloadError as error:
+            return str(error)
+
+    run = Driver(code)
+    run.start(run.raised("x", "a"))
+
+    assert run.result.startswith("event 'x': values cannot be read back as bytes | str: ")

@@ -466,3 +466,20 @@ def test_bad_names_are_refused_at_the_call(name):
     run.start()
 
     assert run.result == "refused"
+
+
+def test_a_mutable_default_argument_is_new_in_every_replay():
+    @orchestration
+    async def code(count: int, got: list[int] = []) -> list[int]:  # noqa: B006
+        for number in range(count):
+            await asyncio.sleep(1)
+            got.append(number)
+        return got
+
+    run = Driver(code, 3)
+    run.start()
+    while run.open_ids():
+        run.restart()
+        run.turn(run.fired())
+
+    assert run.result == [0, 1, 2]
