@@ -7,6 +7,7 @@ import pytest
 from integration.conditions import until, waiting
 from perdure import (
     Client,
+    FileSystemProvider,
     InMemoryProvider,
     Runtime,
     RuntimeOptions,
@@ -17,6 +18,7 @@ from perdure import (
     state,
     wait_for_event,
 )
+from perdure.clock import ManualClock
 from perdure.errors import StoreClosed
 
 
@@ -137,3 +139,49 @@ async def test_a_start_that_the_store_refuses_at_once_is_told(caplog):
             async with asyncio.timeout(10):
                 await runtime.start(flow)
         assert not runtime.is_busy
+
+
+@orchestration
+async def approval() -> str:
+    try:
+        async with asyncio.timeout(60):
+            return await wait_for_event("answer", str)
+    except TimeoutError:
+        return "timed out"
+
+
+@orchestration
+async def alarms() -> list[int]:
+    rung: list[int] = []
+
+    async def ring(seconds: int) -> None:
+        await asyncio.sleep(seconds)
+        rung.append(seconds)
+
+    await asyncio.gather(ring(50), ring(30), ring(40))
+    return rung
+
+
+@pytest.mark.parametrize("kind", [SqliteProvider, FileSystemProvider])
+@pytest.mark.parametrize(("answered_at", "outcome"), [(10, "yes"), (70, "timed out")])
+async def test_what_happened_while_nothing_ran_is_heard_in_its_order(
+    tmp_path, kind, answered_at, outcome
+):
+    clock = ManualClock()
+
+    def provider():
+        return kind(tmp_path / "store", clock=clock)
+
+    async with Runtime(provider(), [approval, alarms], clock=clock) as runtime:
+        await runtime.start(approval, id="approval")
+        await runtime.start(alarms, id="alarms")
+        await waiting(runtime, "approval")
+        await waiting(runtime, "alarms")
+    async with Client(provider(), clock=clock) as client:
+        clock.advance(answered_at * 1000)
+        await client.raise_event("approval", "answer", "yes")
+    clock.advance(3_600_000)
+
+    async with Runtime(provider(), [approval, alarms], clock=clock) as runtime:
+        assert await runtime.get("approval").result(20) == outcome
+        assert await runtime.get("alarms").result(20) == [30, 40, 50]

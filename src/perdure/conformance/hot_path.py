@@ -91,6 +91,22 @@ class TestKeptLocks:
         assert fetched.item.history == ()
         assert await fetch(store, owner=OWNER) is None
 
+    async def test_late_arrivals_come_in_the_order_in_which_they_came_due(
+        self, store: Store
+    ) -> None:
+        token = await keep(store)
+        await store.provider.ack_orchestration_item(token, keeping(3, keep_lock_ms=600_000))
+        await store.provider.enqueue_for_orchestrator(raised("a", "last timer"), 90_000)
+        await store.provider.enqueue_for_orchestrator(raised("a", "first timer"), 50_000)
+        await enqueue(store, raised("a", "before"))
+        await store.advance(100_000)
+
+        fetched = await take(store, "a", owner=OWNER)
+
+        assert fetched.continues
+        names = ("before", "first timer", "last timer")
+        assert bodies(fetched) == [raised("a", name).body for name in names]
+
     async def test_a_lock_that_was_fetched_but_not_kept_hands_out_nothing_more(
         self, store: Store
     ) -> None:

@@ -193,18 +193,20 @@ class TestQueueSemantics:
 
         assert bodies(await take(store, "a")) == [done.body]
 
-    async def test_a_batch_is_in_the_order_of_the_queue_not_of_visibility(
+    async def test_what_was_sent_for_later_has_its_place_by_the_time_it_came_due(
         self, store: Store
     ) -> None:
         await create(store, "a")
-        await store.provider.enqueue_for_orchestrator(raised("a", "first"), 500)
-        await enqueue(store, raised("a", "second"))
-        await store.advance(500)
+        await store.provider.enqueue_for_orchestrator(raised("a", "last timer"), 90_000)
+        await store.provider.enqueue_for_orchestrator(raised("a", "first timer"), 50_000)
+        await enqueue(store, raised("a", "before"))
+        await store.advance(60_000)
+        await enqueue(store, raised("a", "between"), raised("a", "right after"))
+        await store.advance(60_000)
+        await enqueue(store, raised("a", "after"))
 
-        assert bodies(await take(store, "a")) == [
-            raised("a", "first").body,
-            raised("a", "second").body,
-        ]
+        names = ("before", "first timer", "between", "right after", "last timer", "after")
+        assert bodies(await take(store, "a")) == [raised("a", name).body for name in names]
 
     async def test_a_completion_for_another_instance_is_refused(self, store: Store) -> None:
         await enqueue_work(store, activity("a"))

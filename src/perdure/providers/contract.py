@@ -119,7 +119,8 @@ class Provider(ABC):
         the token, whatever older token it carries, and its attempt count rises by one.
         Name, version and execution come from the instance; without one from its stored
         OrchestrationStarted metadata if there is history; else from the ``start`` message, with
-        execution 1. The batch is in queue order. An unknown instance's messages are skipped
+        execution 1. The batch is in queue order, except that a message that was sent for later
+        has its place by the moment when it came due. An unknown instance's messages are skipped
         (attempts untouched), and become dead letters when older than the orphan grace.
         Atomic with: choice, lock, tags and attempt counts. A lost race tries the next candidate.
         Visible when: returns as soon as there is work; None after ``poll_timeout_ms`` at the

@@ -178,7 +178,9 @@ class ToyProvider(Provider):
                 Delivery(
                     message_id=row.message_id, body=row.message.body, attempt_count=row.attempts
                 )
-                for row in batch
+                for row in rules.in_due_order(
+                    batch, lambda row: (row.visible_at_ms, row.enqueued_at_ms)
+                )
             ),
             kv_snapshot=dict(instance.kv_store),
             parent_instance_id=routing.parent_instance_id,

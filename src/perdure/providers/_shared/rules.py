@@ -6,7 +6,7 @@ Every provider asks here, so that all of them answer alike. Knows no storage.
 from __future__ import annotations
 
 import base64
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
@@ -22,7 +22,7 @@ from perdure.providers.items import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from perdure.providers.items import (
         Delivery,
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
         PruneOptions,
         Version,
     )
+
+T = TypeVar("T")
 
 UNKNOWN_NAME: Final = "unknown"
 """Name of an instance of which only history exists."""
@@ -50,6 +52,25 @@ def is_live(locked_until_ms: int, now_ms: int) -> bool:
 
 def is_visible(visible_at_ms: int, now_ms: int) -> bool:
     return visible_at_ms <= now_ms
+
+
+def in_due_order(messages: Iterable[T], times_ms: Callable[[T], tuple[int, int]]) -> list[T]:
+    """A batch as its messages came due, from the order of the queue.
+
+    ``times_ms``: when a message is visible, and when it was enqueued. One that was sent for later,
+    as timers are, came due when its time had come: after an outage, a reply that was there before
+    the timeout must be heard before it. All others keep their order, even if the clock went back
+    in between.
+    """
+    due: list[tuple[int, T]] = []
+    latest_ms = 0
+    for message in messages:
+        visible_at_ms, enqueued_at_ms = times_ms(message)
+        if visible_at_ms <= enqueued_at_ms:
+            visible_at_ms = latest_ms = max(latest_ms, enqueued_at_ms)
+        due.append((visible_at_ms, message))
+    due.sort(key=lambda entry: entry[0])
+    return [message for _, message in due]
 
 
 def visible_at(message_time_ms: int | None, now_ms: int, delay_ms: int | None = None) -> int:

@@ -111,15 +111,18 @@ def _lock(
 def _hand_out(
     state: State, tx: Transaction, lock_token: str, message_ids: list[int]
 ) -> tuple[Delivery, ...]:
+    rows = state.tables.messages.rows
     deliveries: list[Delivery] = []
-    for message_id in message_ids:
+    for message_id in rules.in_due_order(
+        message_ids, lambda each: (rows[each].visible_at_ms, rows[each].enqueued_at_ms)
+    ):
         tag = state.tables.tags.get(message_id)
         attempt_count = (tag.attempt_count if tag is not None else 0) + 1
         tx.put(
             state.tables.tags,
             TagRow(message_id=message_id, lock_token=lock_token, attempt_count=attempt_count),
         )
-        body = state.tables.messages.rows[message_id].message.body
+        body = rows[message_id].message.body
         deliveries.append(Delivery(message_id=message_id, body=body, attempt_count=attempt_count))
     return tuple(deliveries)
 

@@ -215,7 +215,8 @@ def _carry_visible(instance: Instance, lock: Lock, now_ms: int) -> list[Message]
         entry.attempt_count += 1
         lock.carried[entry.message_id] = entry
         batch.append(entry)
-    return sorted(batch, key=lambda entry: entry.message_id)
+    batch.sort(key=lambda entry: entry.message_id)
+    return rules.in_due_order(batch, lambda entry: (entry.visible_at_ms, entry.enqueued_at_ms))
 
 
 def _item(instance: Instance, batch: list[Message], now_ms: int) -> OrchestrationItem:

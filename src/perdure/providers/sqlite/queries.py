@@ -288,12 +288,13 @@ WHERE instance_id = ? AND lock_token IS NOT ? ORDER BY visible_at, message_id LI
 """
 
 MESSAGES_BY_TIME: Final = """
-SELECT message_id, body, attempt_count + 1, start_name, start_version, start_parent_id, visible_at
+SELECT message_id, body, attempt_count + 1, visible_at, enqueued_at, start_name, start_version,
+       start_parent_id
 FROM orchestrator_queue WHERE instance_id = ? ORDER BY visible_at, message_id
 """
 
 VISIBLE_FREE_MESSAGES: Final = """
-SELECT message_id, body, attempt_count + 1
+SELECT message_id, body, attempt_count + 1, visible_at, enqueued_at
 FROM orchestrator_queue WHERE instance_id = ? AND visible_at <= ? AND lock_token IS NOT ?
 """
 

@@ -211,12 +211,12 @@ def lock_batch(
     batch: list[Any] = []
     later: tuple[int | None, int | None] = (None, None)
     for row in tx.execute(queries.MESSAGES_BY_TIME, (instance_id,)):
-        if row[6] > tx.now:
-            later = (row[6], row[0])
+        if row[3] > tx.now:
+            later = (row[3], row[0])
             break
         batch.append(row)
     batch.sort()
-    start = next((row[3:6] for row in batch if row[3] is not None), None)
+    start = next((row[5:8] for row in batch if row[5] is not None), None)
     if instance_key is None and start is None:
         # The clock went back to before the time of its start.
         locks.refresh(tx, instance_id)
@@ -297,7 +297,13 @@ def _item(
 
 
 def _deliveries(batch: Sequence[Any]) -> tuple[Delivery, ...]:
-    return tuple([Delivery(message_id=row[0], body=row[1], attempt_count=row[2]) for row in batch])
+    """Of rows in the order of the queue."""
+    return tuple(
+        [
+            Delivery(message_id=row[0], body=row[1], attempt_count=row[2])
+            for row in rules.in_due_order(batch, lambda row: row[3:5])
+        ]
+    )
 
 
 def parse_version(text: str) -> tuple[int, int, int]:

@@ -307,12 +307,24 @@ BEGIN
     JOIN instance_locks l ON l.instance_id = t.instance_id
     CROSS JOIN LATERAL (
         SELECT
-            array_agg(q.message_id ORDER BY q.message_id) AS message_ids,
-            array_agg(q.body ORDER BY q.message_id) AS bodies,
-            array_agg(q.attempt_count ORDER BY q.message_id) AS attempts,
+            array_agg(q.message_id ORDER BY q.due_at, q.message_id) AS message_ids,
+            array_agg(q.body ORDER BY q.due_at, q.message_id) AS bodies,
+            array_agg(q.attempt_count ORDER BY q.due_at, q.message_id) AS attempts,
             min(q.message_id) FILTER (WHERE q.start_name IS NOT NULL) AS start_id
-        FROM orchestrator_queue q
-        WHERE q.instance_id = t.instance_id AND q.visible_at <= v_now AND q.delivery = t.delivery
+        FROM (
+            -- What was sent for later came due when its time had come; all others keep their order,
+            -- even if the clock went back in between.
+            SELECT
+                m.message_id, m.body, m.attempt_count, m.start_name,
+                CASE
+                    WHEN m.visible_at > m.enqueued_at THEN m.visible_at
+                    ELSE max(m.enqueued_at) FILTER (WHERE m.visible_at <= m.enqueued_at)
+                        OVER (ORDER BY m.message_id)
+                END AS due_at
+            FROM orchestrator_queue m
+            WHERE m.instance_id = t.instance_id AND m.visible_at <= v_now
+                AND m.delivery = t.delivery
+        ) q
     ) b
     LEFT JOIN instances i ON i.instance_id = t.instance_id
     LEFT JOIN orchestrator_queue s
