@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 _FETCHED_AT_ONCE_MAX = 200
 _UNREGISTERED_MS = 5_000
+_FETCH_END_SECONDS = 2.0
 
 Completion = work.ActivityCompleted | work.ActivityFailed
 
@@ -112,6 +113,7 @@ class ActivityDispatcher:
         self._tasks = self._background.tasks
         self._runners = Runners(self._run, self._tasks)
         self._stopping = False
+        self._is_aborted = False
         self._slot_freed = asyncio.Event()
         self.complete_here: Callable[[Completion, str], bool] = lambda _item, _token: False
         """Set by the runtime: gives a completion to an instance that is live in this process."""
@@ -129,28 +131,47 @@ class ActivityDispatcher:
         self._stopping = True
         if self._fetching is not None:
             self._fetching.cancel()
-            await asyncio.gather(self._fetching, return_exceptions=True)
+            await asyncio.wait((self._fetching,), timeout=_FETCH_END_SECONDS)
 
     async def drain(self, seconds: float) -> None:
-        """Let what runs finish; after that, interrupt it and give its lock back."""
-        await self._wait_for_tasks(seconds)
-        self._runners.close()
-        for running in list(self._running.values()):
-            if running.task is not None:
-                running.task.cancel("the runtime stops")
-        await self._wait_for_tasks(self._options.cancel_grace_seconds)
-        for token in list(self._running):
-            await quietly(self._provider.abandon_work_item(token, ignore_attempt=True))
-            self._finish(token)
-
-    async def _wait_for_tasks(self, seconds: float) -> None:
+        """Let what runs finish; after that, interrupt it."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while self._tasks:
                     await asyncio.wait(self._tasks)
+        self._runners.close()
+        interrupted = self._code_tasks
+        for task in interrupted:
+            task.cancel("the runtime stops")
+        if interrupted:
+            await asyncio.wait(interrupted, timeout=self._options.cancel_grace_seconds)
+
+    async def give_back(self) -> None:
+        """Let outcomes under way reach the store, and give back what has none."""
+        while pending := self._tasks - self._code_tasks:
+            await asyncio.wait(pending)
+        tokens = list(self._running)
+        await asyncio.gather(
+            *(
+                quietly(self._provider.abandon_work_item(token, ignore_attempt=True))
+                for token in tokens
+            )
+        )
+        for token in tokens:
+            self._finish(token)
+
+    @property
+    def _code_tasks(self) -> set[asyncio.Task[None]]:
+        """Those that run the code of an activity right now."""
+        return {running.task for running in self._running.values() if running.task is not None}
+
+    @property
+    def code_running(self) -> list[str]:
+        """Names of the activities whose code runs on the event loop."""
+        return [each.item.name for each in self._running.values() if each.task is not None]
 
     def abort(self) -> None:
-        self._stopping = True
+        self._stopping = self._is_aborted = True
         self._runners.close()
         for task in (*self._tasks, *filter(None, (self._fetching,))):
             task.cancel()
@@ -210,7 +231,7 @@ class ActivityDispatcher:
     def settle_by_queue(self, lock_token: str) -> None:
         """No turn here will consume it: send the completion through the orchestrator queue."""
         running = self._running.get(lock_token)
-        if running is not None and running.completion is not None:
+        if running is not None and running.completion is not None and not self._is_aborted:
             self._background.spawn(self._settle(running, completion=running.completion))
 
     def heartbeat(self, lock_token: str, details: str) -> None:
@@ -484,6 +505,7 @@ class ActivityDispatcher:
             running.scope.cancel()
         if running.completion is None and running.task is not None:
             running.task.cancel()
+            self._executors.expect_end(running)
 
 
 def _completed(item: work.ActivityExecute, result: msgspec.Raw) -> work.ActivityCompleted:

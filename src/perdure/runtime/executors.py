@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from perdure.authoring.activity_context import enter_scope
+from perdure.runtime.observe import log
 from perdure.runtime.processes import ProcessPool
 from perdure.runtime.scope import RunningScope
+from perdure.runtime.threads import Threads
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections import Counter
+    from collections.abc import Awaitable, Callable, Coroutine
 
     from perdure.authoring import Activity
     from perdure.codec import Codec
@@ -28,10 +31,12 @@ class Executors:
         self.codec = codec
         self.worker_id = worker_id
         self.loop = asyncio.get_running_loop()
-        self._threads = ThreadPoolExecutor(options.threads, "perdure-activity")
+        self._threads = Threads(options.threads, options.cancel_grace_seconds)
         self._processes = ProcessPool(options.processes)
         self.send_heartbeat: Callable[[str, str], None] = lambda _token, _details: None
         """Set by the runtime: stores what an activity reports. Called on the event loop."""
+        self._deaf: set[str] = set()
+        """Activities of which the log says that they do not let themselves be cancelled."""
 
     def run(
         self,
@@ -43,14 +48,12 @@ class Executors:
         """The activity's code, to be awaited in the context in which this is called."""
         item = running.item
         scope = self._enter(running)
-        call: Coroutine[Any, Any, Any]
-        if activity.is_async:
-            call = activity.fn(*args, **kwargs)
-        else:
-            call = self._call(activity, args, kwargs)
-        if item.heartbeat_ms is not None:
-            call = scope.while_beating(call, item.heartbeat_ms / 1000)
-        return call if item.timeout_ms is None else _within(item.timeout_ms / 1000, call)
+        has_bounds = item.timeout_ms is not None or item.heartbeat_ms is not None
+        bounded = partial(self._bounded, running, scope) if has_bounds else None
+        if not activity.is_async:
+            return self._call(activity, args, kwargs, bounded)
+        call: Coroutine[Any, Any, Any] = activity.fn(*args, **kwargs)
+        return call if bounded is None else bounded(call)
 
     def _enter(self, running: Running) -> RunningScope:
         scope = running.scope = RunningScope(running, self)
@@ -83,20 +86,62 @@ class Executors:
         activity: Activity[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        bounded: Callable[[Awaitable[Any]], Awaitable[Any]] | None,
     ) -> Any:
         if activity.settings.executor == "process":
-            return await self._processes.run(activity, args, kwargs)
+            return await self._processes.run(activity, args, kwargs, bounded)
         context = contextvars.copy_context()
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(
-            self._threads, lambda: context.run(_contained, activity.fn, args, kwargs)
+        return await self._threads.run(
+            activity.name, lambda: context.run(_contained, activity.fn, args, kwargs), bounded
         )
 
+    async def _bounded(self, running: Running, scope: RunningScope, call: Awaitable[Any]) -> Any:
+        """Await the call under the limits of one attempt."""
+        item = running.item
+        if item.heartbeat_ms is not None:
+            call = scope.while_beating(call, item.heartbeat_ms / 1000)
+        if item.timeout_ms is None:
+            return await call
+        seconds = item.timeout_ms / 1000
+        check = self.expect_end(running, seconds)
+        limit = asyncio.timeout(seconds)
+        try:
+            async with limit:
+                return await call
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            scope.cancel()
+            raise TimeoutError(f"no result within {seconds:g} s") from error.__cause__
+        finally:
+            check.cancel()
+
+    def expect_end(self, running: Running, after_seconds: float = 0) -> asyncio.TimerHandle:
+        """Say so in the log when the code still runs, long after it was interrupted."""
+        seconds = after_seconds + self._options.cancel_grace_seconds
+        return self.loop.call_later(seconds, self._check_end, running)
+
+    def _check_end(self, running: Running) -> None:
+        name = running.item.name
+        if running.task is not None and name not in self._deaf:
+            self._deaf.add(name)
+            log.warning(
+                "activity %r goes on although it timed out or was cancelled %g s ago: it does not "
+                "let CancelledError through. It keeps its slot until it ends",
+                name,
+                self._options.cancel_grace_seconds,
+            )
+
+    @property
+    def in_threads(self) -> Counter[str]:
+        """How many calls of each activity run in threads although nobody waits for them."""
+        return self._threads.left
+
     def abort(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        """Give up threads that do not end: they cannot be stopped from outside."""
+        self._threads.close()
 
     async def close(self) -> None:
-        """Give up threads that do not end: they cannot be stopped from outside."""
         self.abort()
         await self._processes.close()
 
@@ -107,8 +152,3 @@ def _contained(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
         return fn(*args, **kwargs)
     except (StopIteration, SystemExit) as error:
         raise RuntimeError(f"the activity raised {type(error).__name__}: {error}") from error
-
-
-async def _within(seconds: float, call: Coroutine[Any, Any, Any]) -> Any:
-    async with asyncio.timeout(seconds):
-        return await call

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from perdure.clock import Clock
 
+_JOIN_SECONDS = 2.0
+
 
 class LockKeeper:
     """Renews every token of one kind at well under the lock's length.
@@ -79,7 +81,8 @@ class KeeperThread:
     async def stop(self) -> None:
         if self._own_thread:
             self._loop.call_soon_threadsafe(self._cancel)
-            await asyncio.to_thread(self._thread.join)
+            # A renewal that cannot be interrupted may end later: the thread holds nobody up.
+            await asyncio.to_thread(self._thread.join, _JOIN_SECONDS)
         else:
             self._cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -16,7 +16,6 @@ import msgspec
 
 from perdure.authoring.definitions import parse_version
 from perdure.client.messages import envelope
-from perdure.engine.outcome import TurnOutcome
 from perdure.errors import (
     CorruptData,
     DuplicateEvent,
@@ -33,9 +32,7 @@ from perdure.model.failures import Block, BlockReason
 from perdure.model.status import Status
 from perdure.providers._shared.rules import new_lock_token
 from perdure.providers.items import (
-    Claim,
     OrchestrationFilter,
-    TurnCommit,
     VersionRange,
 )
 from perdure.runtime.background import Background
@@ -49,6 +46,7 @@ from perdure.runtime.pacing import Pacer
 from perdure.runtime.patience import Patience
 from perdure.runtime.retrying import Backoff
 from perdure.runtime.returns import Returns
+from perdure.runtime.turns import Created, Turn
 from perdure.runtime.watchdog import TurnAborted, TurnTooLong
 
 if TYPE_CHECKING:
@@ -57,6 +55,7 @@ if TYPE_CHECKING:
     from perdure.authoring.registry import Registry
     from perdure.clock import Clock
     from perdure.codec import Codec
+    from perdure.engine.outcome import TurnOutcome
     from perdure.providers.contract import Provider
     from perdure.providers.items import FetchedOrchestration
     from perdure.runtime.activities import ActivityDispatcher
@@ -66,36 +65,6 @@ if TYPE_CHECKING:
 
 _STARTS = (work.StartOrchestration, work.ContinueAsNew)
 _BURST_MAX = 64
-
-
-class Created(asyncio.Future[asyncio.Future[Ending | None] | None]):
-    """A start that waits for its first commit; then gives what the instance's end will resolve.
-
-    One object for each, because thousands of them may wait, and the garbage collector walks over
-    all of them. None: it did not begin here, and may be enqueued.
-    """
-
-    __slots__ = ("item",)
-
-    def __init__(self, item: work.StartOrchestration, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(loop=loop)
-        self.item = item
-
-
-class _Turn(msgspec.Struct, gc=False):
-    """A turn between its computation and its commit."""
-
-    live: LiveInstance
-    arrivals: list[Arrival]
-    outcome: TurnOutcome
-    commit: TurnCommit
-    claimed: list[tuple[work.ActivityExecute, Claim]]
-    final: tuple[Status, str] | None
-    created: Created | None
-    """Whoever waits for the first commit of a new instance."""
-    computed_at_ms: int
-    backoff: Backoff | None = None
-    """Set when the commit has to be repeated."""
 
 
 class OrchestrationDispatcher:
@@ -140,6 +109,7 @@ class OrchestrationDispatcher:
         self._background = Background()
         self._returns = Returns(provider, clock, observer, self._background)
         self._stopping = False
+        self._is_aborted = False
 
     # --- life
 
@@ -168,12 +138,15 @@ class OrchestrationDispatcher:
         await asyncio.gather(*self._background.tasks)
 
     def abort(self) -> None:
-        self._stopping = True
+        """Leave everything as it is in the store; whoever waits here is told to look there."""
+        self._stopping = self._is_aborted = True
         self._background.cancel()
         for task in self._duties:
             task.cancel()
+        for created in self._pacer.clear():
+            self._tell(created, None)
         for live in self._live:
-            live.execution.close()
+            live.leave()
 
     @property
     def lock_tokens(self) -> list[str]:
@@ -427,7 +400,7 @@ class OrchestrationDispatcher:
                 orchestrator_items=(*commit.orchestrator_items, *replies),
                 keep_lock_ms=commit.keep_lock_ms if commit.history_delta else None,
             )
-        self._send(_Turn(live, arrivals, outcome, commit, claimed, final, created, now_ms))
+        self._send(Turn(live, arrivals, outcome, commit, claimed, final, created, now_ms))
 
     def _facts(self, live: LiveInstance, now_ms: int) -> TurnFacts:
         execution = live.execution
@@ -444,7 +417,7 @@ class OrchestrationDispatcher:
             now_ms=now_ms,
         )
 
-    def _send(self, turn: _Turn) -> None:
+    def _send(self, turn: Turn) -> None:
         live = turn.live
         answer: Awaitable[bool | None]
         try:
@@ -459,9 +432,12 @@ class OrchestrationDispatcher:
         else:
             asyncio.ensure_future(answer).add_done_callback(partial(self._answered, turn))
 
-    def _answered(self, turn: _Turn, future: asyncio.Future[bool | None]) -> None:
+    def _answered(self, turn: Turn, future: asyncio.Future[bool | None]) -> None:
         error = None if future.cancelled() else future.exception()
-        if future.cancelled():
+        if self._is_aborted:
+            if turn.created is not None:
+                self._tell(turn.created, error)
+        elif future.cancelled():
             self._undo(turn, None)
         elif error is None:
             self._patience.renew()
@@ -474,13 +450,13 @@ class OrchestrationDispatcher:
         else:
             self._undo(turn, error)
 
-    def _may_repeat(self, turn: _Turn, error: ProviderError) -> bool:
+    def _may_repeat(self, turn: Turn, error: ProviderError) -> bool:
         # A start may be repeated by its caller, because of its id: it is told, and no one else is.
         return error.retryable and (
             turn.created is None or not self._patience.is_over(turn.computed_at_ms, error)
         )
 
-    async def _send_again(self, turn: _Turn, error: ProviderError) -> None:
+    async def _send_again(self, turn: Turn, error: ProviderError) -> None:
         """Repeat a commit whose outcome is unknown or that the store could not take now.
 
         Repeating is safe: if it was applied after all, the answer is LockLost or DuplicateEvent,
@@ -491,7 +467,7 @@ class OrchestrationDispatcher:
         await self._clock.sleep(turn.backoff.next_delay(retryable=True))
         self._send(turn)
 
-    def _committed(self, turn: _Turn) -> None:
+    def _committed(self, turn: Turn) -> None:
         live, outcome = turn.live, turn.outcome
         live.start = None
         for arrival in turn.arrivals:
@@ -517,7 +493,7 @@ class OrchestrationDispatcher:
         else:
             live.busy = False
 
-    def _undo(self, turn: _Turn, error: BaseException | None) -> None:
+    def _undo(self, turn: Turn, error: BaseException | None) -> None:
         """The turn is not in the store: drop the instance; it comes back by fetch and replay."""
         live = turn.live
         for item, claim in turn.claimed:

@@ -57,6 +57,13 @@ class Pacer(Generic[T]):
         if not self._is_scheduled and self._may_begin():
             self._schedule()
 
+    def clear(self) -> list[T]:
+        """Run nothing of what is due; gives what had not begun."""
+        new = list(self._new)
+        self._due.clear()
+        self._new.clear()
+        return new
+
     def _may_begin(self) -> bool:
         return bool(self._new) and self._beginning < BEGINNING_MAX
 

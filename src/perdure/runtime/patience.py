@@ -9,8 +9,8 @@ from perdure.errors import ProviderError, StoreFull
 if TYPE_CHECKING:
     from perdure.clock import Clock
 
-START_PATIENCE_SECONDS: Final = 10.0
-"""As long as a client's calls wait for a server that is out."""
+START_PATIENCE_SECONDS: Final = 8.0
+"""A little less than a store itself waits for a server that is out: one such wait is enough."""
 
 
 class Patience:

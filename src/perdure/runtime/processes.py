@@ -20,6 +20,8 @@ from perdure.model.events import NULL
 from perdure.model.failures import Failure
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from perdure.authoring import Activity
 
 
@@ -60,8 +62,13 @@ class ProcessPool:
         self._all: set[_Child] = set()
 
     async def run(
-        self, activity: Activity[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        activity: Activity[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        bounded: Callable[[Awaitable[Any]], Awaitable[Any]] | None = None,
     ) -> Any:
+        """Run it in a child; ``bounded`` limits it from the moment when a child takes it."""
         call = Call(
             module=activity.fn.__module__,
             qualname=activity.fn.__qualname__,
@@ -71,7 +78,8 @@ class ProcessPool:
         async with self._slots:
             child = self._idle.pop() if self._idle else await self._spawn()
             try:
-                answer = await child.call(call)
+                answered = child.call(call)
+                answer = await (answered if bounded is None else bounded(answered))
             except BaseException:
                 await self._kill(child)
                 raise

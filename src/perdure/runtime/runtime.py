@@ -7,6 +7,7 @@ import os
 import secrets
 import signal
 import socket
+from collections import Counter
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
     from perdure.runtime.live import Ending
     from perdure.runtime.observe import Sink, SpanMaker
 
+_GIVE_BACK_SECONDS = 5.0
+"""For a store that does not answer, after the time to drain."""
+
 
 class Runtime(Client):
     """Runs the given handlers on a store: ``async with Runtime("shop.db", [checkout]) as runtime``.
@@ -66,6 +70,9 @@ class Runtime(Client):
         self.observer = Observer()
         self.worker_id = self.options.worker_id or f"worker-{secrets.token_hex(8)}"
         self._running: _Parts | None = None
+        self.left_behind: tuple[str, ...] = ()
+        """Activities whose code still ran when this runtime had stopped. Python does not end a
+        process before its threads have ended."""
         self._stopped = asyncio.Event()
 
     async def __aenter__(self) -> Self:
@@ -92,7 +99,7 @@ class Runtime(Client):
         running, self._running = self._running, None
         try:
             if running is not None:
-                await running.stop(self.options.drain_seconds)
+                self.left_behind = await running.stop(self.options.drain_seconds)
         finally:
             await super().__aexit__(exc_type, exc, traceback)
 
@@ -311,16 +318,43 @@ class _Parts:
         if self._has_housekeeping:
             self._housekeeping.start()
 
-    async def stop(self, drain_seconds: float) -> None:
-        """Stop fetching, keep renewing while what runs ends, then give everything back."""
+    async def stop(self, drain_seconds: float) -> tuple[str, ...]:
+        """Stop fetching, keep renewing while what runs ends, then give everything back.
+
+        Gives the names of the activities whose code did not end.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + drain_seconds
         await self.activities.stop_fetching()
         await self.activities.drain(drain_seconds)
-        await self.orchestrations.stop()
-        if self._has_housekeeping:
-            await self._housekeeping.stop()
+        deaf = self.activities.code_running
+        try:
+            async with asyncio.timeout_at(max(deadline, loop.time()) + _GIVE_BACK_SECONDS):
+                await self._give_back()
+        except TimeoutError:
+            log.warning(
+                "the store did not take everything back in time; stopping as a crash would: "
+                "nothing is half done, and others go on when the locks have expired"
+            )
+            self.activities.abort()
+            self.orchestrations.abort()
+            self._housekeeping.abort()
         await self._keepers.stop()
         await self._executors.close()
         self._watchdog.stop()
+        left = self._executors.in_threads + Counter(deaf)
+        if left:
+            log.warning(
+                "still running, and given up: %s",
+                ", ".join(f"{name} (x{count})" for name, count in sorted(left.items())),
+            )
+        return tuple(sorted(left))
+
+    async def _give_back(self) -> None:
+        await self.orchestrations.stop()
+        await self.activities.give_back()
+        if self._has_housekeeping:
+            await self._housekeeping.stop()
 
     def abort(self) -> None:
         self.activities.abort()

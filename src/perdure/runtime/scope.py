@@ -12,7 +12,7 @@ from perdure.authoring.activity_context import ActivityInfo
 from perdure.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Awaitable
 
     from perdure.runtime.activities import Running
     from perdure.runtime.executors import Executors
@@ -76,7 +76,7 @@ class RunningScope:
     def cancel(self) -> None:
         self._cancelled = True
 
-    async def while_beating(self, work: Coroutine[Any, Any, Any], seconds: float) -> Any:
+    async def while_beating(self, work: Awaitable[Any], seconds: float) -> Any:
         """Run the work; TimeoutError once it has not reported for that long."""
         task = asyncio.ensure_future(work)
         self._beaten_at = time.monotonic()
@@ -84,6 +84,7 @@ class RunningScope:
             while True:
                 left = self._beaten_at + seconds - time.monotonic()
                 if left <= 0:
+                    self._cancelled = True
                     raise TimeoutError(f"no heartbeat for {seconds:g} seconds")
                 done, _ = await asyncio.wait((task,), timeout=left)
                 if done:

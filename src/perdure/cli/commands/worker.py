@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -64,7 +65,12 @@ def worker(modules: tuple[str, ...], log_level: str, **options: Any) -> None:
     logger.info("serving %s; Ctrl-C or SIGTERM drains", shown_store(settings.store()))
 
     async def serve() -> None:
-        await Runtime(settings.store(), handlers, options=_options(**options)).serve()
+        runtime = Runtime(settings.store(), handlers, options=_options(**options))
+        await runtime.serve()
+        if runtime.left_behind:
+            # Python would wait for their threads. As safe as a crash: no lock is held any more.
+            logging.shutdown()
+            os._exit(0)
 
     asyncio.run(serve())
 

@@ -1,0 +1,44 @@
+"""A turn on its way into the store, and whoever waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from perdure.engine.outcome import TurnOutcome
+from perdure.model import work
+from perdure.model.status import Status
+from perdure.providers.items import Claim, TurnCommit
+from perdure.runtime.live import Arrival, Ending, LiveInstance
+from perdure.runtime.retrying import Backoff
+
+
+class Created(asyncio.Future[asyncio.Future[Ending | None] | None]):
+    """A start that waits for its first commit; then gives what the instance's end will resolve.
+
+    One object for each, because thousands of them may wait, and the garbage collector walks over
+    all of them. None: it did not begin here, and may be enqueued.
+    """
+
+    __slots__ = ("item",)
+
+    def __init__(self, item: work.StartOrchestration, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop=loop)
+        self.item = item
+
+
+class Turn(msgspec.Struct, gc=False):
+    """A turn between its computation and its commit."""
+
+    live: LiveInstance
+    arrivals: list[Arrival]
+    outcome: TurnOutcome
+    commit: TurnCommit
+    claimed: list[tuple[work.ActivityExecute, Claim]]
+    final: tuple[Status, str] | None
+    created: Created | None
+    """Whoever waits for the first commit of a new instance."""
+    computed_at_ms: int
+    backoff: Backoff | None = None
+    """Set when the commit has to be repeated."""

@@ -1,0 +1,151 @@
+"""A worker that is told to stop ends, whatever its store and its activities do."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from integration.conditions import until
+from integration.stuck_flows import calls
+from perdure import Client, InMemoryProvider, Runtime, RuntimeOptions, activity, orchestration
+from perdure.errors import StoreUnavailable
+
+HERE = Path(__file__).parent
+
+
+@contextlib.contextmanager
+def worker_process(store):
+    """A worker with a drain of half a second."""
+    command = ["perdure", "worker", "integration.stuck_flows", "--store", str(store)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", *command, "--drain", "500ms"],
+        cwd=HERE.parent,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+async def begun_in(store, name, path):
+    async with Client(store) as client:
+        await client.start(calls, name, str(path))
+
+    async def exists():
+        return path.exists()
+
+    await until(exists)
+
+
+def ended(process, seconds):
+    """What it logged; fails when it lives on."""
+    process.send_signal(signal.SIGTERM)
+    return process.communicate(timeout=seconds)[1]
+
+
+@pytest.mark.parametrize(("name", "grace"), [("hangs", 15), ("deaf", 25)])
+async def test_a_worker_ends_although_an_activity_does_not(tmp_path, name, grace):
+    store = tmp_path / "s.db"
+    with worker_process(store) as process:
+        await begun_in(store, name, tmp_path / "begun")
+        said = ended(process, grace)
+
+    assert process.returncode == 0
+    assert f"still running, and given up: {name} (x1)" in said
+
+
+async def test_a_worker_ends_although_its_store_is_gone(tmp_path):
+    store = tmp_path / "s.db"
+    with worker_process(store) as process:
+        await begun_in(store, "slow", tmp_path / "begun")
+        for file in tmp_path.glob("s.db*"):
+            file.unlink()
+        (tmp_path / "begun").unlink()
+        said = ended(process, 20)
+
+    assert process.returncode == 0
+    assert "stopping as a crash would" in said
+    assert "Traceback" not in said
+
+
+class GoingOut(InMemoryProvider):
+    """Answers nothing once it is out."""
+
+    is_out = False
+
+    def _check(self, operation):
+        if self.is_out:
+            raise StoreUnavailable(operation, "no route")
+
+    async def ack_orchestration_item(self, lock_token, commit):
+        self._check("ack_orchestration_item")
+        return await super().ack_orchestration_item(lock_token, commit)
+
+    async def ack_work_item(self, lock_token, completion=None, retry=None):
+        self._check("ack_work_item")
+        return await super().ack_work_item(lock_token, completion, retry)
+
+
+@pytest.mark.parametrize("always_replay", [False, True])
+async def test_a_runtime_stops_although_its_store_is_out(caplog, always_replay):
+    provider = GoingOut()
+    begun, may_end = asyncio.Event(), asyncio.Event()
+
+    @activity
+    async def step() -> None:
+        begun.set()
+        await may_end.wait()
+
+    @orchestration
+    async def flow() -> str:
+        await step()
+        return "done"
+
+    options = RuntimeOptions(drain_seconds=0.1, always_replay=always_replay)
+    async with asyncio.timeout(30):
+        async with Runtime(provider, [flow, step], options=options) as runtime:
+            handle = await runtime.start(flow, id="one")
+            waiter = asyncio.ensure_future(handle.result())
+            await begun.wait()
+            provider.is_out = True
+            may_end.set()
+        waiter.cancel()
+
+    assert "stopping as a crash would" in caplog.text
+    before = len(caplog.records)
+    await asyncio.sleep(0.1)
+    assert len(caplog.records) == before, "it goes on behind the scenes"
+
+
+async def test_a_stopped_runtime_tells_which_threads_it_left_behind(caplog):
+    caplog.set_level(logging.WARNING)
+    begun, may_end = threading.Event(), threading.Event()
+
+    @activity
+    def hang() -> None:
+        begun.set()
+        may_end.wait(60)
+
+    @orchestration
+    async def flow() -> None:
+        await hang()
+
+    runtime = Runtime("memory:", [flow, hang], options=RuntimeOptions(drain_seconds=0))
+    try:
+        async with runtime:
+            await runtime.start(flow)
+            await asyncio.to_thread(begun.wait, 10)
+
+        assert runtime.left_behind == ("hang",)
+        assert "still running, and given up: hang (x1)" in caplog.text
+    finally:
+        may_end.set()
