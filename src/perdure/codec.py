@@ -10,7 +10,6 @@ import base64
 import contextlib
 import dataclasses
 import math
-import sys
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
@@ -19,6 +18,7 @@ import msgspec
 
 from perdure.errors import PayloadError
 from perdure.limits import JSON_DEPTH_MAX, PAYLOAD_BYTES_MAX
+from perdure.pydantic_models import decode_model, encode_model, is_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -139,26 +139,15 @@ def _spelled(type_: Any) -> str:
 
 
 def _encode_foreign(value: Any) -> Any:
-    if _is_pydantic(type(value)):
-        return value.model_dump(mode="json")
+    if is_model(type(value)):
+        return encode_model(value, type(value).__qualname__)
     raise TypeError(f"{type(value).__qualname__} cannot be written as JSON")
 
 
 def _decode_foreign(type_: Any, value: Any) -> Any:
-    if _is_pydantic(type_):
-        try:
-            return type_.model_validate(value)
-        except ValueError as error:
-            raise msgspec.ValidationError(str(error)) from error
+    if is_model(type_):
+        return decode_model(type_, value)
     raise msgspec.ValidationError(f"values of type {type_!r} cannot be read from JSON")
-
-
-def _is_pydantic(type_: Any) -> bool:
-    # Never imports pydantic: a model can only exist where it is loaded already.
-    pydantic = sys.modules.get("pydantic")
-    return (
-        pydantic is not None and isinstance(type_, type) and issubclass(type_, pydantic.BaseModel)
-    )
 
 
 def _problems(value: Any, path: str, depth: int) -> Iterator[str]:
@@ -180,6 +169,13 @@ def _problems(value: Any, path: str, depth: int) -> Iterator[str]:
     elif isinstance(value, (list, tuple, AbstractSet)):
         for index, member in enumerate(cast("Iterable[Any]", value)):
             yield from _problems(member, f"{path}[{index}]", depth + 1)
+    elif is_model(type(value)):
+        try:
+            written: Any = msgspec.json.decode(encode_model(value, path))
+        except (ValueError, TypeError) as error:
+            yield str(error) if isinstance(error, PayloadError) else f"{path}: {error}"
+        else:
+            yield from _problems(written, path, depth)
     elif (names := _field_names(value)) is not None:
         for name in names:
             yield from _problems(getattr(value, name), f"{path}.{name}", depth + 1)
@@ -198,8 +194,6 @@ def _field_names(value: Any) -> tuple[str, ...] | None:
         return value.__struct_fields__
     if dataclasses.is_dataclass(value):
         return tuple(field.name for field in dataclasses.fields(value))
-    if _is_pydantic(kind):
-        return tuple(kind.model_fields)
     if hasattr(kind, "__attrs_attrs__"):
         return tuple(attribute.name for attribute in kind.__attrs_attrs__)
     return None

@@ -167,3 +167,137 @@ def test_a_payload_of_an_unknown_transform_is_refused_by_name():
 def test_a_value_that_looks_like_a_wrapped_payload_is_refused():
     with pytest.raises(PayloadError, match="reserved"):
         JSON.encode({"$perdure": "zlib", "data": ""})
+
+
+# --- pydantic models
+
+
+class Aliased(pydantic.BaseModel):
+    user_id: int = pydantic.Field(alias="userId")
+
+
+class NamedOnly(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(populate_by_name=True)
+    user_id: int = pydantic.Field(validation_alias="id", serialization_alias="ID")
+
+
+class Strict(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(strict=True)
+    when: datetime.datetime
+    price: decimal.Decimal
+    key: uuid.UUID
+
+
+class Computed(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid")
+    width: int
+
+    @pydantic.computed_field
+    @property
+    def area(self) -> int:
+        return self.width**2
+
+
+class Open(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="allow")
+
+
+class Caching(pydantic.BaseModel):
+    url: pydantic.AnyUrl
+    note: str | None = None
+    _seen: list[int] = pydantic.PrivateAttr(default_factory=list)
+
+
+class Exposed(pydantic.BaseModel):
+    pw: pydantic.SecretStr
+    note: str | None = None
+
+    @pydantic.field_serializer("pw", when_used="json")
+    def expose(self, pw: pydantic.SecretStr) -> str:
+        return pw.get_secret_value()
+
+
+class Base(pydantic.BaseModel):
+    name: str
+
+
+class Derived(Base):
+    more: int
+
+
+class Login(pydantic.BaseModel):
+    pw: pydantic.SecretStr
+
+
+class Hiding(pydantic.BaseModel):
+    seen: int
+    hidden: int = pydantic.Field(default=0, exclude=True)
+
+
+class Holder(pydantic.BaseModel):
+    members: list[Base] = []
+    by_name: dict[str, Any] = {}
+
+
+class OneWay(pydantic.BaseModel):
+    user_id: int = pydantic.Field(validation_alias="id", serialization_alias="ID")
+
+
+Root = pydantic.RootModel[list[int]]
+
+
+def caching() -> Caching:
+    value = Caching(url="https://example.org/a")
+    value._seen.append(1)
+    return value
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Aliased(userId=1),
+        NamedOnly(user_id=1),
+        Strict(when=NOW, price=decimal.Decimal("1.50"), key=uuid.UUID(int=1)),
+        Computed(width=3),
+        Open(anything=[1, None], other="x"),
+        Exposed(pw="secret"),
+        Hiding(seen=1),
+        Holder(members=[Base(name="a")], by_name={"a": None}),
+        Root([1, 2]),
+        Derived(name="a", more=2**70),
+    ],
+)
+def test_a_model_comes_back_as_it_went_in_wherever_it_stands(value):
+    kind = type(value)
+
+    assert JSON.decode(JSON.encode(value), kind) == value
+    assert JSON.decode(JSON.encode({"a": [value, None]}), dict[str, list[kind | None]]) == {
+        "a": [value, None]
+    }
+
+
+def test_the_private_attributes_of_a_model_are_no_data():
+    assert JSON.decode(JSON.encode([caching(), None]), list[Caching | None])[0].url == caching().url
+
+
+@pytest.mark.parametrize(
+    ("value", "path"),
+    [
+        (Login(pw="secret"), "it.pw: "),
+        (Hiding(seen=1, hidden=2), "it.hidden: 2 would come back as 0"),
+        (Holder(members=[Base(name="a"), Derived(name="b", more=1)]), "it.members[1]: "),
+        (Holder(by_name={"{}": (1, 2)}), "it.by_name['{}']: (1, 2) would come back as [1, 2]"),
+        (OneWay(id=1), "it: "),
+        (Base.model_construct(name=5), "it: "),
+        (Holder(by_name={"x": float("nan")}), "it.by_name['x']: nan would come back as None"),
+    ],
+)
+def test_a_model_that_would_lose_data_is_refused_with_the_path_and_a_way_out(value, path):
+    with pytest.raises(PayloadError) as caught:
+        JSON.encode(value, where="it")
+    with pytest.raises(PayloadError) as nested:
+        JSON.encode({"a": [None, value]}, where="it")
+
+    assert str(caught.value).startswith(path)
+    assert "field_serializer" in str(caught.value)
+    assert str(nested.value).startswith(path.replace("it", "it['a'][1]", 1))
