@@ -21,10 +21,9 @@ from perdure.model.failures import Category, Failure
 from perdure.providers._shared.rules import new_lock_token
 from perdure.providers.items import Claim, SessionFetch
 from perdure.runtime.background import Background, quietly
-from perdure.runtime.failures import failure_from
+from perdure.runtime.failures import RecordedFailure, failure_from
 from perdure.runtime.missing import Missing
 from perdure.runtime.observe import SpanNote, log
-from perdure.runtime.processes import ProcessFailure
 from perdure.runtime.retrying import Backoff, retry_delay_ms
 from perdure.runtime.runners import Runners
 from perdure.runtime.scope import RunningScope
@@ -393,7 +392,7 @@ class ActivityDispatcher:
                 return None, None
             value = await self._executors.run(running, activity, args, kwargs)
             return None, activity.signature.encode_result(value, self._codec)
-        except ProcessFailure as error:
+        except RecordedFailure as error:
             return msgspec.structs.replace(error.failure, attempts=item.attempt), None
         except asyncio.CancelledError as error:
             if running.cancelled:
@@ -402,8 +401,8 @@ class ActivityDispatcher:
                 raise
             return failure_from(error, item.attempt), None  # its own doing: nobody asked for it
         except BaseException as error:
-            if isinstance(error, KeyboardInterrupt):
-                raise
+            if isinstance(error, KeyboardInterrupt) and self._stopping:
+                raise  # somebody's Ctrl-C, which may meet any code
             return failure_from(error, item.attempt), None
 
     async def _settle_in_transaction(

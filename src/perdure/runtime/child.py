@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import inspect
 import runpy
+import signal
 import socket
 import sys
 from functools import cache, reduce
@@ -21,6 +22,9 @@ _MAIN = "__perdure_main__"
 
 
 def main() -> None:
+    # Ctrl-C in a terminal comes here too, but it is the worker's to say what ends. Not SIG_IGN:
+    # the programs that an activity starts would inherit that.
+    signal.signal(signal.SIGINT, lambda _number, _frame: None)
     with socket.socket(fileno=int(sys.argv[1])) as connection, connection.makefile("rwb") as pipe:
         while header := pipe.read(4):
             call = msgspec.json.decode(pipe.read(int.from_bytes(header)), type=Call)
@@ -37,7 +41,7 @@ def _answer(call: Call) -> Answer:
         if inspect.iscoroutine(value):
             value = asyncio.run(value)
         return Answer(result=activity.signature.encode_result(value, JSON))
-    except Exception as error:  # noqa: BLE001
+    except BaseException as error:  # noqa: BLE001
         return Answer(failure=failure_from(error, attempts=1))
 
 

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from perdure.authoring.activity_context import enter_scope
+from perdure.runtime.failures import RecordedFailure, failure_from
 from perdure.runtime.observe import log
 from perdure.runtime.processes import ProcessPool
 from perdure.runtime.scope import RunningScope
@@ -99,6 +100,7 @@ class Executors:
         """Await the call under the limits of one attempt."""
         item = running.item
         if item.heartbeat_ms is not None:
+            call = _contained_await(call)  # it has a task of its own there, which lets these out
             call = scope.while_beating(call, item.heartbeat_ms / 1000)
         if item.timeout_ms is None:
             return await call
@@ -147,8 +149,17 @@ class Executors:
 
 
 def _contained(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call it. StopIteration cannot pass a future, and sys.exit() is not for the worker."""
+    """Call it. These cannot pass a future, or would end the worker, which they are not for."""
     try:
         return fn(*args, **kwargs)
-    except (StopIteration, SystemExit) as error:
-        raise RuntimeError(f"the activity raised {type(error).__name__}: {error}") from error
+    except StopIteration as error:
+        raise RuntimeError("the activity raised StopIteration") from error
+    except (GeneratorExit, KeyboardInterrupt, SystemExit) as error:
+        raise RecordedFailure(failure_from(error, attempts=1)) from error
+
+
+async def _contained_await(call: Awaitable[Any]) -> Any:
+    try:
+        return await call
+    except (KeyboardInterrupt, SystemExit) as error:
+        raise RecordedFailure(failure_from(error, attempts=1)) from error

@@ -18,6 +18,7 @@ from perdure.codec import JSON
 from perdure.errors import PerdureError, UsageError
 from perdure.model.events import NULL
 from perdure.model.failures import Failure
+from perdure.runtime.failures import RecordedFailure
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -43,14 +44,6 @@ class Answer(msgspec.Struct, kw_only=True):
 
 class ProcessDied(PerdureError):
     """The child process ended without an answer."""
-
-
-class ProcessFailure(Exception):
-    """An exception of the child, with its own record."""
-
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(str(failure))
-        self.failure = failure
 
 
 class ProcessPool:
@@ -85,7 +78,7 @@ class ProcessPool:
                 raise
             self._idle.append(child)
         if answer.failure is not None:
-            raise ProcessFailure(answer.failure)
+            raise RecordedFailure(answer.failure)
         return activity.signature.decode_result(answer.result, JSON)
 
     async def close(self) -> None:
