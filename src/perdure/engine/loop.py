@@ -39,6 +39,7 @@ from perdure.engine.tasks import (
     DurableTask,
     adopt_gathering,
 )
+from perdure.engine.unwinding import Unwinding
 from perdure.errors import ForbiddenInOrchestration
 
 if TYPE_CHECKING:
@@ -338,6 +339,8 @@ class DurableLoop(RefusingLoop):
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """Something went wrong that nobody looked at: told in the log, once, and not on replay."""
         recorder = self._recorder
+        if isinstance(context.get("exception"), Unwinding):
+            return  # nothing went wrong here: what it stands for is told by the outcome
         if recorder is not None and not recorder.is_replaying:
             _log.error(
                 "%s in instance %r",
