@@ -54,8 +54,11 @@ class Codec:
         self._encoder = msgspec.json.Encoder(enc_hook=_encode_foreign)
         self._decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
 
-    def encode(self, value: object, *, where: str = "value") -> msgspec.Raw:
-        """JSON of the value, or PayloadError that names the place of what cannot be written."""
+    def encode(self, value: object, *, where: str = "value", fits: Any = Any) -> msgspec.Raw:
+        """JSON of the value, or PayloadError that names the place of what cannot be written.
+
+        Also PayloadError if the JSON could not be read back as the type that it has to fit.
+        """
         try:
             data = self._encoder.encode(value)
         except (TypeError, ValueError, RecursionError, OverflowError) as error:
@@ -68,6 +71,8 @@ class Codec:
                 raise PayloadError(problem)
         if data.startswith(_WRAPPED):
             raise PayloadError(f'{where}: the key "$perdure" is reserved')
+        if fits is not Any:
+            self._read(data, fits, where)
         for transform in self._transforms:
             text = base64.b64encode(transform.wrap(data)).decode()
             data = self._encoder.encode(_Wrapped(transform.name, text))
@@ -83,10 +88,13 @@ class Codec:
         data = bytes(raw)
         while data.startswith(_WRAPPED):
             data = self._unwrap(data, where)
+        return self._read(data, type, where)
+
+    def _read(self, data: bytes, type_: Any, where: str) -> Any:
         try:
-            decoder = self._decoders[type]
+            decoder = self._decoders[type_]
         except (KeyError, TypeError):
-            decoder = self._make_decoder(type, where)
+            decoder = self._make_decoder(type_, where)
         try:
             return decoder.decode(data)
         except msgspec.MsgspecError as error:
@@ -99,9 +107,8 @@ class Codec:
         self._make_decoder(type, where)
 
     def _make_decoder(self, type_: Any, where: str) -> msgspec.json.Decoder[Any]:
-        target = Any if type_ is object else type_
         try:
-            decoder = msgspec.json.Decoder(target, dec_hook=_decode_foreign)
+            decoder = msgspec.json.Decoder(type_, dec_hook=_decode_foreign)
         except TypeError as error:
             # The library ends with the whole type, which is named here in front already.
             why = str(error).partition(" - type ")[0]
@@ -145,6 +152,8 @@ def _encode_foreign(value: Any) -> Any:
 
 
 def _decode_foreign(type_: Any, value: Any) -> Any:
+    if type_ is object:
+        return value
     if is_model(type_):
         return decode_model(type_, value)
     raise msgspec.ValidationError(f"values of type {type_!r} cannot be read from JSON")

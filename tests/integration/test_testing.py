@@ -93,22 +93,18 @@ async def test_what_is_not_registered_is_named():
 
 
 async def test_a_blocked_instance_or_child_ends_the_wait_with_the_reason():
-    @activity
-    async def count() -> int:
-        return "many"
-
     @orchestration
-    async def child() -> int:
-        return await count()
+    async def child(number: int = 0) -> int:
+        continue_as_new("many", version="1.0.0")
 
     @orchestration
     async def parent() -> int:
         return await child()
 
-    async with Environment([parent, child, count]) as env:
-        with pytest.raises(Stuck, match=r"Blocked .*result of activity 'count': Expected `int`"):
+    async with Environment([parent, child]) as env:
+        with pytest.raises(Stuck, match=r"Blocked .*of orchestration 'child': Expected `int`"):
             await env.run(child)
-    async with Environment([parent, child, count]) as env:
+    async with Environment([parent, child]) as env:
         with pytest.raises(Stuck, match=r"child .* is Blocked"):
             await env.run(parent)
 

@@ -301,3 +301,10 @@ def test_a_model_that_would_lose_data_is_refused_with_the_path_and_a_way_out(val
     assert str(caught.value).startswith(path)
     assert "field_serializer" in str(caught.value)
     assert str(nested.value).startswith(path.replace("it", "it['a'][1]", 1))
+
+
+def test_object_inside_of_a_type_stands_for_any_json_value():
+    value = {"a": [None, 1, {"b": "c"}]}
+
+    assert JSON.decode(JSON.encode(value), dict[str, list[object]]) == value
+    assert JSON.decode(JSON.encode(value), object) == value

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _Parameter = inspect.Parameter
 # What never returns, a loop without end, has no result that would have to fit.
 _ANYTHING: tuple[Any, ...] = (object, NoReturn, Never)
+# A value that is exactly of such a type fits its annotation, whatever it holds.
+_EXACT = frozenset({str, int, float, bool, type(None)})
 _IMMUTABLE = (str, int, float, bool, bytes, type(None))
 _REFUSED = {_Parameter.VAR_POSITIONAL: "*", _Parameter.VAR_KEYWORD: "**"}
 
@@ -70,8 +72,16 @@ class HandlerSignature:
         }
         return values[: self._positional_max], named
 
+    def check_arguments(self, raw: msgspec.Raw, codec: Codec) -> None:
+        """PayloadError if the arguments do not fit the annotations."""
+        codec.decode(raw, self._record, where=self._arguments_label)
+
     def encode_result(self, value: object, codec: Codec) -> msgspec.Raw:
-        return codec.encode(value, where=self._result_label)
+        """JSON of a value that fits the annotation, or PayloadError."""
+        expected = self._result_type
+        if type(value) is expected and expected in _EXACT:
+            expected = Any
+        return codec.encode(value, where=self._result_label, fits=expected)
 
     def decode_result(self, raw: msgspec.Raw, codec: Codec) -> Any:
         return codec.decode(raw, self._result_type, where=self._result_label)

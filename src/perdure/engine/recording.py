@@ -239,7 +239,10 @@ class CodeRecorder:
         if self.is_closed:
             raise Unwinding
         if version is None:
-            payload = self.handler.signature.encode_arguments(args, kwargs, self.codec)
+            signature = self.handler.signature
+            payload = signature.encode_arguments(args, kwargs, self.codec)
+            # An error of the call here, not of the next execution, which could not even begin.
+            signature.check_arguments(payload, self.codec)
         else:
             parse_version(version)
             if kwargs:

@@ -8,7 +8,7 @@ import sys
 import textwrap
 import threading
 from decimal import Decimal
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -26,6 +26,10 @@ class Order:
 
 class Size(enum.Enum):
     SMALL = "s"
+
+
+class Count(enum.IntEnum):
+    ONE = 1
 
 
 @activity
@@ -153,6 +157,39 @@ def test_results_are_read_by_the_return_annotation():
     assert charge.signature.decode_result(raw, JSON) == Order("a", 3)
     with pytest.raises(PayloadError, match="result of activity 'charge'"):
         charge.signature.decode_result(b"[1]", JSON)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "right", "wrong"),
+    [
+        (int, [1, 2**70, Count.ONE], [None, "1", 1.5, True]),
+        (float, [1.5, 1], ["1", None]),
+        (str, ["a", Size.SMALL], [1, None]),
+        (bool, [True], [1, None]),
+        (None, [None], [0, ""]),
+        (int | None, [1, None], ["a"]),
+        (list[int], [[1], (1, 2), []], [["a"], None, {"a": 1}]),
+        (Order, [Order("a"), {"id": "b"}], [Order(5), None, {"cents": 1}]),  # type: ignore[arg-type]
+        (Size, [Size.SMALL, "s"], ["large"]),
+        (Any, [None, 1, [Order("a")]], []),
+        (object, [None, 1, [Order("a")]], []),
+        (NoReturn, [None, 1], []),
+        (dict[str, object], [{"a": [None, {"b": 1}]}], [[]]),
+    ],
+)
+def test_a_result_that_does_not_fit_its_annotation_is_refused_when_written(
+    annotation, right, wrong
+):
+    def fn(): ...
+
+    fn.__annotations__["return"] = annotation
+    signature = activity(fn).signature
+
+    for value in right:
+        signature.decode_result(signature.encode_result(value, JSON), JSON)
+    for value in wrong:
+        with pytest.raises(PayloadError, match=r"^result of activity 'fn'"):
+            signature.encode_result(value, JSON)
 
 
 def test_without_annotations_any_json_goes():

@@ -17,7 +17,7 @@ from perdure.authoring import (
     wait_for_event,
 )
 from perdure.engine.outcome import Completed, ContinuedAsNew, Failed
-from perdure.errors import ActivityFailed
+from perdure.errors import ActivityFailed, PayloadError
 from perdure.model import events, work
 from perdure.model.failures import Category
 
@@ -262,6 +262,32 @@ def test_continue_as_new_never_returns_and_counts_in_a_branch():
     assert bytes(result.input) == b"[2]"
 
 
+@pytest.mark.parametrize("is_grouped", [False, True])
+def test_continue_as_new_in_a_branch_is_no_lost_error(caplog, is_grouped):
+    async def branch() -> None:
+        await step("a")
+        continue_as_new()
+
+    @orchestration
+    async def code() -> None:
+        if is_grouped:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(branch())
+                await asyncio.sleep(60)
+        else:
+            task = asyncio.create_task(branch())
+            await asyncio.sleep(60)
+            await task
+
+    run = Driver(code)
+    run.start()
+    run.turn(run.completed("step", "a"))
+    run.close()
+
+    assert isinstance(run.outcomes[-1].result, ContinuedAsNew)
+    assert caplog.messages == []
+
+
 def test_continue_as_new_cannot_be_swallowed():
     async def code(number: int) -> str:
         try:
@@ -294,6 +320,26 @@ def test_wrong_arguments_to_continue_as_new_are_an_error_at_the_call():
             return str(error)
 
     assert run_to_end(code, 1).result == "orchestration 'code': too many positional arguments"
+
+
+def test_arguments_of_a_wrong_type_to_continue_as_new_are_an_error_at_the_call():
+    async def code(number: int) -> str:
+        try:
+            continue_as_new("abc")
+        except PayloadError as error:
+            return str(error)
+
+    text = run_to_end(code, 1).result
+
+    assert text.startswith("arguments (number) of orchestration 'code': Expected `int`, got `str`")
+
+
+def test_a_result_that_does_not_fit_the_annotation_fails_the_orchestration():
+    async def code() -> int:
+        return None
+
+    expected = "PayloadError: result of orchestration 'code': Expected `int`, got `null`; got null"
+    assert run_to_end(code).result == expected
 
 
 def test_unread_events_and_messages_are_carried_in_order():
