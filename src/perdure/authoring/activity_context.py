@@ -29,15 +29,19 @@ class ActivityInfo:
     activity_name: str
     activity_id: int
     attempt: int
-    """From 1."""
+    """From 1. Counts failed attempts and those whose worker was gone before they ended: 1 means
+    that no earlier one can have done anything."""
     session: str | None = None
     tag: str | None = None
     worker_id: str = ""
+    seed: str = ""
+    """Of the execution: another one when the instance is replaced, or deleted and started anew."""
 
     @property
     def idempotency_key(self) -> str:
         """The same for every attempt of this call and for no other call: hand it to the outside."""
-        return f"{self.instance_id}/{self.execution_id}/{self.activity_id}"
+        call = f"{self.instance_id}/{self.execution_id}/{self.activity_id}"
+        return f"{call}/{self.seed}" if self.seed else call
 
 
 class ActivityScope(Protocol):

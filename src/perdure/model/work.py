@@ -153,6 +153,12 @@ class ActivityExecute(Item, frozen=True, kw_only=True, omit_defaults=True):
     attempt: int = 1
     last_failure: Failure | None = None
     trace: str | None = None
+    last_heartbeat: str | None = None
+    """What earlier attempts told last."""
+    redelivered: int = 0
+    """How often earlier attempts were begun once more because their worker was gone."""
+    seed: str = ""
+    """Of the execution: tells it from others of the same number, if its id is used again."""
 
 
 OrchestratorItem: TypeAlias = (

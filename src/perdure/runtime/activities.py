@@ -29,7 +29,7 @@ from perdure.runtime.runners import Runners
 from perdure.runtime.scope import RunningScope
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from perdure.authoring import Activity
     from perdure.authoring.registry import Registry
@@ -59,6 +59,11 @@ class Running(msgspec.Struct, eq=False, gc=False):
     lock_token: str
     last_heartbeat: str | None = None
     """What an earlier attempt told last."""
+    redelivered: int = 0
+    """How often it was begun before without an outcome, because a worker was gone."""
+    told: str | None = None
+    """What this attempt told last."""
+    has_begun: bool = False
     task: asyncio.Task[None] | None = None
     """Where its code runs, while it does."""
     scope: RunningScope | None = None
@@ -71,6 +76,12 @@ class Running(msgspec.Struct, eq=False, gc=False):
     def key(self) -> tuple[str, int, int]:
         item = self.item
         return item.instance_id, item.execution_id, item.activity_id
+
+    def again(self, **changes: Any) -> work.ActivityExecute:
+        """The work item of another attempt, which knows of this one."""
+        told = self.last_heartbeat if self.told is None else self.told
+        known = {"last_heartbeat": told, "redelivered": self.redelivered}
+        return msgspec.structs.replace(self.item, **(known | changes))
 
 
 class ActivityDispatcher:
@@ -149,15 +160,16 @@ class ActivityDispatcher:
         """Let outcomes under way reach the store, and give back what has none."""
         while pending := self._tasks - self._code_tasks:
             await asyncio.wait(pending)
-        tokens = list(self._running)
-        await asyncio.gather(
-            *(
-                quietly(self._provider.abandon_work_item(token, ignore_attempt=True))
-                for token in tokens
-            )
-        )
-        for token in tokens:
-            self._finish(token)
+        returned = list(self._running.values())
+        await asyncio.gather(*(quietly(self._return(running)) for running in returned))
+        for running in returned:
+            self._finish(running.lock_token)
+
+    def _return(self, running: Running) -> Awaitable[None]:
+        if not running.has_begun:
+            return self._provider.abandon_work_item(running.lock_token, ignore_attempt=True)
+        again = activity_envelope(running.again(redelivered=running.redelivered + 1))
+        return self._provider.ack_work_item(running.lock_token, None, again)
 
     @property
     def _code_tasks(self) -> set[asyncio.Task[None]]:
@@ -303,7 +315,9 @@ class ActivityDispatcher:
                 "it probably kills its process",
             )
             return
-        self._launch(Running(item, fetched.lock_token, fetched.heartbeat))
+        told = item.last_heartbeat if fetched.heartbeat is None else fetched.heartbeat
+        redelivered = item.redelivered + max(0, fetched.attempt_count - 1)
+        self._launch(Running(item, fetched.lock_token, told, redelivered))
 
     def _refuse(
         self, item: work.ActivityExecute, fetched: FetchedWork, category: Category, message: str
@@ -437,7 +451,7 @@ class ActivityDispatcher:
     async def _retry(self, running: Running, failure: Failure, delay_ms: int) -> None:
         item = running.item
         log.info("activity %r attempt %d failed: %s", item.name, item.attempt, failure)
-        again = msgspec.structs.replace(item, attempt=item.attempt + 1, last_failure=failure)
+        again = running.again(attempt=item.attempt + 1, last_failure=failure)
         await self._settle(
             running,
             retry=(again, self._clock.now_ms() + delay_ms),

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from perdure.engine.outcome import KvWrite, ScheduledActivity, TurnResult
 
 _UNCHANGED = ExecutionMetadata()
+_SEED_CHARACTERS = 8
+"""Enough to tell executions apart that share an id and a number."""
 
 
 class TurnFacts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -55,6 +57,7 @@ class TurnFacts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     custom_status: str | None
     """In force after this turn; carried over to the next execution."""
     trace: str | None
+    seed: str
     framework_version: Version
     now_ms: int
 
@@ -138,6 +141,7 @@ def _activity_item(facts: TurnFacts, scheduled: ScheduledActivity) -> work.Activ
             None if scheduled.deadline_ms is None else facts.now_ms + scheduled.deadline_ms
         ),
         trace=facts.trace,
+        seed=facts.seed[:_SEED_CHARACTERS],
     )
 
 

@@ -58,6 +58,7 @@ class Executors:
 
     def _enter(self, running: Running) -> RunningScope:
         scope = running.scope = RunningScope(running, self)
+        running.has_begun = True
         # Every attempt has a context of its own, which ends with it: nothing to reset.
         enter_scope(scope)
         return scope

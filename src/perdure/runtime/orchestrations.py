@@ -413,6 +413,7 @@ class OrchestrationDispatcher:
             depth=execution.started.depth,
             custom_status=execution.custom_status,
             trace=execution.started.trace,
+            seed=execution.started.seed,
             framework_version=self._version,
             now_ms=now_ms,
         )

@@ -42,18 +42,21 @@ class RunningScope:
             orchestration_version=item.orchestration_version,
             activity_name=item.name,
             activity_id=item.activity_id,
-            attempt=item.attempt,
+            attempt=item.attempt + self._running.redelivered,
             session=item.session_id,
             tag=item.tag,
             worker_id=self._executors.worker_id,
+            seed=item.seed,
         )
 
     def heartbeat(self, details: object) -> None:
         self._beaten_at = time.monotonic()
         executors = self._executors
         raw = executors.codec.encode(details, where=f"heartbeat of {self._item.name}")
+        running = self._running
+        running.told = bytes(raw).decode()
         executors.loop.call_soon_threadsafe(
-            executors.send_heartbeat, self._running.lock_token, bytes(raw).decode()
+            executors.send_heartbeat, running.lock_token, running.told
         )
 
     def last_heartbeat(self, type_: Any) -> Any:

@@ -1,0 +1,178 @@
+"""What an attempt knows of earlier ones: heartbeats, its number, and the key of the call."""
+
+import asyncio
+
+import msgspec
+import pytest
+
+from integration.conditions import reached, until
+from perdure import (
+    InMemoryProvider,
+    Retry,
+    Runtime,
+    RuntimeOptions,
+    SqliteProvider,
+    Status,
+    activity,
+    activity_info,
+    heartbeat,
+    last_heartbeat,
+    orchestration,
+)
+
+LOCK_SECONDS = 0.3
+
+
+def calling(handler):
+    @orchestration
+    async def flow() -> object:
+        return await handler()
+
+    return flow
+
+
+@pytest.mark.parametrize("ending", ["fails", "goes quiet", "times out", "fails in a thread"])
+async def test_a_retry_knows_the_last_heartbeat(make_runtime, ending):
+    seen = []
+    options = {
+        "fails": {},
+        "goes quiet": {"heartbeat_timeout": 0.05},
+        "times out": {"timeout": 0.05},
+        "fails in a thread": {},
+    }[ending]
+    retry = Retry(max_attempts=4, first_delay=0)
+
+    async def steps() -> str:
+        seen.append((activity_info().attempt, last_heartbeat(int)))
+        if activity_info().attempt == 3:
+            raise OSError("told nothing this time")
+        if activity_info().attempt == 4:
+            return "done"
+        heartbeat(10 * activity_info().attempt)
+        heartbeat(10 * activity_info().attempt + 1)
+        if ending == "fails":
+            raise OSError("down")
+        await asyncio.Event().wait()
+        return "never"
+
+    def threaded() -> str:
+        seen.append((activity_info().attempt, last_heartbeat(int)))
+        if activity_info().attempt == 4:
+            return "done"
+        if activity_info().attempt < 3:
+            heartbeat(10 * activity_info().attempt + 1)
+        raise OSError("down")
+
+    handler = activity(name="steps", retry=retry, **options)(
+        threaded if ending == "fails in a thread" else steps
+    )
+    flow = calling(handler)
+    async with make_runtime([flow, handler]) as runtime:
+        assert await (await runtime.start(flow)).result(10) == "done"
+
+    assert seen == [(1, None), (2, 11), (3, 21), (4, 21)]
+
+
+@pytest.mark.parametrize("is_drained", [True, False])
+async def test_an_attempt_after_another_was_cut_off_is_not_the_first(tmp_path, is_drained):
+    seen, began = [], asyncio.Event()
+
+    @activity(retry=Retry(max_attempts=2, first_delay=0))
+    async def charge() -> str:
+        seen.append((activity_info().attempt, last_heartbeat(str)))
+        began.set()
+        if len(seen) == 1:
+            heartbeat("half")
+            await asyncio.Event().wait()
+        if len(seen) == 2:
+            raise OSError("down")  # an attempt that was cut off uses up no retry
+        return activity_info().idempotency_key
+
+    flow = calling(charge)
+
+    def make():
+        return Runtime(
+            SqliteProvider(tmp_path / "s.db"),
+            [flow, charge],
+            options=RuntimeOptions(
+                drain_seconds=0,
+                orchestration_lock_seconds=LOCK_SECONDS,
+                activity_lock_seconds=LOCK_SECONDS,
+            ),
+        )
+
+    first = make()
+    async with first:
+        await first.start(flow, id="i")
+        await began.wait()
+
+        async def is_told():
+            queued = await first.provider.admin().list_work("i", limit=5)
+            return queued[0].heartbeat is not None
+
+        await until(is_told)
+        if not is_drained:
+            first.abort()
+    async with make() as second:
+        key = await second.get("i").result(10)
+
+    assert seen == [(1, None), (2, "half"), (3, "half")]
+    assert key.startswith("i/1/2/")
+
+
+@pytest.mark.parametrize("way", ["replaced", "deleted"])
+async def test_an_id_that_is_used_again_has_other_idempotency_keys(make_runtime, way):
+    keys = []
+
+    @activity
+    async def charge() -> None:
+        keys.append(activity_info().idempotency_key)
+
+    flow = calling(charge)
+    async with make_runtime([flow, charge]) as runtime:
+        await (await runtime.start(flow, id="x")).result(10)
+        if way == "deleted":
+            await runtime.admin.delete("x")
+        await runtime.start(flow, id="x", if_exists="replace" if way == "replaced" else "get")
+
+        async def ran_again():
+            return len(keys) == 2
+
+        await until(ran_again)
+        await reached(runtime, "x", Status.COMPLETED)
+
+    assert len(set(keys)) == 2
+
+
+async def test_a_work_item_without_the_newer_fields_still_runs():
+    seen = []
+
+    class Older(InMemoryProvider):
+        """Holds work items as they were written before."""
+
+        async def fetch_work_items(self, *args):
+            found = await super().fetch_work_items(*args)
+            return [
+                msgspec.structs.replace(
+                    each,
+                    body=msgspec.json.encode(
+                        {
+                            name: value
+                            for name, value in msgspec.json.decode(each.body).items()
+                            if name not in {"seed", "last_heartbeat", "redelivered"}
+                        }
+                    ).decode(),
+                )
+                for each in found
+            ]
+
+    @activity(session="s")
+    async def charge() -> None:
+        info = activity_info()
+        seen.append((info.idempotency_key, info.attempt, last_heartbeat()))
+
+    flow = calling(charge)
+    async with Runtime(Older(), [flow, charge]) as runtime:
+        await (await runtime.start(flow, id="i")).result(10)
+
+    assert seen == [("i/1/2", 1, None)]
