@@ -3,7 +3,8 @@
 import os
 import time
 
-from perdure import activity
+from perdure import activity, activity_info, heartbeat, is_cancelled, last_heartbeat
+from perdure.errors import UsageError
 
 
 @activity(executor="process", timeout=0.5)
@@ -25,3 +26,15 @@ def dies() -> None:
 @activity(executor="process")
 def complains() -> None:
     raise LookupError("not here")
+
+
+@activity(executor="process")
+def knows_itself() -> list[str]:
+    info = activity_info()
+    told = [info.idempotency_key, info.activity_name, str(info.attempt), info.instance_id]
+    for ask in (heartbeat, last_heartbeat, is_cancelled):
+        try:
+            ask()
+        except UsageError as error:
+            told.append(str(error))
+    return told

@@ -1,10 +1,14 @@
 """How activities run: threads, processes, time limits, heartbeats, tags, sessions, cancellation."""
 
 import asyncio
+import contextvars
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
+from functools import partial
 
 import pytest
 
@@ -25,6 +29,7 @@ from perdure import (
     last_heartbeat,
     orchestration,
 )
+from perdure.errors import UsageError
 
 
 def calling(handler, *args, **options):
@@ -56,6 +61,61 @@ async def test_a_process_activity_runs_in_another_process(make_runtime):
 
         assert result["sum"] == 3
         assert result["pid"] != os.getpid()
+
+
+async def test_a_process_activity_knows_who_it_is(make_runtime):
+    @orchestration
+    async def flow() -> list[list[str]]:
+        return [await slow_activities.knows_itself() for _ in range(2)]
+
+    async with make_runtime([flow, slow_activities], processes=1) as runtime:
+        first, second = await (await runtime.start(flow, id="i")).result(20)
+
+    assert first[0].startswith("i/1/2/")
+    assert first[1:4] == ["knows_itself", "1", "i"]
+    assert [text.split()[0] for text in first[4:]] == [
+        "heartbeat()",
+        "last_heartbeat()",
+        "is_cancelled()",
+    ]
+    assert all("process of its own" in text for text in first[4:])
+    assert second[0] != first[0]
+
+
+SCRIPT = """
+import asyncio
+from perdure import Runtime, activity, orchestration
+
+@activity(executor="process")
+def add(n: int) -> int:
+    return n + 1
+
+@orchestration
+async def flow() -> int:
+    return await add(1)
+
+async def main() -> None:
+    async with Runtime("memory:", [flow, add]) as runtime:
+        print(await (await runtime.start(flow)).result(20))
+
+"""
+
+
+@pytest.mark.parametrize(
+    ("ending", "said"),
+    [
+        ("if __name__ == '__main__':\n    asyncio.run(main())", "2"),
+        ("asyncio.run(main())", "UsageError: a process activity is defined in this script"),
+    ],
+)
+def test_a_process_activity_of_a_script_wants_the_script_guarded(tmp_path, ending, said):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT + ending)
+    ran = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert said in ran.stdout + ran.stderr
 
 
 async def test_a_time_limit_really_stops_a_process(make_runtime):
@@ -236,6 +296,30 @@ async def test_an_idempotency_key_is_the_same_for_every_attempt(make_runtime):
         assert len(keys) == 3
         assert len(set(keys)) == 1
         assert keys[0].startswith("i/1/2/")
+
+
+async def test_a_thread_that_an_activity_starts_is_told_how_to_report(make_runtime):
+    told = []
+
+    @activity
+    def parent() -> None:
+        def alone() -> None:
+            try:
+                heartbeat(1)
+            except UsageError as error:
+                told.append(str(error))
+
+        for target in (alone, partial(contextvars.copy_context().run, heartbeat, 2)):
+            thread = threading.Thread(target=target)
+            thread.start()
+            thread.join()
+
+    flow = calling(parent)
+    async with make_runtime([flow, parent]) as runtime:
+        await (await runtime.start(flow)).result(10)
+
+    assert len(told) == 1
+    assert "contextvars.copy_context().run" in told[0]
 
 
 async def test_a_result_that_is_not_json_fails_the_activity(make_runtime):

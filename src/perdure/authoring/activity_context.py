@@ -113,5 +113,9 @@ def transaction() -> Any:
 def _require(what: str) -> ActivityScope:
     scope = _scope.get(None)
     if scope is None:
-        raise UsageError(f"{what} works only inside an activity that a runtime started")
+        raise UsageError(
+            f"{what} works only inside an activity that a runtime started; a thread that the "
+            "activity starts knows of it only by contextvars.copy_context().run(...) or "
+            "asyncio.to_thread(...)"
+        )
     return scope

@@ -95,6 +95,8 @@ class ActivityOptions:
             _check_seconds(name, getattr(self, name))
         if self.executor not in {None, "thread", "process"}:
             raise InvalidValue(f"executor must be 'thread' or 'process', not {self.executor!r}")
+        if self.executor == "process":
+            self._check_process()
         if self.session is not None:
             limits.check_id(self.session, "session")
         if self.tag is not None:
@@ -104,6 +106,18 @@ class ActivityOptions:
                     f"tag has {len(self.tag.encode())} bytes, "
                     f"at most {limits.TAG_BYTES_MAX} are allowed: {self.tag[:40]!r}..."
                 )
+
+    def _check_process(self) -> None:
+        if self.transactional:
+            raise InvalidValue(
+                "transactional=True does not go with executor='process': "
+                "the transaction is in this process"
+            )
+        if self.heartbeat_timeout is not None:
+            raise InvalidValue(
+                "heartbeat_timeout does not go with executor='process': a process cannot report; "
+                "timeout stops it"
+            )
 
     def changed(self, **changes: Any) -> ActivityOptions:
         """These options with some replaced."""

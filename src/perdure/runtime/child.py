@@ -14,11 +14,37 @@ from typing import Any
 
 import msgspec
 
+from perdure.authoring.activity_context import ActivityInfo, enter_scope, leave_scope
 from perdure.codec import JSON
+from perdure.errors import UsageError
 from perdure.runtime.failures import failure_from
-from perdure.runtime.processes import Answer, Call
+from perdure.runtime.processes import MAIN_NAME, Answer, Call
 
-_MAIN = "__perdure_main__"
+
+class ChildScope:
+    """An attempt as its code sees it here: it is killed when nobody wants it any more."""
+
+    def __init__(self, info: ActivityInfo) -> None:
+        self.info = info
+
+    def heartbeat(self, details: object) -> None:
+        raise self._refusal("heartbeat()")
+
+    def last_heartbeat(self, type_: Any) -> Any:
+        raise self._refusal("last_heartbeat()")
+
+    def is_cancelled(self) -> bool:
+        raise self._refusal("is_cancelled()")
+
+    def connection(self) -> Any:
+        raise self._refusal("transaction()")
+
+    def _refusal(self, what: str) -> UsageError:
+        return UsageError(
+            f"{what} does not work in activity {self.info.activity_name!r}, because it runs in a "
+            "process of its own, which is killed when it times out or is cancelled; "
+            "executor='thread' has it"
+        )
 
 
 def main() -> None:
@@ -37,9 +63,13 @@ def _answer(call: Call) -> Answer:
     try:
         activity = _activity(call.module, call.qualname, call.main_path)
         args, kwargs = activity.signature.decode_arguments(call.input, JSON)
-        value = activity.fn(*args, **kwargs)
-        if inspect.iscoroutine(value):
-            value = asyncio.run(value)
+        token = enter_scope(ChildScope(call.info))
+        try:
+            value = activity.fn(*args, **kwargs)
+            if inspect.iscoroutine(value):
+                value = asyncio.run(value)
+        finally:
+            leave_scope(token)
         return Answer(result=activity.signature.encode_result(value, JSON))
     except BaseException as error:  # noqa: BLE001
         return Answer(failure=failure_from(error, attempts=1))
@@ -49,7 +79,9 @@ def _answer(call: Call) -> Answer:
 def _activity(module: str, qualname: str, main_path: str | None) -> Any:
     if main_path is not None:
         # The program's own file, under another name so that its main part does not run.
-        found: Any = runpy.run_path(main_path, run_name=_MAIN)[qualname.split(".", maxsplit=1)[0]]
+        found: Any = runpy.run_path(main_path, run_name=MAIN_NAME)[
+            qualname.split(".", maxsplit=1)[0]
+        ]
         return reduce(getattr, qualname.split(".")[1:], found)
     return reduce(getattr, qualname.split("."), importlib.import_module(module))
 

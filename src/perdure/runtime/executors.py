@@ -52,7 +52,7 @@ class Executors:
         has_bounds = item.timeout_ms is not None or item.heartbeat_ms is not None
         bounded = partial(self._bounded, running, scope) if has_bounds else None
         if not activity.is_async:
-            return self._call(activity, args, kwargs, bounded)
+            return self._call(activity, args, kwargs, scope, bounded)
         call: Coroutine[Any, Any, Any] = activity.fn(*args, **kwargs)
         return call if bounded is None else bounded(call)
 
@@ -88,10 +88,11 @@ class Executors:
         activity: Activity[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        scope: RunningScope,
         bounded: Callable[[Awaitable[Any]], Awaitable[Any]] | None,
     ) -> Any:
         if activity.settings.executor == "process":
-            return await self._processes.run(activity, args, kwargs, bounded)
+            return await self._processes.run(activity, args, kwargs, scope.info, bounded)
         context = contextvars.copy_context()
         return await self._threads.run(
             activity.name, lambda: context.run(_contained, activity.fn, args, kwargs), bounded

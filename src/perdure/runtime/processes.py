@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from perdure.authoring.activity_context import ActivityInfo
 from perdure.codec import JSON
 from perdure.errors import PerdureError, UsageError
 from perdure.model.events import NULL
@@ -25,6 +26,18 @@ if TYPE_CHECKING:
 
     from perdure.authoring import Activity
 
+MAIN_NAME = "__perdure_main__"
+"""What a program's own file is called while a child reads it."""
+
+
+def check_not_reading() -> None:
+    """Refuse to run the program that a child only reads, to find an activity in it."""
+    if MAIN_NAME in sys.modules:
+        raise UsageError(
+            "a process activity is defined in this script, so each child process reads the script: "
+            "put what runs under if __name__ == '__main__':, or the activity into a module"
+        )
+
 
 class Call(msgspec.Struct, kw_only=True):
     """What a child is asked to do."""
@@ -32,6 +45,7 @@ class Call(msgspec.Struct, kw_only=True):
     module: str
     qualname: str
     main_path: str | None
+    info: ActivityInfo
     input: msgspec.Raw
 
 
@@ -59,6 +73,7 @@ class ProcessPool:
         activity: Activity[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        info: ActivityInfo,
         bounded: Callable[[Awaitable[Any]], Awaitable[Any]] | None = None,
     ) -> Any:
         """Run it in a child; ``bounded`` limits it from the moment when a child takes it."""
@@ -66,6 +81,7 @@ class ProcessPool:
             module=activity.fn.__module__,
             qualname=activity.fn.__qualname__,
             main_path=_main_path(activity),
+            info=info,
             input=activity.signature.encode_arguments(args, kwargs, JSON),
         )
         async with self._slots:

@@ -26,6 +26,7 @@ from perdure.runtime.keeper import KeeperThread, LockKeeper
 from perdure.runtime.observe import Observer, log
 from perdure.runtime.options import RuntimeOptions
 from perdure.runtime.orchestrations import OrchestrationDispatcher
+from perdure.runtime.processes import check_not_reading
 from perdure.runtime.watchdog import Watchdog
 from perdure.version import VERSION
 
@@ -78,6 +79,7 @@ class Runtime(Client):
     async def __aenter__(self) -> Self:
         if self._running is not None:
             raise UsageError("this runtime runs already; make another one")
+        check_not_reading()
         await super().__aenter__()
         self._running = _Parts(self)
         self._running.start()

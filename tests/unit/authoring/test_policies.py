@@ -64,6 +64,8 @@ def test_a_retry_policy_that_makes_no_sense_is_refused(wrong):
         {"tag": "é" * 200},
         {"session": ""},
         {"executor": "gpu"},
+        {"executor": "process", "transactional": True},
+        {"executor": "process", "heartbeat_timeout": 5},
     ],
 )
 def test_activity_options_that_make_no_sense_are_refused(wrong):
