@@ -1,57 +1,203 @@
 """A stable hash of what a handler's code does: the same in every process, blind to line numbers.
 
 Tells whether a deploy changed the code, so that an instance that the old code could not continue is
-worth another try.
+worth another try. Read from the code in memory, never from files: these may be replaced while the
+old code still runs.
 """
 
 from __future__ import annotations
 
-from types import CodeType, FunctionType
-from typing import TYPE_CHECKING, Any, cast
+import re
+import sys
+from collections import deque
+from functools import cached_property, partial
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import TYPE_CHECKING, Any, Final, cast, get_args, get_origin
+
+from perdure.authoring.class_fields import annotations_of, fields_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-_FUNCTIONS_MAX = 500
-_PLAIN = (int, float, complex, str, bytes, bool, type(None), type(Ellipsis))
+_VISITS_MAX: Final = 5000
+_PLAIN: Final = (int, float, complex, str, bytes, bool, type(None), type(Ellipsis))
+_DEPTH_MAX: Final = 8
+_MEMBERS_MAX: Final = 1000
+_NAME: Final = re.compile(r"[^\W\d]\w*")
+_ADDRESS: Final = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 def fingerprint(fn: Callable[..., Any]) -> str:
-    """Hash of the function, of the functions and constants of its package that it names."""
+    """Hash of the function and of everything that it reaches in the author's modules."""
     import hashlib  # slow to load, and only a runtime asks
 
     digest = hashlib.blake2b(digest_size=16)
-    for function in _reachable(fn):
-        digest.update(function.__qualname__.encode())
-        for part in _code_parts(function.__code__):
-            digest.update(part.encode("utf-8", "backslashreplace"))
-            digest.update(b"\0")
-        for name, value in _globals_used(function):
-            if isinstance(value, _PLAIN):
-                digest.update(f"{name}={value!r}\0".encode("utf-8", "backslashreplace"))
+    for part in _Walk(cast("FunctionType", fn)).parts():
+        digest.update(part.encode("utf-8", "backslashreplace"))
+        digest.update(b"\0")
     return digest.hexdigest()
 
 
-def _reachable(fn: Callable[..., Any]) -> Iterator[FunctionType]:
-    package = fn.__module__.partition(".")[0]
-    waiting: list[Any] = [fn]
-    seen: set[int] = set()
-    while waiting and len(seen) < _FUNCTIONS_MAX:
-        function = waiting.pop(0)
-        # A decorated handler stands for the function that it wraps.
-        function = getattr(function, "fn", function)
-        if not isinstance(function, FunctionType) or id(function) in seen:
-            continue
-        if function.__module__.partition(".")[0] != package:
-            continue
-        seen.add(id(function))
-        yield function
-        waiting.extend(value for _, value in _globals_used(function))
+class _Walk:
+    """Visits functions and classes breadth first, in an order that only the code decides."""
+
+    def __init__(self, fn: FunctionType) -> None:
+        spec = fn.__globals__.get("__spec__")
+        # A module that is run by python -m has a name that others do not know it by.
+        name: str = fn.__module__ if spec is None else spec.name
+        self._packages = {fn.__module__.partition(".")[0], name.partition(".")[0]}
+        self._waiting: deque[Any] = deque([fn])
+        self._seen: dict[int, Any] = {}
+
+    def parts(self) -> Iterator[str]:
+        while self._waiting and len(self._seen) < _VISITS_MAX:
+            value = self._waiting.popleft()
+            if id(value) in self._seen or not self._is_authors(value):
+                continue
+            self._seen[id(value)] = value  # kept: an id is good only as long as its object lives
+            if isinstance(value, FunctionType):
+                yield from self._function(value)
+            else:
+                yield from self._class(value)
+
+    def _function(self, function: FunctionType) -> Iterator[str]:
+        yield function.__qualname__
+        yield from _code_parts(function.__code__)
+        names = sorted(set(_names(function.__code__)))
+        for name, annotation in annotations_of(function).items():
+            yield f"{name}: {self._annotation(annotation, function.__globals__)}"
+        for default in function.__defaults__ or ():
+            yield self._constant(default)
+        for name, default in (function.__kwdefaults__ or {}).items():
+            yield f"{name}={self._constant(default)}"
+        for name, value in _captured(function):
+            yield f"{name}={self._variable(value, names)}"
+        for name in names:
+            if name in function.__globals__:
+                yield f"{name}={self._variable(function.__globals__[name], names)}"
+
+    def _class(self, kind: Any) -> Iterator[str]:
+        yield f"class {kind.__qualname__}"
+        self._waiting.extend(kind.__bases__)
+        module = sys.modules.get(kind.__module__)
+        scope = {} if module is None else vars(module)
+        for name, annotation in annotations_of(kind).items():
+            yield f"{name}: {self._annotation(annotation, scope)}"
+        for name, default in fields_of(kind):
+            yield f"{name}={self._constant(default)}"
+        members = cast("dict[str, Any]", vars(kind))
+        for name in sorted(members):
+            value = members[name]
+            is_special = name.startswith("__") and name.endswith("__")
+            for function in _functions_of(value):
+                # The code of a generated method follows from the fields.
+                if not (is_special and function.__code__.co_filename.startswith("<")):
+                    self._waiting.append(function)
+            if not is_special:
+                yield f"{name}={self._variable(value, [])}"
+
+    def _variable(self, value: Any, names: list[str], depth: int = 0) -> str:
+        kind = cast("type[object]", type(value))
+        if issubclass(kind, ModuleType):
+            return self._module(value, names, depth)
+        text = self._constant(value)
+        # What such a one holds may change while the program runs: only its code counts.
+        return "" if issubclass(kind, (list, dict, set)) else text
+
+    def _module(self, module: ModuleType, names: list[str], depth: int) -> str:
+        """What the code names of it: whatever else it holds may depend on who imported what."""
+        if depth > _DEPTH_MAX or not self._is_authors_module(module.__name__):
+            return ""
+        members = vars(module)
+        found = [name for name in names if name in members and not name.startswith("__")]
+        return ";".join(f"{n}={self._variable(members[n], names, depth + 1)}" for n in found)
+
+    def _constant(self, value: Any) -> str:
+        try:
+            return self._value(value, 0)
+        except Exception:  # noqa: BLE001  # a proxy or the like that must not be looked at here
+            return ""
+
+    def _value(self, value: Any, depth: int) -> str:
+        """Text of a constant; functions and classes wait for their own turn."""
+        if isinstance(value, _PLAIN):
+            return repr(value)
+        if isinstance(value, partial):
+            parts = cast("Any", value)
+            value = [parts.func, parts.args, parts.keywords]
+        if isinstance(value, (list, tuple, set, frozenset, dict)):
+            return self._container(cast("Any", value), depth + 1)
+        functions = list(_functions_of(value))
+        if functions or isinstance(value, type):
+            self._waiting.extend(functions or [value])
+            return ",".join(function.__qualname__ for function in functions)
+        self._waiting.append(type(value))
+        return type(value).__qualname__
+
+    def _container(self, value: Any, depth: int) -> str:
+        if depth > _DEPTH_MAX or len(value) > _MEMBERS_MAX:
+            return f"{len(value)}"
+        members: list[Any] = list(value.items() if hasattr(value, "items") else value)
+        texts = [self._value(member, depth) for member in members]
+        if not hasattr(value, "__getitem__"):
+            texts.sort()  # a set
+        return f"[{','.join(texts)}]"
+
+    def _annotation(self, annotation: Any, scope: dict[str, Any]) -> str:
+        if isinstance(annotation, str):
+            for name in _NAME.findall(annotation):
+                if isinstance(scope.get(name), type):
+                    self._waiting.append(scope[name])
+            return annotation
+        # The parameters of a Callable are a list.
+        kind = cast("Any", type(annotation))
+        arguments: Any = annotation if kind is list else get_args(annotation)
+        if arguments:
+            inner = ",".join(self._annotation(argument, scope) for argument in arguments)
+            return f"{self._annotation(get_origin(annotation), scope)}[{inner}]"
+        if isinstance(annotation, type):
+            self._waiting.append(annotation)
+            return annotation.__qualname__
+        return _ADDRESS.sub("", repr(annotation))
+
+    def _is_authors(self, value: Any) -> bool:
+        return self._is_authors_module(getattr(value, "__module__", None) or "")
+
+    def _is_authors_module(self, name: str) -> bool:
+        package = name.partition(".")[0]
+        if package in self._packages:
+            return True
+        if package in sys.stdlib_module_names or package in {"", "perdure"}:
+            return False
+        file: str | None = getattr(sys.modules.get(name), "__file__", None)
+        return file is not None and not _INSTALLED.intersection(re.split(r"[/\\]", file))
 
 
-def _globals_used(function: FunctionType) -> list[tuple[str, Any]]:
-    names = sorted(set(_names(function.__code__)))
-    return [(n, function.__globals__[n]) for n in names if n in function.__globals__]
+_INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
+
+
+def _functions_of(value: Any) -> Iterator[FunctionType]:
+    """The functions that a callable or descriptor stands for."""
+    found: tuple[Any, ...] = (value,)
+    if isinstance(value, (MethodType, staticmethod, classmethod)):
+        found = (cast("Any", value).__func__,)
+    elif isinstance(value, property):
+        found = (value.fget, value.fset, value.fdel)
+    elif isinstance(value, cached_property):
+        found = (cast("Any", value).func,)
+    elif not isinstance(value, (FunctionType, type)):
+        # A decorated handler stands for the function that it wraps, and so does a cached one.
+        members: Any = getattr(value, "__dict__", None) or {}
+        found = (members.get("fn"), members.get("__wrapped__"))
+    yield from (function for function in found if isinstance(function, FunctionType))
+
+
+def _captured(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:
+            continue  # not bound yet
 
 
 def _names(code: CodeType) -> Iterator[str]:
