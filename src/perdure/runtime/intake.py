@@ -47,6 +47,8 @@ class Drop(msgspec.Struct, frozen=True, kw_only=True):
     message_ids: list[int]
     replies: list[OrchestratorMessage]
     """Answers to starts that came for an id in use."""
+    unread: list[str]
+    """Names of events and messages from outside among them."""
 
 
 class Park(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,6 +115,11 @@ class Intake:
                 execution_id=item.execution_id,
                 message_ids=[arrival.message_id for arrival in arrivals if arrival.message_id],
                 replies=replies_to(arrivals, None),
+                unread=[
+                    arrival.item.name
+                    for arrival in arrivals
+                    if isinstance(arrival.item, (work.ExternalRaised, work.QueueMessage))
+                ],
             )
         return self._begin(item, start, arrivals, now_ms)
 

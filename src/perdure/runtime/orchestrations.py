@@ -325,7 +325,7 @@ class OrchestrationDispatcher:
     def _warn(self, live: LiveInstance, outcome: TurnOutcome) -> None:
         """Tell what is no error, but hardly meant."""
         for line in outcome.ignored:
-            log.warning("%s: %s", live.instance_id, line)
+            log.debug("%s: %s", live.instance_id, line)  # completions and races cross every day
         for child in outcome.children:
             self._missing.orchestration(child.name, child.version)
         for chained in outcome.detached:

@@ -67,11 +67,11 @@ class Returns:
 
     def drop(self, fetched: FetchedOrchestration, verdict: Drop) -> None:
         """It has ended: what still came for it is consumed."""
-        log.warning(
-            "%r has ended; %d late messages are dropped",
-            fetched.item.instance_id,
-            len(verdict.message_ids),
-        )
+        instance_id = fetched.item.instance_id
+        if verdict.unread:
+            log.warning("%r has ended: nobody reads %s", instance_id, ", ".join(verdict.unread))
+        else:  # a completion, timer or cancellation that crossed the end: somebody always does
+            log.debug("%r has ended before %d messages", instance_id, len(verdict.message_ids))
         commit = TurnCommit(
             execution_id=verdict.execution_id,
             orchestrator_items=tuple(verdict.replies),
