@@ -37,6 +37,12 @@ def test_an_exported_instance_goes_on_in_another_store(waiting, other, tmp_path)
     assert other("history", "a-1", "-o", "json").json[0]["instance_id"] == "a-1"
 
 
+def test_a_named_instance_is_exported_with_its_children(waiting, other):
+    exported = waiting("export", "p-1").out
+
+    assert other("import", "-", "-o", "ids", stdin=exported).lines == ["p-1", "p-1::1.2"]
+
+
 def test_import_reads_standard_input(waiting, other):
     exported = waiting("export", "--query", "status:open").out
 

@@ -23,8 +23,12 @@ _OPTIONS = (
     click.option("--status", metavar="S,...", help="running, failed, blocked, open, ended, ..."),
     click.option("--name", metavar="NAME", help="Of the orchestration; order* fits several."),
     click.option("--search", metavar="TEXT", help="Occurs in id, name, output or custom status."),
-    click.option("--since", metavar="WHEN", help="Started within: 1h, 7d, or after a date."),
-    click.option("--until", metavar="WHEN", help="Started before: 1h ago, 7d ago, or a date."),
+    click.option(
+        "--since", metavar="WHEN", help="Started within the last 1h, 7d, or after a date."
+    ),
+    click.option(
+        "--until", metavar="WHEN", help="Started longer ago than 1h, 7d, or before a date."
+    ),
     click.option("--parent", metavar="ID", help="Children of that instance; none: no children."),
 )
 

@@ -55,6 +55,8 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     last_error: str | None
     deliveries: int
     heartbeat: str | None
+    tag: str | None = None
+    """Only workers that take this tag run it."""
 
 
 class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
@@ -207,7 +209,7 @@ def _retrying(attempt: Attempt, repeated: list[Attempt], now_ms: int) -> Insight
         if attempt.is_running
         else f"{number} in {shown_duration(attempt.next_ms - now_ms)}"
         if attempt.next_ms > now_ms
-        else f"{number} waits for a worker"
+        else f"{number} waits for a worker{_taking(attempt.tag)}"
     )
     more = f" (and {len(repeated) - 1} more)" if len(repeated) > 1 else ""
     return Insight(
@@ -228,7 +230,7 @@ def _single(
         case "activity":
             attempt = next((a for a in around.attempts if a.activity_id == step.event_id), None)
             if attempt is not None and not attempt.is_running:
-                sentence = f"{step.name} waits {waited} for a worker"
+                sentence = f"{step.name} waits {waited} for a worker{_taking(attempt.tag)}"
                 if not any(step.name in worker.activities for worker in around.workers):
                     sentence += "; no running worker has that activity"
             else:
@@ -250,6 +252,10 @@ def _single(
             sentence = f"Waiting {waited} for {step.name} '{step.child_id}'"
     sentence += _limit(due_ms, now_ms)
     return Insight(doing=doing, sentence=sentence, since_ms=step.since_ms, due_ms=due_ms)
+
+
+def _taking(tag: str | None) -> str:
+    return "" if tag is None else f" that takes the tag {tag!r}"
 
 
 def _limit(due_ms: int | None, now_ms: int) -> str:
@@ -300,4 +306,5 @@ def _attempt(queued: QueuedWork) -> Attempt:
         last_error=last_error,
         deliveries=queued.attempt_count,
         heartbeat=queued.heartbeat,
+        tag=item.tag,
     )

@@ -213,6 +213,15 @@ def test_an_activity_that_nobody_takes_is_told():
     assert insight.sentence == "pay waits 1m for a worker; no running worker has that activity"
 
 
+def test_an_activity_with_a_tag_tells_it():
+    book = Book()
+    book.add(events.ActivityScheduled, op="0/1", name="pay")
+
+    insight = said(book, Surroundings(attempts=(attempt(tag="gpu"),)))
+
+    assert insight.sentence.startswith("pay waits 1m for a worker that takes the tag 'gpu'")
+
+
 def worker(*handlers):
     return WorkerInfo(
         worker_id="w", host="h", process_id=1, started_at_ms=NOW, framework_version="0.1.0",

@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 def export(instance_ids: tuple[str, ...], query: str | None, file: Path | None) -> None:
     """Write instances, whole, as one JSON document a line: history, state, queued messages.
 
-    They can be imported into any store, and replayed with perdure replay.
+    An instance that is named comes with its children, for which it may wait. They can be
+    imported into any store, and replayed with perdure replay.
     """
     if bool(instance_ids) == (query is not None):
         raise UsageError("name instances or a query: perdure export o-1, or --query status:failed")
@@ -93,7 +94,12 @@ async def _chosen(
     from perdure.client.search import parse_search
 
     for instance_id in instance_ids:
-        yield instance_id
+        try:
+            tree = await session.admin.get_instance_tree(instance_id)
+        except NotFound:
+            raise await session.unknown(instance_id) from None
+        for member in tree.instance_ids:
+            yield member
     if query is not None:
         async for info in parse_search(query, session.now_ms()).instances(session.admin):
             yield info.instance_id
