@@ -18,6 +18,11 @@ def hangs(begun: str) -> None:
     time.sleep(600)
 
 
+@activity(transactional=True)
+def holds_store(begun: str) -> None:
+    hangs(begun)
+
+
 @activity
 async def deaf(begun: str) -> None:
     touch(begun)
@@ -38,4 +43,5 @@ async def slow(begun: str) -> None:
 
 @orchestration
 async def calls(name: str, begun: str) -> None:
-    await {"hangs": hangs, "deaf": deaf, "slow": slow}[name](begun)
+    handlers = {"hangs": hangs, "deaf": deaf, "slow": slow, "holds_store": holds_store}
+    await handlers[name](begun)

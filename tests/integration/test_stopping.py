@@ -63,6 +63,16 @@ async def test_a_worker_ends_although_an_activity_does_not(tmp_path, name, grace
     assert f"still running, and given up: {name} (x1)" in said
 
 
+async def test_a_worker_ends_although_an_activity_holds_the_store(tmp_path):
+    store = tmp_path / "s.db"
+    with worker_process(store) as process:
+        await begun_in(store, "holds_store", tmp_path / "begun")
+        said = ended(process, 25)
+
+    assert process.returncode == 0
+    assert "the store did not close" in said
+
+
 async def test_a_worker_ends_although_its_store_is_gone(tmp_path):
     store = tmp_path / "s.db"
     with worker_process(store) as process:

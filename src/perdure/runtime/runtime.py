@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 
 _GIVE_BACK_SECONDS = 5.0
 """For a store that does not answer, after the time to drain."""
+_CLOSE_SECONDS = 5.0
+"""For a store that did not answer."""
 
 
 class Runtime(Client):
@@ -72,8 +74,8 @@ class Runtime(Client):
         self.worker_id = self.options.worker_id or f"worker-{secrets.token_hex(8)}"
         self._running: _Parts | None = None
         self.left_behind: tuple[str, ...] = ()
-        """Activities whose code still ran when this runtime had stopped. Python does not end a
-        process before its threads have ended."""
+        """What still ran when this runtime had stopped: activities by their names, or the store.
+        Python does not end a process before its threads have ended."""
         self._stopped = asyncio.Event()
 
     async def __aenter__(self) -> Self:
@@ -103,7 +105,14 @@ class Runtime(Client):
             if running is not None:
                 self.left_behind = await running.stop(self.options.drain_seconds)
         finally:
-            await super().__aexit__(exc_type, exc, traceback)
+            # A store that took everything back may close in peace; of another one nothing is hoped.
+            is_out = running is not None and not running.has_given_back
+            try:
+                async with asyncio.timeout(_CLOSE_SECONDS if is_out else None):
+                    await super().__aexit__(exc_type, exc, traceback)
+            except TimeoutError:
+                log.warning("the store did not close: something in it still runs")
+                self.left_behind = (*self.left_behind, self.provider.name)
 
     async def serve(self) -> None:
         """Run until SIGTERM or SIGINT, then drain. A second signal ends the process at once."""
@@ -302,6 +311,7 @@ class _Parts:
             activities=tuple(sorted(runtime.registry.activity_names)),
             slots=options.activity_slots,
         )
+        self.has_given_back = False
         self._has_housekeeping = options.housekeeping
         self._housekeeping = Housekeeping(
             provider,
@@ -333,6 +343,7 @@ class _Parts:
         try:
             async with asyncio.timeout_at(max(deadline, loop.time()) + _GIVE_BACK_SECONDS):
                 await self._give_back()
+                self.has_given_back = True
         except TimeoutError:
             log.warning(
                 "the store did not take everything back in time; stopping as a crash would: "
