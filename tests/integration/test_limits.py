@@ -138,11 +138,11 @@ async def test_a_thread_that_does_not_end_in_time_is_named_once(caplog):
         may_end.set()
 
 
-@pytest.mark.parametrize("is_timed", [True, False])
-async def test_an_activity_that_swallows_its_cancellation_is_named_in_the_log(caplog, is_timed):
+@pytest.mark.parametrize("bound", [{"timeout": 0.05}, {"heartbeat_timeout": 0.05}, {}])
+async def test_an_activity_that_swallows_its_cancellation_is_named_in_the_log(caplog, bound):
     may_end = asyncio.Event()
 
-    @activity(timeout=0.05 if is_timed else None)
+    @activity(**bound)
     async def deaf(n: int) -> None:
         while not may_end.is_set():
             try:
@@ -152,7 +152,7 @@ async def test_an_activity_that_swallows_its_cancellation_is_named_in_the_log(ca
 
     @orchestration
     async def flow() -> None:
-        async with asyncio.timeout(0.1):
+        async with asyncio.timeout(None if bound else 0.1):
             await deaf(0)
 
     options = RuntimeOptions(cancel_grace_seconds=0.02, drain_seconds=1)

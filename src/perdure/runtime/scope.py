@@ -95,4 +95,6 @@ class RunningScope:
         finally:
             if not task.done():
                 task.cancel()
+                check = self._executors.expect_end(self._running)
                 await asyncio.wait((task,))
+                check.cancel()
