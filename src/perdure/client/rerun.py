@@ -311,7 +311,12 @@ class _Again:
         if queued is not None:
             item = wire.decode_activity(queued.message.body)
             return msgspec.structs.replace(
-                item, instance_id=event.instance_id, attempt=1, last_failure=None
+                item,
+                instance_id=event.instance_id,
+                attempt=1,
+                redelivered=0,
+                last_failure=None,
+                last_heartbeat=None,
             )
         return work.ActivityExecute(
             instance_id=event.instance_id,

@@ -140,7 +140,7 @@ async def _warn_of_unknown_name(session: Session, name: str) -> None:
     if workers and name not in names:
         near = difflib.get_close_matches(name, names, n=1)
         meant = f"; did you mean {near[0]!r}?" if near else ""
-        warn(f"no running worker has the orchestration {name!r}{meant} It waits until one does.")
+        warn(f"no running worker has the orchestration {name!r}{meant}; it waits until one does")
 
 
 def _warn_of_new_store() -> None:
