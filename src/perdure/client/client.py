@@ -155,9 +155,8 @@ class Client:
 
     def _arguments(self, definition: Orchestration[..., Any], args: tuple[Any, ...]) -> msgspec.Raw:
         payload = definition.signature.encode_arguments(args, {}, self.codec)
-        definition.signature.decode_arguments(
-            payload, self.codec
-        )  # a wrong type is an error here and now
+        # A wrong type is an error here and now.
+        definition.signature.check_arguments(payload, self.codec)
         return payload
 
     def _begin(

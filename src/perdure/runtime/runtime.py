@@ -150,9 +150,8 @@ class Runtime(Client):
     def _begin(
         self, item: work.StartOrchestration, delay_ms: int | None, condition: EnqueueCondition
     ) -> Awaitable[asyncio.Future[Any] | None] | None:
-        if self._running is None or delay_ms is not None:
-            return None
-        if condition is EnqueueCondition.REPLACE:
+        is_replacing = condition is EnqueueCondition.REPLACE
+        if self._running is None or delay_ms is not None or is_replacing:
             return None
         return self._running.orchestrations.begin(item)
 

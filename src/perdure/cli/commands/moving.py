@@ -93,13 +93,15 @@ async def _chosen(
 ) -> AsyncIterator[str]:
     from perdure.client.search import parse_search
 
+    members: dict[str, None] = {}
     for instance_id in instance_ids:
         try:
             tree = await session.admin.get_instance_tree(instance_id)
         except NotFound:
             raise await session.unknown(instance_id) from None
-        for member in tree.instance_ids:
-            yield member
+        members |= dict.fromkeys(tree.instance_ids)  # once, even if a child is named too
+    for member in members:
+        yield member
     if query is not None:
         async for info in parse_search(query, session.now_ms()).instances(session.admin):
             yield info.instance_id
