@@ -9,6 +9,7 @@ from perdure import (
     Client,
     OrchestrationCancelled,
     OrchestrationTerminated,
+    Runtime,
     Status,
     activity,
     orchestration,
@@ -23,6 +24,7 @@ from perdure.errors import (
     UsageError,
     WaitTimeout,
 )
+from perdure.providers.sqlite.admin import SqliteAdmin
 
 cleaned: list[str] = []
 
@@ -116,6 +118,26 @@ async def test_a_paused_orchestration_takes_no_turn_until_it_is_resumed(make_run
         assert (await handle.status()).status is Status.SUSPENDED
         await handle.resume()
         assert await handle.result(10) == "on"
+
+
+async def test_whoever_waits_here_is_told_without_asking_the_store_again(tmp_path, monkeypatch):
+    async with Runtime(tmp_path / "store.db", HANDLERS) as earlier:
+        await earlier.start(patient, "p", id="p")
+        await waiting(earlier, "p")
+    async with Client(tmp_path / "store.db") as client:
+        await client.raise_event("p", "go", "on")
+
+    questions: list[str] = []
+    ask = SqliteAdmin.get_instance_info
+
+    async def count(self, instance_id):
+        questions.append(instance_id)
+        return await ask(self, instance_id)
+
+    monkeypatch.setattr(SqliteAdmin, "get_instance_info", count)
+    async with Runtime(tmp_path / "store.db", HANDLERS) as runtime:
+        assert await runtime.get("p", patient).result(10) == "on"
+    assert len(questions) <= 1
 
 
 async def test_an_id_that_exists_is_returned_refused_or_replaced(make_runtime):

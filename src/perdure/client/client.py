@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, TypeVarTuple, cast, overload
@@ -14,7 +15,13 @@ from perdure.client.administration import Administration
 from perdure.client.handle import Handle
 from perdure.client.messages import envelope
 from perdure.client.termination import terminate
-from perdure.client.view import InstanceStatus, failure_error, failure_of, view_of
+from perdure.client.view import (
+    Ending,
+    InstanceStatus,
+    failure_error,
+    failure_in_output,
+    view_of,
+)
 from perdure.client.waits import open_steps
 from perdure.clock import SystemClock
 from perdure.codec import JSON, Codec
@@ -29,12 +36,12 @@ from perdure.providers.items import EnqueueCondition
 from perdure.providers.url import open_provider
 
 if TYPE_CHECKING:
-    import asyncio
     import os
     from collections.abc import Awaitable, Callable, Iterable, Sequence
     from types import TracebackType
     from typing import Self
 
+    from perdure.client.view import Finished
     from perdure.client.waits import OpenStep
     from perdure.clock import Clock
     from perdure.providers.administration import ProviderAdmin
@@ -247,44 +254,69 @@ class Client:
 
     async def _result(self, handle: Handle[R], timeout: float | None) -> R:  # noqa: ASYNC109
         deadline_ms = None if timeout is None else self.clock.now_ms() + round(timeout * 1000)
-        info = await self._wait_finished(handle.id, deadline_ms)
-        return self._outcome(
-            handle, info.status, info.output, failure_of(info), info.name or handle.id
-        )
-
-    def _outcome(
-        self,
-        handle: Handle[R],
-        status: Status,
-        output: str | None,
-        failure: Failure | None,
-        name: str,
-    ) -> R:
+        ending = await self._wait_finished(handle.id, handle._finished, deadline_ms)  # noqa: SLF001
         definition = handle._orchestration  # noqa: SLF001
-        if status is Status.COMPLETED:
-            raw = msgspec.Raw(output if output is not None else "null")
+        if ending.status is Status.COMPLETED:
+            raw = msgspec.Raw(ending.output if ending.output is not None else "null")
             result: R
             if definition is not None:
                 result = definition.signature.decode_result(raw, self.codec)
             else:
                 result = self.codec.decode(raw, where=f"result of {handle.id}")
             return result
-        label = name if definition is None else definition.name
-        raise failure_error(status, failure or Failure(), f"{label} {handle.id!r}")
+        label = ending.name if definition is None else definition.name
+        failure = failure_in_output(ending.status, ending.output) or Failure()
+        raise failure_error(ending.status, failure, f"{label} {handle.id!r}")
 
-    async def _wait_finished(self, instance_id: str, deadline_ms: int | None) -> InstanceInfo:
+    async def _wait_finished(
+        self, instance_id: str, finished: Finished | None, deadline_ms: int | None
+    ) -> Ending:
+        """``finished``: what the end resolves, if it is known to run in this process."""
+        finished = finished or self._finishes_here(instance_id)
+        while True:
+            ending = None if finished is None else await self._wait_here(finished, deadline_ms)
+            if ending is None:
+                ending, finished = await self._watch_for_end(instance_id, deadline_ms)
+            if ending is not None:
+                return ending
+
+    async def _wait_here(self, finished: Finished, deadline_ms: int | None) -> Ending | None:
+        """None: it left this process before it ended, or there is no time left."""
+        if deadline_ms is None or finished.done():
+            return await asyncio.shield(finished)
+        seconds = (deadline_ms - self.clock.now_ms()) / 1000
+        alarm = asyncio.ensure_future(self.clock.sleep(seconds))
+        try:
+            await asyncio.wait((finished, alarm), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            alarm.cancel()
+        return finished.result() if finished.done() else None
+
+    async def _watch_for_end(
+        self, instance_id: str, deadline_ms: int | None
+    ) -> tuple[Ending | None, Finished | None]:
+        """The end as stored; or what it resolves, as soon as the instance runs in this process."""
         admin = self._admin()
         has_warned = False
         with self.provider.watch(instance_id) as watch:
             while True:
                 info = await admin.get_instance_info(instance_id)
                 if info.status.is_final:
-                    return info
+                    return Ending(info.status, info.output, info.name or instance_id), None
                 if info.status is Status.BLOCKED and not has_warned:
                     # Whoever waits for ever must learn why.
                     log.warning("%r is %s; still waiting", instance_id, _standing(info))
                     has_warned = True
-                await watch.wait(self._patience_ms(info, deadline_ms))
+                patience_ms = self._patience_ms(info, deadline_ms)
+                if self._finishes_here(instance_id) is None:
+                    await watch.wait(patience_ms)
+                finished = self._finishes_here(instance_id)
+                if finished is not None:
+                    return None, finished
+
+    def _finishes_here(self, instance_id: str) -> Finished | None:
+        """What the end of an instance resolves that runs in this process."""
+        return None
 
     def _patience_ms(self, info: InstanceInfo, deadline_ms: int | None) -> int:
         if deadline_ms is None:

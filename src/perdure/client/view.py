@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
@@ -44,6 +45,19 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     parent_id: str | None
     waiting_for: tuple[Any, ...] = ()
     """Open steps, oldest first; empty when it has ended or was not asked for."""
+
+
+class Ending(msgspec.Struct, frozen=True, gc=False):
+    """How an instance ended, as committed."""
+
+    status: Status
+    output: str | None
+    name: str
+    """Of the orchestration."""
+
+
+Finished: TypeAlias = asyncio.Future[Ending | None]
+"""What an instance that runs in this process resolves: with its end; None if it leaves before."""
 
 
 def view_of(

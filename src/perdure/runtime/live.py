@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from perdure.model import work
-from perdure.model.status import Status
 
 if TYPE_CHECKING:
+    from perdure.client.view import Ending, Finished
     from perdure.engine.execution import Execution
     from perdure.providers.items import OrchestratorMessage
 
@@ -24,13 +24,6 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
     """Set when it came through the orchestrator queue."""
     work_token: str | None = None
     """Set when it is the completion of an activity that ran here: settled with the turn."""
-
-
-class Ending(msgspec.Struct, frozen=True, gc=False):
-    """How an instance ended, as committed."""
-
-    status: Status
-    output: str | None
 
 
 class LiveInstance:
@@ -66,7 +59,7 @@ class LiveInstance:
         self.busy = False
         """A turn was run and its commit is under way."""
         self.used_at_ms = 0
-        self.finished: asyncio.Future[Ending | None] = asyncio.get_running_loop().create_future()
+        self.finished: Finished = asyncio.get_running_loop().create_future()
         """The committed end; None when the instance left this runtime before it ended."""
 
     @property

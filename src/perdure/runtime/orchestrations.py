@@ -16,6 +16,7 @@ import msgspec
 
 from perdure.authoring.definitions import parse_version
 from perdure.client.messages import envelope
+from perdure.client.view import Ending
 from perdure.errors import (
     CorruptData,
     DuplicateEvent,
@@ -39,7 +40,7 @@ from perdure.runtime.background import Background
 from perdure.runtime.cache import LiveCache
 from perdure.runtime.commits import TurnFacts, commit_of, final_status
 from perdure.runtime.intake import Drop, Intake, Park, Run, replies_to
-from perdure.runtime.live import Arrival, Ending, LiveInstance
+from perdure.runtime.live import Arrival, LiveInstance
 from perdure.runtime.missing import Missing
 from perdure.runtime.observe import log
 from perdure.runtime.pacing import Pacer
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from perdure.authoring.registry import Registry
+    from perdure.client.view import Finished
     from perdure.clock import Clock
     from perdure.codec import Codec
     from perdure.engine.outcome import TurnOutcome
@@ -212,9 +214,7 @@ class OrchestrationDispatcher:
         live.busy = True
         self._run_turn(live, [Arrival(item)], created)
 
-    def _tell(
-        self, created: Created, answer: asyncio.Future[Ending | None] | BaseException | None
-    ) -> None:
+    def _tell(self, created: Created, answer: Finished | BaseException | None) -> None:
         """Answer whoever asked for a new instance."""
         self._pacer.begun()
         if created.done():
@@ -485,7 +485,8 @@ class OrchestrationDispatcher:
             self._live.remove(live)
             status, output = turn.final
             ended = status is not Status.CONTINUED_AS_NEW
-            live.leave(Ending(status, output) if ended else None)
+            name = live.execution.handler.name
+            live.leave(Ending(status, output, name) if ended else None)
             self._settle_leftovers(live)
         elif turn.commit.keep_lock_ms is None:
             self._forget(live)

@@ -15,9 +15,8 @@ import msgspec
 
 from perdure.authoring.registry import Registry
 from perdure.client.client import Client
-from perdure.client.view import failure_in_output
 from perdure.codec import JSON
-from perdure.errors import UsageError, WaitTimeout
+from perdure.errors import UsageError
 from perdure.providers.items import EnqueueCondition, WorkerInfo
 from perdure.runtime.activities import ActivityDispatcher
 from perdure.runtime.executors import Executors
@@ -37,12 +36,11 @@ if TYPE_CHECKING:
 
     from perdure.authoring.registry import Handler
     from perdure.client.client import IfExists
-    from perdure.client.handle import Handle
+    from perdure.client.view import Finished
     from perdure.clock import Clock
     from perdure.codec import Codec
     from perdure.model import work
     from perdure.providers.contract import Provider
-    from perdure.runtime.live import Ending
     from perdure.runtime.observe import Sink, SpanMaker
 
 _GIVE_BACK_SECONDS = 5.0
@@ -179,36 +177,11 @@ class Runtime(Client):
                 raise answer
         return endings
 
-    async def _result(self, handle: Handle[Any], timeout: float | None) -> Any:  # noqa: ASYNC109
-        finished = handle._finished  # noqa: SLF001
-        if finished is None and self._running is not None:
-            live = self._running.orchestrations.live_instance(handle.id)
-            finished = None if live is None else live.finished
-        if finished is not None:
-            ending = await self._wait_here(handle.id, finished, timeout)
-            if ending is not None:
-                failure = failure_in_output(ending.status, ending.output)
-                return self._outcome(handle, ending.status, ending.output, failure, handle.id)
-        return await super()._result(handle, timeout)
-
-    async def _wait_here(
-        self,
-        instance_id: str,
-        finished: asyncio.Future[Ending | None],
-        timeout: float | None,  # noqa: ASYNC109
-    ) -> Ending | None:
-        if finished.done():
-            return finished.result()
-        if timeout is None:
-            return await asyncio.shield(finished)
-        alarm = asyncio.ensure_future(self.clock.sleep(timeout))
-        try:
-            await asyncio.wait((finished, alarm), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            alarm.cancel()
-        if not finished.done():
-            raise WaitTimeout(f"{instance_id!r} has not ended in {timeout:g} seconds; it goes on")
-        return finished.result()
+    def _finishes_here(self, instance_id: str) -> Finished | None:
+        if self._running is None:
+            return None
+        live = self._running.orchestrations.live_instance(instance_id)
+        return None if live is None else live.finished
 
     def abort(self) -> None:
         """Stop dead, as a crash would: nothing is finished, no lock is given back. For tests."""

@@ -6,15 +6,16 @@ import asyncio
 
 import msgspec
 
+from perdure.client.view import Finished
 from perdure.engine.outcome import TurnOutcome
 from perdure.model import work
 from perdure.model.status import Status
 from perdure.providers.items import Claim, TurnCommit
-from perdure.runtime.live import Arrival, Ending, LiveInstance
+from perdure.runtime.live import Arrival, LiveInstance
 from perdure.runtime.retrying import Backoff
 
 
-class Created(asyncio.Future[asyncio.Future[Ending | None] | None]):
+class Created(asyncio.Future[Finished | None]):
     """A start that waits for its first commit; then gives what the instance's end will resolve.
 
     One object for each, because thousands of them may wait, and the garbage collector walks over

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from perdure.authoring.registry import Handler
     from perdure.client.handle import Handle
+    from perdure.client.view import Ending, Finished
     from perdure.client.waits import OpenStep
     from perdure.codec import Codec
     from perdure.model import events
@@ -132,11 +133,11 @@ class _JumpingRuntime(Runtime):
         # Looking again by the clock would keep time moving for an instance that nobody can end.
         self._watch_ms = round(_FOREVER_SECONDS * 1000)
 
-    async def _wait_finished(self, instance_id: str, deadline_ms: int | None) -> Any:
-        return await self._jumping(instance_id, super()._wait_finished(instance_id, deadline_ms))
-
-    async def _wait_here(self, instance_id: str, finished: Any, timeout: float | None) -> Any:  # noqa: ASYNC109
-        return await self._jumping(instance_id, super()._wait_here(instance_id, finished, timeout))
+    async def _wait_finished(
+        self, instance_id: str, finished: Finished | None, deadline_ms: int | None
+    ) -> Ending:
+        waiting = super()._wait_finished(instance_id, finished, deadline_ms)
+        return await self._jumping(instance_id, waiting)
 
     async def _jumping(self, instance_id: str, waiting: Awaitable[R]) -> R:
         task = asyncio.ensure_future(waiting)
