@@ -15,6 +15,7 @@ from perdure import (
     orchestration,
     wait_for_event,
 )
+from perdure.engine.execution import Execution
 from perdure.errors import UsageError
 from perdure.model.failures import BlockReason
 from perdure.providers.memory import MemoryStore
@@ -68,6 +69,25 @@ async def test_an_instance_that_kills_its_workers_is_blocked_and_an_operator_fre
             await runtime.resume("g")
 
             assert await runtime.get("g").result(10) == "on"
+
+
+async def test_a_block_for_poison_says_what_went_wrong_the_last_time(make_runtime, monkeypatch):
+    def broken(*_):
+        raise ZeroDivisionError("the engine is broken")
+
+    async with make_runtime([gate], max_attempts=1) as runtime:
+        handle = await runtime.start(gate, id="g")
+        await waiting(runtime, "g")
+        monkeypatch.setattr(Execution, "run_turn", broken)
+        await handle.raise_event("go", "on")
+        await reached(runtime, "g", Status.BLOCKED)
+
+        block = (await handle.status(waits=False)).block
+        assert block.reason is BlockReason.POISON
+        assert "the last time here: ZeroDivisionError: the engine is broken" in block.message
+        monkeypatch.undo()
+        await handle.resume()
+        assert await handle.result(10) == "on"
 
 
 async def test_an_activity_delivered_too_often_fails_without_running_again():

@@ -505,7 +505,7 @@ class OrchestrationDispatcher:
         elif error is not None:
             log.error("commit of %r failed: %s", live.instance_id, error)
             if live.start is None:
-                self._returns.fail(live.lock_token)
+                self._returns.fail(live.instance_id, live.lock_token, error)
         if turn.created is not None:
             self._tell(turn.created, error)
         live.inbox.extendleft(reversed(turn.arrivals))
@@ -525,7 +525,7 @@ class OrchestrationDispatcher:
             if created is not None:
                 self._tell(created, None)
         elif reason is None:
-            self._returns.fail(live.lock_token)
+            self._returns.fail(live.instance_id, live.lock_token, error)
         else:
             block = Block(
                 reason=reason,

@@ -35,6 +35,9 @@ _COUNTED = frozenset({BlockReason.POISON, BlockReason.LIMIT})
 of the others would only put the count in the place of the reason."""
 
 
+_ERRORS_MAX = 256
+
+
 class Returns:
     """What one orchestration dispatcher gives back."""
 
@@ -45,17 +48,26 @@ class Returns:
         self._clock = clock
         self._observer = observer
         self._background = background
+        self._errors: dict[str, str] = {}
+        """What last went wrong here with instances that were failed."""
 
     def release(self, lock_token: str) -> None:
         """Nothing was wrong with it: whoever fetches it next begins with a clean count."""
         self._abandon(lock_token, ignore_attempt=True)
 
-    def fail(self, lock_token: str) -> None:
+    def fail(self, instance_id: str, lock_token: str, error: BaseException) -> None:
         """A turn could not be computed or committed, and nobody knows why."""
+        if len(self._errors) >= _ERRORS_MAX:
+            del self._errors[next(iter(self._errors))]
+        self._errors[instance_id] = f"{type(error).__name__}: {error}"
         self._abandon(lock_token, delay_ms=1000)
 
     def park(self, instance_id: str, lock_token: str, block: Block) -> None:
         """It cannot go on with the code at hand."""
+        error = self._errors.pop(instance_id, None)
+        if error is not None and block.reason is BlockReason.POISON:
+            message = f"{block.message}; the last time here: {error}"
+            block = msgspec.structs.replace(block, message=message)
         log.warning("%r is blocked: %s: %s", instance_id, block.reason, block.message)
         self._observer.blocked(block.reason)
         self._abandon(
