@@ -8,6 +8,8 @@ import pytest
 
 from cli import flows
 from cli.conftest import FLOWS
+from integration.conditions import reached
+from perdure import Runtime, RuntimeOptions, Status, activity
 from perdure.limits import HISTORY_EVENTS_WARN
 from perdure.model import events, wire
 from perdure.providers.items import HistoryRecord
@@ -41,6 +43,29 @@ def test_show_of_a_failed_instance_has_the_error_and_the_traceback(cli):
     assert '✗ fail("boom")' in shown
     assert "ValueError: boom" in shown
     assert "flows.py" in shown
+
+
+@activity(name="greet")
+async def wrong_greet(name: str) -> int:
+    return len(name)
+
+
+def test_show_of_data_that_does_not_fit_says_what_to_do(sqlite_cli):
+    async def answer_with_a_number(client):
+        await client.start(flows.hello, "ann", id="h-1")
+        lone = RuntimeOptions(run_activities=False)
+        async with (
+            Runtime(sqlite_cli.store, [flows], options=lone) as orchestrator,
+            Runtime(sqlite_cli.store, [wrong_greet]),
+        ):
+            await reached(orchestrator, "h-1", Status.BLOCKED)
+
+    sqlite_cli.call(answer_with_a_number)
+    shown = sqlite_cli("show", "h-1").out
+
+    assert "Expected `str`, got `int`" in shown
+    assert "let the annotation or the type in the code fit it, and deploy" in shown
+    assert "ended, not taken up yet" in shown
 
 
 def test_show_of_a_retried_activity_names_attempt_and_error(cli):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from perdure.cli.render import Cell, glyph
 from perdure.client.durations import shown_duration
+from perdure.client.insights import QUEUE_LIMIT
 from perdure.client.steps import BranchView, StepView, branches_of
 
 if TYPE_CHECKING:
@@ -45,17 +46,29 @@ class Line:
         ]
 
 
+@dataclass(frozen=True, slots=True)
+class _Queue:
+    """Activities that are queued or running."""
+
+    attempts: dict[int, Attempt]
+    is_all: bool
+    """What is not in it has ended."""
+
+
 def lines_of(
     steps: Iterable[StepView], attempts: Sequence[Attempt], now_ms: int, *, is_whole: bool = False
 ) -> list[Line]:
     """In the order of the code; steps that turned out not to be needed are left out."""
-    by_activity = {attempt.activity_id: attempt for attempt in attempts}
+    queue = _Queue(
+        {attempt.activity_id: attempt for attempt in attempts},
+        is_all=len(attempts) < QUEUE_LIMIT,
+    )
     shown = [step for step in steps if is_whole or step.state != "dropped"]
-    return list(_branch_lines(branches_of(shown), 0, by_activity, now_ms, is_whole))
+    return list(_branch_lines(branches_of(shown), 0, queue, now_ms, is_whole))
 
 
 def _branch_lines(
-    branch: BranchView, depth: int, attempts: dict[int, Attempt], now_ms: int, is_whole: bool
+    branch: BranchView, depth: int, queue: _Queue, now_ms: int, is_whole: bool
 ) -> Iterable[Line]:
     for _, group in groupby(branch.items, key=_likeness):
         members = list(group)
@@ -64,9 +77,9 @@ def _branch_lines(
             members = [member for member in members if _is_notable(member)][:_OPEN_SHOWN]
         for member in members:
             if isinstance(member, StepView):
-                yield _line(member, depth, attempts.get(member.event_id), now_ms)
+                yield _line(member, depth, queue, now_ms)
             else:
-                yield from _branch_lines(member, depth + 1, attempts, now_ms, is_whole)
+                yield from _branch_lines(member, depth + 1, queue, now_ms, is_whole)
 
 
 def _likeness(item: StepView | BranchView) -> tuple[str, ...]:
@@ -106,8 +119,8 @@ def _folded(members: Sequence[StepView | BranchView], depth: int, now_ms: int) -
     )
 
 
-def _line(step: StepView, depth: int, attempt: Attempt | None, now_ms: int) -> Line:
-    call = step.call
+def _line(step: StepView, depth: int, queue: _Queue, now_ms: int) -> Line:
+    call, attempt = step.call, queue.attempts.get(step.event_id)
     if step.child_id is not None:
         call = f"▸ {call} {step.child_id}"
     return Line(
@@ -115,12 +128,12 @@ def _line(step: StepView, depth: int, attempt: Attempt | None, now_ms: int) -> L
         state=step.state,
         call=call,
         took=shown_duration((step.ended_ms or now_ms) - step.since_ms),
-        outcome=_outcome(step, attempt, now_ms),
+        outcome=_outcome(step, queue, now_ms),
         is_bad=step.state == "failed" or (attempt is not None and attempt.last_error is not None),
     )
 
 
-def _outcome(step: StepView, attempt: Attempt | None, now_ms: int) -> str:
+def _outcome(step: StepView, queue: _Queue, now_ms: int) -> str:
     match step.state:
         case "done":
             again = f" ({step.attempts} attempts)" if step.attempts > 1 else ""
@@ -132,10 +145,11 @@ def _outcome(step: StepView, attempt: Attempt | None, now_ms: int) -> str:
         case "dropped":
             return "not needed"
         case "open":
-            return _open(step, attempt, now_ms)
+            return _open(step, queue, now_ms)
 
 
-def _open(step: StepView, attempt: Attempt | None, now_ms: int) -> str:
+def _open(step: StepView, queue: _Queue, now_ms: int) -> str:
+    attempt = queue.attempts.get(step.event_id)
     if attempt is not None:
         doing = "running" if attempt.is_running else "queued"
         if attempt.next_ms > now_ms:
@@ -146,4 +160,6 @@ def _open(step: StepView, attempt: Attempt | None, now_ms: int) -> str:
     if step.due_ms is not None:
         left_ms = step.due_ms - now_ms
         return f"due in {shown_duration(left_ms)}" if left_ms > 0 else "due"
+    if step.kind == "activity" and queue.is_all:
+        return "ended, not taken up yet"
     return "waiting" if step.kind in {"event", "message"} else "running"

@@ -29,6 +29,7 @@ from perdure.client.view import failure_of
 from perdure.errors import CorruptData, NotFound
 from perdure.limits import HISTORY_EVENTS_WARN
 from perdure.model import events, wire
+from perdure.model.failures import BlockReason
 from perdure.model.status import Status
 
 if TYPE_CHECKING:
@@ -41,6 +42,12 @@ if TYPE_CHECKING:
 _EVENTS_READ: Final = 5_000
 """Of a longer history only the end is shown."""
 _TEXT_MAX: Final = 500
+_ADVICE: Final = {
+    BlockReason.UNDECODABLE: "What is stored stays as it is: let the annotation or the type in the "
+    "code fit it, and deploy. A worker with other code tries again by itself.",
+    BlockReason.POISON: "A worker with other code tries again by itself; with the same code, "
+    "after retry.",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +160,9 @@ def _print_trouble(picture: Picture) -> None:
         else:
             echo("")
             echo_wrapped(Cell(block.message, "dim"))
+        if block.reason in _ADVICE:
+            echo("")
+            echo_wrapped(Cell(_ADVICE[block.reason], "dim"))
     elif failure is not None and failure.traceback:
         _print_block(own_frames(failure.traceback))
 

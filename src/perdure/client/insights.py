@@ -27,7 +27,7 @@ Activity: TypeAlias = Literal[
 
 TAIL_EVENTS: Final = 200
 """Enough of a history's end to say what an instance is doing, whatever its length."""
-_QUEUE_LIMIT: Final = 200
+QUEUE_LIMIT: Final = 200
 
 
 class Insight(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,8 +84,8 @@ async def read_tail(provider: Provider, admin: ProviderAdmin, info: InstanceInfo
 async def read_surroundings(
     admin: ProviderAdmin, instance_id: str, workers: Sequence[WorkerInfo] = ()
 ) -> Surroundings:
-    queued = await admin.list_work(instance_id, limit=_QUEUE_LIMIT)
-    messages = await admin.list_messages(instance_id, limit=_QUEUE_LIMIT)
+    queued = await admin.list_work(instance_id, limit=QUEUE_LIMIT)
+    messages = await admin.list_messages(instance_id, limit=QUEUE_LIMIT)
     return Surroundings(
         attempts=tuple(_attempt(item) for item in queued),
         messages=tuple(messages),
