@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -255,6 +256,19 @@ def test_a_reader_that_goes_away_is_no_error_message(sqlite_cli, environ, tmp_pa
     assert process.stderr.read() == b""
     assert process.wait(30) == 141
     process.stderr.close()
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_an_output_that_is_closed_is_no_error(sqlite_cli, environ, tmp_path, closed):
+    sqlite_cli.run(("h-1", flows.hello, "ann"))
+    command = f"{shlex.join([*PERDURE, 'list'])} {closed}"
+
+    done = subprocess.run(
+        ["/bin/sh", "-c", command], check=False, env=environ, cwd=tmp_path, capture_output=True
+    )
+
+    assert done.returncode == 0
+    assert done.stderr == b""
 
 
 def test_ctrl_c_is_exit_130_without_a_traceback(sqlite_cli, environ, tmp_path):

@@ -38,6 +38,7 @@ def test_ls_is_the_same_as_list(busy):
     [
         (["status:failed"], ["f-1"]),
         (["--status", "failed,running"], ["f-1", "a-1"]),
+        (["--status", "failed", "--status", "running"], ["f-1", "a-1"]),
         (["status:open"], ["a-1"]),
         (["status:ended", "name:hello"], ["h-2", "h-1"]),
         (["name:h*"], ["h-2", "h-1"]),
@@ -46,6 +47,7 @@ def test_ls_is_the_same_as_list(busy):
         (["id:*-1"], ["h-1", "f-1", "a-1"]),
         (["boom"], ["f-1"]),
         (["--search", "HELLO ANN"], ["h-1"]),
+        (["--search", "hello", "--search", "ann"], ["h-1"]),
         (["version:1.0.0", "id:h-1,h-2"], ["h-2", "h-1"]),
         (["created:<1h"], ["h-2", "h-1", "f-1", "a-1"]),
         (["created:>1h"], []),
@@ -133,6 +135,12 @@ def test_a_wrong_query_is_a_usage_error_that_says_what_to_write(sqlite_cli, quer
 
     assert said in answer.err
     assert answer.err.count("\n") == 1
+
+
+def test_a_filter_that_takes_one_value_is_not_given_two(sqlite_cli):
+    sqlite_cli("db", "migrate")
+
+    assert "name: was given twice" in sqlite_cli("count", "--name", "a", "--name", "b", code=2).err
 
 
 def test_a_bad_cursor_is_a_usage_error(sqlite_cli):

@@ -20,16 +20,33 @@ F = TypeVar("F", bound="Callable[..., Any]")
 _OPTIONS = (
     click.argument("words", metavar="[QUERY]...", nargs=-1),
     click.option("--query", metavar="QUERY", help="The same as the argument."),
-    click.option("--status", metavar="S,...", help="running, failed, blocked, open, ended, ..."),
-    click.option("--name", metavar="NAME", help="Of the orchestration; order* fits several."),
-    click.option("--search", metavar="TEXT", help="Occurs in id, name, output or custom status."),
+    click.option(
+        "--status",
+        metavar="S,...",
+        multiple=True,
+        help="running, failed, blocked, open, ended, ...",
+    ),
+    click.option(
+        "--name", metavar="NAME", multiple=True, help="Of the orchestration; order* fits several."
+    ),
+    click.option(
+        "--search",
+        metavar="TEXT",
+        multiple=True,
+        help="Occurs in id, name, output or custom status.",
+    ),
     click.option(
         "--since", metavar="WHEN", help="Started within the last 1h, 7d, or after a date."
     ),
     click.option(
         "--until", metavar="WHEN", help="Started longer ago than 1h, 7d, or before a date."
     ),
-    click.option("--parent", metavar="ID", help="Children of that instance; none: no children."),
+    click.option(
+        "--parent",
+        metavar="ID",
+        multiple=True,
+        help="Children of that instance; none: no children.",
+    ),
 )
 
 
@@ -43,14 +60,10 @@ def selection_of(filters: Mapping[str, Any], now_ms: int) -> Selection:
     """What the options of ``filter_options`` mean together."""
     words = [shlex.quote(word) if " " in word else word for word in filters["words"]]
     words += [filters["query"]] if filters["query"] else []
-    for qualifier, option in (
-        ("status", "status"),
-        ("name", "name"),
-        ("text", "search"),
-        ("parent", "parent"),
-    ):
-        if filters[option]:
-            words.append(shlex.quote(f"{qualifier}:{filters[option]}"))
+    if filters["status"]:
+        words.append(shlex.quote(f"status:{','.join(filters['status'])}"))
+    for qualifier, option in (("name", "name"), ("text", "search"), ("parent", "parent")):
+        words += [shlex.quote(f"{qualifier}:{value}") for value in filters[option]]
     selection = parse_search(" ".join(words), now_ms)
     bounds = {
         field: parse_moment_ms(filters[option], now_ms)

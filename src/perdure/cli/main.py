@@ -90,6 +90,7 @@ class Root(LazyGroup):
     def main(self, args: Sequence[str] | None = None, *_ignored: Any, **extra: Any) -> NoReturn:
         settings = Settings()
         prog_name = extra.get("prog_name") or "perdure"
+        _stand_in_for_closed_streams()
         try:
             code = self._run(args, prog_name, settings, extra)
             sys.stderr.flush()
@@ -160,6 +161,13 @@ def _tolerate_encoding() -> None:
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             reconfigure(errors="backslashreplace")
+
+
+def _stand_in_for_closed_streams() -> None:
+    """Python has None for an output that was closed before it began: ``perdure list >&-``."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
 
 
 def _close_output() -> None:
