@@ -143,6 +143,13 @@ def test_terminate_ends_it_without_a_worker(waiting):
 
     assert status_of(waiting, "a-1") == "Terminated"
     assert "stuck" in waiting("list", "id:a-1").out
+    assert waiting("result", "a-1", code=4).err == "perdure: approval a-1 terminated: stuck\n"
+
+
+def test_an_end_without_a_reason_is_told_without_one(waiting):
+    waiting("terminate", "a-1")
+
+    assert waiting("result", "a-1", code=4).err == "perdure: approval a-1 terminated\n"
 
 
 def test_terminate_says_that_what_has_not_begun_ends_later(cli):

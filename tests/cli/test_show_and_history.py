@@ -26,6 +26,13 @@ def test_show_of_a_waiting_instance_says_for_what_and_how_long(cli):
     assert '▷ wait_for_event("answer")' in shown.out
 
 
+def test_raw_events_are_lines_and_no_document(cli):
+    cli.run(("h-1", flows.hello, "ann"))
+
+    assert cli("history", "h-1", "--raw").out == cli("history", "h-1", "-o", "jsonl").out
+    assert "leave out -o json" in cli("history", "h-1", "--raw", "-o", "json", code=2).err
+
+
 def test_times_count_from_the_beginning_also_where_that_is_not_shown(cli):
     cli.run(("a-1", flows.approval, 1), until_open={"a-1"})
     whole = cli("history", "a-1").lines

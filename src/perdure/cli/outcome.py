@@ -29,8 +29,12 @@ def print_outcome(info: InstanceInfo, output: str) -> Exit:
         return Exit.OK
     if output == "table":
         failure = failure_of(info)
-        said = "" if failure is None or not str(failure) else f": {failure}"
-        warn(f"{info.name} {info.instance_id} {info.status.lower()}{said}")
+        if failure is None:
+            said = ""
+        else:
+            said = str(failure) if info.status is Status.FAILED else failure.message
+        tail = f": {said}" if said else ""
+        warn(f"{info.name} {info.instance_id} {info.status.lower()}{tail}")
         if failure is not None and failure.traceback and current_settings().traceback:
             sys.stderr.write(clean_block(failure.traceback.rstrip()) + "\n")
     return Exit.FAILED

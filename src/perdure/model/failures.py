@@ -37,7 +37,7 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         head = f"{self.type_name}: {self.message}" if self.type_name else self.message
         if self.category in {Category.APPLICATION, Category.TIMEOUT}:
             return head
-        return f"{self.category}: {head}"
+        return f"{self.category}: {head}" if head else str(self.category)
 
 
 class BlockReason(StrEnum):

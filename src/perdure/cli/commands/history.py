@@ -15,7 +15,7 @@ from perdure.cli.options import execution_option, id_argument, output_option
 from perdure.cli.render import Cell, echo, note, terminal_width
 from perdure.cli.session import run
 from perdure.client.durations import shown_duration
-from perdure.errors import CorruptData, InvalidValue, NotFound
+from perdure.errors import CorruptData, InvalidValue, NotFound, UsageError
 from perdure.model import wire
 
 if TYPE_CHECKING:
@@ -58,6 +58,8 @@ def history(
     output: str,
 ) -> None:
     """Print the events of the latest execution of an instance, oldest first."""
+    if raw and output == "json":
+        raise UsageError("--raw prints the stored texts line by line; leave out -o json")
     fits = _filter(kind, failed, grep)
 
     async def body(session: Session) -> None:
