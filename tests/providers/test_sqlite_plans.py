@@ -72,6 +72,13 @@ def test_a_hot_statement_scans_nothing(connection, name):
     assert scans == []
 
 
+@pytest.mark.parametrize("name", ["QUEUED_START", "QUEUED_STARTS"])
+def test_a_start_is_found_among_any_number_of_unread_messages(connection, name):
+    assert any(
+        "orchestrator_queue_starts" in step for step in plan_of(connection, STATEMENTS[name])
+    )
+
+
 @pytest.mark.parametrize(
     "name", ["READY", "FIND_READY", "FIND_READY_BY_NAME", "FIND_KEPT", "FIND_WORK"]
 )

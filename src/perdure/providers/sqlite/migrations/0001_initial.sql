@@ -100,6 +100,9 @@ CREATE INDEX orchestrator_queue_by_instance
     ON orchestrator_queue (instance_id, visible_at, message_id);
 CREATE INDEX orchestrator_queue_by_parent
     ON orchestrator_queue (start_parent_id) WHERE start_parent_id IS NOT NULL;
+-- Few: whoever sends to an instance that has not begun must not read all that it has not read yet.
+CREATE INDEX orchestrator_queue_starts
+    ON orchestrator_queue (instance_id, message_id) WHERE start_name IS NOT NULL;
 CREATE INDEX orchestrator_queue_by_timer
     ON orchestrator_queue (instance_id, timer_execution_id, timer_id) WHERE timer_id IS NOT NULL;
 
