@@ -4,18 +4,21 @@ import asyncio
 
 import pytest
 
-from integration.conditions import reached, waiting
+from integration.conditions import reached, until, waiting
 from perdure import (
     Client,
+    InMemoryProvider,
     OrchestrationCancelled,
     OrchestrationTerminated,
     Runtime,
     Status,
     activity,
+    continue_as_new,
     orchestration,
     start_detached,
     wait_for_event,
 )
+from perdure.client.termination import terminate
 from perdure.errors import (
     AlreadyExists,
     InstanceFinished,
@@ -24,6 +27,7 @@ from perdure.errors import (
     UsageError,
     WaitTimeout,
 )
+from perdure.providers.memory import MemoryStore
 from perdure.providers.sqlite.admin import SqliteAdmin
 
 cleaned: list[str] = []
@@ -95,6 +99,73 @@ async def test_a_terminated_orchestration_runs_no_more_code(make_runtime):
         assert cleaned == []
         with pytest.raises(InstanceFinished):
             await handle.terminate()
+
+
+@orchestration(name="relay", version="1.0.0")
+async def relay(name: str) -> str:
+    continue_as_new(name, version="2.0.0")
+
+
+@orchestration(name="relay", version="2.0.0")
+async def relay_on(name: str) -> str:
+    await clean_up(name)
+    return "went on"
+
+
+async def test_terminating_between_two_executions_ends_the_next_one_too(make_provider):
+    store = MemoryStore()
+
+    def provider():
+        made = make_provider()
+        return InMemoryProvider(store=store) if isinstance(made, InMemoryProvider) else made
+
+    async with Runtime(provider(), [relay]) as runtime:
+        handle = await runtime.start(relay, "r", id="r")
+        await until(lambda: _has_continued(runtime, "r"))
+        await handle.terminate("enough")
+
+        with pytest.raises(OrchestrationTerminated, match="enough"):
+            await handle.result(10)
+    async with Runtime(provider(), [relay_on, *HANDLERS]) as runtime:
+        await until(lambda: _has_read_all(runtime, "r"))
+        status = await runtime.status("r")
+        assert status.status is Status.TERMINATED
+        assert status.execution_id == 2
+        assert [type(event).__name__ for event in await runtime.history("r")] == [
+            "OrchestrationStarted",
+            "OrchestrationTerminated",
+        ]
+    assert cleaned == []
+
+
+async def _has_read_all(client, instance_id):
+    return not await client.provider.admin().list_messages(instance_id)
+
+
+async def _has_continued(client, instance_id):
+    found = await client.admin.executions(instance_id)
+    return found[-1].status is Status.CONTINUED_AS_NEW
+
+
+async def test_terminating_what_has_just_ended_changes_nothing(make_runtime):
+    async with make_runtime(HANDLERS) as runtime:
+        handle = await runtime.start(patient, "p", id="p")
+        await waiting(runtime, "p")
+        admin = runtime.provider.admin()
+        before = await admin.get_instance_info("p")
+        await handle.raise_event("go", "on")
+        assert await handle.result(10) == "on"
+
+        async def as_it_was(_):
+            return before
+
+        admin.get_instance_info = as_it_was
+        with pytest.raises(InstanceFinished, match="'p' has ended already: Completed"):
+            await terminate(runtime.provider, admin, "p", "too late", runtime.clock)
+        del admin.get_instance_info
+        assert (await handle.status()).status is Status.COMPLETED
+        await runtime.start(quick, id="p", if_exists="replace")
+        assert await runtime.get("p").result(10) == "done"
 
 
 async def test_a_parent_is_told_that_its_child_was_terminated(make_runtime):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from perdure.client.beginnings import parent_link
 from perdure.client.messages import envelope
-from perdure.client.termination import parent_link
 from perdure.errors import CorruptData, InstanceFinished, InstanceStillRunning
 from perdure.model import events, wire, work
 from perdure.model.status import Status

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from perdure.client.beginnings import parent_link, started_by
 from perdure.client.messages import envelope
 from perdure.errors import CorruptData, InstanceFinished, NotFound
 from perdure.model import events, wire, work
@@ -18,14 +20,19 @@ from perdure.providers.items import (
     OrchestratorMessage,
     TurnCommit,
 )
+from perdure.version import VERSION
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from perdure.clock import Clock
     from perdure.providers.administration import ProviderAdmin
     from perdure.providers.contract import Provider
-    from perdure.providers.items import OrchestrationItem
+    from perdure.providers.items import OrchestrationItem, QueuedMessage
 
 _LOCK_MS = 10_000
+_QUEUE_LIMIT = 100_000
+_CONTINUES = work.ContinueAsNew.__name__
 
 
 async def terminate(
@@ -54,34 +61,37 @@ async def _final_commit(
     admin: ProviderAdmin, item: OrchestrationItem, reason: str, now_ms: int
 ) -> TurnCommit:
     failure = Failure(category=Category.TERMINATED, message=reason)
-    last_event_id = max((record.event_id for record in item.history), default=0)
-    last_turn, parent = _last_turn_and_parent(item)
+    queued_work = await admin.list_work(item.instance_id, limit=_QUEUE_LIMIT)
+    messages = await admin.list_messages(item.instance_id, limit=_QUEUE_LIMIT)
+    place = _place_to_end(item, messages, now_ms)
     event = events.OrchestrationTerminated(
-        event_id=last_event_id + 1,
+        event_id=place.last_event_id + 1,
         instance_id=item.instance_id,
-        execution_id=item.execution_id,
+        execution_id=place.execution_id,
         timestamp_ms=now_ms,
-        turn=last_turn + 1,
+        turn=place.last_turn + 1,
         reason=reason,
     )
-    queued_work = await admin.list_work(item.instance_id, limit=100_000)
-    messages = await admin.list_messages(item.instance_id, limit=100_000)
     outgoing = await _cancelled_children(admin, item.instance_id)
-    if parent is not None:
+    if place.parent is not None:
         outgoing.append(
             envelope(
                 work.SubOrchFailed(
-                    instance_id=parent.instance_id,
-                    execution_id=parent.execution_id,
-                    event_id=parent.event_id,
+                    instance_id=place.parent.instance_id,
+                    execution_id=place.parent.execution_id,
+                    event_id=place.parent.event_id,
                     child_instance_id=item.instance_id,
                     failure=failure,
                 )
             )
         )
     return TurnCommit(
-        execution_id=item.execution_id,
-        history_delta=(HistoryRecord(event_id=event.event_id, data=wire.encode(event)),),
+        execution_id=place.execution_id,
+        history_delta=tuple(
+            HistoryRecord(event_id=each.event_id, data=wire.encode(each))
+            for each in (place.started, event)
+            if each is not None
+        ),
         orchestrator_items=tuple(outgoing),
         metadata=ExecutionMetadata(
             status=Status.TERMINATED, output=msgspec.json.encode(failure).decode()
@@ -93,31 +103,48 @@ async def _final_commit(
     )
 
 
-def _last_turn_and_parent(item: OrchestrationItem) -> tuple[int, work.ParentLink | None]:
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The execution that is to end, and where its history stands."""
+
+    execution_id: int
+    last_event_id: int
+    last_turn: int
+    parent: work.ParentLink | None
+    started: events.OrchestrationStarted | None = None
+    """Its first event, if it has not begun: then it begins and ends at once."""
+
+
+def _place_to_end(
+    item: OrchestrationItem, messages: Sequence[QueuedMessage], now_ms: int
+) -> _Place:
+    """The latest execution; or the next one, if that has ended and left word to begin another.
+
+    Raises InstanceFinished if it has ended for good.
+    """
+    last_event_id = max((record.event_id for record in item.history), default=0)
     try:
         history = wire.decode_history(record.data for record in item.history)
     except CorruptData:
-        return 0, None
-    started = history[0] if history else None
-    parent = None
-    if isinstance(started, events.OrchestrationStarted):
-        parent = parent_link(started)
-    return max((event.turn for event in history), default=0), parent
-
-
-def parent_link(started: events.OrchestrationStarted) -> work.ParentLink | None:
-    """Where this execution reports its end."""
-    if (
-        started.parent_instance_id is None
-        or started.parent_execution_id is None
-        or started.parent_event_id is None
-    ):
-        return None
-    return work.ParentLink(
-        instance_id=started.parent_instance_id,
-        execution_id=started.parent_execution_id,
-        event_id=started.parent_event_id,
-    )
+        return _Place(item.execution_id, last_event_id, 0, None)
+    first = history[0] if history else None
+    started = first if isinstance(first, events.OrchestrationStarted) else None
+    if started is None or not isinstance(history[-1], events.TERMINAL_KINDS):
+        turn = max((event.turn for event in history), default=0)
+        parent = None if started is None else parent_link(started)
+        return _Place(item.execution_id, last_event_id, turn, parent)
+    for queued in messages:
+        start = wire.decode_item(queued.message.body) if queued.message.kind == _CONTINUES else None
+        if isinstance(start, work.ContinueAsNew) and start.execution_id == item.execution_id + 1:
+            begun = started_by(
+                start,
+                version=start.version or started.version,
+                framework_version=VERSION,
+                now_ms=now_ms,
+            )
+            return _Place(begun.execution_id, 1, 0, start.parent, begun)
+    ended = type(history[-1]).__name__.removeprefix("Orchestration")
+    raise InstanceFinished(f"{item.instance_id!r} has ended already: {ended}")
 
 
 async def _cancelled_children(admin: ProviderAdmin, instance_id: str) -> list[OrchestratorMessage]:

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
+from perdure.client.beginnings import parent_link, started_by
 from perdure.client.messages import envelope
-from perdure.client.termination import parent_link
 from perdure.engine.execution import Execution
 from perdure.errors import CorruptData, Nondeterminism, NotRegistered, PayloadError
 from perdure.model import events, wire, work
 from perdure.model.failures import Block, BlockReason, Failure
-from perdure.noise import unguessable
 from perdure.providers.items import OrchestratorMessage
 from perdure.runtime.live import Arrival
 
@@ -155,32 +154,18 @@ class Intake:
     ) -> Execution:
         """A new execution, before its first turn."""
         handler = self._registry.resolve_orchestration(first.name, first.version)
-        continued = first if isinstance(first, work.ContinueAsNew) else None
-        parent = first.parent
-        started = events.OrchestrationStarted(
-            event_id=1,
-            instance_id=first.instance_id,
-            execution_id=continued.execution_id if continued else 1,
-            timestamp_ms=now_ms,
-            turn=1,
-            name=first.name,
+        started = started_by(
+            first,
             version=handler.version,
-            input=first.input,
             framework_version=self._framework_version,
-            seed=unguessable(),
-            parent_instance_id=parent.instance_id if parent else None,
-            parent_execution_id=parent.execution_id if parent else None,
-            parent_event_id=parent.event_id if parent else None,
-            depth=first.depth,
-            initial_custom_status=continued.custom_status if continued else None,
-            trace=first.trace,
+            now_ms=now_ms,
         )
         return Execution.begin(
             handler,
             started,
             kv=kv,
             codec=self._codec,
-            carried=continued.carried if continued else (),
+            carried=first.carried if isinstance(first, work.ContinueAsNew) else (),
         )
 
     def _park(
