@@ -95,11 +95,24 @@ async def test_starts_that_must_not_exist_are_refused_by_name(make_runtime):
     async with make_runtime(HANDLERS) as runtime:
         await runtime.start(quick, 1, id="taken")
 
-        with pytest.raises(AlreadyExists, match="1 of 2 exist already") as refused:
+        with pytest.raises(AlreadyExists, match="1 of 2 ids exist already") as refused:
             await runtime.start_many(quick, [("taken", (1,)), ("free", (2,))], if_exists="fail")
 
         assert "taken" in str(refused.value)
         assert await runtime.get("free", quick).result(10) == 4
+
+
+@pytest.mark.parametrize("starts", [1, 700])
+async def test_an_id_of_another_orchestration_is_refused_by_name(make_runtime, starts):
+    async with make_runtime(HANDLERS) as runtime:
+        await runtime.start(patient, 1, id="theirs")
+        given = [(f"free-{n}", (n,)) for n in range(starts)]
+
+        with pytest.raises(AlreadyExists, match=r"1 of .* belong to another .*'theirs'"):
+            await runtime.start_many(quick, [*given, ("theirs", (1,))])
+
+        assert await runtime.get("free-0", quick).result(10) == 0
+        assert len(await runtime.start_many(quick, given)) == starts
 
 
 async def test_an_orchestration_without_code_here_waits_in_the_queue(make_runtime, make_provider):

@@ -9,7 +9,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client import CollectorRegistry
 
 from perdure import Retry, Runtime, RuntimeOptions, activity, current, orchestration
-from perdure.errors import OrchestrationFailed
+from perdure.errors import OrchestrationFailed, UsageError
 from perdure.runtime.prometheus import PrometheusMetrics
 from perdure.runtime.telemetry import OpenTelemetry
 
@@ -65,6 +65,24 @@ async def test_prometheus_gets_counters_and_histograms_without_instance_ids():
     assert registry.get_sample_value("perdure_activity_executions_total", retried) == 1
     for metric in registry.collect():
         assert not any("good" in sample.labels.values() for sample in metric.samples)
+
+
+async def test_the_runtimes_of_a_process_count_together(caplog):
+    registry = CollectorRegistry()
+    for _ in range(2):
+        runtime = Runtime("memory:", [flow, shaky])
+        runtime.observe(PrometheusMetrics(registry))
+        await run(runtime)
+
+    labels = {"orchestration_name": "flow", "version": "1.0.0", "status": "success"}
+    assert registry.get_sample_value("perdure_orchestration_completions_total", labels) == 2
+    assert "a metrics sink failed" not in caplog.text
+
+
+@pytest.mark.parametrize("wrong", [None, PrometheusMetrics, object(), "prometheus"])
+def test_what_is_no_exporter_is_refused(wrong):
+    with pytest.raises(UsageError, match="takes an exporter, such as"):
+        Runtime("memory:", [flow, shaky]).observe(wrong)
 
 
 async def test_activities_are_spans_below_the_span_of_whoever_started_the_instance():

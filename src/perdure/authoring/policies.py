@@ -41,6 +41,11 @@ class Retry:
         _check_number("Retry.max_delay", self.max_delay, at_least=0)
         _check_number("Retry.multiplier", self.multiplier, at_least=1)
         _check_number("Retry.jitter", self.jitter, at_least=0)
+        if self.max_delay < self.first_delay:
+            raise InvalidValue(
+                f"Retry.max_delay ({self.max_delay:g} s) is below first_delay "
+                f"({self.first_delay:g} s): set max_delay to at least that"
+            )
         if self.jitter > 1:
             raise InvalidValue(f"Retry.jitter must be between 0 and 1, not {self.jitter!r}")
         _check_seconds("Retry.deadline", self.deadline)

@@ -32,7 +32,7 @@ from perdure.model.failures import Failure
 from perdure.model.status import Status
 from perdure.noise import unguessable
 from perdure.providers._shared.rules import UNKNOWN_NAME
-from perdure.providers.items import EnqueueCondition
+from perdure.providers.items import EnqueueCondition, InstanceQuery
 from perdure.providers.url import open_provider
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ log = logging.getLogger("perdure.client")
 
 IfExists = Literal["get", "fail", "replace"]
 
+_PAGE = 500
 _CONDITIONS = {
     "get": EnqueueCondition.ABSENT,
     "fail": EnqueueCondition.ABSENT,
@@ -234,13 +235,34 @@ class Client:
         taken = await self.provider.enqueue_many_for_orchestrator(
             [envelope(item) for item in items], delay_ms, _condition(if_exists)
         )
-        if if_exists == "fail" and not all(taken):
-            existing = [item.instance_id for item, ok in zip(items, taken, strict=True) if not ok]
+        existing = [item for item, ok in zip(items, taken, strict=True) if not ok]
+        if if_exists == "get":
+            existing = await self._of_other_names(existing)
+        if existing:
+            what = "exist already" if if_exists == "fail" else "belong to another orchestration"
             raise AlreadyExists(
-                f"{len(existing)} of {len(items)} exist already, the others were started: "
-                f"{existing[:5]}"
+                f"{len(existing)} of {len(items)} ids {what}, the others were started: "
+                f"{[item.instance_id for item in existing[:5]]}"
             )
         return [None] * len(items)
+
+    async def _of_other_names(
+        self, items: Sequence[work.StartOrchestration]
+    ) -> list[work.StartOrchestration]:
+        """Those whose id belongs to an instance of another orchestration."""
+        admin = self.provider.admin()
+        found: list[work.StartOrchestration] = []
+        for first in range(0, len(items) if admin is not None else 0, _PAGE):
+            page = items[first : first + _PAGE]
+            query = InstanceQuery(instance_ids=tuple(item.instance_id for item in page))
+            infos = (await self._admin().list_instances(query, limit=_PAGE)).instances
+            names = {info.instance_id: info.name for info in infos}
+            found += [
+                item
+                for item in page
+                if names.get(item.instance_id, UNKNOWN_NAME) not in {item.name, UNKNOWN_NAME}
+            ]
+        return found
 
     # --- handles and waiting
 

@@ -11,6 +11,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from perdure.engine.outcome import Cancelled, Completed, ContinuedAsNew, Failed, Waiting
+from perdure.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -75,6 +76,11 @@ class Observer:
         self._sinks: list[Sink] = []
 
     def subscribe(self, exporter: Sink | SpanMaker) -> None:
+        if isinstance(exporter, type) or not isinstance(exporter, (Sink, SpanMaker)):
+            raise UsageError(
+                "observe() takes an exporter, such as PrometheusMetrics() or OpenTelemetry(), "
+                f"not {exporter!r}"
+            )
         if isinstance(exporter, Sink):
             self._sinks.append(exporter)
         if isinstance(exporter, SpanMaker):

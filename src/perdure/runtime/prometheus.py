@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 
@@ -17,12 +18,16 @@ _BUCKETS = {
 }
 
 
+_metrics_of: WeakKeyDictionary[CollectorRegistry, dict[str, Any]] = WeakKeyDictionary()
+
+
 class PrometheusMetrics:
     """A sink that keeps counters and histograms in a registry of prometheus_client."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self._registry = registry
-        self._metrics: dict[str, Any] = {}
+        # A registry takes each name once: the runtimes of a process count together.
+        self._metrics = _metrics_of.setdefault(registry, {})
 
     def add(self, name: str, labels: Mapping[str, str], value: float = 1.0) -> None:
         metric = self._metrics.get(name)

@@ -38,6 +38,8 @@ def test_one_class_or_a_list_is_as_good_as_a_tuple():
         {"first_delay": math.nan},
         {"first_delay": "1"},
         {"max_delay": math.inf},
+        {"first_delay": 60},
+        {"first_delay": 5, "max_delay": 4},
         {"multiplier": 0.5},
         {"jitter": 1.5},
         {"deadline": 0},
