@@ -300,11 +300,35 @@ def test_output_for_programs_is_plain_json_through_the_real_entry_point(
     assert done.stderr == ""
 
 
+PLAIN = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "LC_ALL": "C"}
+
+
+def test_what_programs_read_does_not_depend_on_the_locale(sqlite_cli, environ, tmp_path):
+    sqlite_cli.run(("ü-1", flows.hello, "✓ 😀"))
+    plain = {**environ, **PLAIN}
+
+    shown = perdure("show", "ü-1", "-o", "json", environ=plain, cwd=tmp_path)
+    ids = perdure("list", "-o", "ids", environ=plain, cwd=tmp_path, encoding="utf-8")
+    archive = perdure("export", "ü-1", environ=plain, cwd=tmp_path, encoding="utf-8").stdout
+    (tmp_path / "archive.jsonl").write_text(archive, encoding="utf-8")
+    done = perdure("import", "archive.jsonl", "--store", "other.db", environ=environ, cwd=tmp_path)
+
+    assert json.loads(shown.stdout)["output"] == "hello ✓ 😀"
+    assert ids.stdout == "ü-1\n"
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_argument_that_is_no_text_is_wrong_usage(environ, tmp_path):
+    done = perdure("show", os.fsdecode(b"\xff"), environ=environ, cwd=tmp_path)
+
+    assert done.returncode == 2
+    assert "is not valid UTF-8" in done.stderr
+
+
 def test_a_terminal_without_unicode_gets_ascii(sqlite_cli, environ, tmp_path):
     sqlite_cli.run(("h-1", flows.hello, "ünïcode ✓"))
-    plain = {**environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "LC_ALL": "C"}
 
-    done = perdure("list", environ=plain, cwd=tmp_path)
+    done = perdure("list", environ={**environ, **PLAIN}, cwd=tmp_path)
 
     assert done.returncode == 0
     assert done.stdout.isascii()

@@ -51,6 +51,10 @@ def test_ls_is_the_same_as_list(busy):
         (["version:1.0.0", "id:h-1,h-2"], ["h-2", "h-1"]),
         (["created:<1h"], ["h-2", "h-1", "f-1", "a-1"]),
         (["created:>1h"], []),
+        (["name:hello created:<1h"], ["h-2", "h-1"]),
+        (["status:failed boom"], ["f-1"]),
+        (["hello ann"], ["h-1"]),
+        (["text:hello ann"], ["h-1"]),
         (["--since", "1h", "--query", "status:failed"], ["f-1"]),
         (["--until", "1h"], []),
         (["parent:none"], ["h-2", "h-1", "f-1", "a-1"]),
@@ -141,6 +145,13 @@ def test_a_filter_that_takes_one_value_is_not_given_two(sqlite_cli):
     sqlite_cli("db", "migrate")
 
     assert "name: was given twice" in sqlite_cli("count", "--name", "a", "--name", "b", code=2).err
+
+
+def test_a_bound_is_not_given_twice(sqlite_cli):
+    sqlite_cli("db", "migrate")
+
+    answer = sqlite_cli("list", "created:<2h", "--since", "1h", code=2)
+    assert "--since and created: say the same twice" in answer.err
 
 
 def test_a_bad_cursor_is_a_usage_error(sqlite_cli):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 from typing import Final
 
@@ -13,6 +14,8 @@ _DANGEROUS: Final = (
 )
 _PATTERN: Final = re.compile(f"[{_DANGEROUS}]")
 _PATTERN_IN_BLOCK: Final = re.compile(f"(?![\n\t])[{_DANGEROUS}]")
+ESCAPED: Final = "perdure.escaped"
+"""For streams that cannot show a character: they get its escape, as JSON writes it."""
 _SHORT: Final = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
 
 
@@ -43,8 +46,21 @@ def _escaped(match: re.Match[str]) -> str:
 
 
 def _json_escaped(match: re.Match[str]) -> str:
-    code = ord(match.group())
+    return _in_json(match.group())
+
+
+def _in_json(character: str) -> str:
+    code = ord(character)
     if code < 0x10000:
         return f"\\u{code:04x}"
     code -= 0x10000
     return f"\\u{0xD800 + (code >> 10):04x}\\u{0xDC00 + (code & 0x3FF):04x}"
+
+
+def _encode_error(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(map(_in_json, error.object[error.start : error.end])), error.end
+
+
+codecs.register_error(ESCAPED, _encode_error)

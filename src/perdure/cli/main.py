@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from perdure.cli.command import LazyGroup, store_option, traceback_option
-from perdure.cli.escape import clean
+from perdure.cli.escape import ESCAPED, clean
 from perdure.cli.exits import Exit, code_of, is_expected, line_of
 from perdure.cli.settings import Settings, without_password
+from perdure.errors import UsageError
 from perdure.version import VERSION
 
 if TYPE_CHECKING:
@@ -112,8 +113,9 @@ class Root(LazyGroup):
             name: extra[name] for name in ("complete_var", "windows_expand_args") if name in extra
         }
         try:
+            given = [_in_utf8(arg) for arg in (sys.argv[1:] if args is None else args)]
             outcome = super().main(
-                args=args, prog_name=prog_name, standalone_mode=False, obj=settings, **known
+                args=given, prog_name=prog_name, standalone_mode=False, obj=settings, **known
             )
         except _Ended as end:
             if end.code is Exit.PIPE_CLOSED:
@@ -160,7 +162,15 @@ def _tolerate_encoding() -> None:
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
-            reconfigure(errors="backslashreplace")
+            reconfigure(errors=ESCAPED)
+
+
+def _in_utf8(arg: str) -> str:
+    """What the shell gave, whatever Python took the locale's encoding for."""
+    try:
+        return os.fsencode(arg).decode() if arg and not arg.isprintable() else arg
+    except UnicodeError:
+        raise UsageError(f"the argument {arg!r} is not valid UTF-8") from None
 
 
 def _stand_in_for_closed_streams() -> None:

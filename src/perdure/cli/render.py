@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import IO, TYPE_CHECKING, Any, Final, Protocol
+from typing import IO, TYPE_CHECKING, Any, Final, Protocol, TextIO
 
 from perdure.cli.escape import clean, clean_json
 from perdure.model.status import Status
@@ -262,6 +263,18 @@ def json_text(value: Any, *, indent: int | None = None) -> str:
     if indent is not None:
         data = msgspec.json.format(data, indent=indent)
     return clean_json(data.decode())
+
+
+def data_stream() -> TextIO:
+    """Standard output for what a program reads back as it is: UTF-8, whatever the locale."""
+    stream = sys.stdout
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(encoding="utf-8")
+    return stream
+
+
+def print_ids(ids: Iterable[str]) -> None:
+    data_stream().writelines(f"{each}\n" for each in ids)
 
 
 def print_json(value: Any) -> None:

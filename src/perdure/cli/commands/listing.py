@@ -10,7 +10,7 @@ import click
 from perdure.cli.command import command
 from perdure.cli.filters import filter_options, selection_of
 from perdure.cli.options import output_option
-from perdure.cli.render import Column, note, print_json, print_json_line, print_table
+from perdure.cli.render import Column, note, print_ids, print_json, print_json_line, print_table
 from perdure.cli.session import run
 from perdure.model.status import Status
 
@@ -53,7 +53,7 @@ def list_command(limit: int, cursor: str | None, output: str, **filters: Any) ->
         selection = selection_of(filters, session.now_ms())
         infos, following = await selection.page(session.admin, cursor=cursor, limit=limit)
         if output == "ids":
-            sys.stdout.writelines(f"{info.instance_id}\n" for info in infos)
+            print_ids(info.instance_id for info in infos)
             return
         from perdure.cli.documents import instance_document
         from perdure.cli.rows import COLUMNS, insight_of, row_of

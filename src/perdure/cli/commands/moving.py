@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -13,7 +12,7 @@ from perdure.cli.archives import read_snapshots
 from perdure.cli.command import command
 from perdure.cli.escape import clean_json
 from perdure.cli.options import complete_ids, output_option
-from perdure.cli.render import Cell, echo, glyph, print_json, warn
+from perdure.cli.render import Cell, data_stream, echo, glyph, print_ids, print_json, warn
 from perdure.cli.session import run
 from perdure.errors import AlreadyExists, NotFound, UsageError
 
@@ -50,7 +49,7 @@ def export(instance_ids: tuple[str, ...], query: str | None, file: Path | None) 
 
     async def body(session: Session) -> None:
         if file is None:
-            await _write(session, instance_ids, query, sys.stdout)
+            await _write(session, instance_ids, query, data_stream())
             return
         with _private_file(file) as target:
             number = await _write(session, instance_ids, query, target)
@@ -159,7 +158,7 @@ def _print(ids: list[str], output: str) -> None:
     if output == "json":
         print_json({"imported": ids})
     elif output == "ids":
-        sys.stdout.writelines(f"{instance_id}\n" for instance_id in ids)
+        print_ids(ids)
     elif not ids:
         warn("the file holds no instances")
     else:

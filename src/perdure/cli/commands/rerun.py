@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from perdure.cli.command import command
 from perdure.cli.options import id_argument, module_option, output_option
-from perdure.cli.render import Cell, echo, glyph, print_json
+from perdure.cli.render import Cell, echo, glyph, print_ids, print_json
 from perdure.cli.session import current_settings, run, suggest_commands
 from perdure.errors import UsageError
 
@@ -120,7 +119,7 @@ def _bounds(modules: tuple[str, ...]) -> Callable[[str], dict[str, Any]] | None:
 
 def _print(old_id: str, new_id: str, kept: int, output: str) -> None:
     if output == "ids":
-        sys.stdout.write(f"{new_id}\n")
+        print_ids([new_id])
     elif output == "json":
         print_json({"id": new_id, "rerun_of": old_id, "events_kept": kept})
     else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import shlex
-import sys
 import uuid
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,7 @@ import click
 from perdure.cli.command import command
 from perdure.cli.exits import Exit
 from perdure.cli.options import duration_option, output_option
-from perdure.cli.render import Cell, echo, glyph, print_json, print_json_line, warn
+from perdure.cli.render import Cell, echo, glyph, print_ids, print_json, print_json_line, warn
 from perdure.cli.session import current_settings, run, suggest_commands
 from perdure.cli.settings import shown_store
 from perdure.errors import AlreadyExists
@@ -97,7 +96,7 @@ def start(
         from perdure.cli.waiting import wait_for_end
 
         if output == "ids":
-            sys.stdout.write(f"{chosen}\n")
+            print_ids([chosen])
         return print_outcome(await wait_for_end(session, chosen, timeout_ms), output)
 
     _warn_of_new_store()
@@ -120,7 +119,7 @@ async def _print_started(
     from perdure.cli.documents import instance_document
 
     if output == "ids":
-        sys.stdout.write(f"{instance_id}\n")
+        print_ids([instance_id])
         return
     info = await session.info(instance_id)
     if output == "table":

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 from perdure.cli.command import command
 from perdure.cli.documents import instance_document, shown_status
 from perdure.cli.options import id_argument, output_option
-from perdure.cli.render import Cell, echo, glyph, print_json, status_style
+from perdure.cli.render import Cell, echo, glyph, print_ids, print_json, status_style
 from perdure.cli.session import run
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ def tree(instance_id: str, output: str) -> None:
         await session.info(instance_id)
         members = await session.admin.get_instance_tree(instance_id)
         if output == "ids":
-            sys.stdout.writelines(f"{member}\n" for member in members.instance_ids)
+            print_ids(members.instance_ids)
             return
         workers = await session.admin.list_workers()
         infos = [await session.info(member) for member in members.instance_ids]

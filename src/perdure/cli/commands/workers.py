@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 from perdure.cli.command import command
 from perdure.cli.options import output_option
-from perdure.cli.render import Cell, Column, note, print_json, print_json_line, print_table
+from perdure.cli.render import (
+    Cell,
+    Column,
+    note,
+    print_ids,
+    print_json,
+    print_json_line,
+    print_table,
+)
 from perdure.cli.session import run
 
 if TYPE_CHECKING:
@@ -28,7 +35,7 @@ def workers(output: str) -> None:
         found = await session.admin.list_workers()
         now_ms = session.now_ms()
         if output == "ids":
-            sys.stdout.writelines(f"{worker.worker_id}\n" for worker in found)
+            print_ids(worker.worker_id for worker in found)
         elif output == "json":
             print_json([_document(worker) for worker in found])
         elif output == "jsonl":
