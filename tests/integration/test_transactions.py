@@ -61,6 +61,44 @@ async def test_a_failed_transaction_leaves_nothing(tmp_path):
     assert ("half",) not in tables
 
 
+def _leaves():
+    raise SystemExit(3)
+
+
+def _interrupts():
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (lambda: transaction().close(), "must not close"),
+        (lambda: transaction().close(True), "must not close"),
+        (lambda: transaction().execute("COMMIT"), "neither commit nor roll back"),
+        (lambda: transaction().execute("ROLLBACK"), "neither commit nor roll back"),
+        (_leaves, "SystemExit"),
+        (_interrupts, "KeyboardInterrupt"),
+    ],
+    ids=["close", "force", "commit", "rollback", "exit", "interrupt"],
+)
+async def test_a_transactional_activity_cannot_harm_the_store(tmp_path, harm, said):
+    failures[:] = [1, 1]
+
+    @activity(transactional=True)
+    def harmful() -> None:
+        harm()
+
+    @orchestration
+    async def flow() -> None:
+        await harmful()
+
+    handlers = [flow, harmful, sell, record_sale]
+    async with Runtime(SqliteProvider(tmp_path / "s.db"), handlers) as runtime:
+        with pytest.raises(OrchestrationFailed, match=said):
+            await (await runtime.start(flow)).result(10)
+        assert await (await runtime.start(sell, "lamp")).result(10) == 1
+
+
 async def test_a_store_without_transactions_says_so_at_once():
     with pytest.raises(UsageError, match="SQLite can"):
         Runtime("memory:", [sell, record_sale])

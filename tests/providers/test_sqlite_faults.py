@@ -11,7 +11,7 @@ import apsw
 import pytest
 
 from perdure.conformance.factories import LOCK_MS, start, started
-from perdure.errors import ProviderError, StoreBusy, StoreFull
+from perdure.errors import ProviderError, StoreBusy, StoreFull, StoreUnavailable
 from perdure.providers.items import EnqueueCondition, ExecutionMetadata, TurnCommit
 from perdure.providers.sqlite import SqliteProvider, connection, writer
 
@@ -226,3 +226,32 @@ def test_the_log_stays_within_its_bound(tmp_path):
     largest = asyncio.run(write_a_lot())
 
     assert writer.WAL_PAGES_TO_CHECKPOINT * 4096 < largest < 64 * 1024 * 1024
+
+
+# --- a defect of ours
+
+
+@pytest.mark.parametrize("number", [1, 20])
+def test_the_writer_outlives_whatever_breaks_a_commit(tmp_path, monkeypatch, number):
+    whole = writer.Writer._attempt
+    broken = [True]
+
+    def attempt(self, *args, **options):
+        if broken:
+            broken.clear()
+            raise ZeroDivisionError("a defect")
+        return whole(self, *args, **options)
+
+    async def check():
+        async with SqliteProvider(tmp_path / "store.db") as provider:
+            monkeypatch.setattr(writer.Writer, "_attempt", attempt)
+            answers = await asyncio.gather(
+                *(provider.enqueue_for_orchestrator(start(f"i-{n}")) for n in range(number)),
+                return_exceptions=True,
+            )
+            assert any(isinstance(answer, StoreUnavailable) for answer in answers)
+            assert all(answer is None or "a defect" in str(answer) for answer in answers)
+            await provider.enqueue_for_orchestrator(start("after"))
+            assert await provider.fetch_orchestration_item(LOCK_MS, 0) is not None
+
+    asyncio.run(asyncio.wait_for(check(), 30))

@@ -9,6 +9,7 @@ import errno
 import logging
 import random
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import apsw
@@ -20,12 +21,13 @@ from perdure.errors import (
     StoreFull,
     StoreRefused,
     StoreUnavailable,
+    UsageError,
 )
 from perdure.model.wire import FORMAT_VERSION
 from perdure.providers._shared.migrate import due_migrations, load_migrations
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
     from pathlib import Path
 
     from perdure.clock import Clock
@@ -47,6 +49,30 @@ _SAFE_SQLITE: Final = (3, 51, 3)
 _SYNCHRONOUS: Final = {"full": 2, "relaxed": 1}
 
 MIGRATIONS: Final = load_migrations("perdure.providers.sqlite")
+
+
+class StoreConnection(apsw.Connection):
+    """The store's own, which transactional activities may use."""
+
+    is_lent = False
+
+    def close(self, force: bool = False) -> None:
+        if self.is_lent:
+            raise UsageError(
+                "a transactional activity must not close the store's connection: leave out close()"
+            )
+        super().close(force)
+
+
+@contextmanager
+def lent(connection: apsw.Connection) -> Generator[None]:
+    """While code that is not ours has it."""
+    assert isinstance(connection, StoreConnection)
+    connection.is_lent = True
+    try:
+        yield
+    finally:
+        connection.is_lent = False
 
 
 def check_library() -> None:
@@ -120,11 +146,10 @@ def migrate(connection: apsw.Connection, path: Path, clock: Clock) -> None:
 
 def disconnect(connection: apsw.Connection) -> None:
     """Close a connection, however badly off it is: there is nothing to be done about an error."""
-    name = connection.filename
     try:
         connection.close(force=True)
     except apsw.Error as error:
-        _log.warning("closing %s: %s", name, error)
+        _log.warning("closing a connection: %s", error)
 
 
 def moved_to(connection: apsw.Connection) -> str | None:
@@ -155,18 +180,26 @@ def translate(operation: str, error: apsw.Error, path: Path) -> ProviderError:
 
 def is_out_of_space(connection: apsw.Connection) -> bool:
     """Whether the last failure was for want of space, however SQLite reported it."""
-    return connection.system_errno in {errno.ENOSPC, errno.EDQUOT}
+    try:
+        return connection.system_errno in {errno.ENOSPC, errno.EDQUOT}
+    except apsw.ConnectionClosedError:
+        return False
 
 
 def breaks_connection(error: apsw.Error) -> bool:
     """After such an error nothing that the connection holds in memory can be trusted."""
     return isinstance(
-        error, apsw.IOError | apsw.CorruptError | apsw.CantOpenError | apsw.NoMemError
+        error,
+        apsw.IOError
+        | apsw.CorruptError
+        | apsw.CantOpenError
+        | apsw.NoMemError
+        | apsw.ConnectionClosedError,
     )
 
 
 def _connect(path: Path, flags: int) -> apsw.Connection:
-    connection = apsw.Connection(str(path), flags=flags, statementcachesize=512)
+    connection = StoreConnection(str(path), flags=flags, statementcachesize=512)
     try:
         connection.set_busy_handler(_BusyHandler())
         # Plans stay what they are: else SQLite prepares statements again when values change.

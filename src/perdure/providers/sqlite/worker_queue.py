@@ -11,6 +11,7 @@ from perdure.errors import InvalidValue, UsageError
 from perdure.providers._shared import refusals, rules
 from perdure.providers.items import ActivityIdentity, FetchedWork, TagMode
 from perdure.providers.sqlite import orchestrator_queue, work_queries
+from perdure.providers.sqlite.connection import lent
 from perdure.providers.sqlite.many_rows import as_list, rows_at_once
 from perdure.providers.sqlite.nothing import Nothing
 from perdure.providers.sqlite.tokens import is_text
@@ -183,7 +184,8 @@ def settle_in_transaction(
 ) -> None:
     _held(tx, lock_token, "settle_in_transaction")
     began = tx.connection.total_changes()
-    completion = settle(tx.connection)
+    with lent(tx.connection):
+        completion = settle(tx.connection)
     if not tx.connection.in_transaction or tx.connection.total_changes() < began:
         raise UsageError(
             "a transactional activity must neither commit nor roll back: its rows are committed "

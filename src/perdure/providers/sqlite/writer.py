@@ -122,7 +122,12 @@ class Writer:
         while True:
             entries = self._collect()
             if entries:
-                delivery = self._commit(entries)
+                delivery = Delivery()
+                try:
+                    self._commit(entries, delivery)
+                except Exception as bug:  # noqa: BLE001 - the thread must outlive a bug
+                    _log.exception("a commit to %s broke", self._path)
+                    self._give_up(entries, delivery, bug)
                 self._last_commit = time.monotonic()
                 # Little may follow here: the loop wakes up now and needs the interpreter.
                 self._deliver(delivery)
@@ -151,18 +156,28 @@ class Writer:
             return self._watch_seconds * random.uniform(0.8, 1.2)
         return IDLE_SECONDS_TO_CHECKPOINT * 1.1 if self._wal_pages else None
 
-    def _commit(self, entries: list[Entry]) -> Delivery:
-        delivery = Delivery()
+    def _commit(self, entries: list[Entry], delivery: Delivery) -> None:
         if len(entries) < batches.RUN_MIN:
             self._attempt(entries, delivery)
-            return delivery
+            return
         for group in _groups(entries):
             try:
                 self._attempt_together(group, delivery)
             except _RunOneByOne:
                 for entry in group:
                     self._attempt([entry], delivery)
-        return delivery
+
+    def _give_up(self, entries: list[Entry], delivery: Delivery, bug: Exception) -> None:
+        """Whatever it was, the thread goes on: everybody who waits gets an answer."""
+        self._drop_connection()
+        answered = {id(entry) for entry, _, _ in delivery.outcomes}
+        error = StoreUnavailable(
+            "write", f"{str(self._path)!r}: {bug!r}; whether it was written is unknown"
+        )
+        error.__cause__ = bug
+        delivery.outcomes += [
+            (entry, None, error) for entry in entries if id(entry) not in answered
+        ]
 
     def _attempt_together(self, entries: Sequence[Entry], delivery: Delivery) -> None:
         try:
@@ -218,12 +233,13 @@ class Writer:
             raise batches.NotAsSeen from error
 
     def _outcome(self, entry: Entry, transaction: Transaction, neighbours: int) -> Outcome:
-        changes = transaction.connection.total_changes()
+        connection = transaction.connection
+        changes = connection.total_changes()
         error: BaseException
         try:
             return entry, entry.operation(transaction, *entry.args), None
         except PerdureError as refusal:
-            if transaction.connection.total_changes() == changes:
+            if connection.total_changes() == changes and connection.in_transaction:
                 return entry, None, refusal
             error = refusal
         except apsw.Error as failure:
