@@ -16,8 +16,9 @@ from perdure import (
     wait_for_event,
 )
 from perdure.engine.execution import Execution
-from perdure.errors import UsageError
+from perdure.errors import InvalidValue, PerdureError
 from perdure.model.failures import BlockReason
+from perdure.providers.items import TagFilter, TagMode
 from perdure.providers.memory import MemoryStore
 
 
@@ -247,8 +248,22 @@ async def test_what_another_worker_must_have_is_told_once(caplog):
         ({"cached_instances": 0}, "cached_instances must be at least 1, not 0"),
         ({"poll_seconds": float("nan")}, "poll_seconds must be at least 0, not nan"),
         ({"threads": True}, "threads must be a number, not True"),
+        ({"tags": "gpu"}, "tags must be a TagFilter, as .*only.*, not 'gpu'"),
+        ({"worker_id": 5}, "worker_id"),
+        ({"worker_id": "a\nb"}, "worker_id"),
     ],
 )
 def test_options_that_make_no_sense_are_refused_by_name(setting, said):
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(PerdureError, match=said):
         RuntimeOptions(**setting)
+
+
+@pytest.mark.parametrize("wrong", [("gpu",), ("any",), (TagMode.ANY, {"gpu"})])
+def test_a_tag_filter_that_would_take_something_else_is_refused(wrong):
+    with pytest.raises(InvalidValue, match=r"made by TagFilter\.only\('gpu'\)"):
+        TagFilter(*wrong)
+
+
+def test_tags_without_a_mode_are_refused():
+    with pytest.raises(InvalidValue, match=r"made by TagFilter\.only\('gpu'\)"):
+        TagFilter(tags=frozenset({"gpu"}))

@@ -102,6 +102,8 @@ class ActivityOptions:
             raise InvalidValue(f"executor must be 'thread' or 'process', not {self.executor!r}")
         if self.executor == "process":
             self._check_process()
+        if self.transactional:
+            self._check_transactional()
         if self.session is not None:
             limits.check_id(self.session, "session")
         if self.tag is not None:
@@ -123,6 +125,14 @@ class ActivityOptions:
                 "heartbeat_timeout does not go with executor='process': a process cannot report; "
                 "timeout stops it"
             )
+
+    def _check_transactional(self) -> None:
+        for name in ("timeout", "heartbeat_timeout"):
+            if getattr(self, name) is not None:
+                raise InvalidValue(
+                    f"{name} does not go with transactional=True: nobody can stop a function in "
+                    "the middle of the store's own transaction; keep it short"
+                )
 
     def changed(self, **changes: Any) -> ActivityOptions:
         """These options with some replaced."""

@@ -256,11 +256,23 @@ class TagMode(StrEnum):
     NONE = "none"
 
 
+_MODES_WITH_TAGS = frozenset({TagMode.TAGS, TagMode.DEFAULT_AND})
+
+
 class TagFilter(_Record, frozen=True):
     """Which work items a worker takes by their tag. Build it with the class methods."""
 
     mode: TagMode = TagMode.DEFAULT_ONLY
     tags: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        mode: object = self.mode
+        if not isinstance(mode, TagMode) or (self.tags and mode not in _MODES_WITH_TAGS):
+            given = ", ".join(map(repr, sorted(self.tags or {"gpu"})))
+            raise InvalidValue(
+                f"a TagFilter is made by TagFilter.only({given}) and the like, not with the mode "
+                f"{mode!r}"
+            )
 
     @classmethod
     def default_only(cls) -> TagFilter:

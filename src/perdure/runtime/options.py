@@ -64,6 +64,11 @@ class RuntimeOptions:
     run_activities: bool = True
 
     def __post_init__(self) -> None:
+        tags: object = self.tags
+        if not isinstance(tags, TagFilter):
+            raise UsageError(f"tags must be a TagFilter, as TagFilter.only('gpu'), not {tags!r}")
+        if self.worker_id is not None:
+            limits.check_id(self.worker_id, "worker_id")
         for name, minimum in _MINIMA.items():
             value: object = getattr(self, name)
             if not isinstance(value, int | float) or isinstance(value, bool):

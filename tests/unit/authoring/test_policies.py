@@ -68,6 +68,8 @@ def test_a_retry_policy_that_makes_no_sense_is_refused(wrong):
         {"executor": "gpu"},
         {"executor": "process", "transactional": True},
         {"executor": "process", "heartbeat_timeout": 5},
+        {"transactional": True, "timeout": 5},
+        {"transactional": True, "heartbeat_timeout": 5},
     ],
 )
 def test_activity_options_that_make_no_sense_are_refused(wrong):
