@@ -2,7 +2,15 @@
 
 import asyncio
 
-from perdure import Runtime, RuntimeOptions, TagFilter, activity, activity_info, orchestration
+from perdure import (
+    Handler,
+    Runtime,
+    RuntimeOptions,
+    TagFilter,
+    activity,
+    activity_info,
+    orchestration,
+)
 from perdure.providers.memory import InMemoryProvider, MemoryStore
 
 
@@ -25,7 +33,7 @@ async def main() -> None:
     store = MemoryStore()
     plain = RuntimeOptions(worker_id="plain")
     gpu = RuntimeOptions(worker_id="gpu", tags=TagFilter.only("gpu"), run_orchestrations=False)
-    handlers = [film, render, announce]
+    handlers: list[Handler] = [film, render, announce]
     async with (
         Runtime(InMemoryProvider(store=store), handlers, options=plain) as runtime,
         Runtime(InMemoryProvider(store=store), handlers, options=gpu),

@@ -10,7 +10,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from perdure import Runtime, activity, orchestration, set_status
+from perdure import Handler, Runtime, activity, orchestration, set_status
 
 PAGE_LINES = 50
 
@@ -51,7 +51,7 @@ async def summarise(folder: str) -> list[tuple[str, int]]:
 
 
 async def main(folder: str, store: str) -> None:
-    handlers = [summarise, read_document, list_documents, count_pages, count_words]
+    handlers: list[Handler] = [summarise, read_document, list_documents, count_pages, count_words]
     async with Runtime(store, handlers) as runtime:
         handle = await runtime.start(summarise, folder, id=f"summary of {folder}")
         for word, count in await handle.result():

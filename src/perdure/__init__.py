@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         wait_for_event,
     )
     from perdure.authoring.current import current
+    from perdure.authoring.registry import Handler
     from perdure.authoring.state import state
     from perdure.client.blocking import BlockingClient
     from perdure.client.client import Client
@@ -87,6 +88,7 @@ _HOMES = {
         "uuid4",
         "wait_for_event",
     ),
+    "perdure.authoring.registry": ("Handler",),
     "perdure.client.blocking": ("BlockingClient",),
     "perdure.client.client": ("Client",),
     "perdure.client.handle": ("Handle",),
@@ -120,6 +122,7 @@ __all__ = [
     "Codec",
     "FileSystemProvider",
     "Handle",
+    "Handler",
     "InMemoryProvider",
     "InstanceQuery",
     "InstanceStatus",

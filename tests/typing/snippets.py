@@ -5,6 +5,7 @@ import datetime
 import uuid
 from typing import assert_type
 
+from perdure import BlockingClient, Client, Handler, Runtime
 from perdure.authoring import (
     Activity,
     Orchestration,
@@ -79,6 +80,8 @@ async def checkout(order: str, cents: int) -> str:
     assert_type(await wait_for_event("approval", bool), bool)
     answer = await wait_for_event("approval", bool | None)
     assert answer is None or isinstance(answer, bool)
+    await wait_for_event("paid", None)
+    await next_message("bell", None)
     assert_type(await next_message("inbox", dict[str, int]), dict[str, int])
     assert_type(now(), datetime.datetime)
     assert_type(uuid4(), uuid.UUID)
@@ -105,3 +108,14 @@ def uses_definitions(
 
 
 uses_definitions(checkout, crunch)
+assert charge("o-1", 5) == "receipt-o-1-5"  # the plain function outside
+
+handlers: list[Handler] = [checkout, charge, ship]
+Runtime("shop.db", handlers)
+Runtime("shop.db", [checkout, charge, ship])
+
+
+def in_a_script() -> None:
+    with BlockingClient(Client("shop.db")) as shop:
+        handle = shop.call(lambda: shop.client.start(checkout, "o-1", 1200, id="o-1"))
+        assert_type(shop.call(handle.result), str)

@@ -31,6 +31,9 @@ class BlockingClient(Generic[C]):
         with BlockingClient(Client("shop.db")) as shop:
             handle = shop.call(shop.client.start, checkout, "o-1", 1200, id="o-1")
             print(shop.call(handle.result))
+
+    mypy cannot follow the arguments of ``start`` through ``call``; there, write
+    ``shop.call(lambda: shop.client.start(checkout, "o-1", 1200, id="o-1"))``.
     """
 
     def __init__(self, client: C) -> None:
