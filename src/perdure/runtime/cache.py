@@ -59,21 +59,29 @@ class LiveCache:
         self._room.set()
 
     def add(self, live: LiveInstance) -> None:
+        """In the place of one that has lost its lock and does not know it yet, if there is one."""
+        stale = self._live.get(live.instance_id)
+        if stale is not None:
+            self.remove(stale)
         self._live[live.instance_id] = live
-        self._events += live.execution.event_count
+        live.counted_events = live.execution.event_count
+        self._events += live.counted_events
 
     def used(self, live: LiveInstance, now_ms: int) -> None:
         live.used_at_ms = now_ms
-        self._live.move_to_end(live.instance_id)
+        if self._live.get(live.instance_id) is live:
+            self._live.move_to_end(live.instance_id)
 
-    def grown(self, events: int) -> None:
-        """A turn added that many events to an instance that is here."""
-        self._events += events
+    def grown(self, live: LiveInstance, events: int) -> None:
+        """A turn added that many events to its history."""
+        if self._live.get(live.instance_id) is live:
+            live.counted_events += events
+            self._events += events
 
     def remove(self, live: LiveInstance) -> None:
         if self._live.get(live.instance_id) is live:
             del self._live[live.instance_id]
-            self._events -= live.execution.event_count
+            self._events -= live.counted_events
             self._room.set()
 
     def oldest_idle(self) -> LiveInstance | None:

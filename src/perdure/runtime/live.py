@@ -31,6 +31,7 @@ class LiveInstance:
 
     __slots__ = (
         "busy",
+        "counted_events",
         "execution",
         "finished",
         "inbox",
@@ -59,6 +60,8 @@ class LiveInstance:
         self.busy = False
         """A turn was run and its commit is under way."""
         self.used_at_ms = 0
+        self.counted_events = 0
+        """By the cache."""
         self.finished: Finished = asyncio.get_running_loop().create_future()
         """The committed end; None when the instance left this runtime before it ended."""
 

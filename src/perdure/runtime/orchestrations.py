@@ -318,7 +318,7 @@ class OrchestrationDispatcher:
         outcome = self._compute(live, arrivals, created, now_ms)
         if outcome is None:
             return
-        self._live.grown(len(outcome.delta))
+        self._live.grown(live, len(outcome.delta))
         self._warn(live, outcome)
         self._commit(live, arrivals, outcome, now_ms, created)
 
