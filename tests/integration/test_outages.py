@@ -1,13 +1,26 @@
 """What a runtime does while its store is out: callers are told, and stopping comes to an end."""
 
 import asyncio
+import contextlib
 
+import apsw
 import pytest
 
-from integration.conditions import until
-from perdure import InMemoryProvider, Runtime, orchestration
+from integration.conditions import reached, until
+from perdure import (
+    Client,
+    InMemoryProvider,
+    Runtime,
+    RuntimeOptions,
+    Status,
+    activity,
+    orchestration,
+    wait_for_event,
+)
 from perdure.clock import ManualClock
 from perdure.errors import StoreFull, StoreUnavailable
+from perdure.providers.memory import MemoryStore
+from perdure.runtime import retrying
 from perdure.runtime.patience import START_PATIENCE_SECONDS
 
 
@@ -79,3 +92,76 @@ async def test_a_start_succeeds_when_the_store_is_back_in_time():
             await asyncio.sleep(0)
 
         assert await start.result().result(10) == "done"
+
+
+@activity
+async def step(number: int) -> int:
+    return number
+
+
+@orchestration
+async def patient() -> int:
+    return await step(await wait_for_event("go", int))
+
+
+class Faulty(InMemoryProvider):
+    """Fails some fetches with an error that nobody expects."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.turns = self.work = 0
+
+    async def fetch_orchestration_item(self, *args, **options):
+        self.turns += 1
+        if self.turns % 3 == 1:
+            raise ZeroDivisionError("a defect")
+        return await super().fetch_orchestration_item(*args, **options)
+
+    async def fetch_work_items(self, *args, **options):
+        self.work += 1
+        if self.work % 3 == 1:
+            raise ZeroDivisionError("a defect")
+        return await super().fetch_work_items(*args, **options)
+
+
+async def test_a_defect_in_a_fetch_holds_up_nobody_for_long(monkeypatch, caplog):
+    monkeypatch.setattr(retrying, "_LONGEST_SECONDS", 0.01)
+    store = MemoryStore()
+    options = RuntimeOptions(run_activities=False, orchestration_lock_seconds=600)
+    async with Client(InMemoryProvider(store=store)) as client:
+        for number in range(40):
+            await client.start(patient, id=f"p-{number}")
+            await client.raise_event(f"p-{number}", "go", number)
+        async with (
+            Runtime(Faulty(store=store), [patient], options=options),
+            Runtime(Faulty(store=store), [step]),
+        ):
+            results = [await client.get(f"p-{n}", patient).result(10) for n in range(40)]
+    assert results == list(range(40))
+    assert "cannot fetch orchestrations" in caplog.text
+    assert "cannot fetch activities" in caplog.text
+
+
+@pytest.mark.parametrize("table", ["orchestrator_queue", "worker_queue"])
+async def test_a_damaged_message_stops_its_own_instance_only(tmp_path, table):
+    path = tmp_path / "store.db"
+    is_work = table == "worker_queue"
+    async with Client(path) as client:
+        await client.start(patient, id="bad")
+        if is_work:
+            await client.raise_event("bad", "go", 1)
+            lone = RuntimeOptions(run_activities=False)
+            async with Runtime(path, [patient, step], options=lone) as runtime:
+                await until(lambda: _has_work(runtime))
+    with contextlib.closing(apsw.Connection(str(path))) as connection:
+        connection.execute(f"UPDATE {table} SET body = CAST(x'7b22ff22' AS TEXT)")
+    async with Runtime(path, [patient, step]) as runtime:
+        for number in range(3):
+            await runtime.start(patient, id=f"p-{number}")
+            await runtime.raise_event(f"p-{number}", "go", number)
+            assert await runtime.get(f"p-{number}").result(10) == number
+        await reached(runtime, "bad", Status.FAILED if is_work else Status.BLOCKED)
+
+
+async def _has_work(client):
+    return bool(await client.provider.admin().list_work("bad"))

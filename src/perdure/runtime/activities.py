@@ -24,7 +24,7 @@ from perdure.runtime.background import Background, quietly
 from perdure.runtime.failures import RecordedFailure, failure_from
 from perdure.runtime.missing import Missing
 from perdure.runtime.observe import SpanNote, log
-from perdure.runtime.retrying import Backoff, retry_delay_ms
+from perdure.runtime.retrying import Backoff, after_failed_fetch, retry_delay_ms
 from perdure.runtime.runners import Runners
 from perdure.runtime.scope import RunningScope
 
@@ -266,12 +266,9 @@ class ActivityDispatcher:
             self._free -= size
             try:
                 found = await self._fetch(size, self._poll_ms if is_idle else 0)
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - told, or raised again, there
                 self._free += size
-                if not isinstance(error, ProviderError):
-                    raise
-                log.warning("cannot fetch activities: %s", error)
-                await self._clock.sleep(backoff.next_delay(retryable=error.retryable))
+                await self._clock.sleep(after_failed_fetch("activities", error, backoff))
                 continue
             backoff.reset()
             self._free += size - len(found)

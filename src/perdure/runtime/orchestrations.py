@@ -33,6 +33,7 @@ from perdure.model.failures import Block, BlockReason
 from perdure.model.status import Status
 from perdure.providers._shared.rules import new_lock_token
 from perdure.providers.items import (
+    FetchedOrchestration,
     OrchestrationFilter,
     VersionRange,
 )
@@ -45,7 +46,7 @@ from perdure.runtime.missing import Missing
 from perdure.runtime.observe import log
 from perdure.runtime.pacing import Pacer
 from perdure.runtime.patience import Patience
-from perdure.runtime.retrying import Backoff
+from perdure.runtime.retrying import Backoff, after_failed_fetch
 from perdure.runtime.returns import Returns
 from perdure.runtime.turns import Created, Turn
 from perdure.runtime.watchdog import TurnAborted, TurnTooLong
@@ -59,7 +60,6 @@ if TYPE_CHECKING:
     from perdure.codec import Codec
     from perdure.engine.outcome import TurnOutcome
     from perdure.providers.contract import Provider
-    from perdure.providers.items import FetchedOrchestration
     from perdure.runtime.activities import ActivityDispatcher
     from perdure.runtime.observe import Observer
     from perdure.runtime.options import RuntimeOptions
@@ -241,17 +241,18 @@ class OrchestrationDispatcher:
             if not self._has_room():
                 await self._live.wait_for_room()
                 continue
-            try:
-                fetches = [self._fetch(0 if burst > 1 else self._poll_ms) for _ in range(burst)]
-                found = [item for item in await asyncio.gather(*fetches) if item is not None]
-            except ProviderError as error:
-                log.warning("cannot fetch orchestrations: %s", error)
-                await self._clock.sleep(backoff.next_delay(retryable=error.retryable))
+            fetches = [self._fetch(0 if burst > 1 else self._poll_ms) for _ in range(burst)]
+            answers = await asyncio.gather(*fetches, return_exceptions=True)
+            # What one of them has found is ours, whatever became of the others.
+            found = [each for each in answers if isinstance(each, FetchedOrchestration)]
+            for fetched in found:
+                self._pacer.run(partial(self._take, fetched))
+            error = next((each for each in answers if isinstance(each, BaseException)), None)
+            if error is not None:
+                await self._clock.sleep(after_failed_fetch("orchestrations", error, backoff))
                 continue
             backoff.reset()
             self._patience.renew()
-            for fetched in found:
-                self._pacer.run(partial(self._take, fetched))
             burst = min(burst * 2, _BURST_MAX) if len(found) == burst else 1
 
     async def _fetch(self, poll_ms: int) -> FetchedOrchestration | None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
+from perdure.errors import ProviderError
+from perdure.runtime.observe import log
+
 if TYPE_CHECKING:
     from perdure.model.work import RetryPlan
 
@@ -30,6 +33,17 @@ class Backoff:
             return _LONGEST_SECONDS
         seconds: float = min(_FIRST_SECONDS * 2**self._failures, _LONGEST_SECONDS)
         return seconds * random.uniform(0.5, 1.0)
+
+
+def after_failed_fetch(what: str, error: BaseException, backoff: Backoff) -> float:
+    """Tell it, and give the seconds to wait. A defect must not end what everybody waits for."""
+    if not isinstance(error, Exception):
+        raise error
+    if isinstance(error, ProviderError):
+        log.warning("cannot fetch %s: %s", what, error)
+    else:
+        log.error("cannot fetch %s", what, exc_info=error)
+    return backoff.next_delay(retryable=isinstance(error, ProviderError) and error.retryable)
 
 
 def retry_delay_ms(plan: RetryPlan, attempt: int) -> int:

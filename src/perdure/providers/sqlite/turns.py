@@ -19,10 +19,11 @@ from perdure.providers.sqlite import locks, queries
 from perdure.providers.sqlite.commits import apply_commit
 from perdure.providers.sqlite.many_rows import as_list, rows_at_once
 from perdure.providers.sqlite.nothing import Nothing
+from perdure.providers.sqlite.reading import readable
 from perdure.providers.sqlite.tokens import is_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from perdure.model.failures import Block
     from perdure.providers.items import OrchestrationFilter, TurnCommit
@@ -208,13 +209,10 @@ def lock_batch(
     owner: str | None,
 ) -> FetchedOrchestration | None:
     """Lock a ready instance with all that is visible; None if it is not ready after all."""
-    batch: list[Any] = []
-    later: tuple[int | None, int | None] = (None, None)
-    for row in tx.execute(queries.MESSAGES_BY_TIME, (instance_id,)):
-        if row[3] > tx.now:
-            later = (row[3], row[0])
-            break
-        batch.append(row)
+    try:
+        batch, later = _due(tx, tx.execute(queries.MESSAGES_BY_TIME, (instance_id,)))
+    except UnicodeDecodeError:
+        batch, later = _due(tx, readable(tx, queries.MESSAGES_BY_TIME, (instance_id,)))
     batch.sort()
     start = next((row[5:8] for row in batch if row[5] is not None), None)
     if instance_key is None and start is None:
@@ -232,8 +230,22 @@ def lock_batch(
     )
 
 
+def _due(tx: Transaction, rows: Iterable[Any]) -> tuple[list[Any], tuple[int | None, int | None]]:
+    """The messages that are visible, and time and id of the first that is not."""
+    batch: list[Any] = []
+    for row in rows:
+        if row[3] > tx.now:
+            return batch, (row[3], row[0])
+        batch.append(row)
+    return batch, (None, None)
+
+
 def _continue(tx: Transaction, instance_id: str, lock_token: str) -> FetchedOrchestration | None:
-    batch = tx.rows(queries.VISIBLE_FREE_MESSAGES, (instance_id, tx.now, lock_token))
+    whose = (instance_id, tx.now, lock_token)
+    try:
+        batch = tx.rows(queries.VISIBLE_FREE_MESSAGES, whose)
+    except UnicodeDecodeError:
+        batch = readable(tx, queries.VISIBLE_FREE_MESSAGES, whose)
     batch.sort()
     _tag(tx, batch, lock_token)
     later = tx.row(queries.FIRST_FREE_MESSAGE, (instance_id, lock_token)) or (None, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,6 +15,7 @@ from perdure.providers.sqlite import orchestrator_queue, work_queries
 from perdure.providers.sqlite.connection import lent
 from perdure.providers.sqlite.many_rows import as_list, rows_at_once
 from perdure.providers.sqlite.nothing import Nothing
+from perdure.providers.sqlite.reading import readable
 from perdure.providers.sqlite.tokens import is_text
 
 if TYPE_CHECKING:
@@ -141,7 +143,8 @@ def fetch_several(
     _wake(tx)
     found: list[FetchedWork] = []
     if session is None or tx.row(work_queries.HAS_SESSION_WORK) is None:
-        found = _take_several(tx, limit, lock_timeout_ms, tags, activities)
+        with suppress(UnicodeDecodeError):  # then one by one
+            found = _take_several(tx, limit, lock_timeout_ms, tags, activities)
     while len(found) < limit:
         fetched = fetch(tx, lock_timeout_ms, session, tags, activities)
         if isinstance(fetched, Nothing):
@@ -294,7 +297,10 @@ def _take(
     tx: Transaction, message_id: int, lock_timeout_ms: int, session: SessionFetch | None
 ) -> FetchedWork:
     token = tx.new_lock_token()
-    row = tx.row(work_queries.WORK_ITEM, (message_id,))
+    try:
+        row = tx.row(work_queries.WORK_ITEM, (message_id,))
+    except UnicodeDecodeError:
+        (row,) = readable(tx, work_queries.WORK_ITEM, (message_id,))
     attempts, session_id = row[5:7]
     locked_until = tx.now + lock_timeout_ms
     tx.execute(work_queries.TAKE_WORK, (locked_until, token, attempts, message_id))
