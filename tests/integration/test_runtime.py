@@ -61,6 +61,34 @@ async def test_a_turn_that_never_ends_is_interrupted_and_blocked_and_others_go_o
         assert await (await runtime.start(plain, 5)).result(10) == 5
 
 
+async def test_a_replay_that_never_ends_is_interrupted_too(tmp_path):
+    is_endless = False
+
+    @orchestration
+    async def changed() -> str:
+        while is_endless:
+            pass
+        return await wait_for_event("go", str)
+
+    options = RuntimeOptions(turn_warn_seconds=0.1, turn_abort_seconds=0.3)
+    async with Runtime(tmp_path / "s.db", [changed]) as runtime:
+        await runtime.start(changed, id="c")
+        await waiting(runtime, "c")
+    is_endless = True
+    handlers = [changed, plain, echo]
+    async with Runtime(tmp_path / "s.db", handlers, options=options) as runtime:
+        await runtime.raise_event("c", "go", "on")
+        await reached(runtime, "c", Status.BLOCKED)
+        block = (await runtime.status("c", waits=False)).block
+
+        assert block.reason is BlockReason.LIMIT
+        assert "test_runtime.py" in block.message
+        assert await (await runtime.start(plain, 5)).result(10) == 5
+        is_endless = False
+        await runtime.resume("c")
+        assert await runtime.get("c").result(10) == "on"
+
+
 async def test_stopping_waits_for_running_activities(make_provider):
     release = asyncio.Event()
     started = asyncio.Event()

@@ -73,7 +73,7 @@ class Intake:
     def read(self, fetched: FetchedOrchestration, now_ms: int) -> Verdict:
         item = fetched.item
         if fetched.attempt_count > self._max_attempts:
-            return self._park(
+            return self.park(
                 item,
                 BlockReason.POISON,
                 f"delivered {fetched.attempt_count} times without a committed turn",
@@ -88,15 +88,15 @@ class Intake:
                 for delivery in item.messages
             ]
         except CorruptData as error:
-            return self._park(item, BlockReason.UNDECODABLE, error.message)
+            return self.park(item, BlockReason.UNDECODABLE, error.message)
         try:
             return self._verdict(item, history, arrivals, now_ms)
         except NotRegistered as error:
-            return self._park(item, BlockReason.UNKNOWN_HANDLER, str(error))
+            return self.park(item, BlockReason.UNKNOWN_HANDLER, str(error))
         except Nondeterminism as error:
-            return self._park(item, BlockReason.NONDETERMINISM, str(error), error.report)
+            return self.park(item, BlockReason.NONDETERMINISM, str(error), error.report)
         except (CorruptData, PayloadError) as error:
-            return self._park(item, BlockReason.UNDECODABLE, str(error))
+            return self.park(item, BlockReason.UNDECODABLE, str(error))
 
     def _verdict(
         self,
@@ -168,7 +168,7 @@ class Intake:
             carried=first.carried if isinstance(first, work.ContinueAsNew) else (),
         )
 
-    def _park(
+    def park(
         self, item: OrchestrationItem, reason: BlockReason, message: str, detail: str = ""
     ) -> Park:
         return Park(

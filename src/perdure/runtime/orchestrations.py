@@ -40,7 +40,7 @@ from perdure.providers.items import (
 from perdure.runtime.background import Background
 from perdure.runtime.cache import LiveCache
 from perdure.runtime.commits import TurnFacts, commit_of, final_status
-from perdure.runtime.intake import Drop, Intake, Park, Run, replies_to
+from perdure.runtime.intake import Drop, Intake, Park, Run, Verdict, replies_to
 from perdure.runtime.live import Arrival, LiveInstance
 from perdure.runtime.missing import Missing
 from perdure.runtime.observe import log
@@ -49,7 +49,7 @@ from perdure.runtime.patience import Patience
 from perdure.runtime.retrying import Backoff, after_failed_fetch
 from perdure.runtime.returns import Returns
 from perdure.runtime.turns import Created, Turn
-from perdure.runtime.watchdog import TurnAborted, TurnTooLong
+from perdure.runtime.watchdog import TurnAborted
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -267,19 +267,34 @@ class OrchestrationDispatcher:
         stale = self._live.get(fetched.item.instance_id)
         if stale is not None and not stale.busy:
             self._forget(stale)  # its lock had expired: what it knows may be old
-        verdict = self.intake.read(fetched, self._clock.now_ms())
-        match verdict:
-            case Park():
+        match self._read(fetched):
+            case Park() as verdict:
                 self._returns.park(fetched.item.instance_id, fetched.lock_token, verdict.block)
-            case Drop():
+            case Drop() as verdict:
                 self._returns.drop(fetched, verdict)
-            case Run():
+            case Run() as verdict:
                 live = LiveInstance(
                     fetched.item.instance_id, fetched.lock_token, verdict.execution, verdict.parent
                 )
                 self._live.add(live)
                 live.busy = True
                 self._run_turn(live, verdict.arrivals)
+
+    def _read(self, fetched: FetchedOrchestration) -> Verdict:
+        verdict: Verdict | None = None
+        try:
+            with self._watchdog.guard(fetched.item.instance_id):
+                verdict = self.intake.read(fetched, self._clock.now_ms())
+        except TurnAborted:
+            if not self._watchdog.aborted_at:
+                raise
+        too_long = self._watchdog.too_long()
+        if too_long is None:
+            assert verdict is not None
+            return verdict
+        if isinstance(verdict, Run):
+            verdict.execution.close()
+        return self.intake.park(fetched.item, BlockReason.LIMIT, str(too_long))
 
     def _take_more(self, fetched: FetchedOrchestration) -> None:
         live = self._live.get(fetched.item.instance_id)
@@ -352,7 +367,7 @@ class OrchestrationDispatcher:
         reason: BlockReason | None = None
         failure: BaseException
         try:
-            with self._watchdog.guard(live.execution):
+            with self._watchdog.guard(live.instance_id):
                 outcome = live.execution.run_turn(items, now_ms)
             if not self._watchdog.aborted_at:
                 return outcome
@@ -363,12 +378,8 @@ class OrchestrationDispatcher:
             reason, failure = BlockReason.UNDECODABLE, error
         except (Exception, TurnAborted) as error:  # noqa: BLE001
             failure = error
-        if self._watchdog.aborted_at:
-            reason = BlockReason.LIMIT
-            failure = TurnTooLong(
-                f"a turn ran for more than {self._options.turn_abort_seconds:g} s and was "
-                f"interrupted at {self._watchdog.aborted_at}; move the work into an activity"
-            )
+        if (too_long := self._watchdog.too_long()) is not None:
+            reason, failure = BlockReason.LIMIT, too_long
         elif reason is None:
             log.error("a turn of %r broke", live.instance_id, exc_info=failure)
         self._fail_turn(live, arrivals, created, reason, failure)

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from types import FrameType, TracebackType
     from typing import Self
 
-    from perdure.engine.execution import Execution
-
 _CHECK_SECONDS = 0.5
 
 
@@ -33,7 +31,7 @@ class TurnTooLong(PerdureError):
 
 
 class Watchdog:
-    """One per runtime. ``with watchdog.guard(execution):`` around each turn."""
+    """One per runtime. ``with watchdog.guard(instance_id):`` around each turn and each replay."""
 
     def __init__(self, warn_seconds: float, abort_seconds: float) -> None:
         self._warn_seconds = warn_seconds
@@ -42,7 +40,7 @@ class Watchdog:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._turn_thread = 0
-        self._execution: Execution | None = None
+        self._instance_id: str | None = None
         self._since = 0.0
         self._warned = False
         self.aborted_at = ""
@@ -58,11 +56,11 @@ class Watchdog:
         if self._thread is not None:
             self._thread.join()
 
-    def guard(self, execution: Execution) -> Self:
+    def guard(self, instance_id: str) -> Self:
         self._since = time.monotonic()
         self._warned = False
         self.aborted_at = ""
-        self._execution = execution
+        self._instance_id = instance_id
         return self
 
     def __enter__(self) -> None:
@@ -75,16 +73,25 @@ class Watchdog:
         traceback: TracebackType | None,
     ) -> None:
         with self._mutex:
-            self._execution = None
+            self._instance_id = None
             if self.aborted_at:
                 # The exception may not have been raised yet: take it back.
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._turn_thread), None)
 
+    def too_long(self) -> TurnTooLong | None:
+        """What became of the last turn, if it was interrupted."""
+        if not self.aborted_at:
+            return None
+        return TurnTooLong(
+            f"a turn ran for more than {self._abort_seconds:g} s and was interrupted at "
+            f"{self.aborted_at}; move the work into an activity"
+        )
+
     def _watch(self) -> None:
         while not self._stop.wait(_CHECK_SECONDS):
             with self._mutex:
-                execution = self._execution
-                if execution is None:
+                instance_id = self._instance_id
+                if instance_id is None:
                     continue
                 elapsed = time.monotonic() - self._since
                 if elapsed > self._abort_seconds and not self.aborted_at:
@@ -97,7 +104,7 @@ class Watchdog:
                     log.warning(
                         "a turn of %r has run for %.1f s, now at %s; code between two awaits "
                         "should take microseconds: move the work into an activity",
-                        execution.instance_id,
+                        instance_id,
                         elapsed,
                         self._place(),
                     )
