@@ -18,6 +18,7 @@ from perdure import (
     start_detached,
     wait_for_event,
 )
+from perdure.client.retry import retry
 from perdure.client.termination import terminate
 from perdure.errors import (
     AlreadyExists,
@@ -145,6 +146,37 @@ async def _has_read_all(client, instance_id):
 async def _has_continued(client, instance_id):
     found = await client.admin.executions(instance_id)
     return found[-1].status is Status.CONTINUED_AS_NEW
+
+
+@pytest.mark.parametrize("passes", range(8))
+async def test_a_terminate_whose_caller_goes_away_is_carried_through(make_runtime, passes):
+    async with make_runtime(HANDLERS) as runtime:
+        handle = await runtime.start(patient, "p", id="p")
+        await waiting(runtime, "p")
+        call = asyncio.ensure_future(handle.terminate("enough"))
+        for _ in range(passes):
+            await asyncio.sleep(0)
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        if passes:
+            await reached(runtime, "p", Status.TERMINATED)
+        else:
+            await handle.terminate("enough")
+
+
+async def test_what_came_for_a_paused_instance_is_read_when_it_is_terminated(make_runtime):
+    async with make_runtime(HANDLERS) as runtime:
+        handle = await runtime.start(patient, "p", id="p")
+        await waiting(runtime, "p")
+        await handle.pause()
+        await handle.raise_event("go", "on")
+        await handle.terminate("enough")
+
+        await until(lambda: _has_read_all(runtime, "p"))
+        await retry(runtime.provider, runtime.provider.admin(), "p")
+        await waiting(runtime, "p")
+        await runtime.raise_event("p", "go", "on")
+        assert await runtime.get("p").result(10) == "on"
 
 
 async def test_terminating_what_has_just_ended_changes_nothing(make_runtime):

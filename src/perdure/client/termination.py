@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,7 +11,7 @@ import msgspec
 
 from perdure.client.beginnings import parent_link, started_by
 from perdure.client.messages import envelope
-from perdure.errors import CorruptData, InstanceFinished, NotFound
+from perdure.errors import CorruptData, InstanceFinished, LockLost, NotFound
 from perdure.model import events, wire, work
 from perdure.model.failures import Category, Failure
 from perdure.model.status import Status
@@ -35,10 +37,31 @@ _QUEUE_LIMIT = 100_000
 _CONTINUES = work.ContinueAsNew.__name__
 
 
+_under_way: set[asyncio.Task[None]] = set()
+
+
 async def terminate(
     provider: Provider, admin: ProviderAdmin, instance_id: str, reason: str, clock: Clock
 ) -> None:
-    """Take the lock away from whoever holds it and commit the end. Works on corrupt histories."""
+    """Take the lock away from whoever holds it and commit the end. Works on corrupt histories.
+
+    It goes on when the caller is cancelled: half done, it would leave the instance locked.
+    """
+    task = asyncio.ensure_future(_terminate(provider, admin, instance_id, reason, clock))
+    _under_way.add(task)
+    task.add_done_callback(_end)
+    await asyncio.shield(task)
+
+
+def _end(task: asyncio.Task[None]) -> None:
+    _under_way.discard(task)
+    if not task.cancelled():
+        task.exception()  # whoever waited for it was told
+
+
+async def _terminate(
+    provider: Provider, admin: ProviderAdmin, instance_id: str, reason: str, clock: Clock
+) -> None:
     info = await admin.get_instance_info(instance_id)
     if info.status.is_final:
         raise InstanceFinished(f"{instance_id!r} has ended already: {info.status}")
@@ -51,10 +74,13 @@ async def terminate(
         return
     try:
         commit = await _final_commit(admin, fetched.item, reason, clock.now_ms())
+        # A hold would outlive it: nobody could read what has come for it, and a retry would stand.
+        await admin.resume_instance(instance_id)
+        await provider.ack_orchestration_item(fetched.lock_token, commit)
     except BaseException:
-        await provider.abandon_orchestration_item(fetched.lock_token, ignore_attempt=True)
+        with suppress(LockLost):
+            await provider.abandon_orchestration_item(fetched.lock_token, ignore_attempt=True)
         raise
-    await provider.ack_orchestration_item(fetched.lock_token, commit)
 
 
 async def _final_commit(
