@@ -2,6 +2,7 @@
 
 import asyncio
 from datetime import timedelta
+from types import ModuleType
 
 import pytest
 
@@ -64,6 +65,34 @@ async def test_a_month_passes_in_a_moment_with_a_substitute_for_the_network():
 
         assert await env.run(crawl, "x") == "PAGE OF X"
         assert timedelta(milliseconds=env.clock.now_ms() - before) == timedelta(days=30)
+
+
+@activity(transactional=True)
+def record(text: str) -> int:
+    raise AssertionError("there is no database in tests")
+
+
+@activity(executor="process")
+def crunch(number: int) -> int:
+    raise AssertionError("no processes in tests")
+
+
+@orchestration
+async def bookkeeping(text: str) -> int:
+    return await crunch(await record(text))
+
+
+async def test_a_substitute_runs_wherever_the_activity_would_have_run():
+    substitutes = {record: lambda text: len(text.strip()), crunch: lambda number: number * 2}
+    async with Environment([bookkeeping], substitutes=substitutes) as env:
+        assert await env.run(bookkeeping, "four") == 8
+
+
+async def test_a_substitute_takes_the_place_of_an_activity_of_a_module():
+    module = ModuleType("shop")
+    vars(module).update(crawl=crawl, fetch=fetch)
+    async with Environment([module], substitutes={fetch: lambda url: f"page of {url}"}) as env:
+        assert await env.run(crawl, "x") == "PAGE OF X"
 
 
 async def test_waiting_for_what_never_comes_is_an_error_that_names_it():

@@ -22,7 +22,7 @@ class Registry:
     def __init__(self, handlers: Iterable[Handler | ModuleType] | Handler | ModuleType) -> None:
         self._activities: dict[str, Activity[Any, Any]] = {}
         self._orchestrations: dict[str, dict[str, Orchestration[Any, Any]]] = {}
-        for handler in _definitions(handlers):
+        for handler in definitions_in(handlers):
             handler.signature.check_annotations()
             if isinstance(handler, Activity):
                 self._add_activity(handler)
@@ -80,7 +80,8 @@ class Registry:
             raise UsageError(_clash(what, known, handler))
 
 
-def _definitions(handlers: Iterable[Any] | Handler | ModuleType) -> Iterator[Handler]:
+def definitions_in(handlers: Iterable[Any] | Handler | ModuleType) -> Iterator[Handler]:
+    """Each of them, and those of modules."""
     single = isinstance(handlers, (Activity, Orchestration, ModuleType))
     listed = [handlers] if single else handlers
     for handler in cast("Iterable[Any]", listed):

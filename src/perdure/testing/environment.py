@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 from perdure.authoring import Activity
+from perdure.authoring.registry import definitions_in
 from perdure.client.waits import open_steps
 from perdure.clock import ManualClock
 from perdure.codec import JSON
@@ -224,18 +225,23 @@ def _options(*, always_replay: bool) -> RuntimeOptions:
 def _substituted(
     handlers: Iterable[Handler | ModuleType],
     substitutes: dict[Activity[..., Any], Callable[..., Any]],
-) -> list[Handler | ModuleType]:
+) -> list[Handler]:
     for activity in substitutes:
         if not isinstance(activity, Activity):
             raise UsageError(f"substitutes maps activities to functions; {activity!r} is none")
-    by_name = {activity.name: function for activity, function in substitutes.items()}
-    chosen: list[Handler | ModuleType] = []
-    for handler in handlers:
-        if isinstance(handler, Activity) and handler.name in by_name:
-            continue
-        chosen.append(handler)
+    names = {activity.name for activity in substitutes}
+    chosen: list[Handler] = [
+        handler
+        for handler in definitions_in(handlers)
+        if not (isinstance(handler, Activity) and handler.name in names)
+    ]
     chosen += [
-        Activity(function, name=activity.name, options=activity.settings)
+        # Where it runs belongs to the function that is left out.
+        Activity(
+            function,
+            name=activity.name,
+            options=activity.settings.changed(executor=None, transactional=False),
+        )
         for activity, function in substitutes.items()
     ]
     return chosen
