@@ -17,6 +17,11 @@ def test_doctor_names_a_damaged_instance_and_the_others_are_listed(tmp_path):
     assert damage["level"] == "bad"
     assert str(meta.parent.relative_to(store)) in damage["text"]
     assert "backup" in damage["advice"]
+    checked = cli("db", "check", "-o", "json", code=1).json
+    assert checked["instances_checked"] == 1
+    assert str(meta.parent.relative_to(store)) in checked["damages"][0]["message"]
+    refused = cli("db", "copy", f"file:{store}", str(tmp_path / "copy.db"), "--move", code=1)
+    assert "would be left behind" in refused.err
     listed = cli("list").out
     assert "h-2" in listed
     assert "h-1" not in listed

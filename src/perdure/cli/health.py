@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 from perdure.cli.exits import line_of
 from perdure.cli.settings import shown_store, without_password
 from perdure.errors import PerdureError
+from perdure.providers.items import DAMAGED
 from perdure.version import VERSION
 
 if TYPE_CHECKING:
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 Level: TypeAlias = Literal["ok", "warn", "bad"]
 
 _SQLITE_MIN: Final = (3, 51, 3)
-DAMAGED = "damaged: "
-"""Begins each detail of a store that names something which cannot be read."""
 _FREE_BYTES_MIN: Final = 1_000_000_000
 _STALE_MS: Final = 60_000
 _SKEW_MS: Final = 5_000
@@ -126,14 +125,13 @@ async def _store(settings: Settings, url: str) -> list[Finding]:
 
     async def body(session: Session) -> list[Finding]:
         info = await session.admin.get_store_info()
-        damages = {key: value for key, value in info.details.items() if key.startswith(DAMAGED)}
         details = "".join(
-            f", {key} {value}" for key, value in info.details.items() if key not in damages
+            f", {key} {value}" for key, value in info.details.items() if not key.startswith(DAMAGED)
         )
         text = f"{shown_store(info.location)}: {info.provider}, schema {info.schema_version}"
         return [
             Finding("ok", "store", f"{text}{details}"),
-            *(_damage(key.removeprefix(DAMAGED), reason) for key, reason in damages.items()),
+            *(_damage(path, reason) for path, reason in info.damages.items()),
             await _clock(session),
             *await _queues(session),
             *await _attention(session),

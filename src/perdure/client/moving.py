@@ -55,7 +55,14 @@ async def copy_store(
     """
     origin, destination = _admin_of(source), _admin_of(target)
     await _refuse_if_in_use(origin)
-    was_moved = (await origin.get_store_info()).moved_to is not None
+    info = await origin.get_store_info()
+    for path, why in info.damages.items():
+        raise CorruptData(
+            "copy",
+            f"{len(info.damages)} instances of the source cannot be read and would be left behind, "
+            f"as {path} ({why}); restore them from a backup, or take them out of the store",
+        )
+    was_moved = info.moved_to is not None
     if mark_moved and not was_moved:
         await origin.mark_moved((await destination.get_store_info()).location)
     try:

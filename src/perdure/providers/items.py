@@ -7,7 +7,7 @@ for routing, visibility, identity and state travels beside them in typed fields.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -519,6 +519,9 @@ class InstanceSnapshot(_Record, frozen=True):
     work: tuple[QueuedWork, ...]
 
 
+DAMAGED: Final = "damaged: "
+
+
 class StoreInfo(_Record, frozen=True):
     """Where the data lies and in which shape."""
 
@@ -530,3 +533,10 @@ class StoreInfo(_Record, frozen=True):
     size_bytes: int | None
     moved_to: str | None
     details: dict[str, str]
+    """For people. What cannot be read and is left aside has a key that begins with DAMAGED."""
+
+    @property
+    def damages(self) -> dict[str, str]:
+        """What is left aside, by its place, and why."""
+        found = self.details.items()
+        return {key.removeprefix(DAMAGED): why for key, why in found if key.startswith(DAMAGED)}

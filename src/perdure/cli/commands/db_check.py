@@ -41,7 +41,8 @@ def check(quick: bool, output: str) -> int:
     async def body(session: Session) -> int:
         from perdure.client.checking import Damage, check_instances
 
-        damages: list[Damage] = []
+        aside = (await session.admin.get_store_info()).damages
+        damages = [Damage(instance_id="", message=f"{path}: {why}") for path, why in aside.items()]
         if isinstance(session.admin, ChecksItself):
             try:
                 await session.admin.integrity_check()

@@ -20,6 +20,7 @@ from perdure.providers.filesystem.root import Root, SyncFailed
 from perdure.providers.filesystem.state import State
 from perdure.providers.filesystem.tables import Transaction
 from perdure.providers.filesystem.upkeep import Upkeep
+from perdure.providers.items import DAMAGED
 from perdure.providers.watching import ChangeHub, Signal
 
 if TYPE_CHECKING:
@@ -280,7 +281,7 @@ class OpenStore:
         if self.upkeep.last_error is not None:
             details["checkpoint_error"] = str(self.upkeep.last_error)
         for path, reason in sorted(self.state.quarantine.reasons.items()):
-            details[f"damaged: {path}"] = reason
+            details[f"{DAMAGED}{path}"] = reason
         return details
 
     async def close(self) -> None:
