@@ -65,6 +65,15 @@ def test_start_is_idempotent_by_id(cli):
     assert cli("count").out == "1\n"
 
 
+def test_start_does_not_take_an_instance_of_another_orchestration_for_its_own(cli):
+    cli.run(("h-1", flows.hello, "ann"))
+
+    for options in ([], ["--wait"]):
+        refused = cli("start", "approval", "--id", "h-1", *options, code=6)
+        assert "belongs to an instance of 'hello', not of 'approval'" in refused.err
+        assert refused.out == ""
+
+
 def test_start_can_refuse_or_replace_what_exists(cli):
     cli.run(("h-1", flows.hello, "ann"))
 

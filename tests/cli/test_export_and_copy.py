@@ -92,6 +92,20 @@ def test_an_exported_instance_that_has_not_begun_has_nothing_to_replay(cli, tmp_
     assert cli("replay", FLOWS, "h-1.jsonl").lines == ["0 histories"]
 
 
+def test_an_export_that_fails_leaves_no_file(waiting, tmp_path):
+    waiting("export", "a-1", "nobody", "--file", "some.jsonl", code=3)
+
+    assert not (tmp_path / "some.jsonl").exists()
+
+
+@pytest.mark.parametrize("stores", [("store.db", "memory:"), ("memory:", "other.db")])
+def test_a_store_that_forgets_is_not_copied(sqlite_cli, stores):
+    sqlite_cli("db", "migrate")
+
+    assert "gone with its process" in sqlite_cli("db", "copy", *stores, "--move", code=2).err
+    sqlite_cli("list")
+
+
 def test_export_of_an_unknown_id_suggests_another(waiting):
     assert "did you mean" in waiting("export", "a1", code=3).err
 

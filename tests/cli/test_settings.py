@@ -124,6 +124,21 @@ root.main(["list"])
 """
 
 
+@pytest.mark.parametrize("kind", ["directory", "file"])
+def test_looking_at_an_empty_place_does_not_make_a_store_of_it(sqlite_cli, tmp_path, kind):
+    place = tmp_path / "place"
+    if kind == "directory":
+        place.mkdir(mode=0o755)
+        url = "file:./place"
+    else:
+        place.touch()
+        url = "place"
+
+    assert "there is no store at" in sqlite_cli("list", "--store", url, code=3).err
+    assert list(place.iterdir()) == [] if kind == "directory" else place.stat().st_size == 0
+    assert place.stat().st_mode & 0o077
+
+
 def test_a_store_without_permission_is_one_line(sqlite_cli, environ, tmp_path):
     sqlite_cli("db", "migrate")
     (tmp_path / "store.db").chmod(0)

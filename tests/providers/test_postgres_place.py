@@ -23,6 +23,7 @@ from perdure.errors import (
 )
 from perdure.providers.items import InstanceQuery
 from perdure.providers.postgres import PostgresProvider
+from perdure.providers.url import open_provider
 from postgres_factory import new_schema
 from postgres_load import Load
 from postgres_server import shared_server
@@ -315,3 +316,27 @@ def test_a_handle_that_a_fork_inherited_is_refused() -> None:
             provider._handle._process_id -= 1
 
     asyncio.run(check())
+
+
+def test_a_url_may_name_the_schema():
+    dsn, schema = shared_server().dsn, new_schema()
+    given = f"{dsn}{'&' if '?' in dsn else '?'}schema={schema}"
+
+    async def count(provider):
+        async with provider:
+            return await provider.admin().count_instances(InstanceQuery())
+
+    async def check():
+        async with PostgresProvider(dsn, schema=schema) as one:
+            await one.enqueue_for_orchestrator(start("a"))
+        assert await count(open_provider(given)) == 1
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize(
+    ("tail", "said"), [("?bad=1", "invalid URI query parameter"), ("?schema=No-Name", "No-Name")]
+)
+def test_a_url_that_cannot_be_read_says_why(tail, said):
+    with pytest.raises(InvalidValue, match=said):
+        open_provider(f"postgresql://me@127.0.0.1/shop{tail}")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import IO, TYPE_CHECKING, Any, Final, Protocol, TextIO
+from typing import IO, TYPE_CHECKING, Any, Final, Protocol, TextIO, cast
 
 from perdure.cli.escape import clean, clean_json
 from perdure.model.status import Status
@@ -267,10 +266,10 @@ def json_text(value: Any, *, indent: int | None = None) -> str:
 
 def data_stream() -> TextIO:
     """Standard output for what a program reads back as it is: UTF-8, whatever the locale."""
-    stream = sys.stdout
-    if isinstance(stream, io.TextIOWrapper):
+    stream: Any = sys.stdout
+    if hasattr(stream, "reconfigure"):
         stream.reconfigure(encoding="utf-8")
-    return stream
+    return cast("TextIO", stream)
 
 
 def print_ids(ids: Iterable[str]) -> None:

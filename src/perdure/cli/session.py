@@ -120,12 +120,12 @@ def run(body: Callable[[Session], Awaitable[T]], *, creates: bool = False) -> T:
 async def open_session(body: Callable[[Session], Awaitable[T]], settings: Settings, url: str) -> T:
     from perdure.providers.url import open_provider
 
-    _refuse_forgetful(url)
+    refuse_forgetful(url)
     async with open_provider(url) as provider:
         return await body(Session(provider, settings, url))
 
 
-def _refuse_forgetful(url: str) -> None:
+def refuse_forgetful(url: str) -> None:
     if url.startswith("memory:"):
         raise UsageError(
             "a memory: store is gone with its process; name a file, e.g. --store shop.db"

@@ -73,7 +73,7 @@ class Settings:
         """As ``store``, for commands that must not create one: a local path has to be there."""
         url = self.store()
         path = self.place(url)
-        if path is not None and not path.exists():
+        if path is not None and _is_empty(path):
             raise NotFound(
                 f"there is no store at {shown_store(url)}; name it with --store or $PERDURE_STORE, "
                 "or let 'perdure start' or 'perdure worker' create one"
@@ -89,6 +89,13 @@ class Settings:
 
     def _environment_store(self) -> str | None:
         return self.environ.get("PERDURE_STORE") or None
+
+
+def _is_empty(path: Path) -> bool:
+    """Nothing, an empty directory or an empty file: whoever opened it would make a store of it."""
+    if path.is_dir():
+        return next(path.iterdir(), None) is None
+    return not path.exists() or path.stat().st_size == 0
 
 
 def shown_store(url: str) -> str:

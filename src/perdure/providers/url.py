@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from perdure.errors import UsageError
 from perdure.providers.contract import Provider
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from perdure.clock import Clock
 
 _ENTRY_POINTS = "perdure.providers"
+_SCHEMA = "schema="
 
 
 def open_provider(
@@ -21,7 +22,8 @@ def open_provider(
     """The provider that a store names; it is not opened yet.
 
     ``shop.db`` and ``sqlite:///shop.db`` are SQLite files, ``file:./store`` is a directory,
-    ``memory:`` forgets, ``postgresql://...`` is a server. Another scheme is looked up among the
+    ``memory:`` forgets, ``postgresql://...`` is a server, where ``?schema=shop`` names a schema
+    other than ``perdure``. Another scheme is looked up among the
     entry points of the group ``perdure.providers``, whose target takes (url, clock).
     """
     if isinstance(store, Provider):
@@ -88,7 +90,13 @@ def _postgres(url: str) -> Provider:
             f"a Postgres store needs {error.name}, which is not installed; "
             "pip install 'perdure[postgres]'"
         ) from error
-    return PostgresProvider(url)
+    parts = urlsplit(url)
+    pairs = parts.query.split("&") if parts.query else []
+    schemas = [unquote(pair[len(_SCHEMA) :]) for pair in pairs if pair.startswith(_SCHEMA)]
+    if not schemas:
+        return PostgresProvider(url)
+    others = "&".join(pair for pair in pairs if not pair.startswith(_SCHEMA))
+    return PostgresProvider(urlunsplit(parts._replace(query=others)), schema=schemas[-1])
 
 
 def _third_party(url: str, scheme: str, clock: Clock | None) -> Provider:

@@ -12,7 +12,7 @@ import click
 from perdure.cli.command import command
 from perdure.cli.options import output_option
 from perdure.cli.render import Cell, echo, glyph, print_json
-from perdure.cli.session import current_settings, run
+from perdure.cli.session import current_settings, refuse_forgetful, run
 from perdure.cli.settings import shown_store
 from perdure.errors import AlreadyExists, NotFound, NotSupported, UsageError
 
@@ -103,6 +103,8 @@ def copy(source: str, target: str, move: bool, replace: bool, output: str) -> No
 
 
 def _check(settings: Settings, source: str, target: str) -> None:
+    for each in (source, target):
+        refuse_forgetful(each)
     origin, destination = settings.place(source), settings.place(target)
     if origin is not None and not origin.exists():
         raise NotFound(f"there is no store at {shown_store(source)}")

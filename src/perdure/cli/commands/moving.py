@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from perdure.cli.session import run
 from perdure.errors import AlreadyExists, NotFound, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import AsyncIterator, Generator, Iterable
 
     from perdure.cli.session import Session
     from perdure.providers.items import InstanceSnapshot
@@ -58,13 +59,19 @@ def export(instance_ids: tuple[str, ...], query: str | None, file: Path | None) 
     run(body)
 
 
-def _private_file(path: Path) -> IO[str]:
-    """New, and readable by its owner only, as the store itself."""
+@contextmanager
+def _private_file(path: Path) -> Generator[IO[str]]:
+    """New, and readable by its owner only, as the store itself; whole, or not there."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         raise AlreadyExists(f"{str(path)!r} exists already; name a new file") from None
-    return os.fdopen(descriptor, "w", encoding="utf-8")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            yield file
+    except BaseException:
+        path.unlink()
+        raise
 
 
 async def _write(

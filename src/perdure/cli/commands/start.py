@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import shlex
 import uuid
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -74,20 +75,22 @@ def start(
     _check(name, chosen, version)
 
     async def body(session: Session) -> int:
+        start = partial(
+            session.client.start_named,
+            name,
+            *arguments,
+            id=chosen,
+            version=version,
+            delay=None if delay_ms is None else delay_ms / 1000,
+        )
         is_new = True
         try:
-            await session.client.start_named(
-                name,
-                *arguments,
-                id=chosen,
-                version=version,
-                delay=None if delay_ms is None else delay_ms / 1000,
-                if_exists="replace" if if_exists == "replace" else "fail",
-            )
+            await start(if_exists="replace" if if_exists == "replace" else "fail")
         except AlreadyExists:
             if if_exists == "fail":
                 raise
             is_new = False
+            await start(if_exists="get")  # refused if it is another orchestration's
         await _warn_of_unknown_name(session, name)
         if not wait:
             await _print_started(session, name, chosen, is_new, output)

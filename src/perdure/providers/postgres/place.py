@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+import psycopg
 from psycopg import conninfo
 
 from perdure.errors import InvalidValue, StoreRefused
@@ -62,7 +63,10 @@ def place_of(dsn: str, schema: str, *, sessions: bool) -> Place:
         raise InvalidValue(
             f"a schema is named with a-z, 0-9 and _, at most 63 characters, not {schema!r}"
         )
-    given: dict[str, Any] = conninfo.conninfo_to_dict(dsn)
+    try:
+        given: dict[str, Any] = conninfo.conninfo_to_dict(dsn)
+    except psycopg.ProgrammingError as error:
+        raise InvalidValue(f"the connection string cannot be read: {error}".strip()) from None
     settings = {"options": _SETTINGS} if sessions else {}
     if "options" in given and sessions:
         settings = {"options": f"{_SETTINGS} {given['options']}"}
