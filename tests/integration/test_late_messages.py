@@ -3,10 +3,25 @@
 import asyncio
 import logging
 
-from integration.conditions import until
-from perdure import InMemoryProvider, Runtime, activity, orchestration, wait_for_event
+import pytest
+
+from integration.conditions import until, waiting
+from perdure import (
+    Client,
+    FileSystemProvider,
+    InMemoryProvider,
+    Runtime,
+    SqliteProvider,
+    activity,
+    continue_as_new,
+    orchestration,
+    wait_for_event,
+)
 from perdure.client.messages import envelope
+from perdure.client.retry import retry
+from perdure.clock import SystemClock
 from perdure.model import work
+from perdure.providers.memory import MemoryStore
 
 
 @activity
@@ -78,3 +93,48 @@ async def test_an_event_that_nobody_reads_is_told(caplog):
         await drained(runtime)
 
     assert "'p' has ended: nobody reads approval" in caplog.text
+
+
+class Shifted(SystemClock):
+    """The machine's clock, set back or forward by ``ms``."""
+
+    ms = 0
+
+    def now_ms(self):
+        return super().now_ms() + self.ms
+
+
+@orchestration(name="relay", version="1.0.0")
+async def relay() -> str:
+    continue_as_new(version="2.0.0")
+
+
+@orchestration(name="relay", version="2.0.0")
+async def relay_on() -> str:
+    return await wait_for_event("word", str)
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite", "filesystem"])
+@pytest.mark.parametrize("retried", [False, True])
+async def test_what_comes_between_two_executions_is_kept_for_the_next(tmp_path, kind, retried):
+    clock = Shifted()
+    make = {
+        "memory": lambda: InMemoryProvider(store=store),
+        "sqlite": lambda: SqliteProvider(tmp_path / "s.db", clock=clock),
+        "filesystem": lambda: FileSystemProvider(tmp_path / "s", clock=clock),
+    }[kind]
+    store = MemoryStore(clock)
+    async with Runtime(make(), [relay_on if retried else relay], clock=clock) as runtime:
+        await runtime.start(relay, id="r")
+        if retried:
+            await waiting(runtime, "r")
+            await runtime.terminate("r")
+    async with Client(make(), clock=clock) as client:
+        if retried:
+            await retry(client.provider, client.provider.admin(), "r")
+        # The start of the next execution lies in the queue. The clock is set back, so that it is
+        # not visible, but what comes now is.
+        clock.ms = -700
+        await client.raise_event("r", "word", "heard")
+    async with Runtime(make(), [relay_on], clock=clock) as runtime:
+        assert await runtime.get("r").result(10) == "heard"

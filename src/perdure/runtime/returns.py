@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from perdure.errors import NotFound
 from perdure.model.failures import BlockReason
 from perdure.providers.items import ExecutionMetadata, TurnCommit
 from perdure.runtime.observe import log
@@ -36,6 +37,7 @@ of the others would only put the count in the place of the reason."""
 
 
 _ERRORS_MAX = 256
+_NEXT_EXECUTION_MS = 100
 
 
 class Returns:
@@ -79,7 +81,17 @@ class Returns:
 
     def drop(self, fetched: FetchedOrchestration, verdict: Drop) -> None:
         """It has ended: what still came for it is consumed."""
+        self._background.spawn_quietly(self._drop(fetched, verdict))
+
+    async def _drop(self, fetched: FetchedOrchestration, verdict: Drop) -> None:
         instance_id = fetched.item.instance_id
+        if await self._goes_on(instance_id):
+            # Its next execution is to begin, and will read it: the start is not visible yet, since
+            # the clock was set back, or the fetch had looked at the clock before it was written.
+            await self._provider.abandon_orchestration_item(
+                fetched.lock_token, _NEXT_EXECUTION_MS, ignore_attempt=True
+            )
+            return
         if verdict.unread:
             log.warning("%r has ended: nobody reads %s", instance_id, ", ".join(verdict.unread))
         else:  # a completion, timer or cancellation that crossed the end: somebody always does
@@ -90,9 +102,17 @@ class Returns:
             consumed=tuple(verdict.message_ids),
             metadata=ExecutionMetadata(),
         )
-        self._background.spawn_quietly(
-            self._provider.ack_orchestration_item(fetched.lock_token, commit)
-        )
+        await self._provider.ack_orchestration_item(fetched.lock_token, commit)
+
+    async def _goes_on(self, instance_id: str) -> bool:
+        """Under its lock: whether an instance whose last execution has ended is alive."""
+        admin = self._provider.admin()
+        if admin is None:
+            return False
+        try:
+            return not (await admin.get_instance_info(instance_id)).status.is_final
+        except NotFound:
+            return False
 
     def _abandon(
         self,

@@ -292,6 +292,9 @@ BEGIN
             PERFORM 1 FROM instance_locks l WHERE l.instance_id = v_candidates[1] FOR UPDATE;
             v_now := now_ms();
         ELSE
+            -- What was committed before the rows were locked is visible, also if that was after the
+            -- look at the clock above.
+            v_now := now_ms();
             v_deliveries := p_tokens[:cardinality(v_ids)];
             PERFORM deliver_turns(v_ids, v_deliveries, v_continues, p_lock_ms, p_owner, v_now);
         END IF;
