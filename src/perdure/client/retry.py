@@ -63,6 +63,8 @@ def _next_start(item: OrchestrationItem, custom_status: str | None) -> work.Cont
         raise CorruptData("retry", f"the history begins with {type(started).__name__}")
     if not isinstance(history[-1], events.TERMINAL_KINDS):
         raise InstanceStillRunning(f"{item.instance_id!r} is running again; look at it first")
+    if isinstance(history[-1], events.OrchestrationCompleted):
+        raise InstanceFinished(f"{item.instance_id!r} has completed meanwhile")
     return work.ContinueAsNew(
         instance_id=item.instance_id,
         name=started.name,

@@ -305,8 +305,16 @@ class _Parts:
     async def stop(self, drain_seconds: float) -> tuple[str, ...]:
         """Stop fetching, keep renewing while what runs ends, then give everything back.
 
-        Gives the names of the activities whose code did not end.
+        Gives the names of the activities whose code did not end. Nothing goes on after it, even if
+        it is cancelled.
         """
+        try:
+            return await self._stop(drain_seconds)
+        except BaseException:
+            self.abort()
+            raise
+
+    async def _stop(self, drain_seconds: float) -> tuple[str, ...]:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + drain_seconds
         await self.activities.stop_fetching()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import tempfile
@@ -76,6 +77,7 @@ class FileSystemProvider(Provider):
         self._allow_moved = allow_moved
         self._file_ops = file_ops if file_ops is not None else FileOps()
         self._opened: OpenStore | None = None
+        self._opening = asyncio.Lock()
         self._is_temporary = False
         self._admin = FileSystemAdmin(self)
 
@@ -105,15 +107,16 @@ class FileSystemProvider(Provider):
     # --- life of the handle
 
     async def open(self) -> None:
-        if self._opened is None or not self._opened.is_open:
-            self._opened = await open_store(
-                self._path,
-                self._file_ops,
-                self._clock,
-                orphan_grace_ms=self._orphan_grace_ms,
-                archive_after_ms=self._archive_after_ms,
-                allow_moved=self._allow_moved,
-            )
+        async with self._opening:
+            if self._opened is None or not self._opened.is_open:
+                self._opened = await open_store(
+                    self._path,
+                    self._file_ops,
+                    self._clock,
+                    orphan_grace_ms=self._orphan_grace_ms,
+                    archive_after_ms=self._archive_after_ms,
+                    allow_moved=self._allow_moved,
+                )
 
     async def close(self) -> None:
         if self._opened is not None:

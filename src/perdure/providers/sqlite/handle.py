@@ -63,6 +63,8 @@ class Handle:
         self._reached = reached
         self._orphan_grace_ms = orphan_grace_ms
         self._is_open = False
+        self._opening = asyncio.Lock()
+        self._closing: asyncio.Future[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread_id = 0
         self._bell: Bell | None = None
@@ -78,8 +80,11 @@ class Handle:
     # --- opening and closing
 
     async def open(self, *, allow_moved: bool) -> None:
-        if self._is_open:
-            return
+        async with self._opening:
+            if not self._is_open:
+                await self._open(allow_moved=allow_moved)
+
+    async def _open(self, *, allow_moved: bool) -> None:
         connection = await asyncio.to_thread(self._connect, allow_moved=allow_moved)
         self._loop = asyncio.get_running_loop()
         self._thread_id = get_ident()
@@ -118,6 +123,11 @@ class Handle:
         if not self._is_open:
             return
         self._is_open = False
+        # Carried through when the caller is cancelled: nobody could close it a second time.
+        self._closing = asyncio.ensure_future(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
         _open_handles.discard(self)
         self.turns.notify()
         self.work.notify()

@@ -111,8 +111,9 @@ def renew_many(tx: Transaction, lock_tokens: Sequence[str], extend_for_ms: int) 
     live = dict(rows_at_once(tx, queries.LIVE_LOCKS, (given, tx.now)))
     locked_until = tx.now + extend_for_ms
     tx.execute(queries.RENEW_LOCKS, (as_list(live), locked_until))
-    tx.turns_changed |= locked_until < max(live.values(), default=0)
-    return frozenset(lock_tokens).difference(live)
+    lost = frozenset(lock_tokens).difference(live)
+    tx.turns_changed |= bool(lost) or locked_until < max(live.values(), default=0)
+    return lost
 
 
 def take_over(

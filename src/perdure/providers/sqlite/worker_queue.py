@@ -224,7 +224,11 @@ def renew_many(tx: Transaction, lock_tokens: Sequence[str], extend_for_ms: int) 
     tx.execute(work_queries.RENEW_WORK_LOCKS, (as_list(live), tx.now + extend_for_ms))
     if sessions := {session_id for session_id in live.values() if session_id is not None}:
         tx.execute(work_queries.TOUCH_SESSIONS, (as_list(sessions), tx.now))
-    return frozenset(lock_tokens).difference(live)
+    lost = frozenset(lock_tokens).difference(live)
+    if lost:
+        # Nobody here waits for the end of a lock that is renewed: whoever fetches looks again.
+        tx.work_changed = True
+    return lost
 
 
 def renew_sessions(
