@@ -1,7 +1,9 @@
 """``db``, ``doctor`` and ``completion``: looking after a store and its surroundings."""
 
+import contextlib
 import re
 import shutil
+import sqlite3
 import subprocess
 import sys
 
@@ -71,6 +73,63 @@ def test_check_names_the_instance_that_is_damaged(cli):
     document = cli("db", "check", "-o", "json", code=1).json
     assert [damage["instance_id"] for damage in document["damages"]] == ["h-2"]
     assert "FromTheFuture" in document["damages"][0]["message"]
+
+
+def damages_after(cli, tmp_path, statement):
+    with contextlib.closing(sqlite3.connect(tmp_path / "store.db")) as database, database:
+        database.execute(statement)
+    damages = cli("db", "check", "-o", "json", code=1).json["damages"]
+    return {damage["instance_id"]: damage["message"] for damage in damages}
+
+
+@pytest.fixture
+def ended_store(sqlite_cli):
+    """Ended in each way, waiting, held before its start, and in its second execution."""
+    for instance_id in ("stopped", "killed", "round"):
+        flow = flows.rounds if instance_id == "round" else flows.approval
+        sqlite_cli.run((instance_id, flow, 1), until_open={instance_id})
+    sqlite_cli("cancel", "stopped")
+    sqlite_cli("terminate", "killed", "-y")
+    sqlite_cli("send", "round", "go", "--data", '"x"')
+    sqlite_cli.run(
+        ("done", flows.hello, "ann"),
+        ("failed", flows.failing, "boom"),
+        ("stopped", flows.approval, 1),
+        ("open", flows.approval, 1),
+        until_open={"open", "round"},
+    )
+    sqlite_cli("start", "hello", "--id", "held")
+    sqlite_cli("pause", "held")
+    sqlite_cli("start", "hello", "--id", "later")
+    assert sqlite_cli("db", "check", "-o", "json").json["damages"] == []
+    return sqlite_cli
+
+
+def test_check_names_instances_whose_histories_have_lost_their_ends(ended_store, tmp_path):
+    found = damages_after(ended_store, tmp_path, "DELETE FROM history WHERE event_id > 2")
+
+    assert set(found) == {"done", "failed", "stopped", "killed", "round"}
+    assert found["done"] == "execution 1: Completed, but it ends with ActivityScheduled"
+
+
+def test_check_names_instances_whose_end_is_not_that_of_their_status(ended_store, tmp_path):
+    found = damages_after(
+        ended_store, tmp_path, "UPDATE instances SET status = 'Completed' WHERE status = 'Failed'"
+    )
+
+    assert found == {"failed": "execution 1: Completed, but it ends with OrchestrationFailed"}
+
+
+def test_check_names_instances_without_their_current_execution(ended_store, tmp_path):
+    found = damages_after(
+        ended_store,
+        tmp_path,
+        "DELETE FROM executions WHERE instance_key NOT IN "
+        "(SELECT instance_key FROM instances WHERE instance_id = 'round') OR execution_id = 2",
+    )
+
+    assert set(found) == {"done", "failed", "stopped", "killed", "open", "round"}
+    assert found["round"] == "execution 2, its current one, is missing"
 
 
 def test_check_finds_a_broken_database_file(sqlite_cli, tmp_path):

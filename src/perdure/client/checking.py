@@ -9,6 +9,7 @@ import msgspec
 from perdure.errors import NotFound, PerdureError
 from perdure.limits import PAGE_ITEMS_MAX
 from perdure.model import events, wire
+from perdure.model.status import Status
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -18,6 +19,12 @@ if TYPE_CHECKING:
     from perdure.providers.items import InstanceInfo
 
 _QUEUE_LIMIT = 100_000
+_ENDS: dict[Status, type[events.Terminal]] = {
+    Status.COMPLETED: events.OrchestrationCompleted,
+    Status.FAILED: events.OrchestrationFailed,
+    Status.CANCELLED: events.OrchestrationCancelled,
+    Status.TERMINATED: events.OrchestrationTerminated,
+}
 
 
 class Damage(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +51,9 @@ async def check_instances(provider: Provider, admin: ProviderAdmin) -> AsyncIter
 
 async def _damages(provider: Provider, admin: ProviderAdmin, info: InstanceInfo) -> list[str]:
     found: list[str] = []
-    for execution_id in await admin.list_executions(info.instance_id):
+    missing: list[str] = []
+    executions = await admin.list_executions(info.instance_id)
+    for execution_id in executions:
         try:
             records = await provider.read_with_execution(info.instance_id, execution_id)
             history = wire.decode_history(record.data for record in records)
@@ -52,7 +61,10 @@ async def _damages(provider: Provider, admin: ProviderAdmin, info: InstanceInfo)
             found.append(f"execution {execution_id}: {error}")
             continue
         found += [f"execution {execution_id}: {text}" for text in _gaps(info.instance_id, history)]
+        missing += _missing_end(info, execution_id, history)
+    has_start = False
     for queued in await admin.list_messages(info.instance_id, limit=_QUEUE_LIMIT):
+        has_start |= queued.message.start is not None
         try:
             wire.decode_item(queued.message.body)
         except PerdureError as error:
@@ -62,7 +74,26 @@ async def _damages(provider: Provider, admin: ProviderAdmin, info: InstanceInfo)
             wire.decode_activity(item.message.body)
         except PerdureError as error:
             found.append(f"work item {item.message_id}: {error}")
+    if info.execution_id not in executions and (executions or not has_start):
+        missing.append(f"execution {info.execution_id}, its current one, is missing")
+    # What was read is not of one moment: an instance that went on meanwhile has lost nothing.
+    if missing and await admin.get_instance_info(info.instance_id) == info:
+        found += missing
     return found
+
+
+def _missing_end(info: InstanceInfo, execution_id: int, history: list[events.Event]) -> list[str]:
+    """Where the status says that an execution has ended, and its history does not."""
+    if not history or execution_id > info.execution_id:
+        return []
+    expected: type[events.Event] | tuple[type[events.Event], ...] = events.TERMINAL_KINDS
+    status = Status.CONTINUED_AS_NEW
+    if execution_id == info.execution_id:
+        status = info.status
+        expected = _ENDS.get(status, expected)
+    if not status.ends_execution or isinstance(history[-1], expected):
+        return []
+    return [f"execution {execution_id}: {status}, but it ends with {type(history[-1]).__name__}"]
 
 
 def _gaps(instance_id: str, history: list[events.Event]) -> list[str]:
