@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from perdure.model.status import Status
     from perdure.providers.contract import Provider
     from perdure.providers.filesystem import FileSystemProvider
-    from perdure.providers.items import InstanceQuery, TagFilter
+    from perdure.providers.items import DeleteFilter, InstanceQuery, PruneOptions, TagFilter
     from perdure.providers.memory import InMemoryProvider
     from perdure.providers.postgres import PostgresProvider as PostgresProvider
     from perdure.providers.sqlite import SqliteProvider
@@ -104,7 +104,7 @@ _HOMES = {
     "perdure.model.status": ("Status",),
     "perdure.providers.contract": ("Provider",),
     "perdure.providers.filesystem": ("FileSystemProvider",),
-    "perdure.providers.items": ("InstanceQuery", "TagFilter"),
+    "perdure.providers.items": ("DeleteFilter", "InstanceQuery", "PruneOptions", "TagFilter"),
     "perdure.providers.memory": ("InMemoryProvider",),
     "perdure.providers.postgres": ("PostgresProvider",),
     "perdure.providers.sqlite": ("SqliteProvider",),
@@ -120,6 +120,7 @@ __all__ = [
     "BlockingClient",
     "Client",
     "Codec",
+    "DeleteFilter",
     "FileSystemProvider",
     "Handle",
     "Handler",
@@ -132,6 +133,7 @@ __all__ = [
     "OrchestrationTerminated",
     "PerdureError",
     "Provider",
+    "PruneOptions",
     "Retry",
     "Runtime",
     "RuntimeOptions",

@@ -108,6 +108,15 @@ async def test_finished_roots_are_deleted_in_bulk(make_runtime):
         assert await runtime.admin.count() == 1
 
 
+async def test_all_that_fit_are_deleted_however_many_or_up_to_the_limit(make_runtime):
+    async with make_runtime(HANDLERS) as runtime:
+        handles = await runtime.start_many(quick, [(f"q-{n}", (n,)) for n in range(1_050)])
+        await asyncio.gather(*(handle.result(30) for handle in handles))
+
+        assert (await runtime.admin.delete_many(DeleteFilter(limit=20))).instances == 20
+        assert (await runtime.admin.delete_many(DeleteFilter())).instances == 1_030
+
+
 async def test_past_executions_are_pruned_and_the_last_one_stays(make_runtime):
     async with make_runtime(HANDLERS) as runtime:
         handle = await runtime.start(rounds, 4, id="r")

@@ -192,6 +192,11 @@ def test_sync_code_uses_the_bridge():
         portal.call(handle.result, 10)
 
 
+async def test_the_bridge_may_be_used_beside_a_running_loop():
+    with BlockingClient(Runtime("memory:", [plain, echo])) as portal:
+        assert portal.call(portal.call(portal.client.start, plain, 7).result, 10) == 7
+
+
 def test_the_bridge_takes_a_client_and_says_so():
     with pytest.raises(UsageError, match=r"BlockingClient\(Client\('shop.db'\)\); not 'other.db'"):
         BlockingClient("other.db")

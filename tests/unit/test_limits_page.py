@@ -23,7 +23,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "limits.md").read_tex
         ("children", (limits.CHILD_DEPTH_MAX,)),
         ("ids, names, tags", (limits.ID_CHARACTERS_MAX, limits.TAG_BYTES_MAX)),
         ("deliveries", (limits.ATTEMPTS_MAX,)),
-        ("instances that one bulk", (limits.BULK_INSTANCES_MAX,)),
+        ("instances that one call of `admin.prune_many`", (limits.BULK_INSTANCES_MAX,)),
     ],
 )
 def test_each_limit_is_told_as_it_is(what, values):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import msgspec
 
 from perdure.authoring.recorder import require_recorder
+from perdure.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 D = TypeVar("D")
+
+
+_VALUES = (bool, int, float, str, bytes, list, dict, tuple, set)
 
 
 class State:
@@ -55,8 +59,15 @@ class State:
     def get(self, key: str, type: type[T]) -> T | None: ...
     @overload
     def get(self, key: str, type: type[T], default: D) -> T | D: ...
+    @overload
+    def get(self, key: str, *, default: D) -> Any | D: ...
     def get(self, key: str, type: Any = Any, default: Any = None) -> Any:  # noqa: A002
         """The value checked against the type, or the default."""
+        if isinstance(type, _VALUES):
+            raise UsageError(
+                f"state.get({key!r}, {type!r}): the second argument is a type; write "
+                f"state.get({key!r}, default={type!r})"
+            )
         recorder = _recorder()
         text = recorder.state_values().get(key)
         return default if text is None else _decode(recorder, key, text, type)

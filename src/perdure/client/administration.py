@@ -75,8 +75,13 @@ class Administration:
         return await self._admin.delete_instance(instance_id, force=force)
 
     async def delete_many(self, filter: DeleteFilter) -> DeleteResult:  # noqa: A002
-        """Delete finished roots that fit, each with its tree."""
-        return await self._admin.delete_instance_bulk(filter)
+        """Delete finished roots that fit, each with its tree: all of them, or up to the limit."""
+        total = DeleteResult()
+        while True:
+            done = await self._admin.delete_instance_bulk(filter)
+            total = total.plus(done)
+            if filter.limit is not None or not done.instances:
+                return total
 
     async def prune(self, instance_id: str, options: PruneOptions | None = None) -> PruneResult:
         """Drop past executions of an instance; the current one and its state stay."""

@@ -452,6 +452,15 @@ class DeleteResult(_Record, frozen=True):
     events: int = 0
     messages: int = 0
 
+    def plus(self, other: DeleteResult) -> DeleteResult:
+        """Both together."""
+        return DeleteResult(
+            instances=self.instances + other.instances,
+            executions=self.executions + other.executions,
+            events=self.events + other.events,
+            messages=self.messages + other.messages,
+        )
+
 
 class PruneOptions(_Record, frozen=True, omit_defaults=True):
     """Which past executions to drop; all conditions must fit. The current one always stays."""

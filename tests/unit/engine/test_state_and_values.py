@@ -22,7 +22,7 @@ from perdure.authoring import (
     uuid4,
 )
 from perdure.engine.outcome import CustomStatusWrite, KvWrite
-from perdure.errors import InvalidValue, PayloadError
+from perdure.errors import InvalidValue, PayloadError, UsageError
 
 
 @activity
@@ -45,6 +45,23 @@ def test_state_is_a_mapping_that_is_written_with_the_turn():
 
     assert run.result == [{"n": 1}, [2], 7, 2, False, ["b"], [["b", [2]]]]
     assert outcome.kv_writes == [KvWrite("a", '{"n":1}'), KvWrite("b", "[2]"), KvWrite("a", None)]
+
+
+def test_a_default_in_the_place_of_the_type_is_refused():
+    @orchestration
+    async def code() -> list[object]:
+        said = ""
+        try:
+            state.get("n", 0)
+        except UsageError as error:
+            said = str(error)
+        return [state.get("n", default=0), said]
+
+    run = Driver(code)
+    run.start()
+
+    assert run.result[0] == 0
+    assert "write state.get('n', default=0)" in run.result[1]
 
 
 def test_state_begins_with_what_earlier_executions_left():
