@@ -8,8 +8,18 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry
 
-from perdure import Retry, Runtime, RuntimeOptions, activity, current, orchestration
+from perdure import (
+    Client,
+    InMemoryProvider,
+    Retry,
+    Runtime,
+    RuntimeOptions,
+    activity,
+    current,
+    orchestration,
+)
 from perdure.errors import OrchestrationFailed, UsageError
+from perdure.providers.memory import MemoryStore
 from perdure.runtime.prometheus import PrometheusMetrics
 from perdure.runtime.telemetry import OpenTelemetry
 
@@ -98,6 +108,40 @@ async def test_activities_are_spans_below_the_span_of_whoever_started_the_instan
     assert [span.attributes["perdure.activity.attempt"] for span in spans] == [1, 1, 2]
     assert {span.context.trace_id for span in spans} == {request.get_span_context().trace_id}
     assert [span.status.is_ok for span in spans] == [True, False, False]
+
+
+async def test_a_start_by_a_client_carries_the_trace_of_its_caller():
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    store = MemoryStore()
+    runtime = Runtime(InMemoryProvider(store=store), [flow, shaky])
+    runtime.observe(OpenTelemetry(tracer_provider=provider))
+    async with Client(InMemoryProvider(store=store)) as client, runtime:
+        client.observe(OpenTelemetry(tracer_provider=provider))
+        with provider.get_tracer("test").start_as_current_span("request") as request:
+            handle = await client.start(flow, 1)
+            await client.start_many(flow, [("many", (1,))])
+        assert await handle.result(10) == 1
+        assert await client.get("many").result(10) == 1
+
+    spans = [span for span in exporter.get_finished_spans() if span.name == "activity shaky"]
+    assert len(spans) == 2
+    assert {span.context.trace_id for span in spans} == {request.get_span_context().trace_id}
+
+
+async def test_a_client_observes_tracers_and_outlives_them(caplog):
+    class Broken:
+        def carrier(self):
+            raise RuntimeError("no tracer")
+
+    async with Client("memory:") as client:
+        for wrong in (None, OpenTelemetry, PrometheusMetrics(CollectorRegistry())):
+            with pytest.raises(UsageError, match="observes a tracer"):
+                client.observe(wrong)
+        client.observe(Broken())
+        await client.start(flow, 1)
+    assert "a tracer failed" in caplog.text
 
 
 async def test_a_broken_exporter_does_no_harm(caplog):

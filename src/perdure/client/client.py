@@ -5,7 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, TypeVarTuple, cast, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    Protocol,
+    TypeVar,
+    TypeVarTuple,
+    cast,
+    overload,
+    runtime_checkable,
+)
 
 import msgspec
 
@@ -63,6 +73,15 @@ _CONDITIONS = {
 }
 
 
+@runtime_checkable
+class TraceCarrier(Protocol):
+    """A tracer, as far as a client needs one."""
+
+    def carrier(self) -> str | None:
+        """The current trace as text, to travel with a start."""
+        ...
+
+
 class Client:
     """A store from outside. ``async with Client("shop.db") as client: ...``"""
 
@@ -78,6 +97,7 @@ class Client:
         self.clock: Clock = clock or self.provider.clock() or SystemClock()
         # The store notices changes, also of other processes; this only bounds a missed notice.
         self._watch_ms = 5_000
+        self._traces: TraceCarrier | None = None
 
     async def __aenter__(self) -> Self:
         await self.provider.open()
@@ -149,6 +169,14 @@ class Client:
             await self._enqueue(item, delay_ms, if_exists)
         return Handle(self, item.instance_id, None, finished)
 
+    def observe(self, exporter: TraceCarrier) -> None:
+        """Let what is started here continue the trace of whoever starts it: ``OpenTelemetry()``."""
+        if isinstance(exporter, type) or not isinstance(exporter, TraceCarrier):
+            raise UsageError(
+                f"a client observes a tracer, such as OpenTelemetry(), not {exporter!r}"
+            )
+        self._traces = exporter
+
     def _start_item(
         self, name: str, payload: msgspec.Raw, instance_id: str | None, version: str | None
     ) -> work.StartOrchestration:
@@ -159,6 +187,7 @@ class Client:
             name=name,
             input=payload,
             version=version,
+            trace=None if self._traces is None else _current_trace(self._traces),
         )
 
     def _arguments(self, definition: Orchestration[..., Any], args: tuple[Any, ...]) -> msgspec.Raw:
@@ -425,6 +454,14 @@ class Client:
     async def resume(self, id: str) -> None:  # noqa: A002
         """Go on after ``pause``, or try a Blocked instance again."""
         await self._admin().resume_instance(check_id(id, "id"))
+
+
+def _current_trace(traces: TraceCarrier) -> str | None:
+    try:
+        return traces.carrier()
+    except Exception:
+        log.exception("a tracer failed")
+        return None
 
 
 def _standing(info: InstanceInfo) -> str:

@@ -75,7 +75,7 @@ class Observer:
         self.spans: SpanMaker | None = None
         self._sinks: list[Sink] = []
 
-    def subscribe(self, exporter: Sink | SpanMaker) -> None:
+    def subscribe(self, exporter: object) -> None:
         if isinstance(exporter, type) or not isinstance(exporter, (Sink, SpanMaker)):
             raise UsageError(
                 "observe() takes an exporter, such as PrometheusMetrics() or OpenTelemetry(), "

@@ -11,10 +11,8 @@ from collections import Counter
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from perdure.authoring.registry import Registry
-from perdure.client.client import Client
+from perdure.client.client import Client, TraceCarrier
 from perdure.codec import JSON
 from perdure.errors import UsageError
 from perdure.providers.items import EnqueueCondition, WorkerInfo
@@ -138,13 +136,6 @@ class Runtime(Client):
 
     # --- what being a worker makes faster: no detour over the store for local instances
 
-    def _start_item(
-        self, name: str, payload: msgspec.Raw, instance_id: str | None, version: str | None
-    ) -> work.StartOrchestration:
-        item = super()._start_item(name, payload, instance_id, version)
-        spans = self.observer.spans
-        return item if spans is None else msgspec.structs.replace(item, trace=spans.carrier())
-
     def _begin(
         self, item: work.StartOrchestration, delay_ms: int | None, condition: EnqueueCondition
     ) -> Awaitable[asyncio.Future[Any] | None] | None:
@@ -195,12 +186,14 @@ class Runtime(Client):
         parts = self._running
         return parts is not None and (parts.activities.busy > 0 or parts.orchestrations.is_busy)
 
-    def observe(self, exporter: Sink | SpanMaker) -> None:
+    def observe(self, exporter: Sink | SpanMaker | TraceCarrier) -> None:
         """Send metrics, spans or both to an exporter: ``OpenTelemetry()``, ``PrometheusMetrics()``.
 
         A failing exporter never affects the work.
         """
         self.observer.subscribe(exporter)
+        if isinstance(exporter, TraceCarrier):
+            super().observe(exporter)
 
     def metrics_snapshot(self) -> dict[str, int]:
         """Counts since this runtime started."""
