@@ -55,6 +55,32 @@ def test_the_modules_come_from_flag_environment_or_project(tmp_path):
     assert Settings({}, tmp_path).modules(()) == ("shop.flows", "shop.mail")
 
 
+@pytest.mark.parametrize("written", ["flows.py", "./flows.py:hello", "code/../flows.py"])
+def test_a_file_of_a_project_lies_beside_its_file(tmp_path, monkeypatch, written):
+    project(tmp_path, f'module = ["{written}", "shop.flows"]')
+    below = tmp_path / "src" / "deep"
+    below.mkdir(parents=True)
+    (tmp_path / "code").mkdir()
+    monkeypatch.chdir(below)
+
+    file, module = Settings({}, below).modules(())
+
+    place, colon, attribute = file.partition(":")
+    assert (below / place).resolve() == (tmp_path / "flows.py").resolve()
+    assert (colon + attribute) == (":hello" if "hello" in written else "")
+    assert module == "shop.flows"
+
+
+def test_commands_of_a_subfolder_use_the_code_of_the_project(sqlite_cli, tmp_path, monkeypatch):
+    sqlite_cli.run(("a-1", flows.approval, 1), until_open={"a-1"})
+    (tmp_path / "project_flows.py").write_text("from cli.flows import approval, greet\n")
+    project(tmp_path, 'store = "store.db"\nmodule = "project_flows.py"')
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path / "below")
+
+    assert "wait_for_event" in sqlite_cli("stack", "a-1", env={"PERDURE_STORE": None}).out
+
+
 @pytest.mark.parametrize("text", ["store = 3", "store = [", 'store = ""'])
 def test_a_broken_project_file_is_named(tmp_path, text):
     project(tmp_path, text)

@@ -67,7 +67,7 @@ class Settings:
             raise UsageError(
                 f"[tool.perdure] module in {folder}/pyproject.toml must be a text or list of them"
             )
-        return tuple(listed)
+        return tuple(_module_beside(folder, name) for name in listed)
 
     def existing_store(self) -> str:
         """As ``store``, for commands that must not create one: a local path has to be there."""
@@ -120,6 +120,13 @@ def _beside(folder: Path, written: str) -> str:
     if path is None or Path(path).is_absolute():
         return written
     return written[: len(written) - len(path)] + os.path.relpath(folder / path)
+
+
+def _module_beside(folder: Path, written: str) -> str:
+    place, colon, attribute = written.partition(":")
+    if not place.endswith(".py") or Path(place).is_absolute():
+        return written
+    return os.path.relpath(folder / place) + colon + attribute
 
 
 def _perdure_table(file: Path) -> Mapping[str, Any] | None:
