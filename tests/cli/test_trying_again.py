@@ -231,7 +231,7 @@ def test_diff_of_two_executions_of_one_instance(cli):
     cli.run(("h-1", flows.hello, "x"), ("f-1", flows.failing, "boom"))
 
     assert "no difference" in cli("diff", "f-1#1", "f-1#2").out
-    assert "has no execution 9" in cli("diff", "f-1#1", "f-1#9", code=2).err
+    assert "has no execution 9" in cli("diff", "f-1#1", "f-1#9", code=3).err
 
 
 def test_an_instance_that_was_retried_is_offered_to_workers(cli):
