@@ -216,7 +216,9 @@ def test_a_query_without_a_yes_is_refused_where_nobody_can_be_asked(waiting):
 
 
 def test_a_query_that_fits_nothing_does_nothing(waiting):
-    assert "0 instances" in waiting("terminate", "--query", "name:nobody", "-y").out
+    assert waiting("terminate", "--query", "name:nobody", "-y").out == "terminated 0 instances\n"
+    looked = waiting("terminate", "--query", "name:nobody", "--dry-run").out
+    assert looked == "would terminate 0 instances\n"
 
 
 @pytest.mark.parametrize(

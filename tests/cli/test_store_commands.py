@@ -172,9 +172,11 @@ def test_prune_drops_past_executions_and_counts_them_before(retried):
 
 def test_prune_by_age_leaves_young_ones(retried):
     preview = retried("db", "prune", "--older-than", "1h", "--dry-run", "-o", "json").json
+    done = retried("db", "prune", "--older-than", "1h", "-y")
     retried("db", "prune", "--older-than", "0s", "--query", "id:f-1", "-y")
 
     assert preview["executions"] == 0
+    assert "dropped 0 past executions" in done.out
     assert executions_of(retried, "f-1") == [4]
 
 

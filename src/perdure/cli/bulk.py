@@ -128,7 +128,8 @@ def _confirmed(verb: Verb, infos: list[InstanceInfo], targets: Targets, now_ms: 
                 }
             )
         else:
-            echo(_summary(f"would {verb.word}", infos, now_ms))
+            words = f"would {verb.word}" if targets.dry_run else verb.said or verb.done
+            echo(_summary(words, infos, now_ms))
             if infos:
                 echo(Cell("run again with -y instead of --dry-run to do it", "dim"))
         return False

@@ -69,7 +69,7 @@ def prune(
             _print(
                 {"dry_run": dry_run, "instances": len(ids), "executions": number},
                 output,
-                "would drop",
+                "would drop" if dry_run else "dropped",
             )
             return Exit.OK
         if not yes:
