@@ -207,6 +207,22 @@ def test_a_backup_is_a_store_of_its_own(waiting, tmp_path):
     assert saved("count").out == "4\n"
 
 
+def test_a_backup_may_be_named_as_the_store_that_it_becomes(waiting, tmp_path):
+    is_directory = str(waiting.store).startswith("file:")
+    own, other = (
+        ("file:saved", "sqlite:///saved") if is_directory else ("sqlite:saved", "file:saved")
+    )
+    before = set(tmp_path.iterdir())
+
+    for target in (other, "memory:", "postgresql://db.example/shop", "at-10:30.db"):
+        assert "perdure db copy" in waiting("db", "backup", target, code=2).err
+    assert set(tmp_path.iterdir()) == before
+
+    assert waiting("db", "backup", own, "-o", "json").json == {"backup": "saved"}
+    waiting("db", "backup", "./at-10:30.db")
+    assert {path.name for path in set(tmp_path.iterdir()) - before} == {"saved", "at-10:30.db"}
+
+
 def test_a_backup_never_overwrites(waiting, tmp_path):
     (tmp_path / "saved").write_text("mine")
 

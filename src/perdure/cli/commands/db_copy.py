@@ -48,14 +48,15 @@ def backup(target: str, output: str) -> None:
     SQLite does so while workers go on; a filesystem store must not be in use.
     """
     settings = current_settings()
-    if (settings.directory / target).exists():
-        raise AlreadyExists(f"{target!r} exists already; name a new place for the backup")
+    path = _backup_path(settings.store(), target)
+    if (settings.directory / path).exists():
+        raise AlreadyExists(f"{path!r} exists already; name a new place for the backup")
 
     async def body(session: Session) -> None:
         if isinstance(session.admin, BacksUp):
-            await session.admin.backup(target)
+            await session.admin.backup(path)
         elif session.url.startswith("file:"):
-            await _into(session.provider, f"file:{target}")
+            await _into(session.provider, f"file:{path}")
         else:
             raise NotSupported(
                 "backup",
@@ -63,11 +64,25 @@ def backup(target: str, output: str) -> None:
                 "copy copies one into a file",
             )
         if output == "json":
-            print_json({"backup": target})
+            print_json({"backup": path})
         else:
-            echo(Cell(f"{glyph('completed')} ", "green"), f"wrote {target}")
+            echo(Cell(f"{glyph('completed')} ", "green"), f"wrote {path}")
 
     run(body)
+
+
+def _backup_path(store: str, target: str) -> str:
+    """A path, or one behind the scheme of the store's own kind."""
+    from perdure.providers.url import local_path
+
+    path = local_path(target)
+    scheme = "file:" if store.startswith("file:") else "sqlite:"
+    if path is None or (path != target and not target.startswith(scheme)):
+        raise UsageError(
+            f"a backup is a copy of the same kind at a new path, and {target!r} is none (one with "
+            "a colon begins with ./); perdure db copy copies into a store of another kind"
+        )
+    return path
 
 
 @command(
