@@ -179,6 +179,19 @@ async def test_what_came_for_a_paused_instance_is_read_when_it_is_terminated(mak
         assert await runtime.get("p").result(10) == "on"
 
 
+async def test_a_handle_tells_of_the_end_after_a_retry(make_runtime):
+    async with make_runtime(HANDLERS) as runtime:
+        handle = await runtime.start(patient, "p", id="p")
+        await waiting(runtime, "p")
+        await handle.terminate("enough")
+        with pytest.raises(OrchestrationTerminated):
+            await handle.result(10)
+        await retry(runtime.provider, runtime.provider.admin(), "p")
+        await handle.raise_event("go", "on")
+
+        assert await handle.result(10) == "on"
+
+
 async def test_terminating_what_has_just_ended_changes_nothing(make_runtime):
     async with make_runtime(HANDLERS) as runtime:
         handle = await runtime.start(patient, "p", id="p")

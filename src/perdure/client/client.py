@@ -323,7 +323,8 @@ class Client:
         self, instance_id: str, finished: Finished | None, deadline_ms: int | None
     ) -> Ending:
         """``finished``: what the end resolves, if it is known to run in this process."""
-        finished = finished or self._finishes_here(instance_id)
+        if finished is None or _can_be_retried(finished):
+            finished = self._finishes_here(instance_id)
         while True:
             ending = None if finished is None else await self._wait_here(finished, deadline_ms)
             if ending is None:
@@ -454,6 +455,12 @@ class Client:
     async def resume(self, id: str) -> None:  # noqa: A002
         """Go on after ``pause``, or try a Blocked instance again."""
         await self._admin().resume_instance(check_id(id, "id"))
+
+
+def _can_be_retried(finished: Finished) -> bool:
+    """It has not ended well: an operator may have let it begin again since."""
+    ending = finished.result() if finished.done() else None
+    return ending is not None and ending.status is not Status.COMPLETED
 
 
 def _current_trace(traces: TraceCarrier) -> str | None:

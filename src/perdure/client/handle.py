@@ -40,7 +40,6 @@ class Handle(Generic[R_co]):
     async def result(self, timeout: float | None = None) -> R_co:  # noqa: ASYNC109
         """Wait for the end and return the result, typed by the orchestration.
 
-        A handle that has told an end repeats it; after a retry, ``get`` a new one.
         Raises OrchestrationFailed, OrchestrationCancelled or OrchestrationTerminated as it ended,
         WaitTimeout after ``timeout`` seconds (the work goes on), NotFound for an unknown id.
         """
