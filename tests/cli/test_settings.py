@@ -2,13 +2,16 @@
 
 import subprocess
 import sys
+import uuid
 
+import psycopg
 import pytest
 
 from cli import flows
 from cli.conftest import Cli
 from perdure.cli.settings import Settings, shown_store
 from perdure.errors import UsageError
+from postgres_server import shared_server
 
 
 def project(folder, text):
@@ -223,6 +226,54 @@ def test_a_store_that_was_moved_names_the_new_place(cli):
     cli.call(lambda client: client.provider.admin().mark_moved("sqlite:///new.db"))
 
     assert "new.db" in cli("list", code=6).err
+
+
+@pytest.fixture
+def bare_schema():
+    """The URL of a schema that is not there, and a question whether it is."""
+    schema = f"bare_{uuid.uuid4().hex}"
+
+    def exists():
+        with psycopg.connect(shared_server().dsn) as connection:
+            return connection.execute(
+                "SELECT 1 FROM pg_namespace WHERE nspname = %s", (schema,)
+            ).fetchone()
+
+    return f"{shared_server().dsn}&schema={schema}", exists
+
+
+@pytest.mark.parametrize(
+    ("args", "code"),
+    [
+        (["list"], 3),
+        (["show", "h-1"], 3),
+        (["db", "info"], 3),
+        (["db", "check"], 3),
+        (["db", "migrate", "--dry-run"], 0),
+        (["doctor"], 0),
+    ],
+)
+def test_looking_at_a_server_without_a_store_does_not_create_it(
+    sqlite_cli, bare_schema, args, code
+):
+    sqlite_cli.store, exists = bare_schema
+
+    answer = sqlite_cli(*args, code=code)
+
+    assert not exists()
+    assert code == 0 or "there is no store at postgresql:" in answer.err
+
+
+def test_a_store_on_a_server_is_looked_at_once_it_is_there(sqlite_cli, bare_schema, tmp_path):
+    sqlite_cli.store, exists = bare_schema
+    copy = str(tmp_path / "copy.db")
+    assert "there is no store" in sqlite_cli("db", "copy", sqlite_cli.store, copy, code=3).err
+
+    sqlite_cli("start", "hello", "--id", "h-1")
+
+    assert exists()
+    assert sqlite_cli("list", "-o", "ids").lines == ["h-1"]
+    assert "copied 1 of 1" in sqlite_cli("db", "copy", sqlite_cli.store, copy).out
 
 
 def test_an_unreachable_server_does_not_tell_the_password(sqlite_cli):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from perdure.cli.exits import line_of
 from perdure.cli.settings import shown_store, without_password
-from perdure.errors import PerdureError
+from perdure.errors import NotFound, PerdureError
 from perdure.providers.items import DAMAGED
 from perdure.version import VERSION
 
@@ -48,6 +48,8 @@ async def examine(settings: Settings) -> list[Finding]:
             findings += _place(path)
         if path is None or path.exists():
             findings += await _store(settings, url)
+    except NotFound as error:
+        findings.append(Finding("warn", "store", line_of(error)))
     except (PerdureError, OSError) as error:
         shown = settings.store_flag or settings.environ.get("PERDURE_STORE") or ""
         findings.append(Finding("bad", "store", without_password(line_of(error), shown)))

@@ -6,22 +6,23 @@ import asyncio
 import difflib
 import shlex
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
 import click
 
 from perdure.cli.render import suggest
-from perdure.cli.settings import shown_store
+from perdure.cli.settings import no_store, shown_store
 from perdure.clock import SystemClock
 from perdure.errors import NotFound, NotSupported, UsageError
 from perdure.limits import check_id
 from perdure.providers.items import InstanceQuery
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from perdure.cli.settings import Settings
     from perdure.client.client import Client
+    from perdure.providers._shared.migrate import Migration
     from perdure.providers.administration import ProviderAdmin
     from perdure.providers.contract import Provider
     from perdure.providers.items import InstanceInfo
@@ -29,6 +30,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _NEAR_SAMPLE = 200
+
+
+@runtime_checkable
+class Migrates(Protocol):
+    """A provider with a schema, which can be asked before it is opened."""
+
+    def migrate(self, *, dry_run: bool) -> Awaitable[Sequence[Migration]]:
+        """What is due, from the first migration on if there is no store."""
+        ...
 
 
 class Session:
@@ -114,15 +124,31 @@ def run(body: Callable[[Session], Awaitable[T]], *, creates: bool = False) -> T:
     """
     settings = current_settings()
     url = settings.store() if creates else settings.existing_store()
-    return asyncio.run(open_session(body, settings, url))
+    return asyncio.run(open_session(body, settings, url, creates=creates))
 
 
-async def open_session(body: Callable[[Session], Awaitable[T]], settings: Settings, url: str) -> T:
+async def open_session(
+    body: Callable[[Session], Awaitable[T]], settings: Settings, url: str, *, creates: bool = False
+) -> T:
     from perdure.providers.url import open_provider
 
     refuse_forgetful(url)
-    async with open_provider(url) as provider:
+    provider = open_provider(url)
+    if not creates:
+        await refuse_absent(provider, url)
+    async with provider:
         return await body(Session(provider, settings, url))
+
+
+async def refuse_absent(provider: Provider, url: str) -> None:
+    """A server has no place to look at before it is opened, so it is asked what it lacks."""
+    from perdure.providers.url import local_path
+
+    if local_path(url) is not None or not isinstance(provider, Migrates):
+        return
+    due = await provider.migrate(dry_run=True)
+    if due and due[0].number == 1:
+        raise no_store(url)
 
 
 def refuse_forgetful(url: str) -> None:

@@ -74,10 +74,7 @@ class Settings:
         url = self.store()
         path = self.place(url)
         if path is not None and _is_empty(path):
-            raise NotFound(
-                f"there is no store at {shown_store(url)}; name it with --store or $PERDURE_STORE, "
-                "or let 'perdure start' or 'perdure worker' create one"
-            )
+            raise no_store(url)
         return url
 
     def place(self, url: str) -> Path | None:
@@ -89,6 +86,13 @@ class Settings:
 
     def _environment_store(self) -> str | None:
         return self.environ.get("PERDURE_STORE") or None
+
+
+def no_store(url: str) -> NotFound:
+    return NotFound(
+        f"there is no store at {shown_store(url)}; name it with --store or $PERDURE_STORE, "
+        "or let 'perdure start' or 'perdure worker' create one"
+    )
 
 
 def _is_empty(path: Path) -> bool:

@@ -12,7 +12,7 @@ import click
 from perdure.cli.command import command
 from perdure.cli.options import output_option
 from perdure.cli.render import Cell, echo, glyph, print_json
-from perdure.cli.session import current_settings, refuse_forgetful, run
+from perdure.cli.session import current_settings, refuse_absent, refuse_forgetful, run
 from perdure.cli.settings import shown_store
 from perdure.errors import AlreadyExists, NotFound, NotSupported, UsageError
 
@@ -130,7 +130,9 @@ def _check(settings: Settings, source: str, target: str) -> None:
 async def _copy(source: str, target: str, move: bool, replace: bool) -> CopyReport:
     from perdure.providers.url import open_provider
 
-    async with open_provider(source) as origin:
+    origin = open_provider(source)
+    await refuse_absent(origin, source)
+    async with origin:
         return await _into(origin, target, mark_moved=move, replace=replace)
 
 
