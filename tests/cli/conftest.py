@@ -3,6 +3,8 @@
 import asyncio
 import json
 import os
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -120,3 +122,28 @@ def environ():
     """For processes: the same interpreter, with the tests importable."""
     tests = str(Path(flows.__file__).parent.parent)
     return {**os.environ, "PYTHONPATH": tests, "PERDURE_STORE": "store.db"}
+
+
+@pytest.fixture
+def start_process(environ, tmp_path):
+    """Starts commands as processes of their own, and ends them with the test."""
+    running = []
+
+    def start(*args):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "perdure", *args],
+            env=environ,
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        running.append(process)
+        return process
+
+    yield start
+    for process in running:
+        if process.poll() is None:
+            process.terminate()
+        process.communicate(timeout=30)

@@ -15,8 +15,6 @@ from cli.conftest import FLOWS, Cli
 from perdure.cli.commands.new import TEMPLATES
 from perdure.cli.reloading import SourceWatch
 
-PERDURE = [sys.executable, "-m", "perdure"]
-
 
 def wait_for_line(process, text, seconds=30):
     """Read the process's output until a line holds the text."""
@@ -30,30 +28,6 @@ def wait_for_line(process, text, seconds=30):
         if text in line:
             return line
     raise AssertionError(f"{text!r} never came:\n{''.join(seen)}")
-
-
-@pytest.fixture
-def start_process(environ, tmp_path):
-    running = []
-
-    def start(*args):
-        process = subprocess.Popen(
-            [*PERDURE, *args],
-            env=environ,
-            cwd=tmp_path,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        running.append(process)
-        return process
-
-    yield start
-    for process in running:
-        if process.poll() is None:
-            process.terminate()
-        process.communicate(timeout=30)
 
 
 def test_a_worker_runs_what_was_started_and_drains_on_sigterm(sqlite_cli, start_process):

@@ -1,4 +1,4 @@
-"""The user's code by name: imports modules and files, and finds the handlers in them."""
+"""The user's code by name: imports modules and files, and finds handlers and codec in them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from perdure.authoring.definitions import Activity, Orchestration
+from perdure.codec import JSON, Codec
 from perdure.errors import UsageError
 
 if TYPE_CHECKING:
@@ -37,6 +38,21 @@ def load_handlers(names: Sequence[str], command: str) -> list[Handler | ModuleTy
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     return [handler for name in names for handler in _handlers(name)]
+
+
+def load_codec(names: Sequence[str]) -> Codec:
+    """The one at the top of the modules, plain JSON without: as the program has it."""
+    found: dict[Codec, str] = {}
+    for place in (name.partition(":")[0] for name in names):
+        for attribute, value in vars(_load(place)).items():
+            if isinstance(value, Codec) and value is not JSON:
+                found.setdefault(value, f"{place}:{attribute}")
+    if len(found) > 1:
+        raise UsageError(
+            f"which codec was the store written with: {' or '.join(found.values())}? Name a "
+            "module that has only that one"
+        )
+    return next(iter(found), JSON)
 
 
 def _handlers(name: str) -> list[Handler | ModuleType]:

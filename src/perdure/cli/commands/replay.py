@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from perdure.cli.session import Session
     from perdure.client.gate import Finding
     from perdure.client.recorded import Recorded
+    from perdure.codec import Codec
 
 _SHOWN_MAX: Final = 20
 
@@ -47,12 +48,13 @@ def replay(module: str, sources: tuple[str, ...], query: str, is_long: bool, out
     """Replay recorded executions with the code of MODULE and say where they part.
 
     Without sources: everything in flight in the store. A source is an instance, or a file written
-    by perdure export or perdure history -o jsonl. Nothing is written and no activity runs. Exit
-    code 1 if one would not go on.
+    by perdure export or perdure history -o jsonl. Nothing is written and no activity runs. A Codec
+    at the top of MODULE is used for all payloads. Exit code 1 if one would not go on.
     """
-    from perdure.cli.modules import load_registry
+    from perdure.cli.modules import load_codec, load_registry
 
     registry = load_registry([module], "perdure replay")
+    codec = load_codec([module])
     files = [source for source in sources if _is_file(source)]
     ids = [source for source in sources if source not in files]
     findings: list[Finding] = []
@@ -62,10 +64,10 @@ def replay(module: str, sources: tuple[str, ...], query: str, is_long: bool, out
 
         recorded = _by_ids(session, ids) if ids else _in_flight(session, query)
         async for execution in recorded:
-            findings.append(check(execution, registry, session.client.codec))
+            findings.append(check(execution, registry, codec))
 
     if files:
-        findings += _check_files(files, registry)
+        findings += _check_files(files, registry, codec)
     if ids or not files:
         run(body)
     return _print(findings, output, is_long)
@@ -95,14 +97,13 @@ async def _in_flight(session: Session, query: str) -> AsyncIterator[Recorded]:
             continue  # not begun yet, or gone meanwhile: there is nothing to diverge from
 
 
-def _check_files(files: list[str], registry: Registry) -> Iterable[Finding]:
+def _check_files(files: list[str], registry: Registry, codec: Codec) -> Iterable[Finding]:
     from perdure.cli.recordings import read_recordings
     from perdure.client.gate import check
-    from perdure.codec import JSON
 
     for file in files:
         for recorded in read_recordings(Path(file)):
-            yield check(recorded, registry, JSON)
+            yield check(recorded, registry, codec)
 
 
 def _print(findings: list[Finding], output: str, is_long: bool) -> int:

@@ -27,12 +27,14 @@ if TYPE_CHECKING:
 def stack(instance_id: str, modules: tuple[str, ...], output: str) -> None:
     """Show where each branch of the code waits: file, line, source and local variables.
 
-    Replays the stored history with the code at hand; nothing is written and no worker is disturbed.
+    Replays the stored history with the code at hand, and with the Codec at the top of its module if
+    there is one; nothing is written and no worker is disturbed.
     """
-    from perdure.cli.modules import load_registry
+    from perdure.cli.modules import load_codec, load_registry
 
     named = current_settings().modules(modules)
     registry = load_registry(named, f"perdure stack {instance_id} -m")
+    codec = load_codec(named)
 
     async def body(session: Session) -> None:
         from perdure.client.recorded import read_recorded
@@ -43,9 +45,7 @@ def stack(instance_id: str, modules: tuple[str, ...], output: str) -> None:
             raise InstanceFinished(f"{instance_id!r} has ended ({info.status}): nothing waits")
         recorded = await read_recorded(session.provider, session.admin, info)
         handler = registry.resolve_orchestration(recorded.name, recorded.version)
-        execution = Execution.replay(
-            handler, recorded.history, kv=recorded.kv, codec=session.client.codec
-        )
+        execution = Execution.replay(handler, recorded.history, kv=recorded.kv, codec=codec)
         try:
             waits = execution.waits()
         finally:

@@ -49,23 +49,26 @@ logger = logging.getLogger("perdure")
 def worker(modules: tuple[str, ...], log_level: str, **options: Any) -> None:
     """Run the handlers of the modules: shop.flows, flows.py, or shop.flows:HANDLERS.
 
-    SIGTERM or Ctrl-C drains: what runs may finish, nothing new is taken. Again: ends at once.
+    A Codec at the top of the module is used for all payloads. SIGTERM or Ctrl-C drains: what runs
+    may finish, nothing new is taken. Again: ends at once.
     """
     from perdure.authoring.registry import Registry
     from perdure.cli.logs import start_logging
-    from perdure.cli.modules import load_handlers
+    from perdure.cli.modules import load_codec, load_handlers
     from perdure.cli.repeating import warnings_of
     from perdure.runtime.runtime import Runtime
 
     settings = current_settings()
-    handlers = load_handlers(settings.modules(modules), "perdure worker")
+    named = settings.modules(modules)
+    handlers = load_handlers(named, "perdure worker")
+    codec = load_codec(named)
     start_logging(log_level)
     for warning in warnings_of(Registry(handlers)):
         logger.warning(warning)
     logger.info("serving %s; Ctrl-C or SIGTERM drains", shown_store(settings.store()))
 
     async def serve() -> None:
-        runtime = Runtime(settings.store(), handlers, options=_options(**options))
+        runtime = Runtime(settings.store(), handlers, options=_options(**options), codec=codec)
         await runtime.serve()
         if runtime.left_behind:
             # Python would wait for their threads. As safe as a crash: no lock is held any more.
