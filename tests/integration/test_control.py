@@ -179,6 +179,16 @@ async def test_what_came_for_a_paused_instance_is_read_when_it_is_terminated(mak
         assert await runtime.get("p").result(10) == "on"
 
 
+async def test_what_was_paused_before_it_began_ends_when_it_is_terminated(make_runtime):
+    async with make_runtime([quick]) as runtime:
+        handle = await runtime.start(patient, "p", id="p")  # for which there is no worker yet
+        await handle.pause()
+        await handle.terminate("enough")
+        async with make_runtime(HANDLERS, runtime.provider) as worker:
+            with pytest.raises(OrchestrationCancelled, match="enough"):
+                await worker.get("p").result(10)
+
+
 async def test_a_handle_tells_of_the_end_after_a_retry(make_runtime):
     async with make_runtime(HANDLERS) as runtime:
         handle = await runtime.start(patient, "p", id="p")

@@ -71,6 +71,8 @@ async def _terminate(
         # Its start is still queued: the cancellation joins it and it ends before it begins.
         cancel = work.CancelInstance(instance_id=instance_id, reason=reason or "terminated")
         await provider.enqueue_for_orchestrator(envelope(cancel), condition=EnqueueCondition.ALIVE)
+        with suppress(InstanceFinished, NotFound):
+            await admin.resume_instance(instance_id)  # if it was paused, nobody would take it
         return
     try:
         commit = await _final_commit(admin, fetched.item, reason, clock.now_ms())
