@@ -61,6 +61,11 @@ async def family(names: list[str]) -> list[str]:
 
 
 @orchestration
+async def clan(names: list[str]) -> list[str]:
+    return await family(names)
+
+
+@orchestration
 async def parent_of_waiting() -> str:
     return await approval(7)
 

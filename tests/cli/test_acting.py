@@ -260,3 +260,34 @@ def test_a_child_is_purged_with_its_root_only(cli):
     cli.run(("p-1", flows.family, ["ann"]))
 
     assert "delete its root" in cli("purge", "p-1::1.2", code=6).err
+
+
+@pytest.fixture
+def orphans(cli, tmp_path):
+    """A store with the children of two roots that were left behind, one of them open."""
+    cli.run(
+        ("c-1", flows.clan, ["ann", "bob"]),
+        ("w-1", flows.parent_of_waiting),
+        until_open={"w-1", "w-1::1.2"},
+    )
+    cli("export", "--query", "id:*::*", "--file", "children.jsonl")
+    cli.store = "file:./other" if str(cli.store).startswith("file:") else "other.db"
+    cli("import", "children.jsonl")
+    return cli
+
+
+def test_a_child_without_its_parent_is_purged_with_its_own_children(orphans):
+    assert orphans("count").out == "4\n"
+    assert "delete its root" in orphans("purge", "c-1::1.2::1.2", code=6).err
+
+    orphans("purge", "c-1::1.2")
+
+    assert orphans("list", "-o", "ids").lines == ["w-1::1.2"]
+
+
+def test_an_open_child_without_its_parent_is_purged_only_by_force(orphans):
+    assert "still running" in orphans("purge", "w-1::1.2", code=6).err
+
+    orphans("purge", "w-1::1.2", "--force")
+
+    assert "w-1::1.2" not in orphans("list", "-o", "ids").lines
