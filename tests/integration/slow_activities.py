@@ -1,6 +1,7 @@
 """Activities that run in child processes must be importable."""
 
 import os
+import signal
 import time
 
 from perdure import activity, activity_info, heartbeat, is_cancelled, last_heartbeat
@@ -21,6 +22,22 @@ def whoami(value: list[int]) -> dict[str, int]:
 @activity(executor="process")
 def dies() -> None:
     os._exit(7)
+
+
+@activity(executor="process")
+def dies_and_leaves_somebody() -> None:
+    if os.fork() == 0:
+        time.sleep(60)
+        os._exit(0)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@activity(executor="process")
+def is_told_to_end() -> str:
+    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.05)
+    return "not my decision"
 
 
 @activity(executor="process")

@@ -3,6 +3,7 @@
 import asyncio
 import contextvars
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -134,6 +135,40 @@ async def test_a_process_that_dies_fails_its_activity_only(make_runtime):
 
         with pytest.raises(OrchestrationFailed, match="exit code 7"):
             await handle.result(20)
+
+
+async def test_a_process_that_leaves_another_behind_fails_its_activity_at_once(make_runtime):
+    flow = calling(slow_activities.dies_and_leaves_somebody)
+    async with make_runtime([flow, slow_activities], processes=1) as runtime:
+        with pytest.raises(OrchestrationFailed, match=r"ProcessDied.*exit code -9"):
+            await (await runtime.start(flow)).result(20)
+
+
+async def test_a_process_that_was_ended_while_idle_harms_nobody(make_runtime):
+    @orchestration
+    async def flow() -> int:
+        return (await slow_activities.whoami([1]))["pid"]
+
+    async with make_runtime([flow, slow_activities], processes=1) as runtime:
+        first = await (await runtime.start(flow)).result(20)
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: _has_ended(first))
+        second = await (await runtime.start(flow)).result(20)
+    assert first != second
+
+
+async def _has_ended(process_id):
+    try:
+        os.kill(process_id, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+async def test_signals_to_the_whole_group_leave_it_to_the_worker_what_ends(make_runtime):
+    flow = calling(slow_activities.is_told_to_end)
+    async with make_runtime([flow, slow_activities], processes=1) as runtime:
+        assert await (await runtime.start(flow)).result(20) == "not my decision"
 
 
 async def test_an_exception_of_a_process_keeps_its_type(make_runtime):

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from integration.conditions import reached, waiting
+from integration.conditions import reached, until, waiting
 from perdure import (
     InMemoryProvider,
     Runtime,
@@ -16,9 +16,11 @@ from perdure import (
     wait_for_event,
 )
 from perdure.errors import WaitTimeout
-from perdure.model.failures import BlockReason
+from perdure.model.failures import Block, BlockReason
 from perdure.providers.items import HistoryRecord, OrchestratorMessage
 from perdure.providers.memory import MemoryStore
+from perdure.runtime import housekeeping
+from perdure.runtime.housekeeping import Housekeeping
 
 
 @activity
@@ -117,6 +119,35 @@ async def test_a_version_that_only_another_worker_has_takes_over_at_continue_as_
         await old.start(leaving, 0, id="f")
 
         assert await new.get("f").result(10) == "2.0.0"
+
+
+async def test_what_old_code_blocks_beside_new_code_goes_on_too(monkeypatch):
+    looks = []
+    look = Housekeeping.retry_blocked
+
+    async def counted(self):
+        await look(self)
+        looks.append(1)
+
+    monkeypatch.setattr(housekeeping, "_UNBLOCK_SECONDS", 0.05)
+    monkeypatch.setattr(Housekeeping, "retry_blocked", counted)
+    store = MemoryStore()
+    async with _runtime(store, version_1()) as old:
+        await old.start(version_1(), 0, id="f")
+        await waiting(old, "f")
+    async with _runtime(store, version_1()) as new:
+        await until(lambda: _is_true(looks))
+        # As a worker with the old code does that still runs.
+        fetched = await new.provider.admin().lock_instance("f", 1000)
+        block = Block(reason=BlockReason.NONDETERMINISM, message="changed", code="old code")
+        await new.provider.abandon_orchestration_item(fetched.lock_token, 10**9, block=block)
+        await new.raise_event("f", "go")
+
+        assert await new.get("f").result(10) == "1.0.0"
+
+
+async def _is_true(value):
+    return bool(value)
 
 
 async def test_changed_code_blocks_the_instance_and_a_fixed_deploy_lets_it_go_on():

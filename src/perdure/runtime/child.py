@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import importlib
 import inspect
+import os
 import runpy
 import signal
 import socket
@@ -19,6 +21,8 @@ from perdure.codec import JSON
 from perdure.errors import UsageError
 from perdure.runtime.failures import failure_from
 from perdure.runtime.processes import MAIN_NAME, Answer, Call
+
+_PR_SET_PDEATHSIG = 1
 
 
 class ChildScope:
@@ -48,15 +52,27 @@ class ChildScope:
 
 
 def main() -> None:
-    # Ctrl-C in a terminal comes here too, but it is the worker's to say what ends. Not SIG_IGN:
-    # the programs that an activity starts would inherit that.
-    signal.signal(signal.SIGINT, lambda _number, _frame: None)
-    with socket.socket(fileno=int(sys.argv[1])) as connection, connection.makefile("rwb") as pipe:
+    # Ctrl-C in a terminal comes here too, and a SIGTERM to the whole group, but it is the worker's
+    # to say what ends. Not SIG_IGN: the programs that an activity starts would inherit that.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda _number, _frame: None)
+    descriptor, parent = map(int, sys.argv[1:3])
+    os.set_inheritable(descriptor, False)
+    _end_with(parent)
+    with socket.socket(fileno=descriptor) as connection, connection.makefile("rwb") as pipe:
         while header := pipe.read(4):
             call = msgspec.json.decode(pipe.read(int.from_bytes(header)), type=Call)
             data = msgspec.json.encode(_answer(call))
             pipe.write(len(data).to_bytes(4) + data)
             pipe.flush()
+
+
+def _end_with(parent: int) -> None:
+    """Nobody waits for what a child does after its worker was killed."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # already
+            sys.exit(1)
 
 
 def _answer(call: Call) -> Answer:

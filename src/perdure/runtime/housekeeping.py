@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _ANNOUNCE_SECONDS = 10.0
 _FIRST_SECONDS = 0.25
 """What waits in the store comes first when a runtime starts."""
+_UNBLOCK_SECONDS = 15.0
+"""Not only at the start: in a rolling deploy the old code goes on after the new one has come."""
 _PAGE = 200
 
 
@@ -56,7 +58,7 @@ class Housekeeping:
             loop.create_task(self._every(_ANNOUNCE_SECONDS, self._announce)),
             loop.create_task(self._later(session_seconds, self._renew_sessions)),
             loop.create_task(self._later(self._options.session_idle_seconds, self._clean_sessions)),
-            loop.create_task(self._later(None, self.retry_blocked)),
+            loop.create_task(self._later(_UNBLOCK_SECONDS, self.retry_blocked)),
         ]
 
     def abort(self) -> None:
@@ -73,9 +75,9 @@ class Housekeeping:
             await self._once(duty)
             await self._clock.sleep(seconds)
 
-    async def _later(self, seconds: float | None, duty: Callable[[], Awaitable[object]]) -> None:
+    async def _later(self, seconds: float, duty: Callable[[], Awaitable[object]]) -> None:
         await self._clock.sleep(_FIRST_SECONDS)
-        await (self._once(duty) if seconds is None else self._every(seconds, duty))
+        await self._every(seconds, duty)
 
     async def _once(self, duty: Callable[[], Awaitable[object]]) -> None:
         try:

@@ -60,6 +60,11 @@ class ProcessDied(PerdureError):
     """The child process ended without an answer."""
 
 
+_NO_ANSWER = (asyncio.IncompleteReadError, ConnectionError)
+_LAST_WORDS_SECONDS = 1.0
+"""For an answer that a process gave before it ended."""
+
+
 class ProcessPool:
     """At most ``size`` children; a call waits for a free one."""
 
@@ -85,7 +90,7 @@ class ProcessPool:
             input=activity.signature.encode_arguments(args, kwargs, JSON),
         )
         async with self._slots:
-            child = self._idle.pop() if self._idle else await self._spawn()
+            child = await self._idle_child() or await self._spawn()
             try:
                 answered = child.call(call)
                 answer = await (answered if bounded is None else bounded(answered))
@@ -96,6 +101,14 @@ class ProcessPool:
         if answer.failure is not None:
             raise RecordedFailure(answer.failure)
         return activity.signature.decode_result(answer.result, JSON)
+
+    async def _idle_child(self) -> _Child | None:
+        while self._idle:
+            child = self._idle.pop()
+            if child.is_alive:
+                return child
+            await self._kill(child)  # somebody else has ended it meanwhile
+        return None
 
     async def close(self) -> None:
         for child in list(self._all):
@@ -109,6 +122,7 @@ class ProcessPool:
                 "-m",
                 "perdure.runtime.child",
                 str(theirs.fileno()),
+                str(os.getpid()),
                 pass_fds=(theirs.fileno(),),
                 stdin=asyncio.subprocess.DEVNULL,
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
@@ -136,18 +150,30 @@ class _Child:
         self._reader = reader
         self._writer = writer
 
+    @property
+    def is_alive(self) -> bool:
+        return self._process.returncode is None and not self._reader.at_eof()
+
     async def call(self, call: Call) -> Answer:
-        data = msgspec.json.encode(call)
-        self._writer.write(len(data).to_bytes(4) + data)
+        answer = asyncio.ensure_future(self._exchange(msgspec.json.encode(call)))
+        death = asyncio.ensure_future(self._process.wait())
         try:
-            await self._writer.drain()
-            size = int.from_bytes(await self._reader.readexactly(4))
-            return msgspec.json.decode(await self._reader.readexactly(size), type=Answer)
-        except (asyncio.IncompleteReadError, ConnectionError) as error:
-            code = await self._process.wait()
-            raise ProcessDied(
-                f"the process of {call.qualname} died with exit code {code}"
-            ) from error
+            # Its end counts, not that of its pipe: what it has started may hold that open.
+            await asyncio.wait((answer, death), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((answer,), timeout=_LAST_WORDS_SECONDS)
+            if answer.done() and not isinstance(answer.exception(), _NO_ANSWER):
+                return answer.result()
+            raise ProcessDied(f"the process of {call.qualname} died with exit code {await death}")
+        finally:
+            answer.cancel()
+            death.cancel()
+            await asyncio.gather(answer, death, return_exceptions=True)
+
+    async def _exchange(self, data: bytes) -> Answer:
+        self._writer.write(len(data).to_bytes(4) + data)
+        await self._writer.drain()
+        size = int.from_bytes(await self._reader.readexactly(4))
+        return msgspec.json.decode(await self._reader.readexactly(size), type=Answer)
 
     async def kill(self) -> None:
         self._writer.close()
