@@ -223,6 +223,24 @@ async def test_terminating_what_has_just_ended_changes_nothing(make_runtime):
         assert await runtime.get("p").result(10) == "done"
 
 
+@orchestration
+async def guardian(name: str) -> None:
+    stays = patient.options(id=f"{name}-stays", on_parent_close="abandon")
+    await asyncio.gather(stays("stays"), patient.options(id=f"{name}-goes")("goes"))
+
+
+async def test_a_child_that_is_to_outlive_its_parent_outlives_a_terminate(make_runtime):
+    async with make_runtime([guardian, *HANDLERS]) as runtime:
+        handle = await runtime.start(guardian, "g", id="g")
+        await waiting(runtime, "g-stays")
+        await waiting(runtime, "g-goes")
+        await handle.terminate("enough")
+
+        await reached(runtime, "g-goes", Status.CANCELLED)
+        await runtime.raise_event("g-stays", "go", "on")
+        assert await runtime.get("g-stays").result(10) == "on"
+
+
 async def test_a_parent_is_told_that_its_child_was_terminated(make_runtime):
     async with make_runtime(HANDLERS) as runtime:
         handle = await runtime.start(parent, "p", id="p")

@@ -100,7 +100,7 @@ async def _final_commit(
         turn=place.last_turn + 1,
         reason=reason,
     )
-    outgoing = await _cancelled_children(admin, item.instance_id)
+    outgoing = await _cancelled_children(admin, item.instance_id, place.children)
     if place.parent is not None:
         outgoing.append(
             envelope(
@@ -139,6 +139,8 @@ class _Place:
     last_event_id: int
     last_turn: int
     parent: work.ParentLink | None
+    children: frozenset[str] | None = None
+    """Those that end with it; None: all, as far as anybody can tell."""
     started: events.OrchestrationStarted | None = None
     """Its first event, if it has not begun: then it begins and ends at once."""
 
@@ -160,7 +162,13 @@ def _place_to_end(
     if started is None or not isinstance(history[-1], events.TERMINAL_KINDS):
         turn = max((event.turn for event in history), default=0)
         parent = None if started is None else parent_link(started)
-        return _Place(item.execution_id, last_event_id, turn, parent)
+        children = frozenset(
+            event.child_instance_id
+            for event in history
+            if isinstance(event, events.SubOrchestrationScheduled)
+            and event.on_parent_close != "abandon"
+        )
+        return _Place(item.execution_id, last_event_id, turn, parent, children)
     for queued in messages:
         start = wire.decode_item(queued.message.body) if queued.message.kind == _CONTINUES else None
         if isinstance(start, work.ContinueAsNew) and start.execution_id == item.execution_id + 1:
@@ -170,14 +178,18 @@ def _place_to_end(
                 framework_version=VERSION,
                 now_ms=now_ms,
             )
-            return _Place(begun.execution_id, 1, 0, start.parent, begun)
+            return _Place(begun.execution_id, 1, 0, start.parent, frozenset(), begun)
     ended = type(history[-1]).__name__.removeprefix("Orchestration")
     raise InstanceFinished(f"{item.instance_id!r} has ended already: {ended}")
 
 
-async def _cancelled_children(admin: ProviderAdmin, instance_id: str) -> list[OrchestratorMessage]:
+async def _cancelled_children(
+    admin: ProviderAdmin, instance_id: str, ending: frozenset[str] | None
+) -> list[OrchestratorMessage]:
     outgoing: list[OrchestratorMessage] = []
     for child_id in await admin.list_children(instance_id):
+        if ending is not None and child_id not in ending:
+            continue  # it is to outlive its parent
         info = await admin.get_instance_info(child_id)
         if not info.status.is_final:
             cancel = work.CancelInstance(instance_id=child_id, reason="parent was terminated")
