@@ -3,10 +3,12 @@
 import json
 import stat
 
+import msgspec
 import pytest
 
 from cli import flows
 from cli.conftest import FLOWS, Cli
+from perdure.providers.sqlite.admin import SqliteAdmin
 
 
 @pytest.fixture
@@ -90,6 +92,29 @@ def test_an_exported_instance_that_has_not_begun_has_nothing_to_replay(cli, tmp_
     (tmp_path / "h-1.jsonl").write_text(cli("export", "h-1").out)
 
     assert cli("replay", FLOWS, "h-1.jsonl").lines == ["0 histories"]
+
+
+def test_several_that_go_on_while_they_are_written_are_refused(sqlite_cli, tmp_path, monkeypatch):
+    sqlite_cli.run(
+        ("a-1", flows.approval, 1), ("a-2", flows.approval, 2), until_open={"a-1", "a-2"}
+    )
+    export, seen = SqliteAdmin.export_instance, []
+
+    async def meanwhile(self, instance_id):
+        seen.append(instance_id)
+        snapshot = await export(self, instance_id)
+        later = snapshot.updated_at_ms + seen.count("a-1")
+        is_moving = instance_id == "a-1"
+        return msgspec.structs.replace(snapshot, updated_at_ms=later) if is_moving else snapshot
+
+    whole = sqlite_cli("export", "a-1", "a-2").lines
+    monkeypatch.setattr(SqliteAdmin, "export_instance", meanwhile)
+    refused = sqlite_cli("export", "a-1", "a-2", "--file", "torn.jsonl", code=6)
+
+    assert len(whole) == 2
+    assert "'a-1' went on while it was written" in refused.err
+    assert not (tmp_path / "torn.jsonl").exists()
+    assert len(sqlite_cli("export", "a-1").lines) == 1  # one by itself is always whole
 
 
 def test_an_export_that_fails_leaves_no_file(waiting, tmp_path):

@@ -241,6 +241,27 @@ async def test_a_child_that_is_to_outlive_its_parent_outlives_a_terminate(make_r
         assert await runtime.get("g-stays").result(10) == "on"
 
 
+@orchestration
+async def impatient_parent(child_id: str) -> str:
+    try:
+        async with asyncio.timeout(0.05):
+            return await patient.options(id=child_id)("mine")
+    except TimeoutError:
+        return "gave up"
+
+
+async def test_giving_up_a_child_does_not_cancel_a_stranger_with_its_id(make_runtime):
+    async with make_runtime([impatient_parent, *HANDLERS]) as runtime:
+        stranger = await runtime.start(patient, "stranger", id="same")
+        await waiting(runtime, "same")
+        await stranger.pause()  # so that nobody is told in time that the id is in use
+        assert await (await runtime.start(impatient_parent, "same")).result(10) == "gave up"
+        await stranger.resume()
+
+        await stranger.raise_event("go", "on")
+        assert await stranger.result(10) == "on"
+
+
 async def test_a_parent_is_told_that_its_child_was_terminated(make_runtime):
     async with make_runtime(HANDLERS) as runtime:
         handle = await runtime.start(parent, "p", id="p")

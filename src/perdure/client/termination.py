@@ -192,6 +192,10 @@ async def _cancelled_children(
             continue  # it is to outlive its parent
         info = await admin.get_instance_info(child_id)
         if not info.status.is_final:
-            cancel = work.CancelInstance(instance_id=child_id, reason="parent was terminated")
+            cancel = work.CancelInstance(
+                instance_id=child_id,
+                reason="parent was terminated",
+                parent_instance_id=instance_id,
+            )
             outgoing.append(envelope(cancel))
     return outgoing

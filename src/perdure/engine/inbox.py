@@ -95,7 +95,10 @@ class Inbox:
         self._add(events.QueueEventDelivered, name=item.name, data=item.data)
 
     def cancel(self, item: work.CancelInstance) -> None:
-        if self._is_cancel_requested:
+        parent_id = self._journal.parent_instance_id
+        if item.parent_instance_id is not None and item.parent_instance_id != parent_id:
+            self._ignore(f"CancelInstance: {item.parent_instance_id!r} is not its parent")
+        elif self._is_cancel_requested:
             self._ignore("CancelInstance: cancellation was requested before")
         else:
             self._is_cancel_requested = True

@@ -28,6 +28,7 @@ class Journal:
     def __init__(self, started: events.OrchestrationStarted, codec: Codec) -> None:
         self.instance_id = started.instance_id
         self.execution_id = started.execution_id
+        self.parent_instance_id = started.parent_instance_id
         self.last_event_id = 0
         self.turn = 0
         self.now_ms = 0

@@ -117,6 +117,8 @@ class SubOrchFailed(Item, frozen=True, kw_only=True, omit_defaults=True):
 
 class CancelInstance(Item, frozen=True, kw_only=True, omit_defaults=True):
     reason: str = ""
+    parent_instance_id: str | None = None
+    """Set when a parent gives up its child: an instance of somebody else may have that id."""
 
 
 # --- worker queue

@@ -154,7 +154,13 @@ def _outgoing(facts: TurnFacts, outcome: TurnOutcome) -> list[OrchestratorMessag
     messages += [envelope(_child_item(facts, child)) for child in outcome.children]
     messages += [_detached_message(facts, chained) for chained in outcome.detached]
     messages += [
-        envelope(work.CancelInstance(instance_id=child_id, reason="parent no longer needs it"))
+        envelope(
+            work.CancelInstance(
+                instance_id=child_id,
+                reason="parent no longer needs it",
+                parent_instance_id=facts.instance_id,
+            )
+        )
         for child_id in outcome.cancelled_children
     ]
     last = _last_message(facts, outcome.result)

@@ -15,7 +15,7 @@ from perdure.cli.escape import clean_json
 from perdure.cli.options import complete_ids, output_option
 from perdure.cli.render import Cell, data_stream, echo, glyph, print_ids, print_json, warn
 from perdure.cli.session import run
-from perdure.errors import AlreadyExists, NotFound, UsageError
+from perdure.errors import AlreadyExists, InstanceStillRunning, NotFound, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Generator, Iterable
@@ -43,7 +43,8 @@ def export(instance_ids: tuple[str, ...], query: str | None, file: Path | None) 
     """Write instances, whole, as one JSON document a line: history, state, queued messages.
 
     An instance that is named comes with its children, for which it may wait. They can be
-    imported into any store, and replayed with perdure replay.
+    imported into any store, and replayed with perdure replay. Several that run are refused if
+    one goes on meanwhile: pause them first.
     """
     if bool(instance_ids) == (query is not None):
         raise UsageError("name instances or a query: perdure export o-1, or --query status:failed")
@@ -80,6 +81,7 @@ async def _write(
     from perdure.client.moving import encode_snapshot
 
     number = 0
+    alive: dict[str, int] = {}
     async for instance_id in _chosen(session, instance_ids, query):
         try:
             snapshot = await session.admin.export_instance(instance_id)
@@ -91,7 +93,28 @@ async def _write(
         # Its checksum does not survive escaping: that is for eyes only.
         target.write((clean_json(text) if target.isatty() else text) + "\n")
         number += 1
+        if not snapshot.executions or not snapshot.executions[-1].status.is_final:
+            alive[instance_id] = hash(text)
+    if number > 1:
+        await _check_stillness(session, alive)
     return number
+
+
+async def _check_stillness(session: Session, written: dict[str, int]) -> None:
+    """Each was read by itself: if one went on meanwhile, what it told another is in neither."""
+    from perdure.client.moving import encode_snapshot
+
+    for instance_id, digest in written.items():
+        try:
+            now = encode_snapshot(await session.admin.export_instance(instance_id))
+            is_same = hash(now) == digest
+        except NotFound:
+            is_same = False
+        if not is_same:
+            raise InstanceStillRunning(
+                f"{instance_id!r} went on while it was written, so parents and children may not "
+                "fit together: pause it, or stop its workers, and export once more"
+            )
 
 
 async def _chosen(
