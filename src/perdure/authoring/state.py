@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 D = TypeVar("D")
 
-
 _VALUES = (bool, int, float, str, bytes, list, dict, tuple, set)
 
 

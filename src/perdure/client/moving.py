@@ -56,7 +56,8 @@ async def copy_store(
     origin, destination = _admin_of(source), _admin_of(target)
     await _refuse_if_in_use(origin)
     info = await origin.get_store_info()
-    for path, why in info.damages.items():
+    if info.damages:
+        path, why = next(iter(info.damages.items()))
         raise CorruptData(
             "copy",
             f"{len(info.damages)} instances of the source cannot be read and would be left behind, "

@@ -36,7 +36,6 @@ _LOCK_MS = 10_000
 _QUEUE_LIMIT = 100_000
 _CONTINUES = work.ContinueAsNew.__name__
 
-
 _under_way: set[asyncio.Task[None]] = set()
 
 

@@ -35,9 +35,9 @@ _COUNTED = frozenset({BlockReason.POISON, BlockReason.LIMIT})
 """Code that never comes back must not be tried for ever: it holds up everybody. Counting the tries
 of the others would only put the count in the place of the reason."""
 
-
 _ERRORS_MAX = 256
-_NEXT_EXECUTION_MS = 100
+_NEXT_EXECUTION_MS = 500
+"""Seldom enough for an instance that was damaged, and whose next execution will never begin."""
 
 
 class Returns:
