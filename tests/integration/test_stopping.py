@@ -170,11 +170,22 @@ async def test_a_stopped_runtime_tells_which_threads_it_left_behind(caplog):
         may_end.set()
 
 
+async def until_quiet(before):
+    """Wait until no thread that began after ``before`` and no task of ours goes on."""
+
+    async def is_quiet():
+        threads = {t for t in threading.enumerate() if "perdure" in t.name} - before
+        tasks = {task for task in asyncio.all_tasks() if "perdure" in task.get_name()}
+        return not threads and not tasks
+
+    await until(is_quiet)
+
+
 @pytest.mark.parametrize("kind", ["memory", "sqlite", "filesystem"])
 @pytest.mark.parametrize("passes", [1, 2, 3, 5, 8, 13])
 async def test_nothing_goes_on_after_a_stop_that_was_cancelled(tmp_path, kind, passes):
     urls = {"memory": "memory:", "sqlite": tmp_path / "s.db", "filesystem": f"file:{tmp_path}/s"}
-    idle = {"MainThread"} | {f"asyncio_{number}" for number in range(32)}
+    before = set(threading.enumerate())
     runtime = Runtime(urls[kind], [calls], options=RuntimeOptions(drain_seconds=5))
     await runtime.__aenter__()
     stop = asyncio.ensure_future(runtime.__aexit__(None, None, None))
@@ -183,22 +194,15 @@ async def test_nothing_goes_on_after_a_stop_that_was_cancelled(tmp_path, kind, p
     stop.cancel()
     await asyncio.gather(stop, return_exceptions=True)
 
-    async def is_quiet():
-        threads = {thread.name for thread in threading.enumerate() if "perdure" in thread.name}
-        tasks = {task.get_name() for task in asyncio.all_tasks() if "perdure" in task.get_name()}
-        return not threads - idle and not tasks
-
-    await until(is_quiet)
+    await until_quiet(before)
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "filesystem"])
 async def test_a_provider_that_is_opened_twice_at_once_is_opened_once(tmp_path, kind):
     make = {"sqlite": SqliteProvider, "filesystem": FileSystemProvider}[kind]
+    before = set(threading.enumerate())
     provider = make(tmp_path / "store")
     await asyncio.gather(*(provider.open() for _ in range(4)))
     await provider.close()
 
-    async def is_quiet():
-        return not [t for t in threading.enumerate() if t.name.startswith("perdure")]
-
-    await until(is_quiet)
+    await until_quiet(before)

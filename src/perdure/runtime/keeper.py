@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from perdure.errors import ProviderError
@@ -71,6 +72,7 @@ class KeeperThread:
         self._loop = asyncio.new_event_loop() if own_thread else asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._run, name="perdure-keeper", daemon=True)
         self._tasks: list[asyncio.Task[None]] = []
+        self._is_over = False
 
     def start(self) -> None:
         if self._own_thread:
@@ -79,19 +81,21 @@ class KeeperThread:
             self._tasks = [self._loop.create_task(keeper.keep()) for keeper in self._keepers]
 
     async def stop(self) -> None:
+        self.abort()
         if self._own_thread:
-            self._loop.call_soon_threadsafe(self._cancel)
             # A renewal that cannot be interrupted may end later: the thread holds nobody up.
             await asyncio.to_thread(self._thread.join, _JOIN_SECONDS)
         else:
-            self._cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def abort(self) -> None:
-        if self._own_thread:
-            self._loop.call_soon_threadsafe(self._cancel)
-        else:
+        """May be called at any time, also twice and before the thread has begun to run."""
+        self._is_over = True
+        if not self._own_thread:
             self._cancel()
+            return
+        with suppress(RuntimeError):  # the loop is closed: the thread has ended
+            self._loop.call_soon_threadsafe(self._cancel)
 
     def _cancel(self) -> None:
         for task in self._tasks:
@@ -103,4 +107,6 @@ class KeeperThread:
 
     async def _main(self) -> None:
         self._tasks = [self._loop.create_task(keeper.keep()) for keeper in self._keepers]
+        if self._is_over:
+            self._cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
