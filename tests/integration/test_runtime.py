@@ -130,6 +130,31 @@ async def test_two_runtimes_share_a_store_and_every_result_comes_once():
         assert [await handle.result(20) for handle in handles] == list(range(60))
 
 
+async def test_a_result_waits_for_the_end_and_not_for_a_store_with_much_to_do(monkeypatch):
+    @orchestration
+    async def gated() -> int:
+        return await echo(len(await wait_for_event("go", str)))
+
+    store = MemoryStore()
+    async with Runtime(InMemoryProvider(store=store), [gated, echo]) as first:
+        await first.start(gated, id="g")
+        await waiting(first, "g")
+    provider = InMemoryProvider(store=store)
+    async with Runtime(provider, [gated, echo]) as second:
+        asked = asyncio.Event()
+
+        async def never_answer(instance_id):
+            asked.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(provider.admin(), "get_instance_info", never_answer)
+        result = asyncio.ensure_future(second.get("g", gated).result())
+        await asked.wait()
+        await second.raise_event("g", "go", "four")
+
+        assert await asyncio.wait_for(result, 10) == 4
+
+
 async def test_an_instance_evicted_from_the_cache_comes_back_by_replay(make_provider):
     options = RuntimeOptions(idle_seconds=0.05)
     async with Runtime(make_provider(), [gate], options=options) as runtime:

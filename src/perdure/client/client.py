@@ -348,23 +348,41 @@ class Client:
         self, instance_id: str, deadline_ms: int | None
     ) -> tuple[Ending | None, Finished | None]:
         """The end as stored; or what it resolves, as soon as the instance runs in this process."""
-        admin = self._admin()
         has_warned = False
         with self.provider.watch(instance_id) as watch:
             while True:
-                info = await admin.get_instance_info(instance_id)
-                if info.status.is_final:
-                    return Ending(info.status, info.output, info.name or instance_id), None
-                if info.status is Status.BLOCKED and not has_warned:
-                    # Whoever waits for ever must learn why.
-                    log.warning("%r is %s; still waiting", instance_id, _standing(info))
-                    has_warned = True
-                patience_ms = self._patience_ms(info, deadline_ms)
-                if self._finishes_here(instance_id) is None:
-                    await watch.wait(patience_ms)
+                info = await self._info_until_here(instance_id)
+                if info is not None:
+                    if info.status.is_final:
+                        return Ending(info.status, info.output, info.name or instance_id), None
+                    if info.status is Status.BLOCKED and not has_warned:
+                        # Whoever waits for ever must learn why.
+                        log.warning("%r is %s; still waiting", instance_id, _standing(info))
+                        has_warned = True
+                    patience_ms = self._patience_ms(info, deadline_ms)
+                    if self._finishes_here(instance_id) is None:
+                        await watch.wait(patience_ms)
                 finished = self._finishes_here(instance_id)
                 if finished is not None:
                     return None, finished
+
+    async def _info_until_here(self, instance_id: str) -> InstanceInfo | None:
+        """None if it comes to this process meanwhile: a store with much to do answers later."""
+        was_here = self._finishes_here(instance_id) is not None
+        reading = asyncio.ensure_future(self._admin().get_instance_info(instance_id))
+        try:
+            with self.provider.watch(instance_id) as watch:
+                while not reading.done():
+                    if not was_here and self._finishes_here(instance_id) is not None:
+                        return None
+                    changing = asyncio.ensure_future(watch.wait(self._watch_ms))
+                    try:
+                        await asyncio.wait((reading, changing), return_when=asyncio.FIRST_COMPLETED)
+                    finally:
+                        changing.cancel()
+            return reading.result()
+        finally:
+            reading.cancel()
 
     def _finishes_here(self, instance_id: str) -> Finished | None:
         """What the end of an instance resolves that runs in this process."""

@@ -71,18 +71,21 @@ class Ending:
         return True
 
     def _conclude(self) -> TurnResult:
-        self._bound_cleanup()
-        result = self._result()
+        recorder = self._recorder
+        if recorder.loop.is_over:
+            result = self._result()
+        else:
+            if recorder.cancel_reason is not None:
+                self._bound_cleanup()
+            result = self._check_waiting()
         if result is not WAITING:
             self._close_steps(result)
         return result
 
     def _bound_cleanup(self) -> None:
-        recorder = self._recorder
-        if recorder.cancel_reason is None or self._has_cleanup_timer or recorder.loop.is_over:
-            return
-        self._has_cleanup_timer = True
-        recorder.start_cleanup_timer(self._force_end, limits.CLEANUP_SECONDS)
+        if not self._has_cleanup_timer:
+            self._has_cleanup_timer = True
+            self._recorder.start_cleanup_timer(self._force_end, limits.CLEANUP_SECONDS)
 
     def _force_end(self) -> None:
         self._is_cut_off = True
@@ -124,8 +127,6 @@ class Ending:
 
     def _result(self) -> TurnResult:
         recorder = self._recorder
-        if not recorder.loop.is_over:
-            return self._check_waiting()
         if recorder.cancel_reason is not None:
             return self._cancelled(recorder.cancel_reason)
         if recorder.loop.crash is not None:
