@@ -75,8 +75,6 @@ async def _terminate(
         return
     try:
         commit = await _final_commit(admin, fetched.item, reason, clock.now_ms())
-        # A hold would outlive it: nobody could read what has come for it, and a retry would stand.
-        await admin.resume_instance(instance_id)
         await provider.ack_orchestration_item(fetched.lock_token, commit)
     except BaseException:
         with suppress(LockLost):

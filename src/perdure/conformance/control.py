@@ -277,6 +277,37 @@ class TestTakingTheLock:
         assert await status(store, "x") is Status.TERMINATED
         assert len((await take(store, "x")).item.messages) == 1
 
+    @pytest.mark.parametrize("has_more", [False, True])
+    async def test_the_end_of_an_instance_ends_its_suspension(
+        self, store: Store, has_more: bool
+    ) -> None:
+        await create(store, "x")
+        if has_more:
+            await enqueue(store, raised("x"))
+        await store.admin.suspend_instance("x")
+        locked = await store.admin.lock_instance("x", 5_000)
+
+        await store.provider.ack_orchestration_item(
+            locked.lock_token,
+            TurnCommit(execution_id=1, metadata=ExecutionMetadata(status=Status.TERMINATED)),
+        )
+
+        assert await status(store, "x") is Status.TERMINATED
+        assert (await fetch(store) is not None) is has_more
+        assert not (await store.admin.export_instance("x")).suspended
+
+    async def test_a_turn_of_a_suspended_instance_leaves_it_suspended(self, store: Store) -> None:
+        await ready(store, "x")
+        await store.admin.suspend_instance("x")
+        locked = await store.admin.lock_instance("x", 5_000)
+
+        await store.provider.ack_orchestration_item(
+            locked.lock_token, TurnCommit(execution_id=1, history_delta=(event("x", 2),))
+        )
+
+        assert await status(store, "x") is Status.SUSPENDED
+        assert await fetch(store) is None
+
     async def test_holds_and_delays_do_not_keep_an_operator_out(self, store: Store) -> None:
         await ready(store, "x")
         held = await take(store, "x")

@@ -142,7 +142,8 @@ class Provider(ABC):
         changes (see ``get_kv_value``); worker items are inserted, then cancelled activities and
         cancelled timers are deleted by identity (so an item both scheduled and cancelled is
         gone; unknown identities are ignored); orchestrator items are inserted (no instance is
-        created for them). ``not_before`` and a block are cleared. With ``keep_lock_ms`` the same
+        created for them). ``not_before`` and a block are cleared, and if the
+        instance has ended hereby, so is a suspension. With ``keep_lock_ms`` the same
         token lives on from now, for the owner that fetched it; else the lock is released and
         messages tagged but not consumed are free again.
         Repeats: LockLost, or with a kept lock DuplicateEvent; never applied twice. Therefore a

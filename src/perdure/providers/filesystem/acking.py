@@ -12,6 +12,7 @@ from perdure.providers.filesystem import queues, turns
 from perdure.providers.filesystem.rows import (
     CustomStatusRow,
     ExecutionRow,
+    HoldRow,
     InstanceRow,
     KvDeltaRow,
     KvStoreRow,
@@ -109,7 +110,8 @@ def _apply(
             queues.remove_message(state, tx, message_id)
     hold = tables.holds.get(instance_id)
     if hold is not None:
-        turns.put_hold(state, tx, msgspec.structs.replace(hold, block=None, not_before_ms=None))
+        is_suspended = hold.suspended and not state.standing.status(instance_id).is_final
+        turns.put_hold(state, tx, HoldRow(instance_id=instance_id, suspended=is_suspended))
     if commit.keep_lock_ms is None:
         turns.release(state, tx, instance_id)
     else:

@@ -314,6 +314,9 @@ def _apply(
             store.remove_message(instance, message_id)
     instance.not_before_ms = None
     instance.block = None
+    current = instance.current
+    if current is not None and current.status.is_final:
+        instance.suspended = False
     assert instance.lock is not None
     if commit.keep_lock_ms is None:
         store.release(instance)

@@ -55,6 +55,9 @@ def apply_commit(tx: Transaction, lock_token: str, lock: Any, commit: TurnCommit
             tx, instance_id, key, start, commit, suspended=bool(suspended)
         )
     assert key is not None
+    if suspended and Status(tx.row(queries.CURRENT_STATUS, (key,))[0]).is_final:
+        suspended = 0
+        tx.execute(queries.SET_HOLDS, (suspended, not_before, block, instance_id))
     _append(tx, operation, instance_id, key, commit.execution_id, commit.history_delta)
     _write_kv(tx, key, commit)
     _send(tx, commit)

@@ -322,6 +322,7 @@ BEGIN
             locked_until = p_now + t.keep_lock_ms,
             owner = CASE WHEN t.keep_lock_ms IS NOT NULL THEN l.owner END,
             kept = t.keep_lock_ms IS NOT NULL,
+            suspended = l.suspended AND NOT is_final(i.execution_status),
             not_before = NULL,
             block = NULL,
             ready_at = f.visible_at,
