@@ -110,6 +110,15 @@ BEGIN
     RETURN v_tree;
 END $$;
 
+-- For their removal: no turn of theirs is committed from now on, by which a child might come, also
+-- not of one that has no row among the locks yet.
+CREATE FUNCTION lock_for_removal(p_ids text[]) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM lock_instances(p_ids);
+    PERFORM 1 FROM instances WHERE instance_id = ANY (p_ids) ORDER BY instance_id FOR UPDATE;
+END $$;
+
 -- Removes instances and all that belongs to them. The caller has locked their rows.
 CREATE FUNCTION remove_instances(
     p_ids text[],
@@ -169,20 +178,26 @@ SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off 
 DECLARE
     v_answer text := lane_answer(p_lane, p_batch, p_again);
     v_ids text[];
+    v_locked text[] := '{}';
     v_now bigint;
 BEGIN
     IF v_answer IS NOT NULL THEN
         RETURN v_answer;
     END IF;
-    v_ids := ARRAY(
-        SELECT t.instance_id
-        FROM jsonb_to_recordset(p_messages) AS m (instance_id text)
-        CROSS JOIN LATERAL unnest(CASE
-            -- Others may name it as their parent before it is there.
-            WHEN has_anything(m.instance_id) THEN tree_of(m.instance_id)
-        END) AS t (instance_id)
-    );
-    PERFORM lock_instances(v_ids);
+    LOOP
+        v_ids := ARRAY(
+            SELECT t.instance_id
+            FROM jsonb_to_recordset(p_messages) AS m (instance_id text)
+            CROSS JOIN LATERAL unnest(CASE
+                -- Others may name it as their parent before it is there.
+                WHEN has_anything(m.instance_id) THEN tree_of(m.instance_id)
+            END) AS t (instance_id)
+        );
+        -- While a lock was waited for, a turn may have added a child.
+        EXIT WHEN v_locked @> v_ids;
+        PERFORM lock_for_removal(v_ids);
+        v_locked := v_ids;
+    END LOOP;
     PERFORM remove_instances(v_ids);
     v_now := now_ms();
     RETURN lane_close(p_lane, p_batch, v_now, jsonb_build_object(

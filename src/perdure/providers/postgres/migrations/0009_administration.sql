@@ -76,7 +76,7 @@ SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off 
 DECLARE
     v_refused jsonb;
 BEGIN
-    PERFORM lock_instances(p_ids);
+    PERFORM lock_for_removal(p_ids);
     IF NOT EXISTS (SELECT FROM instances i WHERE i.instance_id = ANY (p_ids)) THEN
         RETURN '{"refused": "missing"}';
     END IF;
