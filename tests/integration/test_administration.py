@@ -97,6 +97,29 @@ async def test_a_running_instance_is_deleted_only_by_force(make_runtime):
         assert await again.result(10) == "second life"
 
 
+async def test_an_instance_that_starts_children_all_the_time_is_deleted_by_force(make_runtime):
+    @orchestration
+    async def child(n: int) -> int:
+        return n
+
+    @orchestration
+    async def busy() -> None:
+        for n in range(1000):
+            await asyncio.gather(child(n), child(n))
+
+    async with make_runtime([busy, child]) as runtime:
+        for number in range(5):
+            root = await runtime.start(busy, id=f"busy-{number}")
+
+            async def is_growing(root=root):
+                return len((await runtime.admin.tree(root.id)).instance_ids) > 5
+
+            await until(is_growing)
+            await runtime.admin.delete(root.id, force=True)
+
+        assert await runtime.admin.count() == 0
+
+
 async def test_finished_roots_are_deleted_in_bulk(make_runtime):
     async with make_runtime(HANDLERS) as runtime:
         for number in range(3):

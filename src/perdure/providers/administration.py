@@ -6,7 +6,10 @@ A provider may do without it. The rules for every method are those of ``contract
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from typing import TYPE_CHECKING
+
+from perdure.errors import InstanceFinished, NotARoot, NotFound, TreeChanged
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
@@ -162,15 +165,24 @@ class ProviderAdmin(ABC):
 
     async def delete_instance(self, instance_id: str, *, force: bool = False) -> DeleteResult:
         """Delete a root with its whole tree. Errors: NotFound, NotARoot, InstanceStillRunning."""
-        from perdure.errors import NotARoot
-
         parent = await self.get_parent_id(instance_id)
         if parent is not None:
             raise NotARoot(
                 f"{instance_id!r} is a sub-orchestration of {parent!r}; delete its root instead"
             )
-        tree = await self.get_instance_tree(instance_id)
-        return await self.delete_instances_atomic(tree.instance_ids, force=force)
+        while True:
+            tree = await self.get_instance_tree(instance_id)
+            try:
+                return await self.delete_instances_atomic(tree.instance_ids, force=force)
+            except TreeChanged:
+                if force:
+                    await self._hold(tree.instance_ids)
+
+    async def _hold(self, instance_ids: Sequence[str]) -> None:
+        """Let these start no more children: what grows all the time would never be deleted."""
+        for instance_id in instance_ids:
+            with suppress(InstanceFinished, NotFound):
+                await self.suspend_instance(instance_id)
 
     @abstractmethod
     def delete_instances_atomic(
