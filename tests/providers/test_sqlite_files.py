@@ -248,15 +248,27 @@ def test_durability_decides_when_the_disk_is_waited_for(tmp_path, durability, le
     assert asyncio.run(synchronous()) == level
 
 
-def test_a_file_that_disappears_stops_the_writing(tmp_path):
+@pytest.mark.parametrize("name", ["store.db", "store.db-wal"])
+def test_a_file_that_disappears_stops_the_writing(tmp_path, name):
     async def lose_the_file():
         async with SqliteProvider(tmp_path / "store.db") as provider:
             await provider.enqueue_for_orchestrator(start("one"))
-            (tmp_path / "store.db").unlink()
+            (tmp_path / name).unlink()
             await provider.enqueue_for_orchestrator(start("two"))
 
     with pytest.raises(StoreUnavailable, match="removed or replaced"):
         asyncio.run(lose_the_file())
+
+
+def test_what_was_written_to_a_log_that_disappeared_is_kept_by_closing(tmp_path):
+    async def lose_the_log():
+        async with SqliteProvider(tmp_path / "store.db") as provider:
+            await provider.enqueue_for_orchestrator(start("one"))
+            (tmp_path / "store.db-wal").unlink()
+        async with SqliteProvider(tmp_path / "store.db") as provider:
+            return (await provider.admin().list_instances()).instances[0].instance_id
+
+    assert asyncio.run(lose_the_log()) == "one"
 
 
 def test_a_closed_provider_says_so(tmp_path):

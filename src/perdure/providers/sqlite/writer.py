@@ -72,6 +72,7 @@ class Writer:
     ) -> None:
         self._path = path
         self._name = str(path)
+        self._log_name = f"{path}-wal"
         self._durability: Durability = durability
         self._clock = clock
         self._orphan_grace_ms = orphan_grace_ms
@@ -81,7 +82,8 @@ class Writer:
         self._queue: queue.SimpleQueue[list[Entry]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="perdure-sqlite", daemon=True)
         self._transaction: Transaction | None = None
-        self._inode = (0, 0)
+        self._inodes: tuple[tuple[int, int], ...] = ()
+        """Of the file and of its log, as they were opened."""
         self._wal_pages = 0
         self._first_pages_to_checkpoint = (
             WAL_PAGES_IN_PLACE if durability == "full" else WAL_PAGES_TO_CHECKPOINT
@@ -272,20 +274,24 @@ class Writer:
             self._adopt(connect_writer(self._path, self._durability))
         transaction = self._transaction
         assert transaction is not None
-        if _inode(self._name) != self._inode:
+        if self._find_inodes() != self._inodes:
             raise StoreUnavailable(
                 "write",
-                f"{str(self._path)!r} was removed or replaced while it was open; nothing more is "
-                "written to it. Restart the program on the file that you want",
+                f"{str(self._path)!r} or its log '{self._name}-wal' was removed or replaced while "
+                "it was open; nothing more is written to it. Restart the program on the file that "
+                "you want",
             )
         return transaction
+
+    def _find_inodes(self) -> tuple[tuple[int, int], ...]:
+        return _inode(self._name), _inode(self._log_name)
 
     def _adopt(self, connection: apsw.Connection) -> None:
         connection.set_wal_hook(self._note_wal_size)
         self._transaction = Transaction(connection, self._orphan_grace_ms)
-        self._inode = _inode(self._name)
         # Taken before the first operation: a commit between that and the first look is noticed.
         self._data_version = self._transaction.execute("PRAGMA data_version").get
+        self._inodes = self._find_inodes()
 
     def _note_wal_size(self, _connection: apsw.Connection, _database: str, pages: int) -> int:
         if pages < self._wal_pages:
