@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import msgspec
 
-from perdure.errors import PayloadError
+from perdure.errors import CannotUnwrap, PayloadError
 from perdure.limits import JSON_DEPTH_MAX, PAYLOAD_BYTES_MAX
 from perdure.pydantic_models import decode_model, encode_model, is_model
 
@@ -53,6 +53,10 @@ class Codec:
         self._bytes_max = payload_bytes_max
         self._encoder = msgspec.json.Encoder(enc_hook=_encode_foreign)
         self._decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
+
+    @property
+    def transform_names(self) -> tuple[str, ...]:
+        return tuple(sorted(self._by_name))
 
     def encode(self, value: object, *, where: str = "value", fits: Any = Any) -> msgspec.Raw:
         """JSON of the value, or PayloadError that names the place of what cannot be written.
@@ -123,11 +127,17 @@ class Codec:
         wrapped = msgspec.json.decode(data, type=_Wrapped)
         transform = self._by_name.get(wrapped.transform)
         if transform is None:
-            raise PayloadError(
+            raise CannotUnwrap(
                 f"{where} was written with the transform {wrapped.transform!r}, which this codec "
-                f"does not have; it has: {sorted(self._by_name) or 'none'}"
+                f"does not have; it has: {list(self.transform_names) or 'none'}"
             )
-        return transform.unwrap(base64.b64decode(wrapped.data))
+        try:
+            return transform.unwrap(base64.b64decode(wrapped.data))
+        except Exception as error:
+            raise CannotUnwrap(
+                f"{where}: the transform {transform.name!r} cannot unwrap what it has wrapped: "
+                f"{error!r}; is it another key?"
+            ) from error
 
     @staticmethod
     def _refusal(value: object, where: str, error: Exception) -> PayloadError:

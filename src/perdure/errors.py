@@ -27,6 +27,14 @@ class PayloadError(UsageError, TypeError):
     """A value cannot be written as JSON, or JSON does not fit the annotated type."""
 
 
+class CannotUnwrap(PayloadError):
+    """The data is behind a transform that this codec lacks, or that fails on it: another may not.
+
+    The data is intact, so nothing fails by it: an orchestration is Blocked, an activity is left to
+    others.
+    """
+
+
 class NotRegistered(UsageError, LookupError):
     """A name or version that no handler of this runtime carries."""
 

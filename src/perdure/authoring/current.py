@@ -66,7 +66,7 @@ class Current:
         text = self._recorder.custom_status
         if text is None:
             return None
-        return self._recorder.codec.decode(msgspec.Raw(text.encode()), where="custom status")
+        return self._recorder.decode(msgspec.Raw(text.encode()), where="custom status")
 
     @property
     def logger(self) -> ReplayLogger:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Mapping
 
+    import msgspec
+
     from perdure.authoring.definitions import Activity, Orchestration
     from perdure.authoring.steps import Step
     from perdure.codec import Codec
@@ -40,7 +42,6 @@ class Recorder(Protocol):
     def is_replaying(self) -> bool: ...
     @property
     def codec(self) -> Codec: ...
-
     @property
     def now_ms(self) -> int:
         """Time of the turn: the same on every replay."""
@@ -50,6 +51,8 @@ class Recorder(Protocol):
     def custom_status(self) -> str | None:
         """JSON text of the last status that was set."""
         ...
+
+    def decode(self, raw: msgspec.Raw, type_: Any = ..., *, where: str) -> Any: ...
 
     def schedule_activity(
         self, activity: Activity[Any, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]

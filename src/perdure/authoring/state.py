@@ -97,7 +97,7 @@ def _recorder() -> Recorder:
 
 
 def _decode(recorder: Recorder, key: str, text: str, type_: Any) -> Any:
-    return recorder.codec.decode(msgspec.Raw(text.encode()), type_, where=f"state[{key!r}]")
+    return recorder.decode(msgspec.Raw(text.encode()), type_, where=f"state[{key!r}]")
 
 
 state = State()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 
 from perdure.errors import (
+    CannotUnwrap,
     OrchestrationCancelled,
     OrchestrationFailed,
     OrchestrationTerminated,
@@ -32,7 +33,8 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     execution_id: int
     status: Status
     output: Any
-    """The decoded result of a Completed instance, else None."""
+    """The decoded result of a Completed instance, else None; as it is stored if the client's codec
+    lacks the transform that wrapped it."""
     failure: Failure | None
     """Why it Failed, was Cancelled or Terminated."""
     block: Block | None
@@ -117,7 +119,12 @@ def failure_error(status: Status, failure: Failure, what: str) -> RemoteFailure:
 
 
 def _decoded(text: str | None, codec: Codec, where: str) -> Any:
-    return None if text is None else codec.decode(msgspec.Raw(text), where=where)
+    if text is None:
+        return None
+    try:
+        return codec.decode(msgspec.Raw(text), where=where)
+    except CannotUnwrap:
+        return msgspec.json.decode(text)
 
 
 def _time(milliseconds: int) -> datetime.datetime:

@@ -22,7 +22,13 @@ from perdure.engine.outcome import (
 from perdure.engine.recording import history_too_long
 from perdure.engine.unwinding import Unwinding
 from perdure.engine.waits import list_sites
-from perdure.errors import ForbiddenInOrchestration, InternalError, InvalidValue, PayloadError
+from perdure.errors import (
+    CannotUnwrap,
+    ForbiddenInOrchestration,
+    InternalError,
+    InvalidValue,
+    PayloadError,
+)
 from perdure.model import events
 from perdure.model.failures import Category
 
@@ -127,6 +133,8 @@ class Ending:
 
     def _result(self) -> TurnResult:
         recorder = self._recorder
+        if isinstance(recorder.loop.crash, CannotUnwrap):
+            raise recorder.loop.crash  # nothing has come of the turn
         if recorder.cancel_reason is not None:
             return self._cancelled(recorder.cancel_reason)
         if recorder.loop.crash is not None:

@@ -25,7 +25,7 @@ from perdure.engine.operations import (
 )
 from perdure.engine.outcome import CustomStatusWrite, KvWrite, ScheduledActivity, TurnOutcome
 from perdure.engine.unwinding import Unwinding
-from perdure.errors import InvalidValue, PayloadError
+from perdure.errors import CannotUnwrap, InvalidValue, PayloadError
 from perdure.model import events, work
 
 if TYPE_CHECKING:
@@ -222,7 +222,14 @@ class CodeRecorder:
             raise Unwinding
         value = events.NULL if self.journal.is_replaying else self._call_once(fn)
         event = self._schedule(self.loop.branch(), events.SideEffectRecorded, {"value": value})
-        return self.codec.decode(event.value, type_, where="side_effect()")
+        return self.decode(event.value, type_, where="side_effect()")
+
+    def decode(self, raw: msgspec.Raw, type_: Any = Any, *, where: str) -> Any:
+        """For the code; what another codec can read must not become an error of the code."""
+        try:
+            return self.codec.decode(raw, type_, where=where)
+        except CannotUnwrap as error:
+            self._stop(error)
 
     def is_patched(self, name: str) -> bool:
         known = self._patches.get(name)
@@ -380,6 +387,8 @@ class CodeRecorder:
             self.lanes.note_untaken(place, data, operation)
         try:
             value = self.codec.decode(data, operation.definition, where=f"{kind} {event.name!r}")
+        except CannotUnwrap as error:
+            self.loop.stop_with(error)
         except PayloadError as error:
             operation.target.set_exception(error)
         else:

@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from perdure.client.messages import activity_envelope, envelope
-from perdure.errors import CorruptData, LockLost, NotRegistered, ProviderError
+from perdure.errors import (
+    CannotUnwrap,
+    CorruptData,
+    LockLost,
+    NotRegistered,
+    PayloadError,
+    PerdureError,
+    ProviderError,
+)
 from perdure.limits import ERROR_TEXT_CHARACTERS_MAX
 from perdure.model import wire, work
 from perdure.model.failures import Category, Failure
@@ -43,7 +51,7 @@ if TYPE_CHECKING:
     from perdure.runtime.options import RuntimeOptions
 
 _FETCHED_AT_ONCE_MAX = 200
-_UNREGISTERED_MS = 5_000
+_ELSEWHERE_MS = 5_000
 _FETCH_END_SECONDS = 2.0
 
 Completion = work.ActivityCompleted | work.ActivityFailed
@@ -350,14 +358,7 @@ class ActivityDispatcher:
         try:
             activity = self._registry.resolve_activity(item.name)
         except NotRegistered as error:
-            running.task = None
-            log.warning("%s", error)
-            await quietly(
-                self._provider.abandon_work_item(
-                    running.lock_token, _UNREGISTERED_MS, ignore_attempt=True
-                )
-            )
-            self._finish(running.lock_token)
+            await self._leave_to_others(running, error)
             return
         started_ms = self._clock.now_ms()
         if item.deadline_ms is not None and started_ms >= item.deadline_ms:
@@ -367,13 +368,17 @@ class ActivityDispatcher:
             self._conclude(running, _failed(item, item.last_failure or late))
             return
         spans = self._observer.spans
-        if spans is None:
-            failure, result = await self._attempt(running, activity)
-        else:
-            note = SpanNote()
-            with spans.activity(item, note):
+        try:
+            if spans is None:
                 failure, result = await self._attempt(running, activity)
-                note.failure = failure
+            else:
+                note = SpanNote()
+                with spans.activity(item, note):
+                    failure, result = await self._attempt(running, activity)
+                    note.failure = failure
+        except CannotUnwrap as error:
+            await self._leave_to_others(running, error)
+            return
         running.task = None  # the code has ended: nobody may interrupt the commit of its outcome
         outcome = "success" if failure is None else "failed"
         self._observer.activity_ended(
@@ -391,13 +396,30 @@ class ActivityDispatcher:
         else:
             self._conclude(running, _failed(item, failure))
 
+    async def _leave_to_others(self, running: Running, reason: PerdureError) -> None:
+        """Somebody else may have the code, or the codec, that is missing here."""
+        running.task = None
+        log.warning("%s", reason)
+        await quietly(
+            self._provider.abandon_work_item(running.lock_token, _ELSEWHERE_MS, ignore_attempt=True)
+        )
+        self._finish(running.lock_token)
+
     async def _attempt(
         self, running: Running, activity: Activity[..., Any]
     ) -> tuple[Failure | None, msgspec.Raw | None]:
-        """One run of the user's function: its encoded result, or how it failed."""
+        """One run of the user's function: its encoded result, or how it failed.
+
+        Raises CannotUnwrap if it cannot be called from here.
+        """
         item = running.item
         try:
             args, kwargs = activity.signature.decode_arguments(item.input, self._codec)
+        except CannotUnwrap:
+            raise
+        except PayloadError as error:
+            return failure_from(error, item.attempt), None
+        try:
             if activity.settings.transactional:
                 await self._settle_in_transaction(running, activity, args, kwargs)
                 return None, None

@@ -181,11 +181,12 @@ class Intake:
         )
 
     def fingerprint(self, name: str, version: str | None) -> str:
-        """Of the code that would run this instance; empty when there is none."""
+        """Of the code that would run this instance, and of what reads its data; empty for none."""
         try:
-            return self._registry.resolve_orchestration(name, version).fingerprint
+            code = self._registry.resolve_orchestration(name, version).fingerprint
         except NotRegistered:
             return ""
+        return "+".join((code, *self._codec.transform_names))
 
 
 def _next_start(arrivals: Sequence[Arrival], execution_id: int | None) -> Arrival | None:
