@@ -161,16 +161,16 @@ def test_an_end_without_a_reason_is_told_without_one(waiting):
     assert waiting("result", "a-1", code=4).err == "perdure: approval a-1 terminated\n"
 
 
-def test_terminate_says_that_what_has_not_begun_ends_later(cli):
+def test_what_has_not_begun_is_terminated_at_once(cli):
     cli("start", "hello", "--id", "h-1")
     cli("start", "hello", "--id", "h-2")
-    later = "it had not begun; a worker ends it before it begins"
 
     one = cli("terminate", "h-1")
     many = cli("terminate", "--query", "id:h-2", "-y")
 
-    assert one.lines == [f"✓ terminated h-1: {later}"]
-    assert many.lines == ["✓ terminated 1 instance", f"  1 of them: {later}"]
+    assert one.lines == ["✓ terminated h-1"]
+    assert many.lines == ["✓ terminated 1 instance"]
+    assert {status_of(cli, "h-1"), status_of(cli, "h-2")} == {"Terminated"}
 
 
 def test_pause_and_resume(waiting):

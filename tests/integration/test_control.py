@@ -179,14 +179,42 @@ async def test_what_came_for_a_paused_instance_is_read_when_it_is_terminated(mak
         assert await runtime.get("p").result(10) == "on"
 
 
-async def test_what_was_paused_before_it_began_ends_when_it_is_terminated(make_runtime):
+@pytest.mark.parametrize("delay", [None, 3600])
+@pytest.mark.parametrize("is_paused", [False, True])
+async def test_what_has_not_begun_ends_when_it_is_terminated(make_runtime, is_paused, delay):
     async with make_runtime([quick]) as runtime:
-        handle = await runtime.start(patient, "p", id="p")  # for which there is no worker yet
-        await handle.pause()
+        handle = await runtime.start(patient, "p", id="p", delay=delay)  # there is no worker for it
+        if is_paused:
+            await handle.pause()
         await handle.terminate("enough")
+
+        with pytest.raises(OrchestrationTerminated, match="enough"):
+            await handle.result(10)
+        await retry(runtime.provider, runtime.provider.admin(), "p")
         async with make_runtime(HANDLERS, runtime.provider) as worker:
-            with pytest.raises(OrchestrationCancelled, match="enough"):
-                await worker.get("p").result(10)
+            await waiting(worker, "p")
+            await worker.raise_event("p", "go", "on")
+            assert await worker.get("p").result(10) == "on"
+
+
+async def test_a_child_that_is_terminated_before_it_begins_fails_in_its_parent(make_runtime):
+    @orchestration
+    async def child() -> None: ...
+
+    @orchestration
+    async def parent() -> str:
+        try:
+            await child.options(id="c")()
+        except OrchestrationTerminated as error:
+            return str(error)
+        return "it ran"
+
+    async with make_runtime([parent]) as runtime:
+        handle = await runtime.start(parent, id="p")
+        await reached(runtime, "c", Status.PENDING)
+        await runtime.terminate("c", "enough")
+
+        assert "enough" in await handle.result(10)
 
 
 async def test_a_handle_tells_of_the_end_after_a_retry(make_runtime):

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from perdure.providers.items import InstanceInfo
 
 F = TypeVar("F", bound="Callable[..., Any]")
-Apply: TypeAlias = Callable[[Session, str], Awaitable[str | None]]
-"""Gives a remark where what was done is not what the word says."""
+Apply: TypeAlias = Callable[[Session, str], Awaitable[None]]
 
 _AT_ONCE: Final = 64
 
@@ -156,7 +155,7 @@ def _summary(words: str, infos: list[InstanceInfo], now_ms: int) -> str:
 
 
 async def _apply(session: Session, verb: Verb, ids: list[str], targets: Targets) -> int:
-    outcomes: list[tuple[str, PerdureError | str | None]] = []
+    outcomes: list[tuple[str, PerdureError | None]] = []
     for start in range(0, len(ids), _AT_ONCE):
         chunk = ids[start : start + _AT_ONCE]
         outcomes += zip(
@@ -165,16 +164,14 @@ async def _apply(session: Session, verb: Verb, ids: list[str], targets: Targets)
     is_query = targets.query is not None
     # In a query, what ended or vanished in the meantime needs nothing any more.
     harmless = (InstanceFinished, NotFound) if is_query else ()
-    done = {i: remark for i, remark in outcomes if not isinstance(remark, PerdureError)}
+    done = [i for i, error in outcomes if error is None]
     failed = [
-        (i, error)
-        for i, error in outcomes
-        if isinstance(error, PerdureError) and not isinstance(error, harmless)
+        (i, error) for i, error in outcomes if error is not None and not isinstance(error, harmless)
     ]
     if targets.output == "json":
         errors = {instance_id: line_of(error) for instance_id, error in failed}
         print_json(
-            {verb.done: list(done), "skipped": len(ids) - len(done) - len(failed), "errors": errors}
+            {verb.done: done, "skipped": len(ids) - len(done) - len(failed), "errors": errors}
         )
     else:
         _print_done(verb, done, len(ids) - len(done) - len(failed), is_query)
@@ -185,23 +182,22 @@ async def _apply(session: Session, verb: Verb, ids: list[str], targets: Targets)
     return code_of(failed[0][1]) if failed else Exit.OK
 
 
-async def _one(session: Session, verb: Verb, instance_id: str) -> PerdureError | str | None:
+async def _one(session: Session, verb: Verb, instance_id: str) -> PerdureError | None:
     try:
-        return await verb.apply(session, instance_id)
+        await verb.apply(session, instance_id)
     except NotFound:
         return await session.unknown(instance_id)
     except PerdureError as error:
         return error
+    return None
 
 
-def _print_done(verb: Verb, done: dict[str, str | None], skipped: int, is_query: bool) -> None:
+def _print_done(verb: Verb, done: list[str], skipped: int, is_query: bool) -> None:
     sign = Cell(f"{glyph('completed')} ", "green")
     said = verb.said or verb.done
     if not is_query:
-        for instance_id, remark in done.items():
-            echo(sign, f"{said} {instance_id}{f': {remark}' if remark else ''}")
+        for instance_id in done:
+            echo(sign, f"{said} {instance_id}")
         return
     more = f", {skipped} had ended meanwhile" if skipped else ""
     echo(sign, f"{said} {len(done)} instance{'' if len(done) == 1 else 's'}{more}")
-    for remark, number in Counter(filter(None, done.values())).items():
-        echo(f"  {number} of them: {remark}")

@@ -70,7 +70,7 @@ def _next_start(item: OrchestrationItem, custom_status: str | None) -> work.Cont
         name=started.name,
         execution_id=item.execution_id + 1,
         input=started.input,
-        version=started.version,
+        version=started.version or None,  # terminated before anybody chose one
         parent=parent_link(started),
         depth=started.depth,
         custom_status=custom_status,

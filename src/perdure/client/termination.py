@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 from perdure.client.beginnings import parent_link, started_by
 from perdure.client.messages import envelope
-from perdure.errors import CorruptData, InstanceFinished, LockLost, NotFound
+from perdure.errors import CorruptData, InstanceFinished, LockLost
 from perdure.model import events, wire, work
 from perdure.model.failures import Category, Failure
 from perdure.model.status import Status
 from perdure.providers.items import (
-    EnqueueCondition,
     ExecutionMetadata,
     HistoryRecord,
     OrchestratorMessage,
@@ -25,7 +24,7 @@ from perdure.providers.items import (
 from perdure.version import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from perdure.clock import Clock
     from perdure.providers.administration import ProviderAdmin
@@ -34,7 +33,8 @@ if TYPE_CHECKING:
 
 _LOCK_MS = 10_000
 _QUEUE_LIMIT = 100_000
-_CONTINUES = work.ContinueAsNew.__name__
+
+_Start = TypeVar("_Start", work.StartOrchestration, work.ContinueAsNew)
 
 _under_way: set[asyncio.Task[None]] = set()
 
@@ -64,15 +64,7 @@ async def _terminate(
     info = await admin.get_instance_info(instance_id)
     if info.status.is_final:
         raise InstanceFinished(f"{instance_id!r} has ended already: {info.status}")
-    try:
-        fetched = await admin.lock_instance(instance_id, _LOCK_MS)
-    except NotFound:
-        # Its start is still queued: the cancellation joins it and it ends before it begins.
-        cancel = work.CancelInstance(instance_id=instance_id, reason=reason or "terminated")
-        await provider.enqueue_for_orchestrator(envelope(cancel), condition=EnqueueCondition.ALIVE)
-        with suppress(InstanceFinished, NotFound):
-            await admin.resume_instance(instance_id)  # if it was paused, nobody would take it
-        return
+    fetched = await admin.lock_instance(instance_id, _LOCK_MS)
     try:
         commit = await _final_commit(admin, fetched.item, reason, clock.now_ms())
         await provider.ack_orchestration_item(fetched.lock_token, commit)
@@ -118,13 +110,25 @@ async def _final_commit(
             if each is not None
         ),
         orchestrator_items=tuple(outgoing),
-        metadata=ExecutionMetadata(
-            status=Status.TERMINATED, output=msgspec.json.encode(failure).decode()
-        ),
+        metadata=_metadata(place, failure),
         cancelled_activities=tuple(queued.message.identity for queued in queued_work),
         cancelled_timers=tuple(
             queued.message.timer for queued in messages if queued.message.timer is not None
         ),
+    )
+
+
+def _metadata(place: _Place, failure: Failure) -> ExecutionMetadata:
+    ended = ExecutionMetadata(
+        status=Status.TERMINATED, output=msgspec.json.encode(failure).decode()
+    )
+    if place.started is None:
+        return ended
+    return msgspec.structs.replace(
+        ended,
+        name=place.started.name,
+        version=place.started.version or None,
+        parent_instance_id=place.started.parent_instance_id,
     )
 
 
@@ -154,6 +158,9 @@ def _place_to_end(
         history = wire.decode_history(record.data for record in item.history)
     except CorruptData:
         return _Place(item.execution_id, last_event_id, 0, None)
+    if not history:
+        for start in _queued(messages, work.StartOrchestration):
+            return _before_it_begins(start, start.version or "", now_ms)
     first = history[0] if history else None
     started = first if isinstance(first, events.OrchestrationStarted) else None
     if started is None or not isinstance(history[-1], events.TERMINAL_KINDS):
@@ -166,18 +173,26 @@ def _place_to_end(
             and event.on_parent_close != "abandon"
         )
         return _Place(item.execution_id, last_event_id, turn, parent, children)
-    for queued in messages:
-        start = wire.decode_item(queued.message.body) if queued.message.kind == _CONTINUES else None
-        if isinstance(start, work.ContinueAsNew) and start.execution_id == item.execution_id + 1:
-            begun = started_by(
-                start,
-                version=start.version or started.version,
-                framework_version=VERSION,
-                now_ms=now_ms,
-            )
-            return _Place(begun.execution_id, 1, 0, start.parent, frozenset(), begun)
+    for following in _queued(messages, work.ContinueAsNew):
+        if following.execution_id == item.execution_id + 1:
+            return _before_it_begins(following, following.version or started.version, now_ms)
     ended = type(history[-1]).__name__.removeprefix("Orchestration")
     raise InstanceFinished(f"{item.instance_id!r} has ended already: {ended}")
+
+
+def _queued(messages: Sequence[QueuedMessage], kind: type[_Start]) -> Iterator[_Start]:
+    for queued in messages:
+        if queued.message.kind == kind.__name__:
+            item = wire.decode_item(queued.message.body)
+            if isinstance(item, kind):
+                yield item
+
+
+def _before_it_begins(
+    start: work.StartOrchestration | work.ContinueAsNew, version: str, now_ms: int
+) -> _Place:
+    begun = started_by(start, version=version, framework_version=VERSION, now_ms=now_ms)
+    return _Place(begun.execution_id, 1, 0, start.parent, frozenset(), begun)
 
 
 async def _cancelled_children(

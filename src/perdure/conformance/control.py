@@ -332,10 +332,43 @@ class TestTakingTheLock:
             await store.provider.abandon_orchestration_item(locked.lock_token)
 
     async def test_there_must_be_an_instance(self, store: Store) -> None:
-        await enqueue(store, start("queued"))
+        await enqueue(store, raised("early"))
 
-        for instance in ("queued", "nobody"):
+        for instance in ("early", "nobody"):
             with pytest.raises(NotFound):
                 await store.admin.lock_instance(instance, 5_000)
 
-        assert (await take(store, "queued")).attempt_count == 1
+    @pytest.mark.parametrize("delay_ms", [0, 3_600_000])
+    async def test_an_instance_can_end_before_it_begins(self, store: Store, delay_ms: int) -> None:
+        queued = start("x", parent="p")
+        await store.provider.enqueue_for_orchestrator(queued, delay_ms=delay_ms)
+        locked = await store.admin.lock_instance("x", 5_000)
+        assert locked.item.execution_id == 1
+        assert not locked.item.history
+        assert not locked.item.messages
+        metadata = ExecutionMetadata(
+            name="Flow", version="1.0.0", parent_instance_id="p", status=Status.TERMINATED
+        )
+
+        await store.provider.ack_orchestration_item(
+            locked.lock_token,
+            TurnCommit(execution_id=1, history_delta=(event("x", 1),), metadata=metadata),
+        )
+
+        info = await store.admin.get_instance_info("x")
+        assert (info.status, info.name, info.execution_id) == (Status.TERMINATED, "Flow", 1)
+        assert info.parent_instance_id == "p"
+        await store.advance(3_600_000)
+        assert len((await take(store, "x")).item.messages) == 1
+
+    async def test_a_start_that_was_locked_and_abandoned_begins_as_it_would_have(
+        self, store: Store
+    ) -> None:
+        await enqueue(store, start("x"))
+        locked = await store.admin.lock_instance("x", 5_000)
+        assert await fetch(store) is None
+
+        await store.provider.abandon_orchestration_item(locked.lock_token)
+
+        assert await status(store, "x") is Status.PENDING
+        assert (await take(store, "x")).attempt_count == 1

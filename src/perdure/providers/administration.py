@@ -129,8 +129,9 @@ class ProviderAdmin(ABC):
         """Take the instance's lock, whoever holds it, for a change by an operator.
 
         Effect: an item with history and state but no messages; a previous holder's token is dead;
-        suspension, filters and ``not_before`` do not matter. Ack or abandon as usual (abandon with
-        no messages changes only the lock). Errors: NotFound, also for a start still queued.
+        suspension, filters and ``not_before`` do not matter, nor that it has not begun. Ack or
+        abandon as usual (abandon with no messages changes only the lock). Errors: NotFound without
+        an instance and without a queued start.
         """
 
     # --- queues

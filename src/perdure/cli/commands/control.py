@@ -50,10 +50,8 @@ def cancel(reason: str, **targets: Any) -> int:
 def terminate(reason: str, **targets: Any) -> int:
     """End instances now, without running any of their code; their children are cancelled."""
 
-    async def apply(session: Session, instance_id: str) -> str | None:
+    async def apply(session: Session, instance_id: str) -> None:
         await session.client.terminate(instance_id, reason)
-        is_queued = (await session.info(instance_id)).status is Status.PENDING
-        return "it had not begun; a worker ends it before it begins" if is_queued else None
 
     verb = Verb(word="terminate", done="terminated", statuses=OPEN, apply=apply)
     return act(verb, **targets)

@@ -175,8 +175,8 @@ class FileSystemAdmin(ProviderAdmin):
         refusals.check_number(lock_timeout_ms, "lock_timeout_ms", minimum=1)
 
         def lock(tx: Transaction) -> turns.LockedInstance:
-            if not store.state.standing.has_turns(instance_id):
-                raise NotFound(f"{instance_id!r} does not exist, or has not begun yet")
+            if not store.state.standing.exists(instance_id):
+                raise NotFound(f"there is no instance {instance_id!r}")
             return turns.take_over(store.state, tx, instance_id, lock_timeout_ms)
 
         return await waiting.with_history(store, await store.change(verb, lock))

@@ -151,8 +151,6 @@ class InMemoryAdmin(ProviderAdmin):
     async def lock_instance(self, instance_id: str, lock_timeout_ms: int) -> FetchedOrchestration:
         instance = self._existing(instance_id, "lock_instance")
         refusals.check_number(lock_timeout_ms, "lock_timeout_ms", minimum=1)
-        if not instance.has_turns:
-            raise NotFound(f"{instance_id!r} has not begun yet")
         return turns.take_over(self._store, instance, lock_timeout_ms)
 
     # --- queues

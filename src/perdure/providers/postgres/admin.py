@@ -185,7 +185,7 @@ class PostgresAdmin(ProviderAdmin):
             operation, queries.LOCK_INSTANCE, (instance_id, token, lock_timeout_ms)
         )
         if refused is not None:
-            raise NotFound(f"there is no instance {instance_id!r} that has begun")
+            raise NotFound(f"there is no instance {instance_id!r}")
         self._tokens.note(token, instance_id)
         # The lock is held, so nobody changes what is read now.
         info = await self.get_instance_info(instance_id)

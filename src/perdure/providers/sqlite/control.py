@@ -74,9 +74,8 @@ def resume(tx: Transaction, instance_id: str) -> None:
 
 def lock(tx: Transaction, instance_id: str, lock_timeout_ms: int) -> FetchedOrchestration:
     key, execution_id, pending_since, _ = tx.row(queries.STANDING, (instance_id,))
-    if not execution_id:
-        why = "has not begun yet" if pending_since is not None else "does not exist"
-        raise NotFound(f"{instance_id!r} {why}")
+    if not execution_id and pending_since is None:
+        raise NotFound(f"there is no instance {instance_id!r}")
     return turns.take_over(tx, instance_id, key, lock_timeout_ms)
 
 

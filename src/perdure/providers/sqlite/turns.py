@@ -117,7 +117,7 @@ def renew_many(tx: Transaction, lock_tokens: Sequence[str], extend_for_ms: int) 
 
 
 def take_over(
-    tx: Transaction, instance_id: str, instance_key: int, lock_timeout_ms: int
+    tx: Transaction, instance_id: str, instance_key: int | None, lock_timeout_ms: int
 ) -> FetchedOrchestration:
     """Lock an existing instance whoever holds it, without any message."""
     if tx.row(queries.PLACE, (instance_id,)) is None:

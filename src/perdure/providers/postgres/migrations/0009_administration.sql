@@ -50,13 +50,10 @@ END $$;
 CREATE FUNCTION lock_instance(p_id text, p_token text, p_lock_ms bigint) RETURNS text
 LANGUAGE plpgsql SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $$
-DECLARE
-    v_execution_id bigint;
 BEGIN
     INSERT INTO instance_locks (instance_id) VALUES (p_id) ON CONFLICT DO NOTHING;
     PERFORM lock_instances(ARRAY[p_id]);
-    SELECT execution_id INTO v_execution_id FROM instances WHERE instance_id = p_id;
-    IF coalesce(v_execution_id, 0) = 0 THEN
+    IF NOT EXISTS (SELECT FROM instances i WHERE i.instance_id = p_id) THEN
         PERFORM forget_instances(ARRAY[p_id]);
         RETURN 'missing';
     END IF;
