@@ -50,6 +50,8 @@ class Housekeeping:
         self._owner = owner
         self._describe = describe
         self._tasks: list[asyncio.Task[None]] = []
+        self._is_announced = False
+        self._has_warned = False
 
     def start(self) -> None:
         loop = asyncio.get_running_loop()
@@ -89,8 +91,26 @@ class Housekeeping:
 
     async def _announce(self) -> None:
         admin = self._provider.admin()
-        if admin is not None:
-            await admin.register_worker(self._describe(), round(_ANNOUNCE_SECONDS * 3000))
+        if admin is None:
+            return
+        me = self._describe()
+        if self._is_announced and not self._has_warned:
+            # Its own announcement is there, unless somebody else has written over it since.
+            for other in await admin.list_workers():
+                if other.worker_id == me.worker_id and not _is_same_process(other, me):
+                    self._warn_of(other)
+        await admin.register_worker(me, round(_ANNOUNCE_SECONDS * 3000))
+        self._is_announced = True
+
+    def _warn_of(self, namesake: WorkerInfo) -> None:
+        self._has_warned = True
+        log.warning(
+            "process %d on %s is a worker with the name %r as well; give each its own, or sessions "
+            "run on both and only one of them is listed",
+            namesake.process_id,
+            namesake.host,
+            namesake.worker_id,
+        )
 
     async def _withdraw(self) -> None:
         admin = self._provider.admin()
@@ -132,6 +152,14 @@ class Housekeeping:
         if not code:
             return False
         return block.reason is BlockReason.UNKNOWN_HANDLER or code != block.code
+
+
+def _is_same_process(one: WorkerInfo, other: WorkerInfo) -> bool:
+    return (one.host, one.process_id, one.started_at_ms) == (
+        other.host,
+        other.process_id,
+        other.started_at_ms,
+    )
 
 
 def seen(worker: WorkerInfo, *, busy: int, now_ms: int) -> WorkerInfo:

@@ -15,6 +15,7 @@ from perdure.authoring.registry import Registry
 from perdure.client.client import Client, TraceCarrier
 from perdure.codec import JSON
 from perdure.errors import UsageError
+from perdure.noise import unguessable
 from perdure.providers.items import EnqueueCondition, WorkerInfo
 from perdure.runtime.activities import ActivityDispatcher
 from perdure.runtime.executors import Executors
@@ -242,7 +243,9 @@ class _Parts:
             codec=runtime.codec,
             clock=clock,
             options=options,
-            owner=runtime.worker_id,
+            # A name may be given twice, or again before its first bearer has ended; what is live in
+            # this runtime is nobody else's.
+            owner=unguessable(),
             framework_version=VERSION,
             observer=runtime.observer,
             watchdog=self._watchdog,

@@ -38,7 +38,11 @@ logger = logging.getLogger("perdure")
 )
 @click.option("--tag", "tags", multiple=True, help="Also run activities with this tag.")
 @click.option("--only-tags", is_flag=True, help="With --tag: no untagged activities.")
-@click.option("--name", "worker_id", help="A stable name: sessions survive a restart.")
+@click.option(
+    "--name",
+    "worker_id",
+    help="A stable name, of one worker at a time: sessions survive a restart.",
+)
 @duration_option("--drain", "drain_ms", "Time to finish when stopped. Default: 10s.")
 @duration_option(
     "--lock",
