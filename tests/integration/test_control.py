@@ -349,10 +349,11 @@ async def test_an_id_that_exists_is_returned_refused_or_replaced(make_runtime):
 
 async def test_a_delayed_start_waits(make_runtime):
     async with make_runtime(HANDLERS) as runtime:
-        handle = await runtime.start(quick, id="later", delay=0.2)
+        later = await runtime.start(quick, id="later", delay=3600)
+        soon = await runtime.start(quick, id="soon", delay=0.2)
 
-        assert (await handle.status()).status is Status.PENDING
-        assert await handle.result(10) == "done"
+        assert await soon.result(10) == "done"
+        assert (await later.status()).status is Status.PENDING
 
 
 async def test_many_are_started_at_once(make_runtime):
@@ -466,3 +467,43 @@ async def test_an_explicit_child_id_in_use_fails_the_call(make_runtime):
 
         with pytest.raises(Exception, match="exists already"):
             await handle.result(10)
+
+
+@pytest.mark.parametrize("again", ["replace", "delete"])
+async def test_an_activity_of_an_earlier_instance_reports_to_nobody(make_runtime, again, caplog):
+    begun, may_end = asyncio.Event(), asyncio.Event()
+
+    @activity
+    async def slow(n: int) -> int:
+        if n == 1:
+            begun.set()
+            await may_end.wait()
+        return n
+
+    @activity
+    async def fast(n: int) -> int:
+        return n
+
+    @orchestration
+    async def flow(n: int) -> list[int]:
+        # The second instance waits for an event where the first has its activity.
+        if n == 1:
+            return [await slow(n)]
+        return [len(await wait_for_event("go", str)), await fast(n)]
+
+    async with make_runtime([flow, slow, fast]) as runtime:
+        await runtime.start(flow, 1, id="x")
+        await asyncio.wait_for(begun.wait(), 10)
+        if again == "delete":
+            await runtime.admin.delete("x", force=True)
+        handle = await runtime.start(flow, 2, id="x", if_exists="replace")
+        await waiting(runtime, "x")
+        may_end.set()
+
+        async def is_idle():
+            return not runtime._running.activities.busy
+
+        await until(is_idle)
+        await handle.raise_event("go", "four")
+        assert await handle.result(20) == [4, 2]
+    assert "blocked" not in caplog.text
