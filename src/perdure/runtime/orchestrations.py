@@ -538,12 +538,17 @@ class OrchestrationDispatcher:
                 self._tell(created, None)
         elif reason is None:
             self._returns.fail(live.instance_id, live.lock_token, error)
+        elif reason is BlockReason.NONDETERMINISM and any(a.work_token for a in arrivals):
+            # Its activity may have been that of an earlier instance with this id, which was deleted
+            # or replaced: through the queue, the store refuses what is not this one's.
+            self._returns.release(live.lock_token)
         else:
+            handler = live.execution.handler
             block = Block(
                 reason=reason,
                 message=str(error),
                 detail=error.report if isinstance(error, Nondeterminism) else "",
-                code=live.execution.handler.fingerprint,
+                code=self.intake.fingerprint(handler.name, handler.version),
             )
             self._returns.park(live.instance_id, live.lock_token, block)
         live.inbox.extendleft(reversed(arrivals))
