@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from perdure.engine import report
-from perdure.engine.matching import is_same_request, key_of
+from perdure.engine.matching import is_same_payload, is_same_request, key_of
 from perdure.engine.sites import call_site
 from perdure.errors import Nondeterminism
 from perdure.model import events
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import msgspec
 
     from perdure.codec import Codec
     from perdure.engine.matching import Cancelling
@@ -111,6 +113,15 @@ class Journal:
         )
         self.delta.append(event)
         return event
+
+    def has_start(self, op: str, name: str, payload: msgspec.Raw) -> bool:
+        """Whether history has this very start of an orchestration there."""
+        recorded = self._expected.get(op) if self.is_replaying else None
+        if not isinstance(
+            recorded, (events.SubOrchestrationScheduled, events.OrchestrationChained)
+        ):
+            return False
+        return recorded.name == name and is_same_payload(recorded.input, payload, self._codec)
 
     def cancel(self, kind: type[Cancelling], source_event_id: int, **fields: Any) -> None:
         """Record that the code gave up an open step."""

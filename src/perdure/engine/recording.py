@@ -142,7 +142,7 @@ class CodeRecorder:
                 f"orchestration {child.name!r} would be {self.depth + 1} levels deep; "
                 f"at most {limits.CHILD_DEPTH_MAX} are allowed"
             )
-        payload = child.signature.encode_arguments(args, kwargs, self.codec)
+        payload = self._encode_start(branch, child, args, kwargs)
         event = self._schedule(
             branch,
             events.SubOrchestrationScheduled,
@@ -187,10 +187,11 @@ class CodeRecorder:
     ) -> str:
         if self.is_closed:
             return ""
-        payload = orchestration.signature.encode_arguments(args, kwargs, self.codec)
+        branch = self.loop.branch()
+        payload = self._encode_start(branch, orchestration, args, kwargs)
         delay_ms = max(0, self._fire_at_ms(delay_seconds) - self.now_ms)
         event = self._schedule(
-            self.loop.branch(),
+            branch,
             events.OrchestrationChained,
             {
                 "name": orchestration.name,
@@ -395,6 +396,21 @@ class CodeRecorder:
             operation.target.set_result(value)
 
     # Parts
+
+    def _encode_start(
+        self,
+        branch: Branch,
+        orchestration: Orchestration[Any, Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> msgspec.Raw:
+        signature = orchestration.signature
+        payload = signature.encode_arguments(args, kwargs, self.codec)
+        # An error of the call, not of an instance that could never begin. What history has fitted
+        # then, whatever the annotation says now.
+        if not self.journal.has_start(branch.coming_operation(), orchestration.name, payload):
+            signature.check_arguments(payload, self.codec)
+        return payload
 
     def _schedule(self, branch: Branch, kind: type[S], fields: dict[str, Any]) -> S:
         journal = self.journal

@@ -41,6 +41,10 @@ class Branch:
         self._operations += 1
         return f"{self.path}/{self._operations}"
 
+    def coming_operation(self) -> str:
+        """What ``next_operation`` will give."""
+        return f"{self.path}/{self._operations + 1}"
+
     def next_identity(self) -> int:
         """A hash: consecutive in a branch, so that small sets keep the order of creation."""
         self._created += 1

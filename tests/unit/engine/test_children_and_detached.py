@@ -19,6 +19,7 @@ from perdure.errors import (
     OrchestrationCancelled,
     OrchestrationFailed,
     OrchestrationTerminated,
+    PayloadError,
 )
 from perdure.model.failures import Category
 
@@ -46,6 +47,44 @@ def test_calling_an_orchestration_starts_a_child_and_gives_its_result():
     run.turn(run.child_completed("child", "A"))
 
     assert run.result == "A"
+
+
+@pytest.mark.parametrize("begin", [child, lambda label: start_detached(child, label)])
+def test_arguments_that_do_not_fit_are_an_error_of_the_call(begin):
+    @orchestration
+    async def code() -> str:
+        try:
+            begin(5)
+        except PayloadError as error:
+            return await work(str(error))
+        return "began"
+
+    run = Driver(code)  # which replays every turn as well
+    outcome = run.start()
+    assert not outcome.children
+    assert not outcome.detached
+    run.turn(run.completed("work", "told"))
+
+    assert run.result == "told"
+
+
+def test_what_history_has_fits_whatever_the_annotation_says_now():
+    async def body() -> str:
+        return await child("a")
+
+    @orchestration(name="child")
+    async def changed(label: int) -> str:
+        return str(label)
+
+    async def body_now() -> str:
+        return await changed("a")  # type: ignore[arg-type]
+
+    run = Driver(orchestration(name="code")(body))
+    run.start()
+    execution = run.replay(orchestration(name="code")(body_now))
+
+    assert not execution.is_finished
+    execution.close()
 
 
 def test_an_explicit_id_and_version_are_used_as_they_are():
