@@ -117,17 +117,23 @@ class ProcessPool:
     async def _spawn(self) -> _Child:
         ours, theirs = socket.socketpair()
         with theirs:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "perdure.runtime.child",
-                str(theirs.fileno()),
-                str(os.getpid()),
-                pass_fds=(theirs.fileno(),),
-                stdin=asyncio.subprocess.DEVNULL,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-            )
-        reader, writer = await asyncio.open_connection(sock=ours)
+            # The process comes last: a start that is cancelled ends it, and nothing is awaited after.
+            reader, writer = await asyncio.open_connection(sock=ours)
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    "-m",
+                    "perdure.runtime.child",
+                    str(theirs.fileno()),
+                    str(os.getpid()),
+                    pass_fds=(theirs.fileno(),),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    env=os.environ
+                    | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+                )
+            except BaseException:
+                writer.close()
+                raise
         child = _Child(process, reader, writer)
         self._all.add(child)
         return child

@@ -1,0 +1,70 @@
+"""A call of a child process that is given up at any moment leaves nothing behind."""
+
+import asyncio
+import gc
+import os
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+from integration.slow_activities import whoami
+from perdure.authoring.activity_context import ActivityInfo
+from perdure.runtime.processes import ProcessPool
+
+MOMENTS = range(8)
+"""Passes of the event loop between the call and its cancellation; its process starts in these."""
+
+INFO = ActivityInfo(
+    instance_id="i",
+    execution_id=1,
+    orchestration_name="flow",
+    orchestration_version="1.0.0",
+    activity_name="whoami",
+    activity_id=2,
+    attempt=1,
+)
+
+
+def children():
+    """The processes that this one has started and not seen the end of."""
+    listed = (path.name for path in Path("/proc").iterdir() if path.name.isdecimal())
+    return {each for each in listed if parent_of(each) == os.getpid()}
+
+
+def parent_of(process_id):
+    try:
+        stat = Path("/proc", process_id, "stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return int(stat.rpartition(")")[2].split()[1])
+
+
+def descriptors():
+    return {path.name for path in Path("/proc/self/fd").iterdir() if path.exists()}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it looks into /proc")
+@pytest.mark.parametrize("passes", MOMENTS)
+def test_a_call_that_is_given_up_while_its_process_starts_leaves_nothing(passes):
+    async def scenario():
+        pool = ProcessPool(1)
+        before = children()
+        call = asyncio.ensure_future(pool.run(whoami, ([1],), {}, INFO))
+        for _ in range(passes):
+            await asyncio.sleep(0)
+        call.cancel()
+        await asyncio.wait({call})
+        assert call.cancelled()
+        assert children() - before == set()
+
+    gc.collect()
+    before = descriptors()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        asyncio.run(scenario())
+        gc.collect()
+
+    assert [str(each.message) for each in caught] == []
+    assert descriptors() - before == set()
