@@ -117,7 +117,7 @@ class ProcessPool:
     async def _spawn(self) -> _Child:
         ours, theirs = socket.socketpair()
         with theirs:
-            # The process comes last: a start that is cancelled ends it, and nothing is awaited after.
+            # The process comes last: a start that is cancelled ends it, and no wait follows.
             reader, writer = await asyncio.open_connection(sock=ours)
             try:
                 process = await asyncio.create_subprocess_exec(
