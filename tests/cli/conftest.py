@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -101,6 +102,13 @@ class Cli:
         return asyncio.run(main())
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _interruptible():
+    """What a shell starts in the background ignores Ctrl-C, and so would what the tests start."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.fixture(params=["sqlite", "filesystem"])
 def cli(request, tmp_path, monkeypatch):
     """The command line on a fresh store of each local kind, in a directory of its own."""
@@ -129,13 +137,13 @@ def start_process(environ, tmp_path):
     """Starts commands as processes of their own, and ends them with the test."""
     running = []
 
-    def start(*args):
+    def start(*args, stderr=subprocess.STDOUT):
         process = subprocess.Popen(
             [sys.executable, "-m", "perdure", *args],
             env=environ,
             cwd=tmp_path,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stderr=stderr,
             text=True,
             start_new_session=True,
         )

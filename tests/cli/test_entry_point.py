@@ -271,22 +271,16 @@ def test_an_output_that_is_closed_is_no_error(sqlite_cli, environ, tmp_path, clo
     assert done.stderr == b""
 
 
-def test_ctrl_c_is_exit_130_without_a_traceback(sqlite_cli, environ, tmp_path):
+def test_ctrl_c_is_exit_130_without_a_traceback(sqlite_cli, start_process):
     sqlite_cli.run(("a-1", flows.approval, 1), until_open={"a-1"})
-    process = subprocess.Popen(
-        [*PERDURE, "watch", "a-1"],
-        env=environ,
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    process = start_process("watch", "a-1", stderr=subprocess.PIPE)
 
-    assert b"Waiting" in process.stdout.readline()
+    assert "Waiting" in process.stdout.readline()
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=30)
 
     assert process.returncode == 130
-    assert error == b""
+    assert error == ""
 
 
 def test_output_for_programs_is_plain_json_through_the_real_entry_point(

@@ -30,9 +30,17 @@ def wait_for_line(process, text, seconds=30):
     raise AssertionError(f"{text!r} never came:\n{''.join(seen)}")
 
 
+def wait_for_worker(cli, process, seconds=30):
+    """Wait until others see it too: it says that it serves before the store lists it."""
+    wait_for_line(process, " serves ")
+    deadline = time.monotonic() + seconds
+    while not cli("workers", "-o", "ids").out:
+        assert time.monotonic() < deadline, "the store never listed it"
+
+
 def test_a_worker_runs_what_was_started_and_drains_on_sigterm(sqlite_cli, start_process):
     worker = start_process("worker", FLOWS, "--slots", "5", "--drain", "2s", "--lock", "3s")
-    wait_for_line(worker, " serves ")
+    wait_for_worker(sqlite_cli, worker)
 
     answer = sqlite_cli(
         "start", "hello", "--id", "h-1", "--input", '"ann"', "--wait", "--timeout", "30s"
@@ -78,7 +86,7 @@ def test_a_start_that_cannot_be_is_refused_before_a_store_is_created(
 
 
 def test_a_name_that_no_worker_has_is_warned_of(sqlite_cli, start_process):
-    wait_for_line(start_process("worker", FLOWS), " serves ")
+    wait_for_worker(sqlite_cli, start_process("worker", FLOWS))
 
     answer = sqlite_cli("start", "helo", "--id", "h-1")
 
