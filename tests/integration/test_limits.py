@@ -140,24 +140,24 @@ async def test_a_thread_that_does_not_end_in_time_is_named_once(caplog):
 
 @pytest.mark.parametrize("bound", [{"timeout": 0.05}, {"heartbeat_timeout": 0.05}, {}])
 async def test_an_activity_that_swallows_its_cancellation_is_named_in_the_log(caplog, bound):
-    may_end = asyncio.Event()
+    has_begun, may_end = asyncio.Event(), asyncio.Event()
 
     @activity(**bound)
     async def deaf(n: int) -> None:
+        has_begun.set()
         while not may_end.is_set():
             try:
                 await may_end.wait()
             except asyncio.CancelledError:
                 continue
 
-    @orchestration
-    async def flow() -> None:
-        async with asyncio.timeout(None if bound else 0.1):
-            await deaf(0)
-
+    flow = calling(deaf)
     options = RuntimeOptions(cancel_grace_seconds=0.02, drain_seconds=1)
     async with Runtime("memory:", [flow, deaf], options=options) as runtime:
-        await runtime.start(flow)
+        handle = await runtime.start(flow)
+        await asyncio.wait_for(has_begun.wait(), 15)
+        if not bound:
+            await handle.cancel("enough")
 
         async def is_named():
             return "activity 'deaf' goes on" in caplog.text

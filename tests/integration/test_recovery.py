@@ -34,7 +34,7 @@ async def by_event() -> str:
 
 @orchestration
 async def by_timer() -> str:
-    await asyncio.sleep(0.3)
+    await asyncio.sleep(1)
     return "woke"
 
 

@@ -32,6 +32,7 @@ def schema() -> str:
 @pytest.fixture(autouse=True)
 def _leaks() -> Iterator[None]:
     """Fails if a connection was left to the garbage collector."""
+    gc.collect()  # what an earlier test has left is not of this one
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield

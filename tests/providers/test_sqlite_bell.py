@@ -140,4 +140,4 @@ def test_a_bell_leaves_no_descriptor_behind():
 
     before, after = asyncio.run(open_and_close())
 
-    assert after == before
+    assert after <= before  # less, if the garbage of another test was collected
