@@ -29,6 +29,7 @@ from perdure.providers.items import (
     WorkerInfo,
 )
 from perdure.providers.memory import InMemoryProvider
+from perdure.providers.memory.store import MemoryStore
 from perdure.providers.sqlite import SqliteProvider
 
 if TYPE_CHECKING:
@@ -190,6 +191,61 @@ def test_a_moved_store_says_where_to_go_on(tmp_path: Path) -> None:
             await copy_store(source, target, mark_moved=True)
         with pytest.raises(StoreMoved, match=r"new\.db"):
             await FileSystemProvider(tmp_path / "store").open()
+
+    asyncio.run(scenario())
+
+
+def test_a_move_that_is_cancelled_takes_its_mark_back() -> None:
+    async def scenario() -> None:
+        store, marks = MemoryStore(), list[str | None]()
+        async with InMemoryProvider(store=store) as source, InMemoryProvider() as target:
+            await source.enqueue_for_orchestrator(factories.start("a"))
+            await source.enqueue_for_orchestrator(factories.start("b"))
+
+            def stop(*_: int) -> None:
+                marks.append(store.moved_to)
+                move.cancel()
+
+            move = asyncio.ensure_future(
+                copy_store(source, target, mark_moved=True, on_progress=stop)
+            )
+            with pytest.raises(asyncio.CancelledError):
+                await move
+
+        assert (marks[0], store.moved_to) == ("unfinished move to memory:", None)
+
+    asyncio.run(scenario())
+
+
+def test_a_move_that_is_done_is_not_repeated_over_what_went_on_at_the_target() -> None:
+    async def scenario() -> None:
+        async with InMemoryProvider() as source, InMemoryProvider() as target:
+            await source.enqueue_for_orchestrator(factories.start("a"))
+            await copy_store(source, target, mark_moved=True)
+            await target.enqueue_for_orchestrator(factories.raised("a"))
+            went_on = await hashes(target)
+
+            with pytest.raises(StoreMoved, match="was moved to memory:"):
+                await copy_store(source, target, mark_moved=True, replace=True)
+
+            assert await hashes(target) == went_on
+
+    asyncio.run(scenario())
+
+
+def test_a_move_that_fails_when_it_is_repeated_keeps_the_mark_that_it_found() -> None:
+    async def scenario() -> None:
+        async with InMemoryProvider() as source, InMemoryProvider() as target:
+            await admin_of(source).mark_moved("unfinished move to memory:")
+            await source.enqueue_for_orchestrator(factories.start("a"))
+            await target.enqueue_for_orchestrator(factories.start("a", name="Other"))
+
+            with pytest.raises(AlreadyExists, match="'a'"):
+                await copy_store(source, target, mark_moved=True)
+            assert (await admin_of(source).get_store_info()).moved_to is not None
+            await copy_store(source, target, mark_moved=True, replace=True)
+
+            assert (await admin_of(source).get_store_info()).moved_to == "memory:"
 
     asyncio.run(scenario())
 

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Final
 
 from perdure.client.snapshot_files import decode_snapshot, encode_snapshot, snapshot_hash
 from perdure.errors import AlreadyExists, CorruptData, NotFound, StoreBusy, UsageError
+from perdure.providers._shared import moved
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from perdure.providers.administration import ProviderAdmin
     from perdure.providers.contract import Provider
-    from perdure.providers.items import DeadLetter
+    from perdure.providers.items import DeadLetter, StoreInfo
 
 __all__ = ["CopyReport", "copy_store", "decode_snapshot", "encode_snapshot", "snapshot_hash"]
 
@@ -50,8 +51,12 @@ async def copy_store(
     Both must be open, and no runtime may serve the source: its locks are not copied, so work that
     is being done there would be done twice. An instance that the target has already is left alone
     if it is the same, so a copy that was interrupted can be repeated; otherwise it is an error, or
-    replaced with ``replace``. ``mark_moved`` marks the source first, so that nobody goes on there;
-    the mark is taken back if the copy fails. ``on_progress`` gets (done, total).
+    replaced with ``replace``. ``on_progress`` gets (done, total).
+
+    ``mark_moved`` marks the source before the first instance, so that nobody goes on there, and
+    names the new place for good only when everything is there. A copy that fails or is cancelled
+    takes its mark back; one that was killed leaves it. Repeated with the source opened by
+    ``allow_moved`` it then goes on to the same target, and to no other (StoreMoved).
     """
     origin, destination = _admin_of(source), _admin_of(target)
     await _refuse_if_in_use(origin)
@@ -63,15 +68,27 @@ async def copy_store(
             f"{len(info.damages)} instances of the source cannot be read and would be left behind, "
             f"as {path} ({why}); restore them from a backup, or take them out of the store",
         )
-    was_moved = info.moved_to is not None
-    if mark_moved and not was_moved:
-        await origin.mark_moved((await destination.get_store_info()).location)
+    copy = _Copy(origin, target, destination, replace, on_progress)
+    if not mark_moved:
+        return await copy.run()
+    return await _move(copy, info, (await destination.get_store_info()).location)
+
+
+async def _move(copy: _Copy, source: StoreInfo, location: str) -> CopyReport:
+    mark = moved.unfinished(location)
+    if source.moved_to is not None and source.moved_to != mark:
+        raise moved.refusal(source.location, source.moved_to)
     try:
-        return await _Copy(origin, target, destination, replace, on_progress).run()
-    except Exception:
-        if mark_moved and not was_moved:
-            await origin.mark_moved(None)
+        if source.moved_to is None:
+            await copy.origin.mark_moved(mark)
+        report = await copy.run()
+    except BaseException:
+        # A mark that was found stays: who left it may have let others go on at the target.
+        if source.moved_to is None:
+            await copy.origin.mark_moved(None)
         raise
+    await copy.origin.mark_moved(location)
+    return report
 
 
 def _admin_of(provider: Provider) -> ProviderAdmin:
@@ -102,7 +119,7 @@ class _Copy:
         replace: bool,
         on_progress: Callable[[int, int], None] | None,
     ) -> None:
-        self._origin = origin
+        self.origin = origin
         self._target = target
         self._destination = destination
         self._replace = replace
@@ -111,10 +128,10 @@ class _Copy:
         self._done = self._copied = self._messages = self._work = 0
 
     async def run(self) -> CopyReport:
-        self._total = await self._origin.count_instances()
+        self._total = await self.origin.count_instances()
         cursor: str | None = None
         while True:
-            page = await self._origin.list_instances(cursor=cursor, limit=_AT_ONCE)
+            page = await self.origin.list_instances(cursor=cursor, limit=_AT_ONCE)
             await asyncio.gather(*(self._copy(info.instance_id) for info in page.instances))
             if (cursor := page.next_cursor) is None:
                 break
@@ -129,7 +146,7 @@ class _Copy:
         )
 
     async def _copy(self, instance_id: str) -> None:
-        snapshot = await self._origin.export_instance(instance_id)
+        snapshot = await self.origin.export_instance(instance_id)
         expected = snapshot_hash(snapshot)
         found = await self._hash_on_target(instance_id)
         if found != expected:
@@ -156,7 +173,7 @@ class _Copy:
 
     async def _copy_dead_letters(self) -> int:
         """As messages: with no instance to take them they become dead letters there as well."""
-        letters = await self._origin.list_dead_letters(limit=_LETTERS_MAX)
+        letters = await self.origin.list_dead_letters(limit=_LETTERS_MAX)
         there = await self._destination.list_dead_letters(limit=_LETTERS_MAX)
         dead = {_key(letter) for letter in there}
         for letter in letters:

@@ -17,7 +17,10 @@ _SCHEMA = "schema="
 
 
 def open_provider(
-    store: str | os.PathLike[str] | Provider, *, clock: Clock | None = None
+    store: str | os.PathLike[str] | Provider,
+    *,
+    clock: Clock | None = None,
+    allow_moved: bool = False,
 ) -> Provider:
     """The provider that a store names; it is not opened yet.
 
@@ -25,6 +28,7 @@ def open_provider(
     ``memory:`` forgets, ``postgresql://...`` is a server, where ``?schema=shop`` names a schema
     other than ``perdure``. Another scheme is looked up among the
     entry points of the group ``perdure.providers``, whose target takes (url, clock).
+    ``allow_moved`` opens a store that is marked as moved; it is for our own kinds of store.
     """
     if isinstance(store, Provider):
         return store
@@ -37,17 +41,17 @@ def open_provider(
         case "" | "sqlite":
             from perdure.providers.sqlite import SqliteProvider
 
-            return SqliteProvider(_path_of(text), clock=clock)
+            return SqliteProvider(_path_of(text), clock=clock, allow_moved=allow_moved)
         case "file":
             from perdure.providers.filesystem import FileSystemProvider
 
-            return FileSystemProvider(_path_of(text), clock=clock)
+            return FileSystemProvider(_path_of(text), clock=clock, allow_moved=allow_moved)
         case "memory":
             from perdure.providers.memory import InMemoryProvider
 
             return InMemoryProvider(clock=clock)
         case "postgresql" | "postgres":
-            return _postgres(text)
+            return _postgres(text, allow_moved=allow_moved)
         case _:
             return _third_party(text, scheme, clock)
 
@@ -82,7 +86,7 @@ def _path_of(url: str) -> str:
     return path
 
 
-def _postgres(url: str) -> Provider:
+def _postgres(url: str, *, allow_moved: bool) -> Provider:
     try:
         from perdure.providers.postgres import PostgresProvider
     except ModuleNotFoundError as error:
@@ -94,9 +98,10 @@ def _postgres(url: str) -> Provider:
     pairs = parts.query.split("&") if parts.query else []
     schemas = [unquote(pair[len(_SCHEMA) :]) for pair in pairs if pair.startswith(_SCHEMA)]
     if not schemas:
-        return PostgresProvider(url)
+        return PostgresProvider(url, allow_moved=allow_moved)
     others = "&".join(pair for pair in pairs if not pair.startswith(_SCHEMA))
-    return PostgresProvider(urlunsplit(parts._replace(query=others)), schema=schemas[-1])
+    place = urlunsplit(parts._replace(query=others))
+    return PostgresProvider(place, schema=schemas[-1], allow_moved=allow_moved)
 
 
 def _third_party(url: str, scheme: str, clock: Clock | None) -> Provider:

@@ -11,7 +11,7 @@ import click
 
 from perdure.cli.command import command
 from perdure.cli.options import output_option
-from perdure.cli.render import Cell, echo, glyph, print_json
+from perdure.cli.render import Cell, echo, glyph, print_json, warn
 from perdure.cli.session import current_settings, refuse_absent, refuse_forgetful, run
 from perdure.cli.settings import shown_store
 from perdure.errors import AlreadyExists, NotFound, NotSupported, UsageError
@@ -96,18 +96,23 @@ def _backup_path(store: str, target: str) -> str:
 )
 @click.argument("source")
 @click.argument("target")
-@click.option("--move", is_flag=True, help="Mark the source as moved: it refuses to be opened.")
+@click.option("--move", is_flag=True, help="Mark SOURCE as moved: it refuses to be opened.")
 @click.option("--replace", is_flag=True, help="Overwrite instances that the target has.")
 @output_option("table", "json")
 def copy(source: str, target: str, move: bool, replace: bool, output: str) -> None:
     """Copy every instance, with work in flight, from SOURCE into TARGET, and verify each.
 
-    No worker may serve SOURCE. A copy that was interrupted can be repeated. Without --move both
-    stores would go on with the same work: use it when workers are to go on at the new place.
+    No worker may serve SOURCE, nor TARGET before all is there. A copy that was interrupted goes on
+    where it was when the same command is repeated. Without --move both stores would go on with the
+    same work: use it when workers are to go on at the new place.
     """
     settings = current_settings()
     _check(settings, source, target)
-    report = asyncio.run(_copy(source, target, move, replace))
+    try:
+        report = asyncio.run(_copy(source, target, move, replace))
+    except KeyboardInterrupt:
+        warn("interrupted: TARGET holds only a part; the same command goes on where it was")
+        raise
     if output == "json":
         print_json({"source": shown_store(source), "target": shown_store(target), **asdict(report)})
         return
@@ -130,7 +135,7 @@ def _check(settings: Settings, source: str, target: str) -> None:
 async def _copy(source: str, target: str, move: bool, replace: bool) -> CopyReport:
     from perdure.providers.url import open_provider
 
-    origin = open_provider(source)
+    origin = open_provider(source, allow_moved=move)
     await refuse_absent(origin, source)
     async with origin:
         return await _into(origin, target, mark_moved=move, replace=replace)

@@ -8,7 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from perdure.clock import SystemClock
-from perdure.errors import CorruptData, PerdureError, StoreClosed, StoreMoved, StoreRefused
+from perdure.errors import CorruptData, PerdureError, StoreClosed, StoreRefused
+from perdure.providers._shared import moved
 from perdure.providers.filesystem.archive import Archivist
 from perdure.providers.filesystem.checkpoints import Checkpointer
 from perdure.providers.filesystem.commits import Committer, refusal
@@ -54,9 +55,9 @@ async def open_store(
         await _lock_root(root, clock)
         state = State(orphan_grace_ms)
         loaded = await files.run(partial(load, root, state, clock.now_ms()))
-        moved = state.tables.moved.get("")
-        if moved is not None and not allow_moved:
-            raise StoreMoved("open", f"the content of {path} was moved to {moved.location!r}")
+        mark = state.tables.moved.get("")
+        if mark is not None and not allow_moved:
+            raise moved.refusal(path, mark.location)
         journal = Journal(root)
         await files.run(partial(journal.start_segment, loaded.last_sequence + 1))
     except OSError as error:

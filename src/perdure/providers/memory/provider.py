@@ -8,11 +8,10 @@ from perdure.errors import (
     InstanceFinished,
     NotFound,
     StoreClosed,
-    StoreMoved,
     UsageError,
 )
 from perdure.limits import ORPHAN_GRACE_MS, check_id
-from perdure.providers._shared import refusals, rules
+from perdure.providers._shared import moved, refusals, rules
 from perdure.providers.capabilities import Capabilities
 from perdure.providers.contract import Provider
 from perdure.providers.items import EnqueueCondition, TagFilter, TagMode
@@ -82,7 +81,7 @@ class InMemoryProvider(Provider):
 
     async def open(self) -> None:
         if self._store.moved_to is not None and not self._allow_moved:
-            raise StoreMoved("open", f"the content was moved to {self._store.moved_to!r}")
+            raise moved.refusal("the memory store", self._store.moved_to)
         self._is_open = True
 
     async def close(self) -> None:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg.rows import dict_row
 
-from perdure.errors import StoreMoved, StoreRefused
+from perdure.errors import StoreRefused
 from perdure.model.wire import FORMAT_VERSION
+from perdure.providers._shared import moved
 from perdure.providers.postgres import queries
 from perdure.providers.postgres.migrate import due_after, migrate, pending
 from perdure.providers.postgres.place import check_server
@@ -49,8 +50,7 @@ async def prepare_store(
             f"of perdure; this one knows up to {FORMAT_VERSION}. Upgrade perdure",
         )
     if found["moved_to"] is not None and not allow_moved:
-        moved_to = found["moved_to"]
-        raise StoreMoved("open", f"the content of {place.location} is in {moved_to!r} now")
+        raise moved.refusal(place.location, found["moved_to"])
 
 
 async def _bring_up_to_date(

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import apsw
 
-from perdure.errors import StoreClosed, StoreMoved
+from perdure.errors import StoreClosed
+from perdure.providers._shared import moved
 from perdure.providers.items import FetchedOrchestration, FetchedWork
 from perdure.providers.sqlite import connection as connections
 from perdure.providers.sqlite import place, turns, worker_queue
@@ -172,9 +173,7 @@ class Handle:
             connections.migrate(connection, self.path, self.clock)
             moved_to = connections.moved_to(connection)
             if moved_to is not None and not allow_moved:
-                raise StoreMoved(
-                    "open", f"the content of {str(self.path)!r} was moved to {moved_to!r}; use that"
-                )
+                raise moved.refusal(repr(str(self.path)), moved_to)
         except BaseException:
             connections.disconnect(connection)
             raise
