@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from integration.conditions import reached, waiting
+from integration.conditions import reached, until, waiting
 from perdure import (
     InMemoryProvider,
     OrchestrationFailed,
@@ -267,3 +267,38 @@ def test_a_tag_filter_that_would_take_something_else_is_refused(wrong):
 def test_tags_without_a_mode_are_refused():
     with pytest.raises(InvalidValue, match=r"made by TagFilter\.only\('gpu'\)"):
         TagFilter(tags=frozenset({"gpu"}))
+
+
+async def test_what_was_in_flight_at_many_deaths_runs_one_by_one():
+    begun, may_end = [], asyncio.Event()
+
+    @activity
+    async def work(number: int) -> int:
+        begun.append(number)
+        await may_end.wait()
+        return number
+
+    @orchestration
+    async def flow(number: int) -> int:
+        return await work(number)
+
+    store = MemoryStore()
+    provider = InMemoryProvider(store=store)
+    flows_only = RuntimeOptions(run_activities=False)
+    async with Runtime(provider, [flow, work], options=flows_only) as flows:
+        handles = [await flows.start(flow, number) for number in range(6)]
+        for _ in range(4):
+            held = await provider.fetch_work_items(10, 60_000, 5_000)
+            assert len(held) == 6
+            for fetched in held:
+                await provider.abandon_work_item(fetched.lock_token)
+        async with Runtime(InMemoryProvider(store=store), [flow, work]):
+
+            async def are_held_back():
+                return (await flows.admin.queue_depths()).worker.delayed == 5
+
+            await until(are_held_back)
+            assert len(begun) == 1
+            may_end.set()
+
+            assert [await handle.result(20) for handle in handles] == list(range(6))

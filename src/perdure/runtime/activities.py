@@ -35,6 +35,7 @@ from perdure.runtime.observe import SpanNote, log
 from perdure.runtime.retrying import Backoff, after_failed_fetch, retry_delay_ms
 from perdure.runtime.runners import Runners
 from perdure.runtime.scope import RunningScope
+from perdure.runtime.suspects import Suspects
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 
 _FETCHED_AT_ONCE_MAX = 200
 _ELSEWHERE_MS = 5_000
+_APART_MS = 500
 _FETCH_END_SECONDS = 2.0
 
 Completion = work.ActivityCompleted | work.ActivityFailed
@@ -127,6 +129,7 @@ class ActivityDispatcher:
         self._by_key: dict[tuple[str, int, int], Running] = {}
         self._sessions: Counter[str] = Counter()
         """Activities in flight here, by session."""
+        self._suspects = Suspects(options.max_attempts)
         self._background = Background()
         self._tasks = self._background.tasks
         self._runners = Runners(self._run, self._tasks)
@@ -319,6 +322,12 @@ class ActivityDispatcher:
                 f"delivered {fetched.attempt_count} times without an outcome: "
                 "it probably kills its process",
             )
+            return
+        if not self._suspects.admit(fetched.lock_token, fetched.attempt_count):
+            self._background.spawn_quietly(
+                self._provider.abandon_work_item(fetched.lock_token, _APART_MS, ignore_attempt=True)
+            )
+            self._release_slot()
             return
         told = item.last_heartbeat if fetched.heartbeat is None else fetched.heartbeat
         redelivered = item.redelivered + max(0, fetched.attempt_count - 1)
@@ -519,6 +528,7 @@ class ActivityDispatcher:
             if session_id is not None:
                 self._sessions[session_id] -= 1
                 self._sessions += Counter()  # drops those that came to nothing
+            self._suspects.ended(lock_token)
             self._release_slot()
 
     def _release_slot(self) -> None:
