@@ -14,7 +14,7 @@ from functools import partial
 import pytest
 
 from integration import slow_activities
-from integration.conditions import until
+from integration.conditions import until, waiting
 from perdure import (
     ActivityFailed,
     InMemoryProvider,
@@ -289,6 +289,36 @@ async def test_a_tagged_activity_waits_for_a_worker_with_the_tag(make_runtime, m
         await until(is_queued)
     async with make_runtime([flow, render], provider, tags=TagFilter.default_and("gpu")) as gpu:
         assert await gpu.get(handle.id).result(10) == "rendered"
+
+
+async def test_a_session_that_ends_makes_room_for_another_at_once(make_runtime):
+    begun, may_end = asyncio.Event(), asyncio.Event()
+
+    @activity
+    async def hold() -> None:
+        begun.set()
+        await may_end.wait()
+
+    @activity
+    async def go_on() -> None: ...
+
+    @orchestration
+    async def holder() -> None:
+        await hold.options(session="one")()
+
+    @orchestration
+    async def another() -> None:
+        await go_on.options(session="two")()
+
+    handlers = [holder, another, hold, go_on]
+    async with make_runtime(handlers, sessions=1, poll_seconds=3600) as runtime:
+        await runtime.start(holder)
+        await begun.wait()
+        handle = await runtime.start(another)
+        await waiting(runtime, handle.id)
+        may_end.set()
+
+        await handle.result(20)
 
 
 async def test_activities_of_a_session_run_on_one_worker(make_runtime):

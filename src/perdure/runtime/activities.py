@@ -136,6 +136,7 @@ class ActivityDispatcher:
         self._stopping = False
         self._is_aborted = False
         self._slot_freed = asyncio.Event()
+        self._session_ended = asyncio.Event()
         self.complete_here: Callable[[Completion, str], bool] = lambda _item, _token: False
         """Set by the runtime: gives a completion to an instance that is live in this process."""
 
@@ -288,18 +289,36 @@ class ActivityDispatcher:
             is_idle = len(found) < size
 
     async def _fetch(self, limit: int, poll_ms: int) -> list[FetchedWork]:
-        return await self._provider.fetch_work_items(
+        is_full = len(self._sessions) >= self._options.sessions
+        fetching = self._provider.fetch_work_items(
             limit,
             self._lock_ms,
             poll_ms,
             SessionFetch(
                 owner_id=self._owner,
                 lock_timeout_ms=round(self._options.session_lock_seconds * 1000),
-                only_owned=len(self._sessions) >= self._options.sessions,
+                only_owned=is_full,
             ),
             self._options.tags,
             self._names,
         )
+        return await (self._until_session_ends(fetching) if is_full else fetching)
+
+    async def _until_session_ends(
+        self, fetching: Awaitable[list[FetchedWork]]
+    ) -> list[FetchedWork]:
+        """Then others may begin, and a fetch that waits for these alone would not hear of them."""
+        self._session_ended.clear()
+        found = asyncio.ensure_future(fetching)
+        ended = asyncio.ensure_future(self._session_ended.wait())
+        try:
+            await asyncio.wait((found, ended), return_when=asyncio.FIRST_COMPLETED)
+            found.cancel()
+            await asyncio.wait((found,))
+            return [] if found.cancelled() else found.result()
+        finally:
+            found.cancel()
+            ended.cancel()
 
     def _take(self, fetched: FetchedWork) -> None:
         try:
@@ -528,6 +547,8 @@ class ActivityDispatcher:
             if session_id is not None:
                 self._sessions[session_id] -= 1
                 self._sessions += Counter()  # drops those that came to nothing
+                if len(self._sessions) < self._options.sessions:
+                    self._session_ended.set()
             self._suspects.ended(lock_token)
             self._release_slot()
 
