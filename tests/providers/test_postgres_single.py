@@ -11,10 +11,10 @@ import pytest
 from psycopg import sql
 
 from perdure.conformance.factories import activity, event, raised, start, started
-from perdure.errors import LockLost
+from perdure.errors import InvalidValue, LockLost
 from perdure.model.status import Status
 from perdure.providers.items import Claim, ExecutionMetadata, KvSet, TurnCommit
-from perdure.providers.postgres import PostgresProvider, queries, rows
+from perdure.providers.postgres import PostgresProvider, lanes, queries, rows
 from perdure.providers.postgres.slots import Slots
 from postgres_factory import new_schema
 from postgres_proxy import Proxy
@@ -274,3 +274,20 @@ def test_a_big_commit_whose_wait_is_cancelled_is_answered_and_applied_once() -> 
             return taken, len(await provider.admin().list_messages("small-0"))
 
     assert asyncio.run(scenario()) == (True, 2)
+
+
+def test_a_turn_too_big_for_the_server_is_refused_by_its_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lanes, "_ONE_BYTES_MAX", 1 << 20)
+
+    async def scenario() -> None:
+        async with PostgresProvider(shared_server().dsn, schema=new_schema()) as provider:
+            assert await provider.start_orchestration_item(start("x"), FIRST, "token", "me")
+            big = msgspec.structs.replace(event("x", 2), data="x" * (1 << 21))
+            commit = msgspec.structs.replace(STEP, history_delta=(big, event("x", 3)))
+            with pytest.raises(InvalidValue, match="2 MB are too much for one commit"):
+                await provider.ack_orchestration_item("token", commit)
+            await provider.ack_orchestration_item("token", STEP)
+
+    asyncio.run(scenario())

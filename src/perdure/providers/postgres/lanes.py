@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, LiteralString, TypeAlias
 import msgspec
 import psycopg
 
-from perdure.errors import ProviderError, StoreClosed
+from perdure.errors import InvalidValue, ProviderError, StoreClosed
 from perdure.providers.postgres.backoff import Backoff
 from perdure.providers.postgres.faults import Remedy, outcome_unknown, refusal, remedy_for
 
@@ -31,6 +31,8 @@ Refusal: TypeAlias = tuple[str, str | None]
 
 _OPERATIONS_MAX: Final = 500
 _BYTES_MAX: Final = 4 * 1024 * 1024
+_ONE_BYTES_MAX: Final = 256 * 1024 * 1024
+"""Of one operation; more takes the server longer than a statement may, or cannot be sent at all."""
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -140,6 +142,12 @@ class Lanes:
         """Commit it, together with others."""
         if not self._is_open:
             raise StoreClosed(operation.name, f"{self._connections.location} is not open")
+        if operation.weight > _ONE_BYTES_MAX:
+            raise InvalidValue(
+                f"{operation.name}: {operation.weight >> 20} MB are too much for one commit on "
+                f"Postgres, at most {_ONE_BYTES_MAX >> 20} are taken; start fewer steps at once, "
+                "or store the values elsewhere and pass references"
+            )
         self._waiting.setdefault(operation.template, deque()).append(operation)
         self._wake()
 
