@@ -33,6 +33,7 @@ RETRY_SECONDS: Final = 10.0
 
 _SETTLING_SECONDS: Final = 0.25
 _IDLE_SECONDS: Final = 0.01
+_NEXT_COMMIT_SECONDS: Final = 0.001
 _NAMED_AFTER_RUNS: Final = 3
 """Giving a statement a name takes a round trip, from which a program that ends soon has nothing."""
 _LIFE_SECONDS: Final = 3600.0
@@ -272,7 +273,7 @@ class Connections:
             return False
 
         def answered(text: bytes, error: BaseException | None) -> None:
-            self._give_back(link, error)
+            self._give_back(link, error, Rank.COMMIT)
             done(text, error)
 
         try:
@@ -309,12 +310,12 @@ class Connections:
         try:
             answer = await ask(link)
         except BaseException as error:
-            self._give_back(link, error)
+            self._give_back(link, error, rank)
             raise
         link.runs[statement] += 1
         next_up = None if rehearsal is None else rehearsal(answer)
         if next_up is None:
-            self._give_back(link, None)
+            self._give_back(link, None, rank)
         else:
             self._rehearse(link, next_up, secrets.token_hex(16).encode())
         return answer
@@ -322,7 +323,7 @@ class Connections:
     def _rehearse(self, link: Link, statement: bytes, *parameters: bytes) -> None:
         """Give it back once it has run the statement, for which nobody waits."""
         if statement in link.runs or not self._prepares:
-            self._give_back(link, None)
+            self._give_back(link, None, Rank.CHORE)
             return
         link.runs[statement] += 1
         task = asyncio.create_task(
@@ -334,14 +335,20 @@ class Connections:
 
     def _end_rehearsal(self, link: Link, task: asyncio.Task[bytes]) -> None:
         self._rehearsals.discard(task)
-        self._give_back(link, asyncio.CancelledError() if task.cancelled() else task.exception())
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        self._give_back(link, error, Rank.CHORE)
 
-    def _give_back(self, link: Link, error: BaseException | None) -> None:
+    def _give_back(self, link: Link, error: BaseException | None, used_for: Rank) -> None:
         if error is not None:
             _clear_up(link, error)
             self._drop_broken(error)
         self._put(link)
         self._slots.release()
+        if used_for is Rank.COMMIT and self._count == 1 and not self._waiting[Rank.COMMIT]:
+            # What a commit leads to is often the next one, and there is this connection only.
+            asyncio.get_running_loop().call_later(_NEXT_COMMIT_SECONDS, self._wake)
+        else:
+            self._wake()
 
     def _drop_broken(self, error: BaseException) -> None:
         if remedy_for(error) is Remedy.RECONNECT:
@@ -441,7 +448,6 @@ class Connections:
         else:
             self._count -= 1
             _hang_up(link)
-        self._wake()
 
     def _wake(self) -> None:
         for waiting in self._waiting.values():
