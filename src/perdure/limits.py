@@ -15,6 +15,7 @@ TAGS_PER_FILTER_MAX: Final = 5
 PAYLOAD_BYTES_MAX: Final = 1024 * 1024
 JSON_DEPTH_MAX: Final = 100
 ERROR_TEXT_CHARACTERS_MAX: Final = 16 * 1024
+REASON_CHARACTERS_MAX: Final = 16 * 1024
 CUSTOM_STATUS_BYTES_MAX: Final = 256 * 1024
 KV_VALUE_BYTES_MAX: Final = 16 * 1024
 KV_KEYS_MAX: Final = 100
@@ -31,6 +32,13 @@ CHILD_DEPTH_MAX: Final = 100
 TURN_WARN_SECONDS: Final = 2.0
 TURN_ABORT_SECONDS: Final = 10.0
 CLEANUP_SECONDS: Final = 30.0
+
+# Any length of time that a program or operator asks for: 100 years. Threads and databases can count
+# so far, and nobody waits longer.
+SECONDS_MAX: Final = 100 * 31_557_600
+
+# Pauses stop growing after the 60th; the 60th power of this factor must still be a number.
+RETRY_MULTIPLIER_MAX: Final = 1000
 
 # Messages for an instance that nobody knows wait this long for a racing start.
 ORPHAN_GRACE_MS: Final = 60_000

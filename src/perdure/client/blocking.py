@@ -7,9 +7,11 @@ for. There are no twins of the async classes: ``call`` takes any coroutine funct
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar
 
+from perdure.arguments import shown
 from perdure.client.client import Client
 from perdure.errors import UsageError
 
@@ -36,6 +38,9 @@ class BlockingClient(Generic[C]):
     ``shop.call(lambda: shop.client.start(checkout, "o-1", 1200, id="o-1"))``.
     """
 
+    _loop: asyncio.AbstractEventLoop
+    """Made when it is entered: who never does has nothing to close."""
+
     def __init__(self, client: C) -> None:
         if not isinstance(client, Client):
             raise UsageError(
@@ -43,10 +48,14 @@ class BlockingClient(Generic[C]):
                 f"BlockingClient(Client('shop.db')); not {client!r}"
             )
         self.client = client
-        self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, name="perdure-portal", daemon=True)
 
     def __enter__(self) -> Self:
+        if self._thread.ident is not None:
+            raise UsageError(
+                "this BlockingClient was entered already; make another one for another with-block"
+            )
+        self._loop = asyncio.new_event_loop()
         self._thread.start()
         try:
             self.call(self.client.__aenter__)
@@ -68,13 +77,20 @@ class BlockingClient(Generic[C]):
 
     def call(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a coroutine function of the client, or of a handle, and wait for its result."""
+        _check_function(function)
         if not self._thread.is_alive():
             raise UsageError("use the client inside its with-block")
         if threading.current_thread() is self._thread:
             raise UsageError("this is the client's own event loop: await the call instead")
 
         async def run() -> T:
-            return await function(*args, **kwargs)
+            answer = function(*args, **kwargs)
+            if not inspect.isawaitable(answer):
+                raise UsageError(
+                    f"{function!r} gave {shown(answer)}, which cannot be awaited; call it without "
+                    "the BlockingClient"
+                )
+            return await answer
 
         return asyncio.run_coroutine_threadsafe(run(), self._loop).result()
 
@@ -90,3 +106,18 @@ class BlockingClient(Generic[C]):
     def _end(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+
+
+def _check_function(function: object) -> None:
+    if inspect.iscoroutine(function):
+        name = function.__name__
+        function.close()  # it has not begun and never will
+        raise UsageError(
+            f"call runs {name} itself: write call(client.{name}, ...) without calling it, the "
+            "arguments behind it"
+        )
+    if not callable(function):
+        raise UsageError(
+            f"call takes a method and its arguments, as in call(client.start, checkout, 'o-1'); "
+            f"not {shown(function)}"
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
+from collections.abc import Iterable, Mapping
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -19,6 +19,16 @@ from typing import (
 
 import msgspec
 
+from perdure.arguments import (
+    check_kind,
+    check_methods,
+    check_number,
+    check_reason,
+    check_seconds,
+    check_string,
+    check_timeout,
+    shown,
+)
 from perdure.authoring import Orchestration
 from perdure.authoring.definitions import parse_version
 from perdure.client.administration import Administration
@@ -47,7 +57,7 @@ from perdure.providers.url import open_provider
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
     from types import TracebackType
     from typing import Self
 
@@ -92,6 +102,9 @@ class Client:
         codec: Codec = JSON,
         clock: Clock | None = None,
     ) -> None:
+        check_kind(codec, Codec, "codec", "a Codec(...)")
+        if clock is not None:
+            check_methods(clock, ("now_ms", "sleep"), "clock")
         self.provider = open_provider(store, clock=clock)
         self.codec = codec
         self.clock: Clock = clock or self.provider.clock() or SystemClock()
@@ -248,7 +261,7 @@ class Client:
             self._start_item(
                 definition.name, self._arguments(definition, _tuple(args)), each, version
             )
-            for each, args in inputs
+            for each, args in _pairs(inputs)
         ]
         _condition(if_exists)
         endings = await self._submit_many(items, _delay_ms(delay), if_exists)
@@ -304,7 +317,7 @@ class Client:
         return Handle(self, check_id(id, "id"), orchestration)
 
     async def _result(self, handle: Handle[R], timeout: float | None) -> R:  # noqa: ASYNC109
-        deadline_ms = None if timeout is None else self.clock.now_ms() + round(timeout * 1000)
+        deadline_ms = self._deadline_ms(timeout)
         ending = await self._wait_finished(handle.id, handle._finished, deadline_ms)  # noqa: SLF001
         definition = handle._orchestration  # noqa: SLF001
         if ending.status is Status.COMPLETED:
@@ -318,6 +331,12 @@ class Client:
         label = ending.name if definition is None else definition.name
         failure = failure_in_output(ending.status, ending.output) or Failure()
         raise failure_error(ending.status, failure, f"{label} {handle.id!r}")
+
+    def _deadline_ms(self, timeout: float | None) -> int | None:
+        if timeout is None:
+            return None
+        check_timeout(timeout)
+        return self.clock.now_ms() + round(max(timeout, 0) * 1000)
 
     async def _wait_finished(
         self, instance_id: str, finished: Finished | None, deadline_ms: int | None
@@ -334,6 +353,7 @@ class Client:
 
     async def _wait_here(self, finished: Finished, deadline_ms: int | None) -> Ending | None:
         """None: it left this process before it ended, or there is no time left."""
+        check_loop(finished.get_loop())
         if deadline_ms is None or finished.done():
             return await asyncio.shield(finished)
         seconds = (deadline_ms - self.clock.now_ms()) / 1000
@@ -406,7 +426,8 @@ class Client:
         timeout: float | None = None,  # noqa: ASYNC109
     ) -> InstanceStatus:
         """Wait until the custom status is newer than that version, or the instance has ended."""
-        deadline_ms = None if timeout is None else self.clock.now_ms() + round(timeout * 1000)
+        check_number(last_seen_version, "last_seen_version", minimum=0)
+        deadline_ms = self._deadline_ms(timeout)
         admin = self._admin()
         with self.provider.watch(id) as watch:
             while True:
@@ -420,11 +441,33 @@ class Client:
         info = await self._admin().get_instance_info(check_id(id, "id"))
         steps: tuple[OpenStep, ...] = ()
         if waits and not info.status.is_final:
-            steps = tuple(open_steps(await self.history(id, info.execution_id)))
+            steps = tuple(open_steps(await self._history(id, info.execution_id)))
         return view_of(info, self.codec, steps)
 
     async def history(self, id: str, execution_id: int | None = None) -> list[events.Event]:  # noqa: A002
-        """The events of the latest execution, or of the one named."""
+        """The events of the latest execution, or of the one named; none before it has begun.
+
+        Raises NotFound for an unknown id, and for an execution that the instance does not have, or
+        has no more.
+        """
+        if execution_id is not None:
+            check_number(execution_id, "execution_id", minimum=1)
+        history = await self._history(check_id(id, "id"), execution_id)
+        if not history:
+            await self._check_execution(id, execution_id)
+        return history
+
+    async def _check_execution(self, instance_id: str, execution_id: int | None) -> None:
+        """What nobody knows is no empty history."""
+        if (admin := self.provider.admin()) is None:
+            return
+        latest = (await admin.get_instance_info(instance_id)).execution_id
+        if execution_id not in {None, latest}:
+            raise NotFound(
+                f"{instance_id!r} has no execution {execution_id}; its latest is {latest}"
+            )
+
+    async def _history(self, id: str, execution_id: int | None) -> list[events.Event]:  # noqa: A002
         if execution_id is None:
             records = await self.provider.read(id)
         else:
@@ -433,10 +476,12 @@ class Client:
 
     async def state(self, id: str, key: str, type: Any = Any) -> Any:  # noqa: A002
         """The live value of a key of the instance's ``state``, or None."""
-        text = await self.provider.get_kv_value(id, key)
+        text = await self.provider.get_kv_value(id, check_string(key, "key"))
+        where = f"state[{key!r}] of {id}"
         if text is None:
+            self.codec.check_type(type, where=where)
             return None
-        return self.codec.decode(msgspec.Raw(text), type, where=f"state[{key!r}] of {id}")
+        return self.codec.decode(msgspec.Raw(text), type, where=where)
 
     # --- messages and control
 
@@ -454,7 +499,7 @@ class Client:
 
     async def cancel(self, id: str, reason: str = "") -> None:  # noqa: A002
         """Ask the instance to stop. Raises NotFound or InstanceFinished."""
-        await self._send(work.CancelInstance(instance_id=id, reason=reason))
+        await self._send(work.CancelInstance(instance_id=id, reason=check_reason(reason)))
 
     async def _send(self, item: work.OrchestratorItem) -> None:
         check_id(item.instance_id, "id")
@@ -464,6 +509,7 @@ class Client:
 
     async def terminate(self, id: str, reason: str = "") -> None:  # noqa: A002
         """End the instance now, without running any of its code; its children are cancelled."""
+        check_reason(reason)
         await terminate(self.provider, self._admin(), check_id(id, "id"), reason, self.clock)
 
     async def pause(self, id: str) -> None:  # noqa: A002
@@ -473,6 +519,15 @@ class Client:
     async def resume(self, id: str) -> None:  # noqa: A002
         """Go on after ``pause``, or try a Blocked instance again."""
         await self._admin().resume_instance(check_id(id, "id"))
+
+
+def check_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """What runs in this process is driven by one event loop, and can be waited for only there."""
+    if asyncio.get_running_loop() is not loop:
+        raise UsageError(
+            "this runtime runs on another event loop: from here, hand the call over to it with "
+            "asyncio.run_coroutine_threadsafe(..., its_loop), or use a Client of your own"
+        )
 
 
 def _can_be_retried(finished: Finished) -> bool:
@@ -498,8 +553,7 @@ def _standing(info: InstanceInfo) -> str:
 def _delay_ms(delay: float | None) -> int | None:
     if delay is None:
         return None
-    if not isinstance(delay, (int, float)) or not 0 <= delay < math.inf:
-        raise UsageError(f"delay is a number of seconds from 0 on, not {delay!r}")
+    check_seconds(delay, "delay")
     return round(delay * 1000)
 
 
@@ -517,6 +571,18 @@ def _definition(orchestration: Any) -> Orchestration[..., Any]:
         f"start takes an orchestration, not {orchestration!r}; decorate the function with "
         "@orchestration, or use start_named('its name', ...)"
     )
+
+
+def _pairs(inputs: Any) -> Iterator[tuple[Any, Any]]:
+    wanted = "start_many takes pairs of an id and a tuple of arguments, such as ('o-1', (1200,))"
+    if isinstance(inputs, Mapping):
+        raise UsageError(f"{wanted}; of a dict, hand in its .items()")
+    if isinstance(inputs, str) or not isinstance(inputs, Iterable):
+        raise UsageError(f"{wanted}, in a list, not {shown(inputs)}")
+    for pair in cast("Any", inputs):
+        if not isinstance(pair, (tuple, list)) or len(cast("Any", pair)) != 2:
+            raise UsageError(f"{wanted}; {shown(cast('Any', pair))} is no such pair")
+        yield cast("tuple[Any, Any]", pair)
 
 
 def _tuple(args: Any) -> tuple[Any, ...]:

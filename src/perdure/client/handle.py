@@ -94,5 +94,8 @@ class Handle(Generic[R_co]):
         return await self._client.provider.get_kv_all_values(self.id)
 
     async def history(self, execution_id: int | None = None) -> list[events.Event]:
-        """The events of its latest execution, or of the one named."""
+        """The events of its latest execution, or of the one named; none before it has begun.
+
+        Raises NotFound for an unknown id, and for an execution that it does not have (any more).
+        """
         return await self._client.history(self.id, execution_id)

@@ -11,8 +11,9 @@ from collections import Counter
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+from perdure.arguments import check_kind
 from perdure.authoring.registry import Registry
-from perdure.client.client import Client, TraceCarrier
+from perdure.client.client import Client, TraceCarrier, check_loop
 from perdure.codec import JSON
 from perdure.errors import UsageError
 from perdure.noise import unguessable
@@ -65,7 +66,8 @@ class Runtime(Client):
     ) -> None:
         super().__init__(store, codec=codec, clock=clock)
         self.registry = Registry(handlers)
-        self.options = options or RuntimeOptions()
+        self.options = RuntimeOptions() if options is None else options
+        check_kind(self.options, RuntimeOptions, "options", "RuntimeOptions(...)")
         _check_transactions(self.registry, self.provider)
         self.observer = Observer()
         self.worker_id = self.options.worker_id or f"worker-{secrets.token_hex(8)}"
@@ -140,8 +142,10 @@ class Runtime(Client):
     def _begin(
         self, item: work.StartOrchestration, delay_ms: int | None, condition: EnqueueCondition
     ) -> Awaitable[asyncio.Future[Any] | None] | None:
-        is_replacing = condition is EnqueueCondition.REPLACE
-        if self._running is None or delay_ms is not None or is_replacing:
+        if self._running is None:
+            return None
+        check_loop(self._running.loop)
+        if delay_ms is not None or condition is EnqueueCondition.REPLACE:
             return None
         return self._running.orchestrations.begin(item)
 
@@ -149,6 +153,8 @@ class Runtime(Client):
         self, items: Sequence[work.StartOrchestration], delay_ms: int | None, if_exists: IfExists
     ) -> list[asyncio.Future[Any] | None]:
         running = self._running
+        if running is not None:
+            check_loop(running.loop)
         if running is None or delay_ms is not None or if_exists != "get":
             return await super()._submit_many(items, delay_ms, if_exists)
         # Nobody is put out of memory for these: what does not fit waits in the queue.
@@ -223,6 +229,7 @@ class _Parts:
     """Everything that runs in the background of one runtime."""
 
     def __init__(self, runtime: Runtime) -> None:
+        self.loop = asyncio.get_running_loop()
         options, provider, clock = runtime.options, runtime.provider, runtime.clock
         self._watchdog = Watchdog(options.turn_warn_seconds, options.turn_abort_seconds)
         self._executors = Executors(options, runtime.codec, runtime.worker_id)

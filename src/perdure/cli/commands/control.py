@@ -6,15 +6,28 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from perdure.arguments import check_reason
 from perdure.cli.bulk import Verb, act, target_options
 from perdure.cli.command import command
 from perdure.client.search import OPEN
+from perdure.errors import InvalidValue
 from perdure.model.status import Status
 
 if TYPE_CHECKING:
     from perdure.cli.session import Session
 
-_REASON: Final = click.option("--reason", default="", help="Kept with the instance.")
+
+def _checked_reason(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    """Once for all that a query fits, before any of them is touched."""
+    try:
+        return check_reason(value)
+    except InvalidValue as error:
+        raise click.BadParameter(str(error), context, parameter) from None
+
+
+_REASON: Final = click.option(
+    "--reason", default="", callback=_checked_reason, help="Kept with the instance."
+)
 
 
 @command(

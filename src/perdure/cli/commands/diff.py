@@ -11,7 +11,6 @@ from perdure.cli.exits import Exit
 from perdure.cli.options import id_argument, output_option
 from perdure.cli.render import Cell, echo, print_json
 from perdure.cli.session import run
-from perdure.errors import NotFound
 
 if TYPE_CHECKING:
     from perdure.cli.session import Session
@@ -64,10 +63,7 @@ async def _read(session: Session, name: str) -> list[events.Event]:
         await session.info(name)
         return await session.client.history(name)
     await session.info(instance_id)
-    history = await session.client.history(instance_id, int(number))
-    if not history:
-        raise NotFound(f"{instance_id!r} has no execution {number}")
-    return history
+    return await session.client.history(instance_id, int(number))
 
 
 def _print(comparison: Comparison, left: str, right: str, is_whole: bool) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from perdure import arguments
 from perdure.errors import InvalidValue
 from perdure.limits import (
     BULK_INSTANCES_MAX,
@@ -48,7 +49,9 @@ if TYPE_CHECKING:
 BODY_BYTES_MAX: Final = PAYLOAD_BYTES_MAX + CARRY_FORWARD_BYTES_MAX + 64 * 1024
 """A stored text holds one payload, what a continued execution carries along, and an envelope."""
 
-_INTEGER_MAX: Final = 2**63 - 1
+_INTEGER_MAX: Final = arguments.INTEGER_MAX
+
+check_number = arguments.check_number
 
 
 def check_commit(commit: TurnCommit) -> None:
@@ -281,15 +284,6 @@ def check_snapshot(snapshot: InstanceSnapshot) -> None:
     owners |= {work.message.identity.instance_id for work in snapshot.work}
     if owners - {snapshot.instance_id}:
         raise InvalidValue(f"the snapshot of {snapshot.instance_id!r} holds parts of others")
-
-
-def check_number(value: object, what: str, *, minimum: int, maximum: int = _INTEGER_MAX) -> None:
-    if type(value) is int and minimum <= value <= maximum:
-        return
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise InvalidValue(f"{what} must be an integer, not {value!r}")
-    if not minimum <= value <= maximum:
-        raise InvalidValue(f"{what} must be from {minimum} to {maximum}, not {value}")
 
 
 def check_text(text: str | None, what: str, bytes_max: int = BODY_BYTES_MAX) -> None:
