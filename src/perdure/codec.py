@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import msgspec
 
+from perdure.arguments import check_methods, check_number, check_string
 from perdure.errors import CannotUnwrap, PayloadError
 from perdure.limits import JSON_DEPTH_MAX, PAYLOAD_BYTES_MAX
 from perdure.pydantic_models import decode_model, encode_model, is_model
@@ -48,6 +49,11 @@ class Codec:
     def __init__(
         self, *transforms: PayloadTransform, payload_bytes_max: int = PAYLOAD_BYTES_MAX
     ) -> None:
+        for transform in transforms:
+            check_methods(transform, ("wrap", "unwrap"), "a transform")
+            check_string(getattr(transform, "name", None), "the name of a transform")
+        # Stores take no more; a codec may only ask for less.
+        check_number(payload_bytes_max, "payload_bytes_max", minimum=1, maximum=PAYLOAD_BYTES_MAX)
         self._transforms = transforms
         self._by_name = {transform.name: transform for transform in transforms}
         self._bytes_max = payload_bytes_max

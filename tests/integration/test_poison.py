@@ -242,12 +242,12 @@ async def test_what_another_worker_must_have_is_told_once(caplog):
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        ({"drain_seconds": -1}, "drain_seconds must be at least 0, not -1"),
-        ({"activity_slots": "5"}, "activity_slots must be a number, not '5'"),
-        ({"orchestration_lock_seconds": 0.01}, "must be at least 0.1, not 0.01"),
+        ({"drain_seconds": -1}, "drain_seconds must be at least 0 seconds, not -1"),
+        ({"activity_slots": "5"}, "activity_slots must be an integer, not '5'"),
+        ({"orchestration_lock_seconds": 0.01}, "must be at least 0.1 seconds, not 0.01"),
         ({"cached_instances": 0}, "cached_instances must be at least 1, not 0"),
-        ({"poll_seconds": float("nan")}, "poll_seconds must be at least 0, not nan"),
-        ({"threads": True}, "threads must be a number, not True"),
+        ({"poll_seconds": float("nan")}, "poll_seconds must be a number of seconds, not nan"),
+        ({"threads": True}, "threads must be an integer, not True"),
         ({"tags": "gpu"}, "tags must be a TagFilter, as .*only.*, not 'gpu'"),
         ({"worker_id": 5}, "worker_id"),
         ({"worker_id": "a\nb"}, "worker_id"),

@@ -56,7 +56,7 @@ def activity(
         @activity(retry=Retry(max_attempts=5), timeout=30)
         def charge(order: str, cents: int) -> str: ...
     """
-    settings = ActivityOptions(**options)
+    settings = ActivityOptions.of(options)
 
     def decorate(function: Callable[..., Any]) -> Activity[Any, Any]:
         return Activity(function, name=name, options=settings)

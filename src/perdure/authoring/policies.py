@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from perdure import limits
+from perdure.arguments import check_flag, check_number, check_real, check_seconds, check_tag
 from perdure.errors import InvalidValue
 from perdure.model import work
 
@@ -32,23 +32,19 @@ class Retry:
     """Seconds over all attempts and pauses."""
 
     def __post_init__(self) -> None:
-        if type(self.max_attempts) is not int or self.max_attempts < 1:
-            raise InvalidValue(
-                f"Retry.max_attempts must be a whole number from 1 on, not {self.max_attempts!r}; "
-                "1 means: no retry"
-            )
-        _check_number("Retry.first_delay", self.first_delay, at_least=0)
-        _check_number("Retry.max_delay", self.max_delay, at_least=0)
-        _check_number("Retry.multiplier", self.multiplier, at_least=1)
-        _check_number("Retry.jitter", self.jitter, at_least=0)
+        check_number(self.max_attempts, "Retry.max_attempts (1 means: no retry)", minimum=1)
+        check_seconds(self.first_delay, "Retry.first_delay")
+        check_seconds(self.max_delay, "Retry.max_delay")
+        check_real(
+            self.multiplier, "Retry.multiplier", minimum=1, maximum=limits.RETRY_MULTIPLIER_MAX
+        )
+        check_real(self.jitter, "Retry.jitter", minimum=0, maximum=1)
         if self.max_delay < self.first_delay:
             raise InvalidValue(
                 f"Retry.max_delay ({self.max_delay:g} s) is below first_delay "
                 f"({self.first_delay:g} s): set max_delay to at least that"
             )
-        if self.jitter > 1:
-            raise InvalidValue(f"Retry.jitter must be between 0 and 1, not {self.jitter!r}")
-        _check_seconds("Retry.deadline", self.deadline)
+        _check_bound("Retry.deadline", self.deadline)
         never = _listed(self.never)
         for exception in never:
             is_class = isinstance(exception, type) and issubclass(exception, BaseException)
@@ -97,7 +93,8 @@ class ActivityOptions:
         if self.retry is not None and not isinstance(self.retry, Retry):
             raise InvalidValue(f"retry must be a Retry(...), not {self.retry!r}")
         for name in ("timeout", "heartbeat_timeout", "deadline"):
-            _check_seconds(name, getattr(self, name))
+            _check_bound(name, getattr(self, name))
+        check_flag(self.transactional, "transactional")
         if self.executor not in {None, "thread", "process"}:
             raise InvalidValue(f"executor must be 'thread' or 'process', not {self.executor!r}")
         if self.executor == "process":
@@ -107,12 +104,7 @@ class ActivityOptions:
         if self.session is not None:
             limits.check_id(self.session, "session")
         if self.tag is not None:
-            limits.check_id(self.tag, "tag")
-            if len(self.tag.encode()) > limits.TAG_BYTES_MAX:
-                raise InvalidValue(
-                    f"tag has {len(self.tag.encode())} bytes, "
-                    f"at most {limits.TAG_BYTES_MAX} are allowed: {self.tag[:40]!r}..."
-                )
+            check_tag(self.tag)
 
     def _check_process(self) -> None:
         if self.transactional:
@@ -133,6 +125,19 @@ class ActivityOptions:
                     f"{name} does not go with transactional=True: nobody can stop a function in "
                     "the middle of the store's own transaction; keep it short"
                 )
+
+    @classmethod
+    def of(cls, given: dict[str, Any]) -> ActivityOptions:
+        """From what ``@activity`` was given beside a name."""
+        known = ["name", *(field.name for field in fields(cls))]
+        for name in given:
+            if name not in known:
+                import difflib  # only for a mistake
+
+                near = difflib.get_close_matches(name, known, n=1)
+                meant = f"did you mean {near[0]!r}?" if near else f"it has: {', '.join(known)}"
+                raise InvalidValue(f"@activity has no option {name!r}; {meant}")
+        return cls(**given)
 
     def changed(self, **changes: Any) -> ActivityOptions:
         """These options with some replaced."""
@@ -158,16 +163,10 @@ def _listed(value: Any) -> tuple[Any, ...]:
     return tuple(cast("Iterable[Any]", value)) if is_listed else (value,)
 
 
-def _check_number(name: str, value: Any, *, at_least: float) -> None:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or value < at_least:
-        raise InvalidValue(f"{name} must be a number from {at_least} on, not {value!r}")
-
-
-def _check_seconds(name: str, value: object) -> None:
+def _check_bound(name: str, value: object) -> None:
     if value is None:
         return
-    _check_number(name, value, at_least=0)
+    check_seconds(value, name)
     if value == 0:
         raise InvalidValue(f"{name} must be more than 0 seconds")
 

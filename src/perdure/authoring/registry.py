@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable as IterableABC
 from functools import cached_property
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -84,6 +85,11 @@ def definitions_in(handlers: Iterable[Any] | Handler | ModuleType) -> Iterator[H
     """Each of them, and those of modules."""
     single = isinstance(handlers, (Activity, Orchestration, ModuleType))
     listed = [handlers] if single else handlers
+    if isinstance(listed, str) or not isinstance(listed, IterableABC):
+        raise InvalidValue(
+            f"handlers are a list of functions with @activity or @orchestration, or of modules of "
+            f"them; not {listed!r}"
+        )
     for handler in cast("Iterable[Any]", listed):
         if isinstance(handler, (Activity, Orchestration)):
             yield handler

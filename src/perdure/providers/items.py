@@ -11,6 +11,15 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from perdure.arguments import (
+    INTEGER_MAX,
+    check_flag,
+    check_ids,
+    check_members,
+    check_number,
+    check_string,
+    check_tag,
+)
 from perdure.errors import InvalidValue
 from perdure.limits import TAGS_PER_FILTER_MAX
 from perdure.model.failures import Block
@@ -309,9 +318,10 @@ class TagFilter(_Record, frozen=True):
 
 
 def _checked_tags(tags: tuple[str, ...]) -> frozenset[str]:
-    if not 1 <= len(set(tags)) <= TAGS_PER_FILTER_MAX:
+    checked = frozenset(map(check_tag, tags))
+    if not 1 <= len(checked) <= TAGS_PER_FILTER_MAX:
         raise InvalidValue(f"a tag filter takes 1 to {TAGS_PER_FILTER_MAX} tags, not {tags!r}")
-    return frozenset(tags)
+    return checked
 
 
 class SessionFetch(_Record, frozen=True):
@@ -324,6 +334,15 @@ class SessionFetch(_Record, frozen=True):
 
 
 # --- administration
+
+_STATUSES: Final = "a set of Status members, such as {Status.RUNNING}"
+
+
+def _check_bounds(record: _Record, *names: str) -> None:
+    """Moments in milliseconds, where they are given."""
+    for name in names:
+        if (moment := getattr(record, name)) is not None:
+            check_number(moment, name, minimum=-INTEGER_MAX)
 
 
 class InstanceQuery(_Record, frozen=True, omit_defaults=True):
@@ -343,6 +362,18 @@ class InstanceQuery(_Record, frozen=True, omit_defaults=True):
     completed_after_ms: int | None = None
     completed_before_ms: int | None = None
     """Strict, as all the time bounds."""
+
+    def __post_init__(self) -> None:
+        if self.statuses is not None:
+            check_members(self.statuses, Status, "statuses", _STATUSES)
+        if self.instance_ids is not None:
+            check_ids(self.instance_ids, "instance_ids")
+        for name in ("name", "version", "id_prefix", "text", "parent_instance_id"):
+            if (text := getattr(self, name)) is not None:
+                check_string(text, name)
+        check_flag(self.roots_only, "roots_only")
+        _check_bounds(self, "created_after_ms", "created_before_ms")
+        _check_bounds(self, "completed_after_ms", "completed_before_ms")
 
 
 class InstanceInfo(_Record, frozen=True):
@@ -445,6 +476,11 @@ class DeleteFilter(_Record, frozen=True, omit_defaults=True):
     completed_before_ms: int | None = None
     limit: int | None = None
 
+    def __post_init__(self) -> None:
+        if self.instance_ids is not None:
+            check_ids(self.instance_ids, "instance_ids")
+        _check_bounds(self, "completed_before_ms")
+
 
 class DeleteResult(_Record, frozen=True):
     instances: int = 0
@@ -467,6 +503,9 @@ class PruneOptions(_Record, frozen=True, omit_defaults=True):
 
     keep_last: int | None = None
     completed_before_ms: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_bounds(self, "completed_before_ms")
 
 
 class PruneResult(_Record, frozen=True):

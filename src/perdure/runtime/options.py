@@ -6,18 +6,22 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from perdure import limits
-from perdure.errors import UsageError
+from perdure.arguments import check_flag, check_kind, check_number, check_seconds
 from perdure.providers.items import TagFilter
 
-_MINIMA: Final = {
+_LEAST_NUMBERS: Final = {
     **dict.fromkeys(("activity_slots", "threads", "processes", "max_attempts"), 1),
     **dict.fromkeys(("cached_instances", "cached_events"), 1),
+    "sessions": 0,
+}
+_LEAST_SECONDS: Final = {
     **dict.fromkeys(("orchestration_lock_seconds", "activity_lock_seconds"), 0.1),
     "session_lock_seconds": 0.1,
-    **dict.fromkeys(("idle_seconds", "session_idle_seconds", "poll_seconds", "sessions"), 0),
+    **dict.fromkeys(("idle_seconds", "session_idle_seconds", "poll_seconds"), 0),
     **dict.fromkeys(("cancel_grace_seconds", "drain_seconds"), 0),
     **dict.fromkeys(("turn_warn_seconds", "turn_abort_seconds"), 0),
 }
+_FLAGS: Final = ("housekeeping", "always_replay", "run_orchestrations", "run_activities")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,14 +68,12 @@ class RuntimeOptions:
     run_activities: bool = True
 
     def __post_init__(self) -> None:
-        tags: object = self.tags
-        if not isinstance(tags, TagFilter):
-            raise UsageError(f"tags must be a TagFilter, as TagFilter.only('gpu'), not {tags!r}")
+        check_kind(self.tags, TagFilter, "tags", "a TagFilter, as TagFilter.only('gpu')")
         if self.worker_id is not None:
             limits.check_id(self.worker_id, "worker_id")
-        for name, minimum in _MINIMA.items():
-            value: object = getattr(self, name)
-            if not isinstance(value, int | float) or isinstance(value, bool):
-                raise UsageError(f"{name} must be a number, not {value!r}")
-            if not value >= minimum:
-                raise UsageError(f"{name} must be at least {minimum}, not {value!r}")
+        for name, least in _LEAST_NUMBERS.items():
+            check_number(getattr(self, name), name, minimum=least)
+        for name, least_seconds in _LEAST_SECONDS.items():
+            check_seconds(getattr(self, name), name, minimum=least_seconds)
+        for name in _FLAGS:
+            check_flag(getattr(self, name), name)

@@ -10,6 +10,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
+from perdure.arguments import check_path
 from perdure.clock import SystemClock
 from perdure.errors import InvalidValue, LockLost, StoreClosed
 from perdure.limits import ORPHAN_GRACE_MS, check_id
@@ -68,7 +69,8 @@ class FileSystemProvider(Provider):
         file_ops: FileOps | None = None,
     ) -> None:
         """``archive``: histories of executions that ended so long ago are compressed."""
-        self._path = os.path.abspath(path)  # noqa: PTH100 - resolving would hide a symbolic link
+        refusals.check_number(orphan_grace_ms, "orphan_grace_ms", minimum=0)
+        self._path = os.path.abspath(check_path(path))  # noqa: PTH100 - resolving would hide a symbolic link
         self._clock: Clock = SystemClock() if clock is None else clock
         self._orphan_grace_ms = orphan_grace_ms
         if archive is not None and not isinstance(archive, timedelta):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from perdure.arguments import check_kind, check_seconds, check_string
 from perdure.errors import PerdureError
 from perdure.limits import ORPHAN_GRACE_MS, check_id
 from perdure.providers._shared import refusals, rules
@@ -69,6 +70,9 @@ class PostgresProvider(Provider):
     ) -> None:
         refusals.check_number(pool_size, "pool_size", minimum=2, maximum=1000)
         refusals.check_number(orphan_grace_ms, "orphan_grace_ms", minimum=0)
+        check_seconds(retry_seconds, "retry_seconds")
+        check_string(schema, "schema")
+        check_kind(dsn, str, "the connection string", "a text, e.g. 'postgresql://host/shop'")
         self._open_options = {"allow_moved": allow_moved, "auto_migrate": auto_migrate}
         self._handle = handle = Handle(
             dsn,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from perdure.arguments import check_path
 from perdure.clock import SystemClock
 from perdure.errors import InvalidValue
 from perdure.limits import ORPHAN_GRACE_MS, check_id
@@ -20,6 +20,7 @@ from perdure.providers.sqlite.handle import Handle
 from perdure.providers.sqlite.polling import Poll
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Sequence
 
     import apsw
@@ -64,8 +65,8 @@ class SqliteProvider(Provider):
         orphan_grace_ms: int = ORPHAN_GRACE_MS,
         allow_moved: bool = False,
     ) -> None:
-        text = os.fspath(path)
-        if not text or text == ":memory:":
+        text = check_path(path)
+        if text == ":memory:":
             raise InvalidValue(
                 f"{text!r} is no file; for a store that forgets use InMemoryProvider or 'memory:'"
             )
