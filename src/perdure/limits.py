@@ -33,9 +33,9 @@ TURN_WARN_SECONDS: Final = 2.0
 TURN_ABORT_SECONDS: Final = 10.0
 CLEANUP_SECONDS: Final = 30.0
 
-# Any length of time that a program or operator asks for: 100 years. Threads and databases can count
-# so far, and nobody waits longer.
-SECONDS_MAX: Final = 100 * 31_557_600
+# Any length of time that a program or operator asks for: a thousand years. Clocks, calendars and
+# databases can count so far; more is a slip of the finger.
+SECONDS_MAX: Final = 365_000 * 86_400
 
 # Pauses stop growing after the 60th; the 60th power of this factor must still be a number.
 RETRY_MULTIPLIER_MAX: Final = 1000

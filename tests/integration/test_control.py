@@ -369,7 +369,7 @@ async def test_many_are_started_at_once(make_runtime):
     ("wrong", "said"),
     [
         ({"if_exists": "skip"}, "if_exists is 'skip'"),
-        ({"delay": "5"}, "delay is a number of seconds from 0 on, not '5'"),
+        ({"delay": "5"}, "delay must be a number of seconds, not '5'"),
         ({"delay": -1}, "not -1"),
         ({"delay": float("nan")}, "not nan"),
         ({"version": "2"}, r"MAJOR\.MINOR\.PATCH"),

@@ -7,6 +7,7 @@ import re
 from typing import Final
 
 from perdure.errors import InvalidValue
+from perdure.limits import SECONDS_MAX
 
 _UNITS_MS: Final = {
     "ms": 1,
@@ -18,8 +19,6 @@ _UNITS_MS: Final = {
 }
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])", re.ASCII)
 _PLAIN = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
-# Longer than this no timer and no age can be; a slip of the finger is.
-_DAYS_MAX: Final = 365_000
 
 
 def parse_duration_ms(text: str) -> int:
@@ -32,8 +31,8 @@ def parse_duration_ms(text: str) -> int:
         milliseconds = sum(float(number) * _UNITS_MS[unit] for number, unit in parts)
     else:
         raise InvalidValue(f"{text!r} is no length of time; write e.g. 500ms, 30s, 5m, 2h30m or 7d")
-    if milliseconds > _DAYS_MAX * _UNITS_MS["d"]:
-        raise InvalidValue(f"{text!r} is longer than {_DAYS_MAX} days")
+    if milliseconds > SECONDS_MAX * 1000:
+        raise InvalidValue(f"{text!r} is longer than {SECONDS_MAX // 86_400} days")
     return round(milliseconds)
 
 
