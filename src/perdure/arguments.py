@@ -25,20 +25,21 @@ def check_number(value: object, what: str, *, minimum: int, maximum: int = INTEG
     if not isinstance(value, int) or isinstance(value, bool):
         raise InvalidValue(f"{what} must be an integer, not {shown(value)}")
     if value < minimum:
-        raise InvalidValue(f"{what} must be at least {minimum}, not {value}")
+        raise InvalidValue(f"{what} must be at least {minimum}, not {shown(value)}")
     if value > maximum:
-        raise InvalidValue(f"{what} must be at most {maximum}, not {value}")
+        raise InvalidValue(f"{what} must be at most {maximum}, not {shown(value)}")
 
 
 def check_real(value: object, what: str, *, minimum: float, maximum: float, unit: str = "") -> None:
     """A number, whole or not; not NaN."""
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or math.isnan(value):
+    is_nan = isinstance(value, float) and math.isnan(value)
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or is_nan:
         kind = f"a number of{unit}" if unit else "a number"
         raise InvalidValue(f"{what} must be {kind}, not {shown(value)}")
     if value < minimum:
-        raise InvalidValue(f"{what} must be at least {minimum:g}{unit}, not {value!r}")
+        raise InvalidValue(f"{what} must be at least {minimum:g}{unit}, not {shown(value)}")
     if value > maximum:
-        raise InvalidValue(f"{what} must be at most {maximum:.15g}{unit}, not {value!r}")
+        raise InvalidValue(f"{what} must be at most {maximum:.15g}{unit}, not {shown(value)}")
 
 
 def check_seconds(value: object, what: str, *, minimum: float = 0) -> None:
@@ -129,11 +130,16 @@ def check_path(value: Any) -> str:
         else value
     )
     if not isinstance(path, str) or not path:
-        raise InvalidValue(f"path must name a file or directory, e.g. 'shop.db', not {value!r}")
+        raise InvalidValue(
+            f"path must name a file or directory, e.g. 'shop.db', not {shown(value)}"
+        )
     return check_string(path, "path")
 
 
 def shown(value: Any) -> str:
     """For a message: as it is written, but not without end."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of thousands of digits
+        text = object.__repr__(value)
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."

@@ -38,7 +38,7 @@ CLEANUP_SECONDS: Final = 30.0
 SECONDS_MAX: Final = 365_000 * 86_400
 
 # Pauses stop growing after the 60th; the 60th power of this factor must still be a number.
-RETRY_MULTIPLIER_MAX: Final = 1000
+RETRY_MULTIPLIER_MAX: Final = 100_000
 
 # Messages for an instance that nobody knows wait this long for a racing start.
 ORPHAN_GRACE_MS: Final = 60_000
