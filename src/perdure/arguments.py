@@ -131,7 +131,8 @@ def check_path(value: Any) -> str:
     )
     if not isinstance(path, str) or not path:
         raise InvalidValue(
-            f"path must name a file or directory, e.g. 'shop.db', not {shown(value)}"
+            f"path must name a file or directory, e.g. 'shop.db', not {shown(value)}; for a store "
+            "that forgets use InMemoryProvider or 'memory:'"
         )
     return check_string(path, "path")
 
