@@ -152,7 +152,8 @@ class Client:
 
         ``id`` makes it idempotent: an instance that exists already is returned as it is
         (``if_exists="get"``), refused (``"fail"``), or deleted with its tree and started anew
-        (``"replace"``). Without one, a random id is made. ``delay`` is in seconds.
+        (``"replace"``; NotARoot for a child whose parent has not ended). Without one, a random id
+        is made. ``delay`` is in seconds.
         """
         definition = _definition(orchestration)
         item = self._start_item(definition.name, self._arguments(definition, args), id, version)

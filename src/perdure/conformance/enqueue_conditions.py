@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -24,7 +25,7 @@ from perdure.conformance.factories import (
     turn,
 )
 from perdure.conformance.harness import checks
-from perdure.errors import InstanceFinished, InvalidValue, LockLost, NotFound
+from perdure.errors import InstanceFinished, InvalidValue, LockLost, NotARoot, NotFound
 from perdure.model.status import Status
 from perdure.providers.items import EnqueueCondition, KvSet, TurnCommit
 
@@ -196,6 +197,69 @@ class TestReplace:
         assert await enqueue_if(store, EnqueueCondition.REPLACE, start("a"))
 
         await take(store, "a")
+
+    async def test_a_child_is_not_taken_from_a_parent_that_may_wait_for_it(
+        self, store: Store
+    ) -> None:
+        queued = start("queued", parent="a")
+        await create(store, "a", orchestrator_items=(start("child", parent="a"), queued))
+        await turn(store, "child", poke=False, history_delta=(started("child"),))
+
+        for child in ("child", "queued"):
+            with pytest.raises(NotARoot, match="'a'"):
+                await enqueue_if(store, EnqueueCondition.REPLACE, start(child, "New"))
+
+        assert await store.reader.read("child") == [started("child")]
+        assert bodies(await take(store, "queued")) == [queued.body]
+        assert await fetch(store) is None
+
+    async def test_those_that_are_sent_beside_a_refused_one_are_replaced(
+        self, store: Store
+    ) -> None:
+        await create(store, "b", name="Old")
+        await create(store, "c", name="Old")
+        await create(store, "a", orchestrator_items=(start("child", parent="a"),))
+
+        outcomes = await asyncio.gather(
+            *(
+                enqueue_if(store, EnqueueCondition.REPLACE, start(each, "New"))
+                for each in ("b", "child", "c")
+            ),
+            return_exceptions=True,
+        )
+
+        assert (outcomes[0], outcomes[2]) == (True, True)
+        assert isinstance(outcomes[1], NotARoot)
+        taken = [(await take(store)).item for _ in outcomes]
+        new = {item.instance_id for item in taken if item.name == "New"}
+        assert (len(taken), new) == (3, {"b", "c"})
+
+    async def test_a_child_whose_parent_has_not_begun_is_not_taken_either(
+        self, store: Store
+    ) -> None:
+        await store.provider.enqueue_for_orchestrator(start("a"), 60_000)
+        await create(store, "child", parent="a")
+
+        with pytest.raises(NotARoot):
+            await enqueue_if(store, EnqueueCondition.REPLACE, start("child"))
+
+    @pytest.mark.parametrize("status", ENDS)
+    async def test_a_child_whose_parent_has_ended_is_replaced(
+        self, store: Store, status: Status
+    ) -> None:
+        await create(store, "a", orchestrator_items=(start("child", parent="a"),))
+        await finish(store, "a", status)
+
+        assert await enqueue_if(store, EnqueueCondition.REPLACE, start("child", "New"))
+
+        assert bodies(await take(store, "child")) == [start("child", "New").body]
+
+    async def test_a_child_whose_parent_is_not_there_is_replaced(self, store: Store) -> None:
+        await create(store, "child", parent="gone")
+
+        assert await enqueue_if(store, EnqueueCondition.REPLACE, start("child", "New"))
+
+        assert (await take(store, "child")).item.name == "New"
 
     async def test_others_are_left_alone(self, store: Store) -> None:
         await create(store, "b", worker_items=(activity("b"),))

@@ -9,7 +9,8 @@ from abc import ABC, abstractmethod
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from perdure.errors import InstanceFinished, NotARoot, NotFound, TreeChanged
+from perdure.errors import InstanceFinished, NotFound, TreeChanged
+from perdure.providers._shared import rules
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
@@ -168,9 +169,7 @@ class ProviderAdmin(ABC):
         """Delete a root with its whole tree. Errors: NotFound, NotARoot, InstanceStillRunning."""
         parent = await self.get_parent_id(instance_id)
         if parent is not None:
-            raise NotARoot(
-                f"{instance_id!r} is a sub-orchestration of {parent!r}; delete its root instead"
-            )
+            raise rules.not_a_root(instance_id, parent)
         while True:
             tree = await self.get_instance_tree(instance_id)
             try:

@@ -379,6 +379,8 @@ class Provider(ABC):
         own time, else at once. Creates no instance; a message with ``start`` makes the instance
         visible to administration as Pending. ``condition`` (None: ALWAYS) is checked in the same
         transaction. ABSENT and REPLACE need a ``start`` (InvalidValue).
+        Errors: NotFound and InstanceFinished with ALIVE; NotARoot with REPLACE for a child whose
+        parent is in the store and has not ended: it may wait for that child.
         Repeats: ALWAYS and ALIVE add another message; ABSENT returns False.
         """
 
@@ -391,7 +393,8 @@ class Provider(ABC):
         """Add many; each as if alone, in order. A provider may commit them together.
 
         Errors: InvalidValue before anything is written, if one of them is not valid, and for the
-        condition ``ALIVE``, which could refuse one after others were taken.
+        condition ``ALIVE``, which could refuse one after others were taken. With ``REPLACE``
+        NotARoot, as for one; then any number of the others, in order, may have been taken.
         """
         refusals.check_enqueue_many(messages, delay_ms, condition)
         return [

@@ -120,7 +120,8 @@ class EnqueueCondition(StrEnum):
     """No instance and no queued start with that id. Else nothing is written and False is
     returned."""
     REPLACE = "replace"
-    """Whatever is there under that id is deleted with its tree, running or not."""
+    """Whatever is there under that id is deleted with its tree, running or not. Else, for a child
+    whose parent is there and has not ended: NotARoot."""
 
 
 # --- turns

@@ -466,24 +466,38 @@ class ToyProvider(Provider):
         return True
 
     def _meets(self, instance_id, condition) -> bool:
-        instance = self._store.instances.get(instance_id)
-        queued = any(
-            row.message.start is not None and row.message.instance_id == instance_id
-            for row in self._store.messages
-        )
-        has_turns = instance is not None and instance.execution_id > 0
+        exists, has_ended = self._standing(instance_id)
         if condition is EnqueueCondition.ABSENT:
-            return not (has_turns or queued)
+            return not exists
         if condition is EnqueueCondition.ALIVE:
-            if not (has_turns or queued):
+            if not exists:
                 raise NotFound(f"there is no instance {instance_id!r}")
-            if has_turns and rules.has_ended(
-                instance.statuses[instance.execution_id], start_queued=queued
-            ):
+            if has_ended:
                 raise InstanceFinished(f"{instance_id!r} has ended")
         if condition is EnqueueCondition.REPLACE:
+            parent_id = self._parent_of(instance_id)
+            if self._standing(parent_id) == (True, False):
+                raise rules.not_a_root(instance_id, parent_id)
             self._delete(instance_id)
         return True
+
+    def _starts(self, instance_id):
+        messages = [row.message for row in self._store.messages]
+        return [each.start for each in messages if each.start and each.instance_id == instance_id]
+
+    def _standing(self, instance_id):
+        """Whether it exists, and whether it has ended."""
+        instance, queued = self._store.instances.get(instance_id), bool(self._starts(instance_id))
+        if instance is None or not instance.execution_id:
+            return queued, False
+        status = instance.statuses[instance.execution_id]
+        return True, rules.has_ended(status, start_queued=queued)
+
+    def _parent_of(self, instance_id):
+        instance = self._store.instances.get(instance_id)
+        named = [instance.routing] if instance is not None and instance.routing else []
+        routing = next(iter(named + self._starts(instance_id)), None)
+        return None if routing is None else routing.parent_instance_id
 
     def _delete(self, instance_id) -> None:
         children = [

@@ -59,7 +59,7 @@ class TurnRules(Comparison):
     @action(
         1,
         planned=st.lists(plans.start_plans, min_size=1, max_size=3),
-        condition=st.sampled_from((None, EnqueueCondition.ABSENT, EnqueueCondition.REPLACE)),
+        condition=st.sampled_from((None, EnqueueCondition.ABSENT)),
     )
     def enqueue_many(self, planned: list[MessagePlan], condition: EnqueueCondition | None) -> None:
         """Only what is never refused: how far a refused call of many got is left open."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
-from perdure.errors import InvalidValue, LockLost
+from perdure.errors import InvalidValue, LockLost, NotARoot
 from perdure.model.status import Status
 from perdure.noise import unguessable
 from perdure.providers.items import (
@@ -89,6 +89,12 @@ def lock_lost(operation: str, lock_token: str) -> LockLost:
     return LockLost(
         operation,
         f"invalid lock token {lock_token!r}: it is unknown, expired, already used or taken over",
+    )
+
+
+def not_a_root(instance_id: str, parent_id: str) -> NotARoot:
+    return NotARoot(
+        f"{instance_id!r} is a sub-orchestration of {parent_id!r}; delete its root instead"
     )
 
 

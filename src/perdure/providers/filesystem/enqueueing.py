@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from perdure.errors import InstanceFinished, NotFound, PerdureError
-from perdure.providers._shared import refusals
+from perdure.providers._shared import refusals, rules
 from perdure.providers.filesystem import deletion, queues
 from perdure.providers.items import EnqueueCondition
 
@@ -65,5 +65,13 @@ def _meets(state: State, tx: Transaction, instance_id: str, condition: EnqueueCo
             return True
         case EnqueueCondition.REPLACE:
             if state.standing.is_there(instance_id):
+                _refuse_to_take_from_parent(state, instance_id)
                 deletion.delete_all(state, tx, deletion.tree_of(state, instance_id))
             return True
+
+
+def _refuse_to_take_from_parent(state: State, child_id: str) -> None:
+    standing = state.standing
+    parent_id = standing.parent_id(child_id) if standing.exists(child_id) else None
+    if parent_id is not None and standing.exists(parent_id) and not standing.has_ended(parent_id):
+        raise rules.not_a_root(child_id, parent_id)

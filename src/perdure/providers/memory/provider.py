@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         TurnCommit,
         WorkerMessage,
     )
+    from perdure.providers.memory.state import Instance
     from perdure.providers.watching import Signal, Watch
 
 _Fetched = TypeVar("_Fetched")
@@ -271,9 +272,16 @@ class InMemoryProvider(Provider):
                 return True
             case EnqueueCondition.REPLACE:
                 if instance is not None:
+                    self._refuse_to_take_from_parent(instance)
                     for member in self._store.tree_of(instance):
                         self._store.delete(member)
                 return True
+
+    def _refuse_to_take_from_parent(self, child: Instance) -> None:
+        parent_id = child.who().parent_instance_id if child.exists else None
+        parent = None if parent_id is None else self._store.instances.get(parent_id)
+        if parent is not None and parent.exists and not parent.has_ended:
+            raise rules.not_a_root(child.instance_id, parent.instance_id)
 
     # --- what clients read
 

@@ -100,6 +100,8 @@ def _judge(operation: str, row: dict[str, Any], refused: Refusal | None) -> bool
             raise rules.lock_lost(operation, token or "")
         case ("missing", _):
             raise NotFound(f"there is no instance {row['instance_id']!r}")
+        case ("child", parent_id):
+            raise rules.not_a_root(row["instance_id"], parent_id or "")
         case ("ended", status):
             raise InstanceFinished(f"{row['instance_id']!r} has ended: {status}")
         case _:

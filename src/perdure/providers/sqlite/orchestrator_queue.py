@@ -8,7 +8,7 @@ from perdure.errors import InstanceFinished, NotFound
 from perdure.model.status import Status
 from perdure.providers._shared import rules
 from perdure.providers.items import EnqueueCondition
-from perdure.providers.sqlite import deletion, locks, queries
+from perdure.providers.sqlite import deletion, listing, locks, queries
 from perdure.providers.sqlite.many_rows import as_list, rows_at_once
 
 if TYPE_CHECKING:
@@ -117,6 +117,7 @@ def _is_met(tx: Transaction, instance_id: str, condition: EnqueueCondition) -> b
             require_alive(tx, instance_id)
             return True
         case EnqueueCondition.REPLACE:
+            _refuse_to_take_from_parent(tx, instance_id)
             deletion.delete_tree(tx, instance_id)
             return True
 
@@ -126,6 +127,13 @@ def require_alive(tx: Transaction, instance_id: str) -> None:
         raise NotFound(f"there is no instance {instance_id!r}")
     if has_ended(tx, instance_id):
         raise InstanceFinished(f"{instance_id!r} has ended")
+
+
+def _refuse_to_take_from_parent(tx: Transaction, child_id: str) -> None:
+    child = listing.find_info(tx, child_id)
+    parent_id = None if child is None else child.parent_instance_id
+    if parent_id is not None and exists(tx, parent_id) and not has_ended(tx, parent_id):
+        raise rules.not_a_root(child_id, parent_id)
 
 
 def _row(

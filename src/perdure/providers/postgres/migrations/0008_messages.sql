@@ -169,7 +169,22 @@ BEGIN
         OR EXISTS (SELECT FROM worker_queue WHERE instance_id = p_id);
 END $$;
 
--- Starts an instance in the place of whatever is there with its tree.
+-- What is there under the ids of the messages, with its trees.
+CREATE FUNCTION trees_of(p_messages jsonb) RETURNS text[]
+LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN ARRAY(
+        SELECT t.instance_id
+        FROM jsonb_to_recordset(p_messages) AS m (instance_id text)
+        CROSS JOIN LATERAL unnest(CASE
+            -- Others may name it as their parent before it is there.
+            WHEN has_anything(m.instance_id) THEN tree_of(m.instance_id)
+        END) AS t (instance_id)
+    );
+END $$;
+
+-- Starts an instance in the place of whatever is there with its tree. ``child`` for one that would
+-- be taken from a parent that may wait for it.
 CREATE FUNCTION replace_instances(
     p_lane text, p_batch bigint, p_again boolean, p_messages jsonb, p_parts integer
 ) RETURNS text
@@ -179,29 +194,36 @@ DECLARE
     v_answer text := lane_answer(p_lane, p_batch, p_again);
     v_ids text[];
     v_locked text[] := '{}';
+    v_refused jsonb;
+    v_messages jsonb;
     v_now bigint;
+    v_turns_at bigint;
 BEGIN
     IF v_answer IS NOT NULL THEN
         RETURN v_answer;
     END IF;
     LOOP
-        v_ids := ARRAY(
-            SELECT t.instance_id
-            FROM jsonb_to_recordset(p_messages) AS m (instance_id text)
-            CROSS JOIN LATERAL unnest(CASE
-                -- Others may name it as their parent before it is there.
-                WHEN has_anything(m.instance_id) THEN tree_of(m.instance_id)
-            END) AS t (instance_id)
-        );
+        v_ids := trees_of(p_messages);
         -- While a lock was waited for, a turn may have added a child.
         EXIT WHEN v_locked @> v_ids;
         PERFORM lock_for_removal(v_ids);
         v_locked := v_ids;
     END LOOP;
-    PERFORM remove_instances(v_ids);
+    SELECT jsonb_object_agg(m.n, jsonb_build_array('child', p.instance_id)) INTO v_refused
+    FROM jsonb_to_recordset(p_messages) AS m (n integer, instance_id text)
+    JOIN instances c ON c.instance_id = m.instance_id
+    JOIN instances p ON p.instance_id = c.parent_instance_id
+    WHERE NOT has_ended(p);
+    v_messages := not_refused(p_messages, v_refused);
     v_now := now_ms();
+    IF v_messages IS NOT NULL THEN
+        PERFORM remove_instances(
+            CASE WHEN v_refused IS NULL THEN v_ids ELSE trees_of(v_messages) END
+        );
+        v_turns_at := add_messages(v_messages, v_now);
+    END IF;
     RETURN lane_close(p_lane, p_batch, v_now, jsonb_build_object(
-        'now', v_now, 'turns_at', add_messages(p_messages, v_now)
+        'now', v_now, 'refused', v_refused, 'turns_at', v_turns_at
     ));
 END $$;
 
