@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from perdure.conformance.factories import (
+    NAME,
     activity,
     bodies,
     completion,
@@ -343,6 +344,7 @@ class TestTakingTheLock:
         queued = start("x", parent="p")
         await store.provider.enqueue_for_orchestrator(queued, delay_ms=delay_ms)
         locked = await store.admin.lock_instance("x", 5_000)
+        assert (locked.item.name, locked.item.parent_instance_id) == (NAME, "p")
         assert locked.item.execution_id == 1
         assert not locked.item.history
         assert not locked.item.messages

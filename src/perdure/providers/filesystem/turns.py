@@ -51,14 +51,15 @@ def fetch(
     lock = _lock(state, tx, instance_id, lock_timeout_ms, owner)
     visible = state.ready_instances.visible_messages(instance_id, tx.now_ms)
     deliveries = _hand_out(state, tx, lock.lock_token, visible)
-    return _locked(state, tx, lock, deliveries)
+    return _locked(state, lock, deliveries, visible_ms=tx.now_ms)
 
 
 def take_over(
     state: State, tx: Transaction, instance_id: str, lock_timeout_ms: int
 ) -> LockedInstance:
     """Lock an existing instance whoever holds it, without any message."""
-    return _locked(state, tx, _lock(state, tx, instance_id, lock_timeout_ms, None), ())
+    lock = _lock(state, tx, instance_id, lock_timeout_ms, None)
+    return _locked(state, lock, (), visible_ms=None)
 
 
 def give_back(state: State, locked: LockedInstance | None, tx: Transaction) -> None:
@@ -128,10 +129,11 @@ def _hand_out(
 
 
 def _locked(
-    state: State, tx: Transaction, lock: LockRow, deliveries: tuple[Delivery, ...]
+    state: State, lock: LockRow, deliveries: tuple[Delivery, ...], *, visible_ms: int | None
 ) -> LockedInstance:
+    """Named by a start that is visible by then, if no turn has named it; None: by any."""
     instance_id, standing = lock.instance_id, state.standing
-    who = standing.who(instance_id, tx.now_ms)
+    who = standing.who(instance_id, visible_ms)
     execution_id = standing.execution_id(instance_id)
     history = state.tables.histories.get((instance_id, execution_id))
     kv_store = state.lookups.kv_store.get(instance_id, {})

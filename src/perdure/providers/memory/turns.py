@@ -128,7 +128,7 @@ def take_over(store: MemoryStore, instance: Instance, lock_timeout_ms: int) -> F
     lock = _new_lock(store, instance, lock_timeout_ms, None, now_ms)
     store.settle(instance, now_ms)
     return FetchedOrchestration(
-        item=_item(instance, [], now_ms), lock_token=lock.token, attempt_count=0
+        item=_item(instance, [], None), lock_token=lock.token, attempt_count=0
     )
 
 
@@ -219,9 +219,10 @@ def _carry_visible(instance: Instance, lock: Lock, now_ms: int) -> list[Message]
     return rules.in_due_order(batch, lambda entry: (entry.visible_at_ms, entry.enqueued_at_ms))
 
 
-def _item(instance: Instance, batch: list[Message], now_ms: int) -> OrchestrationItem:
+def _item(instance: Instance, batch: list[Message], visible_ms: int | None) -> OrchestrationItem:
+    """Named by a start that is visible by then, if no turn has named it; None: by any."""
     execution_id = instance.shown_execution_id
-    who = instance.who(now_ms)
+    who = instance.who(visible_ms)
     return OrchestrationItem(
         instance_id=instance.instance_id,
         name=who.name,

@@ -39,7 +39,8 @@ def apply_commit(tx: Transaction, lock_token: str, lock: Any, commit: TurnCommit
     _settle_work(tx, operation, instance_id, commit.settled_work)
     start = None
     if key is None or pending_since is not None:
-        if name is not None and commit.consumed is None and commit.metadata.name is not None:
+        carries_all = commit.consumed is None and carried_until is not None
+        if name is not None and carries_all and commit.metadata.name is not None:
             # The only start there is, and the turn itself says the rest.
             start = (name, version, None, pending_since)
         else:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from perdure.arguments import INTEGER_MAX
 from perdure.model.status import Status
 from perdure.providers._shared import rules
 from perdure.providers.items import (
@@ -129,7 +130,7 @@ def take_over(
         (locked_until, token, None, None, None, None, instance_id),
     )
     locks.refresh(tx, instance_id)
-    start = tx.row(queries.VISIBLE_START, (instance_id, tx.now))
+    start = tx.row(queries.VISIBLE_START, (instance_id, INTEGER_MAX))  # visible or not
     item = _item(tx, instance_id, instance_key, (), start)
     return FetchedOrchestration(item=item, lock_token=token, attempt_count=0)
 
