@@ -92,7 +92,12 @@ class TurnRules(Comparison):
         )
 
     def at(self, side: Side, delay: int | None) -> int | None:
-        return None if delay is None else side.now_ms + self.ticks(delay)
+        if delay is None:
+            return None
+        # A clock of its own goes on between two steps, and would decide the order of what the model
+        # has at one moment: therefore between two ticks, where nothing else is.
+        margin_ms = 0 if self.is_exact else self.tick_ms // 2
+        return side.now_ms + self.ticks(delay) + margin_ms
 
     # --- batches
 
