@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 import msgspec
@@ -46,11 +45,6 @@ COMPARED_FIELDS: Final[Mapping[type[events.Scheduled], tuple[str, ...]]] = {
     events.SideEffectRecorded: (),
     events.PatchMarked: ("name",),
 }
-_COMPARED: Final = {
-    kind: (attrgetter(*names), itemgetter(*names))
-    for kind, names in COMPARED_FIELDS.items()
-    if names
-}
 _PAYLOADS: Final = frozenset({"input", "status", "value"})
 _GIVEN_IDS: Final = frozenset({"child_instance_id", "target_instance_id"})
 
@@ -68,13 +62,7 @@ def key_of(event: events.Event) -> str | None:
 
 def is_same_request(recorded: events.Scheduled, asked: Mapping[str, Any], codec: Codec) -> bool:
     """Of one kind, the same content; payloads may differ in spelling, not in value."""
-    kind = type(recorded)
-    if kind not in _COMPARED:
-        return True
-    get_then, get_now = _COMPARED[kind]
-    if get_then(recorded) == get_now(asked):
-        return True
-    for name in COMPARED_FIELDS[kind]:
+    for name in COMPARED_FIELDS[type(recorded)]:
         then, now = getattr(recorded, name), asked[name]
         if then == now:
             continue

@@ -38,11 +38,7 @@ def decode_event(text: str) -> events.Event:
 
 def decode_history(texts: Iterable[str]) -> list[events.Event]:
     """Every event or an error: an unknown or damaged event is never skipped."""
-    texts = list(texts)
-    try:
-        return list(map(_event_decoder.decode, texts))
-    except msgspec.MsgspecError:
-        return list(map(decode_event, texts))  # names the one
+    return [decode_event(text) for text in texts]
 
 
 def decode_item(text: str) -> work.OrchestratorItem:
