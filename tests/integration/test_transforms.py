@@ -19,6 +19,7 @@ from perdure import (
     wait_for_event,
 )
 from perdure.errors import CannotUnwrap
+from perdure.model.events import ActivityScheduled
 from perdure.model.failures import BlockReason
 
 
@@ -81,7 +82,17 @@ async def remembers() -> int:
     return state["value"]
 
 
-HANDLERS = [plain, hears, hears_late, reads, remembers, echo]
+@orchestration
+async def catches() -> int:
+    """Asks for the same again when it is replayed, and catches whatever it can."""
+    await wait_for_event("first", int)
+    try:
+        return await echo(4) + await plain(0)
+    except Exception:
+        return -1
+
+
+HANDLERS = [catches, plain, hears, hears_late, reads, remembers, echo]
 
 
 async def send(client, flow):
@@ -111,6 +122,32 @@ async def test_what_cannot_be_unwrapped_blocks_and_is_intact(tmp_path, flow, una
     async with Runtime(store, HANDLERS, codec=RIGHT) as third:
         await third.resume("x")
         assert await third.get("x", flow).result(20) == 4
+
+
+@pytest.mark.parametrize("unable", UNABLE)
+async def test_requests_that_cannot_be_compared_are_no_error_of_the_code(tmp_path, unable):
+    store = tmp_path / "store.db"
+    flows_only = RuntimeOptions(run_activities=False)
+    async with Runtime(store, HANDLERS) as first:
+        await first.start(catches, id="x")
+        await waiting(first, "x")
+    async with Runtime(store, HANDLERS, codec=RIGHT, options=flows_only) as second:
+        async with Client(store) as client:
+            await client.raise_event("x", "first", 1)
+
+        async def has_asked():
+            return any(event.__class__ is ActivityScheduled for event in await second.history("x"))
+
+        await until(has_asked)
+    async with Runtime(store, HANDLERS, codec=UNABLE[unable], options=flows_only) as third:
+        await third.raise_event("x", "more")
+        await reached(third, "x", Status.BLOCKED)
+        block = (await third.status("x", waits=False)).block
+        assert block is not None
+        assert block.reason is BlockReason.UNDECODABLE
+    async with Runtime(store, HANDLERS, codec=RIGHT) as fourth:
+        await fourth.resume("x")
+        assert await fourth.get("x", catches).result(20) == 4
 
 
 async def test_a_worker_with_the_transform_goes_on_by_itself(tmp_path):

@@ -408,8 +408,11 @@ class CodeRecorder:
         payload = signature.encode_arguments(args, kwargs, self.codec)
         # An error of the call, not of an instance that could never begin. What history has fitted
         # then, whatever the annotation says now.
-        if not self.journal.has_start(branch.coming_operation(), orchestration.name, payload):
-            signature.check_arguments(payload, self.codec)
+        try:
+            if not self.journal.has_start(branch.coming_operation(), orchestration.name, payload):
+                signature.check_arguments(payload, self.codec)
+        except CannotUnwrap as error:
+            self._stop(error)
         return payload
 
     def _schedule(self, branch: Branch, kind: type[S], fields: dict[str, Any]) -> S:
@@ -425,7 +428,10 @@ class CodeRecorder:
             )
         if journal.last_event_id >= limits.HISTORY_EVENTS_MAX:
             self._stop(history_too_long())
-        return journal.schedule(kind, branch.next_operation(), branch.site, fields)
+        try:
+            return journal.schedule(kind, branch.next_operation(), branch.site, fields)
+        except CannotUnwrap as error:  # what history has there is not to be compared
+            self._stop(error)
 
     def _stop(self, error: BaseException) -> NoReturn:
         """End the execution with that error, whatever the code catches."""
