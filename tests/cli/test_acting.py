@@ -171,6 +171,7 @@ def test_what_has_not_begun_is_terminated_at_once(cli):
     assert one.lines == ["✓ terminated h-1"]
     assert many.lines == ["✓ terminated 1 instance"]
     assert {status_of(cli, "h-1"), status_of(cli, "h-2")} == {"Terminated"}
+    assert "hello@" not in cli("history", "h-1").out
 
 
 def test_pause_and_resume(waiting):

@@ -47,11 +47,11 @@ class Registry:
         return frozenset(self._activities)
 
     def resolve_orchestration(self, name: str, version: str | None) -> Orchestration[Any, Any]:
-        """Exactly that version, or the latest when None."""
+        """Exactly that version; the latest when None, or empty: it ended before one was chosen."""
         versions = self._orchestrations.get(name)
         if versions is None:
             raise NotRegistered(_unknown("orchestration", name, self._orchestrations))
-        if version is None:
+        if not version:
             return next(reversed(versions.values()))
         found = versions.get(version)
         if found is None:

@@ -23,7 +23,8 @@ def content_of(event: events.Event) -> str:
     """Calls as calls, values as JSON, failures as their message."""
     match event:
         case events.OrchestrationStarted():
-            return f"{event.name}@{event.version} {payload_text(event.input)}"
+            version = f"@{event.version}" if event.version else ""  # it ended before it began
+            return f"{event.name}{version} {payload_text(event.input)}"
         case events.ActivityScheduled():
             return shown_call(event.name, event.input)
         case events.SubOrchestrationScheduled():
