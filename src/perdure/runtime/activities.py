@@ -313,12 +313,11 @@ class ActivityDispatcher:
         ended = asyncio.ensure_future(self._session_ended.wait())
         try:
             await asyncio.wait((found, ended), return_when=asyncio.FIRST_COMPLETED)
-            found.cancel()
-            await asyncio.wait((found,))
-            return [] if found.cancelled() else found.result()
         finally:
-            found.cancel()
             ended.cancel()
+            found.cancel()
+            await asyncio.wait((found,))  # it gives back what it may have got
+        return [] if found.cancelled() else found.result()
 
     def _take(self, fetched: FetchedWork) -> None:
         try:
