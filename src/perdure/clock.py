@@ -32,11 +32,14 @@ class SystemClock:
 class ManualClock:
     """A clock that moves only when told; sleepers wake when it passes their time."""
 
-    def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
+    def __init__(self, now_ms: int = 1_700_000_000_000, tick_ms: int = 0) -> None:
         self._now_ms = now_ms
+        self.tick_ms = tick_ms
+        """How far each look at it moves it, as a real clock goes on between two looks."""
         self._sleepers: list[tuple[int, asyncio.Future[None]]] = []
 
     def now_ms(self) -> int:
+        self._now_ms += self.tick_ms
         return self._now_ms
 
     async def sleep(self, seconds: float) -> None:

@@ -41,14 +41,6 @@ class SqliteFactory(ProviderFactory):
         self._directory.cleanup()
 
 
-class DriftingClock(ManualClock):
-    """Goes on a little with every look at it, as the clock of a server does."""
-
-    def now_ms(self) -> int:
-        self._now_ms += 1
-        return super().now_ms()
-
-
 class ProviderWithItsOwnClock(InMemoryProvider):
     @property
     def capabilities(self) -> Capabilities:
@@ -57,7 +49,7 @@ class ProviderWithItsOwnClock(InMemoryProvider):
 
 class OwnClockFactory(ProviderFactory):
     def __init__(self) -> None:
-        self._clock = DriftingClock(1_800_000_000_000)
+        self._clock = ManualClock(1_800_000_000_000, tick_ms=1)
         self._store = MemoryStore(self._clock)
 
     def create(self, clock: ManualClock) -> Provider:

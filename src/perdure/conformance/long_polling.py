@@ -338,6 +338,32 @@ class TestWakingForWork:
         assert (await woken(task)).identity.instance_id == "x"
 
 
+@checks
+@requires("long_poll")
+@requires("injected_clock")
+class TestTimeThatPassesDuringALook:
+    verbs = ("fetch_orchestration_item", "fetch_work_item")
+
+    async def test_what_comes_due_between_two_looks_at_the_clock_is_not_slept_through(
+        self, store: Store
+    ) -> None:
+        store.clock.tick_ms = 1
+        for delay_ms in range(1, 12):
+            name = f"x-{delay_ms}"
+            await store.provider.enqueue_for_orchestrator(start(name), delay_ms)
+            task = asyncio.create_task(fetch(store, poll_ms=LONG_MS))
+            await settled(task)
+            await store.advance(delay_ms)
+            assert (await woken(task)).item.instance_id == name
+
+            due_at_ms = await store.now_ms() + delay_ms
+            await enqueue_work(store, activity(name, visible_at_ms=due_at_ms))
+            task = asyncio.create_task(fetch_work(store, poll_ms=LONG_MS))
+            await settled(task)
+            await store.advance(delay_ms)
+            assert (await woken(task)).identity.instance_id == name
+
+
 async def _step_clock(store: Store, task: asyncio.Task[Any]) -> None:
     """Let a provider that looks now and then see what another handle wrote, within a second."""
     for _ in range(10):

@@ -92,10 +92,10 @@ class Agenda:
 
     def next_due_ms(self, owner: str | None, now_ms: int) -> int | None:
         """When there may be a candidate that is none yet."""
-        after = (now_ms, float("inf"))
-        dues = [self._ready.first_after(after), self._later.first_after(after)]
+        later = (now_ms + 1,)
+        dues = [self._ready.first_from(later), self._later.first_from(later)]
         if owner is not None and owner in self._kept:
-            dues.append(self._kept[owner].first_after(after))
+            dues.append(self._kept[owner].first_from(later))
         return min((due[0] for due in dues if due is not None), default=None)
 
     def _promote(self, now_ms: int) -> None:

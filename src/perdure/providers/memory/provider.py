@@ -333,12 +333,12 @@ class InMemoryProvider(Provider):
         deadline_ms = clock.now_ms() + poll_timeout_ms
         left_ms = poll_timeout_ms
         while True:
-            seen = signal.generation
+            seen, now_ms = signal.generation, clock.now_ms()
             fetched = look()
-            now_ms = clock.now_ms()
             left_ms = min(left_ms, deadline_ms - now_ms)
             if fetched is not None or left_ms <= 0:
                 return fetched
+            # Reckoned from before the look: what came due since then may not have been seen.
             due_ms = next_due_ms(now_ms)
             wait_ms = left_ms if due_ms is None else int(min(left_ms, due_ms - now_ms))
             changed = await signal.wait(seen, wait_ms)

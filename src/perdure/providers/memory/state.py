@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -55,8 +55,9 @@ class SortedKeys(Generic[_Key]):
     def first(self) -> _Key | None:
         return self._keys[0] if self._keys else None
 
-    def first_after(self, key: tuple[Any, ...]) -> _Key | None:
-        index = bisect_right(self._keys, key)
+    def first_from(self, key: tuple[Any, ...]) -> _Key | None:
+        """The smallest that is not below the one given, which may be the beginning of a key."""
+        index = bisect_left(self._keys, key)
         return self._keys[index] if index < len(self._keys) else None
 
     def descending_before(self, key: tuple[Any, ...] | None) -> Iterator[_Key]:

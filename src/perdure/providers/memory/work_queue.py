@@ -120,7 +120,7 @@ class WorkQueue:
             for session in self.sessions.values()
             if is_live(session.locked_until_ms, now_ms)
         ]
-        if (later := self._later.first_after((now_ms, float("inf")))) is not None:
+        if (later := self._later.first_from((now_ms + 1,))) is not None:
             dues.append(later[0])
         until_ms = min(dues, default=float("inf"))
         self._slept_until_ms = max(self._slept_until_ms, until_ms)
