@@ -351,17 +351,17 @@ class TestTimeThatPassesDuringALook:
         for delay_ms in range(1, 12):
             name = f"x-{delay_ms}"
             await store.provider.enqueue_for_orchestrator(start(name), delay_ms)
-            task = asyncio.create_task(fetch(store, poll_ms=LONG_MS))
-            await settled(task)
+            turn = asyncio.create_task(fetch(store, poll_ms=LONG_MS))
+            await settled(turn)
             await store.advance(delay_ms)
-            assert (await woken(task)).item.instance_id == name
+            assert (await woken(turn)).item.instance_id == name
 
             due_at_ms = await store.now_ms() + delay_ms
             await enqueue_work(store, activity(name, visible_at_ms=due_at_ms))
-            task = asyncio.create_task(fetch_work(store, poll_ms=LONG_MS))
-            await settled(task)
+            work = asyncio.create_task(fetch_work(store, poll_ms=LONG_MS))
+            await settled(work)
             await store.advance(delay_ms)
-            assert (await woken(task)).identity.instance_id == name
+            assert (await woken(work)).identity.instance_id == name
 
 
 async def _step_clock(store: Store, task: asyncio.Task[Any]) -> None:

@@ -97,6 +97,7 @@ class Connections:
         self.is_settled = False
         """Nothing has to wait because a program is at its first turns."""
         self._waiting: dict[Rank, deque[asyncio.Future[None]]] = {rank: deque() for rank in Rank}
+        self._waking: asyncio.TimerHandle | None = None
         self._is_opening = False
         self._is_open = False
         self._rehearsals: set[asyncio.Task[bytes]] = set()
@@ -346,9 +347,12 @@ class Connections:
         self._slots.release()
         if used_for is Rank.COMMIT and self._count == 1 and not self._waiting[Rank.COMMIT]:
             # What a commit leads to is often the next one, and there is this connection only.
-            asyncio.get_running_loop().call_later(_NEXT_COMMIT_SECONDS, self._wake)
+            if self._waking is not None:
+                self._waking.cancel()
+            loop = asyncio.get_running_loop()
+            self._waking = loop.call_later(_NEXT_COMMIT_SECONDS, self.wake)
         else:
-            self._wake()
+            self.wake()
 
     def _drop_broken(self, error: BaseException) -> None:
         if remedy_for(error) is Remedy.RECONNECT:
@@ -378,7 +382,7 @@ class Connections:
         loop = asyncio.get_running_loop()
         open_at = loop.time() + _PATIENCE_SECONDS[rank]
         while True:
-            link = self._pick(statement)
+            link = None if self._is_outranked(rank) else self._pick(statement)
             if link is not None:
                 return link
             may_open = self._count == 0 or loop.time() >= open_at
@@ -395,11 +399,15 @@ class Connections:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self._wake()  # it was this one's turn, and it does not take it
+                self.wake()  # it was this one's turn, and it does not take it
             raise
         finally:
             if patience is not None:
                 patience.cancel()
+
+    def _is_outranked(self, rank: Rank) -> bool:
+        """Somebody waits who is to go first, perhaps for the commit that may follow a commit."""
+        return any(not turn.done() for first in range(rank) for turn in self._waiting[Rank(first)])
 
     def _pick(self, statement: bytes) -> Link | None:
         for position in range(len(self._free) - 1, -1, -1):
@@ -438,7 +446,7 @@ class Connections:
             return link
         finally:
             self._is_opening = False
-            self._wake()
+            self.wake()
 
     def _put(self, link: Link) -> None:
         self._used_at = asyncio.get_running_loop().time()
@@ -449,7 +457,8 @@ class Connections:
             self._count -= 1
             _hang_up(link)
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Let the first of those who wait look for a connection."""
         for waiting in self._waiting.values():
             while waiting:
                 turn = waiting.popleft()

@@ -293,6 +293,7 @@ class Handle:
     def _applied(self, answer: Answer, sent_at: float) -> None:
         self.clock.note(answer.now, sent_at)
         if answer.turns_at is not None:
+            self._connections.wake()  # the fetch is next, no other commit
             self._ring(self.turn_desk, self._channels.turns, answer.turns_at - answer.now)
         if answer.work_at is not None:
             self._connections.is_settled = True
