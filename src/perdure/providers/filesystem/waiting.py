@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from perdure.errors import CorruptData
+from perdure.providers._shared.polling import Poll
 from perdure.providers.items import FetchedOrchestration
 
 if TYPE_CHECKING:
@@ -26,27 +27,12 @@ async def poll(
     look: Callable[[], Awaitable[_Found | None]],
     next_change_ms: Callable[[], int | None],
 ) -> _Found | None:
-    """Look until there is something; in between wait for a signal or for the next due time.
-
-    What is left of the timeout only shrinks, so that a clock set back cannot stretch it.
-    """
-    clock = store.clock
-    deadline_ms = clock.now_ms() + timeout_ms
-    left_ms = timeout_ms
+    """Look until there is something; in between wait for a signal or for the next due time."""
+    patience = Poll(signal, store.clock, timeout_ms)
     while True:
-        seen = signal.generation
         found = await look()
-        now_ms = clock.now_ms()
-        left_ms = min(left_ms, deadline_ms - now_ms)
-        if found is not None or left_ms <= 0:
+        if found is not None or not await patience.wait(next_change_ms()) or not store.is_open:
             return found
-        due_ms = next_change_ms()
-        wait_ms = left_ms if due_ms is None else min(left_ms, max(due_ms - now_ms, 0))
-        has_changed = await signal.wait(seen, wait_ms)
-        if not store.is_open:
-            return None
-        if not has_changed:
-            left_ms -= wait_ms
 
 
 async def with_history(store: OpenStore, locked: LockedInstance) -> FetchedOrchestration:

@@ -12,6 +12,7 @@ from perdure.errors import (
 )
 from perdure.limits import ORPHAN_GRACE_MS, check_id
 from perdure.providers._shared import moved, refusals, rules
+from perdure.providers._shared.polling import Poll
 from perdure.providers.capabilities import Capabilities
 from perdure.providers.contract import Provider
 from perdure.providers.items import EnqueueCondition, TagFilter, TagMode
@@ -323,26 +324,18 @@ class InMemoryProvider(Provider):
         signal: Signal,
         poll_timeout_ms: int,
         look: Callable[[], _Fetched | None],
-        next_due_ms: Callable[[int], float | None],
+        next_due_ms: Callable[[int], int | None],
     ) -> _Fetched | None:
-        """Look until there is something; in between wait for a signal or for the next due time.
-
-        What is left of the timeout only shrinks, so that a clock that jumps back cannot stretch it.
-        """
+        """Look until there is something; in between wait for a signal or for the next due time."""
         clock = self._store.clock
-        deadline_ms = clock.now_ms() + poll_timeout_ms
-        left_ms = poll_timeout_ms
+        patience = Poll(signal, clock, poll_timeout_ms)
         while True:
-            seen, now_ms = signal.generation, clock.now_ms()
+            # Before the look: what comes due after this may not be seen by it.
+            now_ms = clock.now_ms()
             fetched = look()
-            left_ms = min(left_ms, deadline_ms - now_ms)
-            if fetched is not None or left_ms <= 0:
+            if (
+                fetched is not None
+                or not await patience.wait(next_due_ms(now_ms))
+                or not self._is_open
+            ):
                 return fetched
-            # Reckoned from before the look: what came due since then may not have been seen.
-            due_ms = next_due_ms(now_ms)
-            wait_ms = left_ms if due_ms is None else int(min(left_ms, due_ms - now_ms))
-            changed = await signal.wait(seen, wait_ms)
-            if not self._is_open:
-                return None
-            if not changed:
-                left_ms -= wait_ms

@@ -113,7 +113,7 @@ class WorkQueue:
                 heads.extend(self._first_free(lane, now_ms))
         return self.items[min(heads)] if heads else None
 
-    def sleep_until_ms(self, now_ms: int) -> float:
+    def sleep_until_ms(self, now_ms: int) -> int | None:
         """For who found nothing: when an item or a session may become free without notice."""
         dues = [
             session.locked_until_ms
@@ -122,8 +122,10 @@ class WorkQueue:
         ]
         if (later := self._later.first_from((now_ms + 1,))) is not None:
             dues.append(later[0])
-        until_ms = min(dues, default=float("inf"))
-        self._slept_until_ms = max(self._slept_until_ms, until_ms)
+        until_ms = min(dues, default=None)
+        self._slept_until_ms = max(
+            self._slept_until_ms, float("inf") if until_ms is None else until_ms
+        )
         return until_ms
 
     def _first_free(self, lane: SortedKeys[tuple[int]], now_ms: int) -> Iterable[int]:

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-    from perdure.providers.sqlite.polling import Poll
+    from perdure.providers._shared.polling import Poll
 
 
 class Entry:

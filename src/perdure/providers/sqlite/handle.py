@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
     from perdure.clock import Clock
     from perdure.providers._shared.migrate import Migration
+    from perdure.providers._shared.polling import Poll
     from perdure.providers.sqlite.connection import Durability
     from perdure.providers.sqlite.entries import Delivery
-    from perdure.providers.sqlite.polling import Poll
 
 _log = logging.getLogger("perdure.sqlite")
 

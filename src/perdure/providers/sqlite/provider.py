@@ -11,13 +11,13 @@ from perdure.clock import SystemClock
 from perdure.errors import InvalidValue
 from perdure.limits import ORPHAN_GRACE_MS, check_id
 from perdure.providers._shared import refusals
+from perdure.providers._shared.polling import Poll
 from perdure.providers.capabilities import Capabilities
 from perdure.providers.contract import Provider
 from perdure.providers.items import TagFilter, TagMode
 from perdure.providers.sqlite import commits, orchestrator_queue, reading, turns, worker_queue
 from perdure.providers.sqlite.admin import SqliteAdmin
 from perdure.providers.sqlite.handle import Handle
-from perdure.providers.sqlite.polling import Poll
 
 if TYPE_CHECKING:
     import os
