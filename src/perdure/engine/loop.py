@@ -413,7 +413,8 @@ class DurableLoop(RefusingLoop):
             if not step.done():
                 step.cancel()
 
-        task.add_done_callback(give_up)
+        # Not by its own method: for that, whoever calls back takes what came.
+        DurableTask.add_done_callback(task, give_up)
         return task
 
     def _start_in_given_order(

@@ -247,15 +247,19 @@ async def call_back(step: Any) -> None:
     step.add_done_callback(lambda _: None)
 
 
+@pytest.mark.parametrize("is_early", [False, True])
 @pytest.mark.parametrize("wait", [next_message, wait_for_event])
 @pytest.mark.parametrize("wrap", [lambda step: step, asyncio.create_task])
 @pytest.mark.parametrize(
     ("use", "is_taken"),
     [(look, False), (ask, True), (await_it, True), (call_back, True), (asyncio.wait_for, True)],
 )
-def test_what_came_to_an_open_wait_is_carried_unless_the_code_took_it(wait, wrap, use, is_taken):
+def test_what_came_to_a_wait_is_carried_unless_the_code_took_it(
+    wait, wrap, use, is_taken, is_early
+):
     @orchestration
     async def code() -> None:
+        await work("before")
         signal = wrap(wait("ctl", str))
         await work("a")
         await (use(signal, 1) if use is asyncio.wait_for else use(signal))
@@ -263,8 +267,9 @@ def test_what_came_to_an_open_wait_is_carried_unless_the_code_took_it(wait, wrap
 
     run = Driver(code)
     run.start()
-    send = run.message if wait is next_message else run.raised
-    run.turn(send("ctl", "stop"))
+    signal = (run.message if wait is next_message else run.raised)("ctl", "stop")
+    for inbox in [signal, None] if is_early else [None, signal]:
+        run.turn(inbox or run.completed("work"))
     run.turn(run.completed("work"))
 
     assert carried_by(run) == ([] if is_taken else [("ctl", '"stop"')])
