@@ -197,6 +197,31 @@ async def test_what_has_not_begun_ends_when_it_is_terminated(make_runtime, is_pa
             assert await worker.get("p").result(10) == "on"
 
 
+@pytest.mark.parametrize("is_paused", [False, True])
+async def test_what_is_to_begin_later_ends_when_it_is_cancelled(make_runtime, is_paused):
+    async with make_runtime(HANDLERS) as runtime:
+        handle = await runtime.start(patient, "p", id="p", delay=3600)
+        if is_paused:
+            await handle.pause()
+        await handle.cancel("enough")
+
+        with pytest.raises(OrchestrationCancelled, match="enough"):
+            await handle.result(10)
+        kinds = [type(event).__name__ for event in await runtime.history("p")]
+        assert kinds == [
+            "OrchestrationStarted",
+            "OrchestrationCancelRequested",
+            "OrchestrationCancelled",
+        ]
+        with pytest.raises(InstanceFinished):
+            await handle.cancel("again")
+        await retry(runtime.provider, runtime.provider.admin(), "p")
+        await waiting(runtime, "p")
+        await handle.cancel("in its code")
+        with pytest.raises(OrchestrationCancelled, match="in its code"):
+            await handle.result(10)
+
+
 async def test_a_child_that_is_terminated_before_it_begins_fails_in_its_parent(make_runtime):
     @orchestration
     async def child() -> None: ...

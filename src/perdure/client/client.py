@@ -34,7 +34,7 @@ from perdure.authoring.definitions import parse_version
 from perdure.client.administration import Administration
 from perdure.client.handle import Handle
 from perdure.client.messages import envelope
-from perdure.client.termination import terminate
+from perdure.client.termination import cancel_delayed, terminate
 from perdure.client.view import (
     Ending,
     InstanceStatus,
@@ -500,7 +500,10 @@ class Client:
 
     async def cancel(self, id: str, reason: str = "") -> None:  # noqa: A002
         """Ask the instance to stop. Raises NotFound or InstanceFinished."""
-        await self._send(work.CancelInstance(instance_id=id, reason=check_reason(reason)))
+        request = work.CancelInstance(instance_id=check_id(id, "id"), reason=check_reason(reason))
+        admin = self.provider.admin()
+        if admin is None or not await cancel_delayed(self.provider, admin, id, reason, self.clock):
+            await self._send(request)
 
     async def _send(self, item: work.OrchestratorItem) -> None:
         check_id(item.instance_id, "id")

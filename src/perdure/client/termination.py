@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import msgspec
 
@@ -24,7 +24,7 @@ from perdure.providers.items import (
 from perdure.version import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Coroutine, Iterator, Sequence
 
     from perdure.clock import Clock
     from perdure.providers.administration import ProviderAdmin
@@ -34,39 +34,87 @@ if TYPE_CHECKING:
 _LOCK_MS = 10_000
 _QUEUE_LIMIT = 100_000
 
+_Ended: TypeAlias = events.OrchestrationTerminated | events.OrchestrationCancelled
 _Start = TypeVar("_Start", work.StartOrchestration, work.ContinueAsNew)
 
 _under_way: set[asyncio.Task[None]] = set()
 
 
+class _HasBegun(Exception):
+    """Its code is to see the request, and may clean up."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    status: Status
+    category: Category
+    events: tuple[type[events.OrchestrationCancelRequested | _Ended], ...]
+
+
+_TERMINATED = _Verdict(Status.TERMINATED, Category.TERMINATED, (events.OrchestrationTerminated,))
+_CANCELLED = _Verdict(
+    Status.CANCELLED,
+    Category.CANCELLED,
+    (events.OrchestrationCancelRequested, events.OrchestrationCancelled),
+)
+
+
 async def terminate(
     provider: Provider, admin: ProviderAdmin, instance_id: str, reason: str, clock: Clock
 ) -> None:
-    """Take the lock away from whoever holds it and commit the end. Works on corrupt histories.
+    """Take the lock away from whoever holds it and commit the end. Works on corrupt histories."""
+    await _carry_through(_end_as(_TERMINATED, provider, admin, instance_id, reason, clock))
 
-    It goes on when the caller is cancelled: half done, it would leave the instance locked.
+
+async def cancel_delayed(
+    provider: Provider, admin: ProviderAdmin, instance_id: str, reason: str, clock: Clock
+) -> bool:
+    """End what is to begin later: asked to stop then, none of its code would run.
+
+    False if it may have begun, or has ended.
     """
-    task = asyncio.ensure_future(_terminate(provider, admin, instance_id, reason, clock))
+    info = await admin.get_instance_info(instance_id)
+    if info.status not in {Status.PENDING, Status.SUSPENDED}:
+        return False
+    queued = await admin.list_messages(instance_id, limit=_QUEUE_LIMIT)
+    starts = [each.visible_at_ms for each in queued if each.message.start is not None]
+    if not starts or min(starts) <= clock.now_ms():
+        return False
+    try:
+        await _carry_through(_end_as(_CANCELLED, provider, admin, instance_id, reason, clock))
+    except _HasBegun:
+        return False
+    return True
+
+
+async def _carry_through(ending: Coroutine[Any, Any, None]) -> None:
+    """It goes on when the caller is cancelled: half done, it would leave the instance locked."""
+    task = asyncio.ensure_future(ending)
     _under_way.add(task)
-    task.add_done_callback(_end)
+    task.add_done_callback(_note_end)
     await asyncio.shield(task)
 
 
-def _end(task: asyncio.Task[None]) -> None:
+def _note_end(task: asyncio.Task[None]) -> None:
     _under_way.discard(task)
     if not task.cancelled():
         task.exception()  # whoever waited for it was told
 
 
-async def _terminate(
-    provider: Provider, admin: ProviderAdmin, instance_id: str, reason: str, clock: Clock
+async def _end_as(
+    verdict: _Verdict,
+    provider: Provider,
+    admin: ProviderAdmin,
+    instance_id: str,
+    reason: str,
+    clock: Clock,
 ) -> None:
     info = await admin.get_instance_info(instance_id)
     if info.status.is_final:
         raise InstanceFinished(f"{instance_id!r} has ended already: {info.status}")
     fetched = await admin.lock_instance(instance_id, _LOCK_MS)
     try:
-        commit = await _final_commit(admin, fetched.item, reason, clock.now_ms())
+        commit = await _final_commit(verdict, admin, fetched.item, reason, clock.now_ms())
         await provider.ack_orchestration_item(fetched.lock_token, commit)
     except BaseException:
         with suppress(LockLost):
@@ -75,20 +123,25 @@ async def _terminate(
 
 
 async def _final_commit(
-    admin: ProviderAdmin, item: OrchestrationItem, reason: str, now_ms: int
+    verdict: _Verdict, admin: ProviderAdmin, item: OrchestrationItem, reason: str, now_ms: int
 ) -> TurnCommit:
-    failure = Failure(category=Category.TERMINATED, message=reason)
+    failure = Failure(category=verdict.category, message=reason)
     queued_work = await admin.list_work(item.instance_id, limit=_QUEUE_LIMIT)
     messages = await admin.list_messages(item.instance_id, limit=_QUEUE_LIMIT)
     place = _place_to_end(item, messages, now_ms)
-    event = events.OrchestrationTerminated(
-        event_id=place.last_event_id + 1,
-        instance_id=item.instance_id,
-        execution_id=place.execution_id,
-        timestamp_ms=now_ms,
-        turn=place.last_turn + 1,
-        reason=reason,
-    )
+    if verdict is _CANCELLED and place.started is None:
+        raise _HasBegun
+    ending = [
+        kind(
+            event_id=event_id,
+            instance_id=item.instance_id,
+            execution_id=place.execution_id,
+            timestamp_ms=now_ms,
+            turn=place.last_turn + 1,
+            reason=reason,
+        )
+        for event_id, kind in enumerate(verdict.events, place.last_event_id + 1)
+    ]
     outgoing = await _cancelled_children(admin, item.instance_id, place.children)
     if place.parent is not None:
         outgoing.append(
@@ -106,11 +159,11 @@ async def _final_commit(
         execution_id=place.execution_id,
         history_delta=tuple(
             HistoryRecord(event_id=each.event_id, data=wire.encode(each))
-            for each in (place.started, event)
+            for each in (place.started, *ending)
             if each is not None
         ),
         orchestrator_items=tuple(outgoing),
-        metadata=_metadata(place, failure),
+        metadata=_metadata(place, verdict.status, failure),
         cancelled_activities=tuple(queued.message.identity for queued in queued_work),
         cancelled_timers=tuple(
             queued.message.timer for queued in messages if queued.message.timer is not None
@@ -118,10 +171,8 @@ async def _final_commit(
     )
 
 
-def _metadata(place: _Place, failure: Failure) -> ExecutionMetadata:
-    ended = ExecutionMetadata(
-        status=Status.TERMINATED, output=msgspec.json.encode(failure).decode()
-    )
+def _metadata(place: _Place, status: Status, failure: Failure) -> ExecutionMetadata:
+    ended = ExecutionMetadata(status=status, output=msgspec.json.encode(failure).decode())
     if place.started is None:
         return ended
     return msgspec.structs.replace(
