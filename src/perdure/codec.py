@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import dataclasses
 import math
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
@@ -18,6 +17,7 @@ import msgspec
 
 from perdure.arguments import check_methods, check_number, check_string
 from perdure.errors import CannotUnwrap, PayloadError
+from perdure.fidelity import difference, field_names, unreadable_classes
 from perdure.limits import JSON_DEPTH_MAX, PAYLOAD_BYTES_MAX
 from perdure.pydantic_models import decode_model, encode_model, is_model
 
@@ -64,10 +64,10 @@ class Codec:
     def transform_names(self) -> tuple[str, ...]:
         return tuple(sorted(self._by_name))
 
-    def encode(self, value: object, *, where: str = "value", fits: Any = Any) -> msgspec.Raw:
+    def encode(self, value: object, *, where: str = "value", fits: Any = None) -> msgspec.Raw:
         """JSON of the value, or PayloadError that names the place of what cannot be written.
 
-        Also PayloadError if the JSON could not be read back as the type that it has to fit.
+        Also PayloadError if it would not come back as it is from the type that it has to fit.
         """
         try:
             data = self._encoder.encode(value)
@@ -81,8 +81,10 @@ class Codec:
                 raise PayloadError(problem)
         if data.startswith(_WRAPPED):
             raise PayloadError(f'{where}: the key "$perdure" is reserved')
-        if fits is not Any:
-            self._read(data, fits, where)
+        if fits is not None:
+            problem = difference(value, self._read(data, fits, where), where)
+            if problem is not None:
+                raise PayloadError(problem)
         for transform in self._transforms:
             text = base64.b64encode(transform.wrap(data)).decode()
             data = self._encoder.encode(_Wrapped(transform.name, text))
@@ -115,6 +117,13 @@ class Codec:
     def check_type(self, type: Any, *, where: str) -> None:  # noqa: A002
         """PayloadError if no value could ever be read back as that type."""
         self._make_decoder(type, where)
+        unreadable = unreadable_classes(type)
+        if unreadable:
+            names = ", ".join(each.__qualname__ for each in unreadable)
+            raise PayloadError(
+                f"{where}: nothing can be read back as {names}; use builtins, a dataclass, "
+                "an attrs or msgspec class, or a pydantic model"
+            )
 
     def _make_decoder(self, type_: Any, where: str) -> msgspec.json.Decoder[Any]:
         try:
@@ -201,7 +210,7 @@ def _problems(value: Any, path: str, depth: int) -> Iterator[str]:
             yield str(error) if isinstance(error, PayloadError) else f"{path}: {error}"
         else:
             yield from _problems(written, path, depth)
-    elif (names := _field_names(value)) is not None:
+    elif (names := field_names(value)) is not None:
         for name in names:
             yield from _problems(getattr(value, name), f"{path}.{name}", depth + 1)
     elif hasattr(value, "__await__"):
@@ -211,17 +220,6 @@ def _problems(value: Any, path: str, depth: int) -> Iterator[str]:
             msgspec.json.encode(value, enc_hook=_encode_foreign)
         except (TypeError, ValueError, OverflowError) as error:
             yield f"{path}: {value!r}: {error}"
-
-
-def _field_names(value: Any) -> tuple[str, ...] | None:
-    kind = cast("Any", type(value))
-    if isinstance(value, msgspec.Struct):
-        return value.__struct_fields__
-    if dataclasses.is_dataclass(value):
-        return tuple(field.name for field in dataclasses.fields(value))
-    if hasattr(kind, "__attrs_attrs__"):
-        return tuple(attribute.name for attribute in kind.__attrs_attrs__)
-    return None
 
 
 def _shortened(data: bytes) -> str:

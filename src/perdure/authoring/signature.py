@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Never, NoReturn, get_type_hints
 import msgspec
 
 from perdure.codec import JSON
-from perdure.errors import UsageError
+from perdure.errors import PayloadError, UsageError
+from perdure.fidelity import difference, is_plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -54,9 +55,7 @@ class HandlerSignature:
     def encode_arguments(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], codec: Codec
     ) -> msgspec.Raw:
-        if kwargs or not self._positional_min <= len(args) <= self._positional_max:
-            args = self._bind(args, kwargs)
-        return codec.encode(args, where=self._arguments_label)
+        return codec.encode(self._given(args, kwargs), where=self._arguments_label)
 
     def decode_arguments(
         self, raw: msgspec.Raw, codec: Codec
@@ -72,16 +71,28 @@ class HandlerSignature:
         }
         return values[: self._positional_max], named
 
-    def check_arguments(self, raw: msgspec.Raw, codec: Codec) -> None:
-        """PayloadError if the arguments do not fit the annotations."""
-        codec.decode(raw, self._record, where=self._arguments_label)
+    def check_arguments(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], raw: msgspec.Raw, codec: Codec
+    ) -> None:
+        """PayloadError if they do not fit the annotations, or would not come back as they are."""
+        record = codec.decode(raw, self._record, where=self._arguments_label)
+        read = msgspec.structs.astuple(record)
+        given = self._given(args, kwargs)
+        for parameter, mine, back in zip(self._parameters, given, read, strict=False):
+            problem = difference(mine, back, f"argument {parameter.name!r} of {self._label}")
+            if problem is not None:
+                raise PayloadError(problem)
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether arguments that fit surely come back as they are."""
+        return all(is_plain(self._type_of(parameter.name)) for parameter in self._parameters)
 
     def encode_result(self, value: object, codec: Codec) -> msgspec.Raw:
-        """JSON of a value that fits the annotation, or PayloadError."""
-        expected = self._result_type
-        if type(value) is expected and expected in _EXACT:
-            expected = Any
-        return codec.encode(value, where=self._result_label, fits=expected)
+        """JSON of a value that fits the annotation and comes back as it is, or PayloadError."""
+        kind, expected = type(value), self._result_type
+        is_exact = kind in _EXACT and (kind is expected or expected is Any)
+        return codec.encode(value, where=self._result_label, fits=None if is_exact else expected)
 
     def decode_result(self, raw: msgspec.Raw, codec: Codec) -> Any:
         return codec.decode(raw, self._result_type, where=self._result_label)
@@ -93,6 +104,11 @@ class HandlerSignature:
             JSON.check_type(annotation, where=f"argument {parameter.name!r} of {self._label}")
         JSON.check_type(self._result_type, where=self._result_label)
         _ = self._record
+
+    def _given(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        if kwargs or not self._positional_min <= len(args) <= self._positional_max:
+            return self._bind(args, kwargs)
+        return args
 
     def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         try:

@@ -207,7 +207,7 @@ class Client:
     def _arguments(self, definition: Orchestration[..., Any], args: tuple[Any, ...]) -> msgspec.Raw:
         payload = definition.signature.encode_arguments(args, {}, self.codec)
         # A wrong type is an error here and now.
-        definition.signature.check_arguments(payload, self.codec)
+        definition.signature.check_arguments(args, {}, payload, self.codec)
         return payload
 
     def _begin(

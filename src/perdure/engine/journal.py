@@ -114,11 +114,16 @@ class Journal:
         self.delta.append(event)
         return event
 
-    def has_start(self, op: str, name: str, payload: msgspec.Raw) -> bool:
-        """Whether history has this very start of an orchestration there."""
+    def has_call(self, op: str, name: str, payload: msgspec.Raw) -> bool:
+        """Whether history has this very call of an activity or orchestration there."""
         recorded = self._expected.get(op) if self.is_replaying else None
         if not isinstance(
-            recorded, (events.SubOrchestrationScheduled, events.OrchestrationChained)
+            recorded,
+            (
+                events.ActivityScheduled,
+                events.SubOrchestrationScheduled,
+                events.OrchestrationChained,
+            ),
         ):
             return False
         return recorded.name == name and is_same_payload(recorded.input, payload, self._codec)

@@ -9,7 +9,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from perdure import limits
-from perdure.authoring.definitions import parse_version
+from perdure.authoring.definitions import Activity, parse_version
 from perdure.authoring.recorder import running
 from perdure.engine import guards
 from perdure.engine.loop import DurableLoop, DurableTimer
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     import msgspec
 
-    from perdure.authoring.definitions import Activity, Orchestration
+    from perdure.authoring.definitions import Orchestration
     from perdure.authoring.steps import Step
     from perdure.codec import Codec
     from perdure.engine.journal import Journal
@@ -117,7 +117,7 @@ class CodeRecorder:
         branch = self.loop.branch()
         if self.is_closed:
             return self.loop.create_step(self, branch)
-        payload = activity.signature.encode_arguments(args, kwargs, self.codec)
+        payload = self._encode_call(branch, activity, args, kwargs)
         settings = activity.settings
         event = self._schedule(
             branch,
@@ -142,7 +142,7 @@ class CodeRecorder:
                 f"orchestration {child.name!r} would be {self.depth + 1} levels deep; "
                 f"at most {limits.CHILD_DEPTH_MAX} are allowed"
             )
-        payload = self._encode_start(branch, child, args, kwargs)
+        payload = self._encode_call(branch, child, args, kwargs)
         event = self._schedule(
             branch,
             events.SubOrchestrationScheduled,
@@ -188,7 +188,7 @@ class CodeRecorder:
         if self.is_closed:
             return ""
         branch = self.loop.branch()
-        payload = self._encode_start(branch, orchestration, args, kwargs)
+        payload = self._encode_call(branch, orchestration, args, kwargs)
         delay_ms = max(0, self._fire_at_ms(delay_seconds) - self.now_ms)
         event = self._schedule(
             branch,
@@ -250,7 +250,7 @@ class CodeRecorder:
             signature = self.handler.signature
             payload = signature.encode_arguments(args, kwargs, self.codec)
             # An error of the call here, not of the next execution, which could not even begin.
-            signature.check_arguments(payload, self.codec)
+            signature.check_arguments(args, kwargs, payload, self.codec)
         else:
             parse_version(version)
             if kwargs:
@@ -397,20 +397,22 @@ class CodeRecorder:
 
     # Parts
 
-    def _encode_start(
+    def _encode_call(
         self,
         branch: Branch,
-        orchestration: Orchestration[Any, Any],
+        called: Activity[Any, Any] | Orchestration[Any, Any],
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
     ) -> msgspec.Raw:
-        signature = orchestration.signature
+        signature = called.signature
         payload = signature.encode_arguments(args, kwargs, self.codec)
+        if isinstance(called, Activity) and signature.is_plain:
+            return payload  # what does not fit is an error of the activity
         # An error of the call, not of an instance that could never begin. What history has fitted
         # then, whatever the annotation says now.
         try:
-            if not self.journal.has_start(branch.coming_operation(), orchestration.name, payload):
-                signature.check_arguments(payload, self.codec)
+            if not self.journal.has_call(branch.coming_operation(), called.name, payload):
+                signature.check_arguments(args, kwargs, payload, self.codec)
         except CannotUnwrap as error:
             self._stop(error)
         return payload

@@ -1,6 +1,7 @@
 """Sub-orchestrations and detached starts: ids, results, failures, parent-close policy."""
 
 import asyncio
+from typing import Any
 
 import pytest
 from engine_driver import Driver
@@ -68,13 +69,15 @@ def test_arguments_that_do_not_fit_are_an_error_of_the_call(begin):
     assert run.result == "told"
 
 
-def test_what_history_has_fits_whatever_the_annotation_says_now():
+@pytest.mark.parametrize("called", [child, work])
+def test_what_history_has_fits_whatever_the_annotation_says_now(called):
     async def body() -> str:
-        return await child("a")
+        return await called("a")
 
-    @orchestration(name="child")
-    async def changed(label: int) -> str:
+    async def fn(label: list[Any]) -> str:
         return str(label)
+
+    changed = (orchestration if called is child else activity)(name=called.name)(fn)
 
     async def body_now() -> str:
         return await changed("a")  # type: ignore[arg-type]

@@ -1,0 +1,135 @@
+"""Whether a value comes back as it went in, once it is written as JSON and read by annotation."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Mapping
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Union, cast, get_args, get_origin
+from uuid import UUID
+
+import msgspec
+import msgspec.inspect
+
+from perdure.pydantic_models import is_model
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_SCALARS: Final = frozenset({str, int, float, bool, type(None)})
+_PLAIN: Final = _SCALARS | {bytes, Decimal, UUID, date, datetime, time, timedelta}
+_ROWS: Final = frozenset({list, tuple})
+_DATA: Final = _SCALARS | _ROWS | {dict}
+_CONTAINERS: Final = frozenset({list, tuple, set, frozenset, dict})
+_SHOWN_CHARACTERS: Final = 120
+
+
+def is_plain(annotation: Any) -> bool:
+    """Whether all that fits the annotation surely comes back as it went in."""
+    if annotation in _PLAIN:
+        return True
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return is_plain(parts[0])
+    if origin is Literal:
+        return True
+    if origin is Union or origin is types.UnionType:
+        return all(part in _SCALARS for part in parts)
+    if origin in _CONTAINERS:
+        return all(part is Ellipsis or is_plain(part) for part in parts)
+    return isinstance(annotation, type) and issubclass(annotation, Enum)
+
+
+def unreadable_classes(annotation: Any) -> list[type]:
+    """Classes in the annotation that nothing can be read as."""
+    found: list[type] = []
+    waiting: list[Any] = [msgspec.inspect.type_info(annotation)]
+    seen: set[int] = set()
+    while waiting:
+        part = waiting.pop()
+        kind = type(part)
+        if kind is tuple:
+            waiting.extend(part)
+        elif isinstance(part, (msgspec.inspect.Type, msgspec.inspect.Field)):
+            if id(part) in seen:
+                continue
+            seen.add(id(part))
+            if isinstance(part, msgspec.inspect.CustomType):
+                if part.cls is not object and not is_model(part.cls):
+                    found.append(part.cls)
+            else:
+                waiting.extend(getattr(part, name) for name in part.__struct_fields__)
+    return found
+
+
+def difference(written: Any, read: Any, path: str) -> str | None:
+    """The first place where something else would come back, and the way out.
+
+    A tuple may come back as a list, any mapping as a dict, and plain data as whatever is annotated:
+    nothing of it is lost.
+    """
+    if _is_equal(written, read):
+        return None
+    kind, kind_read = type(written), type(read)
+    if kind_read is dict and issubclass(kind, Mapping):
+        return _missing_key(written, read, path) or _first(
+            difference(written[key], read[key], f"{path}[{key!r}]") for key in written
+        )
+    if kind in _ROWS and kind_read in _ROWS:
+        pairs = enumerate(zip(written, read, strict=True))
+        return _first(difference(mine, back, f"{path}[{n}]") for n, (mine, back) in pairs)
+    if kind is kind_read:
+        return _first(
+            difference(getattr(written, name), getattr(read, name), f"{path}.{name}")
+            for name in field_names(written) or ()
+        )
+    if kind in _DATA:
+        return None
+    return (
+        f"{path}: {_shown(written)} would come back as {_shown(read)}; values are read back by "
+        f"annotation: annotate {kind.__qualname__}"
+    )
+
+
+def field_names(value: Any) -> tuple[str, ...] | None:
+    """Of an instance of a class that is written field by field."""
+    kind = cast("Any", type(value))
+    if isinstance(value, msgspec.Struct):
+        return value.__struct_fields__
+    if dataclasses.is_dataclass(value):
+        return tuple(field.name for field in dataclasses.fields(value))
+    if hasattr(kind, "__attrs_attrs__"):
+        return tuple(attribute.name for attribute in kind.__attrs_attrs__)
+    return None
+
+
+def _is_equal(written: Any, read: Any) -> bool:
+    try:
+        return bool(written == read)
+    except Exception:  # noqa: BLE001 - a comparison of somebody else's
+        return False
+
+
+def _missing_key(written: Mapping[Any, Any], read: Mapping[Any, Any], path: str) -> str | None:
+    for key in written:
+        if key not in read:
+            return (
+                f"{path}: the key {key!r} would not come back; values are read back by annotation: "
+                "annotate a type that has it, or dict[type of the keys, type of the values]"
+            )
+    return None
+
+
+def _first(found: Iterable[str | None]) -> str | None:
+    return next((each for each in found if each is not None), None)
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - a repr of somebody else's
+        text = object.__repr__(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
