@@ -50,7 +50,7 @@ def unreadable_classes(annotation: Any) -> list[type]:
     seen: set[int] = set()
     while waiting:
         part = waiting.pop()
-        kind = type(part)
+        kind = _kind(part)
         if kind is tuple:
             waiting.extend(part)
         elif isinstance(part, (msgspec.inspect.Type, msgspec.inspect.Field)):
@@ -73,7 +73,7 @@ def difference(written: Any, read: Any, path: str) -> str | None:
     """
     if _is_equal(written, read):
         return None
-    kind, kind_read = type(written), type(read)
+    kind, kind_read = _kind(written), _kind(read)
     if kind_read is dict and issubclass(kind, Mapping):
         return _missing_key(written, read, path) or _first(
             difference(written[key], read[key], f"{path}[{key!r}]") for key in written
@@ -104,6 +104,10 @@ def field_names(value: Any) -> tuple[str, ...] | None:
     if hasattr(kind, "__attrs_attrs__"):
         return tuple(attribute.name for attribute in kind.__attrs_attrs__)
     return None
+
+
+def _kind(value: Any) -> type[Any]:
+    return type(value)
 
 
 def _is_equal(written: Any, read: Any) -> bool:
