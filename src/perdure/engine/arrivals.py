@@ -7,14 +7,13 @@ What came and was never taken is unread: ``continue_as_new()`` carries it along.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from perdure.authoring.steps import Step
 from perdure.engine.tasks import DurableTask
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-    from contextvars import Context
+    from collections.abc import Generator
 
     _Future = asyncio.Future[Any]
     _Step = Step[Any]
@@ -24,12 +23,16 @@ else:
 
 
 class _Taking(_Future):
-    """A future whose readers take what came: those that await it, call back, or ask for it."""
+    """A future that takes note when its value, or its error, is given away.
+
+    Callbacks of asyncio that only look (``wait``, ``TaskGroup``, a ``gather`` that is over) ask for
+    no value; a task that wakes up with it does.
+    """
 
     __slots__ = ()
 
     def take(self) -> None:
-        """Called before the result is given away, and by those who wait for it."""
+        """Called before the result is given away."""
 
     def __await__(self) -> Generator[Any, None, Any]:
         self.take()
@@ -42,22 +45,19 @@ class _Taking(_Future):
         return super().result()
 
     def exception(self) -> BaseException | None:
-        self.take()
-        return super().exception()
-
-    def add_done_callback(
-        self, fn: Callable[[Any], object], /, *, context: Context | None = None
-    ) -> None:
-        self.take()
-        super().add_done_callback(fn, context=context)
+        error = super().exception()
+        if error is not None:
+            self.take()
+        return error
 
 
 class ArrivalStep(_Taking, _Step):
     """A wait for an event or a message."""
 
-    __slots__ = ("carrier", "is_unread")
+    __slots__ = ("_giver", "carrier", "is_unread")
 
     def __init__(self, *, loop: asyncio.AbstractEventLoop, owner: Any, identity: int) -> None:
+        self._giver = owner
         self.is_unread = False
         """Whether something came that nobody took yet."""
         self.carrier: CarrierTask | None = None
@@ -74,10 +74,11 @@ class ArrivalStep(_Taking, _Step):
                 return
         self.is_unread = False
 
-    def has_reader(self) -> bool:
-        """Whether anybody waits for it who will take what comes."""
-        own = 0 if self.carrier is None else 1
-        return _count_callbacks(self) > own or _count_callbacks(self.carrier) > own
+    def hand_back(self) -> None:
+        """Leave what came to the next wait."""
+        if self.is_unread:
+            self.is_unread = False
+            self._giver.handed_back(self)
 
 
 class CarrierTask(_Taking, DurableTask):
@@ -92,9 +93,5 @@ class CarrierTask(_Taking, DurableTask):
         step.carrier = self
 
     def take(self) -> None:
-        if self._step.done():
+        if self.done():
             self._step.is_unread = False
-
-
-def _count_callbacks(future: asyncio.Future[Any] | None) -> int:
-    return 0 if future is None else len(cast("Any", future)._callbacks or ())  # noqa: SLF001

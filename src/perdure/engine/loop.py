@@ -412,9 +412,10 @@ class DurableLoop(RefusingLoop):
             # Cancelled before it began: then the task never came to await its step.
             if not step.done():
                 step.cancel()
+            elif task.cancelled() and isinstance(step, ArrivalStep):
+                step.hand_back()
 
-        # Not by its own method: for that, whoever calls back takes what came.
-        DurableTask.add_done_callback(task, give_up)
+        task.add_done_callback(give_up)
         return task
 
     def _start_in_given_order(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from enum import IntEnum
+from operator import itemgetter
 from typing import Any, Final
 
 import msgspec
@@ -117,6 +118,13 @@ class Lane:
             waiting.insert(index, operation)
         return None
 
+    def put_back(self, place: int, data: msgspec.Raw) -> Operation | None:
+        """As ``arrive``, for what came before what is kept."""
+        operation = self.arrive(place, data)
+        if operation is None:
+            self._arrived = deque(sorted(self._arrived, key=itemgetter(0)))
+        return operation
+
     def unread(self) -> list[tuple[int, msgspec.Raw]]:
         return list(self._arrived)
 
@@ -128,7 +136,7 @@ class Lanes:
         self._lanes: dict[tuple[bool, str], Lane] = {}
         self.arrivals = 0
         """How many came so far: the place of the last one."""
-        # Place, data and wait of what a wait got while nobody listened.
+        # Place, data and wait of what a wait got.
         self._untaken: list[tuple[int, msgspec.Raw, Operation]] = []
         self._untaken_pruned = 0
 
@@ -146,6 +154,13 @@ class Lanes:
         if len(self._untaken) > 2 * self._untaken_pruned + 16:
             self._untaken = [entry for entry in self._untaken if entry[2].target.is_unread]
             self._untaken_pruned = len(self._untaken)
+
+    def put_back(self, target: object) -> tuple[int, msgspec.Raw, Operation | None]:
+        """What that wait got, and the wait that gets it now, if there is one."""
+        index = next(n for n, (*_, wait) in enumerate(self._untaken) if wait.target is target)
+        place, data, operation = self._untaken.pop(index)
+        lane = self._lane(operation.event.name, operation.family is MESSAGE)
+        return place, data, lane.put_back(place, data)
 
     def clear(self) -> None:
         self._lanes.clear()

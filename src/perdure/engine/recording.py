@@ -383,9 +383,7 @@ class CodeRecorder:
         event = operation.event
         kind = "event" if operation.family is EVENT else "message in"
         self.operations.take(event.event_id)
-        # Code that has ended takes nothing, whatever it was waiting for.
-        if self.loop.is_over or not operation.target.has_reader():
-            self.lanes.note_untaken(place, data, operation)
+        self.lanes.note_untaken(place, data, operation)
         try:
             value = self.codec.decode(data, operation.definition, where=f"{kind} {event.name!r}")
         except CannotUnwrap as error:
@@ -394,6 +392,13 @@ class CodeRecorder:
             operation.target.set_exception(error)
         else:
             operation.target.set_result(value)
+
+    def handed_back(self, step: Step[Any]) -> None:
+        """A wait that got something was cancelled before anybody could take it."""
+        if not self.is_closed:
+            place, data, operation = self.lanes.put_back(step)
+            if operation is not None:
+                self.deliver(operation, data, place)
 
     # Parts
 

@@ -16,7 +16,7 @@ from perdure.authoring import (
     state,
     wait_for_event,
 )
-from perdure.errors import PayloadError
+from perdure.errors import ActivityFailed, PayloadError
 
 
 def test_an_event_that_comes_before_the_wait_is_kept_for_it():
@@ -243,8 +243,38 @@ async def await_it(step: Any) -> None:
     await step
 
 
-async def call_back(step: Any) -> None:
+async def listen(step: Any) -> None:
     step.add_done_callback(lambda _: None)
+
+
+async def call_back(step: Any) -> None:
+    step.add_done_callback(lambda done: done.result())
+    await asyncio.sleep(0)
+
+
+async def gather_it(step: Any) -> None:
+    assert await asyncio.gather(step, asyncio.sleep(0)) == ["stop", None]
+
+
+async def shield_it(step: Any) -> None:
+    assert await asyncio.shield(step) == "stop"
+
+
+async def see_it_done(step: Any) -> None:
+    assert await asyncio.wait([step]) == ({step}, set())
+
+
+async def gather_too_late(step: Any) -> None:
+    with contextlib.suppress(ZeroDivisionError):
+        await asyncio.gather(failing(), step)
+
+
+async def ask_for_an_error(step: Any) -> None:
+    assert step.exception() is None
+
+
+async def failing() -> None:
+    raise ZeroDivisionError
 
 
 @pytest.mark.parametrize("is_early", [False, True])
@@ -252,7 +282,19 @@ async def call_back(step: Any) -> None:
 @pytest.mark.parametrize("wrap", [lambda step: step, asyncio.create_task])
 @pytest.mark.parametrize(
     ("use", "is_taken"),
-    [(look, False), (ask, True), (await_it, True), (call_back, True), (asyncio.wait_for, True)],
+    [
+        (look, False),
+        (listen, False),
+        (see_it_done, False),
+        (gather_too_late, False),
+        (ask_for_an_error, False),
+        (ask, True),
+        (await_it, True),
+        (call_back, True),
+        (gather_it, True),
+        (shield_it, True),
+        (asyncio.wait_for, True),
+    ],
 )
 def test_what_came_to_a_wait_is_carried_unless_the_code_took_it(
     wait, wrap, use, is_taken, is_early
@@ -306,6 +348,48 @@ def test_what_comes_in_the_turn_that_continues_is_carried_even_if_a_branch_waits
     run.start()
     run.turn(run.message("ctl", "read"))
     run.turn(run.completed("work"), run.message("ctl", "late"))
+
+    assert carried_by(run) == [("ctl", '"late"')]
+
+
+@pytest.mark.parametrize("wait", [next_message, wait_for_event])
+@pytest.mark.parametrize("is_waited_for", [False, True])
+def test_what_came_for_a_task_that_was_cancelled_before_it_began_goes_to_the_next(
+    wait, is_waited_for
+):
+    @orchestration
+    async def code() -> list[str]:
+        await work("a")
+        first = asyncio.create_task(wait("ctl", str))
+        others = [asyncio.create_task(wait("ctl", str)) for _ in range(2 if is_waited_for else 0)]
+        first.cancel()
+        await asyncio.wait([first])
+        assert first.cancelled()
+        others = others or [wait("ctl", str), wait("ctl", str)]
+        return await asyncio.gather(*others)
+
+    run = Driver(code)
+    run.start()
+    send = run.message if wait is next_message else run.raised
+    run.turn(send("ctl", "one"), send("ctl", "two"))
+    run.turn(run.completed("work"))
+
+    assert run.result == (["two", "one"] if is_waited_for else ["one", "two"])
+
+
+def test_what_came_to_a_wait_that_a_failed_gather_left_behind_is_carried():
+    @orchestration
+    async def code() -> None:
+        with contextlib.suppress(ActivityFailed):
+            await asyncio.gather(next_message("ctl", str), work("a"))
+        await work("b")
+        continue_as_new()
+
+    run = Driver(code)
+    run.start()
+    run.turn(run.failed("work"))
+    run.turn(run.message("ctl", "late"))
+    run.turn(run.completed("work"))
 
     assert carried_by(run) == [("ctl", '"late"')]
 
