@@ -61,6 +61,41 @@ async def test_a_turn_that_never_ends_is_interrupted_and_blocked_and_others_go_o
         assert await (await runtime.start(plain, 5)).result(10) == 5
 
 
+@pytest.mark.parametrize("is_first_turn", [True, False])
+@pytest.mark.parametrize("store", ["memory:", "file:./store", "store.db"])
+async def test_a_turn_that_outlives_its_lock_is_run_once(
+    tmp_path, monkeypatch, store, is_first_turn
+):
+    monkeypatch.chdir(tmp_path)
+    turns = 0
+
+    @orchestration
+    async def spinning() -> None:
+        nonlocal turns
+        if not is_first_turn:
+            await wait_for_event("go")
+        turns += 1
+        while True:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+    options = RuntimeOptions(
+        turn_warn_seconds=0.1,
+        turn_abort_seconds=0.6,
+        orchestration_lock_seconds=0.3,
+        always_replay=False,
+    )
+    async with Runtime(store, [spinning], options=options) as runtime:
+        await runtime.start(spinning, id="s")
+        if not is_first_turn:
+            await runtime.raise_event("s", "go")
+        await reached(runtime, "s", Status.BLOCKED)
+        block = (await runtime.status("s", waits=False)).block
+
+        assert block.reason is BlockReason.LIMIT
+        assert "no line of its own" in block.message or "test_runtime.py" in block.message
+        assert turns == 1
+
+
 async def test_a_replay_that_never_ends_is_interrupted_too(tmp_path):
     is_endless = False
 

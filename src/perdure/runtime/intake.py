@@ -171,14 +171,14 @@ class Intake:
     def park(
         self, item: OrchestrationItem, reason: BlockReason, message: str, detail: str = ""
     ) -> Park:
-        return Park(
-            block=Block(
-                reason=reason,
-                message=message,
-                detail=detail,
-                code=self.fingerprint(item.name, item.version),
-            )
-        )
+        return Park(block=self.block(item.name, item.version, reason, message, detail))
+
+    def block(
+        self, name: str, version: str | None, reason: BlockReason, message: str, detail: str = ""
+    ) -> Block:
+        """With the code at hand, so that other code tries again."""
+        code = self.fingerprint(name, version)
+        return Block(reason=reason, message=message, detail=detail, code=code)
 
     def fingerprint(self, name: str, version: str | None) -> str:
         """Of the code that would run this instance, and of what reads its data; empty for none."""

@@ -29,7 +29,7 @@ from perdure.errors import (
 )
 from perdure.limits import HISTORY_EVENTS_MAX, HISTORY_EVENTS_WARN
 from perdure.model import wire, work
-from perdure.model.failures import Block, BlockReason
+from perdure.model.failures import BlockReason
 from perdure.model.status import Status
 from perdure.providers._shared.rules import new_lock_token
 from perdure.providers.items import (
@@ -267,6 +267,8 @@ class OrchestrationDispatcher:
         stale = self._live.get(fetched.item.instance_id)
         if stale is not None and not stale.busy:
             self._forget(stale)  # its lock had expired: what it knows may be old
+        if self._returns.park_remembered(fetched):
+            return
         match self._read(fetched):
             case Park() as verdict:
                 self._returns.park(fetched.item.instance_id, fetched.lock_token, verdict.block)
@@ -532,8 +534,12 @@ class OrchestrationDispatcher:
         error: BaseException,
     ) -> None:
         """The turn could not be computed: give the lock back, Blocked if the code is at fault."""
+        handler = live.execution.handler
         if live.start is not None:
             # Nothing is stored yet: the start goes through the queue and is parked there.
+            if reason is BlockReason.LIMIT:
+                block = self.intake.block(handler.name, handler.version, reason, str(error))
+                self._returns.remember(live.instance_id, block)
             if created is not None:
                 self._tell(created, None)
         elif reason is None:
@@ -543,13 +549,8 @@ class OrchestrationDispatcher:
             # or replaced: through the queue, the store refuses what is not this one's.
             self._returns.release(live.lock_token)
         else:
-            handler = live.execution.handler
-            block = Block(
-                reason=reason,
-                message=str(error),
-                detail=error.report if isinstance(error, Nondeterminism) else "",
-                code=self.intake.fingerprint(handler.name, handler.version),
-            )
+            detail = error.report if isinstance(error, Nondeterminism) else ""
+            block = self.intake.block(handler.name, handler.version, reason, str(error), detail)
             self._returns.park(live.instance_id, live.lock_token, block)
         live.inbox.extendleft(reversed(arrivals))
         self._forget(live)

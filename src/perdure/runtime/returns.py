@@ -5,11 +5,11 @@ Nobody waits for it: when it fails, the lock expires instead.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from perdure.errors import NotFound
+from perdure.errors import LockLost, NotFound
 from perdure.model.failures import BlockReason
 from perdure.providers.items import ExecutionMetadata, TurnCommit
 from perdure.runtime.observe import log
@@ -35,7 +35,7 @@ _COUNTED = frozenset({BlockReason.POISON, BlockReason.LIMIT})
 """Code that never comes back must not be tried for ever: it holds up everybody. Counting the tries
 of the others would only put the count in the place of the reason."""
 
-_ERRORS_MAX = 256
+_REMEMBERED_MAX = 256
 _NEXT_EXECUTION_MS = 500
 """Seldom enough for an instance that was damaged, and whose next execution will never begin."""
 
@@ -52,6 +52,7 @@ class Returns:
         self._background = background
         self._errors: dict[str, str] = {}
         """What last went wrong here with instances that were failed."""
+        self._remembered: dict[str, Block] = {}
 
     def release(self, lock_token: str) -> None:
         """Nothing was wrong with it: whoever fetches it next begins with a clean count."""
@@ -59,8 +60,7 @@ class Returns:
 
     def fail(self, instance_id: str, lock_token: str, error: BaseException) -> None:
         """A turn could not be computed or committed, and nobody knows why."""
-        if len(self._errors) >= _ERRORS_MAX:
-            del self._errors[next(iter(self._errors))]
+        _make_room(self._errors)
         self._errors[instance_id] = f"{type(error).__name__}: {error}"
         self._abandon(lock_token, delay_ms=1000)
 
@@ -72,12 +72,32 @@ class Returns:
             block = msgspec.structs.replace(block, message=message)
         log.warning("%r is blocked: %s: %s", instance_id, block.reason, block.message)
         self._observer.blocked(block.reason)
-        self._abandon(
-            lock_token,
-            delay_ms=_PARKED_MS[block.reason],
-            ignore_attempt=block.reason not in _COUNTED,
-            block=msgspec.structs.replace(block, since_ms=self._clock.now_ms()),
-        )
+        self._background.spawn_quietly(self._park(instance_id, lock_token, block))
+
+    async def _park(self, instance_id: str, lock_token: str, block: Block) -> None:
+        try:
+            await self._provider.abandon_orchestration_item(
+                lock_token,
+                _PARKED_MS[block.reason],
+                ignore_attempt=block.reason not in _COUNTED,
+                block=msgspec.structs.replace(block, since_ms=self._clock.now_ms()),
+            )
+        except LockLost:
+            if block.reason is BlockReason.LIMIT:
+                # The turn kept the event loop from renewing its own lock.
+                self.remember(instance_id, block)
+            raise
+
+    def remember(self, instance_id: str, block: Block) -> None:
+        """Block it when it comes again: another try would only hold up everybody once more."""
+        _make_room(self._remembered)
+        self._remembered[instance_id] = block
+
+    def park_remembered(self, fetched: FetchedOrchestration) -> bool:
+        block = self._remembered.pop(fetched.item.instance_id, None)
+        if block is not None:
+            self.park(fetched.item.instance_id, fetched.lock_token, block)
+        return block is not None
 
     def drop(self, fetched: FetchedOrchestration, verdict: Drop) -> None:
         """It has ended: what still came for it is consumed."""
@@ -115,15 +135,15 @@ class Returns:
             return False
 
     def _abandon(
-        self,
-        lock_token: str,
-        *,
-        delay_ms: int | None = None,
-        ignore_attempt: bool = False,
-        block: Block | None = None,
+        self, lock_token: str, *, delay_ms: int | None = None, ignore_attempt: bool = False
     ) -> None:
         self._background.spawn_quietly(
             self._provider.abandon_orchestration_item(
-                lock_token, delay_ms, ignore_attempt=ignore_attempt, block=block
+                lock_token, delay_ms, ignore_attempt=ignore_attempt
             )
         )
+
+
+def _make_room(remembered: dict[str, Any]) -> None:
+    if len(remembered) >= _REMEMBERED_MAX:
+        del remembered[next(iter(remembered))]

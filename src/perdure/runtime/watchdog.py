@@ -12,6 +12,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from perdure.engine.loop import DurableLoop
 from perdure.errors import PerdureError
 from perdure.runtime.observe import log
 
@@ -20,6 +21,12 @@ if TYPE_CHECKING:
     from typing import Self
 
 _CHECK_SECONDS = 0.5
+_RUN_DRY = DurableLoop.run_dry.__code__
+"""What is further out is the program that holds the runtime."""
+_WAY_OUT = (
+    "a turn ends when all branches wait for steps, timers or events: move long work into an "
+    "activity, and do not loop around asyncio.sleep(0)"
+)
 
 
 class TurnAborted(BaseException):
@@ -84,7 +91,7 @@ class Watchdog:
             return None
         return TurnTooLong(
             f"a turn ran for more than {self._abort_seconds:g} s and was interrupted at "
-            f"{self.aborted_at}; move the work into an activity"
+            f"{self.aborted_at}; {_WAY_OUT}"
         )
 
     def _watch(self) -> None:
@@ -102,18 +109,18 @@ class Watchdog:
                 elif elapsed > self._warn_seconds and not self._warned:
                     self._warned = True
                     log.warning(
-                        "a turn of %r has run for %.1f s, now at %s; code between two awaits "
-                        "should take microseconds: move the work into an activity",
+                        "a turn of %r has run for %.1f s, now at %s; %s",
                         instance_id,
                         elapsed,
                         self._place(),
+                        _WAY_OUT,
                     )
 
     def _place(self) -> str:
         frame: FrameType | None = sys._current_frames().get(self._turn_thread)  # noqa: SLF001
-        while frame is not None:
+        while frame is not None and frame.f_code is not _RUN_DRY:
             module = str(frame.f_globals.get("__name__", ""))
             if not module.startswith(("perdure.", "asyncio")):
                 return f"{frame.f_code.co_filename}:{frame.f_lineno}"
             frame = frame.f_back
-        return "unknown place"
+        return "no line of its own"
