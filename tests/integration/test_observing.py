@@ -1,13 +1,15 @@
 """What a runtime tells about itself: counters, metrics, spans, and a logger that knows replay."""
 
+import asyncio
 import logging
 
 import pytest
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry
 
+from integration.conditions import until
 from perdure import (
     Client,
     InMemoryProvider,
@@ -15,17 +17,25 @@ from perdure import (
     Runtime,
     RuntimeOptions,
     activity,
+    activity_info,
     current,
     orchestration,
 )
-from perdure.errors import OrchestrationFailed, UsageError
+from perdure.errors import OrchestrationCancelled, OrchestrationFailed, UsageError
+from perdure.model.failures import BlockReason
 from perdure.providers.memory import MemoryStore
 from perdure.runtime.prometheus import PrometheusMetrics
 from perdure.runtime.telemetry import OpenTelemetry
 
+ran: list[int] = []
+"""What was given to ``shaky``, each time that it began."""
+begun: set[str] = set()
+"""Instances whose ``sleeper`` has begun."""
+
 
 @activity(retry=Retry(max_attempts=2, first_delay=0))
 async def shaky(value: int) -> int:
+    ran.append(value)
     if value < 0:
         raise ValueError("negative")
     return value
@@ -37,6 +47,17 @@ async def flow(value: int) -> int:
     first = await shaky(value)
     current().logger.info("has %d", first)
     return first
+
+
+@activity
+async def sleeper() -> None:
+    begun.add(activity_info().instance_id)
+    await asyncio.Event().wait()
+
+
+@orchestration
+async def sleeps() -> None:
+    await sleeper()
 
 
 async def run(runtime):
@@ -144,18 +165,116 @@ async def test_a_client_observes_tracers_and_outlives_them(caplog):
     assert "a tracer failed" in caplog.text
 
 
-async def test_a_broken_exporter_does_no_harm(caplog):
-    class Broken:
-        def add(self, name, labels, value=1.0):
-            raise RuntimeError("no exporter")
+class BrokenSink:
+    def __init__(self, error):
+        self.error = error
 
-        def record(self, name, labels, value):
-            raise RuntimeError("no exporter")
+    def add(self, name, labels, value=1.0):
+        raise self.error
 
+    def record(self, name, labels, value):
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no exporter"), asyncio.CancelledError()])
+async def test_a_broken_exporter_does_no_harm(error, caplog):
     runtime = Runtime("memory:", [flow, shaky])
-    runtime.observe(Broken())
-    with caplog.at_level(logging.CRITICAL):
-        await run(runtime)
+    runtime.observe(BrokenSink(error))
+    runtime.observer.blocked(BlockReason.POISON)
+    runtime.observer.activity_poisoned("shaky")
+    await run(runtime)
+
+    assert "a metrics sink failed" in caplog.text
+
+
+class BrokenSpans:
+    """A tracer that fails in one place."""
+
+    def __init__(self, place, error):
+        self.place = place
+        self.error = error
+
+    def carrier(self):
+        self.fail_at("carrier")
+
+    def activity(self, item, note):
+        self.fail_at("making a span")
+        return None if self.place == "no span" else self
+
+    def __enter__(self):
+        self.fail_at("begin")
+
+    def __exit__(self, *_):
+        self.fail_at("end")
+        return self.place == "swallowing"
+
+    def fail_at(self, place):
+        if place == self.place:
+            raise self.error
+
+
+BROKEN_SPANS = [
+    *((place, RuntimeError("no tracer")) for place in ("carrier", "making a span", "begin", "end")),
+    *((place, asyncio.CancelledError()) for place in ("making a span", "begin", "end")),
+    ("begin", StopIteration()),
+    ("end", StopIteration()),
+    ("no span", None),
+]
+
+
+@pytest.mark.parametrize(("place", "error"), BROKEN_SPANS)
+async def test_whatever_a_tracer_raises_is_told_and_loses_nothing(place, error, caplog):
+    ran.clear()
+    runtime = Runtime("memory:", [flow, shaky])
+    runtime.observe(BrokenSpans(place, error))
+    await run(runtime)
+
+    assert ran == [1, -1, -1]
+    assert caplog.text.count("a tracer failed") == (2 if place == "carrier" else 3)
+
+
+@pytest.mark.parametrize("method", ["on_start", "on_end"])
+async def test_a_span_processor_that_raises_loses_nothing(method, caplog):
+    def fail(*_, **__):
+        raise RuntimeError("the collector is gone")
+
+    provider = TracerProvider()
+    provider.add_span_processor(type("Broken", (SpanProcessor,), {method: fail})())
+    ran.clear()
+    runtime = Runtime("memory:", [flow, shaky])
+    runtime.observe(OpenTelemetry(tracer_provider=provider))
+    await run(runtime)
+
+    assert ran == [1, -1, -1]
+    assert caplog.text.count("a tracer failed") == 3
+
+
+@pytest.mark.parametrize("place", ["end", "swallowing"])
+async def test_a_tracer_cannot_hold_up_a_cancellation(place):
+    begun.clear()
+    options = RuntimeOptions(drain_seconds=0)
+    runtime = Runtime("memory:", [sleeps, sleeper], options=options)
+    runtime.observe(BrokenSpans(place, RuntimeError("no tracer")))
+
+    async def start(instance_id):
+        async def has_begun():
+            return instance_id in begun
+
+        handle = await runtime.start(sleeps, id=instance_id)
+        await until(has_begun)
+        return handle
+
+    async def is_idle():
+        return not runtime.is_busy
+
+    async with runtime:
+        handle = await start("cancelled")
+        await handle.cancel("enough")
+        with pytest.raises(OrchestrationCancelled):
+            await handle.result(10)
+        await until(is_idle)
+        await start("stopped")
+    assert runtime.metrics_snapshot()["activity_cancelled"] == 1
 
 
 async def test_the_logger_of_an_orchestration_is_silent_while_it_replays(caplog):

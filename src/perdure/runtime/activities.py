@@ -19,7 +19,6 @@ from perdure.errors import (
     CorruptData,
     LockLost,
     NotRegistered,
-    PayloadError,
     PerdureError,
     ProviderError,
 )
@@ -31,10 +30,10 @@ from perdure.providers.items import Claim, SessionFetch
 from perdure.runtime.background import Background, quietly
 from perdure.runtime.failures import RecordedFailure, failure_from
 from perdure.runtime.missing import Missing
-from perdure.runtime.observe import SpanNote, log
+from perdure.runtime.observe import GuardedSpan, SpanNote, log
 from perdure.runtime.retrying import Backoff, after_failed_fetch, retry_delay_ms
 from perdure.runtime.runners import Runners
-from perdure.runtime.scope import RunningScope
+from perdure.runtime.running import Running
 from perdure.runtime.suspects import Suspects
 
 if TYPE_CHECKING:
@@ -50,48 +49,13 @@ if TYPE_CHECKING:
     from perdure.runtime.executors import Executors
     from perdure.runtime.observe import Observer
     from perdure.runtime.options import RuntimeOptions
+    from perdure.runtime.running import Completion
 
 _FETCHED_AT_ONCE_MAX = 200
 _ELSEWHERE_MS = 5_000
 _APART_MS = 500
+_AGAIN_MS = 1_000
 _FETCH_END_SECONDS = 2.0
-
-Completion = work.ActivityCompleted | work.ActivityFailed
-
-
-class Running(msgspec.Struct, eq=False, gc=False):
-    """An activity between the moment it was locked and the moment its outcome is committed.
-
-    The collector does not see these: whoever runs one lets go of ``task`` and ``scope``.
-    """
-
-    item: work.ActivityExecute
-    lock_token: str
-    last_heartbeat: str | None = None
-    """What an earlier attempt told last."""
-    redelivered: int = 0
-    """How often it was begun before without an outcome, because a worker was gone."""
-    told: str | None = None
-    """What this attempt told last."""
-    has_begun: bool = False
-    task: asyncio.Task[None] | None = None
-    """Where its code runs, while it does."""
-    scope: RunningScope | None = None
-    completion: Completion | None = None
-    """The outcome, computed but not yet committed."""
-    cancelled: bool = False
-    """Nobody wants the outcome any more: the lock is gone."""
-
-    @property
-    def key(self) -> tuple[str, int, int]:
-        item = self.item
-        return item.instance_id, item.execution_id, item.activity_id
-
-    def again(self, **changes: Any) -> work.ActivityExecute:
-        """The work item of another attempt, which knows of this one."""
-        told = self.last_heartbeat if self.told is None else self.told
-        known = {"last_heartbeat": told, "redelivered": self.redelivered}
-        return msgspec.structs.replace(self.item, **(known | changes))
 
 
 class ActivityDispatcher:
@@ -132,7 +96,7 @@ class ActivityDispatcher:
         self._suspects = Suspects(options.max_attempts)
         self._background = Background()
         self._tasks = self._background.tasks
-        self._runners = Runners(self._run, self._tasks)
+        self._runners = Runners(self._run, self._give_up, self._tasks)
         self._stopping = False
         self._is_aborted = False
         self._slot_freed = asyncio.Event()
@@ -285,7 +249,10 @@ class ActivityDispatcher:
             backoff.reset()
             self._free += size - len(found)
             for fetched in found:
-                self._take(fetched)
+                try:
+                    self._take(fetched)
+                except Exception as error:  # noqa: BLE001 - told there
+                    self._deliver_again(fetched.lock_token, fetched.name, error)
             is_idle = len(found) < size
 
     async def _fetch(self, limit: int, poll_ms: int) -> list[FetchedWork]:
@@ -400,7 +367,7 @@ class ActivityDispatcher:
                 failure, result = await self._attempt(running, activity)
             else:
                 note = SpanNote()
-                with spans.activity(item, note):
+                with GuardedSpan(spans, item, note):
                     failure, result = await self._attempt(running, activity)
                     note.failure = failure
         except CannotUnwrap as error:
@@ -419,7 +386,7 @@ class ActivityDispatcher:
             assert result is not None
             self._conclude(running, _completed(item, result))
         elif (delay_ms := self._retry_delay_ms(item, failure)) is not None:
-            await self._retry(running, failure, delay_ms)
+            self._retry(running, failure, delay_ms)
         else:
             self._conclude(running, _failed(item, failure))
 
@@ -444,7 +411,7 @@ class ActivityDispatcher:
             args, kwargs = activity.signature.decode_arguments(item.input, self._codec)
         except CannotUnwrap:
             raise
-        except PayloadError as error:
+        except Exception as error:  # noqa: BLE001 - also what a class of the user's raises
             return failure_from(error, item.attempt), None
         try:
             if activity.settings.transactional:
@@ -494,14 +461,13 @@ class ActivityDispatcher:
             return None
         return delay_ms
 
-    async def _retry(self, running: Running, failure: Failure, delay_ms: int) -> None:
+    def _retry(self, running: Running, failure: Failure, delay_ms: int) -> None:
         item = running.item
         log.info("activity %r attempt %d failed: %s", item.name, item.attempt, failure)
         again = running.again(attempt=item.attempt + 1, last_failure=failure)
-        await self._settle(
-            running,
-            retry=(again, self._clock.now_ms() + delay_ms),
-        )
+        due_ms = self._clock.now_ms() + delay_ms
+        # On a task of its own: the code may have cancelled the one on which it ran.
+        self._background.spawn(self._settle(running, retry=(again, due_ms)))
 
     # --- outcomes
 
@@ -532,8 +498,27 @@ class ActivityDispatcher:
                 log.warning("outcome of %r is sent again: %s", running.item.name, error)
                 await self._clock.sleep(backoff.next_delay(retryable=error.retryable))
                 continue
+            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - told there
+                self._give_up(running, error)
+                return
             self._finish(running.lock_token)
             return
+
+    def _give_up(self, running: Running, error: BaseException) -> None:
+        """Running or settling it failed in a way that nobody has thought of."""
+        if not self._stopping:
+            self._deliver_again(running.lock_token, running.item.name, error)
+        elif not isinstance(error, asyncio.CancelledError):  # else interrupted, and given back
+            log.error("activity %r was interrupted by an error", running.item.name, exc_info=error)
+
+    def _deliver_again(self, lock_token: str, name: str, error: BaseException) -> None:
+        """Here or elsewhere; its lock must not be renewed for ever. The attempt counts."""
+        if lock_token in self._running:
+            self._finish(lock_token)
+        else:
+            self._release_slot()
+        self._background.spawn_quietly(self._provider.abandon_work_item(lock_token, _AGAIN_MS))
+        log.error("activity %r is delivered again after an error", name, exc_info=error)
 
     def _finish(self, lock_token: str) -> None:
         running = self._running.pop(lock_token, None)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from perdure.authoring import Activity
     from perdure.codec import Codec
-    from perdure.runtime.activities import Running
     from perdure.runtime.options import RuntimeOptions
+    from perdure.runtime.running import Running
 
 
 class Executors:

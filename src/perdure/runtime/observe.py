@@ -6,9 +6,10 @@ when absent. No label ever holds an instance or session id.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 from perdure.engine.outcome import Cancelled, Completed, ContinuedAsNew, Failed, Waiting
 from perdure.errors import UsageError
@@ -16,6 +17,7 @@ from perdure.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from contextlib import AbstractContextManager
+    from types import TracebackType
 
     from perdure.engine.execution import Execution
     from perdure.engine.outcome import TurnOutcome, TurnResult
@@ -30,6 +32,10 @@ _RESULTS: dict[type[object], str] = {
     Cancelled: "cancelled",
     ContinuedAsNew: "continuedAsNew",
 }
+
+_THEIR_ERRORS: Final = (Exception, asyncio.CancelledError)
+"""What an exporter may raise without harm: it is told, and the work goes on. A cancellation of ours
+arrives at an ``await``, and an exporter has none."""
 
 
 @runtime_checkable
@@ -65,6 +71,41 @@ class SpanMaker(Protocol):
     def activity(self, item: work.ActivityExecute, note: SpanNote) -> AbstractContextManager[None]:
         """The span of one attempt."""
         ...
+
+
+class GuardedSpan:
+    """A span that neither raises nor keeps anything that its tracer makes of an exception."""
+
+    __slots__ = ("_item", "_note", "_span", "_spans")
+
+    def __init__(self, spans: SpanMaker, item: work.ActivityExecute, note: SpanNote) -> None:
+        self._spans = spans
+        self._item = item
+        self._note = note
+        self._span: AbstractContextManager[None] | None = None
+
+    def __enter__(self) -> None:
+        try:
+            span = self._spans.activity(self._item, self._note)
+            span.__enter__()
+        except _THEIR_ERRORS:
+            log.exception("a tracer failed")
+        else:
+            self._span = span
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._span is None:
+            return
+        try:
+            self._span.__exit__(kind, error, traceback)
+        except _THEIR_ERRORS as raised:
+            if raised is not error:
+                log.exception("a tracer failed")
 
 
 class Observer:
@@ -142,12 +183,12 @@ class Observer:
         for sink in self._sinks:
             try:
                 sink.add(f"perdure_{name}", labels)
-            except Exception:
+            except _THEIR_ERRORS:
                 log.exception("a metrics sink failed")
 
     def _record(self, name: str, labels: Mapping[str, str], value: float) -> None:
         for sink in self._sinks:
             try:
                 sink.record(f"perdure_{name}", labels, value)
-            except Exception:
+            except _THEIR_ERRORS:
                 log.exception("a metrics sink failed")

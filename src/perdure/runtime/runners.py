@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
 
-    from perdure.runtime.activities import Running
+    from perdure.runtime.running import Running
 
 
 class Runners:
@@ -25,9 +25,12 @@ class Runners:
     def __init__(
         self,
         run: Callable[[Running], Coroutine[Any, Any, None]],
+        give_up: Callable[[Running, BaseException], None],
         tasks: set[asyncio.Task[None]],
     ) -> None:
         self._run = run
+        self._give_up = give_up
+        """What becomes of one whose run has raised."""
         self._tasks = tasks
         """Where every task is, until it ends."""
         self._loop = asyncio.get_running_loop()
@@ -90,6 +93,12 @@ class Runners:
             running.task = task
             try:
                 has_waited = await _run_apart(self._run(running), self._context.copy(), self._widen)
+            except asyncio.CancelledError as error:
+                self._give_up(running, error)
+                raise
+            except Exception as error:  # noqa: BLE001 - told there
+                self._give_up(running, error)
+                return False  # it may have waited
             finally:
                 running.task = running.scope = None
             if has_waited or task.cancelling():

@@ -14,8 +14,8 @@ from perdure.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    from perdure.runtime.activities import Running
     from perdure.runtime.executors import Executors
+    from perdure.runtime.running import Running
 
 
 class RunningScope:

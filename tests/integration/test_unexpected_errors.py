@@ -1,0 +1,149 @@
+"""Errors that nobody expects around an activity: none may hold its work item for ever."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+
+from integration.conditions import waiting
+from perdure import (
+    InMemoryProvider,
+    Retry,
+    Runtime,
+    RuntimeOptions,
+    activity,
+    orchestration,
+)
+from perdure.clock import ManualClock
+from perdure.errors import OrchestrationFailed
+from perdure.providers.memory import MemoryStore
+
+tries: list[int] = []
+"""The attempts of an activity that have begun."""
+
+
+class Defective(InMemoryProvider):
+    """Raises what no provider may raise, the first time that an outcome is to be written."""
+
+    error: BaseException | None = None
+
+    async def ack_work_item(self, *args, **kwargs):
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
+        await super().ack_work_item(*args, **kwargs)
+
+
+@activity(retry=Retry(max_attempts=2, first_delay=0))
+async def second_time() -> int:
+    tries.append(len(tries) + 1)
+    if len(tries) == 1:
+        raise ValueError("not yet")
+    return len(tries)
+
+
+@orchestration
+async def tries_again() -> int:
+    return await second_time()
+
+
+@activity
+async def once() -> int:
+    tries.append(len(tries) + 1)
+    return len(tries)
+
+
+@orchestration
+async def goes_away() -> int:
+    return await once()
+
+
+async def result_of(handle, clock):
+    """What it ends with; time passes as long as it has not ended."""
+    ending = asyncio.ensure_future(handle.result())
+    async with asyncio.timeout(15):
+        while not ending.done():
+            clock.advance(100)
+            await asyncio.sleep(0.001)
+    return await ending
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a bug"), asyncio.CancelledError()])
+@pytest.mark.parametrize("flow", [tries_again, goes_away])
+async def test_an_activity_whose_outcome_cannot_be_written_is_delivered_again(flow, error, caplog):
+    tries.clear()
+    clock = ManualClock()
+    provider = Defective(clock=clock)
+    provider.error = error
+    options = RuntimeOptions(always_replay=True)
+    runtime = Runtime(provider, [flow, once, second_time], options=options, clock=clock)
+    async with runtime:
+        assert await result_of(await runtime.start(flow), clock) == 2
+    assert "is delivered again" in caplog.text
+
+
+@dataclass
+class Fragile:
+    """Can be read in one of two deployments."""
+
+    value: int
+    is_refused: ClassVar[bool] = False
+
+    def __post_init__(self):
+        if self.is_refused:
+            raise KeyError("no such currency")
+
+
+@activity
+async def takes(fragile: Fragile) -> int:
+    return fragile.value
+
+
+@orchestration
+async def gives() -> int:
+    fragile = object.__new__(Fragile)  # nothing checks it
+    fragile.value = 1
+    return await takes(fragile)
+
+
+async def test_an_argument_that_its_own_class_refuses_fails_the_activity(monkeypatch):
+    store = MemoryStore()
+    async with Runtime(
+        InMemoryProvider(store=store), [gives], options=RuntimeOptions(run_activities=False)
+    ) as runtime:
+        await runtime.start(gives, id="one")
+        await waiting(runtime, "one")
+    monkeypatch.setattr(Fragile, "is_refused", True)
+    async with Runtime(InMemoryProvider(store=store), [gives, takes]) as runtime:
+        with pytest.raises(OrchestrationFailed, match="no such currency"):
+            await runtime.get("one").result(10)
+
+
+@activity(retry=Retry(max_attempts=3, first_delay=0))
+async def cancels_itself() -> int:
+    tries.append(len(tries) + 1)
+    asyncio.current_task().cancel()
+    if len(tries) < 3:
+        raise ValueError("not yet")
+    return len(tries)
+
+
+class Waiting(InMemoryProvider):
+    """Lets others run while an outcome is written, and is interrupted then."""
+
+    async def ack_work_item(self, *args, **kwargs):
+        await asyncio.sleep(0)
+        await super().ack_work_item(*args, **kwargs)
+
+
+@orchestration
+async def stubborn() -> int:
+    return await cancels_itself()
+
+
+async def test_an_activity_that_cancels_its_task_and_fails_is_tried_again(caplog):
+    tries.clear()
+    async with Runtime(Waiting(), [stubborn, cancels_itself]) as runtime:
+        assert await (await runtime.start(stubborn)).result(10) == 3
+    assert "is delivered again" not in caplog.text

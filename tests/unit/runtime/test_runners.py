@@ -1,0 +1,46 @@
+"""The tasks that activities share: what one of them raises concerns that one alone."""
+
+import asyncio
+
+import pytest
+
+from perdure.model import work
+from perdure.runtime.runners import Runners
+from perdure.runtime.running import Running
+
+
+def activity(number):
+    item = work.ActivityExecute(
+        instance_id="one", execution_id=1, activity_id=number, name=f"activity {number}"
+    )
+    return Running(item, lock_token=f"token {number}")
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a bug"), asyncio.CancelledError()])
+@pytest.mark.parametrize("waits", [False, True])
+def test_whatever_a_run_raises_is_told_once_and_the_others_run(waits, error):
+    ended, given_up, unheard = [], [], []
+
+    async def run(running):
+        if waits:
+            await asyncio.sleep(0)
+        if running.item.activity_id == 2:
+            raise error
+        ended.append(running.item.activity_id)
+
+    async def main():
+        asyncio.get_running_loop().set_exception_handler(lambda _, told: unheard.append(told))
+        tasks = set()
+        runners = Runners(run, lambda running, raised: given_up.append((running, raised)), tasks)
+        launched = [activity(number) for number in range(1, 6)]
+        for running in launched:
+            runners.launch(running)
+        while tasks:
+            await asyncio.wait(tasks)
+        runners.close()
+        assert given_up == [(launched[1], error)]
+        assert not any(running.task or running.scope for running in launched)
+
+    asyncio.run(main())
+    assert sorted(ended) == [1, 3, 4, 5]
+    assert not unheard
