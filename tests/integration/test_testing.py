@@ -15,7 +15,7 @@ from perdure import (
     uuid4,
     wait_for_event,
 )
-from perdure.errors import Nondeterminism
+from perdure.errors import Nondeterminism, OrchestrationTerminated
 from perdure.model import wire
 from perdure.testing import Environment, Stuck, assert_crash_safe, assert_replays
 
@@ -57,6 +57,21 @@ async def busy(rounds: int, total: int) -> str:
     if rounds:
         continue_as_new(rounds - 1, total)
     return f"{word} {total} {one.result() + two.result()}"
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+async def test_the_end_of_what_is_terminated_is_told_at_once(make_environment, has_begun):
+    async with make_environment([busy, child, add]) as env:
+        handle = await env.start(busy, 0, 0)
+        if has_begun:
+            await env.advance(1)
+        waiting = asyncio.ensure_future(handle.result())
+        await asyncio.sleep(0)
+        await handle.terminate("enough")
+
+        for result in (waiting, handle.result()):
+            with pytest.raises(OrchestrationTerminated, match="enough"):
+                await result
 
 
 async def test_a_month_passes_in_a_moment_with_a_substitute_for_the_network():

@@ -193,6 +193,14 @@ class Runtime(Client):
         parts = self._running
         return parts is not None and (parts.activities.busy > 0 or parts.orchestrations.is_busy)
 
+    async def terminate(self, id: str, reason: str = "") -> None:  # noqa: A002
+        await super().terminate(id, reason)
+        running = self._running
+        live = None if running is None else running.orchestrations.live_instance(id)
+        if running is not None and live is not None:
+            # Else that is heard of only when the lock is to be renewed.
+            running.orchestrations.lost_locks(frozenset({live.lock_token}))
+
     def observe(self, exporter: Sink | SpanMaker | TraceCarrier) -> None:
         """Send metrics, spans or both to an exporter: ``OpenTelemetry()``, ``PrometheusMetrics()``.
 
