@@ -8,8 +8,8 @@ import psycopg
 import pytest
 
 from cli import flows
-from cli.conftest import Cli
-from perdure.cli.settings import Settings, shown_store
+from cli.conftest import FLOWS, Cli
+from perdure.cli.settings import Settings
 from perdure.errors import UsageError
 from postgres_server import shared_server
 
@@ -98,10 +98,65 @@ def test_a_broken_project_file_does_not_matter_where_the_store_is_named(sqlite_c
     assert sqlite_cli("db", "migrate").code == 0
 
 
-def test_passwords_are_never_shown():
-    url = "postgresql://ann:s3cret@db.example/shop"
+_SECRET_URLS = [
+    "postgresql://ann:hunter2@127.0.0.1:1/shop",
+    "postgresql://ann:hun%74er2@127.0.0.1:1/shop",
+    "postgresql://ann:hun#hunter2@127.0.0.1:1/shop",
+    "postgresql://ann:hun?hunter2@127.0.0.1:1/shop",
+    "postgresql://ann:hun/hunter2@127.0.0.1:1/shop",
+    "postgresql://ann:hun@hunter2@127.0.0.1:1/shop",
+    "postgresql://ann:hunter2%@127.0.0.1:1/shop",
+    "postgresql://ann:hunter2@[127.0.0.1:1/shop",
+    "postgresql://ann@127.0.0.1:1/shop?password=hunter2",
+    "postgresql://ann@127.0.0.1:1/shop?sslpassword=hunter2&sslmode=require",
+    "postgres:///shop?host=/nowhere&%70assword=hunter2",
+    "nosuch://ann:hunter2@127.0.0.1/shop?token=hunter2",
+    "sqlite://ann:hunter2@127.0.0.1/shop",
+]
 
-    assert shown_store(url) == "postgresql://ann:***@db.example/shop"
+
+_SHOWING = [
+    ["list"],
+    ["doctor", "-o", "json"],
+    ["worker", FLOWS],
+    ["start", "hello"],
+    ["db", "info", "-o", "json"],
+    ["db", "migrate", "--dry-run"],
+    ["db", "backup", "{store}"],
+    ["db", "copy", "{store}", "other.db"],
+    ["db", "copy", "other.db", "{store}"],
+    ["list", "{store}", "too many"],
+]
+
+
+def shows_no_password(cli, words, store):
+    flag = () if "{store}" in words else ("--store", store)
+    answer = cli(*(word.format(store=store) for word in words), *flag, code=None)
+    told = answer.out + answer.err
+    return bool(told) and not any(secret in told for secret in ("hunter2", "hun%74er2"))
+
+
+@pytest.mark.parametrize("words", _SHOWING)
+def test_no_command_shows_the_password_of_a_url_that_cannot_be_read(words, sqlite_cli):
+    Cli("other.db")("db", "migrate")
+    for url in _SECRET_URLS:
+        for more in ("unknown=1", "nothing"):
+            store = f"{url}{'&' if '=hunter2' in url else '?'}{more}"
+            assert shows_no_password(sqlite_cli, words, store), store
+
+
+@pytest.mark.parametrize("url", _SECRET_URLS)
+def test_no_command_shows_the_password_of_a_server_that_is_out(url, sqlite_cli):
+    assert shows_no_password(sqlite_cli, ["list"], url)
+
+
+def test_no_command_shows_a_password_of_the_project_file(sqlite_cli, tmp_path):
+    project(tmp_path, 'store = "postgresql://ann:hunter2%@db.example/shop"')
+
+    answer = sqlite_cli("list", code=2, env={"PERDURE_STORE": None})
+
+    assert "cannot be read" in answer.err
+    assert "hunter2" not in answer.err
 
 
 def test_store_may_stand_before_or_after_the_command(sqlite_cli, tmp_path):

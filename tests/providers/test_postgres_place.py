@@ -23,6 +23,7 @@ from perdure.errors import (
 )
 from perdure.providers.items import InstanceQuery
 from perdure.providers.postgres import PostgresProvider
+from perdure.providers.postgres.place import place_of
 from perdure.providers.url import open_provider
 from postgres_factory import new_schema
 from postgres_load import Load
@@ -55,6 +56,39 @@ def open_and_close(provider: PostgresProvider) -> None:
             pass
 
     asyncio.run(check())
+
+
+@pytest.mark.parametrize(
+    ("dsn", "shown"),
+    [
+        ("postgresql://ann:hunter2@db:1/shop", "postgresql://db:1/shop schema s"),
+        ("host=::1 password=hunter2 dbname=shop", "postgresql://[::1]/shop schema s"),
+        ("postgresql://ann:hun/hunter2@db/shop", "postgresql://*** schema s"),
+        ("postgresql://ann:hun@hunter2@db/shop", "postgresql://*** schema s"),
+    ],
+)
+def test_a_place_is_shown_without_its_password(dsn: str, shown: str) -> None:
+    place = place_of(dsn, "s", sessions=True)
+
+    assert place.location == shown
+    assert "hunter2" not in repr(place)
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        "postgresql://ann:hunter2%@db/shop",
+        "postgresql://ann:hunter2@[db/shop",
+        "postgresql://ann:1?hunter2/@db/shop",
+        "host=db password=my hunter2",
+        "host=db hunter2",
+    ],
+)
+def test_a_connection_string_that_cannot_be_read_is_not_quoted(dsn: str) -> None:
+    with pytest.raises(InvalidValue, match="cannot be read") as refused:
+        place_of(dsn, "s", sessions=True)
+
+    assert "hunter2" not in str(refused.value)
 
 
 # --- schemas

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from perdure.cli.exits import line_of
-from perdure.cli.settings import shown_store, without_password
+from perdure.cli.settings import shown_store
 from perdure.errors import NotFound, PerdureError
 from perdure.providers.items import DAMAGED
 from perdure.version import VERSION
@@ -51,8 +51,7 @@ async def examine(settings: Settings) -> list[Finding]:
     except NotFound as error:
         findings.append(Finding("warn", "store", line_of(error)))
     except (PerdureError, OSError) as error:
-        shown = settings.store_flag or settings.environ.get("PERDURE_STORE") or ""
-        findings.append(Finding("bad", "store", without_password(line_of(error), shown)))
+        findings.append(Finding("bad", "store", settings.conceal(line_of(error))))
     return findings
 
 

@@ -11,7 +11,7 @@ import click
 from perdure.cli.command import LazyGroup, store_option, traceback_option
 from perdure.cli.escape import ESCAPED, clean
 from perdure.cli.exits import Exit, code_of, is_expected, line_of
-from perdure.cli.settings import Settings, without_password
+from perdure.cli.settings import Settings
 from perdure.errors import UsageError
 from perdure.version import VERSION
 
@@ -124,7 +124,7 @@ class Root(LazyGroup):
         except (click.Abort, KeyboardInterrupt):
             return Exit.INTERRUPTED
         except click.ClickException as error:
-            return _usage(error)
+            return _usage(error, settings)
         except Exception as error:
             if settings.traceback:
                 raise
@@ -132,14 +132,14 @@ class Root(LazyGroup):
         return outcome if isinstance(outcome, int) else Exit.OK
 
 
-def _usage(error: click.ClickException) -> int:
+def _usage(error: click.ClickException, settings: Settings) -> int:
     if isinstance(error, _NO_ARGUMENTS):
         sys.stdout.write(error.message + "\n")
         return Exit.OK
     hint = ""
     if isinstance(error, click.UsageError) and error.ctx is not None:
         hint = f" (see {error.ctx.command_path} --help)"
-    message = clean(error.format_message().rstrip("."))
+    message = clean(settings.conceal(error.format_message().rstrip(".")))
     sys.stderr.write(f"perdure: {message}{hint}\n")
     return Exit.USAGE if isinstance(error, click.UsageError) else Exit.ERROR
 
@@ -152,8 +152,7 @@ def report(error: Exception, settings: Settings) -> int:
             f"{type(error).__name__}: {text}. This is a defect of perdure: please report it with "
             "the output of the same command and --traceback"
         )
-    store = settings.store_flag or settings.environ.get("PERDURE_STORE") or ""
-    sys.stderr.write(f"perdure: {clean(without_password(text, store))}\n")
+    sys.stderr.write(f"perdure: {clean(settings.conceal(text))}\n")
     return code_of(error)
 
 

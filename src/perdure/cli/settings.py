@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
-from urllib.parse import urlsplit
 
 from perdure.errors import NotFound, UsageError
 
@@ -25,6 +25,8 @@ class Settings:
     directory: Path = field(default_factory=Path.cwd)
     store_flag: str | None = None
     traceback: bool = False
+    other_stores: tuple[str, ...] = ()
+    """Those that a command was given as arguments."""
 
     @cached_property
     def project(self) -> tuple[Path, Mapping[str, Any]]:
@@ -84,6 +86,15 @@ class Settings:
         path = local_path(url)
         return None if path is None else self.directory / path
 
+    def conceal(self, text: str) -> str:
+        """An error text, which may quote a store's URL, without the passwords of any."""
+        from perdure.providers._shared.secrets import without_secrets
+
+        named = [self.store_flag, self._environment_store(), *self.other_stores]
+        with suppress(UsageError, OSError):  # of a project file that cannot be read
+            named.append(str(self.project[1].get("store", "")))
+        return without_secrets(text, *filter(None, named))
+
     def _environment_store(self) -> str | None:
         return self.environ.get("PERDURE_STORE") or None
 
@@ -104,16 +115,9 @@ def _is_empty(path: Path) -> bool:
 
 def shown_store(url: str) -> str:
     """The store's name without its password."""
-    parts = urlsplit(url) if "://" in url else None
-    if parts is None or parts.password is None:
-        return url
-    return url.replace(f":{parts.password}@", ":***@", 1)
+    from perdure.providers._shared.secrets import shown_url  # felt in --help
 
-
-def without_password(text: str, url: str) -> str:
-    """An error text of a driver may quote its connection string."""
-    password = urlsplit(url).password if "://" in url else None
-    return text.replace(password, "***") if password else text
+    return shown_url(url)
 
 
 def _beside(folder: Path, written: str) -> str:

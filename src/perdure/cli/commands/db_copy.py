@@ -107,6 +107,7 @@ def copy(source: str, target: str, move: bool, replace: bool, output: str) -> No
     same work: use it when workers are to go on at the new place.
     """
     settings = current_settings()
+    settings.other_stores = (source, target)
     _check(settings, source, target)
     try:
         report = asyncio.run(_copy(source, target, move, replace))

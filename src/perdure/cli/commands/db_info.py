@@ -56,7 +56,7 @@ async def _document(session: Session) -> dict[str, Any]:
         "format_version": store.format_version,
         "schema_version": store.schema_version,
         "size_bytes": store.size_bytes,
-        "moved_to": store.moved_to,
+        "moved_to": None if store.moved_to is None else shown_store(store.moved_to),
         "details": store.details,
         "instances": sum(counts.values()),
         "by_status": counts,
@@ -85,7 +85,7 @@ def _lines(document: dict[str, Any]) -> list[tuple[str, str]]:
     lines.append(("dead letters", str(queues.dead_letters)))
     lines.append(("workers", str(document["workers"])))
     if document["moved_to"]:
-        lines.append(("moved to", shown_store(document["moved_to"])))
+        lines.append(("moved to", document["moved_to"]))
     return lines
 
 

@@ -6,13 +6,14 @@ Refuses names and servers on which it would be unsafe to run.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 from psycopg import conninfo
 
 from perdure.errors import InvalidValue, StoreRefused
+from perdure.providers._shared.secrets import without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,7 +44,7 @@ _SETTINGS: Final = (
 class Place:
     """One schema of one database."""
 
-    conninfo: str
+    conninfo: str = field(repr=False)
     schema: str
     location: str
     """For people: without user and password."""
@@ -66,7 +67,7 @@ def place_of(dsn: str, schema: str, *, sessions: bool) -> Place:
     try:
         given: dict[str, Any] = conninfo.conninfo_to_dict(dsn)
     except psycopg.ProgrammingError as error:
-        raise InvalidValue(f"the connection string cannot be read: {error}".strip()) from None
+        raise InvalidValue(f"the connection string cannot be read: {_said(error, dsn)}") from None
     settings = {"options": _SETTINGS} if sessions else {}
     if "options" in given and sessions:
         settings = {"options": f"{_SETTINGS} {given['options']}"}
@@ -105,8 +106,18 @@ def check_server(facts: Mapping[str, str], location: str) -> None:
         )
 
 
+def _said(error: psycopg.ProgrammingError, dsn: str) -> str:
+    """Of which part it is said is known in a URL alone."""
+    text = str(error).strip()
+    return without_secrets(text, dsn) if "://" in dsn else re.sub('"[^"]*"', "***", text)
+
+
 def _location(given: Mapping[str, Any], schema: str) -> str:
     host = given.get("host") or given.get("hostaddr") or "local"
+    host = f"[{host}]" if ":" in host else host
     port = f":{given['port']}" if "port" in given else ""
     database = given.get("dbname") or given.get("user") or ""
-    return f"postgresql://{host}{port}/{database} schema {schema}"
+    place = f"{host}{port}/{database}"
+    if "@" in place:
+        place = "***"  # a password with / or @ in it was taken for a part of this
+    return f"postgresql://{place} schema {schema}"
