@@ -106,7 +106,7 @@ def field_names(value: Any) -> tuple[str, ...] | None:
     return None
 
 
-def _kind(value: Any) -> type[Any]:
+def _kind(value: object) -> type[Any]:
     return type(value)
 
 
