@@ -295,6 +295,23 @@ async def test_a_child_that_is_to_outlive_its_parent_outlives_a_terminate(make_r
 
 
 @orchestration
+async def shielding(name: str) -> str:
+    stays = patient.options(id=f"{name}-stays", on_parent_close="abandon")
+    return await asyncio.shield(stays("stays"))
+
+
+async def test_a_shielded_child_that_is_to_outlive_its_parent_outlives_a_cancellation(make_runtime):
+    async with make_runtime([shielding, *HANDLERS]) as runtime:
+        handle = await runtime.start(shielding, "s", id="s")
+        await waiting(runtime, "s-stays")
+        await handle.cancel("enough")
+
+        await reached(runtime, "s", Status.CANCELLED)
+        await runtime.raise_event("s-stays", "go", "on")
+        assert await runtime.get("s-stays").result(10) == "on"
+
+
+@orchestration
 async def impatient_parent(child_id: str) -> str:
     try:
         async with asyncio.timeout(0.05):

@@ -78,15 +78,23 @@ class Ending:
 
     def _conclude(self) -> TurnResult:
         recorder = self._recorder
+        has_left = self._has_left()
+        if has_left and not recorder.operations.open:
+            recorder.loop.stop_with(None)  # what is left waits for nothing that could come
         if recorder.loop.is_over:
             result = self._result()
         else:
-            if recorder.cancel_reason is not None:
+            if has_left or recorder.cancel_reason is not None:
                 self._bound_cleanup()
             result = self._check_waiting()
         if result is not WAITING:
             self._close_steps(result)
         return result
+
+    def _has_left(self) -> bool:
+        """Whether the root task has ended, and something that it left is at its clean-up."""
+        loop = self._recorder.loop
+        return not loop.is_over and loop.root is not None and loop.root.done()
 
     def _bound_cleanup(self) -> None:
         if not self._has_cleanup_timer:

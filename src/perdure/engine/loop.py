@@ -15,6 +15,7 @@ import gc
 import logging
 import sys
 from collections import deque
+from enum import Enum, auto
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Protocol, TypeVarTuple, Unpack, cast
 
@@ -66,6 +67,14 @@ _current_task: Callable[[asyncio.AbstractEventLoop], Any] = (
 )
 _WAIT_FOR = asyncio.wait_for.__code__ if sys.version_info < (3, 12) else None
 _CALLER_FRAMES_MAX = 4
+
+
+class _Ending(Enum):
+    """What the clean-up of that which the root task left behind is at."""
+
+    NOT_YET = auto()
+    OF_TASKS = auto()
+    OF_GENERATORS = auto()
 
 
 class TimerPort(Protocol):
@@ -147,6 +156,7 @@ class DurableLoop(RefusingLoop):
         self._tasks_pruned = 0
         self._generators: list[Any] = []
         self._is_creating = False
+        self._ending = _Ending.NOT_YET
         self._entered: list[Any] = []
         self._planned: dict[int, DurableTask] = {}
 
@@ -185,7 +195,7 @@ class DurableLoop(RefusingLoop):
         return self.root
 
     def run_dry(self) -> None:
-        """Run until no callback is ready, the root task is done, or the loop was stopped."""
+        """Run until no callback is ready, the code has ended, or the loop was stopped."""
         ready = self._ready
         root = self.root
         assert root is not None
@@ -197,7 +207,7 @@ class DurableLoop(RefusingLoop):
                 handle._context.run(handle._callback, *handle._args)  # noqa: SLF001
             except BaseException as error:  # noqa: BLE001
                 self.stop_with(error)
-            if root.done():
+            if root.done() and self._is_cleaned_up(root):
                 self.is_over = True
 
     def fire(self, timer: DurableTimer) -> None:
@@ -354,6 +364,23 @@ class DurableLoop(RefusingLoop):
 
     # Parts
 
+    def _is_cleaned_up(self, root: DurableTask) -> bool:
+        """Whether all is done that the root task left behind.
+
+        As with ``asyncio.run``, tasks are cancelled, and then generators are closed.
+        """
+        if self._ending is _Ending.NOT_YET:
+            self._ending = _Ending.OF_TASKS
+            for task in self.live_tasks():
+                task.cancel()
+        if self._ending is _Ending.OF_TASKS and not self.live_tasks():
+            self._ending = _Ending.OF_GENERATORS
+            for generator in self._generators:
+                if generator.ag_frame is not None:
+                    branch = root.branch.child()
+                    self._start(_close(generator), branch, branch.next_identity(), None, None)
+        return self._ending is _Ending.OF_GENERATORS and not self.live_tasks()
+
     def _start(
         self,
         coro: Coroutine[Any, Any, Any],
@@ -450,6 +477,10 @@ class DurableLoop(RefusingLoop):
 
 async def _await_step(step: Step[Any]) -> Any:
     return await step
+
+
+async def _close(generator: AsyncGenerator[Any, Any]) -> None:
+    await generator.aclose()
 
 
 def _asyncio_caller() -> FrameType | None:

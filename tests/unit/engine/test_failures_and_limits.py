@@ -188,10 +188,10 @@ def test_everything_open_is_closed_before_the_terminal_event():
 
     assert [type(event).__name__ for event in outcome.delta] == [
         "ActivityCompleted",
+        "TimerCancelled",
         "ActivityCancelRequested",
         "ExternalSubscribedCancelled",
         "QueueSubscriptionCancelled",
-        "TimerCancelled",
         "OrchestrationCompleted",
     ]
     assert outcome.cancelled_activities == [2]

@@ -1,0 +1,141 @@
+"""What the code leaves behind when it ends: cancelled and closed, as asyncio.run() does it."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+import pytest
+from engine_driver import Driver
+
+from perdure.authoring import activity, orchestration
+from perdure.engine.outcome import Failed, Waiting
+
+
+@activity
+def work(label: str) -> str:
+    return label
+
+
+@activity
+def undo(label: str) -> None: ...
+
+
+async def booking(label: str) -> None:
+    try:
+        await work(label)
+    except asyncio.CancelledError:
+        await undo(label)
+        raise
+
+
+def test_a_branch_that_a_failed_gather_leaves_is_cancelled_and_cleans_up():
+    @orchestration
+    async def code() -> None:
+        await asyncio.gather(booking("hotel"), work("flight"))
+
+    run = Driver(code)
+    run.start()
+    run.turn(run.failed(2))  # the flight, which is asked for first
+    assert run.result == Waiting()
+    assert run.kinds()[-3:] == ["ActivityCancelRequested", "ActivityScheduled", "TimerCreated"]
+    run.restart()
+    outcome = run.turn(run.completed("undo"))
+
+    assert isinstance(outcome.result, Failed)
+    assert outcome.cancelled_timers
+
+
+@pytest.mark.parametrize("ends", ["returns", "raises"])
+def test_tasks_that_are_left_running_are_cancelled_and_clean_up(ends):
+    @orchestration
+    async def code() -> str:
+        tasks = [asyncio.create_task(booking(label)) for label in "ab"]
+        await work("first")
+        if ends == "raises":
+            raise ValueError(len(tasks))
+        return "done"
+
+    run = Driver(code)
+    run.start()
+    run.turn(run.completed(2, "first"))
+    assert run.result == Waiting()
+    for _ in "ab":
+        run.turn(run.completed("undo"))
+
+    assert run.result == ("ValueError: 2" if ends == "raises" else "done")
+
+
+async def leases() -> AsyncGenerator[int, None]:
+    try:
+        for number in range(10):
+            yield number
+    finally:
+        await undo("lease")
+
+
+def test_a_generator_that_is_left_half_way_is_closed_at_the_end():
+    @orchestration
+    async def code() -> int:
+        async for number in leases():
+            if number == 2:
+                break
+        return number
+
+    run = Driver(code)
+    run.start()
+    assert run.result == Waiting()
+    run.turn(run.completed("undo"))
+
+    assert run.result == 2
+
+
+def test_a_clean_up_that_does_not_end_is_cut_off():
+    @orchestration
+    async def code() -> str:
+        task = asyncio.create_task(booking("a"))
+        await asyncio.sleep(1)
+        return f"done {task.done()}"
+
+    run = Driver(code)
+    run.start()
+    run.turn(run.fired())
+    assert run.result == Waiting()
+    outcome = run.turn(run.fired())
+
+    assert run.result == "done False"
+    assert outcome.cancelled_activities
+
+
+def test_what_waits_for_nothing_that_could_come_is_not_waited_for():
+    async def deaf() -> None:
+        while True:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                continue
+
+    @orchestration
+    async def code() -> str:
+        task = asyncio.create_task(deaf())
+        await asyncio.sleep(0)
+        return f"done {task.done()}"
+
+    run = Driver(code)
+    run.start()
+
+    assert run.result == "done False"
+
+
+def test_a_cancellation_during_that_clean_up_still_counts():
+    @orchestration
+    async def code() -> str:
+        task = asyncio.create_task(booking("a"))
+        await asyncio.sleep(1)
+        return f"done {task.done()}"
+
+    run = Driver(code)
+    run.start()
+    run.turn(run.fired())
+    run.turn(run.cancel("changed mind"))
+    run.turn(run.completed("undo"))
+
+    assert run.result == "cancelled: changed mind"
