@@ -365,6 +365,49 @@ def test_a_backup_never_overwrites(tmp_path):
     assert (tmp_path / "copy.db").read_text() == "precious"
 
 
+def test_a_backup_of_a_damaged_store_is_not_written(tmp_path):
+    path = tmp_path / "store.db"
+
+    async def fill(prefix):
+        async with SqliteProvider(path) as provider:
+            for number in range(60):
+                await provider.enqueue_for_orchestrator(start(f"{prefix}-{number}" + "x" * 150))
+
+    async def is_sound():
+        async with SqliteProvider(path) as provider:
+            try:
+                await provider.admin().integrity_check()
+            except CorruptData:
+                return False
+            return True
+
+    async def back_up():
+        async with SqliteProvider(path) as provider:
+            await provider.admin().backup(tmp_path / "copy.db")
+
+    asyncio.run(fill("old"))
+    old = path.read_bytes()
+    asyncio.run(fill("new"))
+    sound = path.read_bytes()
+    asyncio.run(back_up())
+    (tmp_path / "copy.db").unlink()
+    found = 0
+    for place in range(4096, len(sound), 4096):
+        # Overwritten, or as it was before: a write that the disk has lost.
+        for page in {b"\xff" * 4096, old[place : place + 4096] or bytes(4096)}:
+            path.write_bytes(sound[:place] + page + sound[place + 4096 :])
+            try:
+                if asyncio.run(is_sound()):
+                    continue
+            except ProviderError:  # not even opened
+                continue
+            found += 1
+            with pytest.raises(CorruptData, match=r"No backup was written.*earlier backup"):
+                asyncio.run(back_up())
+            assert [file.name for file in tmp_path.iterdir()] == ["store.db"]
+    assert found > 20
+
+
 def test_the_store_tells_how_it_keeps_data(tmp_path):
     async def info():
         provider = SqliteProvider(tmp_path / "store.db", clock=ManualClock())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
+import shutil
 import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -19,6 +21,7 @@ from perdure.errors import AlreadyExists, NotFound, NotSupported, UsageError
 if TYPE_CHECKING:
     import os
     from collections.abc import Awaitable, Callable
+    from pathlib import Path
 
     from perdure.cli.session import Session
     from perdure.cli.settings import Settings
@@ -45,7 +48,9 @@ class BacksUp(Protocol):
 def backup(target: str, output: str) -> None:
     """Copy the store, as of now, to the new file or directory TARGET.
 
-    SQLite does so while workers go on; a filesystem store must not be in use.
+    SQLite does so while workers go on; a filesystem store must not be in use. The copy is checked:
+    of a damaged store nothing is written, and the exit code is 1, so that no good backup is
+    replaced by a damaged one.
     """
     settings = current_settings()
     path = _backup_path(settings.store(), target)
@@ -56,7 +61,7 @@ def backup(target: str, output: str) -> None:
         if isinstance(session.admin, BacksUp):
             await session.admin.backup(path)
         elif session.url.startswith("file:"):
-            await _into(session.provider, f"file:{path}")
+            await _into_directory(session.provider, settings.directory / path)
         else:
             raise NotSupported(
                 "backup",
@@ -148,6 +153,16 @@ async def _into(origin: Provider, target: str, **options: Any) -> CopyReport:
 
     async with open_provider(target) as destination:
         return await copy_store(origin, destination, on_progress=_progress(), **options)
+
+
+async def _into_directory(origin: Provider, target: Path) -> None:
+    """It gets its name when everything is there."""
+    draft = target.with_name(f".{target.name}.{secrets.token_hex(6)}")
+    try:
+        await _into(origin, f"file:{draft}")
+        draft.rename(target)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
 
 
 def _progress() -> Callable[[int, int], None] | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import apsw
 
-from perdure.errors import AlreadyExists, CorruptData, NotFound
+from perdure.errors import CorruptData, NotFound
 from perdure.limits import BULK_INSTANCES_MAX, check_id
 from perdure.model.status import Status
 from perdure.providers._shared import refusals, rules
@@ -19,14 +19,13 @@ from perdure.providers.items import (
     StoreInfo,
 )
 from perdure.providers.sqlite import control, deletion, listing, moving, queued, reading
-from perdure.providers.sqlite.connection import translate
-from perdure.providers.sqlite.place import create_draft, put_in_place
+from perdure.providers.sqlite.backup import back_up, there_already
 from perdure.providers.sqlite.turns import parse_version
 
 if TYPE_CHECKING:
     import asyncio
     import os
-    from collections.abc import Sequence
+    from collections.abc import Coroutine, Sequence
 
     from perdure.providers.items import (
         DeadLetter,
@@ -255,15 +254,16 @@ class SqliteAdmin(ProviderAdmin):
 
     # --- the file
 
-    def backup(self, path: str | os.PathLike[str]) -> asyncio.Future[None]:
+    def backup(self, path: str | os.PathLike[str]) -> Coroutine[Any, Any, None]:
         """Copy the whole store, as of now, into a new file, while work goes on.
 
-        Errors: AlreadyExists if there is a file at that path.
+        The copy is checked before it gets its name. Errors: AlreadyExists if there is a file at
+        that path; CorruptData if the store is damaged: then there is none.
         """
         target = Path(path).absolute()
         if target.exists():
-            raise AlreadyExists(f"{str(target)!r} exists; name a new file for the backup")
-        return self._handle.search("backup", _back_up, target)
+            raise there_already(target)
+        return back_up(self._handle, target)
 
     def integrity_check(self) -> asyncio.Future[None]:
         """Read the whole file. Errors: CorruptData with what SQLite found."""
@@ -334,25 +334,6 @@ def _tree(snapshot: Snapshot, instance_id: str) -> InstanceTree:
 
 def _mark_moved(tx: Transaction, location: str | None) -> None:
     tx.execute("UPDATE store_info SET moved_to = ?", (location,))
-
-
-def _back_up(snapshot: Snapshot, target: Path) -> None:
-    """Copy the snapshot beside the target, and give it its name when it is whole."""
-    draft = create_draft(target)
-    try:
-        copy = apsw.Connection(str(draft), flags=apsw.SQLITE_OPEN_READWRITE)
-        try:
-            with copy.backup("main", snapshot.connection, "main") as backup:
-                backup.step()
-        finally:
-            copy.close()
-        put_in_place(draft, target)
-    except FileExistsError as error:
-        raise AlreadyExists(f"{str(target)!r} exists; name a new file for the backup") from error
-    except apsw.Error as error:
-        raise translate("backup", error, target) from error
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def _check_integrity(snapshot: Snapshot, location: str) -> None:
