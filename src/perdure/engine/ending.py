@@ -102,8 +102,15 @@ class Ending:
             self._recorder.start_cleanup_timer(self._force_end, limits.CLEANUP_SECONDS)
 
     def _force_end(self) -> None:
+        recorder = self._recorder
         self._is_cut_off = True
-        self._recorder.loop.stop_with(None)
+        recorder.loop.stop_with(None)
+        if recorder.cancel_reason is None and not recorder.is_replaying:
+            _log.warning(
+                "instance %r has ended: the clean-up of what it left behind was cut off after %g s",
+                recorder.instance_id,
+                limits.CLEANUP_SECONDS,
+            )
 
     def _cancelled(self, reason: str) -> Cancelled:
         """Cancelled whatever the code did then; but what its clean-up did not do can be seen."""

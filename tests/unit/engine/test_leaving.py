@@ -88,7 +88,7 @@ def test_a_generator_that_is_left_half_way_is_closed_at_the_end():
     assert run.result == 2
 
 
-def test_a_clean_up_that_does_not_end_is_cut_off():
+def test_a_clean_up_that_does_not_end_is_cut_off(caplog):
     @orchestration
     async def code() -> str:
         task = asyncio.create_task(booking("a"))
@@ -103,6 +103,9 @@ def test_a_clean_up_that_does_not_end_is_cut_off():
 
     assert run.result == "done False"
     assert outcome.cancelled_activities
+    assert {record.message for record in caplog.records} == {
+        "instance 'i' has ended: the clean-up of what it left behind was cut off after 30 s"
+    }
 
 
 def test_what_waits_for_nothing_that_could_come_is_not_waited_for():
