@@ -208,19 +208,65 @@ root.main(["list"])
 """
 
 
-@pytest.mark.parametrize("kind", ["directory", "file"])
-def test_looking_at_an_empty_place_does_not_make_a_store_of_it(sqlite_cli, tmp_path, kind):
-    place = tmp_path / "place"
-    if kind == "directory":
-        place.mkdir(mode=0o755)
-        url = "file:./place"
-    else:
-        place.touch()
-        url = "place"
+_LOOKING = [
+    ["list"],
+    ["count"],
+    ["show", "h-1"],
+    ["history", "h-1"],
+    ["tree", "h-1"],
+    ["result", "h-1"],
+    ["watch"],
+    ["workers"],
+    ["export", "h-1"],
+    ["replay", FLOWS],
+    ["purge", "h-1", "--yes"],
+    ["doctor"],
+    ["db", "info"],
+    ["db", "check"],
+    ["db", "backup", "saved"],
+    ["db", "prune", "--keep-last", "1", "--dry-run"],
+    ["db", "migrate", "--dry-run"],
+    ["db", "copy", "{store}", "copy.db"],
+]
 
-    assert "there is no store at" in sqlite_cli("list", "--store", url, code=3).err
-    assert list(place.iterdir()) == [] if kind == "directory" else place.stat().st_size == 0
-    assert place.stat().st_mode & 0o077
+
+@pytest.mark.parametrize("words", _LOOKING)
+@pytest.mark.parametrize("kind", ["nothing", "empty directory", "empty file"])
+def test_looking_at_an_empty_place_does_not_make_a_store_of_it(sqlite_cli, tmp_path, kind, words):
+    place = tmp_path / "place"
+    url = "place" if kind == "empty file" else "file:./place"
+    if kind == "empty directory":
+        place.mkdir(mode=0o755)
+    elif kind == "empty file":
+        place.touch()
+    before = {path: path.stat() for path in tmp_path.rglob("*")}
+
+    flag = () if "{store}" in words else ("--store", url)
+    answer = sqlite_cli(*(word.format(store=url) for word in words), *flag, code=None)
+
+    if words[-1] == "--dry-run" and words[1] == "migrate" and kind == "empty file":
+        assert answer.code == 0  # says what opening would do
+    elif words == ["doctor"]:
+        assert answer.code == 0
+        assert "there is no store at" in answer.out
+    else:
+        assert answer.code == 3
+        assert "there is no store at" in answer.err
+    assert {path: path.stat() for path in tmp_path.rglob("*")} == before
+
+
+@pytest.mark.parametrize("words", _LOOKING)
+@pytest.mark.parametrize("size", [1, 99, 10_000])
+def test_a_text_file_is_never_taken_for_a_store(sqlite_cli, tmp_path, size, words):
+    (tmp_path / "notes.txt").write_text("n" * size)
+
+    flag = () if "{store}" in words else ("--store", "notes.txt")
+    answer = sqlite_cli(*(word.format(store="notes.txt") for word in words), *flag, code=None)
+
+    assert answer.code == (1 if words == ["doctor"] else 6)
+    assert "is not an SQLite database" in answer.out + answer.err
+    assert {path.name for path in tmp_path.iterdir()} == {"notes.txt"}
+    assert (tmp_path / "notes.txt").read_text() == "n" * size
 
 
 def test_a_store_without_permission_is_one_line(sqlite_cli, environ, tmp_path):

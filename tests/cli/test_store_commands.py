@@ -49,9 +49,13 @@ def test_migrate_says_what_is_due_without_doing_it(sqlite_cli, tmp_path):
 
 
 def test_a_directory_has_nothing_to_migrate(sqlite_cli, tmp_path):
-    answer = sqlite_cli("db", "migrate", "--dry-run", "--store", f"file:{tmp_path / 'd'}", code=1)
+    sqlite_cli.store = f"file:{tmp_path / 'd'}"
 
-    assert "no schema" in answer.err
+    assert "there is no store" in sqlite_cli("db", "migrate", "--dry-run", code=3).err
+    assert not list(tmp_path.iterdir())
+    sqlite_cli("db", "migrate")
+    assert "is up to date" in sqlite_cli("db", "migrate", "--dry-run").out
+    assert sqlite_cli("db", "migrate", "--dry-run", "-o", "json").json["due"] == []
 
 
 def test_check_reads_everything(cli):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from perdure.cli.exits import line_of
-from perdure.cli.settings import shown_store
+from perdure.cli.settings import is_empty, shown_store
 from perdure.errors import NotFound, PerdureError
 from perdure.providers.items import DAMAGED
 from perdure.version import VERSION
@@ -46,7 +46,7 @@ async def examine(settings: Settings) -> list[Finding]:
         path = settings.place(url)
         if path is not None:
             findings += _place(path)
-        if path is None or path.exists():
+        if path is None or not is_empty(path):
             findings += await _store(settings, url)
     except NotFound as error:
         findings.append(Finding("warn", "store", line_of(error)))
@@ -72,7 +72,7 @@ def _sqlite() -> list[Finding]:
 
 def _place(path: Path) -> list[Finding]:
     """The file or directory of a local store: is it there, private, on a fit disk with room."""
-    if not path.exists():
+    if is_empty(path):
         parent = path.absolute().parent
         if not os.access(parent, os.W_OK | os.X_OK):
             return [Finding("bad", "place", f"{parent} cannot be written", "choose another place")]

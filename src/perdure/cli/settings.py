@@ -75,7 +75,7 @@ class Settings:
         """As ``store``, for commands that must not create one: a local path has to be there."""
         url = self.store()
         path = self.place(url)
-        if path is not None and _is_empty(path):
+        if path is not None and is_empty(path):
             raise no_store(url)
         return url
 
@@ -106,7 +106,7 @@ def no_store(url: str) -> NotFound:
     )
 
 
-def _is_empty(path: Path) -> bool:
+def is_empty(path: Path) -> bool:
     """Nothing, an empty directory or an empty file: whoever opened it would make a store of it."""
     if path.is_dir():
         return next(path.iterdir(), None) is None

@@ -15,7 +15,7 @@ from perdure.cli.command import command
 from perdure.cli.options import output_option
 from perdure.cli.render import Cell, echo, glyph, print_json, warn
 from perdure.cli.session import current_settings, refuse_absent, refuse_forgetful, run
-from perdure.cli.settings import shown_store
+from perdure.cli.settings import is_empty, shown_store
 from perdure.errors import AlreadyExists, NotFound, NotSupported, UsageError
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def _check(settings: Settings, source: str, target: str) -> None:
     for each in (source, target):
         refuse_forgetful(each)
     origin, destination = settings.place(source), settings.place(target)
-    if origin is not None and not origin.exists():
+    if origin is not None and is_empty(origin):
         raise NotFound(f"there is no store at {shown_store(source)}")
     if source == target or (origin and destination and origin.resolve() == destination.resolve()):
         raise UsageError("SOURCE and TARGET are the same store")

@@ -10,9 +10,8 @@ import click
 from perdure.cli.command import command
 from perdure.cli.options import output_option
 from perdure.cli.render import Cell, echo, glyph, print_json
-from perdure.cli.session import current_settings, run
+from perdure.cli.session import Migrates, current_settings, run
 from perdure.cli.settings import shown_store
-from perdure.errors import NotSupported
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -129,14 +128,20 @@ def migrate(output: str, dry_run: bool) -> None:
     run(body, creates=True)
 
 
+async def _due(provider: Migrates) -> Sequence[Migration]:
+    return await provider.migrate(dry_run=True)
+
+
 def _show_due(url: str, output: str) -> None:
     """The store is not opened: that would migrate it."""
     from perdure.providers.url import open_provider
 
-    provider: Any = open_provider(url)
-    if not hasattr(provider, "migrate"):
-        raise NotSupported("migrate", f"{shown_store(url)!r} is no database: it has no schema")
-    due: Sequence[Migration] = asyncio.run(provider.migrate(dry_run=True))
+    provider = open_provider(url)
+    due: Sequence[Migration] = ()
+    if isinstance(provider, Migrates):
+        due = asyncio.run(_due(provider))
+    else:  # a directory, whose files have no schema
+        current_settings().existing_store()
     if output == "json":
         names = [{"number": migration.number, "name": migration.name} for migration in due]
         print_json({"location": shown_store(url), "due": names})

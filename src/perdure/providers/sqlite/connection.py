@@ -25,6 +25,7 @@ from perdure.errors import (
 )
 from perdure.model.wire import FORMAT_VERSION
 from perdure.providers._shared.migrate import due_migrations, load_migrations
+from perdure.providers.sqlite.place import not_a_database
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -251,9 +252,7 @@ def check_application(connection: apsw.Connection, path: Path) -> None:
         has_tables = connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").get
         application_id = connection.pragma("application_id")
     except apsw.NotADBError as error:
-        raise StoreRefused(
-            "open", f"{str(path)!r} is not an SQLite database; name another file for the store"
-        ) from error
+        raise not_a_database(path) from error
     if has_tables and application_id != APPLICATION_ID:
         raise StoreRefused(
             "open",

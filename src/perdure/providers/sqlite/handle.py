@@ -110,6 +110,7 @@ class Handle:
         """What opening would apply. Nothing is made or changed."""
         if not self.path.exists() or self.path.stat().st_size == 0:
             return connections.MIGRATIONS
+        place.check_existing(self.path)
         try:
             connection = connections.connect_reader(self.path)
             try:
@@ -117,6 +118,8 @@ class Handle:
                 return connections.due(connection, self.path)
             finally:
                 connections.disconnect(connection)
+        except apsw.NotADBError as error:
+            raise place.not_a_database(self.path) from error
         except apsw.Error as error:
             raise connections.translate("migrate", error, self.path) from error
 

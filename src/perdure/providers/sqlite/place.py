@@ -40,7 +40,7 @@ def prepare_file(path: Path) -> None:
     _check_directory(path)
     _check_file_system(path)
     if path.exists() or path.is_symlink():
-        _check_existing(path)
+        check_existing(path)
     else:
         _create(path)
 
@@ -165,16 +165,21 @@ def _check_file_system(path: Path) -> None:
         )
 
 
-def _check_existing(path: Path) -> None:
+def not_a_database(path: Path) -> StoreRefused:
+    return StoreRefused(
+        "open", f"{str(path)!r} is not an SQLite database; name another file for the store"
+    )
+
+
+def check_existing(path: Path) -> None:
+    """Whether what is there may be a store of ours, without opening it."""
     try:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode):
             raise StoreRefused("open", f"{str(path)!r} is not a regular file; name a database file")
         if 0 < found.st_size < _HEADER_BYTES:
             # SQLite would take it for an empty database, and overwrite it.
-            raise StoreRefused(
-                "open", f"{str(path)!r} is not an SQLite database; name another file for the store"
-            )
+            raise not_a_database(path)
         if not os.access(path, os.R_OK | os.W_OK):
             raise StoreUnavailable(
                 "open", f"{str(path)!r} cannot be read and written; change its permissions"
