@@ -55,7 +55,9 @@ class HandlerSignature:
     def encode_arguments(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], codec: Codec
     ) -> msgspec.Raw:
-        return codec.encode(self._given(args, kwargs), where=self._arguments_label)
+        if kwargs or not self._positional_min <= len(args) <= self._positional_max:
+            args = self._bind(args, kwargs)
+        return codec.encode(args, where=self._arguments_label)
 
     def decode_arguments(
         self, raw: msgspec.Raw, codec: Codec
@@ -77,7 +79,7 @@ class HandlerSignature:
         """PayloadError if they do not fit the annotations, or would not come back as they are."""
         record = codec.decode(raw, self._record, where=self._arguments_label)
         read = msgspec.structs.astuple(record)
-        given = self._given(args, kwargs)
+        given = self._bind(args, kwargs)
         for parameter, mine, back in zip(self._parameters, given, read, strict=False):
             problem = difference(mine, back, f"argument {parameter.name!r} of {self._label}")
             if problem is not None:
@@ -104,11 +106,6 @@ class HandlerSignature:
             JSON.check_type(annotation, where=f"argument {parameter.name!r} of {self._label}")
         JSON.check_type(self._result_type, where=self._result_label)
         _ = self._record
-
-    def _given(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-        if kwargs or not self._positional_min <= len(args) <= self._positional_max:
-            return self._bind(args, kwargs)
-        return args
 
     def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         try:

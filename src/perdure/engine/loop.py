@@ -370,8 +370,11 @@ class DurableLoop(RefusingLoop):
         As with ``asyncio.run``, tasks are cancelled, and then generators are closed.
         """
         if self._ending is _Ending.NOT_YET:
+            left = self.live_tasks()
+            if not left and not self._generators:
+                return True
             self._ending = _Ending.OF_TASKS
-            for task in self.live_tasks():
+            for task in left:
                 task.cancel()
         if self._ending is _Ending.OF_TASKS and not self.live_tasks():
             self._ending = _Ending.OF_GENERATORS

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     import msgspec
 
-    from perdure.authoring.definitions import Orchestration
+    from perdure.authoring.definitions import Activity, Orchestration
     from perdure.authoring.steps import Step
     from perdure.codec import Codec
     from perdure.engine.journal import Journal
@@ -117,7 +117,10 @@ class CodeRecorder:
         branch = self.loop.branch()
         if self.is_closed:
             return self.loop.create_step(self, branch)
-        payload = self._encode_call(branch, activity, args, kwargs)
+        signature = activity.signature
+        payload = signature.encode_arguments(args, kwargs, self.codec)
+        if not signature.is_plain:  # else what does not fit is an error of the activity
+            self._check_call(branch, activity, args, kwargs, payload)
         settings = activity.settings
         event = self._schedule(
             branch,
@@ -142,7 +145,8 @@ class CodeRecorder:
                 f"orchestration {child.name!r} would be {self.depth + 1} levels deep; "
                 f"at most {limits.CHILD_DEPTH_MAX} are allowed"
             )
-        payload = self._encode_call(branch, child, args, kwargs)
+        payload = child.signature.encode_arguments(args, kwargs, self.codec)
+        self._check_call(branch, child, args, kwargs, payload)
         event = self._schedule(
             branch,
             events.SubOrchestrationScheduled,
@@ -188,7 +192,8 @@ class CodeRecorder:
         if self.is_closed:
             return ""
         branch = self.loop.branch()
-        payload = self._encode_call(branch, orchestration, args, kwargs)
+        payload = orchestration.signature.encode_arguments(args, kwargs, self.codec)
+        self._check_call(branch, orchestration, args, kwargs, payload)
         delay_ms = max(0, self._fire_at_ms(delay_seconds) - self.now_ms)
         event = self._schedule(
             branch,
@@ -402,25 +407,23 @@ class CodeRecorder:
 
     # Parts
 
-    def _encode_call(
+    def _check_call(
         self,
         branch: Branch,
         called: Activity[Any, Any] | Orchestration[Any, Any],
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-    ) -> msgspec.Raw:
-        signature = called.signature
-        payload = signature.encode_arguments(args, kwargs, self.codec)
-        if isinstance(called, Activity) and signature.is_plain:
-            return payload  # what does not fit is an error of the activity
-        # An error of the call, not of an instance that could never begin. What history has fitted
-        # then, whatever the annotation says now.
+        payload: msgspec.Raw,
+    ) -> None:
+        """An error of the call, not of an instance that could never begin.
+
+        What history has fitted then, whatever the annotation says now.
+        """
         try:
             if not self.journal.has_call(branch.coming_operation(), called.name, payload):
-                signature.check_arguments(args, kwargs, payload, self.codec)
+                called.signature.check_arguments(args, kwargs, payload, self.codec)
         except CannotUnwrap as error:
             self._stop(error)
-        return payload
 
     def _schedule(self, branch: Branch, kind: type[S], fields: dict[str, Any]) -> S:
         journal = self.journal
