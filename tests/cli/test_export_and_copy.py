@@ -111,10 +111,10 @@ def test_several_that_go_on_while_they_are_written_are_refused(sqlite_cli, tmp_p
     monkeypatch.setattr(SqliteAdmin, "export_instance", meanwhile)
     refused = sqlite_cli("export", "a-1", "a-2", "--file", "torn.jsonl", code=6)
 
-    assert len(whole) == 2
+    assert len(whole) == 2 + 1
     assert "'a-1' went on while it was written" in refused.err
     assert not (tmp_path / "torn.jsonl").exists()
-    assert len(sqlite_cli("export", "a-1").lines) == 1  # one by itself is always whole
+    assert len(sqlite_cli("export", "a-1").lines) == 1 + 1  # one by itself is always whole
 
 
 def test_an_export_that_fails_leaves_no_file(waiting, tmp_path):
@@ -152,7 +152,7 @@ def damaged(text):
 
 
 def test_a_damaged_file_imports_nothing_and_names_the_line(waiting, tmp_path):
-    good = waiting("export", "h-1").out
+    good, _end = waiting("export", "h-1").out.splitlines(keepends=True)
     target = Cli("fresh.db")
     target("db", "migrate")
 
@@ -169,7 +169,75 @@ def test_a_damaged_file_imports_nothing_and_names_the_line(waiting, tmp_path):
 def test_an_empty_file_imports_nothing(sqlite_cli, tmp_path, content):
     (tmp_path / "empty.jsonl").write_bytes(content)
 
-    assert "holds no instances" in sqlite_cli("import", "empty.jsonl").err
+    assert "is cut" in sqlite_cli("import", "empty.jsonl", code=2).err
+    assert "holds no instances" in sqlite_cli("import", "empty.jsonl", "--partial").err
+    sqlite_cli("export", "--query", "name:nobody", "--file", "none.jsonl")
+    assert "holds no instances" in sqlite_cli("import", "none.jsonl").err
+
+
+def test_a_file_that_was_cut_imports_nothing(waiting, tmp_path):
+    lines = waiting("export", "--query", "status:open").out.splitlines(keepends=True)
+    parts = [lines[:length] for length in range(len(lines))]
+    parts += [lines[:place] + lines[place + 1 :] for place in range(len(lines))]
+    parts += [[*lines, lines[0]], [*lines, *lines[:-1]]]
+    target = Cli("fresh.db")
+    target("db", "migrate")
+
+    for part in parts:
+        (tmp_path / "part.jsonl").write_text("".join(part))
+        for file, stdin in (("part.jsonl", None), ("-", "".join(part))):
+            answer = target("import", file, stdin=stdin, code=2)
+            assert "--partial" in answer.err
+            assert answer.err.count("\n") == 1
+        assert target("count").out == "0\n"
+    (tmp_path / "part.jsonl").write_text("".join(lines[:2]))
+    target("import", "part.jsonl", "--partial")
+    assert target("count").out == "2\n"
+
+
+def test_exports_may_be_put_one_after_the_other(waiting, other):
+    exported = waiting("export", "a-1").out + waiting("export", "h-1").out
+
+    assert other("import", "-", "-o", "ids", stdin=exported).lines == ["a-1", "h-1"]
+
+
+def test_a_file_gets_its_name_when_it_is_whole(sqlite_cli, tmp_path, monkeypatch):
+    sqlite_cli.run(("h-1", flows.hello, "ann"), ("h-2", flows.hello, "bob"))
+    export, seen = SqliteAdmin.export_instance, []
+
+    async def meanwhile(self, instance_id):
+        seen.append((tmp_path / "all.jsonl").exists())
+        return await export(self, instance_id)
+
+    monkeypatch.setattr(SqliteAdmin, "export_instance", meanwhile)
+    sqlite_cli("export", "h-1", "h-2", "--file", "all.jsonl")
+
+    assert seen == [False, False]
+    assert {path.name for path in tmp_path.iterdir()} == {"all.jsonl", "store.db"}
+
+
+def test_a_parent_is_not_imported_without_the_children_for_which_it_waits(waiting, other):
+    parent = waiting("export", "--query", "id:p-1").out
+    child = waiting("export", "p-1::1.2").out
+
+    refused = other("import", "-", stdin=parent, code=2)
+
+    assert "'p-1' waits for 'p-1::1.2'" in refused.err
+    assert other("count").out == "0\n"
+    other("import", "-", stdin=child)
+    other("import", "-", stdin=parent)
+    other("purge", "p-1", "--force", "--yes")
+    other("import", "-", "--partial", stdin=parent)
+    assert other("list", "-o", "ids").lines == ["p-1"]
+
+
+def test_a_parent_that_has_the_answer_of_its_child_needs_it_no_more(waiting, other):
+    waiting("pause", "p-1")
+    waiting("terminate", "p-1::1.2")
+    waiting.run(("p-1::1.2", flows.approval, 1))
+    parent = waiting("export", "--query", "id:p-1").out
+
+    assert other("import", "-", "-o", "ids", stdin=parent).lines == ["p-1"]
 
 
 def test_a_file_that_is_no_text_is_one_line(sqlite_cli, tmp_path):

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import secrets
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 import click
 
-from perdure.cli.archives import read_snapshots
+from perdure.cli.archives import end_line, read_snapshots
 from perdure.cli.command import command
 from perdure.cli.escape import clean_json
+from perdure.cli.families import Families, has_ended
 from perdure.cli.options import complete_ids, output_option
 from perdure.cli.render import Cell, data_stream, echo, glyph, print_ids, print_json, warn
 from perdure.cli.session import run
@@ -42,9 +44,10 @@ if TYPE_CHECKING:
 def export(instance_ids: tuple[str, ...], query: str | None, file: Path | None) -> None:
     """Write instances, whole, as one JSON document a line: history, state, queued messages.
 
-    An instance that is named comes with its children, for which it may wait. They can be
-    imported into any store, and replayed with perdure replay. Several that run are refused if
-    one goes on meanwhile: pause them first.
+    A last line counts them: a file without it is a part, and is not imported. An instance that is
+    named comes with its children, for which it may wait. They can be imported into any store, and
+    replayed with perdure replay. Several that run are refused if one goes on meanwhile: pause them
+    first.
     """
     if bool(instance_ids) == (query is not None):
         raise UsageError("name instances or a query: perdure export o-1, or --query status:failed")
@@ -63,16 +66,21 @@ def export(instance_ids: tuple[str, ...], query: str | None, file: Path | None) 
 @contextmanager
 def _private_file(path: Path) -> Generator[IO[str]]:
     """New, and readable by its owner only, as the store itself; whole, or not there."""
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        raise AlreadyExists(f"{str(path)!r} exists already; name a new file") from None
+    there_already = AlreadyExists(f"{str(path)!r} exists already; name a new file")
+    if path.exists() or path.is_symlink():
+        raise there_already
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             yield file
-    except BaseException:
-        path.unlink()
-        raise
+            file.flush()
+            os.fsync(descriptor)
+        os.link(draft, path)
+    except FileExistsError:
+        raise there_already from None
+    finally:
+        draft.unlink()
 
 
 async def _write(
@@ -97,6 +105,7 @@ async def _write(
             alive[instance_id] = hash(text)
     if number > 1:
         await _check_stillness(session, alive)
+    target.write(end_line(number) + "\n")
     return number
 
 
@@ -144,10 +153,15 @@ async def _chosen(
 @click.argument("file")
 @click.option("--replace", is_flag=True, help="Overwrite instances that exist.")
 @click.option("--paused", is_flag=True, help="Import them paused: no worker touches them.")
+@click.option(
+    "--partial", is_flag=True, help="Also a part of an export, and parents without their children."
+)
 @output_option("table", "json", "ids")
-def import_command(file: str, replace: bool, paused: bool, output: str) -> None:
+def import_command(file: str, replace: bool, paused: bool, partial: bool, output: str) -> None:
     """Read instances written by perdure export from FILE (- for standard input).
 
+    Nothing is imported from a file that is damaged, cut, or has a parent but not the children for
+    which it waits.
     They go on where they stood: waiting work runs again when a worker serves the store.
     """
 
@@ -155,9 +169,9 @@ def import_command(file: str, replace: bool, paused: bool, output: str) -> None:
         import msgspec
 
         ids: list[str] = []
-        for snapshot in _checked(file):
+        for snapshot in await _checked(session, file, partial=partial):
             chosen = snapshot
-            if paused and not _has_ended(snapshot):
+            if paused and not has_ended(snapshot):
                 chosen = msgspec.structs.replace(snapshot, suspended=True)
             try:
                 await session.admin.import_instance(chosen, replace=replace)
@@ -170,18 +184,15 @@ def import_command(file: str, replace: bool, paused: bool, output: str) -> None:
     run(body, creates=True)
 
 
-def _checked(file: str) -> Iterable[InstanceSnapshot]:
+async def _checked(session: Session, file: str, *, partial: bool) -> Iterable[InstanceSnapshot]:
     """Everything is read once before anything is written: a damaged file imports nothing."""
-    if file == "-":
-        return list(read_snapshots(file))
-    for _ in read_snapshots(file):
-        pass
-    return read_snapshots(file)
-
-
-def _has_ended(snapshot: InstanceSnapshot) -> bool:
-    current = [e for e in snapshot.executions if e.execution_id == snapshot.execution_id]
-    return bool(current) and current[0].status.is_final
+    kept = list(read_snapshots(file, partial=partial)) if file == "-" else None
+    families = Families()
+    for snapshot in read_snapshots(file, partial=partial) if kept is None else kept:
+        families.add(snapshot)
+    if not partial:
+        await families.check(session.admin, file)
+    return read_snapshots(file, partial=partial) if kept is None else kept
 
 
 def _print(ids: list[str], output: str) -> None:
