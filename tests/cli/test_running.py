@@ -135,6 +135,8 @@ def test_following_goes_on_with_the_next_execution(sqlite_cli, start_process):
     [
         (["worker"], "name the module"),
         (["worker", "nowhere.flows"], "there is no module 'nowhere.flows'"),
+        (["worker", "."], "there is no module '.' here"),
+        (["worker", ":flows"], "there is no module '' here"),
         (["worker", "missing.py"], "there is no file 'missing.py'"),
         (["worker", "torn.py"], "importing torn.py failed: SyntaxError: '(' was never closed"),
         (["worker", f"{FLOWS}:nothing"], "has no 'nothing'"),
@@ -155,6 +157,45 @@ def test_a_worker_that_cannot_run_says_why_in_one_line(sqlite_cli, tmp_path, arg
 
     assert said in answer.err
     assert answer.err.count("\n") == 1
+
+
+BROKEN_MODULES = {
+    "import sys; sys.exit(0)": "failed at broken.py:1: it calls sys.exit(0)",
+    "raise SystemExit": "failed at broken.py:1: it calls sys.exit(None)",
+    "import sys\nsys.exit('no database')": "broken.py:2: it calls sys.exit('no database')",
+    "import asyncio; raise asyncio.CancelledError": "failed at broken.py:1: CancelledError",
+    "raise GeneratorExit('over')": "failed at broken.py:1: GeneratorExit: over",
+    "class Mute(Exception):\n  def __str__(self): return 1/0\nraise Mute": "broken.py:3: Mute",
+}
+
+
+@pytest.mark.parametrize("text", BROKEN_MODULES)
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["worker", "broken.py"],
+        ["replay", "broken.py"],
+        ["stack", "h-1", "-m", "broken.py"],
+        ["worker", "broken"],
+        ["worker", "factory.py:make"],
+        ["worker", "factory.py:several"],
+    ],
+)
+def test_a_module_that_ends_the_program_is_refused(sqlite_cli, tmp_path, monkeypatch, args, text):
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("broken", "factory"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    sqlite_cli.run(("h-1", flows.hello, "ann"))
+    (tmp_path / "broken.py").write_text(text)
+    (tmp_path / "factory.py").write_text(
+        "def make():\n    import broken\ndef several():\n    yield make()\n"
+    )
+
+    answer = sqlite_cli(*args, code=2)
+
+    assert BROKEN_MODULES[text] in answer.err
+    assert answer.err.count("\n") == 1
+    assert answer.out == ""
 
 
 @pytest.mark.parametrize(

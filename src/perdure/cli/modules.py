@@ -69,10 +69,15 @@ def _handlers(name: str) -> list[Handler | ModuleType]:
                 f"{place} has no {attribute!r}; name a list of handlers in it"
             ) from None
     if callable(value) and not isinstance(value, (Activity, Orchestration)):
+        name = f"{name}()"
         try:
             value = value()
-        except Exception as error:
-            raise _broken(f"{name}()", error, "calling") from error
+        except KeyboardInterrupt:
+            raise
+        except (
+            BaseException
+        ) as error:  # also sys.exit(), which would end the command as if it were done
+            raise _broken(name, error, "calling") from error
     return _listed(value, name)
 
 
@@ -85,28 +90,39 @@ def _listed(value: Any, name: str) -> list[Handler | ModuleType]:
         raise UsageError(
             f"{name} is {type(value).__name__}; name a handler, a module, or a list of them"
         ) from None
-    return list(members)
+    try:
+        return list(members)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise _broken(name, error, "reading") from error
 
 
 def _load(place: str) -> ModuleType:
     async def imported() -> ModuleType:
         return _load_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
 
+    if not place or (place.startswith(".") and not place.endswith(".py")):
+        raise _missing(place)  # relative to nothing
     try:
         # Inside of a loop asyncio.run() is refused: a file that ends with its whole program must
         # not run it where only its definitions are wanted.
         return asyncio.run(imported())
     except ModuleNotFoundError as error:
         if error.name is not None and (place == error.name or place.startswith(f"{error.name}.")):
-            raise UsageError(
-                f"there is no module {place!r} here; run in the folder that holds it, or name a "
-                "file: flows.py"
-            ) from None
+            raise _missing(place) from None
         raise _broken(place, error) from error
-    except UsageError:
+    except (UsageError, KeyboardInterrupt):
         raise
-    except Exception as error:
+    except BaseException as error:
         raise _broken(place, error) from error
+
+
+def _missing(place: str) -> UsageError:
+    return UsageError(
+        f"there is no module {place!r} here; run in the folder that holds it, or name a file: "
+        "flows.py"
+    )
 
 
 def _load_file(path: Path) -> ModuleType:
@@ -128,7 +144,7 @@ def _load_file(path: Path) -> ModuleType:
     return module
 
 
-def _broken(place: str, error: Exception, verb: str = "importing") -> UsageError:
+def _broken(place: str, error: BaseException, verb: str = "importing") -> UsageError:
     stack = traceback.extract_tb(error.__traceback__)
     frames = [frame for frame in stack if _is_users(frame)]
     at = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
@@ -138,10 +154,22 @@ def _broken(place: str, error: Exception, verb: str = "importing") -> UsageError
             f"{place} runs its program when it is imported,{at}; put that line under "
             'if __name__ == "__main__":'
         )
-    return UsageError(f"{verb} {place} failed{at}: {type(error).__name__}: {error}")
+    if isinstance(error, SystemExit):
+        return UsageError(
+            f"{verb} {place} failed{at}: it calls sys.exit({error.code!r}); put that line under "
+            'if __name__ == "__main__":'
+        )
+    return UsageError(f"{verb} {place} failed{at}: {_told(error)}")
 
 
-def _close_program(error: Exception) -> None:
+def _told(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - of its own text
+        return type(error).__name__
+
+
+def _close_program(error: BaseException) -> None:
     """Close what was handed to asyncio.run(); Python would warn that nobody awaited it."""
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     for value in frame.f_locals.values():
