@@ -210,3 +210,20 @@ async def test_an_undecodable_message_is_kept_and_blocks_only_its_own_instance()
 
         await runtime.terminate("f", "cannot be saved")
         assert (await runtime.status("f")).status is Status.TERMINATED
+
+
+async def test_a_runtime_tells_which_version_cannot_take_over(caplog):
+    @orchestration(name="loop")
+    async def before(n: int) -> None: ...
+
+    @orchestration(name="loop", version="2.0.0")
+    async def after(n: int, region: str) -> None: ...
+
+    async with Runtime("memory:", [before, after]):
+        pass
+
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
+        "orchestration 'loop' 2.0.0 requires 'region', which 1.0.0 does not have: what 1.0.0 "
+        "continues as new, and what parents and clients start as before, will be Blocked; give it "
+        "a default"
+    ]

@@ -46,6 +46,19 @@ class Registry:
     def activity_names(self) -> frozenset[str]:
         return frozenset(self._activities)
 
+    def misfits(self) -> Iterator[str]:
+        """Versions that cannot take over from older ones, as continue_as_new() lets them."""
+        for name, versions in self._orchestrations.items():
+            *older, (latest, orchestration) = versions.items()
+            for version, before in older:
+                missing = orchestration.signature.missing_from(before.signature)
+                if missing is not None:
+                    yield (
+                        f"orchestration {name!r} {latest} requires {missing!r}, which {version} "
+                        f"does not have: what {version} continues as new, and what parents and "
+                        "clients start as before, will be Blocked; give it a default"
+                    )
+
     def resolve_orchestration(self, name: str, version: str | None) -> Orchestration[Any, Any]:
         """Exactly that version; the latest when None, or empty: it ended before one was chosen."""
         versions = self._orchestrations.get(name)

@@ -99,6 +99,11 @@ class HandlerSignature:
     def decode_result(self, raw: msgspec.Raw, codec: Codec) -> Any:
         return codec.decode(raw, self._result_type, where=self._result_label)
 
+    def missing_from(self, older: HandlerSignature) -> str | None:
+        """A parameter that has no default here, and that no call of the other one writes."""
+        added = self._parameters[len(older._parameters) :]
+        return next((p.name for p in added if p.default is p.empty), None)
+
     def check_annotations(self) -> None:
         """Resolve every annotation, or raise UsageError that says which one can never be read."""
         for parameter in self._parameters:

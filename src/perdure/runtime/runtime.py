@@ -91,6 +91,8 @@ class Runtime(Client):
             _counted(len(self.registry.orchestration_keys), "orchestration", "orchestrations"),
             _counted(len(self.registry.activity_names), "activity", "activities"),
         )
+        for text in self.registry.misfits():
+            log.warning("%s", text)
         return self
 
     async def __aexit__(

@@ -158,3 +158,21 @@ def test_annotations_that_can_be_read_are_taken(annotation):
     call.__annotations__["return"] = annotation
 
     assert Registry([activity(call), orchestration(call)]).activity_names == {"call"}
+
+
+def test_a_version_that_cannot_take_over_from_an_older_one_is_told():
+    @orchestration(name="loop")
+    async def first(n: int) -> None: ...
+
+    @orchestration(name="loop", version="2.0.0")
+    async def second(n: int, region: str = "eu") -> None: ...
+
+    @orchestration(name="loop", version="3.0.0")
+    async def third(n: int, region: str, *, size: int) -> None: ...
+
+    assert list(Registry([first, second, checkout, checkout_newer]).misfits()) == []
+    told = list(Registry([third, second, first]).misfits())
+    assert [text[:62] for text in told] == [
+        "orchestration 'loop' 3.0.0 requires 'region', which 1.0.0 does",
+        "orchestration 'loop' 3.0.0 requires 'size', which 2.0.0 does n",
+    ]
