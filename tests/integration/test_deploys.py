@@ -222,8 +222,8 @@ async def test_a_runtime_tells_which_version_cannot_take_over(caplog):
     async with Runtime("memory:", [before, after]):
         pass
 
-    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
-        "orchestration 'loop' 2.0.0 requires 'region', which 1.0.0 does not have: what 1.0.0 "
-        "continues as new, and what parents and clients start as before, will be Blocked; give it "
-        "a default"
-    ]
+    (told,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert told.startswith(
+        "orchestration 'loop' 2.0.0 requires 'region', which 1.0.0 does not have"
+    )
+    assert told.endswith("give it a default")
