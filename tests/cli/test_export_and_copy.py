@@ -31,7 +31,10 @@ def other(request):
 def test_an_exported_instance_goes_on_in_another_store(waiting, other, tmp_path):
     (tmp_path / "a-1.jsonl").write_text(waiting("export", "a-1").out)
 
-    assert other("import", "a-1.jsonl", "-o", "json").json == {"imported": ["a-1"]}
+    assert other("import", "a-1.jsonl", "-o", "json").json == {
+        "imported": ["a-1"],
+        "already_there": [],
+    }
     other("send", "a-1", "answer", "--data", '"yes"')
     other.run(("a-1", flows.approval, 1))
 
@@ -63,12 +66,46 @@ def test_export_writes_a_private_file_and_never_overwrites(waiting, tmp_path):
 
 
 def test_import_refuses_what_exists_unless_told_to_replace(waiting, tmp_path):
-    (tmp_path / "h-1.jsonl").write_text(waiting("export", "h-1").out)
+    (tmp_path / "some.jsonl").write_text(waiting("export", "h-1", "a-1").out)
+    waiting("terminate", "a-1")
 
-    waiting("import", "h-1.jsonl", code=6)
-    waiting("import", "h-1.jsonl", "--replace")
+    refused = waiting("import", "some.jsonl", code=6)
+    waiting("import", "some.jsonl", "--replace", "--keep", code=2)
+    waiting("import", "some.jsonl", "--keep")
+    kept = waiting("show", "a-1", "-o", "json").json["status"]
+    waiting("import", "some.jsonl", "--replace")
 
-    assert waiting("result", "h-1").out.strip() == '"hello ann"'
+    assert "'a-1' is already in this store; --replace overwrites it" in refused.err
+    assert kept == "Terminated"
+    assert waiting("show", "a-1", "-o", "json").json["status"] == "Running"
+
+
+@pytest.mark.parametrize("flags", [[], ["--paused"]])
+def test_an_import_that_was_interrupted_is_told_and_can_be_repeated(
+    waiting, tmp_path, monkeypatch, flags
+):
+    waiting("export", "--query", "id:*", "--file", "all.jsonl")
+    ids = waiting("list", "-o", "ids").lines
+    target, restore, left = Cli("other.db"), SqliteAdmin.import_instance, [2]
+
+    def interrupted(self, snapshot, *, replace=False):
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        return restore(self, snapshot, replace=replace)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SqliteAdmin, "import_instance", interrupted)
+        told = target("import", "all.jsonl", *flags, code=130).err
+    done = target("import", "all.jsonl", *flags, "-o", "json").json
+    again = target("import", "all.jsonl", *flags).out
+
+    assert "interrupted: 2 instances are imported" in told
+    assert told.count("\n") == 1
+    assert len(done["already_there"]) == 2
+    assert sorted(done["imported"] + done["already_there"]) == sorted(ids)
+    assert f"imported 0 instances, {len(ids)} were there already" in again
+    assert target("count").out == waiting("count").out
 
 
 def test_import_paused_leaves_it_alone(waiting, other, tmp_path):

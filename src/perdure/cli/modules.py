@@ -74,9 +74,7 @@ def _handlers(name: str) -> list[Handler | ModuleType]:
             value = value()
         except KeyboardInterrupt:
             raise
-        except (
-            BaseException
-        ) as error:  # also sys.exit(), which would end the command as if it were done
+        except BaseException as error:  # sys.exit() would end the command as if all were done
             raise _broken(name, error, "calling") from error
     return _listed(value, name)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -151,24 +152,32 @@ async def _chosen(
     examples=["perdure import o-1.jsonl", "perdure export o-1 | perdure import - --store copy.db"],
 )
 @click.argument("file")
-@click.option("--replace", is_flag=True, help="Overwrite instances that exist.")
+@click.option("--replace", is_flag=True, help="Overwrite instances that exist and differ.")
+@click.option("--keep", is_flag=True, help="Leave alone instances that exist and differ.")
 @click.option("--paused", is_flag=True, help="Import them paused: no worker touches them.")
 @click.option(
     "--partial", is_flag=True, help="Also a part of an export, and parents without their children."
 )
 @output_option("table", "json", "ids")
-def import_command(file: str, replace: bool, paused: bool, partial: bool, output: str) -> None:
+def import_command(
+    file: str, replace: bool, keep: bool, paused: bool, partial: bool, output: str
+) -> None:
     """Read instances written by perdure export from FILE (- for standard input).
 
     Nothing is imported from a file that is damaged, cut, or has a parent but not the children for
-    which it waits.
-    They go on where they stood: waiting work runs again when a worker serves the store.
+    which it waits. They go on where they stood: waiting work runs again when a worker serves the
+    store.
+
+    An instance that is there already and is the same is left alone, so an import that was
+    interrupted can be repeated; with --keep also while workers go on with a part of it.
     """
+    if replace and keep:
+        raise UsageError("either --replace or --keep: what is to become of those that exist?")
+    done = _Done()
 
     async def body(session: Session) -> None:
         import msgspec
 
-        ids: list[str] = []
         for snapshot in await _checked(session, file, partial=partial):
             chosen = snapshot
             if paused and not has_ended(snapshot):
@@ -176,12 +185,44 @@ def import_command(file: str, replace: bool, paused: bool, partial: bool, output
             try:
                 await session.admin.import_instance(chosen, replace=replace)
             except AlreadyExists as error:
-                before = f" ({len(ids)} before it were imported)" if ids else ""
-                raise AlreadyExists(f"{error}{before}; --replace overwrites it") from None
-            ids.append(snapshot.instance_id)
-        _print(ids, output)
+                if not keep and not await _is_same(session, chosen):
+                    number = len(done.imported)
+                    before = f" ({number} before it were imported)" if number else ""
+                    raise AlreadyExists(
+                        f"{error}{before}; --replace overwrites it, --keep leaves it as it is"
+                    ) from None
+                done.already_there.append(snapshot.instance_id)
+            else:
+                done.imported.append(snapshot.instance_id)
 
-    run(body, creates=True)
+    try:
+        run(body, creates=True)
+    except KeyboardInterrupt:
+        warn(
+            f"interrupted: {len(done.imported)} instances are imported, the others are not; the "
+            "same command goes on where it was"
+        )
+        raise
+    _print(done, output)
+
+
+@dataclass
+class _Done:
+    """How far an import has come."""
+
+    imported: list[str] = field(default_factory=list)
+    already_there: list[str] = field(default_factory=list)
+
+
+async def _is_same(session: Session, snapshot: InstanceSnapshot) -> bool:
+    """Whether the store has it as it would be imported: left by an import that was cut off."""
+    from perdure.client.moving import snapshot_hash
+
+    try:
+        found = await session.admin.export_instance(snapshot.instance_id)
+    except NotFound:
+        return False
+    return snapshot_hash(found) == snapshot_hash(snapshot)
 
 
 async def _checked(session: Session, file: str, *, partial: bool) -> Iterable[InstanceSnapshot]:
@@ -195,13 +236,15 @@ async def _checked(session: Session, file: str, *, partial: bool) -> Iterable[In
     return read_snapshots(file, partial=partial) if kept is None else kept
 
 
-def _print(ids: list[str], output: str) -> None:
+def _print(done: _Done, output: str) -> None:
     if output == "json":
-        print_json({"imported": ids})
+        print_json(asdict(done))
     elif output == "ids":
-        print_ids(ids)
-    elif not ids:
+        print_ids([*done.imported, *done.already_there])
+    elif not done.imported and not done.already_there:
         warn("the file holds no instances")
     else:
-        plural = "s" if len(ids) > 1 else ""
-        echo(Cell(f"{glyph('completed')} ", "green"), f"imported {len(ids)} instance{plural}")
+        number = len(done.imported)
+        there = f", {len(done.already_there)} were there already" if done.already_there else ""
+        said = f"imported {number} instance{'' if number == 1 else 's'}{there}"
+        echo(Cell(f"{glyph('completed')} ", "green"), said)
