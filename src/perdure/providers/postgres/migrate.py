@@ -56,10 +56,10 @@ async def pending(connection: AsyncConnection[Any], place: Place) -> Sequence[Mi
 
 
 def due_after(applied: Sequence[tuple[int, str, str]], place: Place) -> Sequence[Migration]:
-    """``applied``: number, name and checksum of each. Refuses as ``pending``."""
+    """``applied``: number, name and checksum of each, in any order. Refuses as ``pending``."""
     migrations = _migrations()
     due = due_migrations(migrations, len(applied), place.location)
-    for (number, name, checksum), migration in zip(applied, migrations, strict=False):
+    for (number, name, checksum), migration in zip(sorted(applied), migrations, strict=False):
         if checksum != _checksum(migration):
             raise StoreRefused(
                 "open",

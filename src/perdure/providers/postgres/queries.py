@@ -238,7 +238,7 @@ OPEN_STORE: Final = """
         current_setting('transaction_read_only') AS transaction_read_only,
         current_setting('transaction_isolation') AS transaction_isolation,
         (
-            SELECT jsonb_agg(jsonb_build_array(m.number, m.name, m.checksum) ORDER BY m.number)
+            SELECT jsonb_agg(jsonb_build_array(m.number, m.name, m.checksum))
             FROM {schema}.migrations m
         ) AS applied,
         s.format_version, s.moved_to, {schema}.now_ms() AS now_ms
