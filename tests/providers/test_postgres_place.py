@@ -23,6 +23,7 @@ from perdure.errors import (
 )
 from perdure.providers.items import InstanceQuery
 from perdure.providers.postgres import PostgresProvider
+from perdure.providers.postgres.connections import Connections
 from perdure.providers.postgres.place import place_of
 from perdure.providers.url import open_provider
 from postgres_factory import new_schema
@@ -288,6 +289,50 @@ def test_a_worker_role_can_do_all_but_migrate(owner: psycopg.Connection[Any], ro
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 execute(worker, statement, schema=schema)
             worker.rollback()
+
+
+def test_opening_waits_for_a_connection_that_is_free(
+    owner: psycopg.Connection[Any], role: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schema = new_schema()
+    owner.execute(
+        sql.SQL("SELECT {}.grant_worker({})").format(sql.Identifier(schema), sql.Literal(role))
+    )
+    execute(owner, "ALTER ROLE {role} CONNECTION LIMIT 1", role=role)
+    connect, tries = Connections.connect, 0
+
+    with psycopg.connect(as_role(role)) as taken:
+
+        async def counted(self: Connections) -> Any:
+            nonlocal tries
+            tries += 1
+            if tries == 3:
+                taken.close()
+            return await connect(self)
+
+        monkeypatch.setattr(Connections, "connect", counted)
+        impatient = PostgresProvider(as_role(role), schema=schema, retry_seconds=0)
+        with pytest.raises(StoreUnavailable, match=r"too many connections.*try again later"):
+            open_and_close(impatient)
+        open_and_close(PostgresProvider(as_role(role), schema=schema))
+    assert tries >= 3
+
+
+def test_a_server_that_lets_nobody_in_is_not_called_unreachable(
+    owner: psycopg.Connection[Any], role: str
+) -> None:
+    execute(owner, "ALTER ROLE {role} NOLOGIN", role=role)
+    nowhere = shared_server().dsn.replace("/postgres?", "/nosuchdb?")
+
+    for dsn, said in (
+        (as_role("nobody"), 'role "nobody" does not exist'),
+        (as_role(role), "is not permitted to log in"),
+        (nowhere, 'database "nosuchdb" does not exist'),
+    ):
+        with pytest.raises(StoreUnavailable, match=said) as refused:
+            open_and_close(PostgresProvider(dsn))
+        assert "check user, password and database" in refused.value.message
+        assert "reachable" not in refused.value.message
 
 
 def test_a_role_without_rights_is_told_how_to_get_them(role: str) -> None:

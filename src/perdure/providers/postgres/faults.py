@@ -1,10 +1,11 @@
 """What an error of the server or of the connection means: repeat, reconnect, or give up.
 
-Knows SQLSTATE and nothing else.
+Knows SQLSTATE; of a connection that was refused the driver tells none, but the server's text.
 """
 
 from __future__ import annotations
 
+import re
 from enum import Enum, auto
 from typing import Final
 
@@ -62,6 +63,13 @@ _RECONNECT: Final = frozenset(
 _CORRUPT: Final = frozenset({"XX001", "XX002", "22021", "22P05"})
 _MISSING: Final = frozenset({"3F000", "42P01", "42883", "42704", "42703"})
 
+_REFUSED: Final = "FATAL:"
+"""In the text of an error of a connection: the server was reached, and did not let us in."""
+_SOON: Final = re.compile(
+    r"too many (connections|clients)|connection slots are reserved|not accepting connections|"
+    r"system is (starting up|shutting down|in recovery mode|not yet accepting connections)"
+)
+
 
 def remedy_for(error: BaseException) -> Remedy:
     if isinstance(error, TimeoutError | OSError):
@@ -83,7 +91,13 @@ def remedy_for(error: BaseException) -> Remedy:
 def asks_for_patience(error: BaseException) -> bool:
     """The server is there and says that it will do better soon."""
     state = error.sqlstate if isinstance(error, psycopg.Error) else None
+    if state is None:
+        return _is_refused(error) and _SOON.search(str(error)) is not None
     return state in _REPEAT or state in {"53300", "57P03"}
+
+
+def _is_refused(error: BaseException) -> bool:
+    return isinstance(error, psycopg.OperationalError) and _REFUSED in str(error)
 
 
 def is_damage(error: BaseException) -> bool:
@@ -110,7 +124,7 @@ def refusal(operation: str, error: BaseException, location: str) -> PerdureError
         case Remedy.REPEAT:
             return StoreBusy(operation, said)
         case Remedy.RECONNECT:
-            return StoreUnavailable(operation, f"{said}; is the server up and reachable?")
+            return StoreUnavailable(operation, f"{said}{_advice(error)}")
         case Remedy.NONE:
             pass
     if is_damage(error):
@@ -124,6 +138,14 @@ def refusal(operation: str, error: BaseException, location: str) -> PerdureError
     if state is not None and state.startswith("22"):
         return InvalidValue(f"{operation}: {said}")
     return ProviderError(operation, said)
+
+
+def _advice(error: BaseException) -> str:
+    if asks_for_patience(error):
+        return "; try again later"
+    if _is_refused(error):
+        return "; check user, password and database, and pg_hba.conf of the server"
+    return "; is the server up and reachable?"
 
 
 def outcome_unknown(operation: str, error: ProviderError) -> ProviderError:
