@@ -95,6 +95,23 @@ def test_a_connection_string_that_cannot_be_read_is_not_quoted(dsn: str) -> None
 # --- schemas
 
 
+@pytest.mark.parametrize("password", ["", ":plain", ":hun?ter2", ":hun#ter2", ":h?u#n"])
+@pytest.mark.parametrize("form", ["{dsn}&schema={schema}", "{head}?schema={schema}&{query}"])
+def test_a_url_names_a_schema_whatever_the_password(password: str, form: str) -> None:
+    schema = new_schema()
+    dsn = shared_server().dsn.replace("postgres@", f"postgres{password}@")
+    head, _, query = dsn.rpartition("?")
+    url = form.format(dsn=dsn, head=head, query=query, schema=schema)
+
+    async def location() -> str:
+        async with open_provider(url) as provider:
+            admin = provider.admin()
+            assert admin is not None
+            return (await admin.get_store_info()).location
+
+    assert asyncio.run(location()).endswith(f"/postgres schema {schema}")
+
+
 @pytest.mark.parametrize("name", HOSTILE_NAMES)
 def test_a_schema_that_is_not_a_plain_name_is_refused(name: str) -> None:
     with pytest.raises(InvalidValue):

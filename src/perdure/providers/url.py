@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit
 
 from perdure.errors import UsageError
 from perdure.providers.contract import Provider
@@ -94,14 +94,15 @@ def _postgres(url: str, *, allow_moved: bool) -> Provider:
             f"a Postgres store needs {error.name}, which is not installed; "
             "pip install 'perdure[postgres]'"
         ) from error
-    parts = urlsplit(url)
-    pairs = parts.query.split("&") if parts.query else []
+    # Behind the last question mark: libpq takes a password that has one, or a #, as it is.
+    place, _, query = url.rpartition("?")
+    pairs = query.split("&")
     schemas = [unquote(pair[len(_SCHEMA) :]) for pair in pairs if pair.startswith(_SCHEMA)]
     if not schemas:
         return PostgresProvider(url, allow_moved=allow_moved)
     others = "&".join(pair for pair in pairs if not pair.startswith(_SCHEMA))
-    place = urlunsplit(parts._replace(query=others))
-    return PostgresProvider(place, schema=schemas[-1], allow_moved=allow_moved)
+    dsn = f"{place}?{others}" if others else place
+    return PostgresProvider(dsn, schema=schemas[-1], allow_moved=allow_moved)
 
 
 def _third_party(url: str, scheme: str, clock: Clock | None) -> Provider:
