@@ -210,8 +210,8 @@ def import_command(
 class _Done:
     """How far an import has come."""
 
-    imported: list[str] = field(default_factory=list)
-    already_there: list[str] = field(default_factory=list)
+    imported: list[str] = field(default_factory=list[str])
+    already_there: list[str] = field(default_factory=list[str])
 
 
 async def _is_same(session: Session, snapshot: InstanceSnapshot) -> bool:

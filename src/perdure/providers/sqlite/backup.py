@@ -1,5 +1,8 @@
 """A copy of the whole file while work goes on: it gets its name only if it was found sound."""
 
+# apsw's own stubs leave the type of a buffer open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
 import asyncio
