@@ -151,17 +151,22 @@ async def test_a_start_by_a_client_carries_the_trace_of_its_caller():
     assert {span.context.trace_id for span in spans} == {request.get_span_context().trace_id}
 
 
-async def test_a_client_observes_tracers_and_outlives_them(caplog):
+@pytest.mark.parametrize("gives", [RuntimeError("no tracer"), b"trace", {"trace": 1}])
+async def test_a_client_observes_tracers_and_outlives_them(caplog, gives):
     class Broken:
         def carrier(self):
-            raise RuntimeError("no tracer")
+            if isinstance(gives, Exception):
+                raise gives
+            return gives
 
     async with Client("memory:") as client:
         for wrong in (None, OpenTelemetry, PrometheusMetrics(CollectorRegistry())):
             with pytest.raises(UsageError, match="observes a tracer"):
                 client.observe(wrong)
         client.observe(Broken())
-        await client.start(flow, 1)
+        await client.start(flow, 1, id="f")
+        async with Runtime(client.provider, [flow, shaky]) as runtime:
+            assert await runtime.get("f").result(10) == 1
     assert "a tracer failed" in caplog.text
 
 

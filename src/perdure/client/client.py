@@ -542,7 +542,8 @@ def _can_be_retried(finished: Finished) -> bool:
 
 def _current_trace(traces: TraceCarrier) -> str | None:
     try:
-        return traces.carrier()
+        trace = traces.carrier()
+        return None if trace is None else check_string(trace, "what carrier() gives")
     except Exception:
         log.exception("a tracer failed")
         return None

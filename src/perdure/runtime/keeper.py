@@ -52,8 +52,14 @@ class LockKeeper:
             try:
                 lost = await self._renew(tokens, self._lock_ms)
                 pause = self._interval
-            except ProviderError as error:
-                log.warning("cannot renew %d locks, trying again: %s", len(tokens), error)
+            except Exception as error:  # noqa: BLE001 - whatever it is, locks must be kept
+                unexpected = None if isinstance(error, ProviderError) else error
+                log.warning(
+                    "cannot renew %d locks, trying again: %s",
+                    len(tokens),
+                    error,
+                    exc_info=unexpected,
+                )
                 pause = self._interval / 4
                 continue
             if lost:

@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from perdure.clock import SystemClock
+from perdure.errors import StoreBusy
 from perdure.runtime.keeper import KeeperThread, LockKeeper
 
 
@@ -51,3 +52,24 @@ def test_a_keeper_may_be_stopped_again_after_it_has_ended(again):
     before = running()
     asyncio.run(scenario())
     assert running() == before
+
+
+def test_a_renewal_that_breaks_is_repeated(caplog):
+    async def scenario():
+        renewed = asyncio.Event()
+        errors = [ValueError("not thought of"), StoreBusy("renew", "later")]
+
+        async def renew(tokens, lock_ms):
+            if errors:
+                raise errors.pop(0)
+            renewed.set()
+            return frozenset()
+
+        keeper = LockKeeper(SystemClock(), 0.01, lambda: ["token"], renew, print)
+        task = asyncio.create_task(keeper.keep())
+        await asyncio.wait_for(renewed.wait(), 10)
+        task.cancel()
+        await asyncio.wait([task])
+
+    asyncio.run(scenario())
+    assert "not thought of" in caplog.text
