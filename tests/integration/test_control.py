@@ -295,14 +295,13 @@ async def test_a_child_that_is_to_outlive_its_parent_outlives_a_terminate(make_r
 
 
 @orchestration
-async def shielding(name: str) -> str:
-    stays = patient.options(id=f"{name}-stays", on_parent_close="abandon")
-    return await asyncio.shield(stays("stays"))
+async def devoted(name: str) -> str:
+    return await patient.options(id=f"{name}-stays", on_parent_close="abandon")("stays")
 
 
-async def test_a_shielded_child_that_is_to_outlive_its_parent_outlives_a_cancellation(make_runtime):
-    async with make_runtime([shielding, *HANDLERS]) as runtime:
-        handle = await runtime.start(shielding, "s", id="s")
+async def test_a_child_that_is_to_outlive_its_parent_outlives_a_cancellation(make_runtime):
+    async with make_runtime([devoted, *HANDLERS]) as runtime:
+        handle = await runtime.start(devoted, "s", id="s")
         await waiting(runtime, "s-stays")
         await handle.cancel("enough")
 

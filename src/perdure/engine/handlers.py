@@ -42,14 +42,14 @@ def _fail_activity(recorder: CodeRecorder, event: events.ActivityFailed) -> None
 
 def _complete_child(recorder: CodeRecorder, event: events.SubOrchestrationCompleted) -> None:
     operation = recorder.operations.take(event.source_event_id)
-    if operation is not None:
+    if operation is not None and not operation.target.done():
         value = operation.definition.signature.decode_result(event.result, recorder.codec)
         operation.target.set_result(value)
 
 
 def _fail_child(recorder: CodeRecorder, event: events.SubOrchestrationFailed) -> None:
     operation = recorder.operations.take(event.source_event_id)
-    if operation is not None:
+    if operation is not None and not operation.target.done():
         operation.target.set_exception(child_error(event.failure, operation.event.name))
 
 

@@ -206,7 +206,11 @@ class DurableLoop(RefusingLoop):
             try:
                 handle._context.run(handle._callback, *handle._args)  # noqa: SLF001
             except BaseException as error:  # noqa: BLE001
-                self.stop_with(error)
+                if self.is_ending and isinstance(error, (Exception, asyncio.CancelledError)):
+                    message = f"Exception in callback {handle!r}"
+                    self.call_exception_handler({"message": message, "exception": error})
+                else:
+                    self.stop_with(error)
             if root.done() and self._is_cleaned_up(root):
                 self.is_over = True
 
@@ -218,6 +222,11 @@ class DurableLoop(RefusingLoop):
         if not self.is_over:
             self.is_over = True
             self.crash = error
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the root task is done, and what it left behind may clean up."""
+        return self._ending is not _Ending.NOT_YET
 
     def branch(self) -> Branch:
         """The branch of the task that is running."""

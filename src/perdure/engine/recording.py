@@ -320,8 +320,13 @@ class CodeRecorder:
 
     def step_cancelled(self, step: Step[Any]) -> None:
         operation = self.operations.open.get(step.event_id)
-        if operation is not None:
+        if operation is not None and not self._outlives_it(operation):
             self.give_up(operation, "cancelled by the code")
+
+    def _outlives_it(self, operation: Operation) -> bool:
+        """A child that is to go on when its parent ends, which it is about to do."""
+        is_ending = self.cancel_reason is not None or self.loop.is_ending
+        return is_ending and getattr(operation.event, "on_parent_close", "") == "abandon"
 
     def timer_cancelled(self, timer: DurableTimer) -> None:
         operation = self.operations.open.get(timer.event_id)

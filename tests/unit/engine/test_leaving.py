@@ -1,13 +1,14 @@
 """What the code leaves behind when it ends: cancelled and closed, as asyncio.run() does it."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable
 
 import pytest
 from engine_driver import Driver
 
 from perdure.authoring import activity, orchestration
 from perdure.engine.outcome import Failed, Waiting
+from perdure.model.events import TimerCreated
 
 
 @activity
@@ -62,6 +63,62 @@ def test_tasks_that_are_left_running_are_cancelled_and_clean_up(ends):
         run.turn(run.completed("undo"))
 
     assert run.result == ("ValueError: 2" if ends == "raises" else "done")
+
+
+@orchestration
+async def child(label: str) -> str:
+    return label
+
+
+async def calling(step: Awaitable[str]) -> str:
+    return await step
+
+
+@pytest.mark.parametrize("wrap", [lambda step: step, asyncio.create_task, calling])
+@pytest.mark.parametrize("ends", ["at once", "later", "cancelled"])
+def test_a_child_that_is_to_outlive_its_parent_is_not_given_up_with_the_task_that_awaits_it(
+    wrap, ends
+):
+    @orchestration
+    async def code() -> str:
+        step = wrap(child.options(on_parent_close="abandon", id="kid")("a"))
+        kept = asyncio.ensure_future(step)
+        left = asyncio.create_task(booking("a"))
+        if ends == "cancelled":
+            await kept
+        elif ends == "later":
+            await asyncio.sleep(1)
+        return f"done {left.done()}"
+
+    run = Driver(code)
+    first = run.start()
+    if ends != "at once":
+        run.turn(run.fired() if ends == "later" else run.cancel())
+    if run.result == Waiting():
+        run.turn(run.child_completed("child", "late"))
+        run.turn(run.completed("undo"))
+
+    if ends != "at once" or wrap is not calling:  # a task that was never begun calls nobody
+        assert [event.child_instance_id for event in first.children] == ["kid"]
+    assert not any(outcome.cancelled_children for outcome in run.outcomes)
+    assert run.result == ("cancelled: enough" if ends == "cancelled" else "done False")
+
+
+def test_a_callback_of_a_left_task_may_read_how_it_ended(caplog):
+    @orchestration
+    async def code() -> str:
+        asyncio.create_task(asyncio.sleep(100)).add_done_callback(lambda task: task.result())
+        left = asyncio.create_task(booking("a"))
+        await asyncio.sleep(1)
+        return f"done {left.done()}"
+
+    run = Driver(code)
+    run.start()
+    run.turn(run.fired(run.open_ids(TimerCreated)[0]))
+    run.turn(run.completed("undo"))
+
+    assert run.result == "done False"
+    assert "Exception in callback" in caplog.text
 
 
 async def leases() -> AsyncGenerator[int, None]:
