@@ -157,6 +157,8 @@ class DurableLoop(RefusingLoop):
         self._generators: list[Any] = []
         self._is_creating = False
         self._ending = _Ending.NOT_YET
+        self._left: list[DurableTask] = []
+        """What the root task left behind, and what that has started since."""
         self._entered: list[Any] = []
         self._planned: dict[int, DurableTask] = {}
 
@@ -273,6 +275,7 @@ class DurableLoop(RefusingLoop):
             finally:
                 self.leave()
         self._tasks.clear()
+        self._left.clear()
         self._planned.clear()
         # Cut the cycles, so that the execution is freed here and not by the garbage collector.
         for error in (self.crash, None if self.root is None else error_of(self.root)):
@@ -378,20 +381,24 @@ class DurableLoop(RefusingLoop):
 
         As with ``asyncio.run``, tasks are cancelled, and then generators are closed.
         """
+        left = self._left
         if self._ending is _Ending.NOT_YET:
-            left = self.live_tasks()
+            left.extend(self.live_tasks())
             if not left and not self._generators:
                 return True
             self._ending = _Ending.OF_TASKS
-            for task in left:
+            for task in left.copy():
                 task.cancel()
-        if self._ending is _Ending.OF_TASKS and not self.live_tasks():
+        # From the end: asked after each callback, it must not look at all of them each time.
+        while left and left[-1].done():
+            left.pop()
+        if not left and self._ending is _Ending.OF_TASKS:
             self._ending = _Ending.OF_GENERATORS
             for generator in self._generators:
                 if generator.ag_frame is not None:
                     branch = root.branch.child()
                     self._start(_close(generator), branch, branch.next_identity(), None, None)
-        return self._ending is _Ending.OF_GENERATORS and not self.live_tasks()
+        return not left
 
     def _start(
         self,
@@ -410,6 +417,8 @@ class DurableLoop(RefusingLoop):
         finally:
             self._is_creating = False
         self._tasks.append(task)
+        if self.is_ending:
+            self._left.append(task)
         if len(self._tasks) > 2 * self._tasks_pruned + 64:
             self._tasks = self.live_tasks()
             self._tasks_pruned = len(self._tasks)

@@ -1,6 +1,7 @@
 """What the code leaves behind when it ends: cancelled and closed, as asyncio.run() does it."""
 
 import asyncio
+import sys
 from collections.abc import AsyncGenerator, Awaitable
 
 import pytest
@@ -199,3 +200,27 @@ def test_a_cancellation_during_that_clean_up_still_counts():
     run.turn(run.completed("undo"))
 
     assert run.result == "cancelled: changed mind"
+
+
+def test_the_end_of_many_tasks_costs_with_their_number():
+    @orchestration
+    async def code() -> int:
+        tasks = [asyncio.create_task(asyncio.sleep(100)) for _ in range(300)]
+        await asyncio.sleep(0)
+        return len(tasks)
+
+    run = Driver(code)
+    looks = 0
+
+    def count(frame, event, _):
+        nonlocal looks
+        looks += event == "call" and frame.f_code.co_name == "live_tasks"
+
+    sys.setprofile(count)
+    try:
+        run.start()
+    finally:
+        sys.setprofile(None)
+
+    assert run.result == 300
+    assert looks < 20
