@@ -6,73 +6,53 @@ What came and was never taken is unread: ``continue_as_new()`` carries it along.
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
 from perdure.authoring.steps import Step
+from perdure.engine.taking import Taking
 from perdure.engine.tasks import DurableTask
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    import asyncio
 
-    _Future = asyncio.Future[Any]
     _Step = Step[Any]
 else:
-    _Future = object
     _Step = Step
 
 
-class _Taking(_Future):
-    """A future that takes note when its value, or its error, is given away.
-
-    Callbacks of asyncio that only look (``wait``, ``TaskGroup``, a ``gather`` that is over) ask for
-    no value; a task that wakes up with it does.
-    """
-
-    __slots__ = ()
-
-    def take(self) -> None:
-        """Called before the result is given away."""
-
-    def __await__(self) -> Generator[Any, None, Any]:
-        self.take()
-        return super().__await__()
-
-    __iter__ = __await__
-
-    def result(self) -> Any:
-        self.take()
-        return super().result()
-
-    def exception(self) -> BaseException | None:
-        error = super().exception()
-        if error is not None:
-            self.take()
-        return error
-
-
-class ArrivalStep(_Taking, _Step):
+class ArrivalStep(Taking, _Step):
     """A wait for an event or a message."""
 
-    __slots__ = ("_giver", "carrier", "is_unread")
+    __slots__ = ("_giver", "is_unread", "passed_on")
 
     def __init__(self, *, loop: asyncio.AbstractEventLoop, owner: Any, identity: int) -> None:
         self._giver = owner
         self.is_unread = False
         """Whether something came that nobody took yet."""
-        self.carrier: CarrierTask | None = None
-        """What ``create_task()`` made of it: passes the result on, and takes nothing itself."""
+        self.passed_on: asyncio.Future[None] | None = None
+        """What the task waits for that ``create_task()`` made of it."""
         _Step.__init__(self, loop=loop, owner=owner, identity=identity)
 
     def take(self) -> None:
-        if not self.done():
-            return
-        if self.carrier is not None:
-            # Awaited by its carrier, or read by asyncio to wake the carrier up.
-            reader = asyncio.current_task(self.get_loop())
-            if reader is None or reader is self.carrier:
-                return
-        self.is_unread = False
+        if self.done():
+            self.is_unread = False
+
+    def peek(self) -> Any:
+        """The value, which is not taken by that."""
+        return super(Taking, self).result()
+
+    def set_result(self, result: Any) -> None:
+        super().set_result(result)
+        self._wake_carrier()
+
+    def set_exception(self, exception: type | BaseException) -> None:
+        super().set_exception(exception)
+        self._wake_carrier()
+
+    def cancel(self, msg: Any = None) -> bool:
+        is_cancelled = super().cancel(msg)
+        self._wake_carrier()
+        return is_cancelled
 
     def hand_back(self) -> None:
         """Leave what came to the next wait."""
@@ -80,9 +60,13 @@ class ArrivalStep(_Taking, _Step):
             self.is_unread = False
             self._giver.handed_back(self)
 
+    def _wake_carrier(self) -> None:
+        if self.passed_on is not None and not self.passed_on.done():
+            self.passed_on.set_result(None)
 
-class CarrierTask(_Taking, DurableTask):
-    """A task that awaits one such step: whoever reads the task takes what came."""
+
+class CarrierTask(Taking, DurableTask):
+    """A task that passes on what comes to one such step: whoever reads the task takes it."""
 
     __slots__ = ("_step",)
 
@@ -90,8 +74,15 @@ class CarrierTask(_Taking, DurableTask):
 
     def carry(self, step: ArrivalStep) -> None:
         self._step = step
-        step.carrier = self
 
     def take(self) -> None:
         if self.done():
-            self._step.is_unread = False
+            self._step.take()
+
+
+async def pass_on(step: ArrivalStep) -> Any:
+    """What a carrier runs."""
+    if not step.done():
+        step.passed_on = step.get_loop().create_future()
+        await step.passed_on
+    return step.peek()

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVarTuple, Unpack, cast
 from perdure.authoring.recorder import running
 from perdure.authoring.steps import Step
 from perdure.engine import guards
-from perdure.engine.arrivals import ArrivalStep, CarrierTask
+from perdure.engine.arrivals import ArrivalStep, CarrierTask, pass_on
 from perdure.engine.closing import (
     close_awaited,
     close_coroutine,
@@ -33,13 +33,8 @@ from perdure.engine.closing import (
 )
 from perdure.engine.refusals import RefusingLoop
 from perdure.engine.sites import call_site
-from perdure.engine.tasks import (
-    GATHERING_INIT,
-    Branch,
-    DurableFuture,
-    DurableTask,
-    adopt_gathering,
-)
+from perdure.engine.taking import GATHERING_INIT, adopt_gathering
+from perdure.engine.tasks import Branch, DurableFuture, DurableTask
 from perdure.engine.unwinding import Unwinding
 from perdure.errors import ForbiddenInOrchestration
 
@@ -449,10 +444,12 @@ class DurableLoop(RefusingLoop):
         self, step: Step[Any], name: str | None, context: Context | None
     ) -> asyncio.Task[Any]:
         parent = self.branch()
-        kind = CarrierTask if isinstance(step, ArrivalStep) else DurableTask
-        task = self._start(
-            _await_step(step), parent.child(), parent.next_identity(), name, context, kind
+        kind, coro = (
+            (CarrierTask, pass_on(step))
+            if isinstance(step, ArrivalStep)
+            else (DurableTask, _await_step(step))
         )
+        task = self._start(coro, parent.child(), parent.next_identity(), name, context, kind)
         if isinstance(step, ArrivalStep):
             cast("CarrierTask", task).carry(step)
 

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Coroutine
     from contextvars import Context
-    from types import CodeType
 
 _IDENTITY_BITS = 24
 
@@ -100,23 +99,3 @@ class DurableFuture(asyncio.Future[Any]):
 
     def __hash__(self) -> int:
         return self._identity
-
-
-_Gathering: Any = getattr(asyncio.tasks, "_GatheringFuture")  # noqa: B009
-GATHERING_INIT: CodeType = _Gathering.__init__.__code__
-
-
-class DurableGathering(_Gathering):  # type: ignore[misc]
-    """The future of ``asyncio.gather`` under a stable hash."""
-
-    _identity: int
-
-    def __hash__(self) -> int:
-        return self._identity
-
-
-def adopt_gathering(future: Any, identity: int) -> None:
-    """Give a future that asyncio is just creating inside ``gather`` a stable hash."""
-    if type(future) is _Gathering:
-        future._identity = identity  # noqa: SLF001
-        future.__class__ = DurableGathering

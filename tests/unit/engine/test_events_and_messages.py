@@ -264,6 +264,36 @@ async def see_it_done(step: Any) -> None:
     assert await asyncio.wait([step]) == ({step}, set())
 
 
+async def gather_in_gather(step: Any) -> None:
+    await asyncio.gather(asyncio.gather(step), asyncio.sleep(0))
+
+
+async def gather_for_nobody(step: Any) -> None:
+    asyncio.gather(step)
+    await asyncio.sleep(0)
+
+
+async def gather_with_the_never(step: Any) -> None:
+    """It collects what is there, and is broken off."""
+    gathering = asyncio.gather(step, next_message("never"), return_exceptions=True)
+    await asyncio.sleep(0)
+    gathering.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await gathering
+
+
+async def await_beside_a_task(step: Any) -> None:
+    task = asyncio.ensure_future(step)
+    if task is step and not isinstance(step, asyncio.Task):
+        task = asyncio.create_task(step)
+    assert await step == "stop"
+    assert await task == "stop"
+
+
+async def await_in_two_tasks(step: Any) -> None:
+    await asyncio.gather(await_it(step), await_it(step))
+
+
 async def gather_too_late(step: Any) -> None:
     with contextlib.suppress(ZeroDivisionError):
         await asyncio.gather(failing(), step)
@@ -287,11 +317,16 @@ async def failing() -> None:
         (listen, False),
         (see_it_done, False),
         (gather_too_late, False),
+        (gather_for_nobody, False),
+        (gather_with_the_never, False),
         (ask_for_an_error, False),
         (ask, True),
         (await_it, True),
         (call_back, True),
         (gather_it, True),
+        (gather_in_gather, True),
+        (await_beside_a_task, True),
+        (await_in_two_tasks, True),
         (shield_it, True),
         (asyncio.wait_for, True),
     ],
