@@ -8,7 +8,18 @@ from collections.abc import Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Union, cast, get_args, get_origin
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Final,
+    Literal,
+    TypeGuard,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+)
 from uuid import UUID
 
 import msgspec
@@ -29,18 +40,22 @@ _SHOWN_CHARACTERS: Final = 120
 
 def is_plain(annotation: Any) -> bool:
     """Whether all that fits the annotation surely comes back as it went in."""
-    if annotation in _PLAIN:
-        return True
     origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is None and _is_one_of(annotation, _PLAIN):
+        return True
     if origin is Annotated:
         return is_plain(parts[0])
     if origin is Literal:
         return True
     if origin is Union or origin is types.UnionType:
-        return all(part in _SCALARS for part in parts)
+        return all(_is_one_of(part, _SCALARS) for part in parts)
     if origin in _CONTAINERS:
         return all(part is Ellipsis or is_plain(part) for part in parts)
     return isinstance(annotation, type) and issubclass(annotation, Enum)
+
+
+def _is_one_of(annotation: Any, kinds: frozenset[Any]) -> bool:
+    return isinstance(annotation, type) and annotation in kinds
 
 
 def unreadable_classes(annotation: Any) -> list[type]:
@@ -57,12 +72,23 @@ def unreadable_classes(annotation: Any) -> list[type]:
             if id(part) in seen:
                 continue
             seen.add(id(part))
-            if isinstance(part, msgspec.inspect.CustomType):
-                if part.cls is not object and not is_model(part.cls):
-                    found.append(part.cls)
+            if isinstance(part, msgspec.inspect.UnionType):
+                # A member that nothing can be read as does no harm beside one that something can.
+                readable = tuple(each for each in part.types if not _is_unreadable(each))
+                waiting.append(readable or part.types)
+            elif _is_unreadable(part):
+                found.append(part.cls)
             else:
                 waiting.extend(getattr(part, name) for name in part.__struct_fields__)
     return found
+
+
+def _is_unreadable(part: Any) -> TypeGuard[msgspec.inspect.CustomType]:
+    return (
+        isinstance(part, msgspec.inspect.CustomType)
+        and part.cls is not object
+        and not is_model(part.cls)
+    )
 
 
 def difference(written: Any, read: Any, path: str) -> str | None:

@@ -171,6 +171,8 @@ def test_long_values_are_shown_shortened():
         Colour,
         typing.Literal["a", "b"],
         typing.Annotated[int, "a number"],
+        typing.Annotated[int, {"unit": "cents"}],
+        list[typing.Annotated[int, []]],
         datetime.datetime,
     ],
 )
@@ -205,7 +207,7 @@ class Tree:
     ("annotation", "name"),
     [
         (Widget, "Widget"),
-        (list[Widget] | None, "Widget"),
+        (list[Widget], "Widget"),
         (Holder, "Widget"),
         (collections.Counter, "Counter"),
         (collections.defaultdict[str, int], "defaultdict"),
@@ -221,6 +223,13 @@ def test_a_class_that_nothing_can_be_read_as_is_refused_in_an_annotation(annotat
         Runtime("memory:", [activity(fn)])
 
 
-@pytest.mark.parametrize("annotation", [Tree, Any, object, Model, typing.Mapping[str, Payment]])
+@dataclasses.dataclass
+class Optional:
+    widget: Widget | None = None
+
+
+@pytest.mark.parametrize(
+    "annotation", [Optional, Tree, Any, object, Model, typing.Mapping[str, Payment]]
+)
 def test_other_annotations_are_taken(annotation):
     JSON.check_type(annotation, where="it")
