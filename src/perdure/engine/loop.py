@@ -68,6 +68,7 @@ class _Ending(Enum):
     """What the clean-up of that which the root task left behind is at."""
 
     NOT_YET = auto()
+    OF_THE_ROOT = auto()
     OF_TASKS = auto()
     OF_GENERATORS = auto()
 
@@ -152,6 +153,7 @@ class DurableLoop(RefusingLoop):
         self._generators: list[Any] = []
         self._is_creating = False
         self._ending = _Ending.NOT_YET
+        self._is_end_heard = False
         self._left: list[DurableTask] = []
         """What the root task left behind, and what that has started since."""
         self._entered: list[Any] = []
@@ -188,8 +190,13 @@ class DurableLoop(RefusingLoop):
     def start_root(self, coro: Coroutine[Any, Any, Any]) -> DurableTask:
         branch = Branch("0", self._seed)
         # A fresh context: what the host has in its own must not reach the orchestration.
-        self.root = self._start(coro, branch, branch.next_identity(), None, contextvars.Context())
-        return self.root
+        root = self._start(coro, branch, branch.next_identity(), None, contextvars.Context())
+        root.add_done_callback(self._hear_end)
+        self.root = root
+        return root
+
+    def _hear_end(self, _: asyncio.Task[Any]) -> None:
+        self._is_end_heard = True
 
     def run_dry(self) -> None:
         """Run until no callback is ready, the code has ended, or the loop was stopped."""
@@ -208,8 +215,8 @@ class DurableLoop(RefusingLoop):
                     self.call_exception_handler({"message": message, "exception": error})
                 else:
                     self.stop_with(error)
-            if root.done() and self._is_cleaned_up(root):
-                self.is_over = True
+            if root.done():
+                self.is_over = self.is_over or self._is_cleaned_up(root)
 
     def fire(self, timer: DurableTimer) -> None:
         self._ready.append(timer)
@@ -376,14 +383,17 @@ class DurableLoop(RefusingLoop):
 
         As with ``asyncio.run``, tasks are cancelled, and then generators are closed.
         """
-        left = self._left
         if self._ending is _Ending.NOT_YET:
-            left.extend(self.live_tasks())
-            if not left and not self._generators:
+            if not self._generators and not self.live_tasks():
                 return True
+            self._ending = _Ending.OF_THE_ROOT
+        # What was ready when the root task ended comes first, and so does its own callback.
+        if self._ending is _Ending.OF_THE_ROOT and self._is_end_heard:
             self._ending = _Ending.OF_TASKS
-            for task in left.copy():
+            self._left = self.live_tasks()
+            for task in self._left.copy():
                 task.cancel()
+        left = self._left
         # From the end: asked after each callback, it must not look at all of them each time.
         while left and left[-1].done():
             left.pop()
@@ -393,7 +403,7 @@ class DurableLoop(RefusingLoop):
                 if generator.ag_frame is not None:
                     branch = root.branch.child()
                     self._start(_close(generator), branch, branch.next_identity(), None, None)
-        return not left
+        return self._ending is _Ending.OF_GENERATORS and not left and not self._ready
 
     def _start(
         self,

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable
 import pytest
 from engine_driver import Driver
 
-from perdure.authoring import activity, orchestration
+from perdure.authoring import activity, current, orchestration
 from perdure.engine.outcome import Failed, Waiting
 from perdure.model.events import TimerCreated
 
@@ -224,3 +224,32 @@ def test_the_end_of_many_tasks_costs_with_their_number():
 
     assert run.result == 300
     assert looks < 20
+
+
+def test_a_task_of_the_last_line_begins_before_it_is_cancelled():
+    @orchestration
+    async def code() -> str:
+        asyncio.create_task(booking("a"))  # noqa: RUF006
+        return "done"
+
+    run = Driver(code)
+    run.start()
+    assert run.kinds()[1:3] == ["ActivityScheduled", "ActivityCancelRequested"]
+    run.turn(run.completed("undo"))
+
+    assert run.result == "done"
+
+
+def test_callbacks_of_the_task_that_ends_last_are_run(caplog):
+    @orchestration
+    async def code() -> str:
+        left = asyncio.create_task(asyncio.sleep(100))
+        left.add_done_callback(lambda task: current().logger.warning("%s", task.cancelled()))
+        await asyncio.sleep(0)
+        return f"done {left.done()}"
+
+    run = Driver(code)
+    run.start()
+
+    assert run.result == "done False"
+    assert {record.getMessage() for record in caplog.records} == {"True"}
