@@ -104,7 +104,7 @@ def difference(written: Any, read: Any, path: str) -> str | None:
         return _missing_key(written, read, path) or _first(
             difference(written[key], read[key], f"{path}[{key!r}]") for key in written
         )
-    if kind in _ROWS and kind_read in _ROWS:
+    if kind in _ROWS and kind_read in _ROWS and len(written) == len(read):
         pairs = enumerate(zip(written, read, strict=True))
         return _first(difference(mine, back, f"{path}[{n}]") for n, (mine, back) in pairs)
     if kind is kind_read:

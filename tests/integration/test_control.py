@@ -222,6 +222,20 @@ async def test_what_is_to_begin_later_ends_when_it_is_cancelled(make_runtime, is
             await handle.result(10)
 
 
+async def test_of_many_who_end_what_is_to_begin_later_one_does(make_runtime):
+    async with make_runtime(HANDLERS) as runtime:
+        for number in range(5):
+            handle = await runtime.start(patient, "p", id=f"p-{number}", delay=3600)
+            told = await asyncio.gather(
+                *(end() for end in (handle.cancel, handle.cancel, handle.terminate)),
+                return_exceptions=True,
+            )
+
+            assert told.count(None) == 1
+            assert all(error is None or isinstance(error, InstanceFinished) for error in told)
+            assert (await handle.status()).status in {Status.CANCELLED, Status.TERMINATED}
+
+
 async def test_a_child_that_is_terminated_before_it_begins_fails_in_its_parent(make_runtime):
     @orchestration
     async def child() -> None: ...

@@ -78,6 +78,14 @@ class Level(enum.IntEnum):
     LOW = 1
 
 
+@dataclasses.dataclass
+class Growing:
+    numbers: list[int]
+
+    def __post_init__(self) -> None:
+        self.numbers = [*self.numbers, 0]
+
+
 class NeverEqual(Payment):
     def __eq__(self, other: object) -> bool:
         raise RuntimeError("not to be compared")
@@ -95,6 +103,7 @@ ID = uuid.UUID(int=1)
         (Payment, Payment(1)),
         (NeverEqual, NeverEqual(1)),
         (Box, Box({"a": (1, 2)})),
+        (Growing, Growing([1])),
         (list[Payment], [Payment(1), Payment(2)]),
         (Payment, {"cents": 1}),
         (Shape | None, Shape(4)),

@@ -116,6 +116,9 @@ async def _end_as(
     try:
         commit = await _final_commit(verdict, admin, fetched.item, reason, clock.now_ms())
         await provider.ack_orchestration_item(fetched.lock_token, commit)
+    except LockLost:
+        # Somebody else is about to end it, and took the lock away. Each does that once.
+        await _end_as(verdict, provider, admin, instance_id, reason, clock)
     except BaseException:
         with suppress(LockLost):
             await provider.abandon_orchestration_item(fetched.lock_token, ignore_attempt=True)

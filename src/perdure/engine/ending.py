@@ -34,6 +34,7 @@ from perdure.model.failures import Category
 
 if TYPE_CHECKING:
     from perdure.engine.journal import Journal
+    from perdure.engine.loop import DurableTimer
     from perdure.engine.recording import CodeRecorder
 
 
@@ -48,7 +49,7 @@ class Ending:
     def __init__(self, recorder: CodeRecorder, journal: Journal) -> None:
         self._recorder = recorder
         self._journal = journal
-        self._has_cleanup_timer = False
+        self._cleanup_timer: DurableTimer | None = None
         self._is_cut_off = False
 
     @staticmethod
@@ -79,7 +80,7 @@ class Ending:
     def _conclude(self) -> TurnResult:
         recorder = self._recorder
         has_left = self._has_left()
-        if has_left and not recorder.operations.open:
+        if has_left and not self._is_waited_for():
             recorder.loop.stop_with(None)  # what is left waits for nothing that could come
         if recorder.loop.is_over:
             result = self._result()
@@ -96,10 +97,16 @@ class Ending:
         loop = self._recorder.loop
         return not loop.is_over and loop.root is not None and loop.root.done()
 
+    def _is_waited_for(self) -> bool:
+        """Whether anything is open but the timer that bounds the clean-up."""
+        timer = self._cleanup_timer
+        return any(each.target is not timer for each in self._recorder.operations.open.values())
+
     def _bound_cleanup(self) -> None:
-        if not self._has_cleanup_timer:
-            self._has_cleanup_timer = True
-            self._recorder.start_cleanup_timer(self._force_end, limits.CLEANUP_SECONDS)
+        if self._cleanup_timer is None:
+            self._cleanup_timer = self._recorder.start_cleanup_timer(
+                self._force_end, limits.CLEANUP_SECONDS
+            )
 
     def _force_end(self) -> None:
         recorder = self._recorder
@@ -131,6 +138,8 @@ class Ending:
             return loop.crash
         root = loop.root
         if root is None or not root.done() or root.cancelled():
+            return None
+        if self._recorder.is_cancelled_late:
             return None
         error = root.exception()
         return None if isinstance(error, Unwinding) else error

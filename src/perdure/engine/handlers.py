@@ -75,6 +75,7 @@ def _cancel(recorder: CodeRecorder, event: events.OrchestrationCancelRequested) 
     root = recorder.loop.root
     if root is not None and recorder.cancel_reason is None:
         recorder.cancel_reason = event.reason
+        recorder.is_cancelled_late = root.done()
         root.cancel(event.reason)
 
 

@@ -25,7 +25,7 @@ from perdure.engine.operations import (
 )
 from perdure.engine.outcome import CustomStatusWrite, KvWrite, ScheduledActivity, TurnOutcome
 from perdure.engine.unwinding import Unwinding
-from perdure.errors import CannotUnwrap, InvalidValue, PayloadError
+from perdure.errors import CannotUnwrap, ForbiddenInOrchestration, InvalidValue, PayloadError
 from perdure.model import events, work
 
 if TYPE_CHECKING:
@@ -86,6 +86,8 @@ class CodeRecorder:
         self.continued: tuple[msgspec.Raw, str | None] | None = None
         """Arguments and version of the next execution, once the code asked for it."""
         self.cancel_reason: str | None = None
+        self.is_cancelled_late = False
+        """The function had ended before: how it did is not the doing of its clean-up."""
         """Why the execution is to end, once somebody asked for it."""
         self.is_closed = False
         self.outcome: TurnOutcome | None = None
@@ -209,7 +211,7 @@ class CodeRecorder:
         self._note("detached", event)
         return event.target_instance_id
 
-    def start_cleanup_timer(self, callback: Callable[[], None], seconds: float) -> None:
+    def start_cleanup_timer(self, callback: Callable[[], None], seconds: float) -> DurableTimer:
         """Bound the clean-up after a cancellation; under a key that no branch has."""
         fire_at_ms = self._fire_at_ms(seconds)
         timer = DurableTimer(fire_at_ms / 1000, callback, (), None, self)
@@ -217,6 +219,7 @@ class CodeRecorder:
             events.TimerCreated, "cancel/1", "", {"fire_at_ms": fire_at_ms}
         )
         self._open_timer(timer, event)
+        return timer
 
     # Values
 
@@ -251,6 +254,8 @@ class CodeRecorder:
     ) -> NoReturn:
         if self.is_closed:
             raise Unwinding
+        if self.loop.is_ending:
+            raise ForbiddenInOrchestration("continue_as_new() is too late: the function has ended")
         if version is None:
             signature = self.handler.signature
             payload = signature.encode_arguments(args, kwargs, self.codec)

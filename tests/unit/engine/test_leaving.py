@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable
 import pytest
 from engine_driver import Driver
 
-from perdure.authoring import activity, current, orchestration
+from perdure.authoring import activity, continue_as_new, current, orchestration
 from perdure.engine.loop import DurableLoop
 from perdure.engine.outcome import Failed, Waiting
 from perdure.engine.tasks import DurableTask
@@ -253,3 +253,63 @@ def test_callbacks_of_the_task_that_ends_last_are_run(caplog):
 
     assert run.result == "done False"
     assert {record.getMessage() for record in caplog.records} == {"True"}
+
+
+async def stay(label: str) -> None:
+    try:
+        await work(label)
+    finally:
+        await undo(label)
+        await asyncio.Event().wait()
+
+
+def test_what_waits_for_nothing_after_its_clean_up_is_not_waited_for_either():
+    @orchestration
+    async def code() -> str:
+        left = asyncio.create_task(stay("a"))
+        await asyncio.sleep(1)
+        return f"done {left.done()}"
+
+    run = Driver(code)
+    run.start()
+    run.turn(run.fired())
+    run.turn(run.completed("undo"))
+
+    assert run.result == "done False"
+
+
+def test_a_cancellation_that_comes_after_a_failure_is_not_told_as_bad_clean_up():
+    @orchestration
+    async def code() -> None:
+        left = asyncio.create_task(booking("a"))
+        await asyncio.sleep(1)
+        raise ValueError(left.done())
+
+    run = Driver(code)
+    run.start()
+    run.turn(run.fired())
+    run.turn(run.cancel("changed mind"))
+    run.turn(run.completed("undo"))
+
+    assert run.result == "cancelled: changed mind"
+
+
+def test_continue_as_new_is_too_late_in_what_is_left(caplog):
+    async def again() -> None:
+        try:
+            await work("a")
+        finally:
+            continue_as_new()
+
+    @orchestration
+    async def code() -> str:
+        left = asyncio.create_task(again())
+        await asyncio.sleep(1)
+        return f"done {left.done()}"
+
+    run = Driver(code)
+    run.start()
+    run.turn(run.fired())
+
+    assert run.result == "done False"
+    assert "continue_as_new() is too late" in caplog.text
