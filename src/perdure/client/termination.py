@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from perdure.providers.items import OrchestrationItem, QueuedMessage
 
 _LOCK_MS = 10_000
+_TRIES = 5
+_ANOTHERS_END_MS = 500
 _QUEUE_LIMIT = 100_000
 
 _Ended: TypeAlias = events.OrchestrationTerminated | events.OrchestrationCancelled
@@ -109,20 +111,28 @@ async def _end_as(
     reason: str,
     clock: Clock,
 ) -> None:
-    info = await admin.get_instance_info(instance_id)
-    if info.status.is_final:
-        raise InstanceFinished(f"{instance_id!r} has ended already: {info.status}")
-    fetched = await admin.lock_instance(instance_id, _LOCK_MS)
-    try:
-        commit = await _final_commit(verdict, admin, fetched.item, reason, clock.now_ms())
-        await provider.ack_orchestration_item(fetched.lock_token, commit)
-    except LockLost:
-        # Somebody else is about to end it, and took the lock away. Each does that once.
-        await _end_as(verdict, provider, admin, instance_id, reason, clock)
-    except BaseException:
-        with suppress(LockLost):
-            await provider.abandon_orchestration_item(fetched.lock_token, ignore_attempt=True)
-        raise
+    with provider.watch(instance_id) as watch:
+        for tries_left in reversed(range(_TRIES)):
+            info = await admin.get_instance_info(instance_id)
+            if info.status.is_final:
+                raise InstanceFinished(f"{instance_id!r} has ended already: {info.status}")
+            fetched = await admin.lock_instance(instance_id, _LOCK_MS)
+            try:
+                commit = await _final_commit(verdict, admin, fetched.item, reason, clock.now_ms())
+                await provider.ack_orchestration_item(fetched.lock_token, commit)
+            except LockLost:
+                if not tries_left:
+                    raise
+            except BaseException:
+                with suppress(LockLost):
+                    await provider.abandon_orchestration_item(
+                        fetched.lock_token, ignore_attempt=True
+                    )
+                raise
+            else:
+                return
+            # Somebody else is about to end it too, and took the lock away: let him do so.
+            await watch.wait(_ANOTHERS_END_MS)
 
 
 async def _final_commit(
