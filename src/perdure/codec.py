@@ -67,7 +67,8 @@ class Codec:
     def encode(self, value: object, *, where: str = "value", fits: Any = None) -> msgspec.Raw:
         """JSON of the value, or PayloadError that names the place of what cannot be written.
 
-        Also PayloadError if it would not come back as it is from the type that it has to fit.
+        Also PayloadError if it would not come back as it is from the type that it has to fit;
+        None: nobody knows yet how it will be read.
         """
         try:
             data = self._encoder.encode(value)

@@ -133,6 +133,7 @@ def field_names(value: Any) -> tuple[str, ...] | None:
 
 
 def _kind(value: object) -> type[Any]:
+    """Type checkers narrow what ``type()`` is compared with, and lose track of it here."""
     return type(value)
 
 
