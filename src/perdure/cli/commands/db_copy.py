@@ -157,10 +157,13 @@ async def _into(origin: Provider, target: str, **options: Any) -> CopyReport:
 
 async def _into_directory(origin: Provider, target: Path) -> None:
     """It gets its name when everything is there."""
+    from perdure.providers._shared.directories import sync_directory
+
     draft = target.with_name(f".{target.name}.{secrets.token_hex(6)}")
     try:
         await _into(origin, f"file:{draft}")
         draft.rename(target)
+        sync_directory(target.parent)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 

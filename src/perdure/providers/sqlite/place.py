@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from perdure.errors import StoreRefused, StoreUnavailable
+from perdure.providers._shared.directories import sync_directory
 
 NETWORK_FILE_SYSTEMS: Final = frozenset(
     {
@@ -64,7 +65,7 @@ def create_draft(path: Path) -> Path:
 def put_in_place(draft: Path, path: Path) -> None:
     """Give a draft its name, durably. Errors: FileExistsError."""
     os.link(draft, path)
-    _sync_directory(path.parent)
+    sync_directory(path.parent)
 
 
 def reserve_log(path: Path) -> None:
@@ -186,11 +187,3 @@ def check_existing(path: Path) -> None:
             )
     except OSError as error:
         raise StoreUnavailable("open", f"cannot read {str(path)!r}: {error.strerror}") from error
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
