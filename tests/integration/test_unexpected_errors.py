@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import ClassVar
 
+import msgspec
 import pytest
 
 from integration.conditions import waiting
@@ -147,3 +148,28 @@ async def test_an_activity_that_cancels_its_task_and_fails_is_tried_again(caplog
     async with Runtime(Waiting(), [stubborn, cancels_itself]) as runtime:
         assert await (await runtime.start(stubborn)).result(10) == 3
     assert "is delivered again" not in caplog.text
+
+
+class Garbled(InMemoryProvider):
+    """Hands out something that is no work item, the first time."""
+
+    is_garbled = True
+
+    async def fetch_work_items(self, *args, **kwargs):
+        found = await super().fetch_work_items(*args, **kwargs)
+        if found and self.is_garbled:
+            self.is_garbled = False
+            return [msgspec.structs.replace(each, attempt_count=None) for each in found]
+        return found
+
+
+async def test_a_work_item_that_cannot_be_taken_up_is_delivered_again(caplog):
+    tries.clear()
+    clock = ManualClock()
+    options = RuntimeOptions(activity_slots=1)  # so that none is handed over without a fetch
+    async with Runtime(
+        Garbled(clock=clock), [goes_away, once], options=options, clock=clock
+    ) as runtime:
+        for number in (1, 2):
+            assert await result_of(await runtime.start(goes_away), clock) == number
+    assert caplog.text.count("is delivered again") == 1
