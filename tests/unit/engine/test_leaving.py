@@ -30,6 +30,21 @@ async def booking(label: str) -> None:
         raise
 
 
+def left_at_clean_up() -> Driver:
+    """A program that has returned, and left a task which waits for its undo."""
+
+    @orchestration
+    async def code() -> str:
+        left = asyncio.create_task(booking("a"))
+        await asyncio.sleep(1)
+        return f"done {left.done()}"
+
+    run = Driver(code)
+    run.start()
+    run.turn(run.fired())
+    return run
+
+
 def test_a_branch_that_a_failed_gather_leaves_is_cancelled_and_cleans_up():
     @orchestration
     async def code() -> None:
@@ -148,15 +163,7 @@ def test_a_generator_that_is_left_half_way_is_closed_at_the_end():
 
 
 def test_a_clean_up_that_does_not_end_is_cut_off(caplog):
-    @orchestration
-    async def code() -> str:
-        task = asyncio.create_task(booking("a"))
-        await asyncio.sleep(1)
-        return f"done {task.done()}"
-
-    run = Driver(code)
-    run.start()
-    run.turn(run.fired())
+    run = left_at_clean_up()
     assert run.result == Waiting()
     outcome = run.turn(run.fired())
 
@@ -188,15 +195,7 @@ def test_what_waits_for_nothing_that_could_come_is_not_waited_for():
 
 
 def test_a_cancellation_during_that_clean_up_still_counts():
-    @orchestration
-    async def code() -> str:
-        task = asyncio.create_task(booking("a"))
-        await asyncio.sleep(1)
-        return f"done {task.done()}"
-
-    run = Driver(code)
-    run.start()
-    run.turn(run.fired())
+    run = left_at_clean_up()
     run.turn(run.cancel("changed mind"))
     run.turn(run.completed("undo"))
 
