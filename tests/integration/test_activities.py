@@ -2,6 +2,7 @@
 
 import asyncio
 import contextvars
+import errno
 import os
 import signal
 import subprocess
@@ -63,6 +64,54 @@ async def test_a_process_activity_runs_in_another_process(make_runtime):
 
         assert result["sum"] == 3
         assert result["pid"] != os.getpid()
+
+
+async def test_an_activity_for_which_there_is_no_thread_waits_for_one(
+    make_environment, monkeypatch
+):
+    ran, refused, start = [], [], threading.Thread.start
+
+    def start_later(thread):
+        if thread.name.startswith("perdure-activity") and not refused:
+            refused.append(thread)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    @activity
+    def count(number: int) -> int:
+        ran.append(number)
+        return number
+
+    @orchestration
+    async def flow() -> list[int]:
+        return list(await asyncio.gather(*[count(number) for number in range(5)]))
+
+    monkeypatch.setattr(threading.Thread, "start", start_later)
+    async with make_environment([flow, count]) as environment:
+        assert await environment.run(flow) == [0, 1, 2, 3, 4]
+
+    assert refused
+    assert sorted(ran) == [0, 1, 2, 3, 4]
+
+
+async def test_an_activity_for_which_there_is_no_process_waits_for_one(
+    make_environment, monkeypatch
+):
+    refused, spawn = [], asyncio.create_subprocess_exec
+
+    async def spawn_later(*args, **named):
+        if not refused:
+            refused.append(args)
+            raise OSError(errno.EMFILE, "Too many open files")
+        return await spawn(*args, **named)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", spawn_later)
+    flow = calling(slow_activities.whoami, [1, 2])
+    async with make_environment([flow, slow_activities]) as environment:
+        result = await environment.run(flow)
+
+    assert refused
+    assert result["sum"] == 3
 
 
 async def test_a_process_activity_knows_who_it_is(make_runtime):

@@ -176,3 +176,49 @@ async def test_a_work_item_without_the_newer_fields_still_runs():
         await (await runtime.start(flow, id="i")).result(10)
 
     assert seen == [("i/1/2", 1, None)]
+
+
+async def _converts():
+    try:
+        await asyncio.sleep(60)
+    except BaseException as error:
+        raise RuntimeError("interrupted") from error
+
+
+async def _cleans_up_badly():
+    try:
+        await asyncio.sleep(60)
+    finally:
+        raise OSError("cannot clean up")
+
+
+async def _groups():
+    async with asyncio.TaskGroup() as group:
+        group.create_task(_converts())
+
+
+@pytest.mark.parametrize("heartbeat_timeout", [None, 60.0])
+@pytest.mark.parametrize("code", [_converts, _cleans_up_badly, _groups])
+async def test_what_an_activity_raises_when_its_worker_stops_is_no_outcome(
+    tmp_path, code, heartbeat_timeout
+):
+    runs = []
+
+    @activity(heartbeat_timeout=heartbeat_timeout)
+    async def download() -> int:
+        runs.append(activity_info().attempt)
+        if len(runs) == 1:
+            await code()
+        return len(runs)
+
+    async def is_running():
+        return len(runs) == 1
+
+    flow = calling(download)
+    options = RuntimeOptions(drain_seconds=0)
+    async with Runtime(tmp_path / "s.db", [flow, download], options=options) as runtime:
+        await runtime.start(flow, id="x")
+        await until(is_running)
+    async with Runtime(tmp_path / "s.db", [flow, download]) as runtime:
+        assert await runtime.get("x").result(10) == 2
+    assert runs == [1, 2]

@@ -4,6 +4,7 @@ import apsw
 import pytest
 
 from perdure import (
+    ActivityFailed,
     OrchestrationFailed,
     Retry,
     Runtime,
@@ -12,7 +13,7 @@ from perdure import (
     orchestration,
     transaction,
 )
-from perdure.errors import UsageError
+from perdure.errors import StoreBusy, UsageError
 
 failures: list[int] = []
 
@@ -72,14 +73,16 @@ def _interrupts():
 @pytest.mark.parametrize(
     ("harm", "said"),
     [
-        (lambda: transaction().close(), "must not close"),
-        (lambda: transaction().close(True), "must not close"),
+        (lambda: transaction().close(), r"must not call close\(\)"),
+        (lambda: transaction().close(True), r"must not call close\(\)"),
+        (lambda: transaction().set_progress_handler(lambda: True, 1), "set_progress_handler"),
+        (lambda: transaction().setwalhook(None), "setwalhook"),
         (lambda: transaction().execute("COMMIT"), "neither commit nor roll back"),
         (lambda: transaction().execute("ROLLBACK"), "neither commit nor roll back"),
         (_leaves, "SystemExit"),
         (_interrupts, "KeyboardInterrupt"),
     ],
-    ids=["close", "force", "commit", "rollback", "exit", "interrupt"],
+    ids=["close", "force", "progress", "log", "commit", "rollback", "exit", "interrupt"],
 )
 async def test_a_transactional_activity_cannot_harm_the_store(tmp_path, harm, said):
     failures[:] = [1, 1]
@@ -97,6 +100,118 @@ async def test_a_transactional_activity_cannot_harm_the_store(tmp_path, harm, sa
         with pytest.raises(OrchestrationFailed, match=said):
             await (await runtime.start(flow)).result(10)
         assert await (await runtime.start(sell, "lamp")).result(10) == 1
+
+
+def _reads_dictionaries(connection):
+    connection.row_trace = lambda cursor, row: dict(zip(cursor.description, row, strict=True))
+
+
+def _denies_removing(connection):
+    connection.authorizer = lambda operation, *_: (
+        apsw.SQLITE_DENY if operation == apsw.SQLITE_DELETE else apsw.SQLITE_OK
+    )
+
+
+def _has_cursors_of_its_own(connection):
+    connection.cursor_factory = lambda _: None
+
+
+def _traces(connection):
+    connection.set_exec_trace(lambda *_: False)
+
+
+@pytest.mark.parametrize(
+    "change", [_reads_dictionaries, _denies_removing, _has_cursors_of_its_own, _traces]
+)
+async def test_what_it_sets_on_the_connection_ends_with_it(tmp_path, change):
+    failures[:] = [1, 1]
+
+    @activity(transactional=True)
+    def changes() -> None:
+        change(transaction())
+
+    @orchestration
+    async def flow() -> None:
+        await changes()
+
+    handlers = [flow, changes, sell, record_sale]
+    async with Runtime(SqliteProvider(tmp_path / "s.db"), handlers) as runtime:
+        assert await (await runtime.start(flow)).result(10) is None
+        assert await (await runtime.start(sell, "lamp")).result(10) == 1
+
+
+async def test_an_error_of_its_own_sql_is_recorded_as_it_is(tmp_path):
+    @activity(transactional=True)
+    def twice() -> None:
+        transaction().execute("CREATE TABLE once (x UNIQUE)")
+        transaction().execute("INSERT INTO once VALUES (1), (1)")
+
+    @orchestration
+    async def flow() -> list[str]:
+        try:
+            await twice()
+        except ActivityFailed as error:
+            return [str(error.type_name), *error.lineage]
+        return []
+
+    async with Runtime(SqliteProvider(tmp_path / "s.db"), [flow, twice]) as runtime:
+        names = await (await runtime.start(flow)).result(10)
+
+    assert names[0].endswith("ConstraintError")
+    assert any(name.endswith("Error") for name in names[1:])
+
+
+async def test_a_full_store_fails_no_transaction(tmp_path):
+    calls = []
+
+    @activity(transactional=True)
+    def fills() -> int:
+        calls.append(1)
+        connection = transaction()
+        (pages,) = connection.execute("PRAGMA page_count").fetchone()
+        room = 1 if len(calls) == 1 else 1_000_000
+        connection.execute(f"PRAGMA max_page_count = {pages + room}")
+        connection.execute("CREATE TABLE big (x)")
+        connection.execute("INSERT INTO big VALUES (zeroblob(100_000))")
+        return len(calls)
+
+    @orchestration
+    async def flow() -> int:
+        return await fills()
+
+    async with Runtime(SqliteProvider(tmp_path / "s.db"), [flow, fills]) as runtime:
+        assert await (await runtime.start(flow)).result(10) == 2
+
+
+async def test_a_store_that_is_out_fails_no_transaction(tmp_path):
+    refused = []
+
+    class Busy(SqliteProvider):
+        def settle_in_transaction(self, lock_token, settle):
+            if not refused:
+                refused.append(lock_token)
+                raise StoreBusy("settle_in_transaction", "another process holds the database")
+            return super().settle_in_transaction(lock_token, settle)
+
+    failures[:] = [1, 1]
+    async with Runtime(Busy(tmp_path / "s.db"), [sell, record_sale]) as runtime:
+        assert await (await runtime.start(sell, "lamp")).result(10) == 1
+
+    assert refused
+
+
+async def test_an_error_of_a_store_that_the_code_raises_is_its_own(tmp_path):
+    @activity(transactional=True)
+    def asks() -> None:
+        raise StoreBusy("fetch", "some other store")
+
+    @orchestration
+    async def flow() -> None:
+        await asks()
+
+    async with Runtime(SqliteProvider(tmp_path / "s.db"), [flow, asks]) as runtime:
+        with pytest.raises(OrchestrationFailed, match="some other store"):
+            await (await runtime.start(flow)).result(10)
 
 
 async def test_a_store_without_transactions_says_so_at_once():

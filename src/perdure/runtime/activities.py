@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from typing import TYPE_CHECKING, Any
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from perdure.client.messages import activity_envelope, envelope
 from perdure.errors import (
@@ -27,8 +25,9 @@ from perdure.model import wire, work
 from perdure.model.failures import Category, Failure
 from perdure.providers._shared.rules import new_lock_token
 from perdure.providers.items import Claim, SessionFetch
+from perdure.runtime.attempts import Attempts, completed
 from perdure.runtime.background import Background, quietly
-from perdure.runtime.failures import RecordedFailure, failure_from
+from perdure.runtime.failures import NotBegun
 from perdure.runtime.missing import Missing
 from perdure.runtime.observe import GuardedSpan, SpanNote, log
 from perdure.runtime.retrying import Backoff, after_failed_fetch, retry_delay_ms
@@ -39,13 +38,12 @@ from perdure.runtime.suspects import Suspects
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from perdure.authoring import Activity
     from perdure.authoring.registry import Registry
     from perdure.clock import Clock
     from perdure.codec import Codec
     from perdure.engine.outcome import ScheduledActivity
     from perdure.providers.contract import Provider
-    from perdure.providers.items import FetchedWork, OrchestratorMessage
+    from perdure.providers.items import FetchedWork
     from perdure.runtime.executors import Executors
     from perdure.runtime.observe import Observer
     from perdure.runtime.options import RuntimeOptions
@@ -76,7 +74,7 @@ class ActivityDispatcher:
         self._provider = provider
         self._registry = registry
         self._executors = executors
-        self._codec = codec
+        self._attempts = Attempts(provider, executors, codec, clock)
         self._clock = clock
         self._options = options
         self._owner = owner
@@ -114,7 +112,7 @@ class ActivityDispatcher:
             )
 
     async def stop_fetching(self) -> None:
-        self._stopping = True
+        self._stopping = self._attempts.is_stopping = True
         if self._fetching is not None:
             self._fetching.cancel()
             await asyncio.wait((self._fetching,), timeout=_FETCH_END_SECONDS)
@@ -127,6 +125,8 @@ class ActivityDispatcher:
                     await asyncio.wait(self._tasks)
         self._runners.close()
         interrupted = self._code_tasks
+        for running in self._running.values():
+            running.is_cut_off = running.task is not None
         for task in interrupted:
             task.cancel("the runtime stops")
         if interrupted:
@@ -158,7 +158,7 @@ class ActivityDispatcher:
         return [each.item.name for each in self._running.values() if each.task is not None]
 
     def abort(self) -> None:
-        self._stopping = self._is_aborted = True
+        self._stopping = self._attempts.is_stopping = self._is_aborted = True
         self._runners.close()
         for task in (*self._tasks, *filter(None, (self._fetching,))):
             task.cancel()
@@ -364,13 +364,13 @@ class ActivityDispatcher:
         spans = self._observer.spans
         try:
             if spans is None:
-                failure, result = await self._attempt(running, activity)
+                failure, result = await self._attempts.run(running, activity)
             else:
                 note = SpanNote()
                 with GuardedSpan(spans, item, note):
-                    failure, result = await self._attempt(running, activity)
+                    failure, result = await self._attempts.run(running, activity)
                     note.failure = failure
-        except CannotUnwrap as error:
+        except (CannotUnwrap, NotBegun) as error:
             await self._leave_to_others(running, error)
             return
         running.task = None  # the code has ended: nobody may interrupt the commit of its outcome
@@ -384,7 +384,7 @@ class ActivityDispatcher:
             self._finish(running.lock_token)  # settled with its own transaction
         elif failure is None:
             assert result is not None
-            self._conclude(running, _completed(item, result))
+            self._conclude(running, completed(item, result))
         elif (delay_ms := self._retry_delay_ms(item, failure)) is not None:
             self._retry(running, failure, delay_ms)
         else:
@@ -398,57 +398,6 @@ class ActivityDispatcher:
             self._provider.abandon_work_item(running.lock_token, _ELSEWHERE_MS, ignore_attempt=True)
         )
         self._finish(running.lock_token)
-
-    async def _attempt(
-        self, running: Running, activity: Activity[..., Any]
-    ) -> tuple[Failure | None, msgspec.Raw | None]:
-        """One run of the user's function: its encoded result, or how it failed.
-
-        Raises CannotUnwrap if it cannot be called from here.
-        """
-        item = running.item
-        try:
-            args, kwargs = activity.signature.decode_arguments(item.input, self._codec)
-        except CannotUnwrap:
-            raise
-        except Exception as error:  # noqa: BLE001 - also what a class of the user's raises
-            return failure_from(error, item.attempt), None
-        try:
-            if activity.settings.transactional:
-                await self._settle_in_transaction(running, activity, args, kwargs)
-                return None, None
-            value = await self._executors.run(running, activity, args, kwargs)
-            return None, activity.signature.encode_result(value, self._codec)
-        except RecordedFailure as error:
-            return msgspec.structs.replace(error.failure, attempts=item.attempt), None
-        except asyncio.CancelledError as error:
-            if running.cancelled:
-                return None, None
-            if self._stopping:
-                raise
-            return failure_from(error, item.attempt), None  # its own doing: nobody asked for it
-        except BaseException as error:
-            if isinstance(error, KeyboardInterrupt) and self._stopping:
-                raise  # somebody's Ctrl-C, which may meet any code
-            return failure_from(error, item.attempt), None
-
-    async def _settle_in_transaction(
-        self,
-        running: Running,
-        activity: Activity[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> None:
-        call = self._executors.in_transaction(running, activity, args, kwargs)
-
-        def settle(connection: Any) -> OrchestratorMessage:
-            result = activity.signature.encode_result(call(connection), self._codec)
-            return envelope(_completed(running.item, result))
-
-        try:
-            await self._provider.settle_in_transaction(running.lock_token, settle)
-        except LockLost as error:
-            log.info("outcome of %r is dropped: %s", running.item.name, error)
 
     def _retry_delay_ms(self, item: work.ActivityExecute, failure: Failure) -> int | None:
         plan = item.retry
@@ -553,16 +502,6 @@ class ActivityDispatcher:
         if running.completion is None and running.task is not None:
             running.task.cancel()
             self._executors.expect_end(running)
-
-
-def _completed(item: work.ActivityExecute, result: msgspec.Raw) -> work.ActivityCompleted:
-    return work.ActivityCompleted(
-        instance_id=item.instance_id,
-        execution_id=item.execution_id,
-        activity_id=item.activity_id,
-        result=result,
-        attempts=item.attempt,
-    )
 
 
 def _failed(item: work.ActivityExecute, failure: Failure) -> work.ActivityFailed:

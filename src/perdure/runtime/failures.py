@@ -5,7 +5,12 @@ from __future__ import annotations
 import msgspec
 
 from perdure.engine.failures import describe_exception
+from perdure.errors import PerdureError
 from perdure.model.failures import Category, Failure
+
+
+class NotBegun(PerdureError):
+    """The worker itself is short of something, so the code was not called. It may be later."""
 
 
 class RecordedFailure(Exception):

@@ -7,6 +7,7 @@ or times out. Values travel as JSON; functions are found by importing the module
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 import sys
@@ -19,7 +20,7 @@ from perdure.codec import JSON
 from perdure.errors import PerdureError, UsageError
 from perdure.model.events import NULL
 from perdure.model.failures import Failure
-from perdure.runtime.failures import RecordedFailure
+from perdure.runtime.failures import NotBegun, RecordedFailure
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -60,6 +61,8 @@ class ProcessDied(PerdureError):
     """The child process ended without an answer."""
 
 
+_SHORTAGES = {errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+"""Of what a machine may have again a little later."""
 _NO_ANSWER = (asyncio.IncompleteReadError, ConnectionError)
 _LAST_WORDS_SECONDS = 1.0
 """For an answer that a process gave before it ended."""
@@ -90,7 +93,7 @@ class ProcessPool:
             input=activity.signature.encode_arguments(args, kwargs, JSON),
         )
         async with self._slots:
-            child = await self._idle_child() or await self._spawn()
+            child = await self._idle_child() or await self._spawn_if_possible()
             try:
                 answered = child.call(call)
                 answer = await (answered if bounded is None else bounded(answered))
@@ -113,6 +116,14 @@ class ProcessPool:
     async def close(self) -> None:
         for child in list(self._all):
             await self._kill(child)
+
+    async def _spawn_if_possible(self) -> _Child:
+        try:
+            return await self._spawn()
+        except OSError as error:
+            if error.errno in _SHORTAGES:
+                raise NotBegun(f"no process for it: {error}") from error
+            raise
 
     async def _spawn(self) -> _Child:
         ours, theirs = socket.socketpair()

@@ -35,6 +35,8 @@ class Running(msgspec.Struct, eq=False, gc=False):
     """The outcome, computed but not yet committed."""
     cancelled: bool = False
     """Nobody wants the outcome any more: the lock is gone."""
+    is_cut_off: bool = False
+    """The worker stops and has interrupted it: if it has no outcome, it is begun again."""
 
     @property
     def key(self) -> tuple[str, int, int]:

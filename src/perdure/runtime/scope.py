@@ -98,3 +98,5 @@ class RunningScope:
                 check = self._executors.expect_end(self._running)
                 await asyncio.wait((task,))
                 check.cancel()
+                if not task.cancelled():
+                    task.exception()  # looked at: nobody wants to know any more

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from perdure.runtime.failures import NotBegun
 from perdure.runtime.observe import log
 
 if TYPE_CHECKING:
@@ -36,12 +38,11 @@ class Threads:
 
         A call that is given up before that never begins.
         """
-        if bounded is None:
-            future = self._pool.submit(call)
-            begun = None
-        else:
+        begun: asyncio.Future[None] | None = None
+        if bounded is not None:
             begun = self._loop.create_future()
-            future = self._pool.submit(self._begin, begun, call)
+            call = partial(self._begin, begun, call)
+        future = self._submit(call)
         answer = asyncio.wrap_future(future)
         try:
             if bounded is None or begun is None:
@@ -52,6 +53,17 @@ class Threads:
             answer.cancel()
             if not future.cancel() and not future.done():
                 self._leave(name, future)
+
+    def _submit(self, call: Callable[[], Any]) -> Future[Any]:
+        # The pool queues a call, and then starts a thread for it: when that fails, the call may
+        # still be run by another one, and nobody would know of it.
+        future: Future[Any] = Future()
+        try:
+            self._pool.submit(_run, future, call)
+        except RuntimeError as error:
+            if future.cancel():
+                raise NotBegun(f"no thread for it: {error}") from error
+        return future
 
     def _begin(self, begun: asyncio.Future[None], call: Callable[[], Any]) -> Any:
         self._loop.call_soon_threadsafe(_set, begun)
@@ -88,6 +100,17 @@ class Threads:
     def close(self) -> None:
         """Begin nothing more; what runs goes on."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _run(future: Future[Any], call: Callable[[], Any]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = call()
+    except BaseException as error:  # noqa: BLE001 - raised where it is awaited
+        future.set_exception(error)
+    else:
+        future.set_result(result)
 
 
 def _set(begun: asyncio.Future[None]) -> None:

@@ -9,7 +9,6 @@ import errno
 import logging
 import random
 import time
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import apsw
@@ -21,14 +20,14 @@ from perdure.errors import (
     StoreFull,
     StoreRefused,
     StoreUnavailable,
-    UsageError,
 )
 from perdure.model.wire import FORMAT_VERSION
 from perdure.providers._shared.migrate import due_migrations, load_migrations
+from perdure.providers.sqlite.lending import LendableConnection
 from perdure.providers.sqlite.place import not_a_database
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from perdure.clock import Clock
@@ -50,30 +49,6 @@ _SAFE_SQLITE: Final = (3, 51, 3)
 _SYNCHRONOUS: Final = {"full": 2, "relaxed": 1}
 
 MIGRATIONS: Final = load_migrations("perdure.providers.sqlite")
-
-
-class StoreConnection(apsw.Connection):
-    """The store's own, which transactional activities may use."""
-
-    is_lent = False
-
-    def close(self, force: bool = False) -> None:
-        if self.is_lent:
-            raise UsageError(
-                "a transactional activity must not close the store's connection: leave out close()"
-            )
-        super().close(force)
-
-
-@contextmanager
-def lent(connection: apsw.Connection) -> Generator[None]:
-    """While code that is not ours has it."""
-    assert isinstance(connection, StoreConnection)
-    connection.is_lent = True
-    try:
-        yield
-    finally:
-        connection.is_lent = False
 
 
 def check_library() -> None:
@@ -200,9 +175,9 @@ def breaks_connection(error: apsw.Error) -> bool:
 
 
 def _connect(path: Path, flags: int) -> apsw.Connection:
-    connection = StoreConnection(str(path), flags=flags, statementcachesize=512)
+    connection = LendableConnection(str(path), flags=flags, statementcachesize=512)
     try:
-        connection.set_busy_handler(_BusyHandler())
+        connection.wait_with(_BusyHandler())
         # Plans stay what they are: else SQLite prepares statements again when values change.
         connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
         # Only the writer checkpoints, when it wants to.

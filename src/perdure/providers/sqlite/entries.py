@@ -32,7 +32,7 @@ class Entry:
         self.operation = operation
         self.args = args
         self.alone = alone
-        """In a transaction of its own; errors reach the caller as they are."""
+        """In a transaction of its own."""
         self.poll = poll
         """How to wait and try again, if this may wait."""
         self.raw = raw

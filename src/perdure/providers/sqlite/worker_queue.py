@@ -12,7 +12,7 @@ from perdure.errors import InvalidValue, UsageError
 from perdure.providers._shared import refusals, rules
 from perdure.providers.items import ActivityIdentity, FetchedWork, TagMode
 from perdure.providers.sqlite import orchestrator_queue, work_queries
-from perdure.providers.sqlite.connection import lent
+from perdure.providers.sqlite.lending import lent
 from perdure.providers.sqlite.many_rows import as_list, rows_at_once
 from perdure.providers.sqlite.nothing import Nothing
 from perdure.providers.sqlite.reading import readable

@@ -26,6 +26,7 @@ from perdure.providers.sqlite.connection import (
     translate,
 )
 from perdure.providers.sqlite.entries import Delivery
+from perdure.providers.sqlite.lending import RaisedByCode
 from perdure.providers.sqlite.place import LOG_BYTES_RESERVED
 from perdure.providers.sqlite.transaction import Transaction
 
@@ -248,9 +249,11 @@ class Writer:
             if neighbours == 1 or breaks_connection(failure):
                 raise
             error = failure
+        except RaisedByCode as raised:
+            error = raised.error
         except Exception as bug:  # noqa: BLE001 - the thread must outlive a bug of one operation
-            error = bug if entry.alone else InternalError(f"{entry.name}: {bug!r}")
-            error.__cause__ = bug if error is not bug else bug.__cause__
+            error = InternalError(f"{entry.name}: {bug!r}")
+            error.__cause__ = bug
         if neighbours > 1:
             raise _RunOneByOne from error
         _roll_back(transaction)
