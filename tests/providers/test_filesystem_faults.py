@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,10 +12,11 @@ import pytest
 from campaigns import filesystem_faults
 from campaigns.filesystem_ops import FailingFileOps
 from perdure.errors import StoreClosed, StoreFull
-from perdure.providers.filesystem import FileSystemProvider
+from perdure.providers.filesystem import FileSystemProvider, layout
 from perdure.providers.items import OrchestratorMessage, StartRouting
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -112,5 +114,40 @@ def test_a_checkpoint_without_space_is_repeated_and_commits_go_on(tmp_path: Path
             files = sorted(path.name for path in (tmp_path / "store/queues/orchestrator").iterdir())
             assert [name.split("-")[0] for name in files] == ["000000000001", "000000000002"]
             assert not list((tmp_path / "store/tmp").iterdir())
+
+    asyncio.run(scenario())
+
+
+def _remove(root: Path) -> None:
+    shutil.rmtree(root)
+
+
+def _replace(root: Path) -> None:
+    root.rename(root.with_name("before"))
+    shutil.copytree(root.with_name("before"), root)
+
+
+def _remove_the_journal(root: Path) -> None:
+    for segment in (root / layout.JOURNAL).iterdir():
+        segment.unlink()
+
+
+def _remove_the_lock(root: Path) -> None:
+    (root / layout.LOCK_FILE).unlink()
+
+
+@pytest.mark.parametrize("harm", [_remove, _replace, _remove_the_journal, _remove_the_lock])
+def test_a_commit_that_nobody_would_find_again_is_not_answered_for(
+    tmp_path: Path, harm: Callable[[Path], None]
+) -> None:
+    async def scenario() -> None:
+        provider = FileSystemProvider(tmp_path / "store")
+        await provider.open()
+        await provider.enqueue_for_orchestrator(start(1))
+        harm(tmp_path / "store")
+        for _ in range(2):
+            with pytest.raises(StoreClosed, match="removed or replaced while it was open"):
+                await provider.enqueue_for_orchestrator(start(2))
+        await provider.close()
 
     asyncio.run(scenario())

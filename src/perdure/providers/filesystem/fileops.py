@@ -78,6 +78,10 @@ class FileOps:
     def read(self, descriptor: int, size: int) -> bytes:
         return os.read(descriptor, size)
 
+    def has_name(self, descriptor: int) -> bool:
+        """Whether the file can still be found by anybody."""
+        return os.fstat(descriptor).st_nlink > 0
+
     def size_of(self, descriptor: int) -> int:
         return os.fstat(descriptor).st_size
 

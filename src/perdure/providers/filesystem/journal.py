@@ -80,6 +80,9 @@ class Journal:
             self._root.ops.fdatasync(self._descriptor)
         except OSError as error:
             raise SyncFailed(f"fdatasync of the journal: {error}") from error
+        if not self._root.is_in_place or not self._root.ops.has_name(self._descriptor):
+            # Durable, and yet nobody will find it again.
+            raise SyncFailed(f"{self._root.path} was removed or replaced while it was open")
         self._size = end
 
     def _fill_ahead(self, end: int) -> None:

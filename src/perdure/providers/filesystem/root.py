@@ -47,6 +47,8 @@ class Root:
         self.ops = ops
         self._descriptor = -1
         self._lock = -1
+        self._opened = (0, 0)
+        """Device and inode of the directory."""
         self._scratch_number = 0
 
     @property
@@ -54,6 +56,15 @@ class Root:
         if self._descriptor < 0:
             raise StoreClosed("root", f"{self.path} is not open")
         return self._descriptor
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether whoever opens this path now comes here, and finds the lock."""
+        try:
+            found = os.stat(self.path)  # noqa: PTH116 - once for each commit
+        except OSError:
+            return False
+        return (found.st_dev, found.st_ino) == self._opened and self.ops.has_name(self._lock)
 
     # --- opening
 
@@ -80,6 +91,8 @@ class Root:
             self.ops.close(descriptor)
             raise
         self._descriptor = descriptor
+        found = os.fstat(descriptor)
+        self._opened = (found.st_dev, found.st_ino)
 
     def _sync_parent(self) -> None:
         """A new directory is there after a power cut only if the one that it is in was flushed."""
