@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sqlite3
 import stat
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from perdure.errors import (
     StoreMoved,
     StoreRefused,
     StoreUnavailable,
+    UsageError,
 )
 from perdure.providers.sqlite import SqliteProvider, connection
 from perdure.providers.sqlite.place import find_file_system
@@ -258,6 +260,70 @@ def test_a_file_that_disappears_stops_the_writing(tmp_path, name):
 
     with pytest.raises(StoreUnavailable, match="removed or replaced"):
         asyncio.run(lose_the_file())
+
+
+@pytest.mark.parametrize("name", ["store.db", "store.db-wal"])
+def test_a_commit_into_a_file_that_has_disappeared_is_not_answered_for(tmp_path, name):
+    class Losing(SqliteProvider):
+        def _reached(self, point):
+            if point == "before commit":
+                (tmp_path / name).unlink()
+
+    async def lose_the_file():
+        async with Losing(tmp_path / "store.db") as provider:
+            await provider.enqueue_for_orchestrator(start("one"))
+
+    with pytest.raises(StoreUnavailable, match="removed or replaced"):
+        asyncio.run(lose_the_file())
+
+
+def test_a_file_that_is_back_is_written_again(tmp_path):
+    path, away = tmp_path / "store.db", tmp_path / "away.db"
+
+    async def move_the_file():
+        async with SqliteProvider(path) as provider:
+            path.rename(away)
+            with pytest.raises(StoreUnavailable, match="removed or replaced"):
+                await provider.enqueue_for_orchestrator(start("one"))
+            away.rename(path)
+            return await provider.enqueue_for_orchestrator(start("two"))
+
+    assert asyncio.run(move_the_file())
+
+
+def test_a_file_with_two_names_is_refused(tmp_path):
+    path, other = tmp_path / "store.db", tmp_path / "other.db"
+    asyncio.run(open_and_close(path))
+    os.link(path, other)
+
+    for each in (path, other):
+        with pytest.raises(StoreRefused, match="has 2 names"):
+            asyncio.run(open_and_close(each))
+    other.unlink()
+    asyncio.run(open_and_close(path))
+
+
+@pytest.mark.parametrize("spelled", ["text", "bytes", "path", "link", "address"])
+def test_another_copy_of_sqlite_cannot_open_a_store_that_is_open_here(tmp_path, spelled):
+    path = tmp_path / "a store.db"
+    (tmp_path / "link.db").symlink_to(path)
+    database = {
+        "text": str(path),
+        "bytes": os.fsencode(path),
+        "path": path,
+        "link": tmp_path / "link.db",
+        "address": f"{path.as_uri()}?mode=ro",
+    }[spelled]
+
+    async def meet():
+        async with SqliteProvider(path), SqliteProvider(tmp_path / "link.db"):
+            with pytest.raises(UsageError, match="package apsw"):
+                sqlite3.connect(database, uri=spelled == "address")
+            for other in (":memory:", tmp_path / "other.db", ""):
+                sqlite3.connect(other).close()
+
+    asyncio.run(meet())
+    sqlite3.connect(database, uri=spelled == "address").close()
 
 
 def test_what_was_written_to_a_log_that_disappeared_is_kept_by_closing(tmp_path):

@@ -17,7 +17,7 @@ from perdure.errors import StoreClosed
 from perdure.providers._shared import moved
 from perdure.providers.items import FetchedOrchestration, FetchedWork
 from perdure.providers.sqlite import connection as connections
-from perdure.providers.sqlite import place, turns, worker_queue
+from perdure.providers.sqlite import place, strangers, turns, worker_queue
 from perdure.providers.sqlite.bell import Bell
 from perdure.providers.sqlite.entries import Entry
 from perdure.providers.sqlite.nothing import Nothing
@@ -64,6 +64,7 @@ class Handle:
         self._reached = reached
         self._orphan_grace_ms = orphan_grace_ms
         self._is_open = False
+        self._file: strangers.File = None
         self._opening = asyncio.Lock()
         self._closing: asyncio.Future[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -104,6 +105,7 @@ class Handle:
         self._quick.start()
         self._slow.start()
         self._is_open = True
+        self._file = strangers.keep_away(self.path)
         _open_handles.add(self)
 
     def due_migrations(self) -> Sequence[Migration]:
@@ -142,6 +144,7 @@ class Handle:
         await asyncio.to_thread(self._stop_threads)
         if self._bell is not None:
             self._bell.close()
+        strangers.let_in(self._file)
 
     def _stop_threads(self) -> None:
         # The writer last: only a connection that may write can clear the log away.
@@ -408,6 +411,7 @@ def _disown_inherited() -> None:
         handle.disown()
         _inherited.append(handle)
     _open_handles.clear()
+    strangers.forget_all()
 
 
 os.register_at_fork(after_in_child=_disown_inherited)

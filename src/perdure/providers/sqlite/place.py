@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import stat
+import time
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +24,8 @@ NETWORK_FILE_SYSTEMS: Final = frozenset(
 
 _MOUNTS = Path("/proc/self/mountinfo")
 _HEADER_BYTES: Final = 100
+_LOOKS: Final = 20
+_LOOK_SECONDS: Final = 0.01
 
 LOG_BYTES_RESERVED: Final = 4 * 1024 * 1024
 _ZEROS_BYTES: Final = 64 * 1024
@@ -166,6 +169,20 @@ def _check_file_system(path: Path) -> None:
         )
 
 
+def _check_names(path: Path) -> None:
+    """SQLite names the log after the file, so a file with two names would get two logs."""
+    for _ in range(_LOOKS):
+        names = path.stat().st_nlink
+        if names == 1:
+            return
+        time.sleep(_LOOK_SECONDS)  # whoever is just creating it has a second name for a moment
+    raise StoreRefused(
+        "open",
+        f"{str(path)!r} has {names} names (hard links); if it were opened under another one as "
+        "well, commits would be lost. Remove the other names, or copy the file",
+    )
+
+
 def not_a_database(path: Path) -> StoreRefused:
     return StoreRefused(
         "open", f"{str(path)!r} is not an SQLite database; name another file for the store"
@@ -178,6 +195,7 @@ def check_existing(path: Path) -> None:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode):
             raise StoreRefused("open", f"{str(path)!r} is not a regular file; name a database file")
+        _check_names(path)
         if 0 < found.st_size < _HEADER_BYTES:
             # SQLite would take it for an empty database, and overwrite it.
             raise not_a_database(path)

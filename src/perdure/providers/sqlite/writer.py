@@ -85,6 +85,7 @@ class Writer:
         self._transaction: Transaction | None = None
         self._inodes: tuple[tuple[int, int], ...] = ()
         """Of the file and of its log, as they were opened."""
+        self._is_misplaced = False
         self._wal_pages = 0
         self._first_pages_to_checkpoint = (
             WAL_PAGES_IN_PLACE if durability == "full" else WAL_PAGES_TO_CHECKPOINT
@@ -205,6 +206,7 @@ class Writer:
             self._reached("before commit")
             transaction.commit()
             self._reached("after commit")
+            self._check_place()
         except (_RunOneByOne, batches.NotAsSeen):
             assert transaction is not None
             _roll_back(transaction)
@@ -277,14 +279,20 @@ class Writer:
             self._adopt(connect_writer(self._path, self._durability))
         transaction = self._transaction
         assert transaction is not None
-        if self._find_inodes() != self._inodes:
+        if self._is_misplaced:
+            self._check_place()
+        return transaction
+
+    def _check_place(self) -> None:
+        """Refuse to answer for what went into files that nobody will find again."""
+        self._is_misplaced = self._find_inodes() != self._inodes
+        if self._is_misplaced:
             raise StoreUnavailable(
                 "write",
-                f"{str(self._path)!r} or its log '{self._name}-wal' was removed or replaced while "
-                "it was open; nothing more is written to it. Restart the program on the file that "
-                "you want",
+                f"{self._name!r} or its log '{self._log_name}' was removed or replaced while it "
+                "was open; nothing more is written to it. Restart the program on the file that you "
+                "want",
             )
-        return transaction
 
     def _find_inodes(self) -> tuple[tuple[int, int], ...]:
         return _inode(self._name), _inode(self._log_name)
