@@ -8,7 +8,7 @@ from perdure import activity, activity_info, heartbeat, is_cancelled, last_heart
 from perdure.errors import UsageError
 
 
-@activity(executor="process", timeout=0.5)
+@activity(executor="process", timeout=0.05)
 def never_ends() -> None:
     while True:
         time.sleep(0.01)

@@ -11,8 +11,8 @@ import runpy
 import signal
 import socket
 import sys
-from functools import cache, reduce
-from typing import Any
+from functools import cache, partial, reduce
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -21,6 +21,9 @@ from perdure.codec import JSON
 from perdure.errors import UsageError
 from perdure.runtime.failures import failure_from
 from perdure.runtime.processes import MAIN_NAME, Answer, Call
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _PR_SET_PDEATHSIG = 1
 
@@ -59,12 +62,15 @@ def main() -> None:
     descriptor, parent = map(int, sys.argv[1:3])
     os.set_inheritable(descriptor, False)
     _end_with(parent)
-    with socket.socket(fileno=descriptor) as connection, connection.makefile("rwb") as pipe:
+    with socket.socket(fileno=descriptor) as connection, connection.makefile("rb") as pipe:
         while header := pipe.read(4):
             call = msgspec.json.decode(pipe.read(int.from_bytes(header)), type=Call)
-            data = msgspec.json.encode(_answer(call))
-            pipe.write(len(data).to_bytes(4) + data)
-            pipe.flush()
+            answer = _answer(call, begin=partial(_send, connection, b""))
+            _send(connection, msgspec.json.encode(answer))
+
+
+def _send(connection: socket.socket, data: bytes) -> None:
+    connection.sendall(len(data).to_bytes(4) + data)
 
 
 def _end_with(parent: int) -> None:
@@ -75,11 +81,12 @@ def _end_with(parent: int) -> None:
             sys.exit(1)
 
 
-def _answer(call: Call) -> Answer:
+def _answer(call: Call, begin: Callable[[], None]) -> Answer:
     try:
         activity = _activity(call.module, call.qualname, call.main_path)
         args, kwargs = activity.signature.decode_arguments(call.input, JSON)
         token = enter_scope(ChildScope(call.info))
+        begin()
         try:
             value = activity.fn(*args, **kwargs)
             if inspect.iscoroutine(value):

@@ -66,6 +66,8 @@ _SHORTAGES = {errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 _NO_ANSWER = (asyncio.IncompleteReadError, ConnectionError)
 _LAST_WORDS_SECONDS = 1.0
 """For an answer that a process gave before it ended."""
+_BEGIN_SECONDS = 120.0
+"""For the start of a process and what its code imports."""
 
 
 class ProcessPool:
@@ -84,7 +86,7 @@ class ProcessPool:
         info: ActivityInfo,
         bounded: Callable[[Awaitable[Any]], Awaitable[Any]] | None = None,
     ) -> Any:
-        """Run it in a child; ``bounded`` limits it from the moment when a child takes it."""
+        """Run it in a child; ``bounded`` limits it from the moment when the code begins."""
         call = Call(
             module=activity.fn.__module__,
             qualname=activity.fn.__qualname__,
@@ -95,8 +97,7 @@ class ProcessPool:
         async with self._slots:
             child = await self._idle_child() or await self._spawn_if_possible()
             try:
-                answered = child.call(call)
-                answer = await (answered if bounded is None else bounded(answered))
+                answer = await child.call(call, bounded)
             except BaseException:
                 await self._kill(child)
                 raise
@@ -171,32 +172,52 @@ class _Child:
     def is_alive(self) -> bool:
         return self._process.returncode is None and not self._reader.at_eof()
 
-    async def call(self, call: Call) -> Answer:
-        answer = asyncio.ensure_future(self._exchange(msgspec.json.encode(call)))
+    async def call(
+        self, call: Call, bounded: Callable[[Awaitable[Any]], Awaitable[Any]] | None
+    ) -> Answer:
+        begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        answer = asyncio.ensure_future(self._exchange(msgspec.json.encode(call), begun))
         death = asyncio.ensure_future(self._process.wait())
         try:
             # Its end counts, not that of its pipe: what it has started may hold that open.
-            await asyncio.wait((answer, death), return_when=asyncio.FIRST_COMPLETED)
-            await asyncio.wait((answer,), timeout=_LAST_WORDS_SECONDS)
-            if answer.done() and not isinstance(answer.exception(), _NO_ANSWER):
-                return answer.result()
-            raise ProcessDied(f"the process of {call.qualname} died with exit code {await death}")
+            done, _ = await asyncio.wait(
+                (begun, answer, death), return_when=asyncio.FIRST_COMPLETED, timeout=_BEGIN_SECONDS
+            )
+            if not done:
+                raise TimeoutError(
+                    f"its process did not begin {call.qualname} within {_BEGIN_SECONDS:g} s: "
+                    "to start and import what it needs took too long"
+                )
+            ending = _ending(call, answer, death)
+            return await (ending if bounded is None else bounded(ending))
         finally:
             answer.cancel()
             death.cancel()
             await asyncio.gather(answer, death, return_exceptions=True)
 
-    async def _exchange(self, data: bytes) -> Answer:
+    async def _exchange(self, data: bytes, begun: asyncio.Future[None]) -> Answer:
         self._writer.write(len(data).to_bytes(4) + data)
         await self._writer.drain()
-        size = int.from_bytes(await self._reader.readexactly(4))
-        return msgspec.json.decode(await self._reader.readexactly(size), type=Answer)
+        while not (frame := await self._receive()):  # an empty one: the code begins
+            begun.set_result(None)
+        return msgspec.json.decode(frame, type=Answer)
+
+    async def _receive(self) -> bytes:
+        return await self._reader.readexactly(int.from_bytes(await self._reader.readexactly(4)))
 
     async def kill(self) -> None:
         self._writer.close()
         if self._process.returncode is None:
             self._process.kill()
         await self._process.wait()
+
+
+async def _ending(call: Call, answer: asyncio.Future[Answer], death: asyncio.Future[int]) -> Answer:
+    await asyncio.wait((answer, death), return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait((answer,), timeout=_LAST_WORDS_SECONDS)
+    if answer.done() and not isinstance(answer.exception(), _NO_ANSWER):
+        return answer.result()
+    raise ProcessDied(f"the process of {call.qualname} died with exit code {await death}")
 
 
 def _main_path(activity: Activity[..., Any]) -> str | None:

@@ -1,4 +1,4 @@
-"""A call of a child process that is given up at any moment leaves nothing behind."""
+"""Calls of child processes: when their time counts, and what is left when they are given up."""
 
 import asyncio
 import gc
@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from integration import slow_import
+from integration.conditions import until
 from integration.slow_activities import whoami
 from perdure.authoring.activity_context import ActivityInfo
+from perdure.runtime import processes
 from perdure.runtime.processes import ProcessPool
 
 MOMENTS = range(8)
@@ -68,3 +71,52 @@ def test_a_call_that_is_given_up_while_its_process_starts_leaves_nothing(passes)
 
     assert [str(each.message) for each in caught] == []
     assert descriptors() - before == set()
+
+
+@pytest.fixture
+def gate(tmp_path, monkeypatch):
+    """A pipe that children wait for while they import."""
+    path = tmp_path / "gate"
+    os.mkfifo(path)
+    monkeypatch.setenv("GATE", str(path))
+    return path
+
+
+def test_the_time_of_a_call_counts_from_the_moment_when_its_code_begins(gate):
+    bounded, writers = [], []
+
+    async def bound(call):
+        bounded.append(call)
+        return await call
+
+    async def somebody_waits():
+        try:
+            writers.append(os.open(gate, os.O_WRONLY | os.O_NONBLOCK))
+        except OSError:
+            return False
+        return True
+
+    async def scenario():
+        pool = ProcessPool(1)
+        call = asyncio.ensure_future(pool.run(slow_import.work, (), {}, INFO, bound))
+        await until(somebody_waits)
+        assert bounded == []
+        os.close(writers.pop())
+        assert await call == "done"
+        await pool.close()
+
+    asyncio.run(scenario())
+
+    assert len(bounded) == 1
+
+
+def test_a_process_that_never_gets_to_the_code_is_given_up(gate, monkeypatch):
+    monkeypatch.setattr(processes, "_BEGIN_SECONDS", 0.01)
+
+    async def scenario():
+        before = children()
+        with pytest.raises(TimeoutError, match=r"did not begin work within 0.01 s"):
+            await ProcessPool(1).run(slow_import.work, (), {}, INFO)
+        assert children() - before == set()
+
+    asyncio.run(scenario())
