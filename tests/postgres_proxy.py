@@ -1,4 +1,4 @@
-"""A proxy in front of a Postgres server that loses connections at chosen moments."""
+"""A proxy in front of a Postgres server that loses or mutes connections at chosen moments."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ class Cut(Enum):
     """It gets there, and nobody waits for the answer."""
     AFTER = auto()
     """It was committed, and the answer is lost."""
+    SILENCE = auto()
+    """It never gets to the server, and the connection stays as it is: nobody says another word."""
 
 
 class Proxy:
@@ -125,6 +127,8 @@ class _Line:
             is_started = True
             if cut is Cut.BEFORE:
                 return
+            if cut is Cut.SILENCE:
+                await asyncio.Event().wait()
             if cut is Cut.AFTER:
                 self._is_mute = True
                 self._done.clear()

@@ -14,6 +14,8 @@ from psycopg import generators
 from psycopg.adapt import Transformer
 from psycopg.pq import ExecStatus
 
+from perdure.providers.postgres.silence import answer_within
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -228,7 +230,7 @@ async def _results_after_sending(
     connection: psycopg.AsyncConnection[Any], seconds: float
 ) -> list[PGresult]:
     """Of a statement that is not sent to its end yet."""
-    async with asyncio.timeout(seconds):
+    with answer_within(connection, seconds):
         return list(await connection.wait(generators.execute(connection.pgconn)))
 
 

@@ -16,6 +16,7 @@ from perdure.providers.postgres.backoff import Backoff
 from perdure.providers.postgres.calling import Receiver, call, call_back, call_for_rows
 from perdure.providers.postgres.faults import Remedy, refusal, remedy_for
 from perdure.providers.postgres.place import STATEMENT_TIMEOUT_SECONDS
+from perdure.providers.postgres.silence import answer_within
 from perdure.providers.postgres.slots import Slots
 
 if TYPE_CHECKING:
@@ -152,12 +153,18 @@ class Connections:
         *,
         binary: bool = False,
         rank: Rank = Rank.READ,
+        seconds: float = _ANSWER_SECONDS,
     ) -> list[Row]:
-        """Rows of a statement that may be repeated; it is, for as long as that can help."""
+        """Rows of a statement that may be repeated; it is, for as long as that can help.
+
+        ``seconds``: how long an answer may take.
+        """
         return await self._repeat(
             operation,
             statement,
-            lambda link, _: _ask(link.connection, statement, parameters, binary=binary),
+            lambda link, _: _ask(
+                link.connection, statement, parameters, binary=binary, seconds=seconds
+            ),
             rank=rank,
         )
 
@@ -233,12 +240,15 @@ class Connections:
         *,
         binary: bool = False,
         rank: Rank = Rank.READ,
+        seconds: float = _ANSWER_SECONDS,
     ) -> list[Row]:
-        """One try; raises what the driver raises."""
+        """One try; raises what the driver raises, TimeoutError if there is no answer."""
         return await self._with_link(
             operation,
             statement,
-            lambda link: _ask(link.connection, statement, parameters, binary=binary),
+            lambda link: _ask(
+                link.connection, statement, parameters, binary=binary, seconds=seconds
+            ),
             rank=rank,
         )
 
@@ -501,10 +511,15 @@ def _end_wait(turn: asyncio.Future[None]) -> None:
 
 
 async def _ask(
-    connection: _Connection, statement: bytes, parameters: Parameters, *, binary: bool
+    connection: _Connection,
+    statement: bytes,
+    parameters: Parameters,
+    *,
+    binary: bool,
+    seconds: float,
 ) -> list[Row]:
     cursor = connection.cursor(binary=binary)
-    async with asyncio.timeout(_ANSWER_SECONDS):
+    with answer_within(connection, seconds):
         await cursor.execute(statement, parameters)
         result = cursor.pgresult
         return await cursor.fetchall() if result is not None and result.nfields else []

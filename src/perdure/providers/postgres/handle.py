@@ -43,6 +43,8 @@ _LANES: Final = 3
 _LISTENING_POLL_SECONDS: Final = 5.0
 _DEAF_POLL_SECONDS: Final = 1.5
 _LANE_LIFE_MS: Final = 24 * 3600 * 1000
+_GOODBYE_SECONDS: Final = 3.0
+"""For what is only tidiness when a handle is closed."""
 
 
 class Handle:
@@ -196,8 +198,15 @@ class Handle:
 
     async def _drop_lanes(self) -> None:
         """And those of handles that were not closed; it does not matter if the server is gone."""
+        statement = self.statements(queries.REMOVE_LANES)
         with contextlib.suppress(psycopg.Error, OSError, PerdureError):
-            await self.ask_once("close", queries.REMOVE_LANES, (self._lanes.names, _LANE_LIFE_MS))
+            await self._connections.run_once(
+                "close",
+                statement,
+                (self._lanes.names, _LANE_LIFE_MS),
+                binary=True,
+                seconds=_GOODBYE_SECONDS,
+            )
 
     # --- asking and committing
 

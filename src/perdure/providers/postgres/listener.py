@@ -30,6 +30,8 @@ BUCKETS: Final = 64
 """Watchers of an instance share a channel with those of every 64th other."""
 
 _SPACING_SECONDS: Final = 0.02
+_SEND_SECONDS: Final = 5.0
+"""Later it is of no use: whoever waits has looked by itself."""
 _RECONNECT_SECONDS: Final = (0.1, 5.0)
 _SEND: Final = b"""
     SELECT pg_backend_pid(), pg_notify(c, '')
@@ -79,7 +81,9 @@ class Notifier:
         try:
             while self._waiting:
                 channels, self._waiting = sorted(self._waiting), set()
-                rows = await self._connections.run("notify", _SEND, (channels,), rank=Rank.CHORE)
+                rows = await self._connections.run(
+                    "notify", _SEND, (channels,), rank=Rank.CHORE, seconds=_SEND_SECONDS
+                )
                 self.sessions.update(row[0] for row in rows[:1])
                 await asyncio.sleep(_SPACING_SECONDS)
         except PerdureError as error:

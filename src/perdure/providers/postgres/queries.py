@@ -52,15 +52,15 @@ REHEARSE_COMMITS: Final = "SELECT {schema}.rehearse_commits($1)"
 
 FETCH_TURNS: Final = "SELECT * FROM {schema}.fetch_turns($1, $2, $3, $4, $5, $6, $7, $8)"
 FETCH_WORK: Final = "SELECT * FROM {schema}.fetch_work($1, $2, $3, $4, $5, $6, $7, $8, $9)"
-RENEW_TURNS: Final = "SELECT {schema}.renew_turns(%s::jsonb)"
-RENEW_WORK: Final = "SELECT {schema}.renew_work(%s::jsonb)"
+RENEW_TURNS: Final = "SELECT {schema}.renew_turns($1)"
+RENEW_WORK: Final = "SELECT {schema}.renew_work($1)"
 FIND_TURNS: Final = """
-    SELECT lock_token, instance_id FROM {schema}.instance_locks WHERE lock_token = ANY (%s)
+    SELECT lock_token, instance_id FROM {schema}.instance_locks WHERE lock_token = ANY ($1)
 """
 FIND_WORK: Final = """
-    SELECT lock_token, instance_id FROM {schema}.worker_queue WHERE lock_token = ANY (%s)
+    SELECT lock_token, instance_id FROM {schema}.worker_queue WHERE lock_token = ANY ($1)
 """
-RENEW_SESSIONS: Final = "SELECT {schema}.renew_sessions(%s, %s, %s)"
+RENEW_SESSIONS: Final = "SELECT {schema}.renew_sessions($1, $2, $3)"
 CLEANUP_SESSIONS: Final = "SELECT {schema}.cleanup_sessions()"
 
 # --- reading

@@ -3,78 +3,158 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+import logging
+import threading
+from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 
 from perdure.errors import StoreClosed
+from perdure.providers.postgres import rows
 from perdure.providers.postgres.backoff import Backoff
+from perdure.providers.postgres.calling import call_for_rows
 from perdure.providers.postgres.connections import Row
 from perdure.providers.postgres.faults import Remedy, refusal, remedy_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from perdure.providers.postgres.place import Place
+
+log = logging.getLogger(__name__)
+
+_ANSWER_SECONDS: Final = 2.0
+"""For the first try; what is left of a lock when it is renewed allows for another one. Each try has
+twice the time of the one before: a slow server is not helped by more to do."""
+_JOIN_SECONDS: Final = 2.0
+
+
+class _Thread:
+    """An event loop on a thread, until it is told to end. It holds nobody up who exits."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._over = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="perdure-renewals", daemon=True)
+        self._thread.start()
+
+    async def end(self) -> None:
+        self.loop.call_soon_threadsafe(self._over.set)
+        await asyncio.to_thread(self._thread.join, _JOIN_SECONDS)
+
+    def _run(self) -> None:
+        try:
+            self.loop.run_until_complete(self._main())
+        finally:
+            self.loop.close()
+
+    async def _main(self) -> None:
+        await self._over.wait()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class Renewals:
     """A connection of its own, on a thread of its own, so that no lock is lost for want of one.
 
-    Neither a busy pool nor a blocked event loop keeps it from the server. May be used from any
-    event loop.
+    Neither a busy pool nor a blocked event loop keeps it from the server, and a connection that has
+    gone silent is replaced. May be used from any event loop.
     """
 
     def __init__(self, place: Place, *, prepare: bool, retry_seconds: float) -> None:
         self._place = place
         self._prepare = prepare
         self._retry_seconds = retry_seconds
-        self._thread: ThreadPoolExecutor | None = None
-        self._connection: psycopg.Connection[Row] | None = None
+        self._is_open = False
+        self._starting = threading.Lock()
+        self._thread: _Thread | None = None
+        self._turn = asyncio.Lock()
+        self._connection: psycopg.AsyncConnection[Row] | None = None
+        self._prepared: set[bytes] = set()
 
     def open(self) -> None:
-        self._thread = ThreadPoolExecutor(1, "perdure-renewals")
+        self._is_open = True
 
     async def close(self) -> None:
-        thread, self._thread = self._thread, None
+        with self._starting:
+            self._is_open = False
+            thread, self._thread = self._thread, None
         if thread is not None:
-            await self._in_thread(thread, self._disconnect)
-            thread.shutdown()
+            await thread.end()
+            self._hang_up()
 
     async def run(self, operation: str, statement: bytes, parameters: Sequence[Any]) -> list[Row]:
         """Rows of a statement that may be repeated; it is, for as long as that can help."""
         backoff = Backoff(self._retry_seconds)
+        seconds = _ANSWER_SECONDS
+        values = [rows.parameter(each) for each in parameters]
         while True:
-            thread = self._thread
-            if thread is None:
-                raise StoreClosed(operation, f"{self._place.location} is not open")
             try:
-                return await self._in_thread(thread, lambda: self._ask(statement, parameters))
+                return await self._in_thread(operation, statement, values, seconds)
             except (psycopg.Error, OSError) as error:
+                if isinstance(error, TimeoutError):
+                    log.warning(
+                        "%s: %s has not answered within %s s, and is asked again on another "
+                        "connection",
+                        operation,
+                        self._place.location,
+                        seconds,
+                    )
+                    seconds *= 2
                 if remedy_for(error) is Remedy.NONE or not await backoff.pause():
                     raise refusal(operation, error, self._place.location) from error
 
-    @staticmethod
-    async def _in_thread(thread: ThreadPoolExecutor, call: Callable[[], list[Row]]) -> list[Row]:
-        return await asyncio.wrap_future(thread.submit(call))
-
-    def _ask(self, statement: bytes, parameters: Sequence[Any]) -> list[Row]:
-        if self._connection is None or self._connection.closed:
-            self._connection = psycopg.Connection[Row].connect(
-                self._place.conninfo,
-                autocommit=True,
-                prepare_threshold=0 if self._prepare else None,
+    async def _in_thread(
+        self, operation: str, statement: bytes, values: Sequence[bytes | None], seconds: float
+    ) -> list[Row]:
+        with self._starting:
+            if self._is_open and self._thread is None:
+                self._thread, self._turn = _Thread(), asyncio.Lock()
+            thread = self._thread
+            if thread is None:
+                raise self._closed(operation)
+            asked = asyncio.run_coroutine_threadsafe(
+                self._ask(statement, values, seconds), thread.loop
             )
         try:
-            return self._connection.execute(statement, parameters).fetchall()
-        except psycopg.Error as error:
-            if remedy_for(error) is Remedy.RECONNECT:
-                self._disconnect()
-            raise
+            return await asyncio.wrap_future(asked)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise self._closed(operation) from None  # the thread has ended under it
 
-    def _disconnect(self) -> list[Row]:
+    def _closed(self, operation: str) -> StoreClosed:
+        return StoreClosed(operation, f"{self._place.location} is not open")
+
+    # --- in the thread
+
+    async def _ask(
+        self, statement: bytes, values: Sequence[bytes | None], seconds: float
+    ) -> list[Row]:
+        async with self._turn:
+            if self._connection is None or self._connection.closed:
+                self._connection = await psycopg.AsyncConnection[Row].connect(
+                    self._place.conninfo, autocommit=True, prepare_threshold=None
+                )
+                self._prepared = set()
+            try:
+                return await call_for_rows(
+                    self._connection,
+                    statement,
+                    values,
+                    prepared=self._prepared if self._prepare else None,
+                    seconds=seconds,
+                )
+            except BaseException as error:
+                # An answer that was not waited for would be taken for the next one's.
+                if remedy_for(error) is Remedy.RECONNECT or not isinstance(error, psycopg.Error):
+                    self._hang_up()
+                raise
+
+    def _hang_up(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            connection.close()
-        return []
+            connection.pgconn.finish()
