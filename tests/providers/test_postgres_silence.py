@@ -173,3 +173,43 @@ def test_closing_does_not_wait_for_what_nobody_needs(
         assert silence.fell.is_set()
 
     run(schema, check)
+
+
+class LeapingLoop(asyncio.SelectorEventLoop):
+    """Its clock can be put forward."""
+
+    leaped_seconds = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.leaped_seconds
+
+
+@pytest.mark.parametrize(
+    ("word", "call"),
+    [
+        (b"enqueue_messages", lambda provider: provider.enqueue_for_orchestrator(start("new"))),
+        (b"custom_status", lambda provider: provider.get_custom_status("x")),
+        (b"fetch_turns", lambda provider: provider.fetch_orchestration_item(60_000, 0)),
+    ],
+    ids=["commit", "read", "fetch"],
+)
+def test_a_call_is_tried_again_however_late_the_silence_is_noticed(
+    schema: str, word: bytes, call: Callable[[PostgresProvider], Awaitable[object]]
+) -> None:
+    loop = LeapingLoop()
+
+    async def main() -> None:
+        silence = Silence()
+        async with (
+            Proxy(shared_server().socket_directory, silence) as proxy,
+            PostgresProvider(proxy.dsn, schema=schema, listen=False) as provider,
+        ):
+            silence.falls_at(word)
+            calling = asyncio.ensure_future(call(provider))
+            await silence.fell.wait()
+            loop.leaped_seconds += 60  # longer than any answer is waited for
+
+            await calling
+
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.run(main())
