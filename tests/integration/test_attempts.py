@@ -1,6 +1,8 @@
 """What an attempt knows of earlier ones: heartbeats, its number, and the key of the call."""
 
 import asyncio
+import threading
+import time
 
 import msgspec
 import pytest
@@ -16,6 +18,7 @@ from perdure import (
     activity,
     activity_info,
     heartbeat,
+    is_cancelled,
     last_heartbeat,
     orchestration,
 )
@@ -222,3 +225,54 @@ async def test_what_an_activity_raises_when_its_worker_stops_is_no_outcome(
     async with Runtime(tmp_path / "s.db", [flow, download]) as runtime:
         assert await runtime.get("x").result(10) == 2
     assert runs == [1, 2]
+
+
+async def test_heartbeats_that_come_faster_than_the_store_writes_are_one(make_runtime):
+    written, may_write = [], asyncio.Event()
+
+    class Slow(InMemoryProvider):
+        async def renew_work_item_lock(self, lock_token, extend_for_ms, details=None):
+            written.append(details)
+            await may_write.wait()
+            await super().renew_work_item_lock(lock_token, extend_for_ms, details)
+
+    @activity
+    async def count() -> None:
+        for number in range(1000):
+            heartbeat(number)
+            await asyncio.sleep(0)
+        may_write.set()
+
+        async def is_written():
+            return written[-1] == "999"
+
+        await until(is_written)
+
+    flow = calling(count)
+    async with make_runtime([flow, count], provider=Slow()) as runtime:
+        await (await runtime.start(flow)).result(10)
+
+    assert len(written) == 2
+    assert written[-1] == "999"
+
+
+async def test_a_sync_activity_is_told_that_its_worker_stops(make_runtime):
+    begun, told = threading.Event(), []
+
+    @activity
+    def long() -> None:
+        begun.set()
+        while not is_cancelled():
+            time.sleep(0.001)
+        heartbeat("too late")
+        told.append(True)
+
+    async def has_begun():
+        return begun.is_set()
+
+    flow = calling(long)
+    async with make_runtime([flow, long], drain_seconds=0) as runtime:
+        await runtime.start(flow)
+        await until(has_begun)
+
+    assert told == [True]

@@ -37,6 +37,7 @@ from perdure.engine.taking import GATHERING_INIT, adopt_gathering
 from perdure.engine.tasks import Branch, DurableFuture, DurableTask
 from perdure.engine.unwinding import Unwinding
 from perdure.errors import ForbiddenInOrchestration
+from perdure.interruption import is_interruption
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine
@@ -209,7 +210,9 @@ class DurableLoop(RefusingLoop):
                 continue
             try:
                 handle._context.run(handle._callback, *handle._args)  # noqa: SLF001
-            except BaseException as error:  # noqa: BLE001
+            except BaseException as error:
+                if is_interruption(error):
+                    raise
                 if self.is_ending and isinstance(error, (Exception, asyncio.CancelledError)):
                     message = f"Exception in callback {handle!r}"
                     self.call_exception_handler({"message": message, "exception": error})

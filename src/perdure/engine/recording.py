@@ -26,6 +26,7 @@ from perdure.engine.operations import (
 from perdure.engine.outcome import CustomStatusWrite, KvWrite, ScheduledActivity, TurnOutcome
 from perdure.engine.unwinding import Unwinding
 from perdure.errors import CannotUnwrap, ForbiddenInOrchestration, InvalidValue, PayloadError
+from perdure.interruption import is_interruption
 from perdure.model import events, work
 
 if TYPE_CHECKING:
@@ -523,7 +524,9 @@ class CodeRecorder:
         guards.leave()
         try:
             return self.codec.encode(fn(), where="side_effect()")
-        except BaseException as error:  # noqa: BLE001
+        except BaseException as error:
+            if is_interruption(error):
+                raise
             # Not catchable: on replay there would be nothing to raise it again.
             self._stop(error)
         finally:

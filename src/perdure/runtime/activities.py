@@ -127,10 +127,15 @@ class ActivityDispatcher:
         interrupted = self._code_tasks
         for running in self._running.values():
             running.is_cut_off = running.task is not None
+            if running.scope is not None:
+                running.scope.cancel()
         for task in interrupted:
             task.cancel("the runtime stops")
-        if interrupted:
-            await asyncio.wait(interrupted, timeout=self._options.cancel_grace_seconds)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._options.cancel_grace_seconds):
+                if interrupted:
+                    await asyncio.wait(interrupted)
+                await self._executors.settle_threads()
 
     async def give_back(self) -> None:
         """Let outcomes under way reach the store, and give back what has none."""
@@ -221,12 +226,21 @@ class ActivityDispatcher:
         if running is not None and running.completion is not None and not self._is_aborted:
             self._background.spawn(self._settle(running, completion=running.completion))
 
-    def heartbeat(self, lock_token: str, details: str) -> None:
-        """Store what a running activity reports, with a renewal of its lock."""
-        if lock_token in self._running:
-            self._background.spawn_quietly(
-                self._provider.renew_work_item_lock(lock_token, self._lock_ms, details)
-            )
+    def heartbeat(self, running: Running) -> None:
+        """Store what a running activity told last, with a renewal of its lock."""
+        if running.lock_token in self._running and not running.is_being_told:
+            running.is_being_told = True
+            self._background.spawn_quietly(self._tell_store(running))
+
+    async def _tell_store(self, running: Running) -> None:
+        """What is told while the store writes waits for it: only the last one counts."""
+        told: str | None = None
+        try:
+            while running.told is not told:
+                told = running.told
+                await self._provider.renew_work_item_lock(running.lock_token, self._lock_ms, told)
+        finally:
+            running.is_being_told = False
 
     # --- fetching
 
@@ -457,7 +471,7 @@ class ActivityDispatcher:
         """Running or settling it failed in a way that nobody has thought of."""
         if not self._stopping:
             self._deliver_again(running.lock_token, running.item.name, error)
-        elif not isinstance(error, asyncio.CancelledError):  # else interrupted, and given back
+        elif isinstance(error, Exception):  # else interrupted, and given back
             log.error("activity %r was interrupted by an error", running.item.name, exc_info=error)
 
     def _deliver_again(self, lock_token: str, name: str, error: BaseException) -> None:

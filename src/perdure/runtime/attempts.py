@@ -9,6 +9,7 @@ import msgspec
 
 from perdure.client.messages import envelope
 from perdure.errors import CannotUnwrap, LockLost, PerdureError, ProviderError
+from perdure.interruption import is_interruption
 from perdure.model import work
 from perdure.runtime.failures import NotBegun, RecordedFailure, failure_from
 from perdure.runtime.observe import log
@@ -61,8 +62,8 @@ class Attempts:
         except NotBegun:
             raise
         except BaseException as error:
-            if isinstance(error, KeyboardInterrupt) and self.is_stopping:
-                raise  # somebody's Ctrl-C, which may meet any code
+            if is_interruption(error):
+                raise
             if self._is_cut_off(running, error):
                 raise asyncio.CancelledError("the runtime stops") from error
             if isinstance(error, asyncio.CancelledError) and running.cancelled:

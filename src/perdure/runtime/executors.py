@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from perdure.authoring.activity_context import enter_scope
+from perdure.runtime.bounds import Bound
 from perdure.runtime.failures import RecordedFailure, failure_from
 from perdure.runtime.observe import log
 from perdure.runtime.processes import ProcessPool
@@ -34,8 +35,8 @@ class Executors:
         self.loop = asyncio.get_running_loop()
         self._threads = Threads(options.threads, options.cancel_grace_seconds)
         self._processes = ProcessPool(options.processes)
-        self.send_heartbeat: Callable[[str, str], None] = lambda _token, _details: None
-        """Set by the runtime: stores what an activity reports. Called on the event loop."""
+        self.send_heartbeat: Callable[[Running], None] = lambda _running: None
+        """Set by the runtime: stores what an activity has told. Called on the event loop."""
         self._deaf: set[str] = set()
         """Activities of which the log says that they do not let themselves be cancelled."""
 
@@ -101,24 +102,27 @@ class Executors:
     async def _bounded(self, running: Running, scope: RunningScope, call: Awaitable[Any]) -> Any:
         """Await the call under the limits of one attempt."""
         item = running.item
+        expect_end = partial(self.expect_end, running)
         if item.heartbeat_ms is not None:
-            call = _contained_await(call)  # it has a task of its own there, which lets these out
-            call = scope.while_beating(call, item.heartbeat_ms / 1000)
+            call = self._while_beating(scope, call, item.heartbeat_ms / 1000, expect_end)
         if item.timeout_ms is None:
             return await call
         seconds = item.timeout_ms / 1000
-        check = self.expect_end(running, seconds)
-        limit = asyncio.timeout(seconds)
+        limit = Bound(seconds, f"no result within {seconds:g} s", expect_end)
+        return await limit.hold(call, scope.cancel)
+
+    async def _while_beating(
+        self,
+        scope: RunningScope,
+        call: Awaitable[Any],
+        seconds: float,
+        expect_end: Callable[[float], asyncio.TimerHandle],
+    ) -> Any:
+        scope.silence = Bound(seconds, f"no heartbeat for {seconds:g} seconds", expect_end)
         try:
-            async with limit:
-                return await call
-        except TimeoutError as error:
-            if not limit.expired():
-                raise
-            scope.cancel()
-            raise TimeoutError(f"no result within {seconds:g} s") from error.__cause__
+            return await scope.silence.hold(call, scope.cancel)
         finally:
-            check.cancel()
+            scope.silence = None
 
     def expect_end(self, running: Running, after_seconds: float = 0) -> asyncio.TimerHandle:
         """Say so in the log when the code still runs, long after it was interrupted."""
@@ -141,6 +145,10 @@ class Executors:
         """How many calls of each activity run in threads although nobody waits for them."""
         return self._threads.left
 
+    async def settle_threads(self) -> None:
+        """Wait for calls that were given up, and may look at whether they are cancelled."""
+        await self._threads.settle()
+
     def abort(self) -> None:
         """Give up threads that do not end: they cannot be stopped from outside."""
         self._threads.close()
@@ -157,11 +165,4 @@ def _contained(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     except StopIteration as error:
         raise RuntimeError("the activity raised StopIteration") from error
     except (GeneratorExit, KeyboardInterrupt, SystemExit) as error:
-        raise RecordedFailure(failure_from(error, attempts=1)) from error
-
-
-async def _contained_await(call: Awaitable[Any]) -> Any:
-    try:
-        return await call
-    except (KeyboardInterrupt, SystemExit) as error:
         raise RecordedFailure(failure_from(error, attempts=1)) from error

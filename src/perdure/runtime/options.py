@@ -17,7 +17,8 @@ _LEAST_NUMBERS: Final = {
 _LEAST_SECONDS: Final = {
     **dict.fromkeys(("orchestration_lock_seconds", "activity_lock_seconds"), 0.1),
     "session_lock_seconds": 0.1,
-    **dict.fromkeys(("idle_seconds", "session_idle_seconds", "poll_seconds"), 0),
+    **dict.fromkeys(("session_idle_seconds", "poll_seconds"), 0.1),
+    "idle_seconds": 0,
     **dict.fromkeys(("cancel_grace_seconds", "drain_seconds"), 0),
     **dict.fromkeys(("turn_warn_seconds", "turn_abort_seconds"), 0),
 }

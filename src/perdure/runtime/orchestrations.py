@@ -67,6 +67,7 @@ if TYPE_CHECKING:
 
 _STARTS = (work.StartOrchestration, work.ContinueAsNew)
 _BURST_MAX = 64
+_TIDY_SECONDS_MIN = 0.05
 
 
 class OrchestrationDispatcher:
@@ -380,6 +381,9 @@ class OrchestrationDispatcher:
             reason, failure = BlockReason.UNDECODABLE, error
         except (Exception, TurnAborted) as error:  # noqa: BLE001
             failure = error
+        except BaseException as error:  # a signal that breaks into it: there was no turn
+            self._fail_turn(live, arrivals, created, None, error)
+            raise
         if (too_long := self._watchdog.too_long()) is not None:
             reason, failure = BlockReason.LIMIT, too_long
         elif reason is None:
@@ -589,6 +593,6 @@ class OrchestrationDispatcher:
         """Give back the locks of instances that wait for long."""
         idle_ms = round(self._options.idle_seconds * 1000)
         while True:
-            await self._clock.sleep(self._options.idle_seconds / 4)
+            await self._clock.sleep(max(self._options.idle_seconds / 4, _TIDY_SECONDS_MIN))
             for live in self._live.idle_since(self._clock.now_ms() - idle_ms):
                 self._release(live)

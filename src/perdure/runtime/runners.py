@@ -93,12 +93,12 @@ class Runners:
             running.task = task
             try:
                 has_waited = await _run_apart(self._run(running), self._context.copy(), self._widen)
-            except asyncio.CancelledError as error:
-                self._give_up(running, error)
-                raise
             except Exception as error:  # noqa: BLE001 - told there
                 self._give_up(running, error)
                 return False  # it may have waited
+            except BaseException as error:  # cancelled, or a signal that breaks into it
+                self._give_up(running, error)
+                raise
             finally:
                 running.task = running.scope = None
             if has_waited or task.cancelling():

@@ -27,6 +27,8 @@ class Running(msgspec.Struct, eq=False, gc=False):
     """How often it was begun before without an outcome, because a worker was gone."""
     told: str | None = None
     """What this attempt told last."""
+    is_being_told: bool = False
+    """The store is writing what it told."""
     has_begun: bool = False
     task: asyncio.Task[None] | None = None
     """Where its code runs, while it does."""

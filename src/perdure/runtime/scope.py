@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -12,8 +11,7 @@ from perdure.authoring.activity_context import ActivityInfo
 from perdure.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
-
+    from perdure.runtime.bounds import Bound
     from perdure.runtime.executors import Executors
     from perdure.runtime.running import Running
 
@@ -21,14 +19,25 @@ if TYPE_CHECKING:
 class RunningScope:
     """Implements the port that ``perdure.heartbeat()`` and its siblings call."""
 
-    __slots__ = ("_beaten_at", "_cancelled", "_executors", "_item", "_running", "store_connection")
+    __slots__ = (
+        "_cancelled",
+        "_executors",
+        "_is_heard",
+        "_item",
+        "_running",
+        "silence",
+        "store_connection",
+    )
 
     def __init__(self, running: Running, executors: Executors) -> None:
         self._running = running
         self._item = running.item
         self._executors = executors
         self._cancelled = False
-        self._beaten_at = 0.0
+        self._is_heard = True
+        """Whether the loop knows of the last heartbeat."""
+        self.silence: Bound | None = None
+        """What ends it when it has not reported for too long."""
         self.store_connection: Any = None
         """Set while a transactional activity runs."""
 
@@ -50,14 +59,19 @@ class RunningScope:
         )
 
     def heartbeat(self, details: object) -> None:
-        self._beaten_at = time.monotonic()
         executors = self._executors
         raw = executors.codec.encode(details, where=f"heartbeat of {self._item.name}")
-        running = self._running
-        running.told = bytes(raw).decode()
-        executors.loop.call_soon_threadsafe(
-            executors.send_heartbeat, running.lock_token, running.told
-        )
+        self._running.told = bytes(raw).decode()
+        if self._is_heard:  # else it hears of this one together with those before
+            self._is_heard = False
+            with contextlib.suppress(RuntimeError):  # closed: nobody listens any more
+                executors.loop.call_soon_threadsafe(self._hear)
+
+    def _hear(self) -> None:
+        self._is_heard = True
+        if self.silence is not None:
+            self.silence.put_off()
+        self._executors.send_heartbeat(self._running)
 
     def last_heartbeat(self, type_: Any) -> Any:
         told = self._running.last_heartbeat
@@ -78,25 +92,3 @@ class RunningScope:
 
     def cancel(self) -> None:
         self._cancelled = True
-
-    async def while_beating(self, work: Awaitable[Any], seconds: float) -> Any:
-        """Run the work; TimeoutError once it has not reported for that long."""
-        task = asyncio.ensure_future(work)
-        self._beaten_at = time.monotonic()
-        try:
-            while True:
-                left = self._beaten_at + seconds - time.monotonic()
-                if left <= 0:
-                    self._cancelled = True
-                    raise TimeoutError(f"no heartbeat for {seconds:g} seconds")
-                done, _ = await asyncio.wait((task,), timeout=left)
-                if done:
-                    return task.result()
-        finally:
-            if not task.done():
-                task.cancel()
-                check = self._executors.expect_end(self._running)
-                await asyncio.wait((task,))
-                check.cancel()
-                if not task.cancelled():
-                    task.exception()  # looked at: nobody wants to know any more

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -25,6 +26,8 @@ class Threads:
         self._loop = asyncio.get_running_loop()
         self._left: dict[Future[Any], str] = {}
         """Calls that were given up and still run, with the activity's name."""
+        self._ended = asyncio.Event()
+        """One of them has ended."""
         self._named: set[str] = set()
         """Activities that the log has mentioned."""
 
@@ -71,11 +74,22 @@ class Threads:
 
     def _leave(self, name: str, future: Future[Any]) -> None:
         self._left[future] = name
-        future.add_done_callback(lambda ended: self._left.pop(ended, None))
+        future.add_done_callback(self._end)
         if len(self._left) >= self._size:
             self._warn(name)  # no other sync activity can begin
         elif name not in self._named:
             self._loop.call_later(self._grace_seconds, self._check, name, future)
+
+    def _end(self, future: Future[Any]) -> None:
+        self._left.pop(future, None)
+        with contextlib.suppress(RuntimeError):  # closed: nobody waits for it any more
+            self._loop.call_soon_threadsafe(self._ended.set)
+
+    async def settle(self) -> None:
+        """Wait until no call runs any more that was given up."""
+        while self._left:
+            self._ended.clear()
+            await self._ended.wait()
 
     def _check(self, name: str, future: Future[Any]) -> None:
         if not future.done() and name not in self._named:
