@@ -55,3 +55,8 @@ def knows_itself() -> list[str]:
         except UsageError as error:
             told.append(str(error))
     return told
+
+
+@activity(executor="process")
+def python_path() -> str | None:
+    return os.environ.get("PYTHONPATH")

@@ -4,8 +4,6 @@ import asyncio
 import errno
 import os
 import signal
-import subprocess
-import sys
 
 import pytest
 
@@ -70,42 +68,6 @@ async def test_a_process_activity_knows_who_it_is(make_runtime):
     ]
     assert all("process of its own" in text for text in first[4:])
     assert second[0] != first[0]
-
-
-SCRIPT = """
-import asyncio
-from perdure import Runtime, activity, orchestration
-
-@activity(executor="process")
-def add(n: int) -> int:
-    return n + 1
-
-@orchestration
-async def flow() -> int:
-    return await add(1)
-
-async def main() -> None:
-    async with Runtime("memory:", [flow, add]) as runtime:
-        print(await (await runtime.start(flow)).result(20))
-
-"""
-
-
-@pytest.mark.parametrize(
-    ("ending", "said"),
-    [
-        ("if __name__ == '__main__':\n    asyncio.run(main())", "2"),
-        ("asyncio.run(main())", "UsageError: a process activity is defined in this script"),
-    ],
-)
-def test_a_process_activity_of_a_script_wants_the_script_guarded(tmp_path, ending, said):
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT + ending)
-    ran = subprocess.run(
-        [sys.executable, script], capture_output=True, text=True, timeout=60, check=False
-    )
-
-    assert said in ran.stdout + ran.stderr
 
 
 async def test_a_time_limit_really_stops_a_process(make_runtime):

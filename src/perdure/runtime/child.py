@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import importlib
 import inspect
 import os
-import runpy
 import signal
 import socket
 import sys
-from functools import cache, partial, reduce
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -20,10 +18,13 @@ from perdure.authoring.activity_context import ActivityInfo, enter_scope, leave_
 from perdure.codec import JSON
 from perdure.errors import UsageError
 from perdure.runtime.failures import failure_from
-from perdure.runtime.processes import MAIN_NAME, Answer, Call
+from perdure.runtime.processes import Answer, Call
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from perdure.authoring import Activity
+    from perdure.runtime.sources import Source
 
 _PR_SET_PDEATHSIG = 1
 
@@ -60,6 +61,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda _number, _frame: None)
     descriptor, parent = map(int, sys.argv[1:3])
+    _pose_as_the_program(sys.argv[3], sys.argv[4:])
     os.set_inheritable(descriptor, False)
     _end_with(parent)
     with socket.socket(fileno=descriptor) as connection, connection.makefile("rb") as pipe:
@@ -67,6 +69,15 @@ def main() -> None:
             call = msgspec.json.decode(pipe.read(int.from_bytes(header)), type=Call)
             answer = _answer(call, begin=partial(_send, connection, b""))
             _send(connection, msgspec.json.encode(answer))
+
+
+def _pose_as_the_program(path: str, arguments: list[str]) -> None:
+    """Its script may look at its arguments, and what it starts has nothing to do with our path."""
+    sys.argv = arguments
+    if path:
+        os.environ["PYTHONPATH"] = path
+    else:
+        del os.environ["PYTHONPATH"]
 
 
 def _send(connection: socket.socket, data: bytes) -> None:
@@ -83,7 +94,7 @@ def _end_with(parent: int) -> None:
 
 def _answer(call: Call, begin: Callable[[], None]) -> Answer:
     try:
-        activity = _activity(call.module, call.qualname, call.main_path)
+        activity = _found(call.source)
         args, kwargs = activity.signature.decode_arguments(call.input, JSON)
         token = enter_scope(ChildScope(call.info))
         begin()
@@ -99,14 +110,8 @@ def _answer(call: Call, begin: Callable[[], None]) -> Answer:
 
 
 @cache
-def _activity(module: str, qualname: str, main_path: str | None) -> Any:
-    if main_path is not None:
-        # The program's own file, under another name so that its main part does not run.
-        found: Any = runpy.run_path(main_path, run_name=MAIN_NAME)[
-            qualname.split(".", maxsplit=1)[0]
-        ]
-        return reduce(getattr, qualname.split(".")[1:], found)
-    return reduce(getattr, qualname.split("."), importlib.import_module(module))
+def _found(source: Source) -> Activity[..., Any]:
+    return source.find()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Child processes for activities that need a core of their own or a time limit that really stops.
 
 A child is started when it is needed, kept for the next call, and killed when its call is cancelled
-or times out. Values travel as JSON; functions are found by importing the module that defines them.
+or times out. Values travel as JSON; functions are found by their names.
 """
 
 from __future__ import annotations
@@ -17,35 +17,22 @@ import msgspec
 
 from perdure.authoring.activity_context import ActivityInfo
 from perdure.codec import JSON
-from perdure.errors import PerdureError, UsageError
+from perdure.errors import PerdureError
 from perdure.model.events import NULL
 from perdure.model.failures import Failure
 from perdure.runtime.failures import NotBegun, RecordedFailure
+from perdure.runtime.sources import Source, source_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from perdure.authoring import Activity
 
-MAIN_NAME = "__perdure_main__"
-"""What a program's own file is called while a child reads it."""
-
-
-def check_not_reading() -> None:
-    """Refuse to run the program that a child only reads, to find an activity in it."""
-    if MAIN_NAME in sys.modules:
-        raise UsageError(
-            "a process activity is defined in this script, so each child process reads the script: "
-            "put what runs under if __name__ == '__main__':, or the activity into a module"
-        )
-
 
 class Call(msgspec.Struct, kw_only=True):
     """What a child is asked to do."""
 
-    module: str
-    qualname: str
-    main_path: str | None
+    source: Source
     info: ActivityInfo
     input: msgspec.Raw
 
@@ -88,9 +75,7 @@ class ProcessPool:
     ) -> Any:
         """Run it in a child; ``bounded`` limits it from the moment when the code begins."""
         call = Call(
-            module=activity.fn.__module__,
-            qualname=activity.fn.__qualname__,
-            main_path=_main_path(activity),
+            source=source_of(activity),
             info=info,
             input=activity.signature.encode_arguments(args, kwargs, JSON),
         )
@@ -133,15 +118,13 @@ class ProcessPool:
             reader, writer = await asyncio.open_connection(sock=ours)
             try:
                 process = await asyncio.create_subprocess_exec(
-                    sys.executable,
-                    "-m",
-                    "perdure.runtime.child",
-                    str(theirs.fileno()),
-                    str(os.getpid()),
+                    *(sys.executable, "-P", "-m", "perdure.runtime.child"),
+                    *(str(theirs.fileno()), str(os.getpid()), os.environ.get("PYTHONPATH", "")),
+                    *map(str, sys.argv),
                     pass_fds=(theirs.fileno(),),
                     stdin=asyncio.subprocess.DEVNULL,
                     env=os.environ
-                    | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+                    | {"PYTHONPATH": os.pathsep.join(path or os.curdir for path in sys.path)},
                 )
             except BaseException:
                 writer.close()
@@ -185,8 +168,8 @@ class _Child:
             )
             if not done:
                 raise TimeoutError(
-                    f"its process did not begin {call.qualname} within {_BEGIN_SECONDS:g} s: "
-                    "to start and import what it needs took too long"
+                    f"its process did not begin {call.source.qualname} within {_BEGIN_SECONDS:g} "
+                    "s: to start and import what it needs took too long"
                 )
             ending = _ending(call, answer, death)
             return await (ending if bounded is None else bounded(ending))
@@ -217,15 +200,4 @@ async def _ending(call: Call, answer: asyncio.Future[Answer], death: asyncio.Fut
     await asyncio.wait((answer,), timeout=_LAST_WORDS_SECONDS)
     if answer.done() and not isinstance(answer.exception(), _NO_ANSWER):
         return answer.result()
-    raise ProcessDied(f"the process of {call.qualname} died with exit code {await death}")
-
-
-def _main_path(activity: Activity[..., Any]) -> str | None:
-    if "<locals>" in activity.fn.__qualname__:
-        raise UsageError(
-            f"activity {activity.name!r} runs in a process, so it must be defined at the top level "
-            f"of a module, not as {activity.fn.__qualname__}"
-        )
-    if activity.fn.__module__ != "__main__":
-        return None
-    return str(getattr(sys.modules["__main__"], "__file__", "")) or None
+    raise ProcessDied(f"the process of {call.source.qualname} died with exit code {await death}")

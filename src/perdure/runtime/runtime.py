@@ -25,7 +25,7 @@ from perdure.runtime.keeper import KeeperThread, LockKeeper
 from perdure.runtime.observe import Observer, log
 from perdure.runtime.options import RuntimeOptions
 from perdure.runtime.orchestrations import OrchestrationDispatcher
-from perdure.runtime.processes import check_not_reading
+from perdure.runtime.sources import check_not_reading
 from perdure.runtime.watchdog import Watchdog
 from perdure.version import VERSION
 
