@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 _SOCKET = ".s.PGSQL.5432"
 _REQUESTS = {80877103, 80877104}
 """For encryption; both are answered with no."""
+_NO_SETTINGS = b"SFATAL\0C08P01\0Munsupported startup parameter: options\0\0"
 
 
 class Pooler:
@@ -27,6 +28,8 @@ class Pooler:
         self._home = tempfile.TemporaryDirectory(prefix="perdure-pl-")
         self._free: asyncio.Queue[_Session] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
+        self.clients = 0
+        """That were let in."""
         self.transactions = 0
 
     @property
@@ -60,6 +63,7 @@ class Pooler:
         task.add_done_callback(self._tasks.discard)
         try:
             await self._greet(client, answer)
+            self.clients += 1
             while await self._pass_transaction(client, answer):
                 self.transactions += 1
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
@@ -77,8 +81,10 @@ class Pooler:
             if struct.unpack("!i", body[:4])[0] not in _REQUESTS:
                 break
             answer.write(b"N")
-        # PgBouncer refuses settings for a session, too.
-        assert b"options\0" not in body, "a pooler takes no settings for a session"
+        if b"options\0" in body:
+            answer.write(_frame(b"E", _NO_SETTINGS))
+            await answer.drain()
+            raise ConnectionAbortedError
         answer.write(_frame(b"R", struct.pack("!i", 0)))
         for name, value in {
             "server_version": "16.0",

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, TypedDict
 from urllib.parse import unquote, urlsplit
 
-from perdure.errors import UsageError
+from perdure.errors import InvalidValue, UsageError
 from perdure.providers.contract import Provider
 
 if TYPE_CHECKING:
     from perdure.clock import Clock
 
 _ENTRY_POINTS = "perdure.providers"
-_SCHEMA = "schema="
+_SWITCH = {"true": True, "false": False}
+_NUMBER = re.compile("[0-9]{1,9}")
+
+
+class _Options(TypedDict, total=False):
+    """Those of PostgresProvider that a URL may carry."""
+
+    schema: str
+    prepare: bool
+    listen: bool
+    pool_size: int
 
 
 def open_provider(
@@ -26,8 +37,9 @@ def open_provider(
 
     ``shop.db`` and ``sqlite:///shop.db`` are SQLite files, ``file:./store`` is a directory,
     ``memory:`` forgets, ``postgresql://...`` is a server, where ``?schema=shop`` names a schema
-    other than ``perdure``. Another scheme is looked up among the
-    entry points of the group ``perdure.providers``, whose target takes (url, clock).
+    other than ``perdure``; ``prepare``, ``listen`` and ``pool_size`` are options of the provider
+    that may be written there, too. Another scheme is looked up among the entry points of the group
+    ``perdure.providers``, whose target takes (url, clock).
     ``allow_moved`` opens a store that is marked as moved; it is for our own kinds of store.
     """
     if isinstance(store, Provider):
@@ -94,15 +106,49 @@ def _postgres(url: str, *, allow_moved: bool) -> Provider:
             f"a Postgres store needs {error.name}, which is not installed; "
             "pip install 'perdure[postgres]'"
         ) from error
+    dsn, options = _without_options(url)
+    return PostgresProvider(dsn, **options, allow_moved=allow_moved)
+
+
+def _without_options(url: str) -> tuple[str, _Options]:
+    """What libpq may read of it, and what is meant for us."""
     # Behind the last question mark: libpq takes a password that has one, or a #, as it is.
-    place, _, query = url.rpartition("?")
-    pairs = query.split("&")
-    schemas = [unquote(pair[len(_SCHEMA) :]) for pair in pairs if pair.startswith(_SCHEMA)]
-    if not schemas:
-        return PostgresProvider(url, allow_moved=allow_moved)
-    others = "&".join(pair for pair in pairs if not pair.startswith(_SCHEMA))
-    dsn = f"{place}?{others}" if others else place
-    return PostgresProvider(dsn, schema=schemas[-1], allow_moved=allow_moved)
+    place, mark, query = url.rpartition("?")
+    options: _Options = {}
+    others: list[str] = []
+    for pair in query.split("&") if mark else ():
+        name, _, value = pair.partition("=")
+        if "@" in value:
+            name = ""  # it is the end of such a password
+        match name:
+            case "schema":
+                options["schema"] = unquote(value)
+            case "prepare" | "listen":
+                options[name] = _switch_of(name, unquote(value))
+            case "pool_size":
+                options["pool_size"] = _number_of(name, unquote(value))
+            case _:
+                others.append(pair)
+    if not options:
+        return url, options
+    return f"{place}?{'&'.join(others)}" if others else place, options
+
+
+def _switch_of(name: str, value: str) -> bool:
+    if value.lower() not in _SWITCH:
+        raise InvalidValue(
+            f"{name} in the URL of a store is true or false, not {value!r}; "
+            f"write {name}=true or {name}=false"
+        )
+    return _SWITCH[value.lower()]
+
+
+def _number_of(name: str, value: str) -> int:
+    if not _NUMBER.fullmatch(value):
+        raise InvalidValue(
+            f"{name} in the URL of a store is a whole number, not {value!r}; write e.g. {name}=10"
+        )
+    return int(value)
 
 
 def _third_party(url: str, scheme: str, clock: Clock | None) -> Provider:

@@ -14,6 +14,9 @@ SHOWN = {
         "postgresql://ann@db.example:5433/shop?schema=s&sslmode=require"
     ),
     "postgresql:///shop?host=/run/pg": "postgresql:///shop?host=/run/pg",
+    "postgresql://db/shop?prepare=false&listen=false&pool_size=5": (
+        "postgresql://db/shop?prepare=false&listen=false&pool_size=5"
+    ),
     "postgresql://a,[::1]:5433,c:1/shop": "postgresql://a,[::1]:5433,c:1/shop",
     "postgresql://db:5432/shop schema perdure": "postgresql://db:5432/shop schema perdure",
     "postgresql://ann:pw@db.example/shop": "postgresql://ann:***@db.example/shop",

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure.errors import UsageError
+from perdure.errors import InvalidValue, UsageError
 from perdure.providers.url import local_path, open_provider
 
 
@@ -56,6 +56,31 @@ def test_an_unknown_scheme_is_named_without_the_password_behind_it():
         open_provider("mysql://ann:s3cret@db.example/shop")
 
     assert "s3cret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("tail", "said"),
+    [
+        ("prepare=maybe", "prepare .* not 'maybe'; write prepare=true or prepare=false"),
+        ("listen=", "listen .* not ''; write listen=true or listen=false"),
+        ("listen", "listen .* not ''; write listen=true or listen=false"),
+        ("pool_size=many", "pool_size .* not 'many'; write e.g. pool_size=10"),
+        ("pool_size=-5", "pool_size .* not '-5'; write e.g. pool_size=10"),
+        (f"pool_size={'9' * 5_000}", "pool_size .* not '9999"),
+        ("pool_size=1", "pool_size must be at least 2, not 1"),
+        ("schema=No-Name", "not 'No-Name'"),
+    ],
+)
+def test_a_wrong_option_of_a_server_is_named_with_what_to_write(tail, said):
+    with pytest.raises(InvalidValue, match=said):
+        open_provider(f"postgresql://db.example/shop?sslmode=require&{tail}")
+
+
+@pytest.mark.parametrize("option", ["prepare", "listen", "pool_size", "schema"])
+def test_the_end_of_a_password_is_not_taken_for_an_option(option):
+    url = f"postgresql://ann:s3?{option}=cret@db.example/shop"
+
+    assert open_provider(url).name == "postgres"
 
 
 def test_a_driver_that_is_not_installed_is_named_with_its_extra(monkeypatch):

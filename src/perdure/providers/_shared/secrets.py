@@ -24,6 +24,7 @@ _HARMLESS: Final = frozenset(
     {
         *("schema", "host", "hostaddr", "port", "dbname", "user", "application_name"),
         *("connect_timeout", "sslmode", "target_session_attrs"),
+        *("listen", "pool_size", "prepare"),
     }
 )
 _IN_A_TEXT: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://[^\s'\"]*[@?][^\s'\"]*[^\s'\":;,.)]")

@@ -65,6 +65,7 @@ _MISSING: Final = frozenset({"3F000", "42P01", "42883", "42704", "42703"})
 
 _REFUSED: Final = "FATAL:"
 """In the text of an error of a connection: the server was reached, and did not let us in."""
+_NO_SETTINGS: Final = "unsupported startup parameter"
 _SOON: Final = re.compile(
     r"too many (connections|clients)|connection slots are reserved|not accepting connections|"
     r"system is (starting up|shutting down|in recovery mode|not yet accepting connections)"
@@ -143,6 +144,13 @@ def refusal(operation: str, error: BaseException, location: str) -> PerdureError
 def _advice(error: BaseException) -> str:
     if asks_for_patience(error):
         return "; try again later"
+    if _is_refused(error) and _NO_SETTINGS in str(error):
+        return (
+            "; a pooler such as PgBouncer stands between, which takes no settings from a client: "
+            "use prepare=False, with listen=False as well if it hands out transactions "
+            "(in the URL: prepare=false&listen=false); if it hands out sessions, "
+            "ignore_startup_parameters = options in its own settings will do, too"
+        )
     if _is_refused(error):
         return "; check user, password and database, and pg_hba.conf of the server"
     return "; is the server up and reachable?"

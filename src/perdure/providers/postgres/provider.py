@@ -51,8 +51,8 @@ class PostgresProvider(Provider):
     """A store in one schema of a Postgres database.
 
     ``pool_size`` bounds the connections, one of which is kept for renewals; ``listen`` takes one
-    more. Behind a pooler that hands out transactions, such as PgBouncer, set ``listen`` and
-    ``prepare`` to False. ``auto_migrate=False`` leaves migrating to a role that may.
+    more. Behind a pooler, such as PgBouncer, set ``prepare`` to False, and ``listen`` as well if it
+    hands out transactions. ``auto_migrate=False`` leaves migrating to a role that may.
     """
 
     def __init__(

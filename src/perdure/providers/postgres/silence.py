@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
 
 
 @contextmanager
-def answer_within(connection: psycopg.AsyncConnection[Any], seconds: float) -> Iterator[None]:
+def answer_within(connection: psycopg.AsyncConnection[Any], seconds: float) -> Generator[None]:
     """TimeoutError if the driver still waits then; the connection is of no use afterwards.
 
     Its line is cut, and nobody cancelled: the driver would ask the server to cancel as well, and
