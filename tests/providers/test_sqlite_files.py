@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import sqlite3
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import apsw
@@ -250,7 +252,7 @@ def test_durability_decides_when_the_disk_is_waited_for(tmp_path, durability, le
     assert asyncio.run(synchronous()) == level
 
 
-@pytest.mark.parametrize("name", ["store.db", "store.db-wal"])
+@pytest.mark.parametrize("name", ["store.db", "store.db-wal", "store.db-shm"])
 def test_a_file_that_disappears_stops_the_writing(tmp_path, name):
     async def lose_the_file():
         async with SqliteProvider(tmp_path / "store.db") as provider:
@@ -262,7 +264,7 @@ def test_a_file_that_disappears_stops_the_writing(tmp_path, name):
         asyncio.run(lose_the_file())
 
 
-@pytest.mark.parametrize("name", ["store.db", "store.db-wal"])
+@pytest.mark.parametrize("name", ["store.db", "store.db-wal", "store.db-shm"])
 def test_a_commit_into_a_file_that_has_disappeared_is_not_answered_for(tmp_path, name):
     class Losing(SqliteProvider):
         def _reached(self, point):
@@ -275,6 +277,40 @@ def test_a_commit_into_a_file_that_has_disappeared_is_not_answered_for(tmp_path,
 
     with pytest.raises(StoreUnavailable, match="removed or replaced"):
         asyncio.run(lose_the_file())
+
+
+@pytest.mark.parametrize("name", ["store.db", "store.db-wal", "store.db-shm"])
+@pytest.mark.parametrize(
+    "way", ["removed", "replaced", "moved with its directory", "behind a link"]
+)
+def test_no_change_is_overlooked_however_quiet_the_directory_was(tmp_path, name, way):
+    directory = tmp_path / "stores"
+    directory.mkdir()
+    named = directory / "store.db"
+    if way == "behind a link":
+        asyncio.run(open_and_close(named))
+        named = tmp_path / "named.db"
+        named.symlink_to(directory / "store.db")
+
+    async def change():
+        async with SqliteProvider(named) as provider:
+            await provider.enqueue_for_orchestrator(start("one"))
+            long_ago = time.time() - 3600
+            for each in (directory, tmp_path):
+                os.utime(each, (long_ago, long_ago))
+            await provider.enqueue_for_orchestrator(start("two"))
+            if way == "replaced":
+                copy = directory / "copy"
+                shutil.copy(directory / name, copy)
+                copy.rename(directory / name)
+            elif way == "moved with its directory":
+                directory.rename(tmp_path / "elsewhere")
+            else:
+                (directory / name).unlink()
+            await provider.enqueue_for_orchestrator(start("three"))
+
+    with pytest.raises(StoreUnavailable, match="removed or replaced"):
+        asyncio.run(change())
 
 
 def test_a_file_that_is_back_is_written_again(tmp_path):

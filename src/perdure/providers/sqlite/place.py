@@ -171,16 +171,16 @@ def _check_file_system(path: Path) -> None:
 
 def _check_names(path: Path) -> None:
     """SQLite names the log after the file, so a file with two names would get two logs."""
-    for _ in range(_LOOKS):
-        names = path.stat().st_nlink
-        if names == 1:
-            return
+    looks = 0
+    while (names := path.stat().st_nlink) > 1:
+        looks += 1
+        if looks > _LOOKS:
+            raise StoreRefused(
+                "open",
+                f"{str(path)!r} has {names} names (hard links); if it were opened under another "
+                "one as well, commits would be lost. Remove the other names, or copy the file",
+            )
         time.sleep(_LOOK_SECONDS)  # whoever is just creating it has a second name for a moment
-    raise StoreRefused(
-        "open",
-        f"{str(path)!r} has {names} names (hard links); if it were opened under another one as "
-        "well, commits would be lost. Remove the other names, or copy the file",
-    )
 
 
 def not_a_database(path: Path) -> StoreRefused:

@@ -7,7 +7,6 @@ alone; after it has written, the transaction is rolled back and its operations a
 from __future__ import annotations
 
 import logging
-import os
 import queue
 import random
 import threading
@@ -29,6 +28,7 @@ from perdure.providers.sqlite.entries import Delivery
 from perdure.providers.sqlite.lending import RaisedByCode
 from perdure.providers.sqlite.place import LOG_BYTES_RESERVED
 from perdure.providers.sqlite.transaction import Transaction
+from perdure.providers.sqlite.whereabouts import Whereabouts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -72,8 +72,6 @@ class Writer:
         orphan_grace_ms: int,
     ) -> None:
         self._path = path
-        self._name = str(path)
-        self._log_name = f"{path}-wal"
         self._durability: Durability = durability
         self._clock = clock
         self._orphan_grace_ms = orphan_grace_ms
@@ -83,9 +81,7 @@ class Writer:
         self._queue: queue.SimpleQueue[list[Entry]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="perdure-sqlite", daemon=True)
         self._transaction: Transaction | None = None
-        self._inodes: tuple[tuple[int, int], ...] = ()
-        """Of the file and of its log, as they were opened."""
-        self._is_misplaced = False
+        self._whereabouts = Whereabouts(path)
         self._wal_pages = 0
         self._first_pages_to_checkpoint = (
             WAL_PAGES_IN_PLACE if durability == "full" else WAL_PAGES_TO_CHECKPOINT
@@ -279,30 +275,25 @@ class Writer:
             self._adopt(connect_writer(self._path, self._durability))
         transaction = self._transaction
         assert transaction is not None
-        if self._is_misplaced:
-            self._check_place()
+        self._check_place()
         return transaction
 
     def _check_place(self) -> None:
-        """Refuse to answer for what went into files that nobody will find again."""
-        self._is_misplaced = self._find_inodes() != self._inodes
-        if self._is_misplaced:
+        """Before a commit, which could do harm, and before an answer, which could be a lie."""
+        if not self._whereabouts.are_right():
             raise StoreUnavailable(
                 "write",
-                f"{self._name!r} or its log '{self._log_name}' was removed or replaced while it "
-                "was open; nothing more is written to it. Restart the program on the file that you "
-                "want",
+                f"{str(self._path)!r} or a file beside it (-wal, -shm) was removed or replaced "
+                "while it was open; nothing more is written to it. Restart the program on the "
+                "file that you want",
             )
-
-    def _find_inodes(self) -> tuple[tuple[int, int], ...]:
-        return _inode(self._name), _inode(self._log_name)
 
     def _adopt(self, connection: apsw.Connection) -> None:
         connection.set_wal_hook(self._note_wal_size)
         self._transaction = Transaction(connection, self._orphan_grace_ms)
         # Taken before the first operation: a commit between that and the first look is noticed.
         self._data_version = self._transaction.execute("PRAGMA data_version").get
-        self._inodes = self._find_inodes()
+        self._whereabouts.note()
 
     def _note_wal_size(self, _connection: apsw.Connection, _database: str, pages: int) -> int:
         if pages < self._wal_pages:
@@ -390,11 +381,3 @@ def _roll_back(transaction: Transaction) -> None:
         transaction.end()
     except apsw.Error as error:
         _log.warning("rollback failed: %s", error)
-
-
-def _inode(path: str) -> tuple[int, int]:
-    try:
-        found = os.stat(path)  # noqa: PTH116 - once for each commit, and twice as fast
-    except OSError:
-        return (0, 0)
-    return found.st_dev, found.st_ino
