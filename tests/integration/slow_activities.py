@@ -60,3 +60,7 @@ def knows_itself() -> list[str]:
 @activity(executor="process")
 def python_path() -> str | None:
     return os.environ.get("PYTHONPATH")
+
+
+def plain(number: int) -> int:
+    return number + 1

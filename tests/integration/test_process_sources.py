@@ -1,13 +1,18 @@
 """Where child processes find the functions of activities: in modules, and in the program itself."""
 
+import functools
+import re
 import subprocess
 import sys
+import textwrap
 import zipapp
+from types import ModuleType
 
 import pytest
 
 from integration import slow_activities
-from perdure import orchestration
+from perdure import OrchestrationFailed, Runtime, RuntimeOptions, activity, orchestration
+from perdure.errors import UsageError
 
 PROGRAM = """
 from __future__ import annotations
@@ -127,6 +132,88 @@ def test_a_program_that_is_not_guarded_is_told_so(python, path, arguments):
     said = python(f"{PROGRAM}\nrun()", path, *arguments, "order")
 
     assert "UsageError: a process activity is defined in this script" in said
+
+
+@pytest.mark.parametrize("source", ["-c", "-"])
+def test_activities_that_are_in_no_file_are_refused(source):
+    typed = f"{PROGRAM}\nRuntime('memory:', [flow, raised])"
+    ran = subprocess.run(
+        [sys.executable, *(["-c", typed] if source == "-c" else [source]), "order"],
+        input=typed,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert "UsageError: activity 'raised' runs in a process" in ran.stderr
+    assert "put it into a module" in ran.stderr
+
+
+def test_activities_that_are_in_the_guarded_part_of_a_program_are_refused(python):
+    definition = PROGRAM[PROGRAM.index("@activity") : PROGRAM.index("def rated")]
+    guarded = "if __name__ == '__main__':\n" + textwrap.indent(f"{definition}run()\n", "    ")
+    said = python(PROGRAM.replace(definition, "") + guarded, "shop.py", "shop.py", "order")
+
+    assert "UsageError: a child process does not find raised in" in said
+
+
+def _inner():
+    def inside() -> None: ...
+
+    return inside
+
+
+@functools.wraps(slow_activities.plain)
+def _wrapper(number):
+    return slow_activities.plain(number)
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (_inner(), "_inner.<locals>.inside"),
+        (lambda: None, "<lambda>"),
+        (_wrapper, "integration.slow_activities.plain"),
+    ],
+)
+async def test_activities_that_no_child_would_find_are_refused(function, name):
+    work = activity(executor="process", name="work")(function)
+
+    with pytest.raises(UsageError, match=rf"'work' runs in a process.*{re.escape(name)}, .*level"):
+        Runtime("memory:", [work])
+
+
+async def test_activities_that_others_run_need_not_be_found():
+    work = activity(executor="process", name="work")(_inner())
+
+    Runtime("memory:", [work], options=RuntimeOptions(run_activities=False))
+
+
+async def test_a_plain_function_of_another_module_may_be_made_an_activity(make_environment):
+    work = activity(executor="process", name="work")(slow_activities.plain)
+
+    @orchestration
+    async def flow() -> int:
+        return await work(1)
+
+    async with make_environment([flow, work]) as environment:
+        assert await environment.run(flow) == 2
+
+
+async def test_a_module_that_no_child_can_import_is_named(make_environment, monkeypatch):
+    module = ModuleType("made_up")
+    monkeypatch.setitem(sys.modules, "made_up", module)
+    exec("def plain() -> None: ...", vars(module))
+    work = activity(executor="process")(module.plain)
+
+    @orchestration
+    async def flow() -> None:
+        await work()
+
+    async with make_environment([flow, work]) as environment:
+        with pytest.raises(OrchestrationFailed, match=r"UsageError.*cannot import made_up"):
+            await environment.run(flow)
 
 
 async def test_files_of_the_working_directory_do_not_hide_modules_from_a_child(

@@ -25,7 +25,7 @@ from perdure.runtime.keeper import KeeperThread, LockKeeper
 from perdure.runtime.observe import Observer, log
 from perdure.runtime.options import RuntimeOptions
 from perdure.runtime.orchestrations import OrchestrationDispatcher
-from perdure.runtime.sources import check_not_reading
+from perdure.runtime.sources import check_not_reading, check_sources
 from perdure.runtime.watchdog import Watchdog
 from perdure.version import VERSION
 
@@ -69,6 +69,8 @@ class Runtime(Client):
         self.options = RuntimeOptions() if options is None else options
         check_kind(self.options, RuntimeOptions, "options", "RuntimeOptions(...)")
         _check_transactions(self.registry, self.provider)
+        if self.options.run_activities:
+            check_sources(self.registry)
         self.observer = Observer()
         self.worker_id = self.options.worker_id or f"worker-{secrets.token_hex(8)}"
         self._running: _Parts | None = None

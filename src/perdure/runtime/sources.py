@@ -10,12 +10,15 @@ import sys
 from functools import cache
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
 from perdure.authoring import Activity
 from perdure.errors import UsageError
+
+if TYPE_CHECKING:
+    from perdure.authoring.registry import Registry
 
 _READ_AS = "__mp_main__"
 """What a program's own script is called in a child, so that its main part does not run there. The
@@ -31,6 +34,14 @@ def check_not_reading() -> None:
             "a process activity is defined in this script, so each child process reads the script: "
             "put what runs under if __name__ == '__main__':, or the activity into a module"
         )
+
+
+def check_sources(registry: Registry) -> None:
+    """Refuse process activities that no child will find."""
+    for name in sorted(registry.activity_names):
+        activity = registry.resolve_activity(name)
+        if activity.settings.executor == "process":
+            source_of(activity)
 
 
 class Program(msgspec.Struct, frozen=True):
@@ -84,7 +95,7 @@ def source_of(activity: Activity[..., Any]) -> Source:
         raise UsageError(
             f"activity {activity.name!r} runs in a process, which finds it by the name of its "
             f"function, {fn.__module__}.{fn.__qualname__}, and there is something else or nothing: "
-            "define it at the top level of a module"
+            "define it at the top level of a module, or use executor='thread'"
         )
     return Source(fn.__module__, fn.__qualname__, _program(activity, module))
 
@@ -101,8 +112,8 @@ def _program(activity: Activity[..., Any], module: ModuleType) -> Program | None
     if not path.exists():
         raise UsageError(
             f"activity {activity.name!r} runs in a process, which reads the file that defines "
-            f"{activity.fn.__qualname__}, but it was typed in or given to python -c: put it into a "
-            "module and import it from there, or use executor='thread'"
+            f"{activity.fn.__qualname__}, but it was typed in, as in a notebook, or given to "
+            "python -c: put it into a module and import it from there, or use executor='thread'"
         )
     return Program(path=str(path))
 
