@@ -1,9 +1,13 @@
 """A store that was damaged: ``doctor`` and ``db check`` say where; nobody takes it for sound."""
 
+import asyncio
+
 import pytest
 
 from cli import flows
 from cli.conftest import Cli
+from integration.conditions import reached
+from perdure import Runtime, Status
 
 
 def test_doctor_names_a_damaged_instance_and_the_others_are_listed(tmp_path):
@@ -27,6 +31,60 @@ def test_doctor_names_a_damaged_instance_and_the_others_are_listed(tmp_path):
     listed = cli("list").out
     assert "h-2" in listed
     assert "h-1" not in listed
+
+
+@pytest.fixture
+def changed_history(tmp_path, monkeypatch):
+    """A directory store in which somebody edited the history of a-1, which waits."""
+    monkeypatch.chdir(tmp_path)
+    cli = Cli("file:./store")
+    cli.run(("a-1", flows.approval, 1), ("h-1", flows.hello, "ann"), until_open={"a-1"})
+    (history,) = tmp_path.glob("store/instances/a-1~*/executions/1/history.jsonl")
+    history.write_text(history.read_text().replace("greet", "great"))
+    return cli
+
+
+def test_a_changed_history_hides_no_instance(changed_history):
+    listed = changed_history("list").out
+
+    assert "a-1" in listed
+    assert "h-1" in listed
+    assert "a-1" in changed_history("tree", "a-1").out
+    assert {each["id"] for each in changed_history("list", "-o", "jsonl").jsonl} == {"a-1", "h-1"}
+
+
+def test_show_says_that_a_changed_history_cannot_be_read(changed_history):
+    shown = changed_history("show", "a-1", "-o", "json").json
+
+    assert "the checksum does not fit" in shown["problem"]
+    assert shown["steps"] == []
+
+
+def test_doctor_says_who_reads_the_histories_and_check_names_the_changed_one(changed_history):
+    (said,) = [
+        f for f in changed_history("doctor", "-o", "json").json if f["subject"] == "histories"
+    ]
+    damages = changed_history("db", "check", "-o", "json", code=1).json["damages"]
+
+    assert "perdure db check" in said["text"]
+    assert [damage["instance_id"] for damage in damages] == ["a-1"]
+
+
+def test_an_instance_with_a_changed_history_is_blocked_and_says_why(changed_history):
+    async def block():
+        async with Runtime(changed_history.store, [flows]) as runtime:
+            await runtime.raise_event("a-1", "answer", "yes")
+            await reached(runtime, "a-1", Status.BLOCKED)
+            return await runtime.status("a-1")
+
+    status = asyncio.run(block())
+
+    assert status.block is not None
+    assert "the checksum does not fit" in status.block.message
+    assert status.waiting_for == ()
+    shown = changed_history("show", "a-1").out
+    assert "BLOCKED" in shown
+    assert "the checksum does not fit" in shown
 
 
 def damage_sqlite(file):

@@ -75,9 +75,9 @@ async def read_picture(session: Session, instance_id: str) -> Picture:
     if event_count:
         left_out = max(0, event_count - _EVENTS_READ)
         read = session.provider.read_with_execution
-        records = await read(instance_id, info.execution_id, after_event_id=left_out)
-        first = await read(instance_id, info.execution_id, limit=1)
         try:
+            records = await read(instance_id, info.execution_id, after_event_id=left_out)
+            first = await read(instance_id, info.execution_id, limit=1)
             history = wire.decode_history(record.data for record in records)
             beginning = wire.decode_event(first[0].data) if first else None
         except CorruptData as error:

@@ -42,7 +42,7 @@ from perdure.client.view import (
     failure_in_output,
     view_of,
 )
-from perdure.client.waits import open_steps
+from perdure.client.waits import read_waits
 from perdure.clock import SystemClock
 from perdure.codec import JSON, Codec
 from perdure.errors import AlreadyExists, NotFound, NotSupported, UsageError, WaitTimeout
@@ -442,7 +442,7 @@ class Client:
         info = await self._admin().get_instance_info(check_id(id, "id"))
         steps: tuple[OpenStep, ...] = ()
         if waits and not info.status.is_final:
-            steps = tuple(open_steps(await self._history(id, info.execution_id)))
+            steps = await read_waits(self.provider, id, info.execution_id)
         return view_of(info, self.codec, steps)
 
     async def history(self, id: str, execution_id: int | None = None) -> list[events.Event]:  # noqa: A002

@@ -70,12 +70,12 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
 async def read_tail(provider: Provider, admin: ProviderAdmin, info: InstanceInfo) -> list[StepView]:
     """The steps at the end of the current execution's history; empty if it cannot be read."""
     execution = await admin.get_execution_info(info.instance_id, info.execution_id)
-    records = await provider.read_with_execution(
-        info.instance_id,
-        info.execution_id,
-        after_event_id=max(0, execution.event_count - TAIL_EVENTS),
-    )
     try:
+        records = await provider.read_with_execution(
+            info.instance_id,
+            info.execution_id,
+            after_event_id=max(0, execution.event_count - TAIL_EVENTS),
+        )
         return steps_of(wire.decode_history(record.data for record in records))
     except CorruptData:
         return []

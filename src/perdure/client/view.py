@@ -46,7 +46,8 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     completed_at: datetime.datetime | None
     parent_id: str | None
     waiting_for: tuple[Any, ...] = ()
-    """Open steps, oldest first; empty when it has ended or was not asked for."""
+    """Open steps, oldest first; empty when it has ended, was not asked for, or its history cannot
+    be read."""
 
 
 class Ending(msgspec.Struct, frozen=True, gc=False):

@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from perdure.model import events
+from perdure.errors import CorruptData
+from perdure.model import events, wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from perdure.providers.contract import Provider
 
 
 class OpenStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +30,17 @@ class OpenStep(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name}".rstrip()
+
+
+async def read_waits(
+    provider: Provider, instance_id: str, execution_id: int
+) -> tuple[OpenStep, ...]:
+    """What the execution waits for; nothing if its history cannot be read."""
+    try:
+        records = await provider.read_with_execution(instance_id, execution_id)
+        return tuple(open_steps(wire.decode_history(record.data for record in records)))
+    except CorruptData:
+        return ()
 
 
 def open_steps(history: Iterable[events.Event]) -> list[OpenStep]:
