@@ -23,7 +23,7 @@ from perdure import (
     activity,
     orchestration,
 )
-from perdure.errors import StoreUnavailable
+from perdure.errors import StoreClosed, StoreUnavailable, UsageError
 
 HERE = Path(__file__).parent
 
@@ -206,3 +206,48 @@ async def test_a_provider_that_is_opened_twice_at_once_is_opened_once(tmp_path, 
     await provider.close()
 
     await until_quiet(before)
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "files"])
+async def test_serving_ends_with_an_error_when_the_store_is_gone_for_good(tmp_path, kind):
+    path = tmp_path / "store"
+    provider = SqliteProvider(path) if kind == "sqlite" else FileSystemProvider(path)
+    runtime = Runtime(provider, [calls], options=RuntimeOptions(poll_seconds=0.1))
+    serving = asyncio.create_task(runtime.serve())
+
+    async def is_running():
+        return runtime._running is not None
+
+    await until(is_running)
+    path.rename(tmp_path / "elsewhere")
+    with contextlib.suppress(StoreClosed):
+        await runtime.start(calls, "hangs", "")
+
+    with pytest.raises(StoreClosed, match="removed or replaced"):
+        await asyncio.wait_for(serving, 30)
+
+
+async def test_a_runtime_serves_a_second_time(tmp_path):
+    runtime = Runtime(tmp_path / "s.db", [calls])
+
+    async def is_running():
+        return runtime._running is not None
+
+    for _ in range(2):
+        serving = asyncio.create_task(runtime.serve())
+        await until(is_running)
+        assert not serving.done()
+        runtime._on_signal(signal.SIGTERM)
+        await serving
+
+
+async def test_serving_says_what_it_cannot_do(tmp_path):
+    async with Runtime(tmp_path / "s.db", [calls]) as runtime:
+        with pytest.raises(UsageError, match="leave out the async with"):
+            await runtime.serve()
+
+    def serve():
+        with pytest.raises(UsageError, match="main thread"):
+            asyncio.run(Runtime(tmp_path / "s.db", [calls]).serve())
+
+    await asyncio.to_thread(serve)

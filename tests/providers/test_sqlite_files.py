@@ -260,7 +260,7 @@ def test_a_file_that_disappears_stops_the_writing(tmp_path, name):
             (tmp_path / name).unlink()
             await provider.enqueue_for_orchestrator(start("two"))
 
-    with pytest.raises(StoreUnavailable, match="removed or replaced"):
+    with pytest.raises(StoreClosed, match="removed or replaced"):
         asyncio.run(lose_the_file())
 
 
@@ -275,7 +275,7 @@ def test_a_commit_into_a_file_that_has_disappeared_is_not_answered_for(tmp_path,
         async with Losing(tmp_path / "store.db") as provider:
             await provider.enqueue_for_orchestrator(start("one"))
 
-    with pytest.raises(StoreUnavailable, match="removed or replaced"):
+    with pytest.raises(StoreClosed, match="removed or replaced"):
         asyncio.run(lose_the_file())
 
 
@@ -309,7 +309,7 @@ def test_no_change_is_overlooked_however_quiet_the_directory_was(tmp_path, name,
                 (directory / name).unlink()
             await provider.enqueue_for_orchestrator(start("three"))
 
-    with pytest.raises(StoreUnavailable, match="removed or replaced"):
+    with pytest.raises(StoreClosed, match="removed or replaced"):
         asyncio.run(change())
 
 
@@ -319,7 +319,7 @@ def test_a_file_that_is_back_is_written_again(tmp_path):
     async def move_the_file():
         async with SqliteProvider(path) as provider:
             path.rename(away)
-            with pytest.raises(StoreUnavailable, match="removed or replaced"):
+            with pytest.raises(StoreClosed, match="removed or replaced"):
                 await provider.enqueue_for_orchestrator(start("one"))
             away.rename(path)
             return await provider.enqueue_for_orchestrator(start("two"))

@@ -30,7 +30,7 @@ from perdure.runtime.background import Background, quietly
 from perdure.runtime.failures import NotBegun
 from perdure.runtime.missing import Missing
 from perdure.runtime.observe import GuardedSpan, SpanNote, log
-from perdure.runtime.retrying import Backoff, after_failed_fetch, retry_delay_ms
+from perdure.runtime.retrying import Backoff, retry_delay_ms
 from perdure.runtime.runners import Runners
 from perdure.runtime.running import Running
 from perdure.runtime.suspects import Suspects
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from perdure.runtime.executors import Executors
     from perdure.runtime.observe import Observer
     from perdure.runtime.options import RuntimeOptions
+    from perdure.runtime.retrying import FetchTrouble
     from perdure.runtime.running import Completion
 
 _FETCHED_AT_ONCE_MAX = 200
@@ -70,6 +71,7 @@ class ActivityDispatcher:
         options: RuntimeOptions,
         owner: str,
         observer: Observer,
+        trouble: FetchTrouble,
     ) -> None:
         self._provider = provider
         self._registry = registry
@@ -79,6 +81,7 @@ class ActivityDispatcher:
         self._options = options
         self._owner = owner
         self._observer = observer
+        self._trouble = trouble
         self._loop = asyncio.get_running_loop()
         self._poll_ms = round(options.poll_seconds * 1000)
         self._lock_ms = round(options.activity_lock_seconds * 1000)
@@ -245,7 +248,7 @@ class ActivityDispatcher:
     # --- fetching
 
     async def _fetch_loop(self) -> None:
-        backoff, is_idle = Backoff(), True
+        is_idle = True
         while not self._stopping:
             if self._free <= 0:
                 self._slot_freed.clear()
@@ -258,9 +261,9 @@ class ActivityDispatcher:
                 found = await self._fetch(size, self._poll_ms if is_idle else 0)
             except BaseException as error:  # noqa: BLE001 - told, or raised again, there
                 self._free += size
-                await self._clock.sleep(after_failed_fetch("activities", error, backoff))
+                await self._clock.sleep(self._trouble.seconds_after(error))
                 continue
-            backoff.reset()
+            self._trouble.is_over()
             self._free += size - len(found)
             for fetched in found:
                 try:

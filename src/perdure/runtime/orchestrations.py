@@ -46,7 +46,7 @@ from perdure.runtime.missing import Missing
 from perdure.runtime.observe import log
 from perdure.runtime.pacing import Pacer
 from perdure.runtime.patience import Patience
-from perdure.runtime.retrying import Backoff, after_failed_fetch
+from perdure.runtime.retrying import Backoff
 from perdure.runtime.returns import Returns
 from perdure.runtime.turns import Created, Turn
 from perdure.runtime.watchdog import TurnAborted
@@ -63,11 +63,11 @@ if TYPE_CHECKING:
     from perdure.runtime.activities import ActivityDispatcher
     from perdure.runtime.observe import Observer
     from perdure.runtime.options import RuntimeOptions
+    from perdure.runtime.retrying import FetchTrouble
     from perdure.runtime.watchdog import Watchdog
 
 _STARTS = (work.StartOrchestration, work.ContinueAsNew)
 _BURST_MAX = 64
-_TIDY_SECONDS_MIN = 0.05
 
 
 class OrchestrationDispatcher:
@@ -86,6 +86,7 @@ class OrchestrationDispatcher:
         framework_version: str,
         observer: Observer,
         watchdog: Watchdog,
+        trouble: FetchTrouble,
     ) -> None:
         self._provider = provider
         self._activities = activities
@@ -94,6 +95,7 @@ class OrchestrationDispatcher:
         self._owner = owner
         self._observer = observer
         self._watchdog = watchdog
+        self._trouble = trouble
         self._missing = Missing(registry)
         self.intake = Intake(registry, codec, framework_version, options.max_attempts)
         self._version = parse_version(framework_version)
@@ -237,7 +239,7 @@ class OrchestrationDispatcher:
         return True
 
     async def _fetch_loop(self) -> None:
-        burst, backoff = 1, Backoff()
+        burst = 1
         while not self._stopping:
             if not self._has_room():
                 await self._live.wait_for_room()
@@ -250,9 +252,9 @@ class OrchestrationDispatcher:
                 self._pacer.run(partial(self._take, fetched))
             error = next((each for each in answers if isinstance(each, BaseException)), None)
             if error is not None:
-                await self._clock.sleep(after_failed_fetch("orchestrations", error, backoff))
+                await self._clock.sleep(self._trouble.seconds_after(error))
                 continue
-            backoff.reset()
+            self._trouble.is_over()
             self._patience.renew()
             burst = min(burst * 2, _BURST_MAX) if len(found) == burst else 1
 
@@ -593,6 +595,6 @@ class OrchestrationDispatcher:
         """Give back the locks of instances that wait for long."""
         idle_ms = round(self._options.idle_seconds * 1000)
         while True:
-            await self._clock.sleep(max(self._options.idle_seconds / 4, _TIDY_SECONDS_MIN))
+            await self._clock.sleep(max(self._options.idle_seconds / 4, 0.05))
             for live in self._live.idle_since(self._clock.now_ms() - idle_ms):
                 self._release(live)

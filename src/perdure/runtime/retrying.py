@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from perdure.errors import ProviderError
+from perdure.errors import ProviderError, StoreClosed
 from perdure.runtime.observe import log
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from perdure.model.work import RetryPlan
 
 _FIRST_SECONDS = 0.05
@@ -35,15 +37,31 @@ class Backoff:
         return seconds * random.uniform(0.5, 1.0)
 
 
-def after_failed_fetch(what: str, error: BaseException, backoff: Backoff) -> float:
-    """Tell it, and give the seconds to wait. A defect must not end what everybody waits for."""
-    if not isinstance(error, Exception):
-        raise error
-    if isinstance(error, ProviderError):
-        log.warning("cannot fetch %s: %s", what, error)
-    else:
-        log.error("cannot fetch %s", what, exc_info=error)
-    return backoff.next_delay(retryable=isinstance(error, ProviderError) and error.retryable)
+class FetchTrouble:
+    """What a fetch loop does about errors: a defect must not end what everybody waits for."""
+
+    def __init__(self, what: str, closed: Callable[[StoreClosed], None]) -> None:
+        self._what = what
+        self._closed = closed
+        """Told when the store has closed for good."""
+        self._backoff = Backoff()
+
+    def is_over(self) -> None:
+        self._backoff.reset()
+
+    def seconds_after(self, error: BaseException) -> float:
+        """Tell it, and give the seconds to wait."""
+        if not isinstance(error, Exception):
+            raise error
+        if isinstance(error, StoreClosed):
+            self._closed(error)
+        if isinstance(error, ProviderError):
+            log.warning("cannot fetch %s: %s", self._what, error)
+        else:
+            log.error("cannot fetch %s", self._what, exc_info=error)
+        return self._backoff.next_delay(
+            retryable=isinstance(error, ProviderError) and error.retryable
+        )
 
 
 def retry_delay_ms(plan: RetryPlan, attempt: int) -> int:

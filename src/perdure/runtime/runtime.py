@@ -7,6 +7,7 @@ import os
 import secrets
 import signal
 import socket
+import threading
 from collections import Counter
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -25,12 +26,13 @@ from perdure.runtime.keeper import KeeperThread, LockKeeper
 from perdure.runtime.observe import Observer, log
 from perdure.runtime.options import RuntimeOptions
 from perdure.runtime.orchestrations import OrchestrationDispatcher
+from perdure.runtime.retrying import FetchTrouble
 from perdure.runtime.sources import check_not_reading, check_sources
 from perdure.runtime.watchdog import Watchdog
 from perdure.version import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
     from types import ModuleType, TracebackType
     from typing import Self
 
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from perdure.client.view import Finished
     from perdure.clock import Clock
     from perdure.codec import Codec
+    from perdure.errors import StoreClosed
     from perdure.model import work
     from perdure.providers.contract import Provider
     from perdure.runtime.observe import Sink, SpanMaker
@@ -78,13 +81,15 @@ class Runtime(Client):
         """What still ran when this runtime had stopped: activities by their names, or the store.
         Python does not end a process before its threads have ended."""
         self._stopped = asyncio.Event()
+        self._end: StoreClosed | None = None
+        """Why it cannot go on."""
 
     async def __aenter__(self) -> Self:
         if self._running is not None:
             raise UsageError("this runtime runs already; make another one")
         check_not_reading()
         await super().__aenter__()
-        self._running = _Parts(self)
+        self._running = _Parts(self, self._on_closed)
         self._running.start()
         log.info(
             "perdure %s on %s serves %s and %s",
@@ -118,17 +123,35 @@ class Runtime(Client):
                 self.left_behind = (*self.left_behind, self.provider.name)
 
     async def serve(self) -> None:
-        """Run until SIGTERM or SIGINT, then drain. A second signal ends the process at once."""
+        """Run until SIGTERM or SIGINT, then drain. A second signal ends the process at once.
+
+        Opens the runtime itself. Raises StoreClosed if the store has closed for good.
+        """
+        if self._running is not None:
+            raise UsageError("serve() opens the runtime itself: leave out the async with around it")
+        if threading.current_thread() is not threading.main_thread():
+            raise UsageError(
+                "serve() hears signals, which only the main thread can: use async with instead"
+            )
+        self._stopped.clear()
+        self._end = None
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
         try:
             async with self:
                 await self._stopped.wait()
-                log.info("draining; a second signal ends the process at once")
+                if self._end is None:
+                    log.info("draining; a second signal ends the process at once")
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
+        if self._end is not None:
+            raise self._end
+
+    def _on_closed(self, error: StoreClosed) -> None:
+        self._end = error
+        self._stopped.set()
 
     def _on_signal(self, number: int) -> None:
         if self._stopped.is_set():
@@ -240,7 +263,7 @@ def _check_transactions(registry: Registry, provider: Provider) -> None:
 class _Parts:
     """Everything that runs in the background of one runtime."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, closed: Callable[[StoreClosed], None]) -> None:
         self.loop = asyncio.get_running_loop()
         options, provider, clock = runtime.options, runtime.provider, runtime.clock
         self._watchdog = Watchdog(options.turn_warn_seconds, options.turn_abort_seconds)
@@ -254,6 +277,7 @@ class _Parts:
             options=options,
             owner=runtime.worker_id,
             observer=runtime.observer,
+            trouble=FetchTrouble("activities", closed),
         )
         self.orchestrations = OrchestrationDispatcher(
             provider,
@@ -268,6 +292,7 @@ class _Parts:
             framework_version=VERSION,
             observer=runtime.observer,
             watchdog=self._watchdog,
+            trouble=FetchTrouble("orchestrations", closed),
         )
         self.activities.complete_here = self.orchestrations.complete
         self._executors.send_heartbeat = self.activities.heartbeat

@@ -144,7 +144,8 @@ def translate(operation: str, error: apsw.Error, path: Path) -> ProviderError:
             return StoreFull(operation, f"{text}; free some space, then it goes on by itself")
         case apsw.CorruptError() | apsw.NotADBError() | apsw.FormatError():
             return CorruptData(
-                operation, f"{text}; the file is damaged: keep it, and restore a backup"
+                operation,
+                f"{text}; the file is damaged: keep it with its -wal, and restore a backup",
             )
         case apsw.IOError() | apsw.CantOpenError() | apsw.ReadOnlyError() | apsw.PermissionsError():
             return StoreUnavailable(operation, f"{text}; check the disk and its permissions")

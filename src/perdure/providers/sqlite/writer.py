@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Final
 
 import apsw
 
-from perdure.errors import InternalError, PerdureError, StoreFull, StoreUnavailable
+from perdure.errors import (
+    InternalError,
+    PerdureError,
+    StoreClosed,
+    StoreFull,
+    StoreUnavailable,
+)
 from perdure.providers.sqlite import batches
 from perdure.providers.sqlite.connection import (
     breaks_connection,
@@ -281,11 +287,11 @@ class Writer:
     def _check_place(self) -> None:
         """Before a commit, which could do harm, and before an answer, which could be a lie."""
         if not self._whereabouts.are_right():
-            raise StoreUnavailable(
+            raise StoreClosed(
                 "write",
                 f"{str(self._path)!r} or a file beside it (-wal, -shm) was removed or replaced "
-                "while it was open; nothing more is written to it. Restart the program on the "
-                "file that you want",
+                "while it was open; what was written last may be lost, and no more is written. "
+                "Restart the program on the file that you want",
             )
 
     def _adopt(self, connection: apsw.Connection) -> None:
