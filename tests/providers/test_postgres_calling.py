@@ -103,7 +103,7 @@ def test_a_connection_that_the_server_ended_while_it_was_idle_is_replaced(
 def test_a_commit_that_is_not_answered_in_time_is_sent_again_and_applied_once(
     connection: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "_ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(connections, "ANSWER_SECONDS", 0.2)
 
     async def check() -> None:
         schema = new_schema()

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from perdure.conformance.factories import activity, start
-from perdure.errors import StoreClosed
+from perdure.errors import StoreClosed, StoreUnavailable
 from perdure.providers.postgres import PostgresProvider, handle, renewals
 from postgres_factory import new_schema
 from postgres_proxy import Cut, Proxy
 from postgres_server import shared_server
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Coroutine
 
     from perdure.providers.items import FetchedOrchestration
 
@@ -175,6 +176,9 @@ def test_closing_does_not_wait_for_what_nobody_needs(
     run(schema, check)
 
 
+# --- with all the time it takes
+
+
 class LeapingLoop(asyncio.SelectorEventLoop):
     """Its clock can be put forward."""
 
@@ -182,6 +186,12 @@ class LeapingLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return super().time() + self.leaped_seconds
+
+
+def run_leaping(main: Callable[[LeapingLoop], Coroutine[Any, Any, None]]) -> None:
+    loop = LeapingLoop()
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.run(main(loop))
 
 
 @pytest.mark.parametrize(
@@ -196,9 +206,7 @@ class LeapingLoop(asyncio.SelectorEventLoop):
 def test_a_call_is_tried_again_however_late_the_silence_is_noticed(
     schema: str, word: bytes, call: Callable[[PostgresProvider], Awaitable[object]]
 ) -> None:
-    loop = LeapingLoop()
-
-    async def main() -> None:
+    async def main(loop: LeapingLoop) -> None:
         silence = Silence()
         async with (
             Proxy(shared_server().socket_directory, silence) as proxy,
@@ -211,5 +219,33 @@ def test_a_call_is_tried_again_however_late_the_silence_is_noticed(
 
             await calling
 
-    with asyncio.Runner(loop_factory=lambda: loop) as runner:
-        runner.run(main())
+    run_leaping(main)
+
+
+@pytest.mark.parametrize(
+    ("word", "call"),
+    [
+        (b"SELECT", lambda provider: provider.open()),
+        (b"pg_namespace", lambda provider: provider.open()),
+        (b"pg_namespace", lambda provider: provider.migrate(dry_run=True)),
+        (b"pg_namespace", lambda provider: provider.migrate()),
+        (b"pg_advisory_xact_lock", lambda provider: provider.migrate()),
+    ],
+    ids=["store", "migrations", "dry run", "migrate", "lock"],
+)
+def test_opening_gives_up_when_nothing_is_said_after_the_greeting(
+    word: bytes, call: Callable[[PostgresProvider], Awaitable[object]]
+) -> None:
+    async def main(loop: LeapingLoop) -> None:
+        silence = Silence()
+        async with Proxy(shared_server().socket_directory, silence) as proxy:
+            provider = PostgresProvider(proxy.dsn, schema=f"silent_{os.getpid()}", listen=False)
+            silence.falls_at(word)
+            calling = asyncio.ensure_future(call(provider))
+            await silence.fell.wait()
+            loop.leaped_seconds += 600
+
+            with pytest.raises(StoreUnavailable, match="no answer in time"):
+                await calling
+
+    run_leaping(main)

@@ -15,7 +15,7 @@ from perdure.errors import StoreBusy, StoreClosed
 from perdure.providers.postgres.backoff import Backoff
 from perdure.providers.postgres.calling import Receiver, call, call_back, call_for_rows
 from perdure.providers.postgres.faults import Remedy, refusal, remedy_for
-from perdure.providers.postgres.place import STATEMENT_TIMEOUT_SECONDS
+from perdure.providers.postgres.place import ANSWER_SECONDS
 from perdure.providers.postgres.silence import answer_within
 from perdure.providers.postgres.slots import Slots
 
@@ -39,8 +39,6 @@ _NAMED_AFTER_RUNS: Final = 3
 """Giving a statement a name takes a round trip, from which a program that ends soon has nothing."""
 _LIFE_SECONDS: Final = 3600.0
 """What a session of the server gathers in its memory is let go from time to time."""
-_ANSWER_SECONDS: Final = STATEMENT_TIMEOUT_SECONDS + 5.0
-"""The server gives up first; this bounds the wait for an answer that never comes."""
 
 
 class Rank(IntEnum):
@@ -153,7 +151,7 @@ class Connections:
         *,
         binary: bool = False,
         rank: Rank = Rank.READ,
-        seconds: float = _ANSWER_SECONDS,
+        seconds: float = ANSWER_SECONDS,
     ) -> list[Row]:
         """Rows of a statement that may be repeated; it is, for as long as that can help.
 
@@ -191,7 +189,7 @@ class Connections:
                 statement,
                 parameters(again),
                 prepared=self._prepared_on(link, statement),
-                seconds=_ANSWER_SECONDS,
+                seconds=ANSWER_SECONDS,
             ),
             rank=rank,
             was_sent=was_sent,
@@ -240,7 +238,7 @@ class Connections:
         *,
         binary: bool = False,
         rank: Rank = Rank.READ,
-        seconds: float = _ANSWER_SECONDS,
+        seconds: float = ANSWER_SECONDS,
     ) -> list[Row]:
         """One try; raises what the driver raises, TimeoutError if there is no answer."""
         return await self._with_link(
@@ -264,7 +262,7 @@ class Connections:
                 statement,
                 parameters,
                 prepared=self._prepared_on(link, statement),
-                seconds=_ANSWER_SECONDS,
+                seconds=ANSWER_SECONDS,
             ),
             rank=Rank.COMMIT,
         )
@@ -294,7 +292,7 @@ class Connections:
                 statement,
                 parameters,
                 is_prepared=self._prepares,
-                seconds=_ANSWER_SECONDS,
+                seconds=ANSWER_SECONDS,
                 done=answered,
             )
         except (psycopg.Error, OSError) as error:
@@ -338,7 +336,7 @@ class Connections:
             return
         link.runs[statement] += 1
         task = asyncio.create_task(
-            call(link.connection, statement, parameters, prepared=None, seconds=_ANSWER_SECONDS),
+            call(link.connection, statement, parameters, prepared=None, seconds=ANSWER_SECONDS),
             name="perdure-rehearsal",
         )
         self._rehearsals.add(task)

@@ -11,6 +11,8 @@ from psycopg import sql
 from perdure.errors import StoreRefused
 from perdure.model.wire import FORMAT_VERSION
 from perdure.providers._shared.migrate import due_migrations, load_migrations
+from perdure.providers.postgres.place import ANSWER_SECONDS
+from perdure.providers.postgres.silence import answer_within
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,6 +28,10 @@ _HAS_MIGRATIONS: Final = """
     SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
     WHERE n.nspname = %s AND c.relname = 'migrations'
 """
+_LOCK_SECONDS: Final = 300
+_PATIENCE = sql.SQL("SET LOCAL lock_timeout = {}; SET LOCAL statement_timeout = 0").format(
+    sql.Literal(f"{_LOCK_SECONDS}s")
+)
 _APPLIED = sql.SQL("SELECT number, name, checksum FROM {schema}.migrations ORDER BY number")
 _TABLE = sql.SQL(
     """
@@ -48,10 +54,11 @@ _STORE = sql.SQL(
 
 async def pending(connection: AsyncConnection[Any], place: Place) -> Sequence[Migration]:
     """What has to be applied. Refuses a schema that is newer, or not what the files say."""
-    cursor = await connection.execute(_HAS_MIGRATIONS, (place.schema,))
     applied: list[tuple[int, str, str]] = []
-    if cursor.rowcount == 1:
-        applied = await (await connection.execute(_in(place, _APPLIED))).fetchall()
+    with answer_within(connection, ANSWER_SECONDS):
+        cursor = await connection.execute(_HAS_MIGRATIONS, (place.schema,))
+        if cursor.rowcount == 1:
+            applied = await (await connection.execute(_in(place, _APPLIED))).fetchall()
     return due_after(applied, place)
 
 
@@ -80,11 +87,13 @@ async def migrate(connection: AsyncConnection[Any], place: Place) -> Sequence[Mi
 
     Processes that start at the same time wait for each other and find it done.
     """
+    if not await pending(connection, place):
+        return ()
     async with connection.transaction():
-        # Others may be at it, and a big table takes its time.
-        await connection.execute("SET LOCAL lock_timeout = '5min'")
-        await connection.execute("SET LOCAL statement_timeout = 0")
-        await connection.execute("SELECT pg_advisory_xact_lock(%s)", (_lock_number(place),))
+        with answer_within(connection, _LOCK_SECONDS + ANSWER_SECONDS):
+            # Others may be at it, and a big table takes its time.
+            await connection.execute(_PATIENCE)
+            await connection.execute("SELECT pg_advisory_xact_lock(%s)", (_lock_number(place),))
         due = await pending(connection, place)
         if not due:
             return due

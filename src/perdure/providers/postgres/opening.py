@@ -13,7 +13,8 @@ from perdure.model.wire import FORMAT_VERSION
 from perdure.providers._shared import moved
 from perdure.providers.postgres import queries
 from perdure.providers.postgres.migrate import due_after, migrate, pending
-from perdure.providers.postgres.place import check_server
+from perdure.providers.postgres.place import ANSWER_SECONDS, check_server
+from perdure.providers.postgres.silence import answer_within
 
 if TYPE_CHECKING:
     from typing import LiteralString
@@ -83,9 +84,10 @@ async def _ask(
 ) -> dict[str, Any] | None:
     cursor = connection.cursor(row_factory=dict_row)
     sent_at = time.monotonic()
-    # Asked once: a statement that is prepared is sent in two goes.
-    await cursor.execute(statements(template), prepare=False)
-    found = await cursor.fetchone()
+    with answer_within(connection, ANSWER_SECONDS):
+        # Asked once: a statement that is prepared is sent in two goes.
+        await cursor.execute(statements(template), prepare=False)
+        found = await cursor.fetchone()
     if found is not None and clock is not None:
         clock.note(found["now_ms"], sent_at)
     return found

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 SERVER_VERSION_MIN: Final = 140_000
 STATEMENT_TIMEOUT_SECONDS: Final = 30
 """A statement takes milliseconds; one that takes this long is stuck."""
+ANSWER_SECONDS: Final = STATEMENT_TIMEOUT_SECONDS + 5.0
+"""The server gives up first; this bounds the wait for an answer that never comes."""
 
 _SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 _PARAMETERS: Final = {
