@@ -276,3 +276,22 @@ async def test_a_sync_activity_is_told_that_its_worker_stops(make_runtime):
         await until(has_begun)
 
     assert told == [True]
+
+
+async def test_an_activity_that_holds_the_loop_for_too_long_is_told_of_in_the_log(caplog):
+    runs = []
+
+    @activity
+    async def compute() -> int:
+        runs.append(1)
+        if len(runs) == 1:
+            await asyncio.sleep(0)
+            time.sleep(2 * LOCK_SECONDS)  # noqa: ASYNC251 - what is to be told
+        return len(runs)
+
+    flow = calling(compute)
+    options = RuntimeOptions(activity_lock_seconds=LOCK_SECONDS)
+    async with Runtime("memory:", [flow, compute], options=options) as runtime:
+        assert await (await runtime.start(flow)).result(10) == 2
+
+    assert "nothing could run for" in caplog.text

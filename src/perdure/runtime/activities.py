@@ -322,7 +322,7 @@ class ActivityDispatcher:
                 fetched,
                 Category.POISON,
                 f"delivered {fetched.attempt_count} times without an outcome: "
-                "it probably kills its process",
+                "it kills its process, or holds it up for longer than its lock lasts",
             )
             return
         if not self._suspects.admit(fetched.lock_token, fetched.attempt_count):

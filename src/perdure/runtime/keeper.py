@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -45,10 +46,12 @@ class LockKeeper:
         """Renew until cancelled; on any loop."""
         pause = self._interval
         while True:
+            began = time.monotonic()
             await self._clock.sleep(pause * random.uniform(0.9, 1.1))
             tokens = self._tokens()
             if not tokens:
                 continue
+            self._tell_late(time.monotonic() - began)
             try:
                 lost = await self._renew(tokens, self._lock_ms)
                 pause = self._interval
@@ -64,6 +67,17 @@ class LockKeeper:
                 continue
             if lost:
                 self._home.call_soon_threadsafe(self._lost, lost)
+
+    def _tell_late(self, seconds: float) -> None:
+        """The clock of the machine: one that jumps holds nobody up."""
+        if seconds * 1000 > self._lock_ms:
+            log.warning(
+                "nothing could run for %.1f s, so locks of %g s may have run out, and their work "
+                "is done again. Code that computes or blocks for long belongs into activities that "
+                "are plain functions, which run in threads, or have executor='process'",
+                seconds,
+                self._lock_ms / 1000,
+            )
 
 
 class KeeperThread:

@@ -341,5 +341,6 @@ def _check_integrity(snapshot: Snapshot, location: str) -> None:
     if found != ["ok"]:
         raise CorruptData(
             "integrity_check",
-            f"{location!r} is damaged: {'; '.join(found)}. Keep it with its -wal, and restore a backup",
+            f"{location!r} is damaged: {'; '.join(found)}. Keep it with its -wal, and restore a "
+            "backup",
         )
