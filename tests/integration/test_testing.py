@@ -7,6 +7,7 @@ from types import ModuleType
 import pytest
 
 from perdure import (
+    SqliteProvider,
     activity,
     continue_as_new,
     now,
@@ -15,7 +16,7 @@ from perdure import (
     uuid4,
     wait_for_event,
 )
-from perdure.errors import Nondeterminism, OrchestrationTerminated
+from perdure.errors import Nondeterminism, OrchestrationTerminated, UsageError
 from perdure.model import wire
 from perdure.testing import Environment, Stuck, assert_crash_safe, assert_replays
 
@@ -212,3 +213,8 @@ async def test_a_workflow_that_keeps_secrets_from_its_history_is_caught():
 
     with pytest.raises(AssertionError, match="after a crash"):
         await assert_crash_safe(forgetful, handlers=[forgetful, remember])
+
+
+def test_an_environment_on_a_store_with_threads_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="in memory, not sqlite"):
+        Environment([], provider=SqliteProvider(tmp_path / "s.db"))

@@ -49,7 +49,8 @@ class Environment:
 
     Time stands still until the test waits for a result; then the clock jumps from one due timer to
     the next, so that a 30-day wait takes milliseconds. ``substitutes`` maps activities to plain
-    functions that run instead of them.
+    functions that run instead of them. The store is in memory: one with threads of its own would be
+    at work while the clock jumps.
     """
 
     def __init__(
@@ -63,6 +64,11 @@ class Environment:
         provider: Provider | None = None,
         clock: ManualClock | None = None,
     ) -> None:
+        if provider is not None and provider.capabilities.durable:
+            raise UsageError(
+                f"the store of a test environment is in memory, not {provider.name}: "
+                "leave provider= out, or use Runtime(...) for a test on a real store"
+            )
         self.clock = clock or ManualClock()
         self.provider = provider or InMemoryProvider(store=MemoryStore(self.clock))
         self._options = options or _options(always_replay=always_replay)
