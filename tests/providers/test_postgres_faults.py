@@ -67,7 +67,7 @@ class Saboteur:
             """
             CREATE OR REPLACE FUNCTION {}.now_ms() RETURNS bigint LANGUAGE plpgsql AS $$ BEGIN
                 IF nextval('{}.faults') <= {} THEN
-                    RAISE EXCEPTION 'injected' USING ERRCODE = {};
+                    RAISE EXCEPTION 'injected' USING ERRCODE = {}, HINT = 'Try this.';
                 END IF;
                 RETURN floor(extract(epoch FROM clock_timestamp()) * 1000);
             END $$
@@ -143,6 +143,10 @@ def test_a_lasting_fault_is_raised_as_retryable(
             with pytest.raises(error) as raised_error:
                 await provider.enqueue_for_orchestrator(start("x"))
             assert raised_error.value.retryable
+            said = raised_error.value.message
+            assert "injected (Try this)" in said
+            for inside in ("CONTEXT", "PL/pgSQL", "SELECT", "now_ms"):
+                assert inside not in said
 
             saboteur.fail(state, 0)
             assert await provider.enqueue_for_orchestrator(start("y"))

@@ -5,6 +5,7 @@ Knows SQLSTATE; of a connection that was refused the driver tells none, but the 
 
 from __future__ import annotations
 
+import logging
 import re
 from enum import Enum, auto
 from typing import Final
@@ -21,6 +22,8 @@ from perdure.errors import (
     StoreRefused,
     StoreUnavailable,
 )
+
+log = logging.getLogger(__name__)
 
 
 class Remedy(Enum):
@@ -117,7 +120,8 @@ def violated(error: BaseException) -> str | None:
 
 def refusal(operation: str, error: BaseException, location: str) -> PerdureError:
     """The error that a caller sees, once nothing helped."""
-    said = f"{location}: {_one_line(error)}"
+    log.debug("%s: %s", operation, error)
+    said = f"{location}: {said_in(error)}"
     state = error.sqlstate if isinstance(error, psycopg.Error) else None
     match remedy_for(error):
         case Remedy.REPEAT if state == "53100":
@@ -163,6 +167,10 @@ def outcome_unknown(operation: str, error: ProviderError) -> ProviderError:
     )
 
 
-def _one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return text or type(error).__name__
+def said_in(error: BaseException) -> str:
+    """In one line, without the insides of the store that the server names along with it."""
+    text = str(error)
+    if isinstance(error, psycopg.Error) and error.diag.message_primary:
+        hint = (error.diag.message_hint or "").strip().removesuffix(".")
+        text = error.diag.message_primary + (f" ({hint})" if hint else "")
+    return " ".join(text.split()) or type(error).__name__
