@@ -357,6 +357,35 @@ def test_a_role_without_rights_is_told_how_to_get_them(role: str) -> None:
         open_and_close(PostgresProvider(as_role(role), schema=new_schema()))
 
 
+def test_a_role_that_may_not_make_the_schema_is_told_who_may(role: str) -> None:
+    provider = PostgresProvider(as_role(role), schema=f"none_{os.getpid()}")
+
+    for call in (provider.open, provider.migrate):
+        with pytest.raises(StoreRefused, match="permission denied for database") as refused:
+            asyncio.run(call())
+        assert "perdure db migrate" in refused.value.message
+        assert "GRANT CREATE ON DATABASE" in refused.value.message
+        assert "function grant_worker" not in refused.value.message
+
+
+def test_a_role_that_may_not_change_the_schema_is_told_who_may(
+    owner: psycopg.Connection[Any], role: str
+) -> None:
+    schema = new_schema()
+    owner.execute(
+        sql.SQL("SELECT {}.grant_worker({})").format(sql.Identifier(schema), sql.Literal(role))
+    )
+    last = sql.SQL(
+        "DELETE FROM {0}.migrations WHERE number = (SELECT max(number) FROM {0}.migrations)"
+    )
+    owner.execute(last.format(sql.Identifier(schema)))
+
+    with pytest.raises(StoreRefused, match="permission denied") as refused:
+        open_and_close(PostgresProvider(as_role(role), schema=schema))
+
+    assert "perdure db migrate" in refused.value.message
+
+
 def test_a_reader_sees_how_things_stand_but_no_payload(
     owner: psycopg.Connection[Any], role: str
 ) -> None:

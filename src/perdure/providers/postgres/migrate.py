@@ -7,10 +7,12 @@ import hashlib
 from typing import TYPE_CHECKING, Any, Final
 
 from psycopg import sql
+from psycopg.errors import InsufficientPrivilege
 
 from perdure.errors import StoreRefused
 from perdure.model.wire import FORMAT_VERSION
 from perdure.providers._shared.migrate import due_migrations, load_migrations
+from perdure.providers.postgres.faults import said_in
 from perdure.providers.postgres.place import ANSWER_SECONDS
 from perdure.providers.postgres.silence import answer_within
 
@@ -97,22 +99,34 @@ async def migrate(connection: AsyncConnection[Any], place: Place) -> Sequence[Mi
         due = await pending(connection, place)
         if not due:
             return due
-        cursor = await connection.execute(
-            "SELECT FROM pg_namespace WHERE nspname = %s", (place.schema,)
-        )
-        if cursor.rowcount == 0:
-            await connection.execute(_in(place, sql.SQL("CREATE SCHEMA {schema}")))
-        # Functions keep this path; what a user puts into another schema cannot get in between.
-        path = sql.SQL("SET LOCAL search_path TO {schema}, pg_temp")
-        await connection.execute(_in(place, path))
-        await connection.execute(_in(place, _TABLE))
-        for migration in due:
-            await connection.execute(migration.sql.encode(), prepare=False)
-            await connection.execute(
-                _in(place, _RECORD), (migration.number, migration.name, _checksum(migration))
-            )
-        await connection.execute(_in(place, _STORE), (FORMAT_VERSION,))
+        try:
+            await _apply(connection, place, due)
+        except InsufficientPrivilege as error:
+            raise StoreRefused(
+                "migrate",
+                f"{place.location}: {said_in(error)}; let a role that owns the schema run "
+                "'perdure db migrate' and grant this one its rights with grant_worker, or let it "
+                "make the schema itself (GRANT CREATE ON DATABASE)",
+            ) from error
         return due
+
+
+async def _apply(connection: AsyncConnection[Any], place: Place, due: Sequence[Migration]) -> None:
+    cursor = await connection.execute(
+        "SELECT FROM pg_namespace WHERE nspname = %s", (place.schema,)
+    )
+    if cursor.rowcount == 0:
+        await connection.execute(_in(place, sql.SQL("CREATE SCHEMA {schema}")))
+    # Functions keep this path; what a user puts into another schema cannot get in between.
+    path = sql.SQL("SET LOCAL search_path TO {schema}, pg_temp")
+    await connection.execute(_in(place, path))
+    await connection.execute(_in(place, _TABLE))
+    for migration in due:
+        await connection.execute(migration.sql.encode(), prepare=False)
+        await connection.execute(
+            _in(place, _RECORD), (migration.number, migration.name, _checksum(migration))
+        )
+    await connection.execute(_in(place, _STORE), (FORMAT_VERSION,))
 
 
 @functools.cache
