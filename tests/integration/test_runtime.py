@@ -22,7 +22,7 @@ from perdure import (
     orchestration,
     wait_for_event,
 )
-from perdure.errors import UsageError
+from perdure.errors import StoreClosed, UsageError
 from perdure.model.failures import BlockReason
 from perdure.providers.memory import MemoryStore
 
@@ -346,3 +346,20 @@ async def test_an_activity_that_blocks_the_event_loop_keeps_its_lock(tmp_path):
     async with Runtime(provider, [flow, rude], options=options) as runtime:
         assert await (await runtime.start(flow)).result(10) == "done"
         assert runs == [1]
+
+
+async def test_clients_and_runtimes_may_share_a_provider(make_provider):
+    @orchestration
+    async def flow() -> str:
+        return "done"
+
+    provider = make_provider()
+    async with Runtime(provider, [flow]) as runtime:
+        async with Runtime(provider, [flow]) as other:
+            assert await (await other.start(flow)).result(10) == "done"
+        async with Client(provider) as client:
+            assert await (await client.start(flow)).result(10) == "done"
+        assert await (await runtime.start(flow)).result(10) == "done"
+
+    with pytest.raises(StoreClosed):
+        await provider.read("x")

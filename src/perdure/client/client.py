@@ -31,6 +31,7 @@ from perdure.arguments import (
 )
 from perdure.authoring import Orchestration
 from perdure.authoring.definitions import parse_version
+from perdure.client import sharing
 from perdure.client.administration import Administration
 from perdure.client.handle import Handle
 from perdure.client.messages import envelope
@@ -113,7 +114,7 @@ class Client:
         self._traces: TraceCarrier | None = None
 
     async def __aenter__(self) -> Self:
-        await self.provider.open()
+        await sharing.enter(self.provider)
         return self
 
     async def __aexit__(
@@ -122,7 +123,7 @@ class Client:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self.provider.close()
+        await sharing.leave(self.provider)
 
     @property
     def admin(self) -> Administration:
