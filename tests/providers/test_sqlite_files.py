@@ -362,6 +362,19 @@ def test_another_copy_of_sqlite_cannot_open_a_store_that_is_open_here(tmp_path, 
     sqlite3.connect(database, uri=spelled == "address").close()
 
 
+def test_another_copy_of_sqlite_that_was_there_first_is_warned_of(tmp_path, caplog):
+    path = tmp_path / "store.db"
+    asyncio.run(open_and_close(path))
+    assert not caplog.text
+
+    stranger = sqlite3.connect(path)
+    stranger.execute("SELECT * FROM sqlite_master").fetchall()
+    asyncio.run(open_and_close(path))
+    stranger.close()
+
+    assert "is open in this program already" in caplog.text
+
+
 def test_what_was_written_to_a_log_that_disappeared_is_kept_by_closing(tmp_path):
     async def lose_the_log():
         async with SqliteProvider(tmp_path / "store.db") as provider:

@@ -155,6 +155,7 @@ class Handle:
 
     def _connect(self, *, allow_moved: bool) -> apsw.Connection:
         connections.check_library()
+        strangers.look_for(self.path)
         place.prepare_file(self.path)
         if self._durability == "full" and self.path.stat().st_size == 0:
             # Tables first: SQLite removes the log of an empty file.

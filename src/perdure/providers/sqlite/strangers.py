@@ -6,10 +6,11 @@ other: when one of them closes the file, it takes the other's locks away, and re
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections import Counter
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from perdure.errors import UsageError
@@ -23,6 +24,26 @@ File: TypeAlias = "tuple[int, int] | None"
 _open: Counter[File] = Counter()
 """Stores of this process."""
 _hooks: list[object] = []
+_DESCRIPTORS: Final = "/proc/self/fd"
+
+_log = logging.getLogger("perdure.sqlite")
+
+
+def look_for(path: Path) -> None:
+    """Warn of whoever has the file open before it becomes a store of this process."""
+    file = _find(path)
+    if file is None or file in _open or "sqlite3" not in sys.modules:
+        return
+    try:
+        descriptors = os.listdir(_DESCRIPTORS)
+    except OSError:
+        return  # the system does not say
+    if any(_find(f"{_DESCRIPTORS}/{each}") == file for each in descriptors):
+        _log.warning(
+            "%r is open in this program already: if that was sqlite3.connect(), its end takes the "
+            "log of the store away. Close it before, or use the package apsw",
+            str(path),
+        )
 
 
 def keep_away(path: Path) -> File:
