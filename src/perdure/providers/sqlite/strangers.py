@@ -10,13 +10,11 @@ import logging
 import os
 import sys
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from pathlib import Path
+from typing import Any, Final, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from perdure.errors import UsageError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 File: TypeAlias = "tuple[int, int] | None"
 """Device and inode; None if it is not there."""
@@ -24,7 +22,7 @@ File: TypeAlias = "tuple[int, int] | None"
 _open: Counter[File] = Counter()
 """Stores of this process."""
 _hooks: list[object] = []
-_DESCRIPTORS: Final = "/proc/self/fd"
+_DESCRIPTORS: Final = Path("/proc/self/fd")
 
 _log = logging.getLogger("perdure.sqlite")
 
@@ -35,10 +33,10 @@ def look_for(path: Path) -> None:
     if file is None or file in _open or "sqlite3" not in sys.modules:
         return
     try:
-        descriptors = os.listdir(_DESCRIPTORS)
+        descriptors = list(_DESCRIPTORS.iterdir())
     except OSError:
         return  # the system does not say
-    if any(_find(f"{_DESCRIPTORS}/{each}") == file for each in descriptors):
+    if any(_find(each) == file for each in descriptors):
         _log.warning(
             "%r is open in this program already: if that was sqlite3.connect(), its end takes the "
             "log of the store away. Close it before, or use the package apsw",
