@@ -146,3 +146,16 @@ def test_a_query_is_confirmed_in_a_terminal(busy, environ, tmp_path):
     assert "terminate 2 instances" in plain(text)
     assert "nothing was done" in plain(text)
     assert busy("count", "status:open").out == "2\n"
+
+
+def test_pruning_is_left_alone_by_a_no(busy, environ, tmp_path):
+    busy("retry", "f-1")
+    busy.run(("f-1", flows.failing, LONG))
+
+    code, text = see(["db", "prune", "--keep-last", "1"], 80, environ, tmp_path, answers=b"n\n")
+
+    assert code == 0
+    assert "nothing was done" in plain(text)
+    assert (
+        busy("db", "prune", "--keep-last", "1", "--dry-run", "-o", "json").json["executions"] == 1
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import click
 
+from perdure.cli.asking import is_wanted
 from perdure.cli.exits import Exit, code_of, line_of
 from perdure.cli.options import complete_ids, output_option
 from perdure.cli.render import Cell, echo, glyph, print_json, warn
@@ -132,15 +132,7 @@ def _confirmed(verb: Verb, infos: list[InstanceInfo], targets: Targets, now_ms: 
             if infos:
                 echo(Cell("run again with -y instead of --dry-run to do it", "dim"))
         return False
-    if targets.yes:
-        return True
-    if not sys.stdin.isatty():
-        planned = _summary(f"this would {verb.word}", infos, now_ms)
-        raise UsageError(f"{planned}; add -y to do it, or --dry-run to look")
-    is_wanted = click.confirm(f"{_summary(verb.word, infos, now_ms)}. Go on?", err=True)
-    if not is_wanted:
-        echo("nothing was done")
-    return is_wanted
+    return targets.yes or is_wanted(_summary(verb.word, infos, now_ms))
 
 
 def _summary(words: str, infos: list[InstanceInfo], now_ms: int) -> str:

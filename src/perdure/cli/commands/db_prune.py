@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from perdure.cli.asking import is_wanted
 from perdure.cli.command import command
 from perdure.cli.exits import Exit
 from perdure.cli.options import duration_option, output_option
@@ -72,8 +72,8 @@ def prune(
                 "would drop" if dry_run else "dropped",
             )
             return Exit.OK
-        if not yes:
-            _ask(number)
+        if not yes and not is_wanted(f"drop {number} past executions"):
+            return Exit.OK
         executions = 0
         for start in range(0, len(ids), _CHUNK):
             chosen = DeleteFilter(instance_ids=tuple(ids[start : start + _CHUNK]), limit=_CHUNK)
@@ -100,13 +100,6 @@ async def _count(session: Session, ids: list[str], options: PruneOptions) -> int
             ended_ms = info.completed_at_ms
             number += ended_ms is not None and ended_ms < options.completed_before_ms
     return number
-
-
-def _ask(number: int) -> None:
-    question = f"drop {number} past executions"
-    if not sys.stdin.isatty():
-        raise UsageError(f"this would {question}; add -y to do it, or --dry-run to look")
-    click.confirm(f"{question}. Go on?", abort=True, err=True)
 
 
 def _print(document: dict[str, Any], output: str, words: str) -> None:

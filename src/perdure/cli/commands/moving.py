@@ -12,6 +12,7 @@ from typing import IO, TYPE_CHECKING
 import click
 
 from perdure.cli.archives import end_line, read_snapshots
+from perdure.cli.asking import interruptible
 from perdure.cli.command import command
 from perdure.cli.escape import clean_json
 from perdure.cli.families import Families, has_ended
@@ -227,10 +228,11 @@ async def _is_same(session: Session, snapshot: InstanceSnapshot) -> bool:
 
 async def _checked(session: Session, file: str, *, partial: bool) -> Iterable[InstanceSnapshot]:
     """Everything is read once before anything is written: a damaged file imports nothing."""
-    kept = list(read_snapshots(file, partial=partial)) if file == "-" else None
     families = Families()
-    for snapshot in read_snapshots(file, partial=partial) if kept is None else kept:
-        families.add(snapshot)
+    with interruptible():
+        kept = list(read_snapshots(file, partial=partial)) if file == "-" else None
+        for snapshot in read_snapshots(file, partial=partial) if kept is None else kept:
+            families.add(snapshot)
     if not partial:
         await families.check(session.admin, file)
     return read_snapshots(file, partial=partial) if kept is None else kept
