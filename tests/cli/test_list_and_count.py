@@ -106,6 +106,31 @@ def test_jsonl_is_one_instance_a_line(busy):
     ]
 
 
+@pytest.mark.parametrize("output", ["ids", "jsonl", "table"])
+def test_a_pipe_that_holds_a_part_says_so_beside_it_and_how_to_go_on(busy, output):
+    part = busy("list", "-o", output, "--limit", "3")
+    whole = busy("list", "-o", output, "--limit", "4")
+
+    assert whole.err == ""
+    assert "4 shown" not in whole.out
+    assert part.out in whole.out or output == "table"
+    said, cursor = part.err.removesuffix("\n").split(" --cursor ")
+    assert said == "perdure: 3 shown, more follow: --limit 15, or"
+    assert busy("list", "-o", "ids", "--cursor", cursor).lines == ["a-1"]
+
+
+def test_a_list_that_says_itself_where_it_goes_on_needs_no_word_beside_it(busy):
+    assert busy("list", "-o", "json", "--limit", "3").err == ""
+
+
+def test_no_larger_limit_is_proposed_than_is_taken(busy, monkeypatch):
+    monkeypatch.setattr("perdure.cli.commands.listing._LIMIT_MAX", 3)
+
+    said = busy("list", "-o", "ids", "--limit", "3").err
+
+    assert said.startswith("perdure: 3 shown, more follow: --cursor ")
+
+
 def test_count_by_status_and_by_name(busy):
     by_status = busy("count", "--by", "status", "-o", "json").json["by_status"]
     by_name = busy("count", "--by", "name", "-o", "json").json["by_name"]

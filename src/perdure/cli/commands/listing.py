@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from perdure.cli.command import command
 from perdure.cli.filters import filter_options, selection_of
 from perdure.cli.options import output_option
-from perdure.cli.render import Column, note, print_ids, print_json, print_json_line, print_table
+from perdure.cli.render import (
+    Column,
+    is_terminal,
+    note,
+    print_ids,
+    print_json,
+    print_json_line,
+    print_table,
+    warn,
+)
 from perdure.cli.session import run
 from perdure.model.status import Status
 
 if TYPE_CHECKING:
     from perdure.cli.session import Session
     from perdure.client.search import Selection
+
+_LIMIT_MAX: Final = 10_000
 
 
 @command(
@@ -26,17 +37,17 @@ if TYPE_CHECKING:
         "perdure list --since 1h",
         "perdure ls --status failed,blocked --name order",
         "perdure list 'name:import_* created:>2h' --limit 100",
-        "perdure list status:failed -o ids | xargs -n1 perdure show",
+        "perdure list status:failed --limit 1000 -o ids | xargs -n1 perdure show",
     ],
 )
 @filter_options
 @click.option(
     "--limit",
     metavar="N",
-    type=click.IntRange(1, 10_000),
+    type=click.IntRange(1, _LIMIT_MAX),
     default=20,
     show_default=True,
-    help="At most so many.",
+    help="At most so many; it is said if there are more.",
 )
 @click.option("--cursor", help="Go on where the last page ended.")
 @output_option("table", "json", "jsonl", "ids")
@@ -54,6 +65,7 @@ def list_command(limit: int, cursor: str | None, output: str, **filters: Any) ->
         infos, following = await selection.page(session.admin, cursor=cursor, limit=limit)
         if output == "ids":
             print_ids(info.instance_id for info in infos)
+            _print_footer(len(infos), following, limit)
             return
         from perdure.cli.documents import instance_document
         from perdure.cli.rows import COLUMNS, insight_of, row_of
@@ -71,16 +83,23 @@ def list_command(limit: int, cursor: str | None, output: str, **filters: Any) ->
         else:
             for document in documents:
                 print_json_line(document)
+            _print_footer(len(infos), following, limit)
 
     run(body)
 
 
 def _print_footer(count: int, following: str | None, limit: int) -> None:
-    if not count:
+    """A pipe that ends early looks complete: there it is said beside the output."""
+    if following is not None:
+        larger = min(limit * 5, _LIMIT_MAX)
+        told = f"{count} shown, more follow:" + (f" --limit {larger}, or" if larger > limit else "")
+        if is_terminal():
+            note(told)
+            note(f"--cursor {following}")
+        else:
+            warn(f"{told} --cursor {following}")
+    elif not count:
         note("none; 'perdure start NAME' starts one, 'perdure count' counts all")
-    elif following is not None:
-        note(f"{count} shown, more follow: --limit {limit * 5}, or")
-        note(f"--cursor {following}")
 
 
 @command(
