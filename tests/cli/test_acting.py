@@ -1,10 +1,13 @@
 """Acting on instances: start, send, cancel, terminate, pause, resume, purge; one or many."""
 
+import asyncio
 import json
+import signal
 
 import pytest
 
 from cli import flows
+from perdure.providers.sqlite.admin import SqliteAdmin
 
 
 def status_of(cli, instance_id):
@@ -292,3 +295,28 @@ def test_an_open_child_without_its_parent_is_purged_only_by_force(orphans):
     orphans("purge", "w-1::1.2", "--force")
 
     assert "w-1::1.2" not in orphans("list", "-o", "ids").lines
+
+
+def test_an_interrupted_bulk_command_says_how_far_it_came(sqlite_cli, monkeypatch):
+    sqlite_cli.run(*((f"h-{number}", flows.hello, "ann") for number in range(7)))
+    delete, deleted = SqliteAdmin.delete_instance, []
+    monkeypatch.setattr("perdure.cli.bulk._AT_ONCE", 2)
+
+    async def commit(self, instance_id, **options):
+        await delete(self, instance_id, **options)
+        deleted.append(instance_id)
+        if len(deleted) == 5:
+            signal.raise_signal(signal.SIGINT)
+            await asyncio.sleep(0)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SqliteAdmin, "delete_instance", commit)
+        answer = sqlite_cli("purge", "--query", "name:hello", "-y", code=130)
+    left = int(sqlite_cli("count").out)
+    rest = sqlite_cli("purge", "--query", "name:hello", "-y", "-o", "json").json
+
+    assert answer.out == ""
+    assert answer.err.count("\n") == 1
+    assert "interrupted: purged 4 of 7 instances, and perhaps the next 2;" in answer.err
+    assert left in {1, 2}
+    assert len(rest["purged"]) == left

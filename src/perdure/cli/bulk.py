@@ -150,9 +150,12 @@ async def _apply(session: Session, verb: Verb, ids: list[str], targets: Targets)
     outcomes: list[tuple[str, PerdureError | None]] = []
     for start in range(0, len(ids), _AT_ONCE):
         chunk = ids[start : start + _AT_ONCE]
-        outcomes += zip(
-            chunk, await asyncio.gather(*(_one(session, verb, i) for i in chunk)), strict=True
-        )
+        try:
+            ends = await asyncio.gather(*(_one(session, verb, i) for i in chunk))
+        except asyncio.CancelledError:  # Ctrl-C
+            _warn_of_interruption(verb, sum(e is None for _, e in outcomes), chunk, len(ids))
+            raise
+        outcomes += zip(chunk, ends, strict=True)
     is_query = targets.query is not None
     # In a query, what ended or vanished in the meantime needs nothing any more.
     harmless = (InstanceFinished, NotFound) if is_query else ()
@@ -172,6 +175,15 @@ async def _apply(session: Session, verb: Verb, ids: list[str], targets: Targets)
     if len(failed) > 20:
         warn(f"and {len(failed) - 20} more errors; -o json lists them all")
     return code_of(failed[0][1]) if failed else Exit.OK
+
+
+def _warn_of_interruption(verb: Verb, done: int, chunk: list[str], total: int) -> None:
+    """What was on its way may have reached the store or not."""
+    unsure = f"the next {len(chunk)}" if len(chunk) > 1 else "the next one"
+    warn(
+        f"interrupted: {verb.said or verb.done} {done} of {total} instances, and perhaps {unsure}; "
+        "the same command goes on with the rest"
+    )
 
 
 async def _one(session: Session, verb: Verb, instance_id: str) -> PerdureError | None:
