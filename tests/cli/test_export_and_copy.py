@@ -1,6 +1,8 @@
 """``export``, ``import``, ``db backup`` and ``db copy``: instances somewhere else."""
 
+import asyncio
 import json
+import signal
 import stat
 
 import msgspec
@@ -100,12 +102,32 @@ def test_an_import_that_was_interrupted_is_told_and_can_be_repeated(
     done = target("import", "all.jsonl", *flags, "-o", "json").json
     again = target("import", "all.jsonl", *flags).out
 
-    assert "interrupted: 2 instances are imported" in told
+    assert "interrupted: 2 instances are imported, and perhaps '" in told
     assert told.count("\n") == 1
     assert len(done["already_there"]) == 2
     assert sorted(done["imported"] + done["already_there"]) == sorted(ids)
     assert f"imported 0 instances, {len(ids)} were there already" in again
     assert target("count").out == waiting("count").out
+
+
+def test_ctrl_c_between_a_commit_and_its_answer_promises_no_wrong_number(waiting, monkeypatch):
+    waiting("export", "--query", "id:*", "--file", "all.jsonl")
+    target, restore = Cli("other.db"), SqliteAdmin.import_instance
+    committed = []
+
+    async def commit(self, snapshot, *, replace=False):
+        await restore(self, snapshot, replace=replace)
+        committed.append(snapshot.instance_id)
+        if len(committed) == 2:
+            signal.raise_signal(signal.SIGINT)
+            await asyncio.sleep(0)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SqliteAdmin, "import_instance", commit)
+        told = target("import", "all.jsonl", code=130).err
+
+    assert f"1 instances are imported, and perhaps {committed[1]!r};" in told
+    assert target("count").out == "2\n"
 
 
 def test_import_paused_leaves_it_alone(waiting, other, tmp_path):

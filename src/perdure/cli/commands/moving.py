@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -183,6 +183,7 @@ def import_command(
             chosen = snapshot
             if paused and not has_ended(snapshot):
                 chosen = msgspec.structs.replace(snapshot, suspended=True)
+            done.begun = snapshot.instance_id
             try:
                 await session.admin.import_instance(chosen, replace=replace)
             except AlreadyExists as error:
@@ -199,9 +200,11 @@ def import_command(
     try:
         run(body, creates=True)
     except KeyboardInterrupt:
+        # That one may have reached the store or not.
+        perhaps = "" if done.begun is None else f", and perhaps {done.begun!r}"
         warn(
-            f"interrupted: {len(done.imported)} instances are imported, the others are not; the "
-            "same command goes on where it was"
+            f"interrupted: {len(done.imported)} instances are imported{perhaps}; the others are "
+            "not, and the same command goes on where it was"
         )
         raise
     _print(done, output)
@@ -213,6 +216,8 @@ class _Done:
 
     imported: list[str] = field(default_factory=list[str])
     already_there: list[str] = field(default_factory=list[str])
+    begun: str | None = None
+    """The last one that was handed to the store."""
 
 
 async def _is_same(session: Session, snapshot: InstanceSnapshot) -> bool:
@@ -240,7 +245,7 @@ async def _checked(session: Session, file: str, *, partial: bool) -> Iterable[In
 
 def _print(done: _Done, output: str) -> None:
     if output == "json":
-        print_json(asdict(done))
+        print_json({"imported": done.imported, "already_there": done.already_there})
     elif output == "ids":
         print_ids([*done.imported, *done.already_there])
     elif not done.imported and not done.already_there:
