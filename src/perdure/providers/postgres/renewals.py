@@ -18,6 +18,7 @@ from perdure.providers.postgres.faults import Remedy, refusal, remedy_for
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from concurrent.futures import Future
 
     from perdure.providers.postgres.place import Place
 
@@ -29,24 +30,40 @@ twice the time of the one before: a slow server is not helped by more to do."""
 _JOIN_SECONDS: Final = 2.0
 
 
-class _Thread:
-    """An event loop on a thread, until it is told to end. It holds nobody up who exits."""
+class _Line:
+    """A connection, with the event loop and the thread that it lives on until it is told to end.
 
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
+    It holds nobody up who exits.
+    """
+
+    def __init__(self, place: Place, *, prepare: bool) -> None:
+        self._place = place
+        self._prepare = prepare
+        self._connection: psycopg.AsyncConnection[Row] | None = None
+        self._prepared: set[bytes] = set()
+        self._turn = asyncio.Lock()
         self._over = asyncio.Event()
+        self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="perdure-renewals", daemon=True)
         self._thread.start()
 
+    def ask(
+        self, statement: bytes, values: Sequence[bytes | None], seconds: float
+    ) -> Future[list[Row]]:
+        """Cancelled if the line ends first."""
+        return asyncio.run_coroutine_threadsafe(self._ask(statement, values, seconds), self._loop)
+
     async def end(self) -> None:
-        self.loop.call_soon_threadsafe(self._over.set)
+        self._loop.call_soon_threadsafe(self._over.set)
         await asyncio.to_thread(self._thread.join, _JOIN_SECONDS)
+
+    # --- in the thread
 
     def _run(self) -> None:
         try:
-            self.loop.run_until_complete(self._main())
+            self._loop.run_until_complete(self._main())
         finally:
-            self.loop.close()
+            self._loop.close()
 
     async def _main(self) -> None:
         await self._over.wait()
@@ -54,82 +71,7 @@ class _Thread:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-class Renewals:
-    """A connection of its own, on a thread of its own, so that no lock is lost for want of one.
-
-    Neither a busy pool nor a blocked event loop keeps it from the server, and a connection that has
-    gone silent is replaced. May be used from any event loop.
-    """
-
-    def __init__(self, place: Place, *, prepare: bool, retry_seconds: float) -> None:
-        self._place = place
-        self._prepare = prepare
-        self._retry_seconds = retry_seconds
-        self._is_open = False
-        self._starting = threading.Lock()
-        self._thread: _Thread | None = None
-        self._turn = asyncio.Lock()
-        self._connection: psycopg.AsyncConnection[Row] | None = None
-        self._prepared: set[bytes] = set()
-
-    def open(self) -> None:
-        self._is_open = True
-
-    async def close(self) -> None:
-        with self._starting:
-            self._is_open = False
-            thread, self._thread = self._thread, None
-        if thread is not None:
-            await thread.end()
-            self._hang_up()
-
-    async def run(self, operation: str, statement: bytes, parameters: Sequence[Any]) -> list[Row]:
-        """Rows of a statement that may be repeated; it is, for as long as that can help."""
-        backoff = Backoff(self._retry_seconds)
-        seconds = _ANSWER_SECONDS
-        values = [rows.parameter(each) for each in parameters]
-        while True:
-            try:
-                return await self._in_thread(operation, statement, values, seconds)
-            except (psycopg.Error, OSError) as error:
-                if isinstance(error, TimeoutError):
-                    log.warning(
-                        "%s: %s has not answered within %s s, and is asked again on another "
-                        "connection",
-                        operation,
-                        self._place.location,
-                        seconds,
-                    )
-                    seconds *= 2
-                if remedy_for(error) is Remedy.NONE or not await backoff.pause():
-                    raise refusal(operation, error, self._place.location) from error
-
-    async def _in_thread(
-        self, operation: str, statement: bytes, values: Sequence[bytes | None], seconds: float
-    ) -> list[Row]:
-        with self._starting:
-            if self._is_open and self._thread is None:
-                self._thread, self._turn = _Thread(), asyncio.Lock()
-            thread = self._thread
-            if thread is None:
-                raise self._closed(operation)
-            asked = asyncio.run_coroutine_threadsafe(
-                self._ask(statement, values, seconds), thread.loop
-            )
-        try:
-            return await asyncio.wrap_future(asked)
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            raise self._closed(operation) from None  # the thread has ended under it
-
-    def _closed(self, operation: str) -> StoreClosed:
-        return StoreClosed(operation, f"{self._place.location} is not open")
-
-    # --- in the thread
+        self._hang_up()
 
     async def _ask(
         self, statement: bytes, values: Sequence[bytes | None], seconds: float
@@ -158,3 +100,70 @@ class Renewals:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.pgconn.finish()
+
+
+class Renewals:
+    """A connection of its own, on a thread of its own, so that no lock is lost for want of one.
+
+    Neither a busy pool nor a blocked event loop keeps it from the server, and a connection that has
+    gone silent is replaced. May be used from any event loop.
+    """
+
+    def __init__(self, place: Place, *, prepare: bool, retry_seconds: float) -> None:
+        self._place = place
+        self._prepare = prepare
+        self._retry_seconds = retry_seconds
+        self._is_open = False
+        self._starting = threading.Lock()
+        self._line: _Line | None = None
+
+    def open(self) -> None:
+        self._is_open = True
+
+    async def close(self) -> None:
+        with self._starting:
+            self._is_open = False
+            line, self._line = self._line, None
+        if line is not None:
+            await line.end()
+
+    async def run(self, operation: str, statement: bytes, parameters: Sequence[Any]) -> list[Row]:
+        """Rows of a statement that may be repeated; it is, for as long as that can help."""
+        backoff = Backoff(self._retry_seconds)
+        seconds = _ANSWER_SECONDS
+        values = [rows.parameter(each) for each in parameters]
+        while True:
+            try:
+                return await self._ask(operation, statement, values, seconds)
+            except (psycopg.Error, OSError) as error:
+                if isinstance(error, TimeoutError):
+                    log.warning(
+                        "%s: %s has not answered within %s s, and is asked again on another "
+                        "connection",
+                        operation,
+                        self._place.location,
+                        seconds,
+                    )
+                    seconds *= 2
+                if remedy_for(error) is Remedy.NONE or not await backoff.pause():
+                    raise refusal(operation, error, self._place.location) from error
+
+    async def _ask(
+        self, operation: str, statement: bytes, values: Sequence[bytes | None], seconds: float
+    ) -> list[Row]:
+        with self._starting:
+            if not self._is_open:
+                raise self._closed(operation)
+            if self._line is None:
+                self._line = _Line(self._place, prepare=self._prepare)
+            asked = self._line.ask(statement, values, seconds)
+        try:
+            return await asyncio.wrap_future(asked)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise self._closed(operation) from None  # the line has ended under it
+
+    def _closed(self, operation: str) -> StoreClosed:
+        return StoreClosed(operation, f"{self._place.location} is not open")
