@@ -2,6 +2,7 @@
 
 import asyncio
 
+from perdure import BlockingClient, Client
 from perdure.authoring import activity, orchestration, wait_for_event
 
 
@@ -30,6 +31,16 @@ async def checkout(order: str) -> str:
     first, second = await asyncio.gather(charge(order), child(order))
     second.upper()  # error
     return f"{number}{text}{answer}{first}"
+
+
+def in_a_script() -> None:
+    charge.fn(5)  # error
+    with BlockingClient(Client("shop.db")) as shop:
+        shop.start(checkout, 5)  # error
+        shop.start(checkout)  # error
+        shop.start(checkout, "o-1", if_exists="keep")  # error
+        result: str = shop.call(shop.start(child, "o-1").result)  # error
+        print(result)
 
 
 @orchestration  # error

@@ -5,7 +5,7 @@ import datetime
 import uuid
 from typing import assert_type
 
-from perdure import BlockingClient, Client, Handler, Runtime
+from perdure import BlockingClient, Client, Handle, Handler, Runtime
 from perdure.authoring import (
     Activity,
     Orchestration,
@@ -101,6 +101,11 @@ async def checkout(order: str, cents: int) -> str:
     return receipt
 
 
+@orchestration
+async def refund(order: str, cents: int = 0) -> bool:
+    return cents > len(order)
+
+
 def uses_definitions(
     handler: Orchestration[[str, int], str], work: Activity[[list[int]], int]
 ) -> str:
@@ -110,6 +115,14 @@ def uses_definitions(
 uses_definitions(checkout, crunch)
 assert charge("o-1", 5) == "receipt-o-1-5"  # the plain function outside
 
+
+async def in_a_unit_test() -> None:
+    number: int = crunch.fn([1, 2])
+    assert crunch.fn([1, 2]) + 1 > number
+    sizes: list[int] = await ship.fn("o-1")
+    assert sizes == await ship("o-1")
+
+
 handlers: list[Handler] = [checkout, charge, ship]
 Runtime("shop.db", handlers)
 Runtime("shop.db", [checkout, charge, ship])
@@ -117,5 +130,10 @@ Runtime("shop.db", [checkout, charge, ship])
 
 def in_a_script() -> None:
     with BlockingClient(Client("shop.db")) as shop:
-        handle = shop.call(lambda: shop.client.start(checkout, "o-1", 1200, id="o-1"))
+        handle = shop.start(checkout, "o-1", 1200, id="o-1")
+        assert_type(handle, Handle[str])
         assert_type(shop.call(handle.result), str)
+        shop.call(handle.raise_event, "approval", True)
+        assert_type(shop.start(refund, "o-1"), Handle[bool])
+        assert_type(shop.start(refund, "o-1", 5, delay=60, if_exists="fail"), Handle[bool])
+        assert_type(shop.call(lambda: shop.client.start(refund, "o-1")), Handle[bool])

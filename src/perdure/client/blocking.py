@@ -1,7 +1,8 @@
 """The one bridge for code without an event loop: scripts, Django, Flask.
 
 A portal thread runs the loop of a client or runtime; every call is handed over to it and waited
-for. There are no twins of the async classes: ``call`` takes any coroutine function of theirs.
+for. There are no twins of the async classes: ``call`` takes any coroutine function of theirs, and
+``start`` is the one that type checkers cannot follow through it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar, TypeVarTuple
 
 from perdure.arguments import shown
 from perdure.client.client import Client
@@ -20,9 +21,14 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from perdure.client.client import IfExists
+    from perdure.client.handle import Handle
+
 C = TypeVar("C", bound="Client")
 P = ParamSpec("P")
+R = TypeVar("R")
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
 class BlockingClient(Generic[C]):
@@ -31,11 +37,8 @@ class BlockingClient(Generic[C]):
     Every call is handed to the loop of the client and waited for:
 
         with BlockingClient(Client("shop.db")) as shop:
-            handle = shop.call(shop.client.start, checkout, "o-1", 1200, id="o-1")
+            handle = shop.start(checkout, "o-1", 1200, id="o-1")
             print(shop.call(handle.result))
-
-    mypy cannot follow the arguments of ``start`` through ``call``; there, write
-    ``shop.call(lambda: shop.client.start(checkout, "o-1", 1200, id="o-1"))``.
     """
 
     _loop: asyncio.AbstractEventLoop
@@ -74,6 +77,22 @@ class BlockingClient(Generic[C]):
             self.call(self.client.__aexit__, exc_type, exc, traceback)
         finally:
             self._end()
+
+    def start(
+        self,
+        orchestration: Callable[[*Ts], Awaitable[R]],
+        *args: *Ts,
+        id: str | None = None,  # noqa: A002
+        version: str | None = None,
+        delay: float | None = None,
+        if_exists: IfExists = "get",
+    ) -> Handle[R]:
+        """As ``start`` of the client: an instance of the orchestration, idempotent by ``id``."""
+        return self.call(
+            lambda: self.client.start(
+                orchestration, *args, id=id, version=version, delay=delay, if_exists=if_exists
+            )
+        )
 
     def call(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a coroutine function of the client, or of a handle, and wait for its result."""
