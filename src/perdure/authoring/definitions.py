@@ -71,8 +71,8 @@ class _Handler(Generic[P, R]):
             raise UsageError(f"@{self.kind} takes a plain function, not {fn!r}")
         if next(iter(inspect.signature(fn).parameters), "") == "self":
             raise UsageError(f"@{self.kind} takes a plain function, not the method {fn!r}")
-        self.fn: Callable[..., Any] = fn
-        """The plain function."""
+        self.fn: Callable[P, Any] = fn
+        """The plain function: what it returns is the value, or a coroutine if it is async."""
         self.name: str = limits.check_id(fn.__name__ if name is None else name, "name")
         self.signature = HandlerSignature(fn, f"{self.kind} {self.name!r}")
         update_wrapper(cast("Any", self), fn)
