@@ -1,9 +1,11 @@
 """The first example: an order that survives crashes, waits for days, and reads like asyncio."""
 
 import asyncio
+import contextlib
 import sys
 
 from perdure import Retry, Runtime, activity, orchestration, wait_for_event
+from perdure.errors import InstanceFinished
 
 
 @activity(retry=Retry(max_attempts=5), timeout=30)
@@ -32,7 +34,8 @@ async def checkout(order: str, cents: int) -> str:
 async def main(store: str) -> None:
     async with Runtime(store, [checkout, charge, ship]) as runtime:
         handle = await runtime.start(checkout, "o-1", 1200, id="o-1")
-        await handle.raise_event("approval", True)
+        with contextlib.suppress(InstanceFinished):  # run again after its end: nobody waits for it
+            await handle.raise_event("approval", True)
         print(await handle.result())
 
 
