@@ -9,6 +9,7 @@ from __future__ import annotations
 import dis
 import signal
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -46,6 +47,9 @@ def _handlers() -> Iterator[Any]:
     """The code of what was registered for signals."""
     for number in signal.valid_signals():
         handler: Any = signal.getsignal(number)
-        code = getattr(handler, "__code__", None)
-        if code is not None:
-            yield code
+        while isinstance(handler, partial):  # as asyncio.run() registers its own
+            handler = handler.func
+        for each in (handler, getattr(handler, "__call__", None)):  # noqa: B004 - an object's own
+            code = getattr(each, "__code__", None)
+            if code is not None:
+                yield code

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import signal
 import sys
+from functools import partial
 
 import pytest
 
@@ -73,14 +74,28 @@ def ends(_number, _frame):
     sys.exit(3)
 
 
-@pytest.fixture(params=["Ctrl-C", "a handler that exits"])
+def interrupts(_reason, _number, _frame):
+    """As the handler of asyncio.run() does at the second Ctrl-C."""
+    raise KeyboardInterrupt
+
+
+class Exits:
+    def __call__(self, _number, _frame):
+        sys.exit(3)
+
+
+WAYS = {
+    "Ctrl-C": (signal.SIGINT, signal.default_int_handler, KeyboardInterrupt),
+    "a second Ctrl-C": (signal.SIGINT, partial(interrupts, "again"), KeyboardInterrupt),
+    "a handler that exits": (signal.SIGTERM, ends, SystemExit),
+    "an object that exits": (signal.SIGTERM, Exits(), SystemExit),
+}
+
+
+@pytest.fixture(params=WAYS)
 def raised(request):
     """What the signal raises."""
-    number, handler, error = (
-        (signal.SIGINT, signal.default_int_handler, KeyboardInterrupt)
-        if request.param == "Ctrl-C"
-        else (signal.SIGTERM, ends, SystemExit)
-    )
+    number, handler, error = WAYS[request.param]
     before = signal.signal(number, handler)
     ARMED[:] = [number]
     yield error

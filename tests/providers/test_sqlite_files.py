@@ -29,7 +29,7 @@ from perdure.errors import (
     UsageError,
 )
 from perdure.providers.sqlite import SqliteProvider, connection
-from perdure.providers.sqlite.place import find_file_system
+from perdure.providers.sqlite.place import create_draft, find_file_system
 
 
 async def open_and_close(path, **options):
@@ -337,6 +337,16 @@ def test_a_file_with_two_names_is_refused(tmp_path):
             asyncio.run(open_and_close(each))
     other.unlink()
     asyncio.run(open_and_close(path))
+
+
+def test_a_creation_that_was_cut_off_leaves_no_second_name(tmp_path):
+    path = tmp_path / "store.db"
+    draft = create_draft(path)
+    os.link(draft, path)
+
+    asyncio.run(open_and_close(path))
+
+    assert not draft.exists()
 
 
 @pytest.mark.parametrize("spelled", ["text", "bytes", "path", "link", "address"])

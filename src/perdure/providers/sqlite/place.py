@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import stat
-import time
 from pathlib import Path
 from typing import Final
 
@@ -24,8 +23,6 @@ NETWORK_FILE_SYSTEMS: Final = frozenset(
 
 _MOUNTS = Path("/proc/self/mountinfo")
 _HEADER_BYTES: Final = 100
-_LOOKS: Final = 20
-_LOOK_SECONDS: Final = 0.01
 
 LOG_BYTES_RESERVED: Final = 4 * 1024 * 1024
 _ZEROS_BYTES: Final = 64 * 1024
@@ -110,7 +107,7 @@ def _create(path: Path) -> None:
     except OSError as error:
         raise StoreUnavailable("open", f"cannot create {str(path)!r}: {error.strerror}") from error
     finally:
-        draft.unlink()
+        draft.unlink(missing_ok=True)
 
 
 def find_file_system(path: str, mounts: str) -> str | None:
@@ -171,16 +168,22 @@ def _check_file_system(path: Path) -> None:
 
 def _check_names(path: Path) -> None:
     """SQLite names the log after the file, so a file with two names would get two logs."""
-    looks = 0
-    while (names := path.stat().st_nlink) > 1:
-        looks += 1
-        if looks > _LOOKS:
-            raise StoreRefused(
-                "open",
-                f"{str(path)!r} has {names} names (hard links); if it were opened under another "
-                "one as well, commits would be lost. Remove the other names, or copy the file",
-            )
-        time.sleep(_LOOK_SECONDS)  # whoever is just creating it has a second name for a moment
+    if path.stat().st_nlink > 1:
+        _remove_drafts(path.resolve())
+    names = path.stat().st_nlink
+    if names > 1:
+        raise StoreRefused(
+            "open",
+            f"{str(path)!r} has {names} names (hard links); if it were opened under another one as "
+            "well, commits would be lost. Remove the other names, or copy the file",
+        )
+
+
+def _remove_drafts(path: Path) -> None:
+    """Of whoever is just creating the file, or was killed while doing so."""
+    for each in path.parent.iterdir():
+        if each.name.startswith(f".{path.name}.") and each.samefile(path):
+            each.unlink(missing_ok=True)
 
 
 def not_a_database(path: Path) -> StoreRefused:
