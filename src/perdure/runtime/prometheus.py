@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
+try:
+    from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"PrometheusMetrics needs {error.name}, which is not installed; "
+        "pip install 'perdure[metrics]'",
+        name=error.name,
+    ) from error
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

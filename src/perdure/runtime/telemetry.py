@@ -9,8 +9,14 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from opentelemetry import metrics, propagate, trace
-from opentelemetry.trace import SpanKind, Status, StatusCode
+try:
+    from opentelemetry import metrics, propagate, trace
+    from opentelemetry.trace import SpanKind, Status, StatusCode
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"OpenTelemetry() needs {error.name}, which is not installed; pip install 'perdure[otel]'",
+        name=error.name,
+    ) from error
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
