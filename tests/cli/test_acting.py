@@ -83,7 +83,8 @@ def test_start_can_refuse_or_replace_what_exists(cli):
     refused = cli("start", "hello", "--id", "h-1", "--if-exists", "fail", code=6)
     cli("start", "hello", "--id", "h-1", "--if-exists", "replace")
 
-    assert "exists already" in refused.err
+    assert "exists already; --if-exists get takes it" in refused.err
+    assert "if_exists" not in refused.err
     assert status_of(cli, "h-1") == "Pending"
 
 
@@ -95,6 +96,15 @@ def test_start_makes_up_an_id_and_prints_it_for_pipes(cli):
 
 def test_start_and_wait_gives_up_in_time(cli):
     cli("start", "hello", "--id", "h-1", "--wait", "--timeout", "10ms", code=5)
+
+
+def test_a_time_to_wait_without_waiting_is_refused_and_starts_nothing(cli):
+    cli("start", "hello", "--id", "h-1")
+
+    refused = cli("start", "hello", "--id", "h-2", "--timeout", "1s", code=2)
+
+    assert "--timeout needs --wait" in refused.err
+    assert cli("list", "-o", "ids").lines == ["h-1"]
 
 
 def test_start_on_a_missing_store_says_that_it_creates_one(sqlite_cli):

@@ -16,7 +16,7 @@ from perdure.cli.options import duration_option, output_option
 from perdure.cli.render import Cell, echo, glyph, print_ids, print_json, print_json_line, warn
 from perdure.cli.session import current_settings, run, suggest_commands
 from perdure.cli.settings import shown_store
-from perdure.errors import AlreadyExists
+from perdure.errors import AlreadyExists, UsageError
 from perdure.limits import check_id
 
 if TYPE_CHECKING:
@@ -70,6 +70,8 @@ def start(
     """
     from perdure.cli.inputs import read_arguments
 
+    if timeout_ms is not None and not wait:
+        raise UsageError("--timeout needs --wait; a start alone waits for nothing")
     arguments = read_arguments(input_text, "--input")
     chosen = uuid.uuid4().hex if instance_id is None else instance_id
     _check(name, chosen, version)
@@ -88,7 +90,10 @@ def start(
             await start(if_exists="replace" if if_exists == "replace" else "fail")
         except AlreadyExists:
             if if_exists == "fail":
-                raise
+                raise AlreadyExists(
+                    f"{chosen!r} exists already; --if-exists get takes it as it is, --if-exists "
+                    "replace deletes it first, or name another --id"
+                ) from None
             is_new = False
             await start(if_exists="get")  # refused if it is another orchestration's
         await _warn_of_unknown_name(session, name)
