@@ -159,6 +159,25 @@ def test_a_worker_that_cannot_run_says_why_in_one_line(sqlite_cli, tmp_path, arg
     assert answer.err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--only-tags"], "--only-tags needs"),
+        (["--lock", "1ms"], "at least 0.1"),
+        (["--name", ""], "worker_id"),
+        ([word for tag in "abcdef" for word in ("--tag", tag)], "1 to 5 tags"),
+    ],
+)
+def test_a_worker_with_wrong_options_does_not_say_that_it_serves(start_process, options, said):
+    process = start_process("worker", FLOWS, *options)
+
+    told = process.communicate(timeout=60)[0]
+
+    assert process.returncode == 2
+    assert said in told
+    assert told.count("\n") == 1
+
+
 BROKEN_MODULES = {
     "import sys; sys.exit(0)": "failed at broken.py:1: it calls sys.exit(0)",
     "raise SystemExit": "failed at broken.py:1: it calls sys.exit(None)",

@@ -22,6 +22,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "limits.md").read_tex
         ("a turn's own code", (round(limits.TURN_ABORT_SECONDS), round(limits.TURN_WARN_SECONDS))),
         ("children", (limits.CHILD_DEPTH_MAX,)),
         ("ids, names, tags", (limits.ID_CHARACTERS_MAX, limits.TAG_BYTES_MAX)),
+        ("tags that one worker", (limits.TAGS_PER_FILTER_MAX,)),
         ("the reason", (limits.REASON_CHARACTERS_MAX,)),
         ("a length of time", (limits.SECONDS_MAX,)),
         ("`multiplier`", (limits.RETRY_MULTIPLIER_MAX,)),

@@ -36,7 +36,7 @@ logger = logging.getLogger("perdure")
 @click.option(
     "--threads", metavar="N", type=click.IntRange(min=1), help="For sync activities. Default: 32."
 )
-@click.option("--tag", "tags", multiple=True, help="Also run activities with this tag.")
+@click.option("--tag", "tags", multiple=True, help="Also run activities with this tag; up to 5.")
 @click.option("--only-tags", is_flag=True, help="With --tag: no untagged activities.")
 @click.option(
     "--name",
@@ -66,13 +66,14 @@ def worker(modules: tuple[str, ...], log_level: str, **options: Any) -> None:
     named = settings.modules(modules)
     handlers = load_handlers(named, "perdure worker")
     codec = load_codec(named)
+    chosen = _options(**options)
     start_logging(log_level)
     for warning in warnings_of(Registry(handlers)):
         logger.warning(warning)
     logger.info("serving %s; Ctrl-C or SIGTERM drains", shown_store(settings.store()))
 
     async def serve() -> None:
-        runtime = Runtime(settings.store(), handlers, options=_options(**options), codec=codec)
+        runtime = Runtime(settings.store(), handlers, options=chosen, codec=codec)
         await runtime.serve()
         if runtime.left_behind:
             # Python would wait for their threads. As safe as a crash: no lock is held any more.
