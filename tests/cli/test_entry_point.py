@@ -258,6 +258,21 @@ def test_a_reader_that_goes_away_is_no_error_message(sqlite_cli, environ, tmp_pa
     process.stderr.close()
 
 
+@pytest.mark.parametrize("args", [["--help"], ["--version"], ["list", "--help"], []], ids=" ".join)
+def test_help_that_nobody_reads_is_no_error_message(environ, tmp_path, args):
+    reader, writer = os.pipe()
+    os.close(reader)
+
+    done = subprocess.run(
+        [*PERDURE, *args], env=environ, cwd=tmp_path, stdout=writer, stderr=subprocess.PIPE,
+        check=False,
+    )  # fmt: skip
+    os.close(writer)
+
+    assert done.returncode == 141
+    assert done.stderr == b""
+
+
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
 def test_an_output_that_is_closed_is_no_error(sqlite_cli, environ, tmp_path, closed):
     sqlite_cli.run(("h-1", flows.hello, "ann"))

@@ -10,6 +10,8 @@ import pytest
 
 from cli import flows
 from cli.conftest import FLOWS, Cli
+from integration.conditions import until
+from perdure import Runtime
 from perdure.providers.sqlite.admin import SqliteAdmin
 
 
@@ -128,6 +130,16 @@ def test_ctrl_c_between_a_commit_and_its_answer_promises_no_wrong_number(waiting
 
     assert f"1 instances are imported, and perhaps {committed[1]!r};" in told
     assert target("count").out == "2\n"
+
+
+def test_copying_a_store_in_use_is_refused(sqlite_cli):
+    async def attempt():
+        async with Runtime(sqlite_cli.store, [flows]) as runtime:
+            await until(runtime.provider.admin().list_workers)
+            copy = ("db", "copy", sqlite_cli.store, "copy.db")
+            return await asyncio.to_thread(sqlite_cli, *copy, code=6)
+
+    assert "the source is in use" in asyncio.run(attempt()).err
 
 
 def test_import_paused_leaves_it_alone(waiting, other, tmp_path):

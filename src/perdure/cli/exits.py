@@ -39,6 +39,7 @@ _CODES: Sequence[tuple[tuple[type[BaseException], ...], Exit]] = (
             errors.InstanceStillRunning,
             errors.NotARoot,
             errors.TreeChanged,
+            errors.StoreBusy,
             errors.StoreRefused,
             errors.LockLost,
         ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -16,7 +17,7 @@ from perdure.errors import UsageError
 from perdure.version import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
 
 _HERE = "perdure.cli.commands"
 
@@ -77,16 +78,26 @@ class _Ended(Exception):
         self.code = code
 
 
+@contextmanager
+def _telling_the_end() -> Generator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise _Ended(Exit.PIPE_CLOSED) from None
+    except KeyboardInterrupt:
+        raise _Ended(Exit.INTERRUPTED) from None
+
+
 class Root(LazyGroup):
     """Runs commands with our own errors and codes instead of click's."""
 
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        with _telling_the_end():  # --help and --version print here
+            return super().make_context(*args, **kwargs)
+
     def invoke(self, ctx: click.Context) -> Any:
-        try:
+        with _telling_the_end():
             return super().invoke(ctx)
-        except BrokenPipeError:
-            raise _Ended(Exit.PIPE_CLOSED) from None
-        except KeyboardInterrupt:
-            raise _Ended(Exit.INTERRUPTED) from None
 
     def main(self, args: Sequence[str] | None = None, *_ignored: Any, **extra: Any) -> NoReturn:
         settings = Settings()
