@@ -22,6 +22,7 @@ from perdure import (
     last_heartbeat,
     orchestration,
 )
+from perdure.errors import StoreUnavailable
 
 LOCK_SECONDS = 0.3
 
@@ -254,6 +255,31 @@ async def test_heartbeats_that_come_faster_than_the_store_writes_are_one(make_ru
 
     assert len(written) == 2
     assert written[-1] == "999"
+
+
+async def test_a_heartbeat_is_stored_although_the_one_before_was_not(make_runtime):
+    written = []
+
+    class Failing(InMemoryProvider):
+        async def renew_work_item_lock(self, lock_token, extend_for_ms, details=None):
+            written.append(details)
+            if len(written) == 1:
+                heartbeat("second")
+                raise StoreUnavailable("renew_work_item_lock", "out")
+            await super().renew_work_item_lock(lock_token, extend_for_ms, details)
+
+    @activity
+    async def tell() -> None:
+        heartbeat("first")
+
+        async def is_written():
+            return '"second"' in written
+
+        await until(is_written)
+
+    flow = calling(tell)
+    async with make_runtime([flow, tell], provider=Failing()) as runtime:
+        await (await runtime.start(flow)).result(10)
 
 
 async def test_a_sync_activity_is_told_that_its_worker_stops(make_runtime):

@@ -1,5 +1,7 @@
 """Activities that write to the store's own database: their rows and completion are one commit."""
 
+import asyncio
+
 import apsw
 import pytest
 
@@ -70,6 +72,16 @@ def _interrupts():
     raise KeyboardInterrupt
 
 
+def _cancels():
+    raise asyncio.CancelledError("by itself")
+
+
+def _meets_another_full_file():
+    connection = apsw.Connection(":memory:")
+    connection.execute("PRAGMA max_page_count = 1")
+    connection.execute("CREATE TABLE big (x)")
+
+
 @pytest.mark.parametrize(
     ("harm", "said"),
     [
@@ -81,8 +93,10 @@ def _interrupts():
         (lambda: transaction().execute("ROLLBACK"), "neither commit nor roll back"),
         (_leaves, "SystemExit"),
         (_interrupts, "KeyboardInterrupt"),
+        (_cancels, "CancelledError"),
+        (_meets_another_full_file, "FullError"),
     ],
-    ids=["close", "force", "progress", "log", "commit", "rollback", "exit", "interrupt"],
+    ids=lambda each: each if isinstance(each, str) else "",
 )
 async def test_a_transactional_activity_cannot_harm_the_store(tmp_path, harm, said):
     failures[:] = [1, 1]

@@ -233,7 +233,7 @@ class ActivityDispatcher:
         """Store what a running activity told last, with a renewal of its lock."""
         if running.lock_token in self._running and not running.is_being_told:
             running.is_being_told = True
-            self._background.spawn_quietly(self._tell_store(running))
+            self._background.spawn(self._tell_store(running))
 
     async def _tell_store(self, running: Running) -> None:
         """What is told while the store writes waits for it: only the last one counts."""
@@ -241,7 +241,9 @@ class ActivityDispatcher:
         try:
             while running.told is not told:
                 told = running.told
-                await self._provider.renew_work_item_lock(running.lock_token, self._lock_ms, told)
+                await quietly(
+                    self._provider.renew_work_item_lock(running.lock_token, self._lock_ms, told)
+                )
         finally:
             running.is_being_told = False
 

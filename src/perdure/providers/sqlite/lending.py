@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class RaisedByCode(Exception):
     """What the code of an activity raised; it reaches the caller as it is."""
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: BaseException) -> None:
         super().__init__(repr(error))
         self.error = error
 
@@ -26,11 +26,18 @@ class LendableConnection(apsw.Connection):
     """Refuses what would stay behind and meet the statements of the store itself."""
 
     is_lent = False
+    trouble: apsw.Error | None = None
+    """With which the store's own disk last answered the borrower."""
     _busy_handler: Callable[[int], bool] | None = None
 
     def wait_with(self, busy_handler: Callable[[int], bool]) -> None:
         self._busy_handler = busy_handler
         self.set_busy_handler(busy_handler)
+
+    def lend(self) -> None:
+        self.is_lent = True
+        self.trouble = None
+        self.cursor_factory = _LentCursor
 
     def take_back(self) -> None:
         """How rows are read, and how long is waited, were the borrower's own affair."""
@@ -45,15 +52,39 @@ class LendableConnection(apsw.Connection):
 def lent(connection: apsw.Connection) -> Generator[None]:
     """While code that is not ours has it. A full or failing disk is no fault of that code."""
     assert isinstance(connection, LendableConnection)
-    connection.is_lent = True
+    connection.lend()
     try:
         yield
-    except (apsw.FullError, apsw.IOError):
-        raise
-    except Exception as error:
+    except BaseException as error:
+        if error is connection.trouble:
+            raise
         raise RaisedByCode(error) from error
     finally:
         connection.take_back()
+
+
+class _LentCursor(apsw.Cursor):
+    """Tells what goes wrong here from what goes wrong on other connections of the borrower."""
+
+
+def _noting_trouble(name: str) -> Callable[..., Any]:
+    own = getattr(apsw.Cursor, name)
+
+    @wraps(own)
+    def method(cursor: _LentCursor, *args: Any, **named: Any) -> Any:
+        try:
+            return own(cursor, *args, **named)
+        except (apsw.FullError, apsw.IOError) as error:
+            connection = cursor.connection
+            assert isinstance(connection, LendableConnection)
+            connection.trouble = error
+            raise
+
+    return method
+
+
+for _name in ("execute", "executemany", "__next__", "fetchall", "fetchone"):
+    setattr(_LentCursor, _name, _noting_trouble(_name))
 
 
 def _refused_while_lent(name: str) -> Callable[..., Any]:

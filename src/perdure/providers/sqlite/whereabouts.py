@@ -50,9 +50,12 @@ class Whereabouts:
 
 
 def _mark(path: str, *, is_file: bool) -> _Mark:
-    """What tells it from another, and for a directory when a name in it was last changed."""
+    """What tells it from another, and for a directory when a name in it was last changed.
+
+    That is not its mtime, which a tool that restores a backup sets back.
+    """
     try:
         found = os.stat(path)  # noqa: PTH116 - several times for each commit, and twice as fast
     except OSError:
         return (0, 0, 0)
-    return found.st_dev, found.st_ino, 0 if is_file else found.st_mtime_ns
+    return found.st_dev, found.st_ino, 0 if is_file else found.st_ctime_ns
