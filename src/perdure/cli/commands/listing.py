@@ -65,7 +65,7 @@ def list_command(limit: int, cursor: str | None, output: str, **filters: Any) ->
         infos, following = await selection.page(session.admin, cursor=cursor, limit=limit)
         if output == "ids":
             print_ids(info.instance_id for info in infos)
-            _print_footer(len(infos), following, limit)
+            _print_footer(selection, len(infos), following, limit)
             return
         from perdure.cli.documents import instance_document
         from perdure.cli.rows import COLUMNS, insight_of, row_of
@@ -75,7 +75,7 @@ def list_command(limit: int, cursor: str | None, output: str, **filters: Any) ->
         if output == "table":
             now_ms = session.now_ms()
             print_table(COLUMNS, [row_of(info, insight, now_ms) for info, insight in pairs])
-            _print_footer(len(infos), following, limit)
+            _print_footer(selection, len(infos), following, limit)
             return
         documents = [instance_document(info, insight) for info, insight in pairs]
         if output == "json":
@@ -83,16 +83,20 @@ def list_command(limit: int, cursor: str | None, output: str, **filters: Any) ->
         else:
             for document in documents:
                 print_json_line(document)
-            _print_footer(len(infos), following, limit)
+            _print_footer(selection, len(infos), following, limit)
 
     run(body)
 
 
-def _print_footer(count: int, following: str | None, limit: int) -> None:
+def _print_footer(selection: Selection, count: int, following: str | None, limit: int) -> None:
     """A pipe that ends early looks complete: there it is said beside the output."""
     if following is not None:
         larger = min(limit * 5, _LIMIT_MAX)
-        told = f"{count} shown, more follow:" + (f" --limit {larger}, or" if larger > limit else "")
+        # What the store does not filter is known only when it is read.
+        is_tested = bool(selection.tests or selection.name_patterns)
+        told = f"{count} shown, more {'may follow' if is_tested else 'follow'}:"
+        if larger > limit:
+            told += f" --limit {larger}, or"
         if is_terminal():
             note(told)
             note(f"--cursor {following}")
