@@ -12,7 +12,7 @@ import pytest
 
 from perdure.providers.items import OrchestratorMessage, StartRouting
 from perdure.providers.sqlite import SqliteProvider, place
-from perdure.providers.sqlite.writer import WAL_PAGES_TO_CHECKPOINT
+from perdure.providers.sqlite.log import PAGES_TO_CHECKPOINT
 
 RESERVED = place.LOG_BYTES_RESERVED
 
@@ -68,7 +68,7 @@ def test_a_full_log_is_used_from_its_start_again(path):
 
     assert before == RESERVED
     # Earlier if the writer has a moment for it; of the last commit before that nothing is cut off.
-    assert largest < WAL_PAGES_TO_CHECKPOINT * 4_200 + 500_000
+    assert largest < PAGES_TO_CHECKPOINT * 4_200 + 500_000
     assert count_messages(path) == 450
 
 
@@ -133,7 +133,7 @@ DYING = """
 import asyncio, os, sys
 from perdure.providers.items import OrchestratorMessage
 from perdure.providers.sqlite import SqliteProvider, place
-from perdure.providers.sqlite.writer import WAL_PAGES_TO_CHECKPOINT
+from perdure.providers.sqlite.log import PAGES_TO_CHECKPOINT
 
 place._MEMORY_FILE_SYSTEMS = frozenset()
 

@@ -20,7 +20,7 @@ from perdure.providers.items import (
     TurnCommit,
     WorkerMessage,
 )
-from perdure.providers.sqlite import SqliteProvider, writer
+from perdure.providers.sqlite import SqliteProvider, committer
 
 KEEP_MS = 1_000
 SHOP = OrchestrationFilter(handlers=frozenset({("Shop", "1.0.0")}))
@@ -57,13 +57,13 @@ def test_big_items_are_fetched_together_with_small_ones(tmp_path):
 def statements(monkeypatch):
     """The statements that writers run from now on."""
     seen = []
-    adopt = writer.Writer._adopt
+    adopt = committer.Committer.adopt
 
     def watch(self, connection):
         adopt(self, connection)
         connection.trace_v2(apsw.SQLITE_TRACE_STMT, lambda event: seen.append(event["sql"]))
 
-    monkeypatch.setattr(writer.Writer, "_adopt", watch)
+    monkeypatch.setattr(committer.Committer, "adopt", watch)
     return seen
 
 

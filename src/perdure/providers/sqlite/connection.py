@@ -63,7 +63,7 @@ def check_library() -> None:
         )
 
 
-def connect_writer(path: Path, durability: Durability) -> apsw.Connection:
+def connect_writer(path: Path, durability: Durability) -> LendableConnection:
     """The connection that writes; switches the file to WAL if it is new."""
     connection = _connect(path, apsw.SQLITE_OPEN_READWRITE)
     try:
@@ -175,10 +175,10 @@ def breaks_connection(error: apsw.Error) -> bool:
     )
 
 
-def _connect(path: Path, flags: int) -> apsw.Connection:
+def _connect(path: Path, flags: int) -> LendableConnection:
     connection = LendableConnection(str(path), flags=flags, statementcachesize=512)
     try:
-        connection.wait_with(_BusyHandler())
+        connection.wait_with(BusyHandler())
         # Plans stay what they are: else SQLite prepares statements again when values change.
         connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
         # Only the writer checkpoints, when it wants to.
@@ -193,13 +193,17 @@ def _connect(path: Path, flags: int) -> apsw.Connection:
     return connection
 
 
-class _BusyHandler:
+class BusyHandler:
     """Waits in short random steps: SQLite's own handler sleeps up to 100 ms and starves some."""
 
     def __init__(self) -> None:
+        self.is_patient = True
+        """Else a statement that would have to wait fails at once."""
         self._deadline = 0.0
 
     def __call__(self, attempts: int) -> bool:
+        if not self.is_patient:
+            return False
         now = time.monotonic()
         if attempts == 0:
             self._deadline = now + BUSY_SECONDS_MAX

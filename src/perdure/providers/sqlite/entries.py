@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class Entry:
     """An accepted operation and the future that waits for it."""
 
-    __slots__ = ("alone", "args", "future", "name", "operation", "poll", "raw")
+    __slots__ = ("alone", "args", "future", "is_small", "name", "operation", "poll", "raw")
 
     def __init__(
         self,
@@ -24,6 +24,7 @@ class Entry:
         args: tuple[Any, ...],
         *,
         alone: bool = False,
+        is_small: bool = False,
         poll: Poll | None = None,
         raw: bool = False,
     ) -> None:
@@ -33,6 +34,8 @@ class Entry:
         self.args = args
         self.alone = alone
         """In a transaction of its own."""
+        self.is_small = is_small
+        """Its statements take less time than a hop to another thread."""
         self.poll = poll
         """How to wait and try again, if this may wait."""
         self.raw = raw

@@ -19,7 +19,7 @@ from perdure.providers.items import FetchedOrchestration, FetchedWork
 from perdure.providers.sqlite import connection as connections
 from perdure.providers.sqlite import place, strangers, turns, worker_queue
 from perdure.providers.sqlite.bell import Bell
-from perdure.providers.sqlite.entries import Entry
+from perdure.providers.sqlite.entries import Delivery, Entry
 from perdure.providers.sqlite.nothing import Nothing
 from perdure.providers.sqlite.readers import Reader
 from perdure.providers.sqlite.writer import BATCH_OPERATIONS_MAX, Writer
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from perdure.providers._shared.migrate import Migration
     from perdure.providers._shared.polling import Poll
     from perdure.providers.sqlite.connection import Durability
-    from perdure.providers.sqlite.entries import Delivery
+    from perdure.providers.sqlite.lending import LendableConnection
 
 _log = logging.getLogger("perdure.sqlite")
 
@@ -76,7 +76,9 @@ class Handle:
         self._accepted: list[Entry] = []
         self._watchers = 0
         self._is_lone = False
-        """The last to be delivered was a single answer: what it leads to will come alone too."""
+        """The last answer was a single one: what it leads to will come alone too."""
+        self._under_way: set[Entry] = set()
+        """Operations of this loop that were handed to the writer and not answered yet."""
         self._waits: set[asyncio.Task[None]] = set()
 
     # --- opening and closing
@@ -90,7 +92,7 @@ class Handle:
         connection = await asyncio.to_thread(self._connect, allow_moved=allow_moved)
         self._loop = asyncio.get_running_loop()
         self._thread_id = get_ident()
-        self._bell = Bell(self._loop, self._deliver, str(self.path))
+        self._bell = Bell(self._loop, self._hear, str(self.path))
         self._writer = Writer(
             self.path,
             self._durability,
@@ -153,7 +155,7 @@ class Handle:
                 thread.stop()
                 thread.join()
 
-    def _connect(self, *, allow_moved: bool) -> apsw.Connection:
+    def _connect(self, *, allow_moved: bool) -> LendableConnection:
         connections.check_library()
         strangers.look_for(self.path)
         place.prepare_file(self.path)
@@ -163,7 +165,7 @@ class Handle:
             place.reserve_log(self.path)
         return self._connect_in_time(allow_moved=allow_moved)
 
-    def _connect_in_time(self, *, allow_moved: bool) -> apsw.Connection:
+    def _connect_in_time(self, *, allow_moved: bool) -> LendableConnection:
         deadline = time.monotonic() + OPEN_SECONDS_MAX
         while True:
             try:
@@ -174,7 +176,7 @@ class Handle:
                     raise connections.translate("open", error, self.path) from error
             time.sleep(random.uniform(0.002, 0.02))
 
-    def _try_to_connect(self, *, allow_moved: bool) -> apsw.Connection:
+    def _try_to_connect(self, *, allow_moved: bool) -> LendableConnection:
         connection = connections.connect_writer(self.path, self._durability)
         try:
             connections.migrate(connection, self.path, self.clock)
@@ -194,6 +196,7 @@ class Handle:
         operation: Callable[..., Any],
         *args: Any,
         alone: bool = False,
+        is_small: bool = False,
         poll: Poll | None = None,
         raw: bool = False,
     ) -> asyncio.Future[Any]:
@@ -201,11 +204,15 @@ class Handle:
         if not self._is_open or writer is None:
             raise self.closed(name)
         future = self._new_future()
-        entry = Entry(future, name, operation, args, alone=alone, poll=poll, raw=raw)
+        entry = Entry(
+            future, name, operation, args, alone=alone, is_small=is_small, poll=poll, raw=raw
+        )
         loop = future.get_loop()
-        if loop is not self._loop or self._is_lone:
-            self._is_lone = False
+        if loop is not self._loop:
             writer.submit([entry])
+        elif self._is_lone:
+            self._is_lone = False
+            self._write_one(writer, entry)
         elif self._accepted:
             self._accepted.append(entry)
         else:
@@ -217,11 +224,40 @@ class Handle:
 
     def _hand_over(self) -> None:
         accepted, self._accepted = self._accepted, []
-        if self._writer is None:
+        writer = self._writer
+        if writer is None:
             return
+        if len(accepted) == 1 and self._is_open:
+            self._write_one(writer, accepted[0])
+            return
+        self._under_way.update(accepted)
         # In parts, so that the first need not wait for the commit of ten thousand others.
         for start in range(0, len(accepted), BATCH_OPERATIONS_MAX):
-            self._writer.submit(accepted[start : start + BATCH_OPERATIONS_MAX])
+            writer.submit(accepted[start : start + BATCH_OPERATIONS_MAX])
+
+    def _write_one(self, writer: Writer, entry: Entry) -> None:
+        """Here, if it is small and nothing was handed over before it; else in the other thread."""
+        may_pass = entry.is_small and not self._under_way
+        if not may_pass or not self._write_here(writer, entry):
+            self._under_way.add(entry)
+            writer.submit([entry])
+
+    def _write_here(self, writer: Writer, entry: Entry) -> bool:
+        delivery = Delivery()
+        try:
+            is_done = writer.commit_here(entry, delivery)
+        except BaseException as signal:  # noqa: BLE001 - raised again when this is answered
+            assert self._loop is not None
+            self._loop.call_soon(_raise, signal)
+            is_done = bool(delivery.outcomes)
+        if is_done:
+            # By the first of its callbacks: what else is written now would not be alone.
+            entry.future.add_done_callback(self._note_lone)
+            self._deliver(delivery)
+        return is_done
+
+    def _note_lone(self, _: object) -> None:
+        self._is_lone = not self._accepted and not self._under_way
 
     def read(self, name: str, operation: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
         """For a few rows."""
@@ -269,8 +305,15 @@ class Handle:
                     _log.warning("the event loop of a caller is gone; its answer was dropped")
         bell.ring(delivery)
 
+    def _hear(self, delivery: Delivery) -> None:
+        """From one of the threads."""
+        self._under_way.difference_update([entry for entry, _, _ in delivery.outcomes])
+        self._deliver(delivery)
+        self._is_lone = False
+        if len(delivery.outcomes) == 1:
+            self._note_lone(delivery)
+
     def _deliver(self, delivery: Delivery) -> None:
-        self._is_lone = len(delivery.outcomes) == 1 and not self._accepted
         # First the signals: whoever starts to wait below must see that they have been given.
         if delivery.turns_changed or delivery.foreign:
             self.turns.notify()
@@ -395,6 +438,10 @@ class _FileWatch(Watch):
     ) -> None:
         super().__exit__(exc_type, exc, traceback)
         self._handle.add_watcher(-1)
+
+
+def _raise(error: BaseException) -> None:
+    raise error
 
 
 def _note_failure(given: asyncio.Future[Any]) -> None:

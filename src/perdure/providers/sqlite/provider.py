@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 
 VERSION: Final = "1"
 
+_SMALL_ROWS: Final = 12
+_SMALL_CHARACTERS: Final = 32_768
+
 _CAPABILITIES: Final = Capabilities(other_loops=True, transactions=True)
 
 
@@ -135,7 +138,9 @@ class SqliteProvider(Provider):
 
     def ack_orchestration_item(self, lock_token: str, commit: TurnCommit) -> asyncio.Future[None]:
         refusals.check_commit(commit)
-        return self._handle.write("ack_orchestration_item", turns.ack, lock_token, commit)
+        return self._handle.write(
+            "ack_orchestration_item", turns.ack, lock_token, commit, is_small=_is_small(commit)
+        )
 
     def abandon_orchestration_item(
         self,
@@ -172,7 +177,13 @@ class SqliteProvider(Provider):
     ) -> asyncio.Future[bool]:
         refusals.check_first_turn(start, commit, lock_token, owner)
         return self._handle.write(
-            "start_orchestration_item", commits.start_instance, start, commit, lock_token, owner
+            "start_orchestration_item",
+            commits.start_instance,
+            start,
+            commit,
+            lock_token,
+            owner,
+            is_small=_is_small(commit),
         )
 
     # --- history
@@ -339,7 +350,12 @@ class SqliteProvider(Provider):
     ) -> asyncio.Future[bool]:
         refusals.check_enqueue(message, delay_ms, condition)
         return self._handle.write(
-            "enqueue_for_orchestrator", orchestrator_queue.enqueue, message, delay_ms, condition
+            "enqueue_for_orchestrator",
+            orchestrator_queue.enqueue,
+            message,
+            delay_ms,
+            condition,
+            is_small=len(message.body) <= _SMALL_CHARACTERS,
         )
 
     async def enqueue_many_for_orchestrator(
@@ -386,3 +402,13 @@ class SqliteProvider(Provider):
 
     def _poll(self, signal: Signal, timeout_ms: int) -> Poll | None:
         return Poll(signal, self._handle.clock, timeout_ms) if timeout_ms else None
+
+
+def _is_small(commit: TurnCommit) -> bool:
+    """What a turn adds stands in its history, with all payloads."""
+    records = commit.history_delta
+    return (
+        len(records) <= _SMALL_ROWS
+        and len(commit.consumed or ()) <= _SMALL_ROWS
+        and sum([len(record.data) for record in records]) <= _SMALL_CHARACTERS
+    )
