@@ -189,6 +189,10 @@ class TurnCommit(_Record, frozen=True, omit_defaults=True):
     must be held, and each item is removed."""
 
 
+class SoundCommit(TurnCommit, frozen=True):
+    """A turn as runtimes build it: every part was checked where it came from, and not again."""
+
+
 class KvEntry(_Record, frozen=True):
     value: str
     updated_at_ms: int

@@ -67,14 +67,11 @@ class LiveCache:
         live.counted_events = live.execution.event_count
         self._events += live.counted_events
 
-    def used(self, live: LiveInstance, now_ms: int) -> None:
+    def used(self, live: LiveInstance, now_ms: int, events: int) -> None:
+        """It had a turn, which added that many events to its history."""
         live.used_at_ms = now_ms
         if self._live.get(live.instance_id) is live:
             self._live.move_to_end(live.instance_id)
-
-    def grown(self, live: LiveInstance, events: int) -> None:
-        """A turn added that many events to its history."""
-        if self._live.get(live.instance_id) is live:
             live.counted_events += events
             self._events += events
 

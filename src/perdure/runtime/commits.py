@@ -29,8 +29,8 @@ from perdure.providers.items import (
     KvClearAll,
     KvSet,
     OrchestratorMessage,
+    SoundCommit,
     TimerIdentity,
-    TurnCommit,
     Version,
     WorkerMessage,
 )
@@ -38,15 +38,15 @@ from perdure.providers.items import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from perdure.engine.execution import Execution
     from perdure.engine.outcome import KvWrite, ScheduledActivity, TurnResult
 
 _UNCHANGED = ExecutionMetadata()
 _SEED_CHARACTERS = 8
-"""Enough to tell executions apart that share an id and a number."""
 
 
-class TurnFacts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What the translation needs to know about the execution besides the outcome."""
+class ExecutionFacts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What each commit of an execution says of it, whatever its turns decide."""
 
     instance_id: str
     execution_id: int
@@ -54,66 +54,95 @@ class TurnFacts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     version: str
     parent: work.ParentLink | None
     depth: int
-    custom_status: str | None
-    """In force after this turn; carried over to the next execution."""
     trace: str | None
     seed: str
+    """As much of it as tells executions apart that share an id and a number."""
     framework_version: Version
-    now_ms: int
+
+
+def facts_of(
+    execution: Execution, parent: work.ParentLink | None, framework_version: Version
+) -> ExecutionFacts:
+    handler, started = execution.handler, execution.started
+    return ExecutionFacts(
+        instance_id=execution.instance_id,
+        execution_id=execution.execution_id,
+        name=handler.name,
+        version=handler.version,
+        parent=parent,
+        depth=started.depth,
+        trace=started.trace,
+        seed=started.seed[:_SEED_CHARACTERS],
+        framework_version=framework_version,
+    )
 
 
 def commit_of(
-    facts: TurnFacts,
+    facts: ExecutionFacts,
     outcome: TurnOutcome,
     claim_for: Callable[[ScheduledActivity], Claim | None],
     *,
+    now_ms: int,
+    custom_status: str | None,
     final: tuple[Status, str] | None,
     consumed: Sequence[int],
     settled_work: Sequence[str] = (),
     keep_lock_ms: int | None = None,
-) -> tuple[TurnCommit, list[tuple[work.ActivityExecute, Claim]]]:
+) -> tuple[SoundCommit, list[tuple[work.ActivityExecute, Claim]]]:
     """The commit of a turn, and the activities that it hands over already locked.
 
-    ``final`` is the ``final_status`` of the outcome.
+    ``custom_status`` is the one in force after the turn, ``final`` the outcome's ``final_status``.
     """
     worker_items: list[WorkerMessage] = []
     claimed: list[tuple[work.ActivityExecute, Claim]] = []
     for scheduled in outcome.activities:
-        item = _activity_item(facts, scheduled)
+        item = _activity_item(facts, scheduled, now_ms)
         claim = claim_for(scheduled)
         worker_items.append(activity_envelope(item, claim=claim))
         if claim is not None:
             claimed.append((item, claim))
     encode = wire.encode
-    commit = TurnCommit(
-        execution_id=facts.execution_id,
+    instance_id, execution_id = facts.instance_id, facts.execution_id
+    sends = outcome.timers or outcome.children or outcome.detached or outcome.cancelled_children
+    commit = SoundCommit(
+        execution_id=execution_id,
         history_delta=tuple(
             [HistoryRecord(event_id=event.event_id, data=encode(event)) for event in outcome.delta]
         ),
         worker_items=tuple(worker_items),
-        orchestrator_items=tuple(_outgoing(facts, outcome)),
-        metadata=_metadata(facts, outcome, final),
+        orchestrator_items=(
+            _outgoing(facts, outcome, custom_status, now_ms) if sends or final else ()
+        ),
+        metadata=_metadata(facts, outcome, final) if final or outcome.turn == 1 else _UNCHANGED,
         custom_status=(
-            None
-            if outcome.custom_status is None
-            else CustomStatusChange(value=outcome.custom_status.value)
+            CustomStatusChange(value=outcome.custom_status.value) if outcome.custom_status else None
         ),
-        kv_changes=tuple([_kv_change(write, facts.now_ms) for write in outcome.kv_writes]),
-        cancelled_activities=tuple(
-            [
-                ActivityIdentity(
-                    instance_id=facts.instance_id,
-                    execution_id=facts.execution_id,
-                    activity_id=activity_id,
-                )
-                for activity_id in outcome.cancelled_activities
-            ]
+        kv_changes=(
+            tuple([_kv_change(write, now_ms) for write in outcome.kv_writes])
+            if outcome.kv_writes
+            else ()
         ),
-        cancelled_timers=tuple(
-            [
-                TimerIdentity(execution_id=facts.execution_id, timer_id=timer_id)
-                for timer_id in outcome.cancelled_timers
-            ]
+        cancelled_activities=(
+            tuple(
+                [
+                    ActivityIdentity(
+                        instance_id=instance_id, execution_id=execution_id, activity_id=activity_id
+                    )
+                    for activity_id in outcome.cancelled_activities
+                ]
+            )
+            if outcome.cancelled_activities
+            else ()
+        ),
+        cancelled_timers=(
+            tuple(
+                [
+                    TimerIdentity(execution_id=execution_id, timer_id=timer_id)
+                    for timer_id in outcome.cancelled_timers
+                ]
+            )
+            if outcome.cancelled_timers
+            else ()
         ),
         consumed=tuple(consumed),
         keep_lock_ms=keep_lock_ms,
@@ -122,7 +151,9 @@ def commit_of(
     return commit, claimed
 
 
-def _activity_item(facts: TurnFacts, scheduled: ScheduledActivity) -> work.ActivityExecute:
+def _activity_item(
+    facts: ExecutionFacts, scheduled: ScheduledActivity, now_ms: int
+) -> work.ActivityExecute:
     event = scheduled.event
     return work.ActivityExecute(
         instance_id=facts.instance_id,
@@ -137,22 +168,18 @@ def _activity_item(facts: TurnFacts, scheduled: ScheduledActivity) -> work.Activ
         retry=scheduled.retry,
         timeout_ms=scheduled.timeout_ms,
         heartbeat_ms=scheduled.heartbeat_ms,
-        deadline_ms=(
-            None if scheduled.deadline_ms is None else facts.now_ms + scheduled.deadline_ms
-        ),
+        deadline_ms=(None if scheduled.deadline_ms is None else now_ms + scheduled.deadline_ms),
         trace=facts.trace,
-        seed=facts.seed[:_SEED_CHARACTERS],
+        seed=facts.seed,
     )
 
 
-def _outgoing(facts: TurnFacts, outcome: TurnOutcome) -> list[OrchestratorMessage]:
-    if not (
-        outcome.timers or outcome.children or outcome.detached or outcome.cancelled_children
-    ) and isinstance(outcome.result, Waiting):
-        return []
+def _outgoing(
+    facts: ExecutionFacts, outcome: TurnOutcome, custom_status: str | None, now_ms: int
+) -> tuple[OrchestratorMessage, ...]:
     messages = [envelope(_timer_item(facts, timer)) for timer in outcome.timers]
     messages += [envelope(_child_item(facts, child)) for child in outcome.children]
-    messages += [_detached_message(facts, chained) for chained in outcome.detached]
+    messages += [_detached_message(facts, chained, now_ms) for chained in outcome.detached]
     messages += [
         envelope(
             work.CancelInstance(
@@ -163,13 +190,13 @@ def _outgoing(facts: TurnFacts, outcome: TurnOutcome) -> list[OrchestratorMessag
         )
         for child_id in outcome.cancelled_children
     ]
-    last = _last_message(facts, outcome.result)
+    last = _last_message(facts, outcome.result, custom_status)
     if last is not None:
         messages.append(envelope(last))
-    return messages
+    return tuple(messages)
 
 
-def _timer_item(facts: TurnFacts, timer: events.TimerCreated) -> work.TimerFired:
+def _timer_item(facts: ExecutionFacts, timer: events.TimerCreated) -> work.TimerFired:
     return work.TimerFired(
         instance_id=facts.instance_id,
         execution_id=facts.execution_id,
@@ -179,7 +206,7 @@ def _timer_item(facts: TurnFacts, timer: events.TimerCreated) -> work.TimerFired
 
 
 def _child_item(
-    facts: TurnFacts, child: events.SubOrchestrationScheduled
+    facts: ExecutionFacts, child: events.SubOrchestrationScheduled
 ) -> work.StartOrchestration:
     return work.StartOrchestration(
         instance_id=child.child_instance_id,
@@ -197,7 +224,7 @@ def _child_item(
 
 
 def _detached_message(
-    facts: TurnFacts, chained: events.OrchestrationChained
+    facts: ExecutionFacts, chained: events.OrchestrationChained, now_ms: int
 ) -> OrchestratorMessage:
     item = work.StartOrchestration(
         instance_id=chained.target_instance_id,
@@ -206,11 +233,13 @@ def _detached_message(
         version=chained.version,
         trace=facts.trace,
     )
-    visible_at_ms = facts.now_ms + chained.delay_ms if chained.delay_ms else None
+    visible_at_ms = now_ms + chained.delay_ms if chained.delay_ms else None
     return envelope(item, visible_at_ms=visible_at_ms)
 
 
-def _last_message(facts: TurnFacts, result: TurnResult) -> work.OrchestratorItem | None:
+def _last_message(
+    facts: ExecutionFacts, result: TurnResult, custom_status: str | None
+) -> work.OrchestratorItem | None:
     """What the end of the execution sends: to the parent, or to the next execution."""
     parent = facts.parent
     match result:
@@ -226,7 +255,7 @@ def _last_message(facts: TurnFacts, result: TurnResult) -> work.OrchestratorItem
                 parent=parent,
                 depth=facts.depth,
                 carried=result.carried,
-                custom_status=facts.custom_status,
+                custom_status=custom_status,
                 trace=facts.trace,
             )
         case Completed():
@@ -277,15 +306,13 @@ def final_status(result: TurnResult) -> tuple[Status, str] | None:
 
 
 def _metadata(
-    facts: TurnFacts, outcome: TurnOutcome, final: tuple[Status, str] | None
+    facts: ExecutionFacts, outcome: TurnOutcome, final: tuple[Status, str] | None
 ) -> ExecutionMetadata:
-    is_first = outcome.turn == 1
-    if final is None and not is_first:
-        return _UNCHANGED
+    """Of a first turn, or of one that ends the execution."""
     status, output = final or (Status.RUNNING, None)
     if isinstance(outcome.result, ContinuedAsNew):
         version = outcome.result.version  # what comes next is for those who have that one
-    elif is_first:
+    elif outcome.turn == 1:
         version = facts.version
     else:
         return ExecutionMetadata(status=status, output=output)

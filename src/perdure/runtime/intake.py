@@ -20,7 +20,7 @@ from perdure.providers.items import OrchestratorMessage
 from perdure.runtime.live import Arrival
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from perdure.authoring.registry import Registry
     from perdure.codec import Codec
@@ -113,7 +113,7 @@ class Intake:
             return Drop(
                 execution_id=item.execution_id,
                 message_ids=[arrival.message_id for arrival in arrivals if arrival.message_id],
-                replies=replies_to(arrivals, None),
+                replies=replies_to([arrival.item for arrival in arrivals], None),
                 unread=[
                     arrival.item.name
                     for arrival in arrivals
@@ -202,12 +202,11 @@ def _next_start(arrivals: Sequence[Arrival], execution_id: int | None) -> Arriva
 
 
 def replies_to(
-    arrivals: Sequence[Arrival], parent: work.ParentLink | None
+    items: Iterable[work.OrchestratorItem], parent: work.ParentLink | None
 ) -> list[OrchestratorMessage]:
     """Tell another parent that the id it chose for its child is in use, or it waits for ever."""
     replies: list[OrchestratorMessage] = []
-    for arrival in arrivals:
-        item = arrival.item
+    for item in items:
         if isinstance(item, work.StartOrchestration) and item.parent not in {None, parent}:
             assert item.parent is not None
             failure = Failure(

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from perdure.client.view import Ending, Finished
     from perdure.engine.execution import Execution
     from perdure.providers.items import OrchestratorMessage
+    from perdure.runtime.commits import ExecutionFacts
 
 
 class Arrival(msgspec.Struct, frozen=True, gc=False):
@@ -33,27 +34,26 @@ class LiveInstance:
         "busy",
         "counted_events",
         "execution",
+        "facts",
         "finished",
         "inbox",
         "instance_id",
         "lock_token",
-        "parent",
         "start",
         "used_at_ms",
     )
 
     def __init__(
         self,
-        instance_id: str,
         lock_token: str,
         execution: Execution,
-        parent: work.ParentLink | None,
+        facts: ExecutionFacts,
         start: OrchestratorMessage | None = None,
     ) -> None:
-        self.instance_id = instance_id
+        self.instance_id = execution.instance_id
         self.lock_token = lock_token
         self.execution = execution
-        self.parent = parent
+        self.facts = facts
         self.start = start
         """The start message, until the first commit has created the instance in the store."""
         self.inbox: deque[Arrival] = deque()

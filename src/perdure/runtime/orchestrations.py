@@ -39,7 +39,7 @@ from perdure.providers.items import (
 )
 from perdure.runtime.background import Background
 from perdure.runtime.cache import LiveCache
-from perdure.runtime.commits import TurnFacts, commit_of, final_status
+from perdure.runtime.commits import commit_of, facts_of, final_status
 from perdure.runtime.intake import Drop, Intake, Park, Run, Verdict, replies_to
 from perdure.runtime.live import Arrival, LiveInstance
 from perdure.runtime.missing import Missing
@@ -48,7 +48,7 @@ from perdure.runtime.pacing import Pacer
 from perdure.runtime.patience import Patience
 from perdure.runtime.retrying import Backoff
 from perdure.runtime.returns import Returns
-from perdure.runtime.turns import Created, Turn
+from perdure.runtime.turns import Created, TakenIn, Turn
 from perdure.runtime.watchdog import TurnAborted
 
 if TYPE_CHECKING:
@@ -66,7 +66,6 @@ if TYPE_CHECKING:
     from perdure.runtime.retrying import FetchTrouble
     from perdure.runtime.watchdog import Watchdog
 
-_STARTS = (work.StartOrchestration, work.ContinueAsNew)
 _BURST_MAX = 64
 
 
@@ -212,7 +211,8 @@ class OrchestrationDispatcher:
             self._missing.orchestration(item.name, item.version)
             self._tell(created, None)
             return
-        live = LiveInstance(item.instance_id, new_lock_token(), execution, None, envelope(item))
+        facts = facts_of(execution, None, self._version)
+        live = LiveInstance(new_lock_token(), execution, facts, envelope(item))
         self._live.add(live)
         live.busy = True
         self._run_turn(live, [Arrival(item)], created)
@@ -278,9 +278,8 @@ class OrchestrationDispatcher:
             case Drop() as verdict:
                 self._returns.drop(fetched, verdict)
             case Run() as verdict:
-                live = LiveInstance(
-                    fetched.item.instance_id, fetched.lock_token, verdict.execution, verdict.parent
-                )
+                facts = facts_of(verdict.execution, verdict.parent, self._version)
+                live = LiveInstance(fetched.lock_token, verdict.execution, facts)
                 self._live.add(live)
                 live.busy = True
                 self._run_turn(live, verdict.arrivals)
@@ -335,13 +334,22 @@ class OrchestrationDispatcher:
         created: Created | None = None,
     ) -> None:
         now_ms = self._clock.now_ms()
-        self._live.used(live, now_ms)
-        outcome = self._compute(live, arrivals, created, now_ms)
+        taken = TakenIn(arrivals)
+        outcome = self._compute(live, taken, created, now_ms)
         if outcome is None:
             return
-        self._live.grown(live, len(outcome.delta))
-        self._warn(live, outcome)
-        self._commit(live, arrivals, outcome, now_ms, created)
+        self._live.used(live, now_ms, len(outcome.delta))
+        if outcome.ignored or outcome.children or outcome.detached:
+            self._warn(live, outcome)
+        events = live.execution.event_count
+        if events - len(outcome.delta) < HISTORY_EVENTS_WARN <= events:
+            log.warning(
+                "%r has %d events of history; at %d it fails. Use continue_as_new() in long loops",
+                live.instance_id,
+                events,
+                HISTORY_EVENTS_MAX,
+            )
+        self._commit(live, taken, outcome, now_ms, created)
 
     def _warn(self, live: LiveInstance, outcome: TurnOutcome) -> None:
         """Tell what is no error, but hardly meant."""
@@ -351,29 +359,20 @@ class OrchestrationDispatcher:
             self._missing.orchestration(child.name, child.version)
         for chained in outcome.detached:
             self._missing.orchestration(chained.name, chained.version)
-        events = live.execution.event_count
-        if events - len(outcome.delta) < HISTORY_EVENTS_WARN <= events:
-            log.warning(
-                "%r has %d events of history; at %d it fails. Use continue_as_new() in long loops",
-                live.instance_id,
-                events,
-                HISTORY_EVENTS_MAX,
-            )
 
     def _compute(
         self,
         live: LiveInstance,
-        arrivals: list[Arrival],
+        taken: TakenIn,
         created: Created | None,
         now_ms: int,
     ) -> TurnOutcome | None:
         """What the turn decides; None if it could not be computed, and was failed."""
-        items = [a.item for a in arrivals if not isinstance(a.item, _STARTS)]
         reason: BlockReason | None = None
         failure: BaseException
         try:
             with self._watchdog.guard(live.instance_id):
-                outcome = live.execution.run_turn(items, now_ms)
+                outcome = live.execution.run_turn(taken.items, now_ms)
             if not self._watchdog.aborted_at:
                 return outcome
             failure = TurnAborted()
@@ -384,19 +383,19 @@ class OrchestrationDispatcher:
         except (Exception, TurnAborted) as error:  # noqa: BLE001
             failure = error
         except BaseException as error:  # a signal that breaks into it: there was no turn
-            self._fail_turn(live, arrivals, created, None, error)
+            self._fail_turn(live, taken, created, None, error)
             raise
         if (too_long := self._watchdog.too_long()) is not None:
             reason, failure = BlockReason.LIMIT, too_long
         elif reason is None:
             log.error("a turn of %r broke", live.instance_id, exc_info=failure)
-        self._fail_turn(live, arrivals, created, reason, failure)
+        self._fail_turn(live, taken, created, reason, failure)
         return None
 
     def _commit(
         self,
         live: LiveInstance,
-        arrivals: list[Arrival],
+        taken: TakenIn,
         outcome: TurnOutcome,
         now_ms: int,
         created: Created | None,
@@ -404,15 +403,17 @@ class OrchestrationDispatcher:
         final = final_status(outcome.result)
         keep = self._keeps_locks and final is None and not self._stopping
         commit, claimed = commit_of(
-            self._facts(live, now_ms),
+            live.facts,
             outcome,
             self._activities.claim,
+            now_ms=now_ms,
+            custom_status=live.execution.custom_status,
             final=final,
-            consumed=[a.message_id for a in arrivals if a.message_id is not None],
-            settled_work=[a.work_token for a in arrivals if a.work_token is not None],
+            consumed=taken.consumed,
+            settled_work=taken.settled_work,
             keep_lock_ms=self._lock_ms if keep else None,
         )
-        replies = replies_to(arrivals, live.parent)
+        replies = replies_to(taken.starts, live.facts.parent) if taken.starts else ()
         if replies:
             # Kept locks are fenced by history: a commit without any gives its lock back.
             commit = msgspec.structs.replace(
@@ -420,23 +421,7 @@ class OrchestrationDispatcher:
                 orchestrator_items=(*commit.orchestrator_items, *replies),
                 keep_lock_ms=commit.keep_lock_ms if commit.history_delta else None,
             )
-        self._send(Turn(live, arrivals, outcome, commit, claimed, final, created, now_ms))
-
-    def _facts(self, live: LiveInstance, now_ms: int) -> TurnFacts:
-        execution = live.execution
-        return TurnFacts(
-            instance_id=live.instance_id,
-            execution_id=execution.execution_id,
-            name=execution.handler.name,
-            version=execution.handler.version,
-            parent=live.parent,
-            depth=execution.started.depth,
-            custom_status=execution.custom_status,
-            trace=execution.started.trace,
-            seed=execution.started.seed,
-            framework_version=self._version,
-            now_ms=now_ms,
-        )
+        self._send(Turn(live, taken, outcome, commit, claimed, final, created, now_ms))
 
     def _send(self, turn: Turn) -> None:
         live = turn.live
@@ -451,7 +436,11 @@ class OrchestrationDispatcher:
         except PerdureError as error:  # refused before anything was under way
             self._undo(turn, error)
         else:
-            asyncio.ensure_future(answer).add_done_callback(partial(self._answered, turn))
+            future = asyncio.ensure_future(answer)
+            if future.done():  # a store that has answered at once: no pass of the loop for it
+                self._answered(turn, future)
+            else:
+                future.add_done_callback(partial(self._answered, turn))
 
     def _answered(self, turn: Turn, future: asyncio.Future[bool | None]) -> None:
         error = None if future.cancelled() else future.exception()
@@ -491,9 +480,8 @@ class OrchestrationDispatcher:
     def _committed(self, turn: Turn) -> None:
         live, outcome = turn.live, turn.outcome
         live.start = None
-        for arrival in turn.arrivals:
-            if arrival.work_token is not None:
-                self._activities.settled(arrival.work_token)
+        for work_token in turn.commit.settled_work:
+            self._activities.settled(work_token)
         for item, claim in turn.claimed:
             self._activities.run_claimed(item, claim)
         for activity_id in outcome.cancelled_activities:
@@ -528,13 +516,13 @@ class OrchestrationDispatcher:
                 self._returns.fail(live.instance_id, live.lock_token, error)
         if turn.created is not None:
             self._tell(turn.created, error)
-        live.inbox.extendleft(reversed(turn.arrivals))
+        live.inbox.extendleft(reversed(turn.taken.arrivals))
         self._forget(live)
 
     def _fail_turn(
         self,
         live: LiveInstance,
-        arrivals: list[Arrival],
+        taken: TakenIn,
         created: Created | None,
         reason: BlockReason | None,
         error: BaseException,
@@ -550,7 +538,7 @@ class OrchestrationDispatcher:
                 self._tell(created, None)
         elif reason is None:
             self._returns.fail(live.instance_id, live.lock_token, error)
-        elif reason is BlockReason.NONDETERMINISM and any(a.work_token for a in arrivals):
+        elif reason is BlockReason.NONDETERMINISM and taken.settled_work:
             # Its activity may have been that of an earlier instance with this id, which was deleted
             # or replaced: through the queue, the store refuses what is not this one's.
             self._returns.release(live.lock_token)
@@ -558,7 +546,7 @@ class OrchestrationDispatcher:
             detail = error.report if isinstance(error, Nondeterminism) else ""
             block = self.intake.block(handler.name, handler.version, reason, str(error), detail)
             self._returns.park(live.instance_id, live.lock_token, block)
-        live.inbox.extendleft(reversed(arrivals))
+        live.inbox.extendleft(reversed(taken.arrivals))
         self._forget(live)
 
     # --- the cache

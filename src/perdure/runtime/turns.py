@@ -1,4 +1,4 @@
-"""A turn on its way into the store, and whoever waits for it."""
+"""A turn from what it takes in to its way into the store, and whoever waits for it."""
 
 from __future__ import annotations
 
@@ -29,11 +29,37 @@ class Created(asyncio.Future[Finished | None]):
         self.item = item
 
 
+class TakenIn:
+    """What a turn takes in, by whom it concerns."""
+
+    __slots__ = ("arrivals", "consumed", "items", "settled_work", "starts")
+
+    def __init__(self, arrivals: list[Arrival]) -> None:
+        self.arrivals = arrivals
+        self.items: list[work.OrchestratorItem] = []
+        """For the execution; but for starts, which are what made it."""
+        self.starts: list[work.StartOrchestration | work.ContinueAsNew] = []
+        self.consumed: list[int] = []
+        """Ids of messages in the orchestrator queue."""
+        self.settled_work: list[str] = []
+        """Tokens of activities that ran here."""
+        for arrival in arrivals:
+            item = arrival.item
+            if isinstance(item, (work.StartOrchestration, work.ContinueAsNew)):
+                self.starts.append(item)
+            else:
+                self.items.append(item)
+            if arrival.message_id is not None:
+                self.consumed.append(arrival.message_id)
+            if arrival.work_token is not None:
+                self.settled_work.append(arrival.work_token)
+
+
 class Turn(msgspec.Struct, gc=False):
     """A turn between its computation and its commit."""
 
     live: LiveInstance
-    arrivals: list[Arrival]
+    taken: TakenIn
     outcome: TurnOutcome
     commit: TurnCommit
     claimed: list[tuple[work.ActivityExecute, Claim]]

@@ -30,13 +30,12 @@ def test_one_that_takes_the_place_of_another_is_counted_alone(cache):
     stale, fresh = instance("a", 90), instance("a", 95)
     cache.add(stale)
     cache.add(fresh)
-    cache.grown(stale, 50)
-    cache.used(stale, 5)
+    cache.used(stale, 5, 50)
     cache.remove(stale)
 
     assert cache.get("a") is fresh
     assert cache.room == 9
-    cache.grown(fresh, 5)
+    cache.used(fresh, 6, 5)
     assert cache.is_full
     cache.remove(fresh)
     assert cache.room == 10
@@ -56,8 +55,7 @@ def test_events_of_a_turn_that_came_to_nothing_are_not_taken_off(cache):
 def test_a_stranger_changes_nothing(cache):
     cache.add(instance("a", 40))
     stranger = instance("b", 40)
-    cache.used(stranger, 1)
-    cache.grown(stranger, 100)
+    cache.used(stranger, 1, 100)
     cache.remove(stranger)
 
     assert cache.room == 9

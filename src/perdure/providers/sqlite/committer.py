@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from time import perf_counter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import apsw
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("perdure.sqlite")
 
-QUICK_SECONDS: Final = 0.002
+QUICK_SECONDS = 0.002
 """A commit that takes longer has met a slow disk."""
 
 
