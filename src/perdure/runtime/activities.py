@@ -82,7 +82,6 @@ class ActivityDispatcher:
         self._owner = owner
         self._observer = observer
         self._trouble = trouble
-        self._loop = asyncio.get_running_loop()
         self._poll_ms = round(options.poll_seconds * 1000)
         self._lock_ms = round(options.activity_lock_seconds * 1000)
         self._names = registry.activity_names
@@ -110,7 +109,7 @@ class ActivityDispatcher:
     def start(self) -> None:
         self._fetching: asyncio.Task[None] | None = None
         if self._options.run_activities and self._names:
-            self._fetching = self._loop.create_task(
+            self._fetching = asyncio.create_task(
                 self._fetch_loop(), name="perdure-fetch-activities"
             )
 
@@ -211,17 +210,13 @@ class ActivityDispatcher:
 
     def run_claimed(self, item: work.ActivityExecute, claim: Claim) -> None:
         """The commit that carried the claim is durable: run the activity."""
-        self._launch(Running(item, claim.lock_token))
+        self._runners.launch(self._register(item, claim.lock_token))
 
     def cancel(self, instance_id: str, execution_id: int, activity_id: int) -> None:
         """The orchestration no longer wants it, and its work item is gone."""
         running = self._by_key.get((instance_id, execution_id, activity_id))
         if running is not None:
             self._interrupt(running)
-
-    def settled(self, lock_token: str) -> None:
-        """The turn that consumed this completion is durable."""
-        self._finish(lock_token)
 
     def settle_by_queue(self, lock_token: str) -> None:
         """No turn here will consume it: send the completion through the orchestrator queue."""
@@ -335,14 +330,13 @@ class ActivityDispatcher:
             return
         told = item.last_heartbeat if fetched.heartbeat is None else fetched.heartbeat
         redelivered = item.redelivered + max(0, fetched.attempt_count - 1)
-        self._launch(Running(item, fetched.lock_token, told, redelivered))
+        self._runners.launch(self._register(item, fetched.lock_token, told, redelivered))
 
     def _refuse(
         self, item: work.ActivityExecute, fetched: FetchedWork, category: Category, message: str
     ) -> None:
         """End an activity that cannot be run; what was stored travels in the failure."""
-        running = Running(item, fetched.lock_token)
-        self._register(running)
+        running = self._register(item, fetched.lock_token)
         failure = Failure(
             category=category,
             message=f"activity {item.name!r} {message}",
@@ -353,15 +347,19 @@ class ActivityDispatcher:
 
     # --- running
 
-    def _register(self, running: Running) -> None:
-        self._running[running.lock_token] = running
-        self._by_key[running.key] = running
-        if running.item.session_id is not None:
-            self._sessions[running.item.session_id] += 1
-
-    def _launch(self, running: Running) -> None:
-        self._register(running)
-        self._runners.launch(running)
+    def _register(
+        self,
+        item: work.ActivityExecute,
+        lock_token: str,
+        last_heartbeat: str | None = None,
+        redelivered: int = 0,
+    ) -> Running:
+        key = (item.instance_id, item.execution_id, item.activity_id)
+        running = Running(item, lock_token, key, last_heartbeat, redelivered)
+        self._running[lock_token] = self._by_key[key] = running
+        if item.session_id is not None:
+            self._sessions[item.session_id] += 1
+        return running
 
     async def _run(self, running: Running) -> None:
         if running.cancelled:
@@ -490,19 +488,23 @@ class ActivityDispatcher:
 
     def _finish(self, lock_token: str) -> None:
         running = self._running.pop(lock_token, None)
-        if running is not None:
-            key = running.key
-            found = self._by_key.pop(key, None)
-            if found is not None and found is not running:
-                self._by_key[key] = found
-            session_id = running.item.session_id
-            if session_id is not None:
-                self._sessions[session_id] -= 1
-                self._sessions += Counter()  # drops those that came to nothing
-                if len(self._sessions) < self._options.sessions:
-                    self._session_ended.set()
+        if running is None:
+            return
+        found = self._by_key.pop(running.key, None)
+        if found is not running and found is not None:
+            self._by_key[running.key] = found
+        session_id = running.item.session_id
+        if session_id is not None:
+            self._sessions[session_id] -= 1
+            self._sessions += Counter()  # drops those that came to nothing
+            if len(self._sessions) < self._options.sessions:
+                self._session_ended.set()
+        if running.redelivered:  # else it was never suspected
             self._suspects.ended(lock_token)
-            self._release_slot()
+        self._release_slot()
+
+    settled = _finish
+    """For the orchestration dispatcher: the turn that consumed this completion is durable."""
 
     def _release_slot(self) -> None:
         self._free += 1

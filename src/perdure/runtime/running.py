@@ -21,6 +21,8 @@ class Running(msgspec.Struct, eq=False, gc=False):
 
     item: work.ActivityExecute
     lock_token: str
+    key: tuple[str, int, int]
+    """Instance, execution and activity."""
     last_heartbeat: str | None = None
     """What an earlier attempt told last."""
     redelivered: int = 0
@@ -39,11 +41,6 @@ class Running(msgspec.Struct, eq=False, gc=False):
     """Nobody wants the outcome any more: the lock is gone."""
     is_cut_off: bool = False
     """The worker stops and has interrupted it: if it has no outcome, it is begun again."""
-
-    @property
-    def key(self) -> tuple[str, int, int]:
-        item = self.item
-        return item.instance_id, item.execution_id, item.activity_id
 
     def again(self, **changes: Any) -> work.ActivityExecute:
         """The work item of another attempt, which knows of this one."""

@@ -13,7 +13,7 @@ def activity(number):
     item = work.ActivityExecute(
         instance_id="one", execution_id=1, activity_id=number, name=f"activity {number}"
     )
-    return Running(item, lock_token=f"token {number}")
+    return Running(item, lock_token=f"token {number}", key=("one", 1, number))
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a bug"), asyncio.CancelledError()])
