@@ -391,21 +391,18 @@ class ActivityDispatcher:
             await self._leave_to_others(running, error)
             return
         running.task = None  # the code has ended: nobody may interrupt the commit of its outcome
-        outcome = "success" if failure is None else "failed"
-        self._observer.activity_ended(
-            item, "cancelled" if running.cancelled else outcome, self._clock.now_ms() - started_ms
-        )
         if running.cancelled:
+            self._observer.activity_ended(item, "cancelled", started_ms)
             self._finish(running.lock_token)
-        elif failure is None and result is None:
-            self._finish(running.lock_token)  # settled with its own transaction
-        elif failure is None:
-            assert result is not None
-            self._conclude(running, completed(item, result))
-        elif (delay_ms := self._retry_delay_ms(item, failure)) is not None:
-            self._retry(running, failure, delay_ms)
+        elif failure is not None:
+            self._observer.activity_ended(item, "failed", started_ms)
+            self._fail(running, failure)
         else:
-            self._conclude(running, _failed(item, failure))
+            self._observer.activity_ended(item, "success", started_ms)
+            if result is not None:
+                self._conclude(running, completed(item, result))
+            else:
+                self._finish(running.lock_token)  # settled with its own transaction
 
     async def _leave_to_others(self, running: Running, reason: PerdureError) -> None:
         """Somebody else may have the code, or the codec, that is missing here."""
@@ -427,8 +424,12 @@ class ActivityDispatcher:
             return None
         return delay_ms
 
-    def _retry(self, running: Running, failure: Failure, delay_ms: int) -> None:
+    def _fail(self, running: Running, failure: Failure) -> None:
         item = running.item
+        delay_ms = self._retry_delay_ms(item, failure)
+        if delay_ms is None:
+            self._conclude(running, _failed(item, failure))
+            return
         log.info("activity %r attempt %d failed: %s", item.name, item.attempt, failure)
         again = running.again(attempt=item.attempt + 1, last_failure=failure)
         due_ms = self._clock.now_ms() + delay_ms

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
+from collections import defaultdict
 from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 from perdure.engine.outcome import Cancelled, Completed, ContinuedAsNew, Failed, Waiting
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from types import TracebackType
 
+    from perdure.clock import Clock
     from perdure.engine.execution import Execution
-    from perdure.engine.outcome import TurnOutcome, TurnResult
+    from perdure.engine.outcome import TurnOutcome
     from perdure.model import work
     from perdure.model.failures import BlockReason, Failure
 
@@ -32,6 +33,11 @@ _RESULTS: dict[type[object], str] = {
     Cancelled: "cancelled",
     ContinuedAsNew: "continuedAsNew",
 }
+# Names of counts, made once: every turn and every activity needs one.
+_END_COUNTS: dict[type[object], str] = {
+    kind: f"orchestration_{status}" for kind, status in _RESULTS.items()
+}
+_ACTIVITY_COUNTS = {each: f"activity_{each}" for each in ("success", "failed", "cancelled")}
 
 _THEIR_ERRORS: Final = (Exception, asyncio.CancelledError)
 """What an exporter may raise without harm: it is told, and the work goes on. A cancellation of ours
@@ -111,8 +117,9 @@ class GuardedSpan:
 class Observer:
     """Counts for ``metrics_snapshot`` and passes everything on to the sinks, if there are any."""
 
-    def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.counts: defaultdict[str, int] = defaultdict(int)
         self.spans: SpanMaker | None = None
         self._sinks: list[Sink] = []
 
@@ -132,14 +139,14 @@ class Observer:
         counts["turns"] += 1
         if outcome.turn == 1:
             counts["orchestration_starts"] += 1
-        result = outcome.result
-        if not isinstance(result, Waiting):
-            counts[f"orchestration_{_RESULTS[type(result)]}"] += 1
+        ended = _END_COUNTS.get(type(outcome.result))
+        if ended is not None:
+            counts[ended] += 1
         if self._sinks:
-            self._export_turn(execution, outcome, result)
+            self._export_turn(execution, outcome)
 
-    def _export_turn(self, execution: Execution, outcome: TurnOutcome, result: TurnResult) -> None:
-        handler = execution.handler
+    def _export_turn(self, execution: Execution, outcome: TurnOutcome) -> None:
+        handler, result = execution.handler, outcome.result
         labels = {"orchestration_name": handler.name, "version": handler.version}
         if outcome.turn == 1:
             initiated_by = "continueAsNew" if execution.execution_id > 1 else "client"
@@ -171,9 +178,10 @@ class Observer:
         self.counts["activity_poison"] += 1
         self._add("activity_poison_total", {"activity_name": name})
 
-    def activity_ended(self, item: work.ActivityExecute, outcome: str, took_ms: int) -> None:
-        self.counts[f"activity_{outcome}"] += 1
+    def activity_ended(self, item: work.ActivityExecute, outcome: str, started_ms: int) -> None:
+        self.counts[_ACTIVITY_COUNTS[outcome]] += 1
         if self._sinks:
+            took_ms = self._clock.now_ms() - started_ms
             labels = {"activity_name": item.name, "outcome": outcome, "tag": item.tag or "default"}
             attempt = str(item.attempt - 1) if item.attempt < 4 else "3+"
             self._add("activity_executions_total", {**labels, "retry_attempt": attempt})

@@ -74,7 +74,7 @@ class Runtime(Client):
         _check_transactions(self.registry, self.provider)
         if self.options.run_activities:
             check_sources(self.registry)
-        self.observer = Observer()
+        self.observer = Observer(self.clock)
         self.worker_id = self.options.worker_id or f"worker-{secrets.token_hex(8)}"
         self._running: _Parts | None = None
         self.left_behind: tuple[str, ...] = ()
