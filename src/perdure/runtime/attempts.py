@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from perdure.authoring.activity_context import enter_scope
 from perdure.client.messages import envelope
 from perdure.errors import CannotUnwrap, LockLost, PerdureError, ProviderError
 from perdure.interruption import is_interruption
@@ -14,6 +15,7 @@ from perdure.model import work
 from perdure.runtime.failures import NotBegun, RecordedFailure, failure_from
 from perdure.runtime.observe import log
 from perdure.runtime.retrying import Backoff
+from perdure.runtime.scope import RunningScope
 
 if TYPE_CHECKING:
     from perdure.authoring import Activity
@@ -54,10 +56,14 @@ class Attempts:
         except Exception as error:  # noqa: BLE001 - also what a class of the user's raises
             return failure_from(error, item.attempt), None
         try:
+            scope = running.scope = RunningScope(running, self._executors)
+            running.has_begun = True
+            # Every attempt has a context of its own, which ends with it: nothing to reset.
+            enter_scope(scope)
             if activity.settings.transactional:
-                await self._settle_in_transaction(running, activity, args, kwargs)
+                await self._settle_in_transaction(scope, activity, args, kwargs)
                 return None, None
-            value = await self._executors.run(running, activity, args, kwargs)
+            value = await self._executors.run(scope, activity, args, kwargs)
             return None, activity.signature.encode_result(value, self._codec)
         except NotBegun:
             raise
@@ -83,13 +89,13 @@ class Attempts:
 
     async def _settle_in_transaction(
         self,
-        running: Running,
+        scope: RunningScope,
         activity: Activity[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> None:
-        item = running.item
-        call = self._executors.in_transaction(running, activity, args, kwargs)
+        item, lock_token = scope.running.item, scope.running.lock_token
+        call = self._executors.in_transaction(scope, activity, args, kwargs)
 
         def settle(connection: Any) -> OrchestratorMessage:
             try:
@@ -102,7 +108,7 @@ class Attempts:
         backoff = Backoff()
         while True:
             try:
-                await self._provider.settle_in_transaction(running.lock_token, settle)
+                await self._provider.settle_in_transaction(lock_token, settle)
             except LockLost as error:
                 log.info("outcome of %r is dropped: %s", item.name, error)
             except ProviderError as error:

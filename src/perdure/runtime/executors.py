@@ -7,12 +7,10 @@ import contextvars
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from perdure.authoring.activity_context import enter_scope
 from perdure.runtime.bounds import Bound
 from perdure.runtime.failures import RecordedFailure, failure_from
 from perdure.runtime.observe import log
 from perdure.runtime.processes import ProcessPool
-from perdure.runtime.scope import RunningScope
 from perdure.runtime.threads import Threads
 
 if TYPE_CHECKING:
@@ -23,6 +21,7 @@ if TYPE_CHECKING:
     from perdure.codec import Codec
     from perdure.runtime.options import RuntimeOptions
     from perdure.runtime.running import Running
+    from perdure.runtime.scope import RunningScope
 
 
 class Executors:
@@ -42,37 +41,29 @@ class Executors:
 
     def run(
         self,
-        running: Running,
+        scope: RunningScope,
         activity: Activity[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Coroutine[Any, Any, Any]:
         """The activity's code, to be awaited in the context in which this is called."""
-        item = running.item
-        scope = self._enter(running)
-        has_bounds = item.timeout_ms is not None or item.heartbeat_ms is not None
-        bounded = partial(self._bounded, running, scope) if has_bounds else None
+        item = scope.running.item
+        bounded: Callable[[Awaitable[Any]], Coroutine[Any, Any, Any]] | None = None
+        if item.timeout_ms is not None or item.heartbeat_ms is not None:
+            bounded = partial(self._bounded, scope)
         if not activity.is_async:
             return self._call(activity, args, kwargs, scope, bounded)
         call: Coroutine[Any, Any, Any] = activity.fn(*args, **kwargs)
         return call if bounded is None else bounded(call)
 
-    def _enter(self, running: Running) -> RunningScope:
-        scope = running.scope = RunningScope(running, self)
-        running.has_begun = True
-        # Every attempt has a context of its own, which ends with it: nothing to reset.
-        enter_scope(scope)
-        return scope
-
     def in_transaction(
         self,
-        running: Running,
+        scope: RunningScope,
         activity: Activity[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Callable[[Any], Any]:
         """The activity's function, to be called with the store's connection in another thread."""
-        scope = self._enter(running)
         context = contextvars.copy_context()
 
         def call(connection: Any) -> Any:
@@ -99,10 +90,10 @@ class Executors:
             activity.name, lambda: context.run(_contained, activity.fn, args, kwargs), bounded
         )
 
-    async def _bounded(self, running: Running, scope: RunningScope, call: Awaitable[Any]) -> Any:
+    async def _bounded(self, scope: RunningScope, call: Awaitable[Any]) -> Any:
         """Await the call under the limits of one attempt."""
-        item = running.item
-        expect_end = partial(self.expect_end, running)
+        item = scope.running.item
+        expect_end = partial(self.expect_end, scope.running)
         if item.heartbeat_ms is not None:
             call = self._while_beating(scope, call, item.heartbeat_ms / 1000, expect_end)
         if item.timeout_ms is None:

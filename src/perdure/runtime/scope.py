@@ -10,40 +10,28 @@ import msgspec
 from perdure.authoring.activity_context import ActivityInfo
 from perdure.errors import UsageError
 
-if TYPE_CHECKING:
-    from perdure.runtime.bounds import Bound
-    from perdure.runtime.executors import Executors
-    from perdure.runtime.running import Running
+if TYPE_CHECKING:  # a scope is never written or read, so its record needs no types at run time
+    from perdure.runtime.bounds import Bound  # noqa: TC004
+    from perdure.runtime.executors import Executors  # noqa: TC004
+    from perdure.runtime.running import Running  # noqa: TC004
 
 
-class RunningScope:
+class RunningScope(msgspec.Struct, eq=False):
     """Implements the port that ``perdure.heartbeat()`` and its siblings call."""
 
-    __slots__ = (
-        "_cancelled",
-        "_executors",
-        "_is_heard",
-        "_item",
-        "_running",
-        "silence",
-        "store_connection",
-    )
-
-    def __init__(self, running: Running, executors: Executors) -> None:
-        self._running = running
-        self._item = running.item
-        self._executors = executors
-        self._cancelled = False
-        self._is_heard = True
-        """Whether the loop knows of the last heartbeat."""
-        self.silence: Bound | None = None
-        """What ends it when it has not reported for too long."""
-        self.store_connection: Any = None
-        """Set while a transactional activity runs."""
+    running: Running
+    _executors: Executors
+    _cancelled: bool = False
+    _is_heard: bool = True
+    """Whether the loop knows of the last heartbeat."""
+    silence: Bound | None = None
+    """What ends it when it has not reported for too long."""
+    store_connection: Any = None
+    """Set while a transactional activity runs."""
 
     @property
     def info(self) -> ActivityInfo:
-        item = self._item
+        item = self.running.item
         return ActivityInfo(
             instance_id=item.instance_id,
             execution_id=item.execution_id,
@@ -51,7 +39,7 @@ class RunningScope:
             orchestration_version=item.orchestration_version,
             activity_name=item.name,
             activity_id=item.activity_id,
-            attempt=item.attempt + self._running.redelivered,
+            attempt=item.attempt + self.running.redelivered,
             session=item.session_id,
             tag=item.tag,
             worker_id=self._executors.worker_id,
@@ -60,8 +48,8 @@ class RunningScope:
 
     def heartbeat(self, details: object) -> None:
         executors = self._executors
-        raw = executors.codec.encode(details, where=f"heartbeat of {self._item.name}")
-        self._running.told = bytes(raw).decode()
+        raw = executors.codec.encode(details, where=f"heartbeat of {self.running.item.name}")
+        self.running.told = bytes(raw).decode()
         if self._is_heard:  # else it hears of this one together with those before
             self._is_heard = False
             with contextlib.suppress(RuntimeError):  # closed: nobody listens any more
@@ -71,10 +59,10 @@ class RunningScope:
         self._is_heard = True
         if self.silence is not None:
             self.silence.put_off()
-        self._executors.send_heartbeat(self._running)
+        self._executors.send_heartbeat(self.running)
 
     def last_heartbeat(self, type_: Any) -> Any:
-        told = self._running.last_heartbeat
+        told = self.running.last_heartbeat
         if told is None:
             return None
         return self._executors.codec.decode(msgspec.Raw(told), type_, where="heartbeat")
@@ -85,7 +73,7 @@ class RunningScope:
     def connection(self) -> Any:
         if self.store_connection is None:
             raise UsageError(
-                f"activity {self._item.name!r} has no transaction; "
+                f"activity {self.running.item.name!r} has no transaction; "
                 "declare it with @activity(transactional=True)"
             )
         return self.store_connection
