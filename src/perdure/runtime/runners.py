@@ -11,12 +11,16 @@ import asyncio
 import contextvars
 import types
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
 
     from perdure.runtime.running import Running
+
+
+_ENDED: Final = object()
+"""What a course of activities yields when it has run one to its end."""
 
 
 class Runners:
@@ -66,44 +70,61 @@ class Runners:
         self._tasks.add(task)
 
     async def _serve(self) -> None:
+        """Run what was launched, until the task belongs to an activity that has waited on it."""
         task: Any = asyncio.current_task()
+        course: Any = self._course()
+        proceed, copy_context = course.send, self._context.copy
+        proceed(None)
+        launched = self._launched
+        running: Running | None
+        context: contextvars.Context | None
         try:
-            while await self._take_launched(task) and self._parked is None and not self._is_closed:
+            while True:
+                self._fresh -= 1
+                while launched:
+                    running = launched.popleft()
+                    running.task = task
+                    context = copy_context()
+                    try:
+                        awaited = context.run(proceed, running)
+                        if awaited is not _ENDED:
+                            self._widen()
+                            await _go_on(course, awaited, context)
+                            return
+                    except Exception as error:  # noqa: BLE001 - told there
+                        self._give_up(running, error)
+                        return  # it may have waited
+                    except BaseException as error:  # cancelled, or a signal that breaks into it
+                        self._give_up(running, error)
+                        raise
+                    finally:
+                        running.task = running.scope = None
+                    if task.cancelling():
+                        return
+                if self._parked is not None or self._is_closed:
+                    return
+                running = context = None  # it may have nothing to do for long
                 await self._park(task)
         finally:
             self._tasks.discard(task)
-            if self._launched and not self._fresh:
+            if self._parked is not None and self._parked[1] is task:
+                self._parked = None  # cancelled by somebody who cancels every task
+            if launched and not self._fresh:
                 self._start()
 
-    async def _park(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        parked = self._parked = (self._loop.create_future(), task)
-        try:
-            await parked[0]
-        finally:
-            if self._parked is parked:  # cancelled by somebody who cancels every task
-                self._parked = None
+    @types.coroutine
+    def _course(self) -> Generator[Any, Any, None]:
+        """Runs what it is sent, one after the other: that spares a quick one its own coroutine."""
+        run = self._run
+        while True:
+            yield from run((yield _ENDED))
 
-    async def _take_launched(self, task: asyncio.Task[None]) -> bool:
-        """Run them one after the other; False once the task belongs to one of them."""
-        self._fresh -= 1
-        launched = self._launched
-        while launched:
-            running = launched.popleft()
-            running.task = task
-            try:
-                has_waited = await _run_apart(self._run(running), self._context.copy(), self._widen)
-            except Exception as error:  # noqa: BLE001 - told there
-                self._give_up(running, error)
-                return False  # it may have waited
-            except BaseException as error:  # cancelled, or a signal that breaks into it
-                self._give_up(running, error)
-                raise
-            finally:
-                running.task = running.scope = None
-            if has_waited or task.cancelling():
-                return False
-        return True
+    def _park(self, task: asyncio.Task[None]) -> asyncio.Future[None]:
+        """Give it something to wait for."""
+        self._tasks.discard(task)
+        waker: asyncio.Future[None] = self._loop.create_future()
+        self._parked = (waker, task)
+        return waker
 
     def _widen(self) -> None:
         """An activity waits: two more tasks take its place, so that many begin at nearly once."""
@@ -112,26 +133,17 @@ class Runners:
 
 
 @types.coroutine
-def _run_apart(
-    coro: Coroutine[Any, Any, None],
-    context: contextvars.Context,
-    before_waiting: Callable[[], None],
-) -> Generator[Any, Any, bool]:
-    """Run it in that context; tells whether it had to wait."""
-    try:
-        awaited = context.run(coro.send, None)
-    except StopIteration:
-        return False
-    before_waiting()
-    while True:
-        proceed: Callable[[Any], Any] = coro.send
+def _go_on(
+    course: Generator[Any, Any, None], awaited: Any, context: contextvars.Context
+) -> Generator[Any, Any, None]:
+    """Go on, in that context, with one that has begun and waits for something."""
+    while awaited is not _ENDED:
+        proceed: Callable[[Any], Any] = course.send
         try:
             given = yield awaited
         except BaseException as error:  # noqa: BLE001
-            proceed, given = coro.throw, error  # handed on outside: it is not handled here
+            proceed, given = course.throw, error  # handed on outside: it is not handled here
         try:
             awaited = context.run(proceed, given)
-        except StopIteration:
-            return True
         finally:
             given = None

@@ -1,6 +1,8 @@
 """The tasks that activities share: what one of them raises concerns that one alone."""
 
 import asyncio
+import weakref
+from contextvars import ContextVar
 
 import pytest
 
@@ -44,3 +46,38 @@ def test_whatever_a_run_raises_is_told_once_and_the_others_run(waits, error):
     asyncio.run(main())
     assert sorted(ended) == [1, 3, 4, 5]
     assert not unheard
+
+
+class Connection:
+    """Something that an activity keeps in its context."""
+
+
+connection: ContextVar[Connection | None] = ContextVar("connection", default=None)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_nothing_of_an_activity_outlives_it_in_the_task_that_ran_it(waits):
+    seen, kept = [], []
+
+    async def run(running):
+        seen.append(connection.get())
+        mine = Connection()
+        connection.set(mine)
+        kept.append(weakref.ref(mine))
+        if waits:
+            await asyncio.sleep(0)
+        assert connection.get() is mine
+
+    async def main():
+        tasks = set()
+        runners = Runners(run, lambda _running, _raised: None, tasks)
+        for number in range(1, 4):
+            runners.launch(activity(number))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not tasks
+        assert [each() for each in kept] == [None, None, None]
+        runners.close()
+
+    asyncio.run(main())
+    assert seen == [None, None, None]
