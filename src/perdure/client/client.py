@@ -35,6 +35,7 @@ from perdure.client import sharing
 from perdure.client.administration import Administration
 from perdure.client.handle import Handle
 from perdure.client.messages import envelope
+from perdure.client.shielded import Shielded
 from perdure.client.termination import cancel_delayed, terminate
 from perdure.client.view import (
     Ending,
@@ -77,6 +78,7 @@ log = logging.getLogger("perdure.client")
 IfExists = Literal["get", "fail", "replace"]
 
 _PAGE = 500
+_COMPLETED = Status.COMPLETED  # found at once: members of an enum are looked up in Python
 _CONDITIONS = {
     "get": EnqueueCondition.ABSENT,
     "fail": EnqueueCondition.ABSENT,
@@ -206,9 +208,10 @@ class Client:
         )
 
     def _arguments(self, definition: Orchestration[..., Any], args: tuple[Any, ...]) -> msgspec.Raw:
-        payload = definition.signature.encode_arguments(args, {}, self.codec)
+        signature = definition.signature
+        payload = signature.encode_arguments(args, {}, self.codec)
         # A wrong type is an error here and now.
-        definition.signature.check_arguments(args, {}, payload, self.codec)
+        signature.check_arguments(args, {}, payload, self.codec)
         return payload
 
     def _begin(
@@ -322,7 +325,7 @@ class Client:
         deadline_ms = self._deadline_ms(timeout)
         ending = await self._wait_finished(handle.id, handle._finished, deadline_ms)  # noqa: SLF001
         definition = handle._orchestration  # noqa: SLF001
-        if ending.status is Status.COMPLETED:
+        if ending.status is _COMPLETED:
             raw = msgspec.Raw(ending.output if ending.output is not None else "null")
             result: R
             if definition is not None:
@@ -356,8 +359,10 @@ class Client:
     async def _wait_here(self, finished: Finished, deadline_ms: int | None) -> Ending | None:
         """None: it left this process before it ended, or there is no time left."""
         check_loop(finished.get_loop())
-        if deadline_ms is None or finished.done():
-            return await asyncio.shield(finished)
+        if finished.done():
+            return finished.result()
+        if deadline_ms is None:
+            return await Shielded(finished)
         seconds = (deadline_ms - self.clock.now_ms()) / 1000
         alarm = asyncio.ensure_future(self.clock.sleep(seconds))
         try:
@@ -538,7 +543,7 @@ def check_loop(loop: asyncio.AbstractEventLoop) -> None:
 def _can_be_retried(finished: Finished) -> bool:
     """It has not ended well: an operator may have let it begin again since."""
     ending = finished.result() if finished.done() else None
-    return ending is not None and ending.status is not Status.COMPLETED
+    return ending is not None and ending.status is not _COMPLETED
 
 
 def _current_trace(traces: TraceCarrier) -> str | None:

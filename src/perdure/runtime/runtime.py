@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from perdure.providers.contract import Provider
     from perdure.runtime.observe import Sink, SpanMaker
 
+_REPLACE = EnqueueCondition.REPLACE  # found at once: members of an enum are looked up in Python
 _GIVE_BACK_SECONDS = 5.0
 """For a store that does not answer, after the time to drain."""
 _CLOSE_SECONDS = 5.0
@@ -169,12 +170,13 @@ class Runtime(Client):
     def _begin(
         self, item: work.StartOrchestration, delay_ms: int | None, condition: EnqueueCondition
     ) -> Awaitable[asyncio.Future[Any] | None] | None:
-        if self._running is None:
+        running = self._running
+        if running is None:
             return None
-        check_loop(self._running.loop)
-        if delay_ms is not None or condition is EnqueueCondition.REPLACE:
+        check_loop(running.loop)
+        if delay_ms is not None or condition is _REPLACE:
             return None
-        return self._running.orchestrations.begin(item)
+        return running.orchestrations.begin(item)
 
     async def _submit_many(
         self, items: Sequence[work.StartOrchestration], delay_ms: int | None, if_exists: IfExists
