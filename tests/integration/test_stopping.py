@@ -8,7 +8,9 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from integration.conditions import until
@@ -24,6 +26,7 @@ from perdure import (
     orchestration,
 )
 from perdure.errors import StoreClosed, StoreUnavailable, UsageError
+from perdure.model import work
 
 HERE = Path(__file__).parent
 
@@ -251,3 +254,18 @@ async def test_serving_says_what_it_cannot_do(tmp_path):
             asyncio.run(Runtime(tmp_path / "s.db", [calls]).serve())
 
     await asyncio.to_thread(serve)
+
+
+async def test_a_stop_does_not_wait_for_tasks_that_have_nothing_to_do():
+    @activity
+    async def quick() -> None: ...
+
+    item = work.ActivityExecute(
+        instance_id="gone", execution_id=1, activity_id=1, name="quick", input=msgspec.Raw(b"[]")
+    )
+    async with Runtime(InMemoryProvider(), [quick]) as runtime, asyncio.timeout(60):
+        activities = runtime._running.activities
+        scheduled = SimpleNamespace(event=SimpleNamespace(name="quick", session_id=None, tag=None))
+        activities.run_claimed(item, activities.claim(scheduled))
+        await activities.drain(3600)
+        assert runtime.metrics_snapshot() == {"activity_success": 1}

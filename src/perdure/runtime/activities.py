@@ -121,6 +121,7 @@ class ActivityDispatcher:
 
     async def drain(self, seconds: float) -> None:
         """Let what runs finish; after that, interrupt it."""
+        self._runners.retire()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while self._tasks:

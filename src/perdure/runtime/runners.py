@@ -45,19 +45,24 @@ class Runners:
         """The task that has nothing to do, and what wakes it; a chain of steps needs no other."""
         self._context = contextvars.copy_context()
         """That of the runtime. What led to an activity may have run elsewhere, long ago."""
-        self._is_closed = False
+        self._is_retiring = False
+        """No task waits for more to do."""
 
     def launch(self, running: Running) -> None:
         self._launched.append(running)
         if not self._fresh:
             self._start()
 
-    def close(self) -> None:
-        """Begin none of those that have not begun."""
-        self._is_closed = True
-        self._launched.clear()
+    def retire(self) -> None:
+        """From now on every task ends when it has nothing to do, as whoever awaits it expects."""
+        self._is_retiring = True
         if self._parked is not None:
             self._start()
+
+    def close(self) -> None:
+        """Begin none of those that have not begun."""
+        self._launched.clear()
+        self.retire()
 
     def _start(self) -> None:
         self._fresh += 1
@@ -101,7 +106,7 @@ class Runners:
                         running.task = running.scope = None
                     if task.cancelling():
                         return
-                if self._parked is not None or self._is_closed:
+                if self._parked is not None or self._is_retiring:
                     return
                 running = context = None  # it may have nothing to do for long
                 await self._park(task)

@@ -81,3 +81,29 @@ def test_nothing_of_an_activity_outlives_it_in_the_task_that_ran_it(waits):
 
     asyncio.run(main())
     assert seen == [None, None, None]
+
+
+def test_tasks_that_retire_end_instead_of_waiting_for_more():
+    ended = []
+
+    async def run(running):
+        ended.append(running.item.activity_id)
+
+    async def main():
+        tasks = set()
+        runners = Runners(run, lambda _running, _raised: None, tasks)
+        runners.launch(activity(1))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not tasks  # it waits for more
+        runners.launch(activity(2))
+        runners.retire()
+        async with asyncio.timeout(10):
+            await asyncio.wait(tasks)
+        runners.launch(activity(3))
+        async with asyncio.timeout(10):
+            await asyncio.wait(tasks)
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(main())
+    assert ended == [1, 2, 3]
