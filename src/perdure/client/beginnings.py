@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from perdure.model import events, work
 from perdure.noise import unguessable
 
@@ -14,12 +16,12 @@ def started_by(
     now_ms: int,
 ) -> events.OrchestrationStarted:
     """The first event of the execution that this message begins."""
-    continued = start if isinstance(start, work.ContinueAsNew) else None
     parent = start.parent
-    return events.OrchestrationStarted(
+    # Python makes a dict of more than 15 arguments, which takes longer than everything else here.
+    started = events.OrchestrationStarted(
         event_id=1,
         instance_id=start.instance_id,
-        execution_id=continued.execution_id if continued else 1,
+        execution_id=1,
         timestamp_ms=now_ms,
         turn=1,
         name=start.name,
@@ -31,8 +33,12 @@ def started_by(
         parent_execution_id=parent.execution_id if parent else None,
         parent_event_id=parent.event_id if parent else None,
         depth=start.depth,
-        initial_custom_status=continued.custom_status if continued else None,
         trace=start.trace,
+    )
+    if isinstance(start, work.StartOrchestration):
+        return started
+    return msgspec.structs.replace(
+        started, execution_id=start.execution_id, initial_custom_status=start.custom_status
     )
 
 
