@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 _WRAPPED: Final = b'{"$perdure":'
+"""How a wrapped payload begins. What sorts before it cannot, which is the quicker question."""
 
 
 class PayloadTransform(Protocol):
@@ -64,7 +65,7 @@ class Codec:
     def transform_names(self) -> tuple[str, ...]:
         return tuple(sorted(self._by_name))
 
-    def encode(self, value: object, *, where: str = "value", fits: Any = None) -> msgspec.Raw:
+    def encode(self, value: object, where: str = "value", fits: Any = None) -> msgspec.Raw:
         """JSON of the value, or PayloadError that names the place of what cannot be written.
 
         Also PayloadError if it would not come back as it is from the type that it has to fit;
@@ -75,20 +76,19 @@ class Codec:
         except (TypeError, ValueError, RecursionError, OverflowError) as error:
             raise self._refusal(value, where, error) from error
         # msgspec writes NaN and infinities as null: look closely only where a null was written.
-        is_long = len(data) > JSON_DEPTH_MAX
-        if b"null" in data or (is_long and data.count(b"[") + data.count(b"{") > JSON_DEPTH_MAX):
+        # (Bytes take what is asked for with "in" for a number first: three times the price.)
+        if data.partition(b"null")[1] or (len(data) > JSON_DEPTH_MAX and _may_be_too_deep(data)):
             problem = next(_problems(value, where, 0), None)
             if problem is not None:
                 raise PayloadError(problem)
-        if data.startswith(_WRAPPED):
+        if data >= _WRAPPED and data.startswith(_WRAPPED):
             raise PayloadError(f'{where}: the key "$perdure" is reserved')
         if fits is not None:
             problem = difference(value, self._read(data, fits, where), where)
             if problem is not None:
                 raise PayloadError(problem)
-        for transform in self._transforms:
-            text = base64.b64encode(transform.wrap(data)).decode()
-            data = self._encoder.encode(_Wrapped(transform.name, text))
+        if self._transforms:
+            data = self._wrap(data)
         if len(data) > self._bytes_max:
             raise PayloadError(
                 f"{where} takes {len(data)} bytes, at most {self._bytes_max} are allowed; "
@@ -96,11 +96,12 @@ class Codec:
             )
         return msgspec.Raw(data)
 
-    def decode(self, raw: msgspec.Raw, type: Any = Any, *, where: str = "value") -> Any:  # noqa: A002
+    def decode(self, raw: msgspec.Raw, type: Any = Any, where: str = "value") -> Any:  # noqa: A002
         """The value, checked against the type; PayloadError says what does not fit."""
         data = bytes(raw)
-        while data.startswith(_WRAPPED):
-            data = self._unwrap(data, where)
+        if data >= _WRAPPED:
+            while data.startswith(_WRAPPED):
+                data = self._unwrap(data, where)
         return self._read(data, type, where)
 
     def _read(self, data: bytes, type_: Any, where: str) -> Any:
@@ -138,6 +139,12 @@ class Codec:
         with contextlib.suppress(TypeError):  # an unhashable annotation is not cached
             self._decoders[type_] = decoder
         return decoder
+
+    def _wrap(self, data: bytes) -> bytes:
+        for transform in self._transforms:
+            text = base64.b64encode(transform.wrap(data)).decode()
+            data = self._encoder.encode(_Wrapped(transform.name, text))
+        return data
 
     def _unwrap(self, data: bytes, where: str) -> bytes:
         wrapped = msgspec.json.decode(data, type=_Wrapped)
@@ -221,6 +228,10 @@ def _problems(value: Any, path: str, depth: int) -> Iterator[str]:
             msgspec.json.encode(value, enc_hook=_encode_foreign)
         except (TypeError, ValueError, OverflowError) as error:
             yield f"{path}: {value!r}: {error}"
+
+
+def _may_be_too_deep(data: bytes) -> bool:
+    return data.count(b"[") + data.count(b"{") > JSON_DEPTH_MAX
 
 
 def _shortened(data: bytes) -> str:
