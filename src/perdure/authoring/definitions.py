@@ -77,10 +77,18 @@ class _Handler(Generic[P, R]):
         self.signature = HandlerSignature(fn, f"{self.kind} {self.name!r}")
         update_wrapper(cast("Any", self), fn)
 
+    def _settle(self) -> None:
+        """Called when every attribute is there: makes them quick to find.
+
+        Up to 3.12 they are slow once somebody has asked an object for its ``__dict__``, as wrapping
+        a function does, unless that dict was made apart.
+        """
+        self.__dict__ = dict(self.__dict__)
+
     def _twin(self) -> Self:
         """A copy to change; cheaper than reading the function's signature again."""
         twin = object.__new__(type(self))
-        twin.__dict__.update(self.__dict__)
+        twin.__dict__ = dict(self.__dict__)
         return twin
 
     @cached_property
@@ -121,6 +129,9 @@ class Activity(_Handler[P, R]):
                 f"activity {self.name!r} is async and runs on the event loop; "
                 f"executor={self.settings.executor!r} is for sync functions"
             )
+        self.bounds = _bounds(self.settings)
+        """What travels with the work item: retry plan, timeout, heartbeat and deadline in ms."""
+        self._settle()
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Step[R]:
         recorder = find_recorder()
@@ -129,13 +140,6 @@ class Activity(_Handler[P, R]):
             return plain  # type: ignore[no-any-return]
         step: Step[R] = recorder.schedule_activity(self, args, kwargs)
         return step
-
-    @cached_property
-    def bounds(self) -> tuple[work.RetryPlan | None, int | None, int | None, int | None]:
-        """What travels with the work item: retry plan, timeout, heartbeat and deadline in ms."""
-        settings = self.settings
-        plan = None if settings.retry is None else settings.retry.plan()
-        return plan, settings.timeout_ms, settings.heartbeat_ms, settings.deadline_ms
 
     def options(
         self,
@@ -159,11 +163,18 @@ class Activity(_Handler[P, R]):
         given = {name: value for name, value in changes.items() if value is not KEPT}
         twin = self._twin()
         twin.settings = self.settings.changed(**given)
-        twin.__dict__.pop("bounds", None)
+        twin.bounds = _bounds(twin.settings)
         return twin
 
     def __repr__(self) -> str:
         return f"<activity {self.name!r} at {self.place}>"
+
+
+def _bounds(
+    settings: ActivityOptions,
+) -> tuple[work.RetryPlan | None, int | None, int | None, int | None]:
+    plan = None if settings.retry is None else settings.retry.plan()
+    return plan, settings.timeout_ms, settings.heartbeat_ms, settings.deadline_ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,6 +214,7 @@ class Orchestration(_Handler[P, R]):
         parse_version(version)
         self.version: str = version
         self.call = CallOptions()
+        self._settle()
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Step[R]:
         recorder = find_recorder()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable as IterableABC
-from functools import cached_property
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -32,19 +31,13 @@ class Registry:
         for name, versions in self._orchestrations.items():
             oldest_first = sorted(versions, key=parse_version)
             self._orchestrations[name] = {version: versions[version] for version in oldest_first}
-
-    @cached_property
-    def orchestration_keys(self) -> frozenset[tuple[str, str]]:
-        """Name and version of every orchestration."""
-        return frozenset(
+        self.activity_names = frozenset(self._activities)
+        self.orchestration_keys = frozenset(
             (name, version)
             for name, versions in self._orchestrations.items()
             for version in versions
         )
-
-    @cached_property
-    def activity_names(self) -> frozenset[str]:
-        return frozenset(self._activities)
+        """Name and version of every orchestration."""
 
     def misfits(self) -> Iterator[str]:
         """Versions that cannot take over from older ones, as continue_as_new() lets them."""

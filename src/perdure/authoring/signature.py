@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, Never, NoReturn, get_type_hints
 
 import msgspec
@@ -31,12 +31,24 @@ _IMMUTABLE = (str, int, float, bool, bytes, type(None))
 _REFUSED = {_Parameter.VAR_POSITIONAL: "*", _Parameter.VAR_KEYWORD: "**"}
 
 
+class _Types(msgspec.Struct, frozen=True):
+    """The annotations of a function, resolved."""
+
+    arguments: list[Any]
+    record: type[msgspec.Struct]
+    """What all arguments are read as: typed by position, with the function's own defaults."""
+    result: Any
+    is_plain: bool
+    """Whether arguments that fit surely come back as they are."""
+
+
 class HandlerSignature:
     """Binds, writes and reads the arguments and the result of one function."""
 
     def __init__(self, fn: Callable[..., Any], label: str) -> None:
         self._fn = fn
         self._label = label
+        self._types: _Types | None = None
         self._signature = inspect.signature(fn)
         self._parameters = tuple(self._signature.parameters.values())
         for parameter in self._parameters:
@@ -47,29 +59,32 @@ class HandlerSignature:
                 )
         positional = [p for p in self._parameters if p.kind is not _Parameter.KEYWORD_ONLY]
         self._positional_max = len(positional)
+        self._keywords = self._parameters[len(positional) :]
         # A required keyword-only parameter can never be met by position alone.
-        all_optional = all(p.default is not p.empty for p in self._parameters[len(positional) :])
+        all_optional = all(p.default is not p.empty for p in self._keywords)
         required = sum(p.default is p.empty for p in positional)
         self._positional_min = required if all_optional else len(positional) + 1
+        self._arguments_label = f"arguments ({', '.join(self._signature.parameters)}) of {label}"
+        self._result_label = f"result of {label}"
 
     def encode_arguments(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], codec: Codec
     ) -> msgspec.Raw:
         if kwargs or not self._positional_min <= len(args) <= self._positional_max:
             args = self._bind(args, kwargs)
-        return codec.encode(args, where=self._arguments_label)
+        return codec.encode(args, self._arguments_label)
 
     def decode_arguments(
         self, raw: msgspec.Raw, codec: Codec
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        record = codec.decode(raw, self._record, where=self._arguments_label)
+        types = self._types or self._resolve()
+        record = codec.decode(raw, types.record, self._arguments_label)
         values = msgspec.structs.astuple(record)
-        keywords = self._parameters[self._positional_max :]
-        if not keywords:
+        if not self._keywords:
             return values, {}
         named = {
             parameter.name: value
-            for parameter, value in zip(keywords, values[self._positional_max :], strict=True)
+            for parameter, value in zip(self._keywords, values[self._positional_max :], strict=True)
         }
         return values[: self._positional_max], named
 
@@ -77,7 +92,8 @@ class HandlerSignature:
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], raw: msgspec.Raw, codec: Codec
     ) -> None:
         """PayloadError if they do not fit the annotations, or would not come back as they are."""
-        record = codec.decode(raw, self._record, where=self._arguments_label)
+        types = self._types or self._resolve()
+        record = codec.decode(raw, types.record, self._arguments_label)
         read = msgspec.structs.astuple(record)
         given = self._bind(args, kwargs)
         for parameter, mine, back in zip(self._parameters, given, read, strict=False):
@@ -85,19 +101,19 @@ class HandlerSignature:
             if problem is not None:
                 raise PayloadError(problem)
 
-    @cached_property
     def is_plain(self) -> bool:
         """Whether arguments that fit surely come back as they are."""
-        return all(is_plain(self._type_of(parameter.name)) for parameter in self._parameters)
+        return (self._types or self._resolve()).is_plain
 
     def encode_result(self, value: object, codec: Codec) -> msgspec.Raw:
         """JSON of a value that fits the annotation and comes back as it is, or PayloadError."""
-        kind, expected = type(value), self._result_type
+        kind, expected = type(value), (self._types or self._resolve()).result
         is_exact = kind in _EXACT and (kind is expected or expected is Any)
-        return codec.encode(value, where=self._result_label, fits=None if is_exact else expected)
+        return codec.encode(value, self._result_label, None if is_exact else expected)
 
     def decode_result(self, raw: msgspec.Raw, codec: Codec) -> Any:
-        return codec.decode(raw, self._result_type, where=self._result_label)
+        types = self._types or self._resolve()
+        return codec.decode(raw, types.result, self._result_label)
 
     def missing_from(self, older: HandlerSignature) -> str | None:
         """A parameter that has no default here, and that no call of the other one writes."""
@@ -106,11 +122,10 @@ class HandlerSignature:
 
     def check_annotations(self) -> None:
         """Resolve every annotation, or raise UsageError that says which one can never be read."""
-        for parameter in self._parameters:
-            annotation = self._type_of(parameter.name)
+        types = self._types or self._resolve()
+        for parameter, annotation in zip(self._parameters, types.arguments, strict=True):
             JSON.check_type(annotation, where=f"argument {parameter.name!r} of {self._label}")
-        JSON.check_type(self._result_type, where=self._result_label)
-        _ = self._record
+        JSON.check_type(types.result, where=self._result_label)
 
     def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         try:
@@ -120,16 +135,21 @@ class HandlerSignature:
         last = max((i for i, p in enumerate(self._parameters) if p.name in given), default=-1)
         return tuple(given.get(p.name, p.default) for p in self._parameters[: last + 1])
 
-    @cached_property
-    def _arguments_label(self) -> str:
-        names = ", ".join(self._signature.parameters)
-        return f"arguments ({names}) of {self._label}"
+    def _resolve(self) -> _Types:
+        """On first use, as an annotation may name what is defined after the function.
 
-    @cached_property
-    def _result_label(self) -> str:
-        return f"result of {self._label}"
+        Kept in an ordinary attribute: on 3.11 a cached_property slows down all others beside it.
+        """
+        hints = self._hints()
+        arguments = [_readable(hints.get(p.name, Any)) for p in self._parameters]
+        self._types = _Types(
+            arguments=arguments,
+            record=self._record(arguments),
+            result=_readable(hints.get("return", Any)),
+            is_plain=all(map(is_plain, arguments)),
+        )
+        return self._types
 
-    @cached_property
     def _hints(self) -> dict[str, Any]:
         try:
             return get_type_hints(self._fn, include_extras=True)
@@ -139,21 +159,12 @@ class HandlerSignature:
                 "by annotation, so every name in it must exist in the module at run time"
             ) from error
 
-    def _type_of(self, name: str) -> Any:
-        annotation = self._hints.get(name, Any)
-        return Any if annotation in _ANYTHING else annotation
-
-    @cached_property
-    def _result_type(self) -> Any:
-        return self._type_of("return")
-
-    @cached_property
-    def _record(self) -> type[msgspec.Struct]:
-        """An array-like record: typed by position, with the function's own defaults."""
+    def _record(self, annotations: list[Any]) -> type[msgspec.Struct]:
+        """An array-like record."""
         fields: list[tuple[str, Any, Any]] = []
         must_be_written = False
-        for position, parameter in reversed(list(enumerate(self._parameters))):
-            annotation = self._type_of(parameter.name)
+        given = zip(self._parameters, annotations, strict=True)
+        for position, (parameter, annotation) in reversed(list(enumerate(given))):
             must_be_written = must_be_written or parameter.default is parameter.empty
             default = (
                 msgspec.NODEFAULT
@@ -164,6 +175,10 @@ class HandlerSignature:
         return msgspec.defstruct(
             "Arguments", fields[::-1], array_like=True, forbid_unknown_fields=True
         )
+
+
+def _readable(annotation: Any) -> Any:
+    return Any if annotation in _ANYTHING else annotation
 
 
 def _fresh(value: Any) -> Callable[[], Any]:

@@ -23,12 +23,10 @@ if TYPE_CHECKING:
         Type checkers see a future and a coroutine at once, so that ``create_task`` takes it too.
         """
 
+        _owner: StepOwner
+        _identity: int
         event_id: int
-        """The event that opened it; 0 before that."""
-
-        def __init__(
-            self, *, loop: asyncio.AbstractEventLoop, owner: StepOwner, identity: int
-        ) -> None: ...
+        """The event that opened it; 0 if none did."""
 
         def send(self, value: Any, /) -> Any: ...
 
@@ -48,15 +46,8 @@ else:
 
         # Not a collections.abc.Coroutine at run time: asyncio.wait() refuses those. The durable
         # loop's create_task() takes a step as it is.
+        # The loop fills these in: a constructor in Python costs more than the future itself.
         __slots__ = ("_identity", "_owner", "event_id")
-
-        def __init__(
-            self, *, loop: asyncio.AbstractEventLoop, owner: StepOwner, identity: int
-        ) -> None:
-            self._identity = identity
-            self._owner = owner
-            self.event_id = 0
-            super().__init__(loop=loop)
 
         def __hash__(self) -> int:
             # By place in the program, never by address: sets of steps iterate alike on replay.

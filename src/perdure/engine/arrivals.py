@@ -6,7 +6,7 @@ What came and was never taken is unread: ``continue_as_new()`` carries it along.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from perdure.authoring.steps import Step
 from perdure.engine.taking import Taking
@@ -23,15 +23,14 @@ else:
 class ArrivalStep(Taking, _Step):
     """A wait for an event or a message."""
 
-    __slots__ = ("_giver", "is_unread", "passed_on")
+    __slots__ = ("is_unread", "passed_on")
 
-    def __init__(self, *, loop: asyncio.AbstractEventLoop, owner: Any, identity: int) -> None:
-        self._giver = owner
+    def __init__(self, *, loop: asyncio.AbstractEventLoop) -> None:
         self.is_unread = False
         """Whether something came that nobody took yet."""
         self.passed_on: asyncio.Future[None] | None = None
         """What the task waits for that ``create_task()`` made of it."""
-        _Step.__init__(self, loop=loop, owner=owner, identity=identity)
+        _Step.__init__(self, loop=loop)
 
     def take(self) -> None:
         if self.done():
@@ -58,7 +57,7 @@ class ArrivalStep(Taking, _Step):
         """Leave what came to the next wait."""
         if self.is_unread:
             self.is_unread = False
-            self._giver.handed_back(self)
+            cast("Any", self._owner).handed_back(self)
 
     def _wake_carrier(self) -> None:
         if self.passed_on is not None and not self.passed_on.done():

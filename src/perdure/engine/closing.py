@@ -90,9 +90,9 @@ def error_of(task: asyncio.Task[Any]) -> BaseException | None:
 
 def release_error(error: BaseException | None) -> None:
     """Let go of the frames of an error that was described: they hold the code's variables."""
-    for _ in range(_ATTEMPTS_MAX):
-        if error is None:
-            return
+    attempts = 0
+    while error is not None and attempts < _ATTEMPTS_MAX:
+        attempts += 1
         traceback.clear_frames(error.__traceback__)
         error.__traceback__ = None
         error = error.__context__

@@ -79,23 +79,20 @@ class Ending:
 
     def _conclude(self) -> TurnResult:
         recorder = self._recorder
-        has_left = self._has_left()
+        loop = recorder.loop
+        # Whether the root task has ended, and something that it left is at its clean-up.
+        has_left = not loop.is_over and loop.root is not None and loop.root.done()
         if has_left and not self._is_waited_for():
-            recorder.loop.stop_with(None)  # what is left waits for nothing that could come
-        if recorder.loop.is_over:
+            loop.stop_with(None)  # what is left waits for nothing that could come
+        if loop.is_over:
             result = self._result()
         else:
             if has_left or recorder.cancel_reason is not None:
                 self._bound_cleanup()
             result = self._check_waiting()
-        if result is not WAITING:
+        if result is not WAITING and recorder.operations.open:
             self._close_steps(result)
         return result
-
-    def _has_left(self) -> bool:
-        """Whether the root task has ended, and something that it left is at its clean-up."""
-        loop = self._recorder.loop
-        return not loop.is_over and loop.root is not None and loop.root.done()
 
     def _is_waited_for(self) -> bool:
         """Whether anything is open but the timer that bounds the clean-up."""
@@ -213,6 +210,15 @@ class Ending:
 
     def _terminal_event(self, result: TurnResult) -> events.Terminal:
         journal = self._journal
+        if isinstance(result, Completed):  # what most end with: by name it costs a quarter
+            return events.OrchestrationCompleted(
+                event_id=journal.last_event_id + 1,
+                instance_id=journal.instance_id,
+                execution_id=journal.execution_id,
+                timestamp_ms=journal.now_ms,
+                turn=journal.turn,
+                output=result.output,
+            )
         envelope: dict[str, Any] = {
             "event_id": journal.last_event_id + 1,
             "instance_id": journal.instance_id,
@@ -221,8 +227,6 @@ class Ending:
             "turn": journal.turn,
         }
         match result:
-            case Completed():
-                return events.OrchestrationCompleted(**envelope, output=result.output)
             case Failed():
                 return events.OrchestrationFailed(**envelope, failure=result.failure)
             case Cancelled():

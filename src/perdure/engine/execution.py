@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from perdure.engine.closing import release_future
 from perdure.engine.ending import Ending
 from perdure.engine.handlers import APPLY, COMPLETION_FAMILIES
-from perdure.engine.inbox import Inbox
+from perdure.engine.inbox import add_beginning, add_messages
 from perdure.engine.journal import Journal
-from perdure.engine.operations import TIMER
 from perdure.engine.outcome import WAITING, TurnOutcome
 from perdure.engine.recording import CodeRecorder
 from perdure.engine.waits import Wait, list_waits
@@ -39,19 +37,22 @@ class Execution:
         self,
         handler: Orchestration[Any, Any],
         started: events.OrchestrationStarted,
-        *,
         kv: Mapping[str, str],
         codec: Codec,
     ) -> None:
         self.handler = handler
+        self.started = started
         self.instance_id = started.instance_id
         self.execution_id = started.execution_id
         self.is_finished = False
-        self._started = started
+        self.event_count = 0
+        """Of the history, as the last turn left it."""
+        self.custom_status = started.initial_custom_status
+        """JSON text of the status in force, as the last turn left it."""
         self._carried: Sequence[work.CarriedMessage] = ()
-        self._journal = Journal(started, codec)
-        self._recorder = CodeRecorder(handler, started, self._journal, kv=kv, codec=codec)
-        self._ending = Ending(self._recorder, self._journal)
+        self._journal = journal = Journal(started, codec)
+        self._recorder = recorder = CodeRecorder(handler, started, journal, kv, codec)
+        self._ending = Ending(recorder, journal)
         self._is_dead = False
 
     @classmethod
@@ -67,7 +68,7 @@ class Execution:
         """A fresh execution; the delta of its first turn begins with ``started``."""
         if started.event_id != 1 or started.turn != 1:
             raise InternalError("the first event of an execution has id 1 and turn 1")
-        execution = cls(handler, started, kv=kv, codec=codec)
+        execution = cls(handler, started, kv, codec)
         execution._carried = carried
         return execution
 
@@ -82,11 +83,11 @@ class Execution:
     ) -> Execution:
         """The execution as its history left it, ready for the next turn."""
         started = _check_history(history)
-        execution = cls(handler, started, kv=kv, codec=codec)
+        execution = cls(handler, started, kv, codec)
         if not _TERMINAL.isdisjoint(map(type, history[:-1])):
             # More than one end, or something after it: there is nothing left to run.
             execution.is_finished = True
-            execution._journal.end_of_history(history[-1])
+            execution._end_of_history(history[-1])
             return execution
         try:
             execution._replay(history)
@@ -94,15 +95,6 @@ class Execution:
             execution.close()
             raise
         return execution
-
-    @property
-    def started(self) -> events.OrchestrationStarted:
-        return self._started
-
-    @property
-    def custom_status(self) -> str | None:
-        """JSON text of the status in force."""
-        return self._recorder.custom_status
 
     @property
     def turn(self) -> int:
@@ -113,17 +105,13 @@ class Execution:
     def last_event_id(self) -> int:
         return self._journal.last_event_id
 
-    @property
-    def event_count(self) -> int:
-        return self._journal.last_event_id
-
     def run_turn(self, inbox: Sequence[work.OrchestratorItem], now_ms: int) -> TurnOutcome:
         """Take the messages in order, run the code until it waits, and say what to commit."""
         if self._is_dead:
             raise InternalError("this execution was closed or has failed; replay it")
         if self.is_finished:
             ignored = [f"{type(item).__name__}: the execution has ended" for item in inbox]
-            return TurnOutcome(turn=self.turn, result=WAITING, ignored=ignored)
+            return TurnOutcome(turn=self._journal.turn, result=WAITING, ignored=ignored)
         try:
             return self._run_live(inbox, now_ms)
         except BaseException:
@@ -137,49 +125,40 @@ class Execution:
     def close(self) -> None:
         """Drop the code: its finally blocks run, but nothing that they ask for is heard."""
         self._is_dead = True
-        recorder = self._recorder
-        if recorder.is_closed:
-            return
-        recorder.is_closed = True
-        recorder.loop.abandon()
-        for operation in recorder.operations.open.values():
-            if operation.family is not TIMER:
-                release_future(operation.target)
-        recorder.operations.open.clear()
-        recorder.lanes.clear()
+        self._recorder.close()
 
     def _run_live(self, inbox: Sequence[work.OrchestratorItem], now_ms: int) -> TurnOutcome:
         journal, recorder = self._journal, self._recorder
-        is_first = journal.turn == 0
-        # Time never runs backwards in the code, whatever the machine's clock does.
-        now_ms = self._started.timestamp_ms if is_first else max(now_ms, journal.now_ms)
-        incoming = Inbox(
-            journal,
-            recorder.operations,
-            now_ms=now_ms,
-            is_cancel_requested=recorder.cancel_reason is not None,
-        )
-        if is_first:
-            incoming.add_started(self._started)
-            incoming.add_carried(self._carried)
-        incoming.add(inbox)
-        if not incoming.events:
-            return TurnOutcome(turn=self.turn, result=WAITING, ignored=incoming.ignored)
-        journal.begin_live(now_ms, incoming.events)
-        outcome = TurnOutcome(
-            turn=journal.turn, result=WAITING, delta=journal.delta, ignored=incoming.ignored
-        )
-        recorder.begin_turn(outcome)
-        recorder.loop.enter()
+        before_ms = journal.now_ms
+        if journal.turn == 0:
+            journal.begin_live(self.started.timestamp_ms)
+            add_beginning(self.started, self._carried, journal)
+        else:
+            # Time never runs backwards in the code, whatever the machine's clock does.
+            journal.begin_live(max(now_ms, before_ms))
+        ignored = add_messages(inbox, journal, recorder)
+        delta = journal.delta
+        if not delta:
+            journal.take_back_turn(before_ms)
+            return TurnOutcome(turn=journal.turn, result=WAITING, ignored=ignored)
+        outcome = TurnOutcome(turn=journal.turn, result=WAITING, delta=delta, ignored=ignored)
+        recorder.outcome = outcome
+        loop = recorder.loop
+        loop.now_ms = journal.now_ms
+        loop.enter()
         try:
-            self._walk(incoming.events)
+            self._walk([*delta])
         finally:
-            recorder.loop.leave()
-        outcome.result = self._ending.conclude_live()
-        self.is_finished = outcome.result is not WAITING
-        recorder.collect_opened()
-        if self.is_finished:
-            recorder.loop.tell_lost_errors()
+            loop.leave()
+        outcome.result = result = self._ending.conclude_live()
+        recorder.outcome = None
+        if recorder.is_any_unsent:
+            recorder.drop_unsent(outcome)
+        self.event_count = journal.last_event_id
+        self.custom_status = recorder.custom_status
+        if result is not WAITING:
+            self.is_finished = True
+            loop.tell_lost_errors()
         return outcome
 
     def _replay(self, history: Sequence[events.Event]) -> None:
@@ -196,7 +175,12 @@ class Execution:
                     break
         finally:
             recorder.loop.leave()
-        self._journal.end_of_history(history[-1])
+        self._end_of_history(history[-1])
+
+    def _end_of_history(self, last: events.Event) -> None:
+        self._journal.end_of_history(last)
+        self.event_count = last.event_id
+        self.custom_status = self._recorder.custom_status
 
     def _replay_turn(self, recorded: Sequence[events.Event]) -> None:
         journal = self._journal
@@ -210,7 +194,7 @@ class Execution:
             return
         now_ms = max(first.timestamp_ms, journal.now_ms)
         journal.begin_replay(first.turn, now_ms, len(arrived), decisions)
-        self._recorder.begin_turn(None)
+        self._recorder.loop.now_ms = now_ms
         for event in arrived:
             self._check_completion(event)
         self._walk(arrived)

@@ -79,19 +79,10 @@ _ALLOWED_MODULES: Final = frozenset(
 _is_installed = False
 
 
-def enter() -> None:
-    """Guard the threads that run orchestration code; this is one of them now."""
+def _install() -> None:
     global _is_installed  # noqa: PLW0603
-    if not _is_installed:
-        _is_installed = True
-        sys.addaudithook(_audit)
-    _swap_in()
-
-
-def leave() -> None:
-    """This thread runs no orchestration code any more, or that of whoever was there before."""
-    if not running:
-        _swap_out()
+    _is_installed = True
+    sys.addaudithook(_audit)
 
 
 def _audit(event: str, args: tuple[Any, ...]) -> None:
@@ -131,15 +122,20 @@ def _is_allowed(frame: FrameType | None) -> bool:
 
 if sys.version_info >= (3, 13):
 
-    def _swap_in() -> None:
-        """Everything is reported by the interpreter."""
+    def enter() -> None:
+        """Guard the threads that run orchestration code; this is one of them now."""
+        if not _is_installed:
+            _install()
 
-    def _swap_out() -> None:
-        """Nothing was swapped."""
+    def leave() -> None:
+        """Nothing was swapped: everything is reported by the interpreter."""
 
 else:
-    _sleep = time.sleep
-    _start_thread: Any = threading._start_new_thread  # type: ignore[attr-defined]  # noqa: SLF001
+    # Swapped in each turn, and as attributes of the modules it would cost three times as much.
+    _time = time.__dict__
+    _threading = threading.__dict__
+    _sleep: Any = _time["sleep"]
+    _start_thread: Any = _threading["_start_new_thread"]
 
     def _guarded_sleep(seconds: Any, /) -> None:
         if threading.get_ident() in running:
@@ -152,16 +148,22 @@ else:
             raise refusal("_thread.start_new_thread", (), frame)
         return _start_thread(*args, **kwargs)
 
-    def _swap_in() -> None:
+    def enter() -> None:
+        """Guard the threads that run orchestration code; this is one of them now."""
         global _sleep, _start_thread  # noqa: PLW0603
-        if time.sleep is not _guarded_sleep:
-            _sleep = time.sleep
-            time.sleep = _guarded_sleep
-        if threading._start_new_thread is not _guarded_start:  # type: ignore[attr-defined]  # noqa: SLF001
-            _start_thread = threading._start_new_thread  # type: ignore[attr-defined]  # noqa: SLF001
-            threading._start_new_thread = _guarded_start  # type: ignore[attr-defined]  # noqa: SLF001
+        if not _is_installed:
+            _install()
+        sleep, start_thread = _time["sleep"], _threading["_start_new_thread"]
+        if sleep is not _guarded_sleep:
+            _sleep = sleep
+            _time["sleep"] = _guarded_sleep
+        if start_thread is not _guarded_start:
+            _start_thread = start_thread
+            _threading["_start_new_thread"] = _guarded_start
 
-    def _swap_out() -> None:
-        # The last thread that leaves a turn puts things back.
-        time.sleep = _sleep
-        threading._start_new_thread = _start_thread  # type: ignore[attr-defined]  # noqa: SLF001
+    def leave() -> None:
+        """This thread runs no orchestration code any more, or that of whoever was there before."""
+        if not running:
+            # The last thread that leaves a turn puts things back.
+            _time["sleep"] = _sleep
+            _threading["_start_new_thread"] = _start_thread

@@ -28,33 +28,33 @@ def _start(recorder: CodeRecorder, event: events.OrchestrationStarted) -> None:
 
 
 def _complete_activity(recorder: CodeRecorder, event: events.ActivityCompleted) -> None:
-    operation = recorder.operations.take(event.source_event_id)
+    operation = recorder.operations.open.pop(event.source_event_id, None)
     if operation is not None:
         value = operation.definition.signature.decode_result(event.result, recorder.codec)
         operation.target.set_result(value)
 
 
 def _fail_activity(recorder: CodeRecorder, event: events.ActivityFailed) -> None:
-    operation = recorder.operations.take(event.source_event_id)
+    operation = recorder.operations.open.pop(event.source_event_id, None)
     if operation is not None:
         operation.target.set_exception(activity_error(event.failure, operation.event.name))
 
 
 def _complete_child(recorder: CodeRecorder, event: events.SubOrchestrationCompleted) -> None:
-    operation = recorder.operations.take(event.source_event_id)
+    operation = recorder.operations.open.pop(event.source_event_id, None)
     if operation is not None and not operation.target.done():
         value = operation.definition.signature.decode_result(event.result, recorder.codec)
         operation.target.set_result(value)
 
 
 def _fail_child(recorder: CodeRecorder, event: events.SubOrchestrationFailed) -> None:
-    operation = recorder.operations.take(event.source_event_id)
+    operation = recorder.operations.open.pop(event.source_event_id, None)
     if operation is not None and not operation.target.done():
         operation.target.set_exception(child_error(event.failure, operation.event.name))
 
 
 def _fire_timer(recorder: CodeRecorder, event: events.TimerFired) -> None:
-    operation = recorder.operations.take(event.source_event_id)
+    operation = recorder.operations.open.pop(event.source_event_id, None)
     if operation is not None:
         recorder.loop.fire(operation.target)
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     import msgspec
 
+    from perdure.authoring.policies import ActivityOptions
     from perdure.codec import Codec
     from perdure.engine.matching import Cancelling
 
@@ -47,14 +48,45 @@ class Journal:
         """Events."""
         self._strays = 0
 
-    def begin_live(self, now_ms: int, arrived: Sequence[events.Event]) -> None:
-        """A new turn, which begins with what came from outside: at least one event."""
-        self.is_replaying = False
+    def begin_live(self, now_ms: int) -> None:
+        """A new turn, which begins with what comes from outside."""
         self.turn += 1
         self.now_ms = now_ms
         self.commands = 0
-        self.delta = list(arrived)
-        self.last_event_id = arrived[-1].event_id
+        self.delta = []
+
+    def take_back_turn(self, before_ms: int) -> None:
+        """The turn that has just begun is none: nothing came."""
+        self.turn -= 1
+        self.now_ms = before_ms
+
+    def arrive(self, kind: type[Any], **fields: Any) -> None:
+        """Note what came from outside."""
+        self.last_event_id += 1
+        event = kind(
+            event_id=self.last_event_id,
+            instance_id=self.instance_id,
+            execution_id=self.execution_id,
+            timestamp_ms=self.now_ms,
+            turn=self.turn,
+            **fields,
+        )
+        self.delta.append(event)
+
+    def arrive_completed(self, source_event_id: int, result: msgspec.Raw, attempts: int) -> None:
+        """As ``arrive``, for what most of it is: fields by name cost a quarter of a dict."""
+        self.last_event_id += 1
+        event = events.ActivityCompleted(
+            event_id=self.last_event_id,
+            instance_id=self.instance_id,
+            execution_id=self.execution_id,
+            timestamp_ms=self.now_ms,
+            turn=self.turn,
+            source_event_id=source_event_id,
+            result=result,
+            attempts=attempts,
+        )
+        self.delta.append(event)
 
     def begin_replay(
         self, turn: int, now_ms: int, arrived: int, decisions: Sequence[events.Event]
@@ -110,6 +142,36 @@ class Journal:
             op=op,
             site=call_site(_OWN_FRAMES) or site,
             **fields,
+        )
+        self.delta.append(event)
+        return event
+
+    def schedule_activity(
+        self, op: str, site: str, name: str, payload: msgspec.Raw, options: ActivityOptions
+    ) -> events.ActivityScheduled:
+        """As ``schedule``, for what most requests are: fields by name cost a quarter of a dict."""
+        if self.is_replaying:
+            fields = {
+                "name": name,
+                "input": payload,
+                "session_id": options.session,
+                "tag": options.tag,
+            }
+            return self.schedule(events.ActivityScheduled, op, site, fields)
+        self.commands += 1
+        self.last_event_id += 1
+        event = events.ActivityScheduled(
+            event_id=self.last_event_id,
+            instance_id=self.instance_id,
+            execution_id=self.execution_id,
+            timestamp_ms=self.now_ms,
+            turn=self.turn,
+            op=op,
+            site=call_site(_OWN_FRAMES) or site,
+            name=name,
+            input=payload,
+            session_id=options.session,
+            tag=options.tag,
         )
         self.delta.append(event)
         return event

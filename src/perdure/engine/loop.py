@@ -17,7 +17,7 @@ import sys
 from collections import deque
 from enum import Enum, auto
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Protocol, TypeVarTuple, Unpack, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, TypeVarTuple, Unpack, cast
 
 from perdure.authoring.recorder import running
 from perdure.authoring.steps import Step
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from perdure.authoring.recorder import Recorder
 
 Ts = TypeVarTuple("Ts")
+St = TypeVar("St", bound=Step[Any])
 
 _log = logging.getLogger("perdure.orchestration")
 
@@ -68,7 +69,6 @@ _CALLER_FRAMES_MAX = 4
 class _Ending(Enum):
     """What the clean-up of that which the root task left behind is at."""
 
-    NOT_YET = auto()
     OF_THE_ROOT = auto()
     OF_TASKS = auto()
     OF_GENERATORS = auto()
@@ -83,17 +83,20 @@ class TimerPort(Protocol):
 
 
 class DurableHandle(asyncio.Handle):
-    """A callback in the queue, without the debugging that asyncio's own constructor does."""
+    """A callback in the queue."""
 
     __slots__ = ()
 
-    def __init__(
-        self, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None
-    ) -> None:
-        self._context = contextvars.copy_context() if context is None else context
-        self._callback = callback
-        self._args = args
-        self._cancelled = False
+    if TYPE_CHECKING:
+        _callback: Callable[..., object]
+        _context: Context
+
+        def __init__(self) -> None: ...
+
+    else:
+        # The loop fills it in: asyncio's own constructor is for debugging, and any in Python costs
+        # as much as the rest of scheduling a callback.
+        __init__ = object.__init__
 
     def cancel(self) -> None:
         self._cancelled = True
@@ -146,14 +149,13 @@ class DurableLoop(RefusingLoop):
         self.root: DurableTask | None = None
         self._timers: Any = timers
         self._ready: deque[Any] = deque()
-        # Callbacks that run outside of any task count as a branch of their own.
-        self._outside = Branch("c", seed)
+        self._outside: Branch | None = None
         self._seed = seed
         self._tasks: list[DurableTask] = []
         self._tasks_pruned = 0
         self._generators: list[Any] = []
         self._is_creating = False
-        self._ending = _Ending.NOT_YET
+        self._ending: _Ending | None = None
         self._is_end_heard = False
         self._left: list[DurableTask] = []
         """What the root task left behind, and what that has started since."""
@@ -233,23 +235,25 @@ class DurableLoop(RefusingLoop):
     @property
     def is_ending(self) -> bool:
         """Whether the root task is done, and what it left behind may clean up."""
-        return self._ending is not _Ending.NOT_YET
+        return self._ending is not None
 
     def branch(self) -> Branch:
         """The branch of the task that is running."""
         task = _current_task(self)
-        return task.branch if isinstance(task, DurableTask) else self._outside
+        if isinstance(task, DurableTask):
+            return task.branch
+        # Callbacks that run outside of any task count as a branch of their own.
+        if self._outside is None:
+            self._outside = Branch("c", self._seed)
+        return self._outside
 
-    def create_step(self, owner: Any, branch: Branch) -> Step[Any]:
+    def create_step(self, kind: type[St], owner: Any, branch: Branch, event_id: int = 0) -> St:
         self._is_creating = True
-        step: Step[Any] = Step(loop=self, owner=owner, identity=branch.next_identity())
+        step = kind(loop=self)
         self._is_creating = False
-        return step
-
-    def create_arrival(self, owner: Any, branch: Branch) -> ArrivalStep:
-        self._is_creating = True
-        step = ArrivalStep(loop=self, owner=owner, identity=branch.next_identity())
-        self._is_creating = False
+        step._owner = owner  # noqa: SLF001
+        step._identity = branch.next_identity()  # noqa: SLF001
+        step.event_id = event_id
         return step
 
     def live_tasks(self) -> list[DurableTask]:
@@ -283,8 +287,9 @@ class DurableLoop(RefusingLoop):
         self._left.clear()
         self._planned.clear()
         # Cut the cycles, so that the execution is freed here and not by the garbage collector.
-        for error in (self.crash, None if self.root is None else error_of(self.root)):
-            release_error(error)
+        release_error(self.crash)
+        if self.root is not None:
+            release_error(error_of(self.root))
         self.root = self.crash = None
         self._recorder = self._timers = None
 
@@ -296,7 +301,11 @@ class DurableLoop(RefusingLoop):
         *args: *Ts,
         context: Context | None = None,
     ) -> asyncio.Handle:
-        handle = DurableHandle(callback, args, context)
+        handle = DurableHandle()
+        handle._context = contextvars.copy_context() if context is None else context  # noqa: SLF001
+        handle._callback = callback  # noqa: SLF001
+        handle._args = args  # noqa: SLF001
+        handle._cancelled = False  # noqa: SLF001
         if not self.is_closed_for_good:
             self._ready.append(handle)
         return handle
@@ -354,7 +363,9 @@ class DurableLoop(RefusingLoop):
         if not self._is_creating:
             frame = sys._getframe(1)  # noqa: SLF001
             if frame.f_code is GATHERING_INIT:
-                adopt_gathering(frame.f_locals["self"], self.branch().next_identity())
+                given = frame.f_locals
+                identity = self.branch().next_identity()
+                adopt_gathering(given["self"], given["children"], identity)
         return False
 
     def is_running(self) -> bool:
@@ -386,7 +397,7 @@ class DurableLoop(RefusingLoop):
 
         As with ``asyncio.run``, tasks are cancelled, and then generators are closed.
         """
-        if self._ending is _Ending.NOT_YET:
+        if self._ending is None:
             if not self._generators and not self.live_tasks():
                 return True
             self._ending = _Ending.OF_THE_ROOT
@@ -419,13 +430,11 @@ class DurableLoop(RefusingLoop):
     ) -> DurableTask:
         self._is_creating = True
         try:
-            task = kind(
-                coro, loop=self, branch=branch, identity=identity, name=name, context=context
-            )
+            task = kind(coro, self, branch, identity, name, context)
         finally:
             self._is_creating = False
         self._tasks.append(task)
-        if self.is_ending:
+        if self._ending is not None:
             self._left.append(task)
         if len(self._tasks) > 2 * self._tasks_pruned + 64:
             self._tasks = self.live_tasks()

@@ -53,6 +53,7 @@ class Operations:
 
     def __init__(self) -> None:
         self.open: dict[int, Operation] = {}
+        """What is neither completed nor given up; whoever closes a step takes it out."""
         # One byte a history event: what its completion must be, and whether it came.
         self._families = bytearray()
 
@@ -79,10 +80,6 @@ class Operations:
             f"{type(completion).__name__} completes event {source_event_id} as "
             f"{family.name.lower()}, but history has {found} there"
         )
-
-    def take(self, source_event_id: int) -> Operation | None:
-        """The open step of that id, closed hereby; None if the code gave it up before."""
-        return self.open.pop(source_event_id, None)
 
 
 class Lane:

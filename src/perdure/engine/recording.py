@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 from perdure import limits
 from perdure.authoring.definitions import Activity, parse_version
 from perdure.authoring.recorder import running
+from perdure.authoring.steps import Step
 from perdure.engine import guards
+from perdure.engine.arrivals import ArrivalStep
+from perdure.engine.closing import release_future
 from perdure.engine.loop import DurableLoop, DurableTimer
 from perdure.engine.operations import (
     ACTIVITY,
@@ -36,7 +39,6 @@ if TYPE_CHECKING:
     import msgspec
 
     from perdure.authoring.definitions import Activity, Orchestration
-    from perdure.authoring.steps import Step
     from perdure.codec import Codec
     from perdure.engine.journal import Journal
     from perdure.engine.matching import Cancelling
@@ -52,6 +54,7 @@ _CANCELLING: Final[Mapping[Family, type[Cancelling]]] = {
     MESSAGE: events.QueueSubscriptionCancelled,
     CHILD: events.SubOrchestrationCancelRequested,
 }
+_STEP: Final[type[Step[Any]]] = Step
 _TIME_MS_MAX: Final = 253_402_300_799_999  # the end of the year 9999
 
 
@@ -67,7 +70,6 @@ class CodeRecorder:
         handler: Orchestration[Any, Any],
         started: events.OrchestrationStarted,
         journal: Journal,
-        *,
         kv: Mapping[str, str],
         codec: Codec,
     ) -> None:
@@ -75,7 +77,6 @@ class CodeRecorder:
         self.execution_id = started.execution_id
         self.name = started.name
         self.version = started.version
-        self.parent = _parent(started)
         self.codec = codec
         self.custom_status = started.initial_custom_status
         self.handler = handler
@@ -83,22 +84,34 @@ class CodeRecorder:
         self.journal = journal
         self.loop = DurableLoop(started.seed, self, self)
         self.operations = Operations()
-        self.lanes = Lanes()
         self.continued: tuple[msgspec.Raw, str | None] | None = None
         """Arguments and version of the next execution, once the code asked for it."""
         self.cancel_reason: str | None = None
+        """Why the execution is to end, once somebody asked for it."""
         self.is_cancelled_late = False
         """The function had ended before: how it did is not the doing of its clean-up."""
-        """Why the execution is to end, once somebody asked for it."""
         self.is_closed = False
         self.outcome: TurnOutcome | None = None
         """What the live turn must send; None while replaying."""
         self.marked_patches: frozenset[str] = frozenset()
         """Patches that history holds a marker for."""
         self._patches: dict[str, bool] = {}
-        self._opened: Any = ()
-        """Operations of the turn that runs, in order."""
+        self.is_any_unsent = False
+        """Whether the turn has given up a step that it opened itself."""
         self._kv = dict(kv)
+        self._lanes: Lanes | None = None
+        self._started = started
+
+    @property
+    def parent(self) -> work.ParentLink | None:
+        return _parent(self._started)
+
+    @property
+    def lanes(self) -> Lanes:
+        """Made when used: most executions never wait for an event or a message."""
+        if self._lanes is None:
+            self._lanes = Lanes()
+        return self._lanes
 
     @property
     def is_replaying(self) -> bool:
@@ -119,30 +132,34 @@ class CodeRecorder:
     ) -> Step[Any]:
         branch = self.loop.branch()
         if self.is_closed:
-            return self.loop.create_step(self, branch)
+            return self.loop.create_step(_STEP, self, branch)
         signature = activity.signature
         payload = signature.encode_arguments(args, kwargs, self.codec)
-        if not signature.is_plain:  # else what does not fit is an error of the activity
+        if not signature.is_plain():  # else what does not fit is an error of the activity
             self._check_call(branch, activity, args, kwargs, payload)
-        settings = activity.settings
-        event = self._schedule(
-            branch,
-            events.ActivityScheduled,
-            {
-                "name": activity.name,
-                "input": payload,
-                "session_id": settings.session,
-                "tag": settings.tag,
-            },
-        )
-        return self._open_step(branch, ACTIVITY, event, activity)
+        self._check_going()
+        try:
+            event = self.journal.schedule_activity(
+                branch.next_operation(), branch.site, activity.name, payload, activity.settings
+            )
+        except CannotUnwrap as error:  # as in _schedule()
+            self._stop(error)
+        outcome = self.outcome
+        if outcome is not None:
+            retry, timeout_ms, heartbeat_ms, deadline_ms = activity.bounds
+            outcome.activities.append(
+                ScheduledActivity(event, retry, timeout_ms, heartbeat_ms, deadline_ms)
+            )
+        step = self.loop.create_step(_STEP, self, branch, event.event_id)
+        self.operations.add(Operation(ACTIVITY, event, step, activity))
+        return step
 
     def schedule_child(
         self, child: Orchestration[Any, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Step[Any]:
         branch = self.loop.branch()
         if self.is_closed:
-            return self.loop.create_step(self, branch)
+            return self.loop.create_step(_STEP, self, branch)
         if self.depth >= limits.CHILD_DEPTH_MAX:
             raise InvalidValue(
                 f"orchestration {child.name!r} would be {self.depth + 1} levels deep; "
@@ -161,19 +178,22 @@ class CodeRecorder:
                 "on_parent_close": child.call.on_parent_close,
             },
         )
-        return self._open_step(branch, CHILD, event, child)
+        self._note("children", event)
+        step = self.loop.create_step(_STEP, self, branch, event.event_id)
+        self.operations.add(Operation(CHILD, event, step, child))
+        return step
 
     def wait_for_event(self, name: str, type_: Any) -> Step[Any]:
         branch = self.loop.branch()
         if self.is_closed:
-            return self.loop.create_step(self, branch)
+            return self.loop.create_step(_STEP, self, branch)
         event = self._schedule(branch, events.ExternalSubscribed, {"name": name})
         return self._open_wait(branch, EVENT, event, type_)
 
     def next_message(self, queue: str, type_: Any) -> Step[Any]:
         branch = self.loop.branch()
         if self.is_closed:
-            return self.loop.create_step(self, branch)
+            return self.loop.create_step(_STEP, self, branch)
         event = self._schedule(branch, events.QueueSubscribed, {"name": queue})
         return self._open_wait(branch, MESSAGE, event, type_)
 
@@ -342,54 +362,41 @@ class CodeRecorder:
     def give_up(self, operation: Operation, reason: str) -> None:
         """Close an open step that nobody wants any more."""
         event = operation.event
-        if self.is_closed or self.operations.take(event.event_id) is None:
+        if self.is_closed or self.operations.open.pop(event.event_id, None) is None:
             return
         family = operation.family
         fields = {} if family is TIMER else {"reason": reason}
         self.journal.cancel(_CANCELLING[family], event.event_id, **fields)
-        if self.outcome is None or event.turn == self.turn:
-            return  # what was never sent needs no recall
-        if family is ACTIVITY:
+        if self.outcome is None:
+            return
+        if event.turn == self.journal.turn:
+            self.is_any_unsent = True  # what was never sent needs no recall
+        elif family is ACTIVITY:
             self._note("cancelled_activities", event.event_id)
         elif family is TIMER:
             self._note("cancelled_timers", event.event_id)
         elif family is CHILD:
             self._note("cancelled_children", event.child_instance_id)
 
-    def begin_turn(self, outcome: TurnOutcome | None) -> None:
-        self.outcome = outcome
-        self._opened = []
-        self.loop.now_ms = self.journal.now_ms
+    def drop_unsent(self, outcome: TurnOutcome) -> None:
+        """Do not send what the turn has opened and given up again."""
+        self.is_any_unsent = False
+        is_open = self.operations.open
+        outcome.activities = [a for a in outcome.activities if a.event.event_id in is_open]
+        outcome.timers = [timer for timer in outcome.timers if timer.event_id in is_open]
+        outcome.children = [child for child in outcome.children if child.event_id in is_open]
 
-    def collect_opened(self) -> None:
-        """Send what the turn opened and did not give up again."""
-        outcome, opened = self.outcome, self._opened
-        self.outcome, self._opened = None, ()
-        if outcome is None:
+    def close(self) -> None:
+        """Drop the code, and let go of everything that it waits for."""
+        if self.is_closed:
             return
-        still_open = self.operations.open
-        activities: list[ScheduledActivity] = []
-        timers: list[events.TimerCreated] = []
-        children: list[events.SubOrchestrationScheduled] = []
-        for operation in opened:
-            event = operation.event
-            if event.event_id not in still_open:
-                continue
-            if operation.family is ACTIVITY:
-                retry, timeout_ms, heartbeat_ms, deadline_ms = operation.definition.bounds
-                activities.append(
-                    ScheduledActivity(event, retry, timeout_ms, heartbeat_ms, deadline_ms)
-                )
-            elif operation.family is TIMER:
-                timers.append(event)
-            elif operation.family is CHILD:
-                children.append(event)
-        if activities:
-            outcome.activities = activities
-        if timers:
-            outcome.timers = timers
-        if children:
-            outcome.children = children
+        self.is_closed = True
+        self.loop.abandon()
+        for operation in self.operations.open.values():
+            if operation.family is not TIMER:
+                release_future(operation.target)
+        self.operations.open.clear()
+        self._lanes = None
 
     def deliver(self, operation: Operation, data: msgspec.Raw, place: int) -> None:
         """Hand arrived data to the wait that gets it; what does not fit is the code's to catch.
@@ -398,7 +405,7 @@ class CodeRecorder:
         """
         event = operation.event
         kind = "event" if operation.family is EVENT else "message in"
-        self.operations.take(event.event_id)
+        self.operations.open.pop(event.event_id, None)
         self.lanes.note_untaken(place, data, operation)
         try:
             value = self.codec.decode(data, operation.definition, where=f"{kind} {event.name!r}")
@@ -437,6 +444,14 @@ class CodeRecorder:
             self._stop(error)
 
     def _schedule(self, branch: Branch, kind: type[S], fields: dict[str, Any]) -> S:
+        self._check_going()
+        try:
+            return self.journal.schedule(kind, branch.next_operation(), branch.site, fields)
+        except CannotUnwrap as error:  # what history has there is not to be compared
+            self._stop(error)
+
+    def _check_going(self) -> None:
+        """Stop code that must not ask for anything more."""
         journal = self.journal
         if self.loop.crash is not None:
             raise Unwinding  # code that goes on after its end was decided is not heard
@@ -449,28 +464,15 @@ class CodeRecorder:
             )
         if journal.last_event_id >= limits.HISTORY_EVENTS_MAX:
             self._stop(history_too_long())
-        try:
-            return journal.schedule(kind, branch.next_operation(), branch.site, fields)
-        except CannotUnwrap as error:  # what history has there is not to be compared
-            self._stop(error)
 
     def _stop(self, error: BaseException) -> NoReturn:
         """End the execution with that error, whatever the code catches."""
         self.loop.stop_with(error)
         raise Unwinding
 
-    def _open_step(self, branch: Branch, family: Family, event: Any, definition: Any) -> Step[Any]:
-        step = self.loop.create_step(self, branch)
-        operation = Operation(family, event, step, definition)
-        step.event_id = event.event_id
-        self.operations.add(operation)
-        self._opened.append(operation)
-        return step
-
     def _open_wait(self, branch: Branch, family: Family, event: Any, type_: Any) -> Step[Any]:
-        step = self.loop.create_arrival(self, branch)
+        step = self.loop.create_step(ArrivalStep, self, branch, event.event_id)
         operation = Operation(family, event, step, type_)
-        step.event_id = event.event_id
         self.operations.add(operation)
         arrived = self.lanes.wait(operation)
         if arrived is not None:
@@ -479,10 +481,9 @@ class CodeRecorder:
         return step
 
     def _open_timer(self, timer: DurableTimer, event: events.TimerCreated) -> None:
-        operation = Operation(TIMER, event, timer, None)
         timer.event_id = event.event_id
-        self.operations.add(operation)
-        self._opened.append(operation)
+        self.operations.add(Operation(TIMER, event, timer, None))
+        self._note("timers", event)
 
     def _note(self, field: str, value: object) -> None:
         """Add to what the live turn must send. Most turns send little: lists are made when used."""

@@ -22,9 +22,19 @@ _NOT_USERS = (
 # Functions of the engine that no author calls: below them on the stack is the host.
 _BOUNDARIES = frozenset({"run_dry", "_conclude", "_close_code"})
 
-_UNSEEN = ""
-_shown: dict[str, str | None] = {}
-"""How a source file is shown; None for the library's own. As many entries as there are files."""
+
+class _Source:
+    """A file of the author's: how it is shown, and the places in it from which calls came."""
+
+    def __init__(self, shown: str) -> None:
+        self.shown = shown
+        # By what tells the line: where the code begins, its table of lines, and how far it came.
+        self.sites: dict[tuple[int, bytes, int], str] = {}
+
+
+_sources: dict[str, _Source | None] = {}
+"""By file name; None for the library's own. As many entries as there are files."""
+_UNSEEN = _Source("")
 
 
 def call_site(depth: int = 1) -> str:
@@ -33,14 +43,18 @@ def call_site(depth: int = 1) -> str:
     The caller knows that so many frames are the engine's own.
     """
     frame: FrameType | None = sys._getframe(depth)  # noqa: SLF001
-    shown_by_file = _shown
     while frame is not None:
         code = frame.f_code
-        shown = shown_by_file.get(code.co_filename, _UNSEEN)
-        if shown is _UNSEEN:
-            shown = _look_up(frame)
-        if shown is not None:
-            return f"{shown}:{frame.f_lineno}"
+        source = _sources.get(code.co_filename, _UNSEEN)
+        if source is _UNSEEN:
+            source = _look_up(frame)
+        if source is not None:
+            # To find the line takes long, the longer the function.
+            place = (code.co_firstlineno, code.co_linetable, frame.f_lasti)
+            site = source.sites.get(place)
+            if site is None:
+                site = source.sites[place] = f"{source.shown}:{frame.f_lineno}"
+            return site
         if code.co_name in _BOUNDARIES:
             return ""
         frame = frame.f_back
@@ -58,14 +72,17 @@ def find_user_frame(frame: FrameType | None) -> FrameType | None:
 
 
 def site_of(frame: FrameType) -> str:
-    return f"{_look_up(frame) or frame.f_code.co_filename}:{frame.f_lineno}"
+    source = _look_up(frame)
+    file = frame.f_code.co_filename if source is None else source.shown
+    return f"{file}:{frame.f_lineno}"
 
 
-def _look_up(frame: FrameType) -> str | None:
+def _look_up(frame: FrameType) -> _Source | None:
     file = frame.f_code.co_filename
-    if file not in _shown:
-        _shown[file] = _show(file, frame.f_globals.get("__name__", ""))
-    return _shown[file]
+    if file not in _sources:
+        shown = _show(file, frame.f_globals.get("__name__", ""))
+        _sources[file] = None if shown is None else _Source(shown)
+    return _sources[file]
 
 
 def _show(file: str, module: str) -> str | None:

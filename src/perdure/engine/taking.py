@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Final, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Iterable
     from types import CodeType
 
     _Future = asyncio.Future[Any]
@@ -60,13 +60,17 @@ class Taking(_Future):
         return error
 
 
-class DurableGathering(Taking, _Gathering):  # type: ignore[misc]
+class DurableGathering(_Gathering):  # type: ignore[misc]
     """The future of ``asyncio.gather`` under a stable hash."""
 
     _identity: int
 
     def __hash__(self) -> int:
         return self._identity
+
+
+class TakingGathering(Taking, DurableGathering):
+    """One with children that take note: whoever reads it takes from all of them."""
 
     def take(self) -> None:
         if not self.done() or self.cancelled():
@@ -79,8 +83,10 @@ class DurableGathering(Taking, _Gathering):  # type: ignore[misc]
                 child.take()
 
 
-def adopt_gathering(future: Any, identity: int) -> None:
+def adopt_gathering(future: Any, children: Iterable[Any], identity: int) -> None:
     """Give a future that asyncio is just creating inside ``gather`` its durable face."""
     if type(future) is _Gathering:
+        kinds = set(map(type, children))  # few, however many children there are
+        is_taking = any(issubclass(kind, Taking) for kind in kinds)
         future._identity = identity  # noqa: SLF001
-        future.__class__ = DurableGathering
+        future.__class__ = TakingGathering if is_taking else DurableGathering

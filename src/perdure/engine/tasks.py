@@ -22,7 +22,7 @@ _IDENTITY_BITS = 24
 class Branch:
     """Counters of one task: what it asked for, whom it started, what it created."""
 
-    __slots__ = ("_base", "_children", "_created", "_operations", "_rng", "_seed", "path", "site")
+    __slots__ = ("_children", "_identity", "_operations", "_rng", "_seed", "path", "site")
 
     def __init__(self, path: str, seed: str, site: str = "") -> None:
         self.path = path
@@ -30,10 +30,9 @@ class Branch:
         """Where the task was created: the place of steps that it asks for without own code."""
         self._seed = seed
         # The seed keeps tasks of different executions apart in asyncio's process-wide set.
-        self._base = zlib.crc32(f"{seed}/{path}".encode()) << _IDENTITY_BITS
+        self._identity = zlib.crc32(f"{seed}/{path}".encode()) << _IDENTITY_BITS
         self._operations = 0
         self._children = 0
-        self._created = 0
         self._rng: random.Random | None = None
 
     def next_operation(self) -> str:
@@ -46,8 +45,8 @@ class Branch:
 
     def next_identity(self) -> int:
         """A hash: consecutive in a branch, so that small sets keep the order of creation."""
-        self._created += 1
-        return self._base + self._created
+        self._identity += 1
+        return self._identity
 
     def child(self, site: str = "") -> Branch:
         self._children += 1
@@ -70,12 +69,11 @@ class DurableTask(asyncio.Task[Any]):
     def __init__(
         self,
         coro: Coroutine[Any, Any, Any],
-        *,
         loop: asyncio.AbstractEventLoop,
         branch: Branch,
         identity: int,
-        name: str | None = None,
-        context: Context | None = None,
+        name: str | None,
+        context: Context | None,
     ) -> None:
         # Before the base class: it puts the task into a set at once.
         self._identity = identity

@@ -168,7 +168,7 @@ def test_a_child_that_was_never_sent_is_not_recalled():
     outcome = run.start()
 
     assert outcome.result == Completed(outcome.result.output)
-    assert (outcome.children, outcome.activities, outcome.cancelled_children) == ((), (), ())
+    assert [*outcome.children, *outcome.activities, *outcome.cancelled_children] == []
     assert run.kinds().count("SubOrchestrationScheduled") == 2
 
 
