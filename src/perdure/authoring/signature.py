@@ -70,9 +70,7 @@ class HandlerSignature:
     def encode_arguments(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], codec: Codec
     ) -> msgspec.Raw:
-        if kwargs or not self._positional_min <= len(args) <= self._positional_max:
-            args = self._bind(args, kwargs)
-        return codec.encode(args, self._arguments_label)
+        return codec.encode(self._bind(args, kwargs), self._arguments_label)
 
     def decode_arguments(
         self, raw: msgspec.Raw, codec: Codec
@@ -128,6 +126,8 @@ class HandlerSignature:
         JSON.check_type(types.result, where=self._result_label)
 
     def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        if not kwargs and self._positional_min <= len(args) <= self._positional_max:
+            return args  # as most calls are written
         try:
             given = self._signature.bind(*args, **kwargs).arguments
         except TypeError as error:
