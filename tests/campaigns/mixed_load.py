@@ -47,6 +47,14 @@ async def chain(seed: int) -> int:
 
 
 @orchestration
+async def long_chain(steps: int) -> int:
+    total = 0
+    for step in range(steps):
+        total = await add(total, step)
+    return total
+
+
+@orchestration
 async def fan(seed: int) -> int:
     values = await asyncio.gather(*[slow_add(seed, number) for number in range(6)])
     return sum(values)
@@ -97,7 +105,14 @@ async def mailbox(seed: int) -> list[int]:
     return [await add(seed, await next_message("numbers", int)) for _ in range(3)]
 
 
-HANDLERS = [add, slow_add, flaky, broken, chain, fan, timed, family, saga, eternal, mailbox]
+HANDLERS = [
+    add, slow_add, flaky, broken, chain, long_chain, fan, timed, family, saga, eternal, mailbox,
+]  # fmt: skip
+
+
+def lone(steps):
+    """As ``load``, of one instance that has the store for itself."""
+    yield long_chain, (steps,), "long", steps * (steps - 1) // 2
 
 
 def load(instances):

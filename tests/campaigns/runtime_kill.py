@@ -2,9 +2,10 @@
 
     python -m campaigns.runtime_kill --kills 500      (with tests/ on the path)
 
-Each round starts a mixed load on a fresh SQLite file, then runs worker processes one after the
-other, each killed after a random time, until the round's kills are used up; the last worker may
-finish. Every result must equal the undisturbed one, and no history may hold a result twice.
+Each round starts a load on a fresh SQLite file, a mixed one or one long chain, then runs worker
+processes one after the other, each killed after a random time, until the round's kills are used up;
+the last worker may finish. Every result must equal the undisturbed one, and no history may hold a
+result twice.
 """
 
 import argparse
@@ -15,13 +16,15 @@ import signal
 import sys
 import tempfile
 import time
+from itertools import cycle
 from pathlib import Path
 
-from campaigns.mixed_load import HANDLERS, load, mailbox
+from campaigns.mixed_load import HANDLERS, load, lone, mailbox
 from perdure import Client, Runtime, RuntimeOptions, SqliteProvider
 from perdure.model import events
 
 INSTANCES = 28
+STEPS = 3_000
 KILLS_PER_ROUND = 12
 ROUND_SECONDS_MAX = 90.0
 
@@ -40,14 +43,16 @@ def main() -> None:
 def run(kills: int, seed: int, report=lambda _text: None) -> int:
     """Do at least that many kills; raises at the first violation."""
     rng, done = random.Random(seed), 0
+    loads = cycle([list(load(INSTANCES)), list(lone(STEPS))])
     while done < kills:
+        given = next(loads)
         with tempfile.TemporaryDirectory() as directory:
             path = Path(directory) / "store.db"
-            _in_child(_start_load, path)
+            _in_child(_start_load, path, given)
             wanted = min(KILLS_PER_ROUND, kills - done)
             done += _kill_workers(path, wanted, rng)
-            _in_child(_finish, path)
-            _in_child(_check, path)
+            _in_child(_finish, path, given)
+            _in_child(_check, path, given)
         report(f"{done} of {kills} kills, nothing lost, doubled or stuck")
     return done
 
@@ -61,21 +66,21 @@ def _kill_workers(path: Path, kills: int, rng: random.Random) -> int:
     return kills
 
 
-def _fork(function, path: Path) -> int:
+def _fork(function, *args) -> int:
     """A process of its own, from a parent that has imported everything and runs no threads."""
     child = os.fork()
     if child:
         return child
     try:
-        asyncio.run(function(path))
+        asyncio.run(function(*args))
     except BaseException as error:
         print(f"{function.__name__}: {error!r}", file=sys.stderr, flush=True)
         os._exit(1)
     os._exit(0)
 
 
-def _in_child(function, path: Path) -> None:
-    _, status = os.waitpid(_fork(function, path), 0)
+def _in_child(function, *args) -> None:
+    _, status = os.waitpid(_fork(function, *args), 0)
     assert status == 0, f"{function.__name__} failed"
 
 
@@ -86,9 +91,9 @@ def _runtime(path: Path) -> Runtime:
     return Runtime(SqliteProvider(path), HANDLERS, options=options)
 
 
-async def _start_load(path: Path) -> None:
+async def _start_load(path: Path, given) -> None:
     async with Client(SqliteProvider(path)) as client:
-        for flow, arguments, instance_id, _ in load(INSTANCES):
+        for flow, arguments, instance_id, _ in given:
             handle = await client.start(flow, *arguments, id=instance_id)
             if flow is mailbox:
                 for number in range(3):
@@ -100,14 +105,14 @@ async def _work(path: Path) -> None:
         await asyncio.Event().wait()
 
 
-async def _finish(path: Path) -> None:
+async def _finish(path: Path, given) -> None:
     async with _runtime(path) as runtime:
-        for _, _, instance_id, expected in load(INSTANCES):
+        for _, _, instance_id, expected in given:
             result = await runtime.get(instance_id).result(ROUND_SECONDS_MAX)
             assert result == expected, f"{instance_id}: {result!r} instead of {expected!r}"
 
 
-async def _check(path: Path) -> None:
+async def _check(path: Path, given) -> None:
     provider = SqliteProvider(path)
     async with Client(provider) as client:
         found = 0
@@ -115,7 +120,7 @@ async def _check(path: Path) -> None:
             found += 1
             for execution in await client.admin.executions(view.id):
                 _check_history(await client.history(view.id, execution.execution_id))
-        assert found >= INSTANCES
+        assert found >= len(given)
         depths = await client.admin.queue_depths()
         assert depths.worker.visible + depths.worker.delayed + depths.worker.locked == 0, depths
         check = getattr(provider, "integrity_check", None)

@@ -2,11 +2,11 @@
 
     python -m campaigns.sqlite_kill --kills 2000      (with tests/ on the path)
 
-A life is a few processes on the file, each of which dies by SIGKILL: at a random moment, at a
-named point around a commit, or inside one, before, in the middle of or after the n-th write or sync
-of the database or its log. After each life the file must be sound and hold everything that was
-acknowledged, each activity in exactly one place; in the end a process that is left alone must
-finish all of it.
+A life is a few processes on the file, or one alone that does one thing at a time. Each dies by
+SIGKILL: at a random moment, at a named point around a commit, or inside one, before, in the middle
+of or after the n-th write or sync of the database or its log. After each life the file must be
+sound and hold everything that was acknowledged, each activity in exactly one place; in the end a
+process that is left alone must finish all of it.
 """
 
 from __future__ import annotations
@@ -97,8 +97,9 @@ class Tally:
 
 def _live_and_die(path: Path, life: int, rng: random.Random, ledger: Ledger) -> list[str]:
     plan = _plan_from_outside if rng.random() < 0.3 else _plan_from_inside
-    plans = [plan(rng) for _ in range(PROCESSES)]
-    children = [Child(_work, path, life, plan) for plan in plans]
+    work, processes = (_work_alone, 1) if rng.random() < 0.3 else (_work, PROCESSES)
+    plans = [plan(rng) for _ in range(processes)]
+    children = [Child(work, path, life, plan) for plan in plans]
     await_deaths(children, min(plan.get("after", LIFE_SECONDS_MAX) for plan in plans))
     ways: list[str] = []
     for child, plan in zip(children, plans, strict=True):
@@ -129,11 +130,23 @@ def _plan_from_inside(rng: random.Random) -> dict[str, Any]:
 
 
 async def _work(report: Callable[..., None], path: Path, life: int, plan: dict[str, Any]) -> None:
+    provider = await _open_mortal(path, life, plan)
+    await Workload(provider, report, lock_ms=LOCK_MS).run_until(lambda: False)
+
+
+async def _work_alone(
+    report: Callable[..., None], path: Path, life: int, plan: dict[str, Any]
+) -> None:
+    provider = await _open_mortal(path, life, plan)
+    await Workload(provider, report, lock_ms=LOCK_MS).run_alone()
+
+
+async def _open_mortal(path: Path, life: int, plan: dict[str, Any]) -> SqliteProvider:
     if "operation" in plan:
         _die_inside(plan)
     provider = _Mortal(path, ShiftedClock(life * SHIFT_MS), plan)
     await provider.open()
-    await Workload(provider, report, lock_ms=LOCK_MS).run_until(lambda: False)
+    return provider
 
 
 async def _do_the_rest(report: Callable[..., None], path: Path, life: int) -> None:

@@ -77,6 +77,11 @@ class Workload:
                 group.create_task(self._take_turns(is_over))
                 group.create_task(self._do_work(is_over))
 
+    async def run_alone(self) -> None:
+        """One operation at a time, for ever: the store commits them on the event loop."""
+        for name in self._names:
+            await self._run_hot(name)
+
     async def finish(self) -> None:
         """Until there is nothing left to do."""
         while any(
