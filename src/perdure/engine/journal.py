@@ -129,12 +129,12 @@ class Journal:
 
         ``site`` is for a request without a line of user code on the stack.
         """
-        self.commands += 1
-        self.last_event_id += 1
         if self.is_replaying:
+            self.commands += 1
+            self.last_event_id += 1
             return self._repeat(kind, op, site, fields)
         event = kind(
-            event_id=self.last_event_id,
+            event_id=self.last_event_id + 1,
             instance_id=self.instance_id,
             execution_id=self.execution_id,
             timestamp_ms=self.now_ms,
@@ -144,6 +144,9 @@ class Journal:
             **fields,
         )
         self.delta.append(event)
+        # Counted once it is there: code that recurses too deeply has its RecursionError above.
+        self.commands += 1
+        self.last_event_id += 1
         return event
 
     def schedule_activity(
@@ -158,10 +161,8 @@ class Journal:
                 "tag": options.tag,
             }
             return self.schedule(events.ActivityScheduled, op, site, fields)
-        self.commands += 1
-        self.last_event_id += 1
         event = events.ActivityScheduled(
-            event_id=self.last_event_id,
+            event_id=self.last_event_id + 1,
             instance_id=self.instance_id,
             execution_id=self.execution_id,
             timestamp_ms=self.now_ms,
@@ -174,6 +175,8 @@ class Journal:
             tag=options.tag,
         )
         self.delta.append(event)
+        self.commands += 1
+        self.last_event_id += 1
         return event
 
     def has_call(self, op: str, name: str, payload: msgspec.Raw) -> bool:
@@ -192,10 +195,12 @@ class Journal:
 
     def cancel(self, kind: type[Cancelling], source_event_id: int, **fields: Any) -> None:
         """Record that the code gave up an open step."""
-        self.last_event_id += 1
         if not self.is_replaying:
-            self.delta.append(self._cancelling(kind, self.last_event_id, source_event_id, fields))
+            event_id = self.last_event_id + 1
+            self.delta.append(self._cancelling(kind, event_id, source_event_id, fields))
+            self.last_event_id = event_id
             return
+        self.last_event_id += 1
         recorded = self._expected.pop(f"cancel {source_event_id}", None)
         if recorded is not None and type(recorded) is kind:
             self._performed.append(recorded)

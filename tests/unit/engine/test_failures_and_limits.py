@@ -99,6 +99,44 @@ def test_deep_recursion_is_an_ordinary_failure():
     assert run_to_end(code).result.startswith("RecursionError")
 
 
+@pytest.mark.parametrize("is_caught", [False, True])
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda: step("deep"),
+        lambda: set_status("deep"),
+        lambda: wait_for_event("deep"),
+        lambda: asyncio.get_running_loop().call_later(1, int),
+        lambda: step("deep").cancel(),
+    ],
+    ids=["activity", "status", "event", "timer", "cancel"],
+)
+def test_steps_at_the_limit_of_recursion_leave_no_hole_in_history(ask, is_caught):
+    def room() -> int:
+        try:
+            return 1 + room()
+        except RecursionError:
+            return 0
+
+    def dive(depth: int) -> object:
+        return ask() if depth == 0 else dive(depth - 1)
+
+    async def code(left: int) -> None:
+        depth = room() - left
+        if is_caught:
+            with contextlib.suppress(RecursionError):
+                dive(depth)
+        else:
+            dive(depth)
+
+    for left in range(-1, 16):
+        # What still succeeds depends on the depth of the engine below, which replay does not share.
+        run = Driver(orchestration(code), left, is_checked=False)
+        run.start()
+
+        assert [event.event_id for event in run.history] == list(range(1, len(run.history) + 1))
+
+
 def test_the_errors_of_a_group_are_named():
     async def branch(label: str) -> None:
         raise ValueError(label)
