@@ -159,10 +159,6 @@ class Lanes:
         lane = self._lane(operation.event.name, operation.family is MESSAGE)
         return place, data, lane.put_back(place, data)
 
-    def clear(self) -> None:
-        self._lanes.clear()
-        self._untaken.clear()
-
     def unread(self) -> tuple[work.CarriedMessage, ...]:
         """Everything that nobody took, in the order of arrival."""
         found = [
