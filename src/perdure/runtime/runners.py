@@ -66,11 +66,11 @@ class Runners:
 
     def _start(self) -> None:
         self._fresh += 1
-        if self._parked is None:
+        parked, self._parked = self._parked, None
+        if parked is None or parked[0].done():  # done: cancelled, which it has not heard of yet
             task = self._loop.create_task(self._serve(), context=self._context.copy())
         else:
-            waker, task = self._parked
-            self._parked = None
+            waker, task = parked
             waker.set_result(None)
         self._tasks.add(task)
 
@@ -104,16 +104,20 @@ class Runners:
                         raise
                     finally:
                         running.task = running.scope = None
-                    if task.cancelling():
+                    # The second: 3.11 and 3.12 keep a cancellation in mind that was taken back.
+                    if task.cancelling() or task._must_cancel:  # noqa: SLF001
                         return
                 if self._parked is not None or self._is_retiring:
                     return
                 running = context = None  # it may have nothing to do for long
-                await self._park(task)
+                waker = self._park(task)
+                try:
+                    await waker
+                except BaseException:  # cancelled with every task, or late by one that is over
+                    self._unpark(waker)
+                    raise
         finally:
             self._tasks.discard(task)
-            if self._parked is not None and self._parked[1] is task:
-                self._parked = None  # cancelled by somebody who cancels every task
             if launched and not self._fresh:
                 self._start()
 
@@ -130,6 +134,13 @@ class Runners:
         waker: asyncio.Future[None] = self._loop.create_future()
         self._parked = (waker, task)
         return waker
+
+    def _unpark(self, waker: asyncio.Future[None]) -> None:
+        """The task that waits for this ends, and takes nothing more."""
+        if self._parked is not None and self._parked[0] is waker:
+            self._parked = None
+        elif not waker.cancelled():  # it was woken, but has not gone on
+            self._fresh -= 1
 
     def _widen(self) -> None:
         """An activity waits: two more tasks take its place, so that many begin at nearly once."""

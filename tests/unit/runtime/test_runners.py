@@ -107,3 +107,58 @@ def test_tasks_that_retire_end_instead_of_waiting_for_more():
 
     asyncio.run(main())
     assert ended == [1, 2, 3]
+
+
+@pytest.mark.parametrize("is_woken", [False, True])
+def test_a_task_that_is_cancelled_while_it_has_nothing_to_do_holds_nobody_up(is_woken):
+    ended, cancel = [], []
+
+    async def run(running):
+        ended.append(running.item.activity_id)
+        cancel.append(asyncio.current_task().cancel)
+
+    async def main():
+        runners = Runners(run, lambda _running, _raised: None, set())
+        runners.launch(activity(1))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        if is_woken:
+            runners.launch(activity(2))
+            cancel[0]()  # as by a time limit that nobody has called off
+        else:
+            cancel[0]()
+            runners.launch(activity(2))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        runners.launch(activity(3))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        runners.close()
+
+    asyncio.run(main())
+    assert ended == [1, 2, 3]
+
+
+def test_a_cancellation_that_was_taken_back_does_not_reach_the_next_activity():
+    ended, given_up = [], []
+
+    async def run(running):
+        if running.item.activity_id == 1:
+            asyncio.current_task().cancel()
+            asyncio.current_task().uncancel()
+        else:
+            await asyncio.sleep(0)
+        ended.append(running.item.activity_id)
+
+    async def main():
+        tasks = set()
+        runners = Runners(run, lambda _running, raised: given_up.append(raised), tasks)
+        runners.launch(activity(1))
+        runners.launch(activity(2))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        runners.close()
+
+    asyncio.run(main())
+    assert ended == [1, 2]
+    assert not given_up
