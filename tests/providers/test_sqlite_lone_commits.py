@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from functools import partial
 
@@ -11,7 +12,7 @@ import pytest
 
 from perdure.conformance.factories import LOCK_MS, event, raised, start, started
 from perdure.errors import DuplicateEvent, LockLost, StoreBusy, StoreUnavailable
-from perdure.providers.items import ExecutionMetadata, TurnCommit
+from perdure.providers.items import EnqueueCondition, ExecutionMetadata, TurnCommit
 from perdure.providers.sqlite import SqliteProvider, committer, connection, writer
 
 NAMED = ExecutionMetadata(name="TestOrch", version="1.0.0")
@@ -247,6 +248,53 @@ def test_a_signal_that_breaks_into_a_commit_leaves_nobody_waiting(path, point, s
     assert isinstance(answers[0].exception(), StoreUnavailable)
     assert "whether it was written is unknown" in str(answers[0].exception())
     assert asyncio.run(look()) == stored
+
+
+def test_a_second_signal_does_not_have_it_written_twice(path, monkeypatch):
+    answers = []
+
+    class SecondSignal(logging.Handler):
+        """While the log tells of the first one."""
+
+        def emit(self, record):
+            raise KeyboardInterrupt
+
+    async def write(provider):
+        await provider.enqueue_for_orchestrator(start("x"))
+        provider.at_point["after commit"] = partial(raise_error, KeyboardInterrupt())
+        answers.append(provider.enqueue_for_orchestrator(raised("x")))
+        answers.extend(await asyncio.gather(*answers, return_exceptions=True))
+
+    monkeypatch.setattr(logging.getLogger("perdure.sqlite"), "handlers", [SecondSignal()])
+    with pytest.raises(KeyboardInterrupt):
+        run(path, write)
+
+    assert isinstance(answers[0].exception(), StoreUnavailable)
+    other = apsw.Connection(str(path))
+    counted = "SELECT count(*) FROM orchestrator_queue WHERE instance_id = 'x'"
+    assert other.execute(counted).get == 2
+    other.close()
+
+
+def test_a_connection_that_broke_is_opened_again_in_the_thread(path):
+    async def write(provider):
+        token = await begin(provider, "x")
+        provider.at_point["before commit"] = partial(raise_error, apsw.IOError("a bad disk"))
+        with pytest.raises(StoreUnavailable, match="a bad disk"):
+            await provider.ack_orchestration_item(token, turn("x", 2))
+        await provider.ack_orchestration_item(token, turn("x", 2))
+        return provider.last_was_here
+
+    assert not run(path, write)
+
+
+def test_an_instance_is_replaced_in_the_thread_however_small_the_new_one_is(path):
+    async def write(provider):
+        await begin(provider, "x")
+        await provider.enqueue_for_orchestrator(start("x"), None, EnqueueCondition.REPLACE)
+        return provider.last_was_here
+
+    assert not run(path, write)
 
 
 def test_the_thread_copies_the_log_that_is_written_here(path):

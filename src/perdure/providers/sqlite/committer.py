@@ -78,6 +78,8 @@ class Committer:
         self._whereabouts = Whereabouts(path)
         self._busy_handler = BusyHandler()
         self._data_version = 0
+        self._is_broken = False
+        """The connection may be anywhere in a transaction, and is yet to be dropped."""
         self.quick_commits = 0
         """How many in a row the disk has taken quickly, up to the last one."""
 
@@ -106,6 +108,7 @@ class Committer:
         except Exception as bug:  # noqa: BLE001 - as above
             self._give_up([entry], delivery, bug)
         except BaseException as signal:  # it breaks into the thread of the event loop
+            self._is_broken = True  # at once: the next signal may break into what follows
             self._give_up([entry], delivery, signal)
             raise
         finally:
@@ -114,16 +117,14 @@ class Committer:
 
     def _give_up(self, entries: list[Entry], delivery: Delivery, error: BaseException) -> None:
         """Whatever it was, everybody who waits gets an answer."""
-        _log.error("a commit to %s broke", self._path, exc_info=error)
+        # Told last: it takes long enough for another signal to break into it.
         self.drop_connection()
         answered = {id(entry) for entry, _, _ in delivery.outcomes}
-        unknown = StoreUnavailable(
-            "write", f"{str(self._path)!r}: {error!r}; whether it was written is unknown"
-        )
-        unknown.__cause__ = error
+        unknown = unknown_outcome(self._path, error)
         delivery.outcomes += [
             (entry, None, unknown) for entry in entries if id(entry) not in answered
         ]
+        _log.error("a commit to %s broke", self._path, exc_info=error)
 
     def _attempt_together(self, entries: Sequence[Entry], delivery: Delivery) -> None:
         try:
@@ -220,6 +221,8 @@ class Committer:
     # --- the connection
 
     def _opened(self) -> Transaction:
+        if self._is_broken:
+            self.drop_connection()
         if self._transaction is None:
             self.adopt(connect_writer(self._path, self._durability))
         transaction = self._transaction
@@ -248,9 +251,11 @@ class Committer:
 
     def drop_connection(self) -> None:
         """At the end, and after an I/O error: then everything is read from the file again."""
-        transaction, self._transaction = self._transaction, None
-        if transaction is not None:
-            disconnect(transaction.connection)
+        self.quick_commits = 0  # how long the next one takes, which opens the file, nobody knows
+        if self._transaction is not None:
+            disconnect(self._transaction.connection)
+        self._transaction = None
+        self._is_broken = False
 
     # --- between commits
 
@@ -280,6 +285,15 @@ class Committer:
             _log.warning("checkpoint of %s failed: %s", self._path, error)
             if breaks_connection(error):
                 self.drop_connection()
+
+
+def unknown_outcome(path: Path, error: BaseException) -> StoreUnavailable:
+    """Of an operation that this broke into."""
+    unknown = StoreUnavailable(
+        "write", f"{str(path)!r}: {error!r}; whether it was written is unknown"
+    )
+    unknown.__cause__ = error
+    return unknown
 
 
 def _groups(entries: list[Entry]) -> Iterator[list[Entry]]:

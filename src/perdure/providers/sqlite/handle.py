@@ -19,6 +19,7 @@ from perdure.providers.items import FetchedOrchestration, FetchedWork
 from perdure.providers.sqlite import connection as connections
 from perdure.providers.sqlite import place, strangers, turns, worker_queue
 from perdure.providers.sqlite.bell import Bell
+from perdure.providers.sqlite.committer import unknown_outcome
 from perdure.providers.sqlite.entries import Delivery, Entry
 from perdure.providers.sqlite.nothing import Nothing
 from perdure.providers.sqlite.readers import Reader
@@ -249,7 +250,9 @@ class Handle:
         except BaseException as signal:  # noqa: BLE001 - raised again when this is answered
             assert self._loop is not None
             self._loop.call_soon(_raise, signal)
-            is_done = bool(delivery.outcomes)
+            is_done = True  # or half done: the thread must not write it once more
+            if not delivery.outcomes:
+                delivery.outcomes.append((entry, None, unknown_outcome(self.path, signal)))
         if is_done:
             # By the first of its callbacks: what else is written now would not be alone.
             entry.future.add_done_callback(self._note_lone)

@@ -14,7 +14,7 @@ from perdure.providers._shared import refusals
 from perdure.providers._shared.polling import Poll
 from perdure.providers.capabilities import Capabilities
 from perdure.providers.contract import Provider
-from perdure.providers.items import TagFilter, TagMode
+from perdure.providers.items import EnqueueCondition, TagFilter, TagMode
 from perdure.providers.sqlite import commits, orchestrator_queue, reading, turns, worker_queue
 from perdure.providers.sqlite.admin import SqliteAdmin
 from perdure.providers.sqlite.handle import Handle
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from perdure.model.failures import Block
     from perdure.providers._shared.migrate import Migration
     from perdure.providers.items import (
-        EnqueueCondition,
         FetchedOrchestration,
         FetchedWork,
         HistoryRecord,
@@ -355,7 +354,9 @@ class SqliteProvider(Provider):
             message,
             delay_ms,
             condition,
-            is_small=len(message.body) <= _SMALL_CHARACTERS,
+            # What it replaces may be a tree of any size.
+            is_small=condition is not EnqueueCondition.REPLACE
+            and len(message.body) <= _SMALL_CHARACTERS,
         )
 
     async def enqueue_many_for_orchestrator(
