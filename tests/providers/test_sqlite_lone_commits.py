@@ -8,6 +8,7 @@ import threading
 from functools import partial
 
 import apsw
+import msgspec
 import pytest
 
 from perdure.conformance.factories import LOCK_MS, event, raised, start, started
@@ -147,6 +148,16 @@ def test_what_takes_long_is_left_to_the_thread(path, data):
         delta = tuple(event("x", number + 2, data=data) for number in range(count))
         commit = TurnCommit(execution_id=1, history_delta=delta, keep_lock_ms=LOCK_MS)
         await provider.ack_orchestration_item(token, commit)
+        return provider.last_was_here
+
+    assert not run(path, write)
+
+
+def test_a_turn_that_carries_much_along_is_left_to_the_thread(path):
+    async def write(provider):
+        token = await begin(provider, "x")
+        carried = msgspec.structs.replace(raised("x"), body="x" * 40_000)
+        await provider.ack_orchestration_item(token, turn("x", 2, orchestrator_items=(carried,)))
         return provider.last_was_here
 
     assert not run(path, write)

@@ -406,10 +406,11 @@ class SqliteProvider(Provider):
 
 
 def _is_small(commit: TurnCommit) -> bool:
-    """What a turn adds stands in its history, with all payloads."""
+    """What a turn adds stands in its history, but for what it carries to its next execution."""
     records = commit.history_delta
-    return (
-        len(records) <= _SMALL_ROWS
-        and len(commit.consumed or ()) <= _SMALL_ROWS
-        and sum([len(record.data) for record in records]) <= _SMALL_CHARACTERS
-    )
+    if len(records) > _SMALL_ROWS or len(commit.consumed or ()) > _SMALL_ROWS:
+        return False
+    sizes = [len(record.data) for record in records]
+    if commit.orchestrator_items:
+        sizes += [len(message.body) for message in commit.orchestrator_items]
+    return sum(sizes) <= _SMALL_CHARACTERS
