@@ -29,8 +29,11 @@ if TYPE_CHECKING:
 
 BATCH_OPERATIONS_MAX: Final = 512
 IDLE_SECONDS_TO_CHECKPOINT: Final = 1.0
-WATCH_SECONDS: Final = (0.015, 0.045)
-"""How often the file is asked for commits of other processes, just after one and when idle."""
+WATCH_SECONDS: Final = (0.015, 0.06)
+"""How often the file is asked for commits of other processes, just after one and when idle.
+
+In a virtual machine a look takes 0.25 ms of a processor, most of it to wake the thread up.
+"""
 QUICK_COMMITS_MIN: Final = 3
 """So many in a row, and the disk is quick enough for the event loop to wait for it."""
 
