@@ -349,6 +349,23 @@ def test_a_creation_that_was_cut_off_leaves_no_second_name(tmp_path):
     assert not draft.exists()
 
 
+def test_a_draft_may_vanish_while_another_process_opens_the_file(tmp_path, monkeypatch):
+    path = tmp_path / "store.db"
+    draft = create_draft(path)
+    os.link(draft, path)
+    is_same = Path.samefile
+
+    def vanish_first(self, other):
+        draft.unlink()  # as its maker does, once the file has its name
+        return is_same(self, other)
+
+    monkeypatch.setattr(Path, "samefile", vanish_first)
+
+    asyncio.run(open_and_close(path))
+
+    assert not draft.exists()
+
+
 @pytest.mark.parametrize("spelled", ["text", "bytes", "path", "link", "address"])
 def test_another_copy_of_sqlite_cannot_open_a_store_that_is_open_here(tmp_path, spelled):
     path = tmp_path / "a store.db"

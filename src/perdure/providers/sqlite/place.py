@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -182,8 +183,10 @@ def _check_names(path: Path) -> None:
 def _remove_drafts(path: Path) -> None:
     """Of whoever is just creating the file, or was killed while doing so."""
     for each in path.parent.iterdir():
-        if each.name.startswith(f".{path.name}.") and each.samefile(path):
-            each.unlink(missing_ok=True)
+        if each.name.startswith(f".{path.name}."):
+            with suppress(FileNotFoundError):  # whoever made it has just removed it
+                if each.samefile(path):
+                    each.unlink()
 
 
 def not_a_database(path: Path) -> StoreRefused:
