@@ -9,7 +9,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from perdure import limits
-from perdure.authoring.definitions import Activity, parse_version
+from perdure.authoring.definitions import parse_version
 from perdure.authoring.recorder import running
 from perdure.authoring.steps import Step
 from perdure.engine import guards

@@ -39,7 +39,7 @@ class Runners:
         """Where every task is, until it ends."""
         self._loop = asyncio.get_running_loop()
         self._launched: deque[Running] = deque()
-        self._fresh = 0
+        self._fresh: set[asyncio.Task[None]] = set()
         """Tasks that have not begun, or were woken and have not gone on."""
         self._parked: tuple[asyncio.Future[None], asyncio.Task[None]] | None = None
         """The task that has nothing to do, and what wakes it; a chain of steps needs no other."""
@@ -65,13 +65,14 @@ class Runners:
         self.retire()
 
     def _start(self) -> None:
-        self._fresh += 1
         parked, self._parked = self._parked, None
         if parked is None or parked[0].done():  # done: cancelled, which it has not heard of yet
             task = self._loop.create_task(self._serve(), context=self._context.copy())
+            task.add_done_callback(self._ended)
         else:
             waker, task = parked
             waker.set_result(None)
+        self._fresh.add(task)
         self._tasks.add(task)
 
     async def _serve(self) -> None:
@@ -83,43 +84,42 @@ class Runners:
         launched = self._launched
         running: Running | None
         context: contextvars.Context | None
-        try:
-            while True:
-                self._fresh -= 1
-                while launched:
-                    running = launched.popleft()
-                    running.task = task
-                    context = copy_context()
-                    try:
-                        awaited = context.run(proceed, running)
-                        if awaited is not _ENDED:
-                            self._widen()
-                            await _go_on(course, awaited, context)
-                            return
-                    except Exception as error:  # noqa: BLE001 - told there
-                        self._give_up(running, error)
-                        return  # it may have waited
-                    except BaseException as error:  # cancelled, or a signal that breaks into it
-                        self._give_up(running, error)
-                        raise
-                    finally:
-                        running.task = running.scope = None
-                    # The second: 3.11 and 3.12 keep a cancellation in mind that was taken back.
-                    if task.cancelling() or task._must_cancel:  # noqa: SLF001
-                        return
-                if self._parked is not None or self._is_retiring:
-                    return
-                running = context = None  # it may have nothing to do for long
-                waker = self._park(task)
+        while True:
+            self._fresh.discard(task)
+            while launched:
+                running = launched.popleft()
+                running.task = task
+                context = copy_context()
                 try:
-                    await waker
-                except BaseException:  # cancelled with every task, or late by one that is over
-                    self._unpark(waker)
+                    awaited = context.run(proceed, running)
+                    if awaited is not _ENDED:
+                        self._widen()
+                        await _go_on(course, awaited, context)
+                        return
+                except Exception as error:  # noqa: BLE001 - told there
+                    self._give_up(running, error)
+                    return  # it may have waited
+                except BaseException as error:  # cancelled, or a signal that breaks into it
+                    self._give_up(running, error)
                     raise
-        finally:
-            self._tasks.discard(task)
-            if launched and not self._fresh:
-                self._start()
+                finally:
+                    running.task = running.scope = None
+                # The second: 3.11 and 3.12 keep a cancellation in mind that was taken back.
+                if task.cancelling() or task._must_cancel:  # noqa: SLF001
+                    return
+            if self._parked is not None or self._is_retiring:
+                return
+            running = context = None  # it may have nothing to do for long
+            await self._park(task)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """A callback, for it may have been cancelled before its first line, or while it waited."""
+        self._tasks.discard(task)
+        self._fresh.discard(task)
+        if self._parked is not None and self._parked[1] is task:
+            self._parked = None
+        if self._launched and not self._fresh:
+            self._start()
 
     @types.coroutine
     def _course(self) -> Generator[Any, Any, None]:
@@ -135,16 +135,9 @@ class Runners:
         self._parked = (waker, task)
         return waker
 
-    def _unpark(self, waker: asyncio.Future[None]) -> None:
-        """The task that waits for this ends, and takes nothing more."""
-        if self._parked is not None and self._parked[0] is waker:
-            self._parked = None
-        elif not waker.cancelled():  # it was woken, but has not gone on
-            self._fresh -= 1
-
     def _widen(self) -> None:
         """An activity waits: two more tasks take its place, so that many begin at nearly once."""
-        for _ in range(min(2, len(self._launched) - self._fresh)):
+        for _ in range(min(2, len(self._launched) - len(self._fresh))):
             self._start()
 
 

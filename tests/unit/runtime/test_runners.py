@@ -162,3 +162,29 @@ def test_a_cancellation_that_was_taken_back_does_not_reach_the_next_activity():
     asyncio.run(main())
     assert ended == [1, 2]
     assert not given_up
+
+
+def test_a_task_that_is_cancelled_before_it_begins_holds_nobody_up():
+    ended = []
+
+    async def run(running):
+        ended.append(running.item.activity_id)
+
+    async def main():
+        tasks = set()
+        runners = Runners(run, lambda _running, _raised: None, tasks)
+        runners.launch(activity(1))
+        for task in tasks:
+            task.cancel()  # as by somebody who cancels every task
+        for _ in range(10):
+            await asyncio.sleep(0)
+        runners.launch(activity(2))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        runners.close()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not tasks
+
+    asyncio.run(main())
+    assert ended == [1, 2]
