@@ -19,7 +19,7 @@ import apsw
 
 from benchmarks import machine
 from perdure.model.status import Status
-from perdure.providers.items import (
+from perdure.providers.records import (
     ActivityIdentity,
     Claim,
     ExecutionMetadata,

@@ -28,7 +28,7 @@ async def hold_seat(seat: str) -> str:
 async def main() -> None:
     async with Runtime("memory:", [hold_seat, reserve, release]) as runtime:
         handle = await runtime.start(hold_seat, "12A", id="seat-12a")
-        while not any(step.kind == "event" for step in (await handle.status()).waiting_for):
+        while not any(step.kind == "event" for step in (await handle.describe()).waiting_for):
             await asyncio.sleep(0.01)
         await handle.cancel("the customer left")
         try:

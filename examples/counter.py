@@ -16,7 +16,7 @@ async def main() -> None:
     async with Runtime("memory:", [counter]) as runtime:
         handle = await runtime.start(counter, id="counter")
         for change in (5, 7, -2, 0):
-            await handle.enqueue_event("changes", change)
+            await handle.send_message("changes", change)
         print(await handle.result(), await handle.state("value", int))
 
 

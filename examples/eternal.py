@@ -23,7 +23,7 @@ async def main(rounds: int) -> None:
     async with Runtime("memory:", [poller, poll]) as runtime:
         handle = await runtime.start(poller, 1, rounds, 0, id="poller")
         hits = await handle.result()
-        print(f"{hits} hits in {(await handle.status()).execution_id} executions")
+        print(f"{hits} hits in {(await handle.describe()).execution_id} executions")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from perdure import Runtime, activity, next_message, orchestration, set_status
+from perdure import Runtime, activity, next_message, orchestration, set_custom_status
 
 
 @activity
@@ -15,7 +15,7 @@ async def chat() -> list[str]:
     replies: list[str] = []
     while (message := await next_message("inbox", str)) != "bye":
         replies.append(await answer(message))
-        set_status({"replies": len(replies)})
+        set_custom_status({"replies": len(replies)})
     return replies
 
 
@@ -23,9 +23,9 @@ async def main() -> None:
     async with Runtime("memory:", [chat, answer]) as runtime:
         handle = await runtime.start(chat, id="chat-1")
         for message in ("hello", "how are you?", "bye"):
-            await handle.enqueue_event("inbox", message)
+            await handle.send_message("inbox", message)
         print(await handle.result())
-        print((await handle.status()).custom_status)
+        print((await handle.describe()).custom_status)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from perdure import (
     activity_info,
     orchestration,
 )
-from perdure.providers.memory import InMemoryProvider, MemoryStore
+from perdure.providers.sqlite.memory import InMemoryProvider, MemoryStore
 
 
 @activity(tag="gpu")

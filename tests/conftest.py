@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import HealthCheck, settings
 
-from perdure.providers._shared import refusals
+from perdure.providers import validation
 
 pytest_plugins = ["perdure.pytest_plugin"]
 
@@ -14,7 +14,7 @@ settings.register_profile(
 settings.load_profile("any machine")
 
 
-@pytest.fixture(autouse=True)
-def every_commit_is_checked(monkeypatch):
-    """Also those of runtimes, which stores take to be sound."""
-    monkeypatch.setattr(refusals, "SoundCommit", None)
+@pytest.fixture
+def commits_are_validated(monkeypatch):
+    """Let stores validate the commits of runtimes too, which they trust otherwise."""
+    monkeypatch.setattr(validation, "TrustedCommit", None)

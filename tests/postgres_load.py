@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from perdure.errors import LockLost, ProviderError
 from perdure.model.status import Status
-from perdure.providers.items import (
+from perdure.providers.records import (
     ActivityIdentity,
     CustomStatusChange,
     EnqueueCondition,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from perdure.providers.contract import Provider
-    from perdure.providers.items import FetchedOrchestration
+    from perdure.providers.records import FetchedOrchestration
 
 POLL_MS = 300
 
@@ -186,7 +186,7 @@ class Load:
 
     async def check(self, provider: Provider, *, locks_may_expire: bool = False) -> None:
         """Nothing lost, nothing doubled, nothing stuck."""
-        admin = provider.admin()
+        admin = provider.admin
         assert admin is not None
         for instance_id in self.ids:
             for each, steps in (

@@ -25,11 +25,11 @@ class Cut(Enum):
     BEFORE = auto()
     """It never gets to the server."""
     DURING = auto()
-    """It gets there, and nobody waits for the answer."""
+    """The server gets it; the connection is cut before the answer."""
     AFTER = auto()
     """It was committed, and the answer is lost."""
     SILENCE = auto()
-    """It never gets to the server, and the connection stays as it is: nobody says another word."""
+    """The server never gets it; the connection stays open and silent."""
 
 
 class Proxy:

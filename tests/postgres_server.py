@@ -27,7 +27,7 @@ command = [stop[0], "-D", stop[1], "stop", "-m", "immediate"]
 subprocess.run(command, user=user, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 shutil.rmtree(home, ignore_errors=True)
 """
-"""Stops the server and removes its files when whoever started it is gone, however it went."""
+"""Stops the server and removes its files when the process that started it has ended in any way."""
 
 _QUICK = """
 fsync = off

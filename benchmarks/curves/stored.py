@@ -57,5 +57,5 @@ async def costs(runtime: Runtime, size: int) -> list[float]:
         await median_us(lambda: provider.fetch_orchestration_item(1_000, 0, None, "nobody")),
         await median_us(runtime.admin.page),
         await median_us(lambda: runtime.admin.page(failed)),
-        await median_us(lambda: runtime.status(f"stored-{size // 2}")),
+        await median_us(lambda: runtime.describe(f"stored-{size // 2}")),
     ]

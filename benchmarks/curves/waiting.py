@@ -21,9 +21,9 @@ async def measure(directory: Path, scale: Scale) -> list[Curve]:
     live = Curve("waiting", "one instance that waits, kept live", "instances", "KB")
     asleep = Curve("asleep", "one instance that waits, let go", "instances", "KB")
     for count in scale.waiting:
-        options = RuntimeOptions(cached_instances=count + 10, idle_seconds=3600)
+        options = RuntimeOptions(cached_instances=count + 10, idle_timeout=3600)
         live.add(count, await cost_kb(directory / f"live-{count}.db", count, options, pause=0))
-        options = RuntimeOptions(idle_seconds=IDLE_SECONDS)
+        options = RuntimeOptions(idle_timeout=IDLE_SECONDS)
         path = directory / f"asleep-{count}.db"
         asleep.add(count, await cost_kb(path, count, options, pause=4 * IDLE_SECONDS))
     return [live, asleep]

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import perdure
 from benchmarks.peers.peer import Peer, Settings
-from perdure import Client, Handle, Runtime, activity, orchestration, set_status, wait_for_event
+from perdure import (
+    Client,
+    Handle,
+    Runtime,
+    activity,
+    orchestration,
+    set_custom_status,
+    wait_for_event,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +49,7 @@ async def fan(n: int) -> int:
 async def gate(n: int) -> str:
     for i in range(n):
         await step(i)
-    set_status("ready")
+    set_custom_status("ready")
     await wait_for_event("go", str)
     return await step(n)
 
@@ -94,7 +102,7 @@ class PerdurePeer(Peer):
 
     async def wait_ready(self, workflow_id: str) -> None:
         handle = self.client.get(workflow_id)
-        view = await handle.status()
+        view = await handle.describe()
         while view.custom_status != "ready":
             view = await handle.wait_for_status_change(view.custom_status_version)
 

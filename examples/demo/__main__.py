@@ -72,7 +72,7 @@ async def _until_ended(client: Client, cases: list[Case], screen: Screen, enough
         while True:
             statuses: Counter[str] = Counter()
             for case in list(open_cases.values()):
-                status = await client.status(case.id, waits=False)
+                status = await client.describe(case.id, waits=False)
                 if status.status.is_final:
                     ended[case.kind] += 1
                     del open_cases[case.id]

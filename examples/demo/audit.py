@@ -34,7 +34,7 @@ class Audit:
 async def audit(client: Client, cases: Iterable[Case]) -> Audit:
     found = Audit()
     for case in cases:
-        status = await client.status(case.id)
+        status = await client.describe(case.id)
         if status.output != case.expected:
             found.problems.append(
                 f"{case.id}: {status.status} {status.output!r}, expected {case.expected!r}"

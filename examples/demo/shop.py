@@ -8,7 +8,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from perdure import ActivityFailed, Retry, activity, orchestration, set_status, wait_for_event
+from perdure import (
+    ActivityFailed,
+    Retry,
+    activity,
+    orchestration,
+    set_custom_status,
+    wait_for_event,
+)
 
 LEDGER = Path(os.environ.get("DEMO_LEDGER", "ledger.txt"))
 """Every effect on the outside world is one line here, written when it happens."""
@@ -99,7 +106,7 @@ async def take_order(order: Order) -> str:
     """Reserve in parallel, ask about big orders, charge, deliver; or undo what was done."""
     reserved: list[str] = []
     try:
-        set_status("reserving")
+        set_custom_status("reserving")
         # Wait for all of them, also when one fails: what is still on its way must be undone too.
         steps = [reserve(order.id, item) for item in order.items]
         outcomes = await asyncio.gather(*steps, return_exceptions=True)
@@ -109,16 +116,16 @@ async def take_order(order: Order) -> str:
                 raise outcome
         if order.cents >= 50_000 and not await _is_approved():
             return await _undo(order, reserved, "nobody approved it")
-        set_status("charging")
+        set_custom_status("charging")
         await charge(order.id, order.cents, order.card)
     except ActivityFailed as error:
         return await _undo(order, reserved, error.message)
-    set_status("delivering")
+    set_custom_status("delivering")
     return await deliver(order.id)
 
 
 async def _is_approved() -> bool:
-    set_status("waiting for approval")
+    set_custom_status("waiting for approval")
     try:
         async with asyncio.timeout(4):  # a durable timer: it runs on while no worker does
             return await wait_for_event("approval", bool)
@@ -128,7 +135,7 @@ async def _is_approved() -> bool:
 
 async def _undo(order: Order, reserved: list[str], why: str) -> str:
     """The saga's way back: release what was reserved."""
-    set_status("undoing")
+    set_custom_status("undoing")
     await asyncio.gather(*(release(order.id, item) for item in sorted(reserved)))
     return f"undone: {why}"
 

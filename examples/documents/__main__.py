@@ -10,7 +10,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from perdure import Handler, Runtime, activity, orchestration, set_status
+from perdure import Handler, Runtime, activity, orchestration, set_custom_status
 
 PAGE_LINES = 50
 
@@ -46,7 +46,7 @@ async def summarise(folder: str) -> list[tuple[str, int]]:
     total: Counter[str] = Counter()
     for done, reading in enumerate(asyncio.as_completed(map(read_document, documents)), 1):
         total.update(await reading)
-        set_status(f"{done} of {len(documents)} documents")
+        set_custom_status(f"{done} of {len(documents)} documents")
     return total.most_common(3)
 
 

@@ -29,7 +29,7 @@ async def create(order: flows.Order) -> dict[str, str]:
 @app.get("/orders/{order_id}")
 async def show(order_id: str) -> dict[str, object]:
     try:
-        view = await runtime.status(order_id, waits=False)
+        view = await runtime.describe(order_id, waits=False)
     except NotFound as error:
         raise HTTPException(404, str(error)) from error
     return {"status": view.status, "stage": view.custom_status, "result": view.output}

@@ -3,7 +3,14 @@
 import asyncio
 from dataclasses import dataclass
 
-from perdure import ActivityFailed, Retry, activity, orchestration, set_status, wait_for_event
+from perdure import (
+    ActivityFailed,
+    Retry,
+    activity,
+    orchestration,
+    set_custom_status,
+    wait_for_event,
+)
 
 
 @dataclass
@@ -38,15 +45,15 @@ async def ship(order: str) -> str:
 
 @orchestration(version="1.0.0")
 async def buy(order: Order) -> str:
-    set_status("reserving")
+    set_custom_status("reserving")
     try:
         await reserve(order.article)
     except ActivityFailed as error:
         return f"sorry: {error.message}"
-    set_status("charging")
+    set_custom_status("charging")
     receipt = await charge(order.id, order.cents)
     if order.cents >= 100_00:
-        set_status("waiting for approval")
+        set_custom_status("waiting for approval")
         try:
             async with asyncio.timeout(3 * 86_400):
                 approved = await wait_for_event("approval", bool)
@@ -55,5 +62,5 @@ async def buy(order: Order) -> str:
         if not approved:
             await refund(receipt)
             return "declined"
-    set_status("shipping")
+    set_custom_status("shipping")
     return await ship(order.id)

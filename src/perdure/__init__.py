@@ -24,20 +24,20 @@ if TYPE_CHECKING:
         is_cancelled,
         last_heartbeat,
         next_message,
-        now,
         orchestration,
         patched,
-        random,
-        set_status,
+        set_custom_status,
         side_effect,
         start_detached,
         transaction,
-        uuid4,
         wait_for_event,
     )
-    from perdure.authoring.current import current
+    from perdure.authoring import now as now
+    from perdure.authoring import random as random
+    from perdure.authoring import uuid4 as uuid4
+    from perdure.authoring.api import current
     from perdure.authoring.registry import Handler
-    from perdure.authoring.state import state
+    from perdure.authoring.state import state as state
     from perdure.client.blocking import BlockingClient
     from perdure.client.client import Client
     from perdure.client.handle import Handle
@@ -53,15 +53,15 @@ if TYPE_CHECKING:
     from perdure.model.status import Status
     from perdure.providers.contract import Provider
     from perdure.providers.filesystem import FileSystemProvider
-    from perdure.providers.items import DeleteFilter, InstanceQuery, PruneOptions, TagFilter
-    from perdure.providers.memory import InMemoryProvider
     from perdure.providers.postgres import PostgresProvider as PostgresProvider
+    from perdure.providers.records import InstanceQuery, PruneOptions, TagFilter
     from perdure.providers.sqlite import SqliteProvider
+    from perdure.providers.sqlite.memory import InMemoryProvider
     from perdure.runtime.options import RuntimeOptions
     from perdure.runtime.runtime import Runtime
 
-# Where each name lives. Loaded on first use, so that importing the package is quick and no backend
-# is paid for that is not used.
+# The module of each name. Modules are loaded on first use, so that importing the package is quick
+# and loads no backend that is not used.
 _HOMES = {
     "perdure.authoring": (
         "Activity",
@@ -80,7 +80,7 @@ _HOMES = {
         "orchestration",
         "patched",
         "random",
-        "set_status",
+        "set_custom_status",
         "side_effect",
         "start_detached",
         "state",
@@ -104,8 +104,8 @@ _HOMES = {
     "perdure.model.status": ("Status",),
     "perdure.providers.contract": ("Provider",),
     "perdure.providers.filesystem": ("FileSystemProvider",),
-    "perdure.providers.items": ("DeleteFilter", "InstanceQuery", "PruneOptions", "TagFilter"),
-    "perdure.providers.memory": ("InMemoryProvider",),
+    "perdure.providers.records": ("InstanceQuery", "PruneOptions", "TagFilter"),
+    "perdure.providers.sqlite.memory": ("InMemoryProvider",),
     "perdure.providers.postgres": ("PostgresProvider",),
     "perdure.providers.sqlite": ("SqliteProvider",),
     "perdure.runtime.options": ("RuntimeOptions",),
@@ -113,14 +113,14 @@ _HOMES = {
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-# PostgresProvider can be imported but is not listed: it needs an extra that `import *` must not.
+# Some names can be imported but are not listed here. PostgresProvider needs an extra, which
+# `import *` must not need. now, random, state and uuid4 would shadow modules and common names.
 __all__ = [
     "Activity",
     "ActivityFailed",
     "BlockingClient",
     "Client",
     "Codec",
-    "DeleteFilter",
     "FileSystemProvider",
     "Handle",
     "Handler",
@@ -150,16 +150,12 @@ __all__ = [
     "is_cancelled",
     "last_heartbeat",
     "next_message",
-    "now",
     "orchestration",
     "patched",
-    "random",
-    "set_status",
+    "set_custom_status",
     "side_effect",
     "start_detached",
-    "state",
     "transaction",
-    "uuid4",
     "wait_for_event",
 ]
 
@@ -173,4 +169,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return sorted([*__all__, "now", "random", "state", "uuid4"])

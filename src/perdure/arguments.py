@@ -1,25 +1,29 @@
-"""What callers hand in, checked by one rule for each kind: every refusal names the value.
+"""Checks of arguments, one for each kind of value; every error names the value.
 
-Knows no storage and no client, so that every layer can ask here.
+The module imports no store and no client, so every layer can use it.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from typing import Any, Final, cast
+from datetime import timedelta
+from typing import Any, Final, TypeAlias, cast
 
 from perdure.errors import InvalidValue
 from perdure.limits import REASON_CHARACTERS_MAX, SECONDS_MAX, TAG_BYTES_MAX, check_id
 
 INTEGER_MAX: Final = 2**63 - 1
-"""What every store and JSON reader can hold."""
+"""The largest integer that every store and JSON reader can hold."""
+
+Duration: TypeAlias = float | timedelta
+"""A length of time in the public API: a number of seconds, or a timedelta."""
 
 _SHOWN_CHARACTERS: Final = 200
 
 
 def check_number(value: object, what: str, *, minimum: int, maximum: int = INTEGER_MAX) -> None:
-    """A whole number. Not True, not 1.0."""
+    """Raise InvalidValue unless the value is an int in the range; True and 1.0 are none."""
     if type(value) is int and minimum <= value <= maximum:
         return
     if not isinstance(value, int) or isinstance(value, bool):
@@ -31,10 +35,10 @@ def check_number(value: object, what: str, *, minimum: int, maximum: int = INTEG
 
 
 def check_real(value: object, what: str, *, minimum: float, maximum: float, unit: str = "") -> None:
-    """A number, whole or not; not NaN."""
+    """Raise InvalidValue unless the value is an int or float in the range; NaN is not."""
     is_nan = isinstance(value, float) and math.isnan(value)
     if not isinstance(value, (int, float)) or isinstance(value, bool) or is_nan:
-        kind = f"a number of{unit}" if unit else "a number"
+        kind = "a number of seconds or a timedelta" if unit == " seconds" else "a number"
         raise InvalidValue(f"{what} must be {kind}, not {shown(value)}")
     if value < minimum:
         raise InvalidValue(f"{what} must be at least {minimum:g}{unit}, not {shown(value)}")
@@ -42,15 +46,28 @@ def check_real(value: object, what: str, *, minimum: float, maximum: float, unit
         raise InvalidValue(f"{what} must be at most {maximum:.15g}{unit}, not {shown(value)}")
 
 
-def check_seconds(value: object, what: str, *, minimum: float = 0) -> None:
-    """A length of time."""
-    check_real(value, what, minimum=minimum, maximum=SECONDS_MAX, unit=" seconds")
+def in_seconds(value: Duration) -> float:
+    """Return a checked length of time in seconds."""
+    return value.total_seconds() if isinstance(value, timedelta) else value
 
 
-def check_timeout(value: object) -> None:
-    """How long to wait, not None. Less than nothing is what was left of a time that is over."""
+def to_seconds(value: Any, what: str, *, minimum: float = 0) -> float:
+    """Return a length of time in seconds, or raise InvalidValue that names it."""
+    length = value.total_seconds() if isinstance(value, timedelta) else value
+    check_real(length, what, minimum=minimum, maximum=SECONDS_MAX, unit=" seconds")
+    return float(length)
+
+
+def to_milliseconds(value: Any, what: str, *, minimum: float = 0) -> int:
+    """Return a length of time in milliseconds; one above 0 gives at least 1."""
+    length = to_seconds(value, what, minimum=minimum)
+    return max(1, round(length * 1000)) if length > 0 else round(length * 1000)
+
+
+def timeout_seconds(value: object) -> float:
+    """Return a timeout in seconds. It may be negative: the rest of a time that is over."""
     try:
-        check_seconds(value, "timeout", minimum=-math.inf)
+        return to_seconds(value, "timeout", minimum=-math.inf)
     except InvalidValue as error:
         raise InvalidValue(f"{error}; None waits without a bound") from None
 
@@ -61,20 +78,23 @@ def check_flag(value: object, what: str) -> None:
 
 
 def check_kind(value: object, kind: type, what: str, written: str) -> None:
-    """``written``: how such a value is made."""
+    """Raise InvalidValue for another class. ``written`` shows how such a value is made."""
     if not isinstance(value, kind):
         raise InvalidValue(f"{what} must be {written}, not {shown(value)}")
 
 
 def check_methods(value: object, names: tuple[str, ...], what: str) -> None:
-    """An object with these methods; not the class of such objects."""
+    """Raise InvalidValue unless the value is an object, not a class, with these methods."""
     if isinstance(value, type) or not all(callable(getattr(value, name, None)) for name in names):
         listed = " and ".join(f"{name}()" for name in names)
         raise InvalidValue(f"{what} must be an object with {listed}, not {shown(value)}")
 
 
 def check_string(value: object, what: str) -> str:
-    """A text that every store can keep or look for: valid Unicode without NUL."""
+    """Return the text; raise InvalidValue unless it is valid Unicode without NUL.
+
+    Every store can keep such a text and search for it.
+    """
     if not isinstance(value, str):
         raise InvalidValue(f"{what} must be a string, not {type(value).__name__}: {shown(value)}")
     if "\0" in value:
@@ -87,7 +107,7 @@ def check_string(value: object, what: str) -> str:
 
 
 def check_members(value: Any, kind: type, what: str, written: str) -> tuple[Any, ...]:
-    """The members of a collection; a text is none, although it has characters."""
+    """Return the members of a collection. A string is not accepted as a collection."""
     is_listed = isinstance(value, (tuple, list, set, frozenset))
     members: tuple[Any, ...] = tuple(cast("Any", value)) if is_listed else ()
     if not is_listed or not all(isinstance(member, kind) for member in members):
@@ -112,7 +132,7 @@ def check_tag(value: object) -> str:
 
 
 def check_reason(value: object) -> str:
-    """Why an instance is cancelled or terminated: it becomes part of the history."""
+    """Return the reason of a cancellation or termination, which is stored in the history."""
     reason = check_string(value, "reason")
     if len(reason) > REASON_CHARACTERS_MAX:
         raise InvalidValue(
@@ -123,7 +143,7 @@ def check_reason(value: object) -> str:
 
 
 def check_path(value: Any) -> str:
-    """Where a local store lies."""
+    """Return the path of a local store as a string."""
     path = (
         os.fspath(cast("os.PathLike[str]", value))
         if isinstance(value, (str, os.PathLike))
@@ -138,7 +158,7 @@ def check_path(value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """For a message: as it is written, but not without end."""
+    """Return the repr of a value for a message, cut to a bounded length."""
     try:
         text = repr(value)
     except ValueError:  # an integer of thousands of digits

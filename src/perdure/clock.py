@@ -1,4 +1,4 @@
-"""The one source of time. Stores, runtime and tests take a Clock; nothing else reads one."""
+"""The source of time of stores and runtime: they take a Clock and read no other."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ class Clock(Protocol):
     """Wall clock in integer milliseconds, and a sleep that follows it."""
 
     def now_ms(self) -> int:
-        """Milliseconds since the Unix epoch."""
+        """Return the milliseconds since the Unix epoch."""
         ...
 
     async def sleep(self, seconds: float) -> None:
-        """Return after that much time of this clock."""
+        """Return when this clock has advanced by that many seconds."""
         ...
 
 
 class SystemClock:
-    """The clock of the machine."""
+    """The clock of the operating system."""
 
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
@@ -30,12 +30,12 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that moves only when told; sleepers wake when it passes their time."""
+    """A clock that moves only by ``advance()``; sleepers wake when it reaches their time."""
 
     def __init__(self, now_ms: int = 1_700_000_000_000, tick_ms: int = 0) -> None:
         self._now_ms = now_ms
         self.tick_ms = tick_ms
-        """How far each look at it moves it, as a real clock goes on between two looks."""
+        """Milliseconds by which each call of ``now_ms()`` moves the clock."""
         self._sleepers: list[tuple[int, asyncio.Future[None]]] = []
 
     def now_ms(self) -> int:
@@ -54,12 +54,12 @@ class ManualClock:
             self._sleepers = [entry for entry in self._sleepers if entry[1] is not woken]
 
     def advance(self, milliseconds: int) -> None:
-        """Move by that much (backwards too) and wake whoever slept until then."""
+        """Move the clock, also backwards, and wake every sleeper whose time has come."""
         self._now_ms += milliseconds
         for due_ms, woken in self._sleepers:
             if due_ms <= self._now_ms and not woken.done():
                 woken.set_result(None)
 
     def next_due_ms(self) -> int | None:
-        """When the first sleeper wants to wake, if anybody sleeps."""
+        """Return the time at which the first sleeper wakes; None without sleepers."""
         return min((due_ms for due_ms, woken in self._sleepers if not woken.done()), default=None)

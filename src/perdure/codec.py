@@ -1,7 +1,8 @@
-"""User values to JSON and back, directed by the annotation of the function they go to.
+"""Encodes user values as JSON and decodes them by the annotation of the receiving function.
 
-No type names in data and no fallback serialiser: what would not come back as it went in is refused
-when it is written, with the path to the value. A transform may wrap the bytes (compress, encrypt).
+The data holds no type names, and there is no fallback serialiser. A value that would not come back
+equal is refused when it is written, with the path to it. A transform may wrap the bytes, for
+example to compress or to encrypt them.
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ import msgspec
 
 from perdure.arguments import check_methods, check_number, check_string
 from perdure.errors import CannotUnwrap, PayloadError
-from perdure.fidelity import difference, field_names, unreadable_classes
 from perdure.limits import JSON_DEPTH_MAX, PAYLOAD_BYTES_MAX
 from perdure.pydantic_models import decode_model, encode_model, is_model
+from perdure.roundtrip import difference, field_names, unreadable_classes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 _WRAPPED: Final = b'{"$perdure":'
-"""How a wrapped payload begins. What sorts before it cannot, which is the quicker question."""
+"""The first bytes of a wrapped payload. ``data >= _WRAPPED`` is a quick first test for them."""
 
 
 class PayloadTransform(Protocol):
     """Wraps the bytes of every payload, for example to compress or to encrypt them."""
 
     name: str
-    """Stored beside the data, so that a payload is unwrapped by the transform that wrapped it."""
+    """Stored with the data, so that the transform that wrapped a payload unwraps it."""
 
     def wrap(self, data: bytes) -> bytes: ...
 
@@ -53,7 +54,7 @@ class Codec:
         for transform in transforms:
             check_methods(transform, ("wrap", "unwrap"), "a transform")
             check_string(getattr(transform, "name", None), "the name of a transform")
-        # Stores take no more; a codec may only ask for less.
+        # Stores accept no larger payload, so a codec can only lower the limit.
         check_number(payload_bytes_max, "payload_bytes_max", minimum=1, maximum=PAYLOAD_BYTES_MAX)
         self._transforms = transforms
         self._by_name = {transform.name: transform for transform in transforms}
@@ -66,17 +67,17 @@ class Codec:
         return tuple(sorted(self._by_name))
 
     def encode(self, value: object, where: str = "value", fits: Any = None) -> msgspec.Raw:
-        """JSON of the value, or PayloadError that names the place of what cannot be written.
+        """Return the value as JSON; raise PayloadError with the path of a part that has no JSON.
 
-        Also PayloadError if it would not come back as it is from the type that it has to fit;
-        None: nobody knows yet how it will be read.
+        ``fits`` is the type that it will be read as, None if that is not known. With a type, a
+        value that would not come back equal is refused too.
         """
         try:
             data = self._encoder.encode(value)
         except (TypeError, ValueError, RecursionError, OverflowError) as error:
             raise self._refusal(value, where, error) from error
-        # msgspec writes NaN and infinities as null: look closely only where a null was written.
-        # (Bytes take what is asked for with "in" for a number first: three times the price.)
+        # msgspec writes NaN and infinities as null, so the slow check runs only if a null was
+        # written. partition() is used as "in" on bytes takes three times as long.
         if data.partition(b"null")[1] or (len(data) > JSON_DEPTH_MAX and _may_be_too_deep(data)):
             problem = next(_problems(value, where, 0), None)
             if problem is not None:
@@ -97,7 +98,7 @@ class Codec:
         return msgspec.Raw(data)
 
     def decode(self, raw: msgspec.Raw, type: Any = Any, where: str = "value") -> Any:  # noqa: A002
-        """The value, checked against the type; PayloadError says what does not fit."""
+        """Return the value, checked against the type; raise PayloadError if it does not fit."""
         data = bytes(raw)
         if data >= _WRAPPED:
             while data.startswith(_WRAPPED):
@@ -117,7 +118,7 @@ class Codec:
             raise PayloadError(f"{where} is nested too deeply: {_shortened(data)}") from error
 
     def check_type(self, type: Any, *, where: str) -> None:  # noqa: A002
-        """PayloadError if no value could ever be read back as that type."""
+        """Raise PayloadError for a type that no value can be read back as."""
         self._make_decoder(type, where)
         unreadable = unreadable_classes(type)
         if unreadable:
@@ -131,7 +132,7 @@ class Codec:
         try:
             decoder = msgspec.json.Decoder(type_, dec_hook=_decode_foreign)
         except TypeError as error:
-            # The library ends with the whole type, which is named here in front already.
+            # The message of msgspec ends with the whole type, which is named before it here.
             why = str(error).partition(" - type ")[0]
             raise PayloadError(
                 f"{where}: values cannot be read back as {_spelled(type_)}: {why}; {_WAY_OUT}"
@@ -193,7 +194,7 @@ def _decode_foreign(type_: Any, value: Any) -> Any:
 
 
 def _problems(value: Any, path: str, depth: int) -> Iterator[str]:
-    """What in the value cannot be written, each with its path; slow, for the error case only."""
+    """Yield each part of the value that has no JSON, with its path. Slow: for errors only."""
     if depth > JSON_DEPTH_MAX:
         yield f"{path[:80]}... is nested deeper than {JSON_DEPTH_MAX} levels"
     elif isinstance(value, float):

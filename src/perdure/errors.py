@@ -1,18 +1,18 @@
-"""Every exception that the package raises on purpose, sorted by whose fault it is.
+"""Every exception that the package raises on purpose, grouped by cause.
 
-Imports nothing of ours, so that every layer can raise and catch these.
+The module imports no other module of the package, so every layer can raise and catch these.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
 class PerdureError(Exception):
-    """Everything that is raised on purpose; catch this to catch them all."""
+    """Base of every exception that the package raises on purpose."""
 
 
 class UsageError(PerdureError):
@@ -20,7 +20,7 @@ class UsageError(PerdureError):
 
 
 class InvalidValue(UsageError, ValueError):
-    """A value that was handed in is refused before anything is written."""
+    """An argument is refused before anything is written."""
 
 
 class PayloadError(UsageError, TypeError):
@@ -28,19 +28,19 @@ class PayloadError(UsageError, TypeError):
 
 
 class CannotUnwrap(PayloadError):
-    """The data is behind a transform that this codec lacks, or that fails on it: another may not.
+    """The codec lacks the transform that wrapped the data, or the transform fails on it.
 
-    The data is intact, so nothing fails by it: an orchestration is Blocked, an activity is left to
-    others.
+    The data is intact and another codec may read it. So nothing fails: an orchestration is Blocked,
+    and an activity is left to other workers.
     """
 
 
 class NotRegistered(UsageError, LookupError):
-    """A name or version that no handler of this runtime carries."""
+    """No handler of this runtime has that name or version."""
 
 
 class NotInOrchestration(UsageError, RuntimeError):
-    """Something that only exists inside an orchestration was used outside of one."""
+    """A function that works only inside an orchestration was called outside of one."""
 
 
 class ForbiddenInOrchestration(UsageError, RuntimeError):
@@ -48,7 +48,7 @@ class ForbiddenInOrchestration(UsageError, RuntimeError):
 
 
 class NotFound(PerdureError, LookupError):
-    """No instance, execution, event or message with that id."""
+    """No instance, execution, event or message has that id."""
 
 
 class AlreadyExists(PerdureError):
@@ -56,7 +56,7 @@ class AlreadyExists(PerdureError):
 
 
 class InstanceFinished(PerdureError):
-    """The instance has ended, so it takes no more events, messages or cancellations."""
+    """The instance has ended, so it accepts no more events, messages or cancellations."""
 
 
 class InstanceStillRunning(PerdureError):
@@ -72,11 +72,11 @@ class TreeChanged(PerdureError):
 
 
 class WaitTimeout(PerdureError, TimeoutError):
-    """Gave up waiting; the work goes on."""
+    """The timeout of a wait has passed; the work goes on."""
 
 
 class RemoteFailure(PerdureError):
-    """Base of failures that happened elsewhere and were recorded."""
+    """Base of recorded failures of activities and orchestrations."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class RemoteFailure(PerdureError):
     ) -> None:
         super().__init__(text)
         self.message = text if message is None else message
-        """What the original exception said."""
+        """Message of the original exception."""
         self.type_name = type_name
         """Class name of the original exception, e.g. ``ValueError``."""
         self.traceback = traceback
@@ -117,13 +117,21 @@ class OrchestrationTerminated(RemoteFailure):
 class Nondeterminism(PerdureError):
     """Code and history disagree; ``report`` says where and what to do."""
 
-    def __init__(self, message: str, *, report: str = "") -> None:
+    def __init__(self, message: str, *, mismatch: Any = None, event_id: int | None = None) -> None:
         super().__init__(message)
-        self.report = report or message
+        self.mismatch = mismatch
+        """The ``perdure.model.failures.Mismatch``; None if the history contradicts itself."""
+        self.event_id = event_id
+        """The recorded event that the code does not repeat, or that does not fit the history."""
+
+    @property
+    def report(self) -> str:
+        """The mismatch with both sides, a diff and the ways out."""
+        return str(self) if self.mismatch is None else str(self.mismatch)
 
 
 class ProviderError(PerdureError):
-    """Storage said no. ``retryable`` tells whether the same call may succeed later."""
+    """A store refused or failed. ``retryable``: the same call may succeed later."""
 
     retryable: bool = False
 
@@ -144,7 +152,7 @@ class DuplicateEvent(ProviderError):
 
 
 class CorruptData(ProviderError):
-    """Stored data cannot be read. It is kept as it is."""
+    """Stored data cannot be read. It is kept unchanged."""
 
 
 class NotSupported(ProviderError):
@@ -152,13 +160,13 @@ class NotSupported(ProviderError):
 
 
 class StoreBusy(ProviderError):
-    """Another writer holds the store, or a transient fault; repeat the call."""
+    """Another writer holds the store, or a transient fault occurred; repeat the call."""
 
     retryable = True
 
 
 class StoreFull(ProviderError):
-    """No space left. Nothing was written; the store goes on when there is space."""
+    """No space is left. Nothing was written; the store works again when there is space."""
 
     retryable = True
 
@@ -170,7 +178,7 @@ class StoreUnavailable(ProviderError):
 
 
 class StoreRefused(ProviderError):
-    """It would be unsafe to run on this store; the message says why and what to do."""
+    """Running on this store would be unsafe; the message says why and what to do."""
 
 
 class StoreClosed(ProviderError):
@@ -178,7 +186,7 @@ class StoreClosed(ProviderError):
 
 
 class StoreMoved(StoreRefused):
-    """The store's content was moved to another store; go on there."""
+    """The content of the store was moved to another store; use that one."""
 
 
 class InternalError(PerdureError):

@@ -1,7 +1,7 @@
-"""Tells a signal that broke into the code from an exception that the code has raised itself.
+"""Distinguishes an exception that a signal raised from one that the code raised itself.
 
-Ctrl-C raises KeyboardInterrupt at whatever line is running, and a handler may raise SystemExit
-there. Neither says anything about that line: that the process is to end is no outcome of its work.
+Ctrl-C raises KeyboardInterrupt at the line that happens to run, and a signal handler may raise
+SystemExit there. The end of the process is not an outcome of that code, so it is not recorded.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ _RAISE: Final = dis.opmap["RAISE_VARARGS"]
 
 
 def is_interruption(error: BaseException) -> bool:
-    """Whether a signal has raised it; asked on the thread on which it was caught."""
+    """Return True if a signal raised the error. Call it on the thread that caught the error."""
     if not isinstance(error, (KeyboardInterrupt, SystemExit)):
         return False
     if threading.current_thread() is not threading.main_thread():
-        return False  # Python hears signals on the main thread only
+        return False  # Python handles signals on the main thread only
     frames = list(_frames(error))
     handlers = set(_handlers())
     if any(each.tb_frame.f_code in handlers for each in frames):
         return True
     if isinstance(error, SystemExit) or not frames:
         return False
-    # Python's own handler has no frame: the code was at something else than a raise.
+    # The default handler has no frame: then the code was not executing a raise statement.
     innermost = frames[-1]
     return innermost.tb_frame.f_code.co_code[innermost.tb_lasti] != _RAISE
 
@@ -44,7 +44,7 @@ def _frames(error: BaseException) -> Iterator[TracebackType]:
 
 
 def _handlers() -> Iterator[Any]:
-    """The code of what was registered for signals."""
+    """Yield the code objects of registered signal handlers."""
     for number in signal.valid_signals():
         handler: Any = signal.getsignal(number)
         while isinstance(handler, partial):  # as asyncio.run() registers its own

@@ -1,4 +1,4 @@
-"""Every bound of the system, with its unit in the name and the reason beside it."""
+"""Every limit of the system, with its unit in the name and its reason beside it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ID_CHARACTERS_MAX: Final = 255
 TAG_BYTES_MAX: Final = 256
 TAGS_PER_FILTER_MAX: Final = 5
 
-# Payloads. A history is replayed whole, so one value must stay small; big ones go by reference.
+# Payloads. A whole history is replayed, so one value must stay small; pass big ones by reference.
 PAYLOAD_BYTES_MAX: Final = 1024 * 1024
 JSON_DEPTH_MAX: Final = 100
 ERROR_TEXT_CHARACTERS_MAX: Final = 16 * 1024
@@ -33,15 +33,16 @@ TURN_WARN_SECONDS: Final = 2.0
 TURN_ABORT_SECONDS: Final = 10.0
 CLEANUP_SECONDS: Final = 30.0
 
-# Any length of time that a program or operator asks for: a thousand years. Clocks, calendars and
-# databases can count so far; more is a slip of the finger.
+# The longest time that a program or operator can ask for: a thousand years. Clocks, calendars and
+# databases can count so far; a longer one is a typing error.
 SECONDS_MAX: Final = 365_000 * 86_400
 
-# Pauses stop growing after the 60th; the 60th power of this factor must still be a number.
+# Retry delays stop growing after the 60th; the 60th power of this factor must still be finite.
 RETRY_MULTIPLIER_MAX: Final = 100_000
 
-# Messages for an instance that nobody knows wait this long for a racing start.
-ORPHAN_GRACE_MS: Final = 60_000
+# Messages for an unknown instance wait this long for a start that is on its way.
+ORPHAN_GRACE_SECONDS: Final = 60.0
+ORPHAN_GRACE_MS: Final = round(ORPHAN_GRACE_SECONDS * 1000)
 
 # Deliveries of one message before it counts as poison.
 ATTEMPTS_MAX: Final = 10
@@ -52,14 +53,14 @@ PAGE_ITEMS_MAX: Final = 1000
 
 
 def check_id(value: object, what: str) -> str:
-    """Return the id unchanged, or say what is wrong with it.
+    """Return the id unchanged; raise InvalidValue that says what is wrong with it.
 
-    Ids travel through file names, SQL, terminals and JSON: they are 1 to 255 characters of
-    valid Unicode without control characters.
+    Ids are used in file names, SQL, terminals and JSON: they are 1 to 255 characters of valid
+    Unicode without control characters.
     """
     if type(value) is str and len(value) <= ID_CHARACTERS_MAX and value.isprintable():
         if value and not value.isspace():
-            return value  # nearly always: ids are checked on every commit
+            return value  # the fast path: ids are checked on every commit
     elif not isinstance(value, str):
         raise InvalidValue(f"{what} must be a string, not {type(value).__name__}: {value!r}")
     if not value or value.isspace():

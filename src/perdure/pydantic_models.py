@@ -1,6 +1,6 @@
-"""Pydantic models as JSON: written by alias, and only if reading gives the same model back.
+"""Writes pydantic models as JSON by alias, and refuses models that would not come back equal.
 
-Never imports pydantic: a model can only exist where it is loaded already.
+It never imports pydantic: a model can only exist if pydantic is loaded already.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def is_model(type_: Any) -> bool:
 
 
 def encode_model(value: Any, path: str) -> msgspec.Raw:
-    """JSON that reads back as an equal model, or PayloadError with the path of what does not."""
+    """Return JSON that reads back as an equal model; raise PayloadError with the path if not."""
     problem = ""
-    # A model may be validated by its fields' names only, whatever the aliases are.
+    # A model may accept only the names of its fields, although it has aliases.
     for by_alias in (True, False):
         text: str = value.model_dump_json(by_alias=by_alias, round_trip=True, warnings=False)
         try:
@@ -45,7 +45,7 @@ def encode_model(value: Any, path: str) -> msgspec.Raw:
 
 
 def decode_model(type_: Any, value: object) -> Any:
-    """The model of a JSON value; read as JSON, so that strict models take times and the like."""
+    """Return the model of a JSON value. Read as JSON text, as strict models then accept times."""
     try:
         return type_.model_validate_json(msgspec.json.encode(value))
     except ValueError as error:
@@ -53,7 +53,7 @@ def decode_model(type_: Any, value: object) -> Any:
 
 
 def _difference(then: Any, now: Any, path: str) -> str | None:
-    """Where two values differ. Private attributes are no data and are not compared."""
+    """Return the first difference of two values. Private attributes are not compared."""
     kind = cast("Any", type(then))
     if kind is type(now):
         if is_model(kind):
@@ -63,7 +63,7 @@ def _difference(then: Any, now: Any, path: str) -> str | None:
         if kind in {list, tuple} and len(then) == len(now):
             return _first_difference(_numbered(then), _numbered(now), path, "[{}]")
         if getattr(kind, "__eq__") is object.__eq__:  # noqa: B009
-            return None  # it equals only itself: nobody can tell
+            return None  # it equals only itself, so it cannot be compared
     if _is_equal(then, now):
         return None
     return f"{path}: {reprlib.repr(then)} would come back as {reprlib.repr(now)}"
@@ -92,5 +92,5 @@ def _numbered(values: list[Any] | tuple[Any, ...]) -> dict[int, Any]:
 def _is_equal(then: Any, now: Any) -> bool:
     try:
         return bool(then == now)
-    except Exception:  # noqa: BLE001  # whatever compares in a way of its own
+    except Exception:  # noqa: BLE001 - code of the author compares
         return False

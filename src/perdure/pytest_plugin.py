@@ -1,12 +1,12 @@
 """Fixtures and markers of the conformance kit; enable with ``pytest_plugins``.
 
-Lives outside the kit's package, so that loading it imports no check before pytest can rewrite it.
+It is outside of the package of the kit, so that loading it imports no check before pytest can
+rewrite its assertions.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from perdure.conformance.harness import ProviderFactory, Store
-
-_CHECK_NUMBER = re.compile(r"test_c(\d{3})_")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -33,7 +31,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def provider_factory() -> ProviderFactory:
-    """To be overridden: the ``ProviderFactory`` of the provider under test."""
+    """Fail: override this to return the ``ProviderFactory`` of the provider under test."""
     pytest.fail(
         "The conformance kit needs a fixture named 'provider_factory' that returns a "
         "perdure.conformance.harness.ProviderFactory for your provider; define it in conftest.py "
@@ -55,7 +53,7 @@ def store(
     conformance_runner: asyncio.Runner,
     provider_factory: ProviderFactory,
 ) -> Iterator[Store]:
-    """An empty store, opened; once read through the writing handle and once through a second."""
+    """Yield an empty open store; read through the writing handle, and through a second one."""
     from perdure.conformance.harness import Store
     from perdure.conformance.requires import skip_unless_declared
 
@@ -69,7 +67,7 @@ def store(
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    # From the reports, not from what was collected here: the tests may have run in other processes.
+    # Read from the reports: the tests may have run in other processes.
     runs = {
         outcome: [
             report.nodeid
@@ -81,11 +79,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     names = {_check_name(nodeid) for nodeids in runs.values() for nodeid in nodeids}
     if not names:
         return
-    numbered = {match[1] for name in names if (match := _CHECK_NUMBER.match(name))}
     terminalreporter.write_sep("-", "provider conformance")
     terminalreporter.write_line(
-        f"{len(names)} checks ({len(numbered)} of them numbered), "
-        f"{sum(map(len, runs.values()))} runs: "
+        f"{len(names)} checks, {sum(map(len, runs.values()))} runs: "
         + ", ".join(f"{len(nodeids)} {outcome}" for outcome, nodeids in runs.items() if nodeids)
     )
 

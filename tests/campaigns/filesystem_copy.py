@@ -32,8 +32,8 @@ from campaigns.filesystem_workload import (
 from perdure.client.moving import copy_store, snapshot_hash
 from perdure.errors import StoreMoved
 from perdure.providers.filesystem import FileSystemProvider
-from perdure.providers.memory import InMemoryProvider
 from perdure.providers.sqlite import SqliteProvider
+from perdure.providers.sqlite.memory import InMemoryProvider
 
 if TYPE_CHECKING:
     from perdure.providers.contract import Provider
@@ -85,7 +85,7 @@ async def _fill(directory: Path, target: str, instances: int, rng: random.Random
 
 
 async def _hashes(provider: Provider) -> dict[str, str]:
-    admin = provider.admin()
+    admin = provider.admin
     assert admin is not None
     hashes: dict[str, str] = {}
     cursor = None

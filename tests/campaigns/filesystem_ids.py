@@ -19,7 +19,12 @@ from perdure.errors import InvalidValue
 from perdure.limits import check_id
 from perdure.model.status import Status
 from perdure.providers.filesystem import FileSystemProvider
-from perdure.providers.items import ExecutionMetadata, OrchestratorMessage, StartRouting, TurnCommit
+from perdure.providers.records import (
+    ExecutionMetadata,
+    OrchestratorMessage,
+    StartRouting,
+    TurnCommit,
+)
 
 NASTY = (
     *("..", ".", "../..", "../../etc/passwd", "/etc/passwd", "/", "//", "\\", "..\\..", "C:\\x"),
@@ -123,7 +128,7 @@ async def round_trip(directory: Path, ids: list[str]) -> None:
         found: set[str] = set()
         cursor = None
         while True:
-            page = await provider.admin().list_instances(cursor=cursor, limit=1000)
+            page = await provider.admin.list_instances(cursor=cursor, limit=1000)
             found.update(info.instance_id for info in page.instances)
             if (cursor := page.next_cursor) is None:
                 break

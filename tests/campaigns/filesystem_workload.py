@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from perdure.model.status import Status
 from perdure.providers.filesystem import FileSystemProvider
-from perdure.providers.items import (
+from perdure.providers.records import (
     ActivityIdentity,
     CustomStatusChange,
     EnqueueCondition,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from perdure.providers.administration import ProviderAdmin
     from perdure.providers.contract import Provider
     from perdure.providers.filesystem.fileops import FileOps
-    from perdure.providers.items import FetchedOrchestration, FetchedWork
+    from perdure.providers.records import FetchedOrchestration, FetchedWork
 
     Report: TypeAlias = Callable[[str], None]
 
@@ -203,7 +203,7 @@ async def do_work(
 
 
 def admin_of(provider: Provider) -> ProviderAdmin:
-    admin = provider.admin()
+    admin = provider.admin
     assert admin is not None
     return admin
 

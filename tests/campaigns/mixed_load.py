@@ -10,7 +10,7 @@ from perdure import (
     continue_as_new,
     next_message,
     orchestration,
-    set_status,
+    set_custom_status,
     state,
     wait_for_event,
 )
@@ -94,7 +94,7 @@ async def saga(seed: int) -> list[str]:
 async def eternal(left: int, total: int) -> int:
     total = await add(total, left)
     state["total"] = total
-    set_status(left)
+    set_custom_status(left)
     if left:
         continue_as_new(left - 1, total)
     return state.get("total", int, 0)

@@ -29,10 +29,10 @@ from perdure import (
     next_message,
     orchestration,
 )
-from perdure.client.retry import retry
+from perdure.client.rerun import retry
 from perdure.errors import InstanceFinished, InstanceStillRunning, NotFound, WaitTimeout
 from perdure.model import events
-from perdure.providers.memory import MemoryStore
+from perdure.providers.sqlite.memory import MemoryStore
 
 STORES = ("memory", "sqlite", "postgres")
 MAILBOXES = 6
@@ -142,18 +142,18 @@ class _Round:
             options = RuntimeOptions(
                 cached_instances=rng.choice([1, 3, 100]),
                 cached_events=rng.choice([20, 2_000_000]),
-                idle_seconds=rng.choice([0.005, 0.05, 10]),
+                idle_timeout=rng.choice([0.005, 0.05, 10]),
             )
             async with Runtime(self._make(), HANDLERS, options=options):
                 await asyncio.sleep(rng.random())
 
     async def _send(self, client: Client, instance_id: str) -> None:
         for number in range(MESSAGES):
-            await client.enqueue_event(instance_id, "q", number)
+            await client.send_message(instance_id, "q", number)
             await asyncio.sleep(self._rng.random() * 0.05 * self._rng.randrange(2))
 
     async def _operate(self, client: Client) -> None:
-        rng, admin = self._rng, client.provider.admin()
+        rng, admin = self._rng, client.provider.admin
         assert admin is not None
         while not self._is_over:
             instance_id = f"m-{rng.randrange(MAILBOXES)}"
@@ -170,13 +170,13 @@ class _Round:
                     case "export":
                         await admin.export_instance(instance_id)
                     case "look":
-                        await client.status(instance_id)
+                        await client.describe(instance_id)
                     case _:
                         await client.get(instance_id).result(rng.random() * 0.05)
             await asyncio.sleep(rng.random() * 0.02)
 
     async def _terminate(self, client: Client) -> None:
-        rng, admin = self._rng, client.provider.admin()
+        rng, admin = self._rng, client.provider.admin
         assert admin is not None
         while not self._is_over:
             handle = await client.start(wheel, 0, id=f"w-{self._wheels}")
@@ -203,7 +203,7 @@ class _Round:
         handle = client.get(instance_id)
         with contextlib.suppress(Exception):
             await handle.result()
-        ended = (await handle.status()).status
+        ended = (await handle.describe()).status
         assert ended in {Status.TERMINATED, Status.CANCELLED}, (instance_id, ended)
         last = await handle.history()
         ends = [event for event in last if isinstance(event, events.TERMINAL_KINDS)]

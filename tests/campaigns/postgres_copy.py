@@ -23,8 +23,8 @@ from campaigns.runtime_kill import _check_history as check_history
 from perdure import Client, Runtime, RuntimeOptions
 from perdure.client.moving import copy_store, snapshot_hash
 from perdure.model.status import Status
-from perdure.providers.items import InstanceQuery
 from perdure.providers.postgres import PostgresProvider
+from perdure.providers.records import InstanceQuery
 from perdure.providers.sqlite import SqliteProvider
 from postgres_server import PostgresServer
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from perdure.providers.administration import ProviderAdmin
     from perdure.providers.contract import Provider
-    from perdure.providers.items import QueueDepths
+    from perdure.providers.records import QueueDepths
 
 LOCK_SECONDS = 1.0
 
@@ -67,7 +67,7 @@ async def move(
             handle = await client.start(flow, *arguments, id=instance_id)
             if flow is mailbox:
                 for number in range(3):
-                    await handle.enqueue_event("numbers", number)
+                    await handle.send_message("numbers", number)
     await _work(first, instances // 3, lock_seconds)
     there = await _copy(first, postgres)
     await _work(postgres, 2 * instances // 3, lock_seconds)
@@ -87,9 +87,9 @@ async def _work(store: Callable[[], Provider], completed: int, lock_seconds: flo
     options = RuntimeOptions(
         activity_slots=2,
         cached_instances=20,
-        drain_seconds=0,
-        orchestration_lock_seconds=lock_seconds,
-        activity_lock_seconds=lock_seconds,
+        drain_timeout=0,
+        orchestration_lock_timeout=lock_seconds,
+        activity_lock_timeout=lock_seconds,
     )
     async with Runtime(store(), HANDLERS, options=options) as runtime:
         query = InstanceQuery(statuses=frozenset({Status.COMPLETED}))
@@ -99,7 +99,7 @@ async def _work(store: Callable[[], Provider], completed: int, lock_seconds: flo
 
 async def _copy(source: Callable[[], Provider], target: Callable[[], Provider]) -> tuple[int, int]:
     async with source() as origin, target() as destination:
-        admin = origin.admin()
+        admin = origin.admin
         assert admin is not None
         depths = await _when_nothing_is_locked(admin)
         await copy_store(origin, destination)
@@ -119,7 +119,7 @@ async def _when_nothing_is_locked(admin: ProviderAdmin) -> QueueDepths:
 
 
 async def _hashes(provider: Provider) -> dict[str, str]:
-    admin = provider.admin()
+    admin = provider.admin
     assert admin is not None
     hashes: dict[str, str] = {}
     cursor = None

@@ -83,7 +83,7 @@ async def _round(
     async with direct, Proxy(server.socket_directory, plan) as proxy:
         # Statements are sent whole, not as the names of prepared ones, so that they can be told.
         handles = [
-            PostgresProvider(proxy.dsn, schema=schema, prepare=False, retry_seconds=60)
+            PostgresProvider(proxy.dsn, schema=schema, prepare=False, retry_timeout=60)
             for _ in range(HANDLES)
         ]
         load = Load(ROOTS_PER_ROUND, lock_ms=1_500)
@@ -98,7 +98,7 @@ async def _round(
 
 
 async def _open(handle: PostgresProvider) -> None:
-    """Opening is not repeated by the provider: somebody may be waiting to hear that it fails."""
+    """Open with repeating; the provider reports a wrong address at once instead."""
     while True:
         try:
             return await handle.open()

@@ -93,7 +93,7 @@ def _instances(place: str) -> int:
 
 def _runtime(place: str) -> Runtime:
     options = RuntimeOptions(
-        orchestration_lock_seconds=0.5, activity_lock_seconds=0.5, max_attempts=1000, threads=4
+        orchestration_lock_timeout=0.5, activity_lock_timeout=0.5, max_attempts=1000, threads=4
     )
     return Runtime(_provider(place), HANDLERS, options=options)
 
@@ -104,7 +104,7 @@ async def _start_load(place: str) -> None:
             handle = await client.start(flow, *arguments, id=instance_id)
             if flow is mailbox:
                 for number in range(3):
-                    await handle.enqueue_event("numbers", number)
+                    await handle.send_message("numbers", number)
 
 
 async def _work(place: str) -> None:

@@ -61,7 +61,7 @@ async def stop_server(
     while counts["stops"] < stops:
         number += 1
         handles = [
-            PostgresProvider(server.dsn, schema=f"stops_{number}", retry_seconds=60)
+            PostgresProvider(server.dsn, schema=f"stops_{number}", retry_timeout=60)
             for _ in range(HANDLES)
         ]
         for handle in handles:

@@ -86,7 +86,7 @@ def _in_child(function, *args) -> None:
 
 def _runtime(path: Path) -> Runtime:
     options = RuntimeOptions(
-        orchestration_lock_seconds=0.3, activity_lock_seconds=0.3, max_attempts=1000, threads=4
+        orchestration_lock_timeout=0.3, activity_lock_timeout=0.3, max_attempts=1000, threads=4
     )
     return Runtime(SqliteProvider(path), HANDLERS, options=options)
 
@@ -97,7 +97,7 @@ async def _start_load(path: Path, given) -> None:
             handle = await client.start(flow, *arguments, id=instance_id)
             if flow is mailbox:
                 for number in range(3):
-                    await handle.enqueue_event("numbers", number)
+                    await handle.send_message("numbers", number)
 
 
 async def _work(path: Path) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from perdure.errors import LockLost
 from perdure.model.status import Status
-from perdure.providers.items import (
+from perdure.providers.records import (
     ActivityIdentity,
     Claim,
     EnqueueCondition,
@@ -32,7 +32,7 @@ from perdure.providers.items import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from perdure.providers.items import FetchedOrchestration, FetchedWork
+    from perdure.providers.records import FetchedOrchestration, FetchedWork
     from perdure.providers.sqlite import SqliteProvider
 
 STEPS = 4

@@ -40,13 +40,13 @@ def main() -> int:
     options = parser.parse_args()
     print(
         f"{options.examples} examples of {options.steps} steps, {options.provider} against the "
-        f"model, seed {options.seed}",
+        f"oracle, seed {options.seed}",
         flush=True,
     )
 
     counting = Counting(options.provider)
     run_state_machine_as_test(
-        seed(options.seed)(machine(counting.make)),
+        seed(options.seed)(machine(counting.make, model=counting.model)),
         settings=settings(
             max_examples=options.examples,
             stateful_step_count=options.steps,
@@ -65,6 +65,7 @@ class Counting:
     def __init__(self, provider: str) -> None:
         sys.path.insert(0, str(Path(__file__).parents[1]))
         module, name = FACTORIES[provider].split(":")
+        self.model: type[ProviderFactory] = importlib.import_module("model").ModelFactory
         self._factory: type[ProviderFactory] = getattr(importlib.import_module(module), name)
         self._begin = time.monotonic()
         self.made = 0

@@ -81,7 +81,7 @@ class Cli:
 
     async def _is_settled(self, runtime, instance_id, open_ids):
         try:
-            status = await runtime.status(instance_id)
+            status = await runtime.describe(instance_id)
         except NotFound:  # a child whose parent has not asked for it yet
             return False
         if instance_id in open_ids:
@@ -89,7 +89,7 @@ class Cli:
         return status.status.is_final or status.status is Status.BLOCKED
 
     async def _is_running(self, runtime, instance_id):
-        work = await runtime.provider.admin().list_work(instance_id)
+        work = await runtime.provider.admin.list_work(instance_id)
         return any(item.locked_until_ms is not None for item in work)
 
     def call(self, body):

@@ -7,7 +7,7 @@ from perdure import (
     activity,
     continue_as_new,
     orchestration,
-    set_status,
+    set_custom_status,
     state,
     wait_for_event,
 )
@@ -42,7 +42,7 @@ async def failing(text: str) -> str:
 @orchestration
 async def approval(number: int) -> str:
     await greet(str(number))
-    set_status("waiting for approval")
+    set_custom_status("waiting for approval")
     state["number"] = number
     async with asyncio.timeout(86_400):
         answer = await wait_for_event("answer", str)

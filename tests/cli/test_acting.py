@@ -42,7 +42,7 @@ def test_start_takes_a_list_of_arguments_or_the_one_value(cli, given, stored):
     cli("start", "hello", "--id", "h-1", *options)
 
     async def arguments(client):
-        (queued,) = await client.provider.admin().list_messages("h-1")
+        (queued,) = await client.provider.admin.list_messages("h-1")
         return json.loads(queued.message.body).get("input")
 
     assert cli.call(arguments) == stored
@@ -192,7 +192,7 @@ def test_pause_and_resume(waiting):
     paused = status_of(waiting, "a-1")
     waiting("resume", "a-1")
 
-    assert (paused, status_of(waiting, "a-1")) == ("Suspended", "Running")
+    assert (paused, status_of(waiting, "a-1")) == ("Paused", "Running")
 
 
 def test_several_ids_are_acted_on_and_the_bad_ones_reported(waiting):
@@ -310,7 +310,7 @@ def test_an_open_child_without_its_parent_is_purged_only_by_force(orphans):
 def test_an_interrupted_bulk_command_says_how_far_it_came(sqlite_cli, monkeypatch):
     sqlite_cli.run(*((f"h-{number}", flows.hello, "ann") for number in range(7)))
     delete, deleted = SqliteAdmin.delete_instance, []
-    monkeypatch.setattr("perdure.cli.bulk._AT_ONCE", 2)
+    monkeypatch.setattr("perdure.cli.commands.control._AT_ONCE", 2)
 
     async def commit(self, instance_id, **options):
         await delete(self, instance_id, **options)

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from cli import flows
-from perdure.cli.asking import interruptible
+from perdure.cli.inputs import interruptible
 from perdure.cli.main import root
 
 

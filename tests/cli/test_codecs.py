@@ -58,7 +58,7 @@ def squeezed(app, sqlite_cli):
             handle = await runtime.start(module.hello, "ann", id="h-1")
 
             async def waits():
-                steps = (await handle.status()).waiting_for
+                steps = (await handle.describe()).waiting_for
                 return bool(steps) and steps[0].kind == "event"
 
             await until(waits)

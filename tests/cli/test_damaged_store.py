@@ -75,7 +75,7 @@ def test_an_instance_with_a_changed_history_is_blocked_and_says_why(changed_hist
         async with Runtime(changed_history.store, [flows]) as runtime:
             await runtime.raise_event("a-1", "answer", "yes")
             await reached(runtime, "a-1", Status.BLOCKED)
-            return await runtime.status("a-1")
+            return await runtime.describe("a-1")
 
     status = asyncio.run(block())
 

@@ -182,7 +182,7 @@ def test_help_of_one_command_loads_no_other_command(environ):
         "    root.main(['send', '--help'])\n"
         "except SystemExit: pass\n"
         "found = [m for m in sys.modules if m.startswith('perdure.cli.commands.')]\n"
-        "sys.exit(0 if found == ['perdure.cli.commands.send'] else repr(found))\n"
+        "sys.exit(0 if found == ['perdure.cli.commands.start'] else repr(found))\n"
     )
 
     holds(check, environ)

@@ -135,7 +135,7 @@ def test_ctrl_c_between_a_commit_and_its_answer_promises_no_wrong_number(waiting
 def test_copying_a_store_in_use_is_refused(sqlite_cli):
     async def attempt():
         async with Runtime(sqlite_cli.store, [flows]) as runtime:
-            await until(runtime.provider.admin().list_workers)
+            await until(runtime.provider.admin.list_workers)
             copy = ("db", "copy", sqlite_cli.store, "copy.db")
             return await asyncio.to_thread(sqlite_cli, *copy, code=6)
 

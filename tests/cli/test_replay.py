@@ -67,7 +67,7 @@ def run_in_flight(store, module_name, count, rare):
                 running = InstanceQuery(statuses=frozenset({Status.RUNNING}))
                 if await runtime.admin.count(running) < count:
                     return False
-                waits = [(await runtime.status(f"o-{number}")).waiting_for for number in rare]
+                waits = [(await runtime.describe(f"o-{number}")).waiting_for for number in rare]
                 return all(steps and steps[0].kind == "event" for steps in waits)
 
             await until(all_wait, 60)

@@ -12,8 +12,8 @@ import pytest
 
 from cli import flows
 from cli.conftest import FLOWS, Cli
-from perdure.cli.commands.new import TEMPLATES
-from perdure.cli.reloading import SourceWatch
+from perdure.cli.commands.setup import TEMPLATES
+from perdure.cli.commands.worker import SourceWatch
 
 
 def wait_for_line(process, text, seconds=30):

@@ -330,7 +330,7 @@ def test_a_filesystem_store_in_use_names_its_holder(cli, environ, tmp_path):
 
 def test_a_store_that_was_moved_names_the_new_place(cli):
     cli("db", "migrate")
-    cli.call(lambda client: client.provider.admin().mark_moved("sqlite:///new.db"))
+    cli.call(lambda client: client.provider.admin.mark_moved("sqlite:///new.db"))
 
     assert "new.db" in cli("list", code=6).err
 

@@ -12,7 +12,7 @@ from integration.conditions import reached
 from perdure import Runtime, RuntimeOptions, Status, activity
 from perdure.limits import HISTORY_EVENTS_WARN
 from perdure.model import events, wire
-from perdure.providers.items import HistoryRecord
+from perdure.providers.records import HistoryRecord
 
 
 def test_show_of_a_waiting_instance_says_for_what_and_how_long(cli):
@@ -116,7 +116,7 @@ def test_show_of_an_instance_that_was_paused_before_it_began(cli):
     cli("pause", "h-1")
 
     assert "Paused" in cli("show", "h-1").out
-    assert "suspended" in cli("list").out
+    assert "paused" in cli("list").out
 
 
 def test_show_folds_a_wide_fan_out_into_one_line(cli):

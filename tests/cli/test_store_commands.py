@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from cli import flows
-from perdure.providers.items import HistoryRecord
+from perdure.providers.records import HistoryRecord
 
 
 def test_info_tells_where_and_how_much(cli):
@@ -138,7 +138,7 @@ def test_check_names_instances_without_their_current_execution(ended_store, tmp_
 
 def test_check_finds_a_broken_database_file(sqlite_cli, tmp_path):
     sqlite_cli.run(("w-1", flows.fan_out, 300))
-    sqlite_cli.call(lambda client: client.provider.admin().get_store_info())
+    sqlite_cli.call(lambda client: client.provider.admin.get_store_info())
     file = tmp_path / "store.db"
     with file.open("r+b") as opened:
         opened.seek(file.stat().st_size * 2 // 3)
@@ -151,7 +151,7 @@ def test_check_finds_a_broken_database_file(sqlite_cli, tmp_path):
 
 
 def executions_of(cli, instance_id):
-    return cli.call(lambda client: client.provider.admin().list_executions(instance_id))
+    return cli.call(lambda client: client.provider.admin.list_executions(instance_id))
 
 
 @pytest.fixture
@@ -242,7 +242,7 @@ def test_doctor_finds_times_from_the_future_bad(sqlite_cli):
     sqlite_cli.run(("h-1", flows.hello, "ann"))
 
     async def move_ahead(client):
-        admin = client.provider.admin()
+        admin = client.provider.admin
         snapshot = await admin.export_instance("h-1")
         later = msgspec.structs.replace(snapshot, updated_at_ms=snapshot.updated_at_ms + 3_600_000)
         await admin.import_instance(later, replace=True)

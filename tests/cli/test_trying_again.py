@@ -7,7 +7,7 @@ import pytest
 from cli import flows
 from cli.conftest import FLOWS
 from perdure.model.failures import Block, BlockReason
-from perdure.providers.items import OrchestrationFilter
+from perdure.providers.records import OrchestrationFilter
 
 
 def status_of(cli, instance_id):
@@ -16,7 +16,7 @@ def status_of(cli, instance_id):
 
 def block(cli, instance_id):
     async def park(client):
-        admin = client.provider.admin()
+        admin = client.provider.admin
         fetched = await admin.lock_instance(instance_id, 1000)
         reason = Block(reason=BlockReason.NONDETERMINISM, message="the code changed", since_ms=1)
         await client.provider.abandon_orchestration_item(
@@ -172,7 +172,7 @@ def test_rerun_from_an_event_keeps_state_status_and_timers(cli):
     cli("rerun", "a-1", "--id", "a-2", "--from-event", last)
 
     async def read(client):
-        timers = await client.provider.admin().list_messages("a-2")
+        timers = await client.provider.admin.list_messages("a-2")
         return await client.state("a-2", "number"), [m.message.kind for m in timers]
 
     assert cli.call(read) == (5, ["TimerFired"])
@@ -189,7 +189,7 @@ def test_rerun_from_an_event_gives_activities_their_retries_back_from_the_code(c
     cli("rerun", "r-1", "--id", "r-2", "--from-event", "2", "-m", FLOWS)
 
     async def retry_plan(client):
-        (queued,) = await client.provider.admin().list_work("r-2")
+        (queued,) = await client.provider.admin.list_work("r-2")
         return json.loads(queued.message.body)["retry"]["max_attempts"]
 
     assert cli.call(retry_plan) == 5

@@ -13,7 +13,7 @@ import pytest
 from perdure.conformance.harness import ProviderFactory
 from perdure.conformance.reopening import TestSurvivingARestart  # noqa: F401
 from perdure.providers.capabilities import Capabilities
-from perdure.providers.memory import InMemoryProvider, MemoryStore
+from perdure.providers.sqlite.memory import InMemoryProvider, MemoryStore
 
 if TYPE_CHECKING:
     from perdure.clock import ManualClock

@@ -1,4 +1,4 @@
-"""Random sequences of every verb: each provider against the in-memory model."""
+"""Random sequences of every verb: each provider against the oracle."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from model import ModelFactory
 from perdure.clock import ManualClock
 from perdure.conformance.harness import ProviderFactory
-from perdure.conformance.stateful import state_machine
-from perdure.providers.memory import InMemoryProvider, MemoryStore
+from perdure.conformance.stateful import machine, state_machine
+from perdure.errors import UsageError
 from perdure.providers.sqlite import SqliteProvider
+from perdure.providers.sqlite.memory import InMemoryProvider, MemoryStore
 
 if TYPE_CHECKING:
     from perdure.providers.capabilities import Capabilities
@@ -49,7 +51,7 @@ class ProviderWithItsOwnClock(InMemoryProvider):
 
 class OwnClockFactory(ProviderFactory):
     def __init__(self) -> None:
-        self._clock = ManualClock(1_800_000_000_000, tick_ms=1)
+        self._clock = ManualClock(1_800_000_000_000)
         self._store = MemoryStore(self._clock)
 
     def create(self, clock: ManualClock) -> Provider:
@@ -59,10 +61,32 @@ class OwnClockFactory(ProviderFactory):
         self._clock.advance(milliseconds)
 
     async def now_ms(self) -> int:
+        # A clock of its own goes on between two operations. Not with each look at it: how often a
+        # store looks at its clock is its own affair.
+        self._clock.advance(1)
         return self._clock.now_ms()
 
 
-# The model against itself only shows that the machine tells no lies.
-TestMemoryMachine = state_machine(MemoryFactory, examples=20)
-TestOwnClockMachine = state_machine(OwnClockFactory, examples=40)
-TestSqliteMachine = pytest.mark.timeout(900)(state_machine(SqliteFactory))
+TestMemoryMachine = pytest.mark.timeout(900)(
+    state_machine(MemoryFactory, model=ModelFactory, examples=40)
+)
+TestOwnClockMachine = pytest.mark.timeout(900)(
+    state_machine(OwnClockFactory, model=ModelFactory, examples=40)
+)
+TestSqliteMachine = pytest.mark.timeout(900)(state_machine(SqliteFactory, model=ModelFactory))
+
+
+@pytest.mark.parametrize("arguments", [{"model": MemoryFactory}, {}], ids=["given", "default"])
+def test_no_store_is_compared_with_itself(arguments):
+    with pytest.raises(UsageError, match="InMemoryProvider with itself"):
+        machine(MemoryFactory, **arguments)()
+
+
+def test_the_default_model_is_the_in_memory_provider():
+    made = machine(ModelFactory)()
+    try:
+        names = [type(side.handle).__name__ for side in made.sides]
+    finally:
+        made.teardown()
+
+    assert names == ["InMemoryProvider", "ModelProvider"]

@@ -28,8 +28,8 @@ pytest_plugins = ["perdure.pytest_plugin"]
 
 
 class LosingProvider(ToyProvider):
-    async def ack_work_item(self, lock_token, completion=None, retry=None):
-        await super().ack_work_item(lock_token)
+    async def _ack_work_item(self, lock_token, completion, retry):
+        await super()._ack_work_item(lock_token, None, None)
 
     def _fetched(self, row):
         row.attempts += 1
@@ -79,7 +79,7 @@ def test_a_correct_provider_passes_and_every_skip_names_a_capability(project):
     exit_code, output = run_pytest(project, "-rs", "--assert=plain")
 
     assert exit_code == 0, output
-    summary = re.search(r"(\d+) checks \(213 of them numbered\), \d+ runs: (\d+) passed", output)
+    summary = re.search(r"(\d+) checks, \d+ runs: (\d+) passed", output)
     assert summary, output
     assert int(summary[2]) > 300
     reasons = re.findall(r"^SKIPPED \[\d+\] \S+ (.*)$", output, re.MULTILINE)
@@ -90,18 +90,21 @@ def test_a_correct_provider_passes_and_every_skip_names_a_capability(project):
 def test_a_planted_bug_is_caught_by_the_check_that_it_breaks(project):
     (project / "tests" / "conftest.py").write_text(BUGGY_CONFTEST)
 
-    selected = "one-handle and (test_c044 or test_c045 or test_c053)"
+    hidden = "test_fetched_work_is_hidden_but_not_gone"
+    settled = "test_settling_an_item_delivers_exactly_its_completion"
+    counted = "test_the_first_delivery_of_work_is_attempt_one"
+    selected = f"one-handle and ({hidden} or {settled} or {counted})"
     exit_code, output = run_pytest(project, "-k", selected)
 
-    failed = re.findall(r"^FAILED \S+::(test_c\d+)", output, re.MULTILINE)
-    assert (exit_code, sorted(failed)) == (1, ["test_c045", "test_c053"]), output
+    failed = re.findall(r"^FAILED \S+::(\w+)", output, re.MULTILINE)
+    assert (exit_code, sorted(failed)) == (1, [settled, counted]), output
     assert "assert 2 == 1" in output, "pytest could not rewrite the assertions of the kit"
 
 
 def test_without_a_factory_the_kit_says_what_is_missing(project):
     (project / "tests" / "conftest.py").write_text('pytest_plugins = ["perdure.pytest_plugin"]\n')
 
-    exit_code, output = run_pytest(project, "-k", "test_c011")
+    exit_code, output = run_pytest(project, "-k", "test_an_unknown_instance_has_an_empty_history")
 
     assert exit_code == 1
     assert "needs a fixture named 'provider_factory'" in output
@@ -113,6 +116,8 @@ def test_loading_the_plugin_first_or_the_harness_first_makes_no_difference(proje
     plugin_line = 'pytest_plugins = ["perdure.pytest_plugin"]\n'
     conftest.write_text(plugin_line + conftest.read_text().replace(plugin_line, ""))
 
-    exit_code, output = run_pytest(project, "-p", "perdure.pytest_plugin", "-k", "test_c01")
+    exit_code, output = run_pytest(
+        project, "-p", "perdure.pytest_plugin", "-k", "TestErrorHandling"
+    )
 
     assert exit_code == 0, output

@@ -18,7 +18,7 @@ async def waiting(client, instance_id):
 
     async def is_waiting():
         try:
-            return bool((await client.status(instance_id)).waiting_for)
+            return bool((await client.describe(instance_id)).waiting_for)
         except NotFound:
             return False
 
@@ -30,7 +30,7 @@ async def reached(client, instance_id, status):
 
     async def has_status():
         try:
-            return (await client.status(instance_id, waits=False)).status is status
+            return (await client.describe(instance_id, waits=False)).status is status
         except NotFound:
             return False
 

@@ -33,21 +33,33 @@ def make_provider(request, tmp_path):
 
 
 @pytest.fixture(params=["cached", "always replayed"])
-def make_runtime(request, make_provider):
+def replays(request):
+    """Run each scenario as users do, and once with every turn replayed and every commit validated.
+
+    A store trusts the commits of a runtime. The second run proves that it may.
+    """
+    always = request.param == "always replayed"
+    if always:
+        request.getfixturevalue("commits_are_validated")
+    return always
+
+
+@pytest.fixture
+def make_runtime(replays, make_provider):
     """A function that makes a runtime on the real clock: timers in tests are milliseconds."""
 
     def make(handlers, provider=None, **settings):
-        settings.setdefault("always_replay", request.param == "always replayed")
+        settings.setdefault("always_replay", replays)
         return Runtime(provider or make_provider(), handlers, options=RuntimeOptions(**settings))
 
     return make
 
 
-@pytest.fixture(params=["cached", "always replayed"])
-def make_environment(request):
+@pytest.fixture
+def make_environment(replays):
     """A function that makes a test environment: time jumps, so timers may be days."""
 
     def make(handlers, **settings):
-        return Environment(handlers, always_replay=request.param == "always replayed", **settings)
+        return Environment(handlers, always_replay=replays, **settings)
 
     return make

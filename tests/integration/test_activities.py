@@ -181,7 +181,7 @@ async def test_a_tagged_activity_waits_for_a_worker_with_the_tag(make_runtime, m
         handle = await runtime.start(flow, id="r")
 
         async def is_queued():
-            admin = provider.admin()
+            admin = provider.admin
             return bool(await admin.list_work("r"))
 
         await until(is_queued)
@@ -209,7 +209,7 @@ async def test_a_session_that_ends_makes_room_for_another_at_once(make_runtime):
         await go_on.options(session="two")()
 
     handlers = [holder, another, hold, go_on]
-    async with make_runtime(handlers, sessions=1, poll_seconds=3600) as runtime:
+    async with make_runtime(handlers, sessions=1, poll_interval=3600) as runtime:
         await runtime.start(holder)
         await begun.wait()
         handle = await runtime.start(another)
@@ -250,7 +250,7 @@ async def test_an_unwanted_activity_is_told_and_its_result_dropped(make_runtime)
         unwanted.cancel()
         return "gave up"
 
-    async with make_runtime([impatient, long_one], activity_lock_seconds=0.5) as runtime:
+    async with make_runtime([impatient, long_one], activity_lock_timeout=0.5) as runtime:
         handle = await runtime.start(impatient)
         assert await asyncio.to_thread(begun.wait, 15)
         await handle.raise_event("enough")

@@ -11,11 +11,11 @@ from perdure import (
     activity,
     continue_as_new,
     orchestration,
-    set_status,
+    set_custom_status,
     wait_for_event,
 )
 from perdure.errors import InstanceStillRunning, InvalidValue, NotARoot, NotFound, WaitTimeout
-from perdure.providers.items import DeleteFilter, PruneOptions
+from perdure.providers.records import PruneOptions
 
 
 @activity
@@ -40,7 +40,7 @@ async def parent() -> int:
 
 @orchestration
 async def rounds(left: int) -> str:
-    set_status({"left": left})
+    set_custom_status({"left": left})
     await echo(left)
     if left:
         continue_as_new(left - 1)
@@ -81,7 +81,7 @@ async def test_a_tree_is_deleted_as_a_whole(make_runtime):
 
         assert (await runtime.admin.delete("p")).instances == 2
         with pytest.raises(NotFound):
-            await runtime.status("kid")
+            await runtime.describe("kid")
 
 
 async def test_a_running_instance_is_deleted_only_by_force(make_runtime):
@@ -127,7 +127,7 @@ async def test_finished_roots_are_deleted_in_bulk(make_runtime):
         await runtime.start(gate, id="g")
         await waiting(runtime, "g")
 
-        assert (await runtime.admin.delete_many(DeleteFilter())).instances == 3
+        assert (await runtime.admin.delete_many(InstanceQuery())).instances == 3
         assert await runtime.admin.count() == 1
 
 
@@ -136,8 +136,26 @@ async def test_all_that_fit_are_deleted_however_many_or_up_to_the_limit(make_run
         handles = await runtime.start_many(quick, [(f"q-{n}", (n,)) for n in range(1_050)])
         await asyncio.gather(*(handle.result(30) for handle in handles))
 
-        assert (await runtime.admin.delete_many(DeleteFilter(limit=20))).instances == 20
-        assert (await runtime.admin.delete_many(DeleteFilter())).instances == 1_030
+        assert (await runtime.admin.delete_many(InstanceQuery(), limit=20)).instances == 20
+        assert (await runtime.admin.delete_many(InstanceQuery())).instances == 1_030
+
+
+async def test_any_query_selects_what_is_deleted_and_what_is_pruned(make_runtime):
+    async with make_runtime(HANDLERS) as runtime:
+        for number in range(4):
+            await (await runtime.start(quick, number, id=f"q-{number}")).result(10)
+        await (await runtime.start(rounds, 2, id="r-1")).result(10)
+        await runtime.start(gate, id="q-gate")
+        await waiting(runtime, "q-gate")
+
+        pruned = await runtime.admin.prune_many(InstanceQuery(id_prefix="r-"))
+        limited = await runtime.admin.delete_many(InstanceQuery(id_prefix="q-"), limit=1)
+        left = [view.id async for view in runtime.admin.instances(InstanceQuery(name="quick"))]
+        deleted = await runtime.admin.delete_many(InstanceQuery(id_prefix="q-"))
+
+        assert (pruned.executions, limited.instances, deleted.instances) == (2, 1, 3)
+        assert sorted(left) == ["q-1", "q-2", "q-3"]
+        assert {view.id async for view in runtime.admin.instances()} == {"r-1", "q-gate"}
 
 
 async def test_past_executions_are_pruned_and_the_last_one_stays(make_runtime):
@@ -147,16 +165,16 @@ async def test_past_executions_are_pruned_and_the_last_one_stays(make_runtime):
         assert len(await runtime.admin.executions("r")) == 5
 
         assert (await runtime.admin.prune("r", PruneOptions(keep_last=3))).executions == 2
-        assert (await runtime.admin.prune_many(DeleteFilter())).executions == 2
+        assert (await runtime.admin.prune_many(InstanceQuery())).executions == 2
         assert [e.execution_id for e in await runtime.admin.executions("r")] == [5]
-        assert (await handle.status()).custom_status == {"left": 0}
+        assert (await handle.describe()).custom_status == {"left": 0}
 
 
-async def test_a_status_change_wakes_whoever_waits_for_it(make_runtime):
+async def test_a_status_change_wakes_its_waiters(make_runtime):
     @orchestration
     async def stages() -> None:
         for stage in ("one", "two"):
-            set_status(stage)
+            set_custom_status(stage)
             await wait_for_event("next", None)
 
     async with make_runtime([stages]) as runtime:

@@ -99,9 +99,9 @@ async def test_an_attempt_after_another_was_cut_off_is_not_the_first(tmp_path, i
             SqliteProvider(tmp_path / "s.db"),
             [flow, charge],
             options=RuntimeOptions(
-                drain_seconds=0,
-                orchestration_lock_seconds=LOCK_SECONDS,
-                activity_lock_seconds=LOCK_SECONDS,
+                drain_timeout=0,
+                orchestration_lock_timeout=LOCK_SECONDS,
+                activity_lock_timeout=LOCK_SECONDS,
             ),
         )
 
@@ -111,7 +111,7 @@ async def test_an_attempt_after_another_was_cut_off_is_not_the_first(tmp_path, i
         await began.wait()
 
         async def is_told():
-            queued = await first.provider.admin().list_work("i", limit=5)
+            queued = await first.provider.admin.list_work("i", limit=5)
             return queued[0].heartbeat is not None
 
         await until(is_told)
@@ -219,7 +219,7 @@ async def test_what_an_activity_raises_when_its_worker_stops_is_no_outcome(
         return len(runs) == 1
 
     flow = calling(download)
-    options = RuntimeOptions(drain_seconds=0)
+    options = RuntimeOptions(drain_timeout=0)
     async with Runtime(tmp_path / "s.db", [flow, download], options=options) as runtime:
         await runtime.start(flow, id="x")
         await until(is_running)
@@ -297,7 +297,7 @@ async def test_a_sync_activity_is_told_that_its_worker_stops(make_runtime):
         return begun.is_set()
 
     flow = calling(long)
-    async with make_runtime([flow, long], drain_seconds=0) as runtime:
+    async with make_runtime([flow, long], drain_timeout=0) as runtime:
         await runtime.start(flow)
         await until(has_begun)
 
@@ -316,7 +316,7 @@ async def test_an_activity_that_holds_the_loop_for_too_long_is_told_of_in_the_lo
         return len(runs)
 
     flow = calling(compute)
-    options = RuntimeOptions(activity_lock_seconds=LOCK_SECONDS)
+    options = RuntimeOptions(activity_lock_timeout=LOCK_SECONDS)
     async with Runtime("memory:", [flow, compute], options=options) as runtime:
         assert await (await runtime.start(flow)).result(10) == 2
 

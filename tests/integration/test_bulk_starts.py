@@ -38,13 +38,13 @@ async def test_more_than_fit_into_memory_are_all_started_and_finished(make_runti
 async def test_a_bulk_start_puts_no_waiting_instance_out_of_memory(make_runtime):
     async with make_runtime(HANDLERS, cached_instances=10, always_replay=False) as runtime:
         waiting = await runtime.start_many(patient, [(f"p-{n}", (n,)) for n in range(8)])
-        held = {one.id for one in waiting if runtime._running.orchestrations.live_instance(one.id)}
+        held = {one.id for one in waiting if runtime._running.orchestrations.ended(one.id)}
 
         await runtime.start_many(patient, [(f"more-{n}", (n,)) for n in range(30)], delay=3600)
         quick_ones = await runtime.start_many(quick, [(f"q-{n}", (n,)) for n in range(2)])
 
         assert held == {f"p-{n}" for n in range(8)}
-        assert all(runtime._running.orchestrations.live_instance(one) for one in held)
+        assert all(runtime._running.orchestrations.ended(one) for one in held)
         assert [await one.result(10) for one in quick_ones] == [0, 2]
 
 

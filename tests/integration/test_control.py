@@ -1,6 +1,8 @@
 """Cancelling, pausing, terminating, starting in every mode, and answers instead of silence."""
 
 import asyncio
+import datetime
+from typing import Any
 
 import pytest
 
@@ -18,8 +20,8 @@ from perdure import (
     start_detached,
     wait_for_event,
 )
-from perdure.client.retry import retry
-from perdure.client.termination import terminate
+from perdure.client.rerun import retry
+from perdure.client.terminate import terminate
 from perdure.errors import (
     AlreadyExists,
     InstanceFinished,
@@ -28,8 +30,8 @@ from perdure.errors import (
     UsageError,
     WaitTimeout,
 )
-from perdure.providers.memory import MemoryStore
 from perdure.providers.sqlite.admin import SqliteAdmin
+from perdure.providers.sqlite.memory import MemoryStore
 
 cleaned: list[str] = []
 
@@ -74,7 +76,7 @@ async def test_a_cancelled_orchestration_cleans_up_and_ends_cancelled(make_runti
         with pytest.raises(OrchestrationCancelled, match="changed my mind"):
             await handle.result(10)
         assert cleaned == ["p"]
-        assert (await handle.status()).status is Status.CANCELLED
+        assert (await handle.describe()).status is Status.CANCELLED
 
 
 async def test_a_cancel_reaches_the_children(make_runtime):
@@ -129,7 +131,7 @@ async def test_terminating_between_two_executions_ends_the_next_one_too(make_pro
             await handle.result(10)
     async with Runtime(provider(), [relay_on, *HANDLERS]) as runtime:
         await until(lambda: _has_read_all(runtime, "r"))
-        status = await runtime.status("r")
+        status = await runtime.describe("r")
         assert status.status is Status.TERMINATED
         assert status.execution_id == 2
         assert [type(event).__name__ for event in await runtime.history("r")] == [
@@ -140,7 +142,7 @@ async def test_terminating_between_two_executions_ends_the_next_one_too(make_pro
 
 
 async def _has_read_all(client, instance_id):
-    return not await client.provider.admin().list_messages(instance_id)
+    return not await client.provider.admin.list_messages(instance_id)
 
 
 async def _has_continued(client, instance_id):
@@ -173,7 +175,7 @@ async def test_what_came_for_a_paused_instance_is_read_when_it_is_terminated(mak
         await handle.terminate("enough")
 
         await until(lambda: _has_read_all(runtime, "p"))
-        await retry(runtime.provider, runtime.provider.admin(), "p")
+        await retry(runtime.provider, runtime.provider.admin, "p")
         await waiting(runtime, "p")
         await runtime.raise_event("p", "go", "on")
         assert await runtime.get("p").result(10) == "on"
@@ -190,7 +192,7 @@ async def test_what_has_not_begun_ends_when_it_is_terminated(make_runtime, is_pa
 
         with pytest.raises(OrchestrationTerminated, match="enough"):
             await handle.result(10)
-        await retry(runtime.provider, runtime.provider.admin(), "p")
+        await retry(runtime.provider, runtime.provider.admin, "p")
         async with make_runtime(HANDLERS, runtime.provider) as worker:
             await waiting(worker, "p")
             await worker.raise_event("p", "go", "on")
@@ -215,7 +217,7 @@ async def test_what_is_to_begin_later_ends_when_it_is_cancelled(make_runtime, is
         ]
         with pytest.raises(InstanceFinished):
             await handle.cancel("again")
-        await retry(runtime.provider, runtime.provider.admin(), "p")
+        await retry(runtime.provider, runtime.provider.admin, "p")
         await waiting(runtime, "p")
         await handle.cancel("in its code")
         with pytest.raises(OrchestrationCancelled, match="in its code"):
@@ -233,7 +235,7 @@ async def test_of_many_who_end_what_is_to_begin_later_one_does(make_runtime):
 
             assert told.count(None) == 1
             assert all(error is None or isinstance(error, InstanceFinished) for error in told)
-            assert (await handle.status()).status in {Status.CANCELLED, Status.TERMINATED}
+            assert (await handle.describe()).status in {Status.CANCELLED, Status.TERMINATED}
 
 
 async def test_a_child_that_is_terminated_before_it_begins_fails_in_its_parent(make_runtime):
@@ -263,7 +265,7 @@ async def test_a_handle_tells_of_the_end_after_a_retry(make_runtime):
         await handle.terminate("enough")
         with pytest.raises(OrchestrationTerminated):
             await handle.result(10)
-        await retry(runtime.provider, runtime.provider.admin(), "p")
+        await retry(runtime.provider, runtime.provider.admin, "p")
         await handle.raise_event("go", "on")
 
         assert await handle.result(10) == "on"
@@ -273,7 +275,7 @@ async def test_terminating_what_has_just_ended_changes_nothing(make_runtime):
     async with make_runtime(HANDLERS) as runtime:
         handle = await runtime.start(patient, "p", id="p")
         await waiting(runtime, "p")
-        admin = runtime.provider.admin()
+        admin = runtime.provider.admin
         before = await admin.get_instance_info("p")
         await handle.raise_event("go", "on")
         assert await handle.result(10) == "on"
@@ -285,7 +287,7 @@ async def test_terminating_what_has_just_ended_changes_nothing(make_runtime):
         with pytest.raises(InstanceFinished, match="'p' has ended already: Completed"):
             await terminate(runtime.provider, admin, "p", "too late", runtime.clock)
         del admin.get_instance_info
-        assert (await handle.status()).status is Status.COMPLETED
+        assert (await handle.describe()).status is Status.COMPLETED
         await runtime.start(quick, id="p", if_exists="replace")
         assert await runtime.get("p").result(10) == "done"
 
@@ -363,12 +365,14 @@ async def test_a_paused_orchestration_takes_no_turn_until_it_is_resumed(make_run
 
         with pytest.raises(WaitTimeout):
             await handle.result(0.2)
-        assert (await handle.status()).status is Status.SUSPENDED
+        assert (await handle.describe()).status is Status.PAUSED
         await handle.resume()
         assert await handle.result(10) == "on"
 
 
-async def test_whoever_waits_here_is_told_without_asking_the_store_again(tmp_path, monkeypatch):
+async def test_a_waiter_in_this_process_is_told_without_asking_the_store_again(
+    tmp_path, monkeypatch
+):
     async with Runtime(tmp_path / "store.db", HANDLERS) as earlier:
         await earlier.start(patient, "p", id="p")
         await waiting(earlier, "p")
@@ -408,7 +412,7 @@ async def test_a_delayed_start_waits(make_runtime):
         soon = await runtime.start(quick, id="soon", delay=0.2)
 
         assert await soon.result(10) == "done"
-        assert (await later.status()).status is Status.PENDING
+        assert (await later.describe()).status is Status.PENDING
 
 
 async def test_many_are_started_at_once(make_runtime):
@@ -424,7 +428,7 @@ async def test_many_are_started_at_once(make_runtime):
     ("wrong", "said"),
     [
         ({"if_exists": "skip"}, "if_exists is 'skip'"),
-        ({"delay": "5"}, "delay must be a number of seconds, not '5'"),
+        ({"delay": "5"}, "delay must be a number of seconds or a timedelta, not '5'"),
         ({"delay": -1}, "not -1"),
         ({"delay": float("nan")}, "not nan"),
         ({"version": "2"}, r"MAJOR\.MINOR\.PATCH"),
@@ -436,20 +440,54 @@ async def test_a_start_with_a_wrong_option_names_it(make_runtime, wrong, said):
         with pytest.raises(UsageError, match=said):
             await runtime.start(quick, **wrong)
         with pytest.raises(UsageError, match=said):
-            await runtime.start_named("quick", **wrong)
+            await runtime.start("quick", **wrong)
 
         assert await runtime.admin.count() == 0
+
+
+@orchestration
+async def ticket(place: str, *, price: int = 5, reduced: bool) -> list[Any]:
+    return [place, price, reduced]
+
+
+async def test_arguments_can_be_given_by_name(make_runtime):
+    async with make_runtime([ticket]) as runtime:
+        first = await runtime.start(ticket, "stage", kwargs={"reduced": True}, id="a")
+        second = await runtime.start(ticket, kwargs={"reduced": False, "place": "x", "price": 9})
+
+        assert await first.result(10) == ["stage", 5, True]
+        assert await second.result(10) == ["x", 9, False]
+        with pytest.raises(TypeError, match=r"orchestration 'ticket'.*seat"):
+            await runtime.start(ticket, "stage", kwargs={"reduced": True, "seat": 1})
+
+
+async def test_a_delay_and_a_timeout_may_be_timedeltas(make_runtime):
+    async with make_runtime(HANDLERS) as runtime:
+        handle = await runtime.start(quick, delay=datetime.timedelta(hours=1))
+        with pytest.raises(WaitTimeout):
+            await handle.result(datetime.timedelta(milliseconds=20))
+
+        assert (await handle.describe()).status is Status.PENDING
+
+
+async def test_a_name_is_started_without_the_code(make_runtime):
+    async with make_runtime([ticket]) as runtime, Client(runtime.provider) as client:
+        handle = await client.start("ticket", "stage", 7, True, id="a")
+        others = await client.start_many("ticket", [("b", ("gallery", 3, False))])
+
+        assert await handle.result(10) == ["stage", 7, True]
+        assert await others[0].result(10) == ["gallery", 3, False]
 
 
 async def test_many_starts_of_a_wrong_shape_say_what_is_wanted(make_runtime):
     async with make_runtime(HANDLERS) as runtime:
         with pytest.raises(UsageError, match="5 is no tuple"):
             await runtime.start_many(quick, [("q-1", 5)])
-        with pytest.raises(UsageError, match="start takes an orchestration, not 'quick'"):
-            await runtime.start_many("quick", [("q-1", ())])
+        with pytest.raises(UsageError, match="start takes an orchestration or its name, not 5"):
+            await runtime.start_many(5, [("q-1", ())])
 
 
-async def test_messages_for_nobody_are_answered(make_runtime):
+async def test_messages_without_a_receiver_are_refused(make_runtime):
     async with make_runtime(HANDLERS) as runtime:
         handle = await runtime.start(quick, id="q")
         await handle.result(10)
@@ -461,7 +499,7 @@ async def test_messages_for_nobody_are_answered(make_runtime):
         with pytest.raises(NotFound):
             await runtime.get("nobody").raise_event("go", "x")
         with pytest.raises(NotFound):
-            await runtime.get("nobody").status()
+            await runtime.get("nobody").describe()
         with pytest.raises(NotFound):
             await runtime.get("nobody").result(1)
 
@@ -489,7 +527,7 @@ async def test_a_detached_start_lives_on_its_own(make_runtime):
 
         assert await handle.result(10) == "free"
         await reached(runtime, "free", Status.COMPLETED)
-        assert (await runtime.status("free")).parent_id is None
+        assert (await runtime.describe("free")).parent_id is None
 
 
 async def test_wrong_arguments_are_refused_at_the_start(make_runtime):
@@ -525,7 +563,9 @@ async def test_an_explicit_child_id_in_use_fails_the_call(make_runtime):
 
 
 @pytest.mark.parametrize("again", ["replace", "delete"])
-async def test_an_activity_of_an_earlier_instance_reports_to_nobody(make_runtime, again, caplog):
+async def test_the_report_of_an_activity_of_an_earlier_instance_is_dropped(
+    make_runtime, again, caplog
+):
     begun, may_end = asyncio.Event(), asyncio.Event()
 
     @activity

@@ -17,8 +17,8 @@ from perdure import (
 )
 from perdure.errors import WaitTimeout
 from perdure.model.failures import Block, BlockReason
-from perdure.providers.items import HistoryRecord, OrchestratorMessage
-from perdure.providers.memory import MemoryStore
+from perdure.providers.records import HistoryRecord, OrchestratorMessage
+from perdure.providers.sqlite.memory import MemoryStore
 from perdure.runtime import housekeeping
 from perdure.runtime.housekeeping import Housekeeping
 
@@ -65,7 +65,7 @@ def changed_version_1():
 
 
 def _runtime(store, *handlers):
-    options = RuntimeOptions(orchestration_lock_seconds=1, activity_lock_seconds=1)
+    options = RuntimeOptions(orchestration_lock_timeout=1, activity_lock_timeout=1)
     return Runtime(InMemoryProvider(store=store), [*handlers, note, other], options=options)
 
 
@@ -89,13 +89,13 @@ async def test_the_latest_version_is_taken_at_continue_as_new():
         await new.raise_event("f", "go")
 
         assert await new.get("f").result(10) == "2.0.0"
-        assert (await new.status("f")).version == "2.0.0"
+        assert (await new.describe("f")).version == "2.0.0"
 
 
-async def test_whoever_waits_for_a_blocked_instance_learns_why(caplog):
+async def test_a_waiter_for_a_blocked_instance_learns_why(caplog):
     store = MemoryStore()
     async with _runtime(store, version_1()) as runtime:
-        await runtime.start_named("flow", 0, id="f")
+        await runtime.start("flow", 0, id="f")
         await waiting(runtime, "f")
     async with _runtime(store, changed_version_1()) as broken:
         await broken.raise_event("f", "go")
@@ -138,7 +138,7 @@ async def test_what_old_code_blocks_beside_new_code_goes_on_too(monkeypatch):
     async with _runtime(store, version_1()) as new:
         await until(lambda: _is_true(looks))
         # As a worker with the old code does that still runs.
-        fetched = await new.provider.admin().lock_instance("f", 1000)
+        fetched = await new.provider.admin.lock_instance("f", 1000)
         block = Block(reason=BlockReason.NONDETERMINISM, message="changed", code="old code")
         await new.provider.abandon_orchestration_item(fetched.lock_token, 10**9, block=block)
         await new.raise_event("f", "go")
@@ -158,11 +158,11 @@ async def test_changed_code_blocks_the_instance_and_a_fixed_deploy_lets_it_go_on
     async with _runtime(store, changed_version_1()) as broken:
         await broken.raise_event("f", "go")
         await reached(broken, "f", Status.BLOCKED)
-        block = (await broken.status("f", waits=False)).block
+        block = (await broken.describe("f", waits=False)).block
         assert block is not None
         assert block.reason is BlockReason.NONDETERMINISM
-        assert "note" in block.detail
-        assert "other" in block.detail
+        assert "note" in str(block.detail)
+        assert "other" in str(block.detail)
     async with _runtime(store, version_1()) as fixed:
         assert await fixed.get("f").result(10) == "1.0.0"
 
@@ -170,9 +170,9 @@ async def test_changed_code_blocks_the_instance_and_a_fixed_deploy_lets_it_go_on
 async def test_an_instance_waits_for_a_worker_that_has_its_code():
     store = MemoryStore()
     async with _runtime(store) as ignorant:
-        await ignorant.start_named("flow", 0, id="f")
+        await ignorant.start("flow", 0, id="f")
         await asyncio.sleep(0.05)
-        assert (await ignorant.status("f")).status is Status.PENDING
+        assert (await ignorant.describe("f")).status is Status.PENDING
         async with _runtime(store, version_2()) as able:
             assert await able.get("f").result(10) == "2.0.0"
 
@@ -191,7 +191,7 @@ async def test_damaged_history_blocks_only_its_own_instance():
 
         assert await new.get("good").result(10) == "1.0.0"
         await reached(new, "bad", Status.BLOCKED)
-        block = (await new.status("bad", waits=False)).block
+        block = (await new.describe("bad", waits=False)).block
         assert block is not None
         assert block.reason is BlockReason.UNDECODABLE
 
@@ -204,12 +204,12 @@ async def test_an_undecodable_message_is_kept_and_blocks_only_its_own_instance()
         bad = OrchestratorMessage(instance_id="f", kind="ExternalRaised", body="{nonsense")
         await runtime.provider.enqueue_for_orchestrator(bad)
         await reached(runtime, "f", Status.BLOCKED)
-        admin = runtime.provider.admin()
+        admin = runtime.provider.admin
         assert admin is not None
         assert [queued.message.body for queued in await admin.list_messages("f")] == ["{nonsense"]
 
         await runtime.terminate("f", "cannot be saved")
-        assert (await runtime.status("f")).status is Status.TERMINATED
+        assert (await runtime.describe("f")).status is Status.TERMINATED
 
 
 async def test_a_runtime_tells_which_version_cannot_take_over(caplog):

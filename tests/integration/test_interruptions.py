@@ -107,7 +107,7 @@ def raised(request):
 @pytest.mark.parametrize("flow", FLOWS, ids=lambda flow: flow.name)
 def test_what_a_signal_broke_into_goes_on_with_the_next_start(tmp_path, raised, flow):
     async def run():
-        options = RuntimeOptions(drain_seconds=0)
+        options = RuntimeOptions(drain_timeout=0)
         async with Runtime(tmp_path / "s.db", HANDLERS, options=options) as runtime:
             return await (await runtime.start(flow, id="x")).result(30)
 

@@ -1,4 +1,4 @@
-"""What arrives too late: ordinary races are silent, and what nobody reads is told."""
+"""What arrives too late: ordinary races are silent, and an unread message is logged."""
 
 import asyncio
 import logging
@@ -17,11 +17,11 @@ from perdure import (
     orchestration,
     wait_for_event,
 )
-from perdure.client.messages import envelope
-from perdure.client.retry import retry
+from perdure.client.rerun import retry
 from perdure.clock import SystemClock
 from perdure.model import work
-from perdure.providers.memory import MemoryStore
+from perdure.providers.envelopes import envelope
+from perdure.providers.sqlite.memory import MemoryStore
 
 
 @activity
@@ -83,7 +83,7 @@ async def test_ordinary_races_leave_nothing_in_the_log(make_runtime, caplog):
     assert [each.message for each in caplog.records if each.levelno >= logging.WARNING] == []
 
 
-async def test_an_event_that_nobody_reads_is_told(caplog):
+async def test_an_unread_event_is_logged(caplog):
     provider = InMemoryProvider()
     async with Runtime(provider, [leaves_child, child, quick]) as runtime:
         await (await runtime.start(leaves_child, id="p")).result(10)
@@ -92,7 +92,7 @@ async def test_an_event_that_nobody_reads_is_told(caplog):
         )
         await drained(runtime)
 
-    assert "'p' has ended: nobody reads approval" in caplog.text
+    assert "'p' has ended without reading approval" in caplog.text
 
 
 class Shifted(SystemClock):
@@ -131,7 +131,7 @@ async def test_what_comes_between_two_executions_is_kept_for_the_next(tmp_path, 
             await runtime.terminate("r")
     async with Client(make(), clock=clock) as client:
         if retried:
-            await retry(client.provider, client.provider.admin(), "r")
+            await retry(client.provider, client.provider.admin, "r")
         # The start of the next execution lies in the queue. The clock is set back, so that it is
         # not visible, but what comes now is.
         clock.ms = -700

@@ -104,7 +104,7 @@ async def test_threads_that_are_taken_for_good_are_named_in_the_log(caplog):
 
     flow = calling(hang, times=2)
     try:
-        options = RuntimeOptions(threads=2, cancel_grace_seconds=60, drain_seconds=0)
+        options = RuntimeOptions(threads=2, cancel_grace=60, drain_timeout=0)
         async with Runtime("memory:", [flow, hang], options=options) as runtime:
             await (await runtime.start(flow)).result(10)
 
@@ -124,7 +124,7 @@ async def test_a_thread_that_does_not_end_in_time_is_named_once(caplog):
 
     flow = calling(hang, times=3)
     try:
-        options = RuntimeOptions(cancel_grace_seconds=0.02, drain_seconds=0)
+        options = RuntimeOptions(cancel_grace=0.02, drain_timeout=0)
         async with Runtime("memory:", [flow, hang], options=options) as runtime:
             await (await runtime.start(flow)).result(10)
 
@@ -152,7 +152,7 @@ async def test_an_activity_that_swallows_its_cancellation_is_named_in_the_log(ca
                 continue
 
     flow = calling(deaf)
-    options = RuntimeOptions(cancel_grace_seconds=0.02, drain_seconds=1)
+    options = RuntimeOptions(cancel_grace=0.02, drain_timeout=1)
     async with Runtime("memory:", [flow, deaf], options=options) as runtime:
         handle = await runtime.start(flow)
         await asyncio.wait_for(has_begun.wait(), 15)

@@ -10,7 +10,7 @@ import pytest
 from perdure import BlockingClient, Runtime, orchestration, wait_for_event
 from perdure.errors import NotFound, PerdureError, UsageError
 from perdure.limits import REASON_CHARACTERS_MAX
-from perdure.providers.items import DeleteFilter
+from perdure.providers.records import InstanceQuery
 
 
 @orchestration
@@ -21,7 +21,11 @@ async def gate(value: int) -> int:
 CALLED = [
     (lambda c: c.start(gate, 1, delay=True), "delay.*seconds.*True"),
     (lambda c: c.start(gate, 1, delay=1e15), "delay.*seconds.*1000000000000000"),
-    (lambda c: c.start(gate, 1, delay=timedelta(1)), "delay.*seconds.*timedelta"),
+    (lambda c: c.start(gate, 1, delay=timedelta(-1)), "delay must be at least 0 seconds"),
+    (lambda c: c.start(gate, 1, delay=[]), r"delay.*number of seconds or a timedelta, not \[\]"),
+    (lambda c: c.start(5, 1), "start takes an orchestration or its name, not 5"),
+    (lambda c: c.start("gate", kwargs={"value": 1}), "'gate' is started by its name.*by position"),
+    (lambda c: c.start(gate, kwargs=[1]), r"kwargs takes a dict.*\[1\]"),
     (lambda c: c.start_many(gate, 5), "pairs.*5"),
     (lambda c: c.start_many(gate, None), "pairs.*None"),
     (lambda c: c.start_many(gate, "ab"), "pairs.*'ab'"),
@@ -33,7 +37,7 @@ CALLED = [
     (lambda c: c.get("w").result(math.inf), "timeout.*inf.*None"),
     (lambda c: c.get("w").result(1e300), "timeout.*seconds.*1e\\+300"),
     (lambda c: c.get("w").result(True), "timeout.*seconds.*True"),
-    (lambda c: c.get("w").result(timedelta(seconds=1)), "timeout.*seconds.*timedelta"),
+    (lambda c: c.get("w").result([]), r"timeout.*seconds or a timedelta, not \[\]; None waits"),
     (lambda c: c.get("w").wait_for_status_change(0, "x"), "timeout.*seconds.*'x'"),
     (lambda c: c.get("w").wait_for_status_change("1"), "last_seen_version.*integer.*'1'"),
     (lambda c: c.get("w").wait_for_status_change(None), "last_seen_version.*integer.*None"),
@@ -49,11 +53,11 @@ CALLED = [
     (lambda c: c.admin.page(limit="5"), "limit.*integer.*'5'"),
     (lambda c: c.admin.page(limit=True), "limit.*integer.*True"),
     (lambda c: c.admin.page(cursor=5), "cursor must be a string.*5"),
-    (lambda c: c.admin.delete_many(5), r"DeleteFilter\(.*5"),
-    (lambda c: c.admin.delete_many(None), r"DeleteFilter\(.*None"),
-    (lambda c: c.admin.delete_many({}), r"DeleteFilter\(.*\{\}"),
-    (lambda c: c.admin.prune_many(5), r"DeleteFilter\(.*5"),
-    (lambda c: c.admin.prune_many(DeleteFilter(), {}), r"PruneOptions\(.*\{\}"),
+    (lambda c: c.admin.delete_many(5), r"InstanceQuery\(.*5"),
+    (lambda c: c.admin.delete_many(None), r"InstanceQuery\(.*None"),
+    (lambda c: c.admin.delete_many({}), r"InstanceQuery\(.*\{\}"),
+    (lambda c: c.admin.prune_many(5), r"InstanceQuery\(.*5"),
+    (lambda c: c.admin.prune_many(InstanceQuery(), {}), r"PruneOptions\(.*\{\}"),
     (lambda c: c.admin.prune("w", 5), r"PruneOptions\(.*5"),
     (lambda c: c.admin.prune("w", {}), r"PruneOptions\(.*\{\}"),
 ]
@@ -90,7 +94,7 @@ async def test_what_has_not_begun_has_no_history_yet(make_runtime):
 
         assert await handle.history() == []
         assert await runtime.admin.executions(handle.id) == []
-        assert await handle.history((await handle.status()).execution_id) == []
+        assert await handle.history((await handle.describe()).execution_id) == []
         with pytest.raises(NotFound, match="has no execution 2; its latest is 1"):
             await handle.history(2)
 
@@ -167,7 +171,7 @@ def test_a_coroutine_for_a_client_that_is_not_open_is_not_left_behind():
     [
         lambda r: r.start(gate, 1),
         lambda r: r.start_many(gate, [("a", (1,)), ("b", (1,))]),
-        lambda r: r.start_named("gate", 1),
+        lambda r: r.start("gate", 1),
         lambda r: r.get("w").result(10),
     ],
 )

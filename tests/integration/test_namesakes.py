@@ -14,7 +14,7 @@ from perdure import (
     next_message,
     orchestration,
 )
-from perdure.providers.memory import MemoryStore
+from perdure.providers.sqlite.memory import MemoryStore
 from perdure.runtime import housekeeping
 
 
@@ -45,7 +45,7 @@ async def test_what_is_live_in_one_is_not_taken_by_the_other(store, caplog):
         handles = [await client.start(mailbox, 20, id=f"m-{n}") for n in range(5)]
         for number in range(20):
             for handle in handles:
-                await handle.enqueue_event("q", number)
+                await handle.send_message("q", number)
             await asyncio.sleep(0)
 
         for handle in handles:

@@ -23,7 +23,7 @@ from perdure import (
 )
 from perdure.errors import OrchestrationCancelled, OrchestrationFailed, UsageError
 from perdure.model.failures import BlockReason
-from perdure.providers.memory import MemoryStore
+from perdure.providers.sqlite.memory import MemoryStore
 from perdure.runtime.prometheus import PrometheusMetrics
 from perdure.runtime.telemetry import OpenTelemetry
 
@@ -116,7 +116,7 @@ def test_what_is_no_exporter_is_refused(wrong):
         Runtime("memory:", [flow, shaky]).observe(wrong)
 
 
-async def test_activities_are_spans_below_the_span_of_whoever_started_the_instance():
+async def test_activities_are_spans_below_the_span_of_the_caller_that_started_the_instance():
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -228,7 +228,7 @@ BROKEN_SPANS = [
 
 
 @pytest.mark.parametrize(("place", "error"), BROKEN_SPANS)
-async def test_whatever_a_tracer_raises_is_told_and_loses_nothing(place, error, caplog):
+async def test_an_exception_of_a_tracer_is_logged_and_loses_nothing(place, error, caplog):
     ran.clear()
     runtime = Runtime("memory:", [flow, shaky])
     runtime.observe(BrokenSpans(place, error))
@@ -257,7 +257,7 @@ async def test_a_span_processor_that_raises_loses_nothing(method, caplog):
 @pytest.mark.parametrize("place", ["end", "swallowing"])
 async def test_a_tracer_cannot_hold_up_a_cancellation(place):
     begun.clear()
-    options = RuntimeOptions(drain_seconds=0)
+    options = RuntimeOptions(drain_timeout=0)
     runtime = Runtime("memory:", [sleeps, sleeper], options=options)
     runtime.observe(BrokenSpans(place, RuntimeError("no tracer")))
 

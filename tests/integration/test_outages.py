@@ -19,9 +19,9 @@ from perdure import (
 )
 from perdure.clock import ManualClock
 from perdure.errors import StoreFull, StoreUnavailable
-from perdure.providers.memory import MemoryStore
-from perdure.runtime import retrying
-from perdure.runtime.patience import START_PATIENCE_SECONDS
+from perdure.providers.sqlite.memory import MemoryStore
+from perdure.runtime import background
+from perdure.runtime.turn_runner import START_DEADLINE_SECONDS
 
 
 @orchestration
@@ -70,7 +70,7 @@ async def test_a_start_waits_a_while_for_a_store_that_is_out_and_is_told_then():
         waited_ms = clock.now_ms() - begun_ms
 
         assert all(isinstance(start.exception(), StoreUnavailable) for start in starts)
-        assert START_PATIENCE_SECONDS * 1000 <= waited_ms < START_PATIENCE_SECONDS * 2000
+        assert START_DEADLINE_SECONDS * 1000 <= waited_ms < START_DEADLINE_SECONDS * 2000
         assert not runtime.is_busy
 
 
@@ -105,7 +105,7 @@ async def patient() -> int:
 
 
 class Faulty(InMemoryProvider):
-    """Fails some fetches with an error that nobody expects."""
+    """Fails some fetches with an unexpected error."""
 
     def __init__(self, **options):
         super().__init__(**options)
@@ -124,10 +124,10 @@ class Faulty(InMemoryProvider):
         return await super().fetch_work_items(*args, **options)
 
 
-async def test_a_defect_in_a_fetch_holds_up_nobody_for_long(monkeypatch, caplog):
-    monkeypatch.setattr(retrying, "_LONGEST_SECONDS", 0.01)
+async def test_a_defect_in_a_fetch_delays_no_instance_for_long(monkeypatch, caplog):
+    monkeypatch.setattr(background, "_LONGEST_SECONDS", 0.01)
     store = MemoryStore()
-    options = RuntimeOptions(run_activities=False, orchestration_lock_seconds=600)
+    options = RuntimeOptions(run_activities=False, orchestration_lock_timeout=600)
     async with Client(InMemoryProvider(store=store)) as client:
         for number in range(40):
             await client.start(patient, id=f"p-{number}")
@@ -164,4 +164,4 @@ async def test_a_damaged_message_stops_its_own_instance_only(tmp_path, table):
 
 
 async def _has_work(client):
-    return bool(await client.provider.admin().list_work("bad"))
+    return bool(await client.provider.admin.list_work("bad"))

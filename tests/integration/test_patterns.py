@@ -12,7 +12,7 @@ from perdure import (
     continue_as_new,
     next_message,
     orchestration,
-    set_status,
+    set_custom_status,
     state,
     wait_for_event,
 )
@@ -109,13 +109,13 @@ async def failing() -> None:
     await fail("it broke")
 
 
-async def test_a_failure_that_nobody_catches_fails_the_orchestration(make_runtime):
+async def test_an_uncaught_failure_fails_the_orchestration(make_runtime):
     async with make_runtime([failing, fail]) as runtime:
         handle = await runtime.start(failing, id="f-1")
 
         with pytest.raises(OrchestrationFailed, match="it broke"):
             await handle.result(10)
-        assert (await handle.status()).status == "Failed"
+        assert (await handle.describe()).status == "Failed"
 
 
 async def test_a_flaky_step_is_retried_until_it_works(make_runtime):
@@ -152,7 +152,7 @@ async def test_an_eternal_loop_continues_as_new(make_runtime):
         handle = await runtime.start(countdown, 9, 0, id="loop")
 
         assert await handle.result(20) == 20
-        assert (await handle.status()).execution_id == 10
+        assert (await handle.describe()).execution_id == 10
 
 
 @orchestration
@@ -160,7 +160,7 @@ async def chat() -> list[str]:
     seen: list[str] = []
     while (message := await next_message("inbox", str)) != "bye":
         seen.append(message)
-        set_status(len(seen))
+        set_custom_status(len(seen))
     return seen
 
 
@@ -168,10 +168,10 @@ async def test_a_mailbox_keeps_its_order(make_runtime):
     async with make_runtime([chat]) as runtime:
         handle = await runtime.start(chat, id="chat")
         for word in ("a", "b", "c", "bye"):
-            await handle.enqueue_event("inbox", word)
+            await handle.send_message("inbox", word)
 
         assert await handle.result(10) == ["a", "b", "c"]
-        assert (await handle.status()).custom_status == 3
+        assert (await handle.describe()).custom_status == 3
 
 
 @orchestration

@@ -18,8 +18,8 @@ from perdure import (
 from perdure.engine.execution import Execution
 from perdure.errors import InvalidValue, PerdureError
 from perdure.model.failures import BlockReason
-from perdure.providers.items import TagFilter, TagMode
-from perdure.providers.memory import MemoryStore
+from perdure.providers.records import TagFilter, TagMode
+from perdure.providers.sqlite.memory import MemoryStore
 
 
 @activity
@@ -64,7 +64,7 @@ async def test_an_instance_that_kills_its_workers_is_blocked_and_an_operator_fre
             await _use_up_attempts(provider, "g")
         async with Runtime(InMemoryProvider(store=store), [gate], options=_options()) as runtime:
             await reached(runtime, "g", Status.BLOCKED)
-            block = (await runtime.status("g", waits=False)).block
+            block = (await runtime.describe("g", waits=False)).block
             assert block is not None
             assert block.reason is BlockReason.POISON
             await runtime.resume("g")
@@ -83,7 +83,7 @@ async def test_a_block_for_poison_says_what_went_wrong_the_last_time(make_runtim
         await handle.raise_event("go", "on")
         await reached(runtime, "g", Status.BLOCKED)
 
-        block = (await handle.status(waits=False)).block
+        block = (await handle.describe(waits=False)).block
         assert block.reason is BlockReason.POISON
         assert "the last time here: ZeroDivisionError: the engine is broken" in block.message
         monkeypatch.undo()
@@ -125,9 +125,9 @@ async def test_an_activity_delivered_too_often_fails_without_running_again():
         assert runs == []
 
 
-async def test_one_blocked_instance_among_many_disturbs_nobody(make_runtime):
+async def test_one_blocked_instance_among_many_disturbs_no_other(make_runtime):
     async with make_runtime([plain, echo, gate], max_attempts=3) as runtime:
-        await runtime.start_named("gate", "an argument that gate does not take", id="bad")
+        await runtime.start("gate", "an argument that gate does not take", id="bad")
         handles = [await runtime.start(plain, number) for number in range(30)]
 
         assert [await handle.result(10) for handle in handles] == list(range(30))
@@ -136,7 +136,7 @@ async def test_one_blocked_instance_among_many_disturbs_nobody(make_runtime):
 
 async def test_a_cancelled_blocked_instance_can_be_terminated_and_deleted(make_runtime):
     async with make_runtime([gate]) as runtime:
-        await runtime.start_named("gate", 1, id="bad")
+        await runtime.start("gate", 1, id="bad")
         await reached(runtime, "bad", Status.BLOCKED)
         result = await runtime.admin.delete("bad", force=True)
 
@@ -212,9 +212,9 @@ async def test_tries_of_an_instance_that_is_blocked_do_not_make_it_poison(caplog
         async with Runtime(InMemoryProvider(store=store), [wrong_echo]):
             await reached(runtime, "p", Status.BLOCKED)
 
-        block = (await runtime.status("p", waits=False)).block
+        block = (await runtime.describe("p", waits=False)).block
         assert block.reason is BlockReason.UNDECODABLE
-        messages = await provider.admin().list_messages("p")
+        messages = await provider.admin.list_messages("p")
         assert [message.attempt_count for message in messages] == [0]
     assert "'p' is blocked: undecodable" in caplog.text
 
@@ -242,11 +242,14 @@ async def test_what_another_worker_must_have_is_told_once(caplog):
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        ({"drain_seconds": -1}, "drain_seconds must be at least 0 seconds, not -1"),
+        ({"drain_timeout": -1}, "drain_timeout must be at least 0 seconds, not -1"),
         ({"activity_slots": "5"}, "activity_slots must be an integer, not '5'"),
-        ({"orchestration_lock_seconds": 0.01}, "must be at least 0.1 seconds, not 0.01"),
+        ({"orchestration_lock_timeout": 0.01}, "must be at least 0.1 seconds, not 0.01"),
         ({"cached_instances": 0}, "cached_instances must be at least 1, not 0"),
-        ({"poll_seconds": float("nan")}, "poll_seconds must be a number of seconds, not nan"),
+        (
+            {"poll_interval": float("nan")},
+            "poll_interval must be a number of seconds or a timedelta, not nan",
+        ),
         ({"threads": True}, "threads must be an integer, not True"),
         ({"tags": "gpu"}, "tags must be a TagFilter, as .*only.*, not 'gpu'"),
         ({"worker_id": 5}, "worker_id"),

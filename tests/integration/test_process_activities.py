@@ -95,7 +95,7 @@ async def test_a_process_that_leaves_another_behind_fails_its_activity_at_once(m
             await (await runtime.start(flow)).result(20)
 
 
-async def test_a_process_that_was_ended_while_idle_harms_nobody(make_runtime):
+async def test_a_process_that_was_ended_while_idle_does_no_harm(make_runtime):
     @orchestration
     async def flow() -> int:
         return (await slow_activities.whoami([1]))["pid"]

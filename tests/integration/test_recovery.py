@@ -67,7 +67,7 @@ HANDLERS = [by_event, by_timer, by_message, by_child, child, far, echo]
 @pytest.fixture(params=[False, True], ids=["cached", "always replayed"])
 def open_runtime(request, tmp_path):
     def make():
-        options = RuntimeOptions(always_replay=request.param, orchestration_lock_seconds=0.5)
+        options = RuntimeOptions(always_replay=request.param, orchestration_lock_timeout=0.5)
         return Runtime(SqliteProvider(tmp_path / "s.db"), HANDLERS, options=options)
 
     return make
@@ -84,7 +84,7 @@ async def test_waits_survive_a_restart(open_runtime, tmp_path):
         await client.raise_event("by_event", "go", "on")
         await client.raise_event("the-child", "go", "grown up")
         await client.raise_event("far", "go", "on")
-        await client.enqueue_event("by_message", "box", 5)
+        await client.send_message("by_message", "box", 5)
     async with open_runtime() as second:
         assert await second.get("by_event").result(10) == "on"
         assert await second.get("by_timer").result(10) == "woke"
@@ -97,7 +97,8 @@ async def test_a_timer_keeps_its_due_time_over_a_restart(open_runtime):
     async with open_runtime() as first:
         handle = await first.start(by_timer, id="t")
         await waiting(first, "t")
-        due_ms = (await handle.status()).waiting_for[0].due_ms
+        due_at = (await handle.describe()).waiting_for[0].due_at
+        due_ms = round(due_at.timestamp() * 1000)
     async with open_runtime() as second:
         assert await second.get("t").result(10) == "woke"
         fired = [e for e in await second.history("t") if type(e).__name__ == "TimerFired"]
@@ -108,7 +109,7 @@ async def test_a_timer_keeps_its_due_time_over_a_restart(open_runtime):
 async def test_a_start_without_a_worker_is_pending_until_one_comes(open_runtime, tmp_path):
     async with Client(SqliteProvider(tmp_path / "s.db")) as client:
         handle = await client.start(by_timer, id="p")
-        assert (await handle.status()).status == "Pending"
+        assert (await handle.describe()).status == "Pending"
     async with open_runtime() as runtime:
         assert await runtime.get("p").result(10) == "woke"
 

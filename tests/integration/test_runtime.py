@@ -24,7 +24,7 @@ from perdure import (
 )
 from perdure.errors import StoreClosed, UsageError
 from perdure.model.failures import BlockReason
-from perdure.providers.memory import MemoryStore
+from perdure.providers.sqlite.memory import MemoryStore
 
 
 @activity
@@ -49,11 +49,11 @@ async def test_a_turn_that_never_ends_is_interrupted_and_blocked_and_others_go_o
         while True:
             number += 1
 
-    options = RuntimeOptions(turn_warn_seconds=0.1, turn_abort_seconds=0.3)
+    options = RuntimeOptions(turn_warn_after=0.1, turn_abort_after=0.3)
     async with Runtime("memory:", [endless, plain, echo], options=options) as runtime:
         await runtime.start(endless, id="e")
         await reached(runtime, "e", Status.BLOCKED)
-        block = (await runtime.status("e", waits=False)).block
+        block = (await runtime.describe("e", waits=False)).block
 
         assert block is not None
         assert block.reason is BlockReason.LIMIT
@@ -79,9 +79,9 @@ async def test_a_turn_that_outlives_its_lock_is_run_once(
             await asyncio.sleep(0)
 
     options = RuntimeOptions(
-        turn_warn_seconds=0.1,
-        turn_abort_seconds=0.6,
-        orchestration_lock_seconds=0.3,
+        turn_warn_after=0.1,
+        turn_abort_after=0.6,
+        orchestration_lock_timeout=0.3,
         always_replay=False,
     )
     async with Runtime(store, [spinning], options=options) as runtime:
@@ -89,7 +89,7 @@ async def test_a_turn_that_outlives_its_lock_is_run_once(
         if not is_first_turn:
             await runtime.raise_event("s", "go")
         await reached(runtime, "s", Status.BLOCKED)
-        block = (await runtime.status("s", waits=False)).block
+        block = (await runtime.describe("s", waits=False)).block
 
         assert block.reason is BlockReason.LIMIT
         assert "no line of its own" in block.message or "test_runtime.py" in block.message
@@ -105,7 +105,7 @@ async def test_a_replay_that_never_ends_is_interrupted_too(tmp_path):
             pass
         return await wait_for_event("go", str)
 
-    options = RuntimeOptions(turn_warn_seconds=0.1, turn_abort_seconds=0.3)
+    options = RuntimeOptions(turn_warn_after=0.1, turn_abort_after=0.3)
     async with Runtime(tmp_path / "s.db", [changed]) as runtime:
         await runtime.start(changed, id="c")
         await waiting(runtime, "c")
@@ -114,7 +114,7 @@ async def test_a_replay_that_never_ends_is_interrupted_too(tmp_path):
     async with Runtime(tmp_path / "s.db", handlers, options=options) as runtime:
         await runtime.raise_event("c", "go", "on")
         await reached(runtime, "c", Status.BLOCKED)
-        block = (await runtime.status("c", waits=False)).block
+        block = (await runtime.describe("c", waits=False)).block
 
         assert block.reason is BlockReason.LIMIT
         assert "test_runtime.py" in block.message
@@ -146,10 +146,10 @@ async def test_stopping_waits_for_running_activities(make_provider):
         await started.wait()
         asyncio.get_running_loop().call_later(0.05, release.set)
     async with Client(make_provider()) as client:
-        work = await client.provider.admin().list_work("s")
+        work = await client.provider.admin.list_work("s")
         assert work == []
-        messages = await client.provider.admin().list_messages("s")
-        view = await handle._client.__class__.status(client, "s")
+        messages = await client.provider.admin.list_messages("s")
+        view = await handle._client.__class__.describe(client, "s")
         assert view.status is Status.COMPLETED or messages
 
 
@@ -182,7 +182,7 @@ async def test_a_result_waits_for_the_end_and_not_for_a_store_with_much_to_do(mo
             asked.set()
             await asyncio.Event().wait()
 
-        monkeypatch.setattr(provider.admin(), "get_instance_info", never_answer)
+        monkeypatch.setattr(provider.admin, "get_instance_info", never_answer)
         result = asyncio.ensure_future(second.get("g", gated).result())
         await asked.wait()
         await second.raise_event("g", "go", "four")
@@ -191,7 +191,7 @@ async def test_a_result_waits_for_the_end_and_not_for_a_store_with_much_to_do(mo
 
 
 async def test_an_instance_evicted_from_the_cache_comes_back_by_replay(make_provider):
-    options = RuntimeOptions(idle_seconds=0.05)
+    options = RuntimeOptions(idle_timeout=0.05)
     async with Runtime(make_provider(), [gate], options=options) as runtime:
         handle = await runtime.start(gate, id="g")
 
@@ -223,7 +223,7 @@ async def test_eviction_under_load_loses_nothing(make_provider, caplog):
             value = await echo(value + 1)
         return value
 
-    options = RuntimeOptions(cached_instances=3, idle_seconds=0.004)
+    options = RuntimeOptions(cached_instances=3, idle_timeout=0.004)
     async with Runtime(make_provider(), [steps, echo], options=options) as runtime:
         handles = await asyncio.gather(*[runtime.start(steps, n, id=f"s-{n}") for n in range(120)])
 
@@ -236,7 +236,7 @@ async def test_a_stolen_lock_loses_nothing(make_provider):
     async with Runtime(provider, [gate]) as runtime:
         handle = await runtime.start(gate, id="g")
         await waiting(runtime, "g")
-        stolen = await provider.admin().lock_instance("g", 10_000)
+        stolen = await provider.admin.lock_instance("g", 10_000)
         await provider.abandon_orchestration_item(stolen.lock_token)
         await handle.raise_event("go", "still here")
 
@@ -340,7 +340,7 @@ async def test_an_activity_that_blocks_the_event_loop_keeps_its_lock(tmp_path):
     async def flow() -> str:
         return await rude()
 
-    options = RuntimeOptions(orchestration_lock_seconds=0.5, activity_lock_seconds=0.5)
+    options = RuntimeOptions(orchestration_lock_timeout=0.5, activity_lock_timeout=0.5)
     provider = SqliteProvider(tmp_path / "s.db")
     assert provider.capabilities.other_loops
     async with Runtime(provider, [flow, rude], options=options) as runtime:

@@ -12,7 +12,7 @@ from perdure import (
     continue_as_new,
     now,
     orchestration,
-    set_status,
+    set_custom_status,
     uuid4,
     wait_for_event,
 )
@@ -49,7 +49,7 @@ async def busy(rounds: int, total: int) -> str:
     async with asyncio.TaskGroup() as group:
         one = group.create_task(add(1, 2))
         two = group.create_task(add(3, 4))
-    set_status(total)
+    set_custom_status(total)
     try:
         async with asyncio.timeout(60):
             word = await wait_for_event("word", str)
@@ -163,9 +163,9 @@ async def test_time_can_be_advanced_by_hand():
     async with Environment([sleeper]) as env:
         handle = await env.start(sleeper)
         await env.advance(3599)
-        assert not (await handle.status()).status.is_final
+        assert not (await handle.describe()).status.is_final
         await env.advance(1)
-        assert (await handle.status()).status.is_final
+        assert (await handle.describe()).status.is_final
 
 
 async def test_a_recorded_history_replays_until_the_code_changes(tmp_path):

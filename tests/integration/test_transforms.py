@@ -97,7 +97,7 @@ HANDLERS = [catches, plain, hears, hears_late, reads, remembers, echo]
 
 async def send(client, flow):
     if flow is reads:
-        await client.enqueue_event("x", "go", 4)
+        await client.send_message("x", "go", 4)
     else:
         await client.raise_event("x", "go", 4)
         if flow is not hears:
@@ -115,7 +115,7 @@ async def test_what_cannot_be_unwrapped_blocks_and_is_intact(tmp_path, flow, una
         await send(client, flow)
     async with Runtime(store, HANDLERS, codec=UNABLE[unable]) as second:
         await reached(second, "x", Status.BLOCKED)
-        block = (await second.status("x", waits=False)).block
+        block = (await second.describe("x", waits=False)).block
         assert block is not None
         assert block.reason is BlockReason.UNDECODABLE
         assert "keyed" in block.message
@@ -142,7 +142,7 @@ async def test_requests_that_cannot_be_compared_are_no_error_of_the_code(tmp_pat
     async with Runtime(store, HANDLERS, codec=UNABLE[unable], options=flows_only) as third:
         await third.raise_event("x", "more")
         await reached(third, "x", Status.BLOCKED)
-        block = (await third.status("x", waits=False)).block
+        block = (await third.describe("x", waits=False)).block
         assert block is not None
         assert block.reason is BlockReason.UNDECODABLE
     async with Runtime(store, HANDLERS, codec=RIGHT) as fourth:
@@ -161,7 +161,9 @@ async def test_a_worker_with_the_transform_goes_on_by_itself(tmp_path):
 
 
 @pytest.mark.parametrize("unable", UNABLE)
-async def test_an_activity_is_left_to_whoever_can_unwrap_its_arguments(tmp_path, unable, caplog):
+async def test_an_activity_is_left_to_a_worker_that_can_unwrap_its_arguments(
+    tmp_path, unable, caplog
+):
     store = tmp_path / "store.db"
     flows_only = RuntimeOptions(run_activities=False)
     async with Runtime(store, HANDLERS, codec=RIGHT, options=flows_only) as flows:
@@ -172,17 +174,17 @@ async def test_an_activity_is_left_to_whoever_can_unwrap_its_arguments(tmp_path,
                 return "keyed" in caplog.text
 
             await until(is_refused)
-        assert not (await flows.status("x")).status.is_final
+        assert not (await flows.describe("x")).status.is_final
         async with Runtime(store, HANDLERS, codec=RIGHT):
             assert await handle.result(30) == 4
 
 
-async def test_whoever_lacks_the_transform_sees_everything_but_the_value(tmp_path):
+async def test_a_client_without_the_transform_sees_everything_but_the_value(tmp_path):
     store = tmp_path / "store.db"
     async with Runtime(store, HANDLERS, codec=RIGHT) as runtime:
         assert await (await runtime.start(plain, 4, id="x")).result(20) == 4
     async with Client(store) as client:
-        view = await client.status("x")
+        view = await client.describe("x")
         assert view.status is Status.COMPLETED
         assert view.output["$perdure"] == "keyed"
         assert [each.id async for each in client.admin.instances()] == ["x"]

@@ -18,7 +18,7 @@ from perdure import (
 )
 from perdure.clock import ManualClock
 from perdure.errors import OrchestrationFailed
-from perdure.providers.memory import MemoryStore
+from perdure.providers.sqlite.memory import MemoryStore
 
 tries: list[int] = []
 """The attempts of an activity that have begun."""

@@ -9,7 +9,7 @@ from perdure import (
     activity,
     next_message,
     orchestration,
-    set_status,
+    set_custom_status,
     start_detached,
     state,
     wait_for_event,
@@ -83,7 +83,7 @@ async def child(text: str) -> str:
 
 @orchestration
 async def at_the_edge(text: str) -> int:
-    set_status("s" * (CUSTOM_STATUS_BYTES_MAX - 2))
+    set_custom_status("s" * (CUSTOM_STATUS_BYTES_MAX - 2))
     state[LONGEST] = "v" * (KV_VALUE_BYTES_MAX - 2)
     start_detached(child.options(id="d" + LONGEST[1:]), text)
     told = await asyncio.gather(
@@ -103,7 +103,7 @@ async def at_the_edge(text: str) -> int:
         lambda: echo("\ud800"),
         lambda: wait_for_event(ODD, str),
         lambda: state.set("k", "\ud800"),
-        lambda: set_status("\ud800"),
+        lambda: set_custom_status("\ud800"),
     ):
         try:
             wrong()
@@ -112,10 +112,10 @@ async def at_the_edge(text: str) -> int:
     return told.count("refused") * 100 + len([each for each in told if isinstance(each, str)])
 
 
-async def test_commits_are_sound_whatever_the_code_asks_for(make_runtime):
+async def test_commits_are_valid_for_every_request_of_the_code(make_runtime):
     text = "x" * (PAYLOAD_BYTES_MAX // 2 + 10)
     async with make_runtime([at_the_edge, child, echo, fail]) as runtime:
         handle = await runtime.start(at_the_edge, text, id=LONGEST)
         await handle.raise_event(LONGEST, ODD)
-        await handle.enqueue_event(LONGEST, ODD)
+        await handle.send_message(LONGEST, ODD)
         assert await handle.result(30) == 813

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from integration.conftest import make_environment, make_runtime, pytest_pyfunc_call
+from integration.conftest import make_environment, make_runtime, pytest_pyfunc_call, replays
 from perdure.providers.postgres import PostgresProvider
 from postgres_factory import empty, new_schema
 from postgres_server import shared_server
@@ -14,7 +14,7 @@ from postgres_server import shared_server
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["make_environment", "make_provider", "make_runtime", "pytest_pyfunc_call"]
+__all__ = ["make_environment", "make_provider", "make_runtime", "pytest_pyfunc_call", "replays"]
 
 _emptied: list[str] = []
 

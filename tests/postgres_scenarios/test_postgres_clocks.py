@@ -17,9 +17,7 @@ async def nap(seconds: float) -> None:
 
 
 @pytest.mark.parametrize("minutes", [-10, 10], ids=["behind", "ahead"])
-async def test_a_timer_follows_the_server_whatever_the_machine_says(
-    make_provider, monkeypatch, minutes
-):
+async def test_a_timer_follows_the_clock_of_the_server(make_provider, monkeypatch, minutes):
     monkeypatch.setattr(
         SystemClock, "now_ms", lambda _self: time.time_ns() // 1_000_000 + minutes * 60_000
     )

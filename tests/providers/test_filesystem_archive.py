@@ -17,7 +17,7 @@ from perdure.conformance import factories
 from perdure.errors import ProviderError
 from perdure.model.status import Status
 from perdure.providers.filesystem import FileSystemProvider, layout
-from perdure.providers.items import ExecutionMetadata, TurnCommit
+from perdure.providers.records import ExecutionMetadata, TurnCommit
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,7 +57,7 @@ def archived(path: Path, instance: str) -> Path:
 
 async def check_readable(provider: FileSystemProvider, instance: str, events: int) -> None:
     expected = [factories.event(instance, number) for number in range(1, events + 1)]
-    admin = provider.admin()
+    admin = provider.admin
     assert await provider.read(instance) == expected
     assert await admin.read_history_with_execution_id(instance, 1) == expected
     assert (await admin.get_execution_info(instance, 1)).event_count == events
@@ -126,7 +126,7 @@ def test_deleting_an_instance_deletes_its_archive(tmp_path: Path) -> None:
             clock.advance(HOUR_MS)
             await provider.checkpoint()
 
-            await provider.admin().delete_instance("a")
+            await provider.admin.delete_instance("a")
             await provider.checkpoint()
 
             assert not archived(path, "a").parent.exists()

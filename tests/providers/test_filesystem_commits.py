@@ -85,7 +85,7 @@ def test_nothing_is_answered_before_it_is_durable(tmp_path: Path) -> None:
             calls = [
                 asyncio.ensure_future(provider.enqueue_for_orchestrator(factories.start("a"))),
                 asyncio.ensure_future(provider.fetch_orchestration_item(1000, 0)),
-                asyncio.ensure_future(provider.admin().count_instances()),
+                asyncio.ensure_future(provider.admin.count_instances()),
             ]
             await until(ops.is_waiting)
             for _ in range(100):

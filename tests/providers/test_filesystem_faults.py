@@ -13,7 +13,7 @@ from campaigns import filesystem_faults
 from campaigns.filesystem_ops import FailingFileOps
 from perdure.errors import StoreClosed, StoreFull
 from perdure.providers.filesystem import FileSystemProvider, layout
-from perdure.providers.items import OrchestratorMessage, StartRouting
+from perdure.providers.records import OrchestratorMessage, StartRouting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,9 +73,9 @@ def test_all_who_share_a_failed_write_are_told_and_undone(tmp_path: Path) -> Non
             answers = await asyncio.gather(*calls, return_exceptions=True)
 
             assert [type(answer) for answer in answers] == [StoreFull] * 10
-            assert (await provider.admin().get_queue_depths()).orchestrator.visible == 0
+            assert (await provider.admin.get_queue_depths()).orchestrator.visible == 0
             assert await provider.enqueue_for_orchestrator(start(1))
-            assert (await provider.admin().get_queue_depths()).orchestrator.visible == 1
+            assert (await provider.admin.get_queue_depths()).orchestrator.visible == 1
 
     asyncio.run(scenario())
 
@@ -88,7 +88,7 @@ def test_a_read_never_shows_what_then_fails(tmp_path: Path) -> None:
 
             failing, count = await asyncio.gather(
                 provider.enqueue_for_orchestrator(start(1)),
-                provider.admin().count_instances(),
+                provider.admin.count_instances(),
                 return_exceptions=True,
             )
 

@@ -23,11 +23,12 @@ from perdure.clock import ManualClock
 from perdure.conformance import factories
 from perdure.errors import StoreClosed, StoreMoved, StoreRefused
 from perdure.model.status import Status
-from perdure.providers._shared.embedding import embed, extract
+from perdure.providers.embedding import embed, extract
 from perdure.providers.filesystem import FileSystemProvider, documents, layout, readable
 from perdure.providers.filesystem.history import History
-from perdure.providers.filesystem.mounts import NETWORK_FILE_SYSTEMS, find_type
-from perdure.providers.items import (
+from perdure.providers.filesystem.mounts import find_type
+from perdure.providers.local_files import NETWORK_FILE_SYSTEMS
+from perdure.providers.records import (
     CustomStatusChange,
     ExecutionMetadata,
     HistoryRecord,
@@ -352,10 +353,10 @@ def test_a_temporary_store_is_gone_after_closing() -> None:
 def test_a_moved_store_opens_only_for_tools(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with FileSystemProvider(tmp_path / "store") as provider:
-            await provider.admin().mark_moved("sqlite:///shop.db")
+            await provider.admin.mark_moved("sqlite:///shop.db")
         with pytest.raises(StoreMoved, match=r"shop\.db"):
             await FileSystemProvider(tmp_path / "store").open()
         async with FileSystemProvider(tmp_path / "store", allow_moved=True) as provider:
-            assert (await provider.admin().get_store_info()).moved_to == "sqlite:///shop.db"
+            assert (await provider.admin.get_store_info()).moved_to == "sqlite:///shop.db"
 
     asyncio.run(scenario())

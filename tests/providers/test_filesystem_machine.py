@@ -7,6 +7,7 @@ import tempfile
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from model import ModelFactory
 from perdure.conformance.harness import ProviderFactory
 from perdure.conformance.stateful import state_machine
 from perdure.providers.filesystem import FileSystemProvider
@@ -14,7 +15,7 @@ from perdure.providers.filesystem import FileSystemProvider
 if TYPE_CHECKING:
     from perdure.clock import ManualClock
     from perdure.providers.contract import Provider
-    from perdure.providers.items import OrchestratorMessage, TurnCommit
+    from perdure.providers.records import OrchestratorMessage, TurnCommit
 
 
 class RestlessProvider(FileSystemProvider):
@@ -57,5 +58,5 @@ class RestlessFactory(TemporaryFactory):
         return RestlessProvider(self._path, clock=clock, archive=timedelta(0))
 
 
-TestFileSystemMachine = state_machine(TemporaryFactory, examples=60)
-TestRestlessFileSystemMachine = state_machine(RestlessFactory, examples=20)
+TestFileSystemMachine = state_machine(TemporaryFactory, model=ModelFactory, examples=60)
+TestRestlessFileSystemMachine = state_machine(RestlessFactory, model=ModelFactory, examples=20)

@@ -194,7 +194,7 @@ class BrokenJournal(FileOps):
 def instances_in(path: Path) -> list[str]:
     async def scenario() -> list[str]:
         async with FileSystemProvider(path) as provider:
-            page = await provider.admin().list_instances()
+            page = await provider.admin.list_instances()
             return sorted(info.instance_id for info in page.instances)
 
     return asyncio.run(scenario())
@@ -251,7 +251,7 @@ def contents(path: Path) -> dict[str, object]:
     async def scenario() -> dict[str, object]:
         async with FileSystemProvider(path, clock=ManualClock()) as provider:
             seen: dict[str, object] = {}
-            admin = provider.admin()
+            admin = provider.admin
             for number in range(INSTANCES):
                 try:
                     seen[instance_id(number)] = await admin.export_instance(instance_id(number))
@@ -298,7 +298,7 @@ def test_a_damaged_instance_is_refused_and_the_others_work(tmp_path: Path) -> No
 
     async def scenario() -> None:
         async with provider_of_life(str(tmp_path / "store"), 1) as provider:
-            assert f"damaged: {directory}" in (await provider.admin().get_store_info()).details
+            assert f"damaged: {directory}" in (await provider.admin.get_store_info()).details
             with pytest.raises(CorruptData, match="restore"):
                 await provider.read(instance_id(1))
             with pytest.raises(CorruptData, match="restore"):
@@ -328,7 +328,7 @@ def test_a_damaged_queue_entry_is_left_aside(tmp_path: Path) -> None:
 
 
 async def damages(provider: FileSystemProvider) -> list[str]:
-    details = (await provider.admin().get_store_info()).details
+    details = (await provider.admin.get_store_info()).details
     return [key for key in details if key.startswith("damaged")]
 
 
@@ -361,7 +361,7 @@ def test_an_id_that_was_deleted_and_used_again_recovers_as_the_new_one(tmp_path:
             await start_instances(provider, 1, lambda _: None)
             await run_to_the_end(provider, TURNS, lambda _: None, checkpoint_every=2)
             shutil.copytree(path, tmp_path / "before")
-            await provider.admin().delete_instance(instance_id(0))
+            await provider.admin.delete_instance(instance_id(0))
             await start_instances(provider, 1, lambda _: None)
             await run_to_the_end(provider, 1, lambda _: None)
             shutil.copytree(path, tmp_path / "journal only")

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import TYPE_CHECKING
 
+import apsw
 import pytest
 
 from perdure.clock import ManualClock
 from perdure.conformance import *  # noqa: F403
 from perdure.conformance.factories import activity, raised, start
 from perdure.conformance.harness import ProviderFactory
-from perdure.errors import StoreMoved, UsageError
-from perdure.providers.items import TurnCommit
-from perdure.providers.memory import InMemoryProvider, MemoryStore
-from perdure.providers.memory.state import SortedKeys
+from perdure.errors import CorruptData, StoreMoved, UsageError
+from perdure.providers.records import TurnCommit
+from perdure.providers.sqlite.memory import InMemoryProvider, MemoryStore
+from perdure.providers.sqlite.verb import Verb
 
 if TYPE_CHECKING:
     from perdure.providers.contract import Provider
@@ -31,9 +33,11 @@ class MemoryFactory(ProviderFactory):
 
     async def corrupt_history(self, instance_id: str) -> None:
         assert self._store is not None
-        for history in self._store.instances[instance_id].histories.values():
-            for event_id in history:
-                history[event_id] = "{damaged"
+        self._store.database.ready().execute(
+            "UPDATE history SET data = CAST(x'7bff' AS TEXT) WHERE instance_key ="
+            " (SELECT instance_key FROM instances WHERE instance_id = ?)",
+            (instance_id,),
+        )
 
 
 @pytest.fixture
@@ -82,11 +86,11 @@ def test_a_store_that_was_moved_is_opened_only_on_demand():
     async def scenario():
         store = MemoryStore()
         async with InMemoryProvider(store=store) as provider:
-            await provider.admin().mark_moved("sqlite:///new.db")
+            await provider.admin.mark_moved("sqlite:///new.db")
         with pytest.raises(StoreMoved, match=r"new\.db"):
             await InMemoryProvider(store=store).open()
         async with InMemoryProvider(store=store, allow_moved=True) as tool:
-            return await tool.admin().get_store_info()
+            return await tool.admin.get_store_info()
 
     assert run(scenario()).moved_to == "sqlite:///new.db"
 
@@ -94,36 +98,13 @@ def test_a_store_that_was_moved_is_opened_only_on_demand():
 def test_the_orphan_grace_is_an_option():
     async def scenario():
         clock = ManualClock()
-        async with InMemoryProvider(clock=clock, orphan_grace_ms=10) as provider:
+        async with InMemoryProvider(clock=clock, orphan_grace=0.01) as provider:
             await provider.enqueue_for_orchestrator(raised("nobody"))
             clock.advance(10)
             assert await provider.fetch_orchestration_item(1000, 0) is None
-            return await provider.admin().list_dead_letters()
+            return await provider.admin.list_dead_letters()
 
     assert [letter.message for letter in run(scenario())] == [raised("nobody")]
-
-
-class Probe(tuple):
-    """A key that counts how often it is compared."""
-
-    __slots__ = ()
-    compared = 0
-
-    def __lt__(self, other):
-        Probe.compared += 1
-        return tuple.__lt__(self, other)
-
-
-def test_keys_are_found_without_looking_at_all_of_them():
-    keys = SortedKeys()
-    for number in range(4096):
-        keys.add(Probe((number * 7919 % 4096, number)))
-    Probe.compared = 0
-
-    assert Probe((3, 1)) not in keys
-    assert keys.first_from((2048,))[0] == 2048
-
-    assert Probe.compared <= 30
 
 
 def test_nothing_is_left_behind_when_all_is_consumed_and_deleted():
@@ -139,10 +120,62 @@ def test_nothing_is_left_behind_when_all_is_consumed_and_deleted():
             await provider.ack_orchestration_item(
                 turn.lock_token, TurnCommit(execution_id=1, keep_lock_ms=1000)
             )
-            await provider.admin().delete_instance("a", force=True)
+            await provider.admin.delete_instance("a", force=True)
         return store
 
-    store = run(scenario())
-    assert (store.instances, store.locks, list(store.listing)) == ({}, {}, [])
-    assert (store.work.items, store.work.sessions) == ({}, {})
-    assert store.agenda.next_due_ms("o", 0) is None
+    tables = run(scenario()).database.ready()
+    names = tables.rows("SELECT name FROM sqlite_schema WHERE type = 'table'")
+    left = {name: tables.row(f"SELECT count(*) FROM {name}")[0] for (name,) in names}
+    assert left.pop("store_info") == 1
+    left.pop("sqlite_sequence", None)
+    assert set(left.values()) == {0}
+
+
+def test_it_starts_no_thread():
+    async def scenario():
+        before = set(threading.enumerate())
+        async with InMemoryProvider() as provider:
+            await provider.enqueue_for_orchestrator(start("a"))
+            await provider.admin.list_instances()
+            return set(threading.enumerate()) - before
+
+    assert run(scenario()) == set()
+
+
+def test_an_open_handle_serves_the_loop_that_runs():
+    async def enqueue():
+        return await provider.enqueue_for_orchestrator(start("a"))
+
+    async def fetch():
+        return await provider.fetch_orchestration_item(1000, 20)
+
+    provider = InMemoryProvider()
+    run(provider.open())
+    assert run(enqueue()) is True
+    assert run(fetch()).item.instance_id == "a"
+    assert run(fetch()) is None
+
+
+def test_handles_on_one_store_wake_each_other():
+    async def scenario():
+        store = MemoryStore()
+        async with InMemoryProvider(store=store) as first, InMemoryProvider(store=store) as second:
+            waiting = asyncio.ensure_future(first.fetch_orchestration_item(1000, 10_000))
+            await asyncio.sleep(0.01)
+            await second.enqueue_for_orchestrator(start("a"))
+            return await asyncio.wait_for(waiting, 5)
+
+    assert run(scenario()).item.instance_id == "a"
+
+
+def test_an_error_of_sqlite_in_a_query_reaches_its_caller():
+    def broken(_snapshot):
+        raise apsw.CorruptError("damaged")
+
+    async def scenario():
+        async with InMemoryProvider() as provider:
+            with pytest.raises(CorruptData, match="damaged"):
+                await provider._store.read(Verb("read", broken))
+            return await provider.read("a")
+
+    assert run(scenario()) == []

@@ -20,7 +20,7 @@ from perdure.conformance import factories
 from perdure.errors import AlreadyExists, InvalidValue, StoreBusy, StoreMoved
 from perdure.limits import ORPHAN_GRACE_MS
 from perdure.providers.filesystem import FileSystemProvider
-from perdure.providers.items import (
+from perdure.providers.records import (
     CustomStatusChange,
     ExecutionMetadata,
     HistoryRecord,
@@ -28,16 +28,16 @@ from perdure.providers.items import (
     TurnCommit,
     WorkerInfo,
 )
-from perdure.providers.memory import InMemoryProvider
-from perdure.providers.memory.store import MemoryStore
 from perdure.providers.sqlite import SqliteProvider
+from perdure.providers.sqlite.connection import moved_to
+from perdure.providers.sqlite.memory import InMemoryProvider, MemoryStore
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from perdure.providers.administration import ProviderAdmin
     from perdure.providers.contract import Provider
-    from perdure.providers.items import InstanceSnapshot
+    from perdure.providers.records import InstanceSnapshot
 
 LOCK_MS = 1000
 
@@ -53,7 +53,7 @@ def provider(kind: str, path: Path, clock: ManualClock) -> Provider:
 
 
 def admin_of(provider: Provider) -> ProviderAdmin:
-    admin = provider.admin()
+    admin = provider.admin
     assert admin is not None
     return admin
 
@@ -203,7 +203,7 @@ def test_a_move_that_is_cancelled_takes_its_mark_back() -> None:
             await source.enqueue_for_orchestrator(factories.start("b"))
 
             def stop(*_: int) -> None:
-                marks.append(store.moved_to)
+                marks.append(moved_to(store.database.ready().connection))
                 move.cancel()
 
             move = asyncio.ensure_future(
@@ -212,7 +212,10 @@ def test_a_move_that_is_cancelled_takes_its_mark_back() -> None:
             with pytest.raises(asyncio.CancelledError):
                 await move
 
-        assert (marks[0], store.moved_to) == ("unfinished move to memory:", None)
+        assert (marks[0], moved_to(store.database.ready().connection)) == (
+            "unfinished move to memory:",
+            None,
+        )
 
     asyncio.run(scenario())
 

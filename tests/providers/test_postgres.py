@@ -6,11 +6,12 @@ import asyncio
 
 import pytest
 
+from model import ModelFactory
 from perdure.conformance import *  # noqa: F403
 from perdure.conformance.factories import start
 from perdure.conformance.stateful import state_machine
-from perdure.providers.items import EnqueueCondition
 from perdure.providers.postgres import PostgresProvider
+from perdure.providers.records import EnqueueCondition
 from postgres_factory import PostgresFactory, new_schema
 from postgres_server import shared_server
 
@@ -20,7 +21,9 @@ def provider_factory() -> PostgresFactory:
     return PostgresFactory()
 
 
-TestPostgresMachine = pytest.mark.timeout(900)(state_machine(PostgresFactory, examples=12))
+TestPostgresMachine = pytest.mark.timeout(900)(
+    state_machine(PostgresFactory, model=ModelFactory, examples=12)
+)
 
 
 def test_replacing_what_is_not_there_leaves_those_that_name_it_as_their_parent() -> None:
@@ -31,14 +34,14 @@ def test_replacing_what_is_not_there_leaves_those_that_name_it_as_their_parent()
                 start("later"), condition=EnqueueCondition.REPLACE
             )
 
-            listed = await provider.admin().list_instances()
+            listed = await provider.admin.list_instances()
             assert {info.instance_id for info in listed.instances} == {"child", "later"}
 
             await provider.enqueue_for_orchestrator(
                 start("later"), condition=EnqueueCondition.REPLACE
             )
 
-            listed = await provider.admin().list_instances()
+            listed = await provider.admin.list_instances()
             assert {info.instance_id for info in listed.instances} == {"later"}
 
     asyncio.run(check())

@@ -10,8 +10,8 @@ import pytest
 from psycopg import sql
 
 from perdure.conformance.factories import raised, start
-from perdure.providers.items import OrchestrationFilter
-from perdure.providers.postgres import PostgresProvider, connections, rows
+from perdure.providers.postgres import PostgresProvider, pool, records
+from perdure.providers.records import OrchestrationFilter
 from postgres_factory import new_schema
 from postgres_server import shared_server
 
@@ -54,7 +54,7 @@ def sessions(connection: psycopg.Connection[Any], schema: str, *, waiting: bool)
 def test_texts_reach_the_server_as_they_are(
     connection: psycopg.Connection[Any], texts: list[str]
 ) -> None:
-    sent = rows.parameter(texts)
+    sent = records.parameter(texts)
     assert sent is not None
 
     found = connection.execute("SELECT %s::text[]", (sent.decode(),)).fetchall()
@@ -95,7 +95,7 @@ def test_a_connection_that_the_server_ended_while_it_was_idle_is_replaced(
 
             assert await provider.enqueue_for_orchestrator(raised("x"))
 
-            assert len(await provider.admin().list_messages("x")) == 5
+            assert len(await provider.admin.list_messages("x")) == 5
 
     asyncio.run(check())
 
@@ -103,7 +103,7 @@ def test_a_connection_that_the_server_ended_while_it_was_idle_is_replaced(
 def test_a_commit_that_is_not_answered_in_time_is_sent_again_and_applied_once(
     connection: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(pool, "ANSWER_SECONDS", 0.2)
 
     async def check() -> None:
         schema = new_schema()
@@ -125,6 +125,6 @@ def test_a_commit_that_is_not_answered_in_time_is_sent_again_and_applied_once(
 
             assert await sending
 
-            assert len(await provider.admin().list_messages("x")) == 5
+            assert len(await provider.admin.list_messages("x")) == 5
 
     asyncio.run(check())

@@ -1,4 +1,4 @@
-"""Whoever is cancelled at any moment leaves no connection open and gives back what it locked."""
+"""A call that is cancelled at any moment leaves no connection open and gives back its locks."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ import pytest
 
 from perdure.conformance.factories import activity, start
 from perdure.providers.postgres import PostgresProvider
+from perdure.providers.postgres.fetching import FetchCoalescer, FetchResult
 from postgres_factory import new_schema
 from postgres_server import shared_server
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
-    from perdure.providers.items import FetchedWork
+    from perdure.providers.records import FetchedWork
 
 MOMENTS = range(0, 60, 3)
 """Passes of the event loop between the call and its cancellation."""
@@ -32,7 +33,7 @@ def schema() -> str:
 @pytest.fixture(autouse=True)
 def _leaks() -> Iterator[None]:
     """Fails if a connection was left to the garbage collector."""
-    gc.collect()  # what an earlier test has left is not of this one
+    gc.collect()  # connections that earlier tests have left
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield
@@ -41,7 +42,7 @@ def _leaks() -> Iterator[None]:
 
 
 async def cancel_after(passes: int, call: Awaitable[Any]) -> Any:
-    """What it returned, if it was quicker."""
+    """Return its result if it ended before it was cancelled."""
     task = asyncio.ensure_future(call)
     for _ in range(passes):
         await asyncio.sleep(0.0002)
@@ -86,7 +87,7 @@ def test_opening_can_be_cancelled_at_any_moment(schema: str, *, listen: bool) ->
     "verb",
     [
         lambda provider: provider.read("x"),
-        lambda provider: provider.admin().list_instances(),
+        lambda provider: provider.admin.list_instances(),
         lambda provider: provider.enqueue_for_orchestrator(start("x")),
         lambda provider: provider.renew_work_item_lock("unknown", 1_000),
     ],
@@ -137,5 +138,29 @@ def test_closing_can_be_cancelled_and_repeated(schema: str) -> None:
             await provider.close()
             assert await asyncio.gather(waiting) == [None]
         await asyncio.to_thread(wait_until_gone, name)
+
+    asyncio.run(check())
+
+
+def test_closing_ends_although_a_fetch_has_ended_at_the_same_moment() -> None:
+    """Since Python 3.12 gather() of ended tasks does not yield, so nothing may loop over it."""
+
+    async def check() -> None:
+        async def nothing(_want: str, _number: int) -> FetchResult[str]:
+            return FetchResult([])
+
+        async def give_back(_item: str) -> None:
+            pass
+
+        fetches: FetchCoalescer[str, str] = FetchCoalescer(nothing, give_back, lambda: 1.0, 1)
+        fetches.open()
+        task = asyncio.create_task(asyncio.sleep(0))
+        await asyncio.wait({task})
+        fetches._tasks.add(task)
+        task.add_done_callback(fetches._tasks.discard)
+
+        await fetches.close()
+
+        assert not fetches._tasks
 
     asyncio.run(check())

@@ -23,9 +23,9 @@ from perdure.conformance.factories import (
     started,
 )
 from perdure.errors import LockLost, StoreBusy, StoreFull, StoreUnavailable
-from perdure.providers.items import CustomStatusChange, ExecutionMetadata, TurnCommit
 from perdure.providers.postgres import PostgresProvider
 from perdure.providers.postgres.listener import Channels
+from perdure.providers.records import CustomStatusChange, ExecutionMetadata, TurnCommit
 from postgres_factory import new_schema
 from postgres_load import Load
 from postgres_pooler import Pooler
@@ -124,7 +124,7 @@ def test_a_passing_fault_is_hidden_from_every_verb(
             await provider.ack_work_item(work.lock_token, completion("x"))
 
             assert await provider.get_custom_status("x") == ("1", 1)
-            assert len(await provider.admin().list_messages("x")) == 1
+            assert len(await provider.admin.list_messages("x")) == 1
 
     asyncio.run(check())
 
@@ -137,7 +137,7 @@ def test_a_lasting_fault_is_raised_as_retryable(
     schema: str, saboteur: Saboteur, state: str, error: type[Exception]
 ) -> None:
     async def check() -> None:
-        options = {"pool_size": 3, "retry_seconds": 0.2}
+        options = {"pool_size": 3, "retry_timeout": 0.2}
         async with PostgresProvider(shared_server().dsn, schema=schema, **options) as provider:
             saboteur.fail(state, 1_000)
             with pytest.raises(error) as raised_error:
@@ -188,7 +188,7 @@ def test_work_goes_on_at_the_standby_that_was_promoted(server: PostgresServer) -
     both = f"{server.dsn},{standby.socket_directory}"
 
     async def check() -> None:
-        async with PostgresProvider(both, retry_seconds=60) as provider:
+        async with PostgresProvider(both, retry_timeout=60) as provider:
             await provider.enqueue_for_orchestrator(start("before"))
             await asyncio.to_thread(_wait_for_replay, server, standby)
 
@@ -197,7 +197,7 @@ def test_work_goes_on_at_the_standby_that_was_promoted(server: PostgresServer) -
             await asyncio.to_thread(standby.promote)
 
             assert await going_on
-            listed = await provider.admin().list_instances()
+            listed = await provider.admin.list_instances()
             assert {info.instance_id for info in listed.instances} == {"before", "after"}
 
     try:
@@ -227,10 +227,10 @@ def test_open_handles_go_on_while_the_schema_is_widened_under_them(schema: str) 
             load = Load(30)
             await load.start(one)
             running = asyncio.create_task(load.run([one, other], fetchers=4, workers=4))
-            await one.admin().list_instances()
-            await one.admin().get_instance_info("root-0")
+            await one.admin.list_instances()
+            await one.admin.get_instance_info("root-0")
             await asyncio.to_thread(_widen, schema)
-            await one.admin().get_instance_info("root-0")
+            await one.admin.get_instance_info("root-0")
             await running
             await load.check(one)
             assert load.errors == []
@@ -239,7 +239,7 @@ def test_open_handles_go_on_while_the_schema_is_widened_under_them(schema: str) 
 
 
 def _widen(schema: str) -> None:
-    """As a later version's migration would: a column more, another type where that is the same."""
+    """Change tables as a later migration would: new columns, and another type for one column."""
     with psycopg.connect(shared_server().dsn, autocommit=True) as connection:
         for table in ("instances", "history", "orchestrator_queue", "worker_queue"):
             connection.execute(
@@ -249,9 +249,10 @@ def _widen(schema: str) -> None:
             )
         # Statements that were prepared before return another type from now on.
         connection.execute(
-            sql.SQL("ALTER TABLE {}.executions ALTER COLUMN output TYPE varchar").format(
-                sql.Identifier(schema)
-            )
+            sql.SQL(
+                "DROP VIEW {s}.v_instances; "
+                "ALTER TABLE {s}.executions ALTER COLUMN output TYPE varchar"
+            ).format(s=sql.Identifier(schema))
         )
 
 

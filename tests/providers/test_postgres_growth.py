@@ -1,4 +1,4 @@
-"""The cost of a fetch on Postgres grows with what it hands out, not with what lies around."""
+"""The cost of a fetch on Postgres grows with the items that it returns, not with other rows."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from psycopg import sql
 
 from perdure.conformance.factories import activity
-from perdure.providers.items import ActivityIdentity, TimerIdentity, TurnCommit
-from perdure.providers.postgres import PostgresProvider, queries, rows
+from perdure.providers.postgres import PostgresProvider, records, statements
+from perdure.providers.records import ActivityIdentity, TimerIdentity, TurnCommit
 from postgres_factory import new_schema
 from postgres_proxy import Proxy
 from postgres_server import shared_server
@@ -57,7 +57,7 @@ FILL_WORK = """
         (4, 'mine', NULL, NULL, NULL, 9e15::bigint),
         (5, 'mine', NULL, 'taken', NULL, NULL)
     ) AS v (kind, name, tag, session, token, wake);
-    INSERT INTO {s}.sessions VALUES ('taken', 'somebody', 9e15::bigint, 1)
+    INSERT INTO {s}.sessions VALUES ('taken', 'another', 9e15::bigint, 1)
 """
 
 
@@ -67,7 +67,7 @@ class Store:
     def __init__(self, connection: psycopg.Connection[Any], schema: str) -> None:
         self._connection = connection
         self._schema = schema
-        self._statements = queries.Statements(schema)
+        self._statements = statements.Statements(schema)
 
     def fill(self, statement: str) -> None:
         self._connection.execute(
@@ -78,7 +78,7 @@ class Store:
         self._connection.commit()
 
     def rows_read(self, template: Any, parameters: list[Any]) -> tuple[list[Any], int]:
-        """What the statement returns, and how many rows it looked at; it is rolled back."""
+        """Return the rows of a statement and the number of rows that it read; roll it back."""
         statement = self._statements(template)
         kind = psycopg.RawCursor if b"$1" in statement else psycopg.Cursor
         found = kind(self._connection).execute(statement, parameters).fetchall()
@@ -107,7 +107,7 @@ def test_a_fetch_of_turns_reads_few_rows_however_many_wait(
     store.fill(FILL_TURNS)
     parameters = [["t" * 32], False, 5_000, "me", routes, None, 60_000, True]
 
-    found, read = store.rows_read(queries.FETCH_TURNS, parameters)
+    found, read = store.rows_read(statements.FETCH_TURNS, parameters)
 
     assert (found[0][0] is None) == (routes is not None)
     assert read < ROWS_MAX
@@ -128,7 +128,7 @@ def test_a_batch_of_turns_is_found_past_thousands_that_wait(store: Store) -> Non
         *(False, 5_000, "me", MY_TURNS, None, 60_000, True),
     ]
 
-    found, read = store.rows_read(queries.FETCH_TURNS, parameters)
+    found, read = store.rows_read(statements.FETCH_TURNS, parameters)
 
     assert [row[0] for row in found] == [f"ready-{number}" for number in range(1, 11)]
     assert read < 3 * ROWS_MAX
@@ -142,7 +142,7 @@ def test_a_fetch_of_work_reads_few_rows_however_many_wait(
     names = None if routes is None else ["mine"]
     parameters = [["t" * 32], False, 5_000, routes, names, [""], "me", 5_000, False]
 
-    found, read = store.rows_read(queries.FETCH_WORK, parameters)
+    found, read = store.rows_read(statements.FETCH_WORK, parameters)
 
     assert (found[0][0] is None) == (routes is not None)
     assert read < ROWS_MAX
@@ -187,10 +187,10 @@ def test_a_turn_reads_as_many_rows_as_it_changes(store: Store) -> None:
             for number in range(half + 1, MANY + 1)
         ),
     )
-    row, parts = rows.turn_row("x", "held", commit, is_first=False)
+    row, parts = records.turn_row("x", "held", commit, is_first=False)
     text = msgspec.json.encode([{**row, "n": 0}]).decode()
 
-    found, read = store.rows_read(queries.COMMIT_TURNS, ["lane", 1, False, text, parts])
+    found, read = store.rows_read(statements.COMMIT_TURNS, ["lane", 1, False, text, parts])
 
     assert msgspec.json.decode(found[0][0])["refused"] is None
     assert read < 10 * MANY

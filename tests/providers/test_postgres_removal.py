@@ -1,4 +1,4 @@
-"""What is removed on Postgres is removed with the children that a turn adds meanwhile."""
+"""Removing an instance on Postgres also removes children that a turn adds meanwhile."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from psycopg import sql
 
 from perdure.conformance.factories import start, started
 from perdure.model.status import Status
-from perdure.providers.items import EnqueueCondition, ExecutionMetadata, TurnCommit
 from perdure.providers.postgres import PostgresProvider
+from perdure.providers.records import EnqueueCondition, ExecutionMetadata, TurnCommit
 from postgres_factory import new_schema
 from postgres_server import shared_server
 
-# What the commit of a turn locks and writes, in this order.
+# The locks and writes of a turn's commit, in this order.
 LOCK = "SELECT FROM {}.instance_locks WHERE instance_id = 'x' FOR UPDATE"
 TURN = "UPDATE {}.instances SET updated_at = updated_at WHERE instance_id = 'x'"
 CHILD = """
@@ -54,7 +54,7 @@ def test_a_replaced_instance_takes_a_child_with_it_that_comes_meanwhile(is_locke
             await until_waiting(schema)
             await turn.commit()
         await replacing
-        admin = provider.admin()
+        admin = provider.admin
         assert admin is not None
         left = await admin.list_children("x")
         await provider.close()

@@ -1,4 +1,4 @@
-"""Whether a distributed Postgres could keep each instance on one server.
+"""A distributed Postgres could keep each instance on one server.
 
 Reads the schema as the server knows it and every statement that is sent or runs inside a function.
 """
@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from perdure.providers.postgres import queries
+from perdure.providers.postgres import statements
 from postgres_factory import new_schema
 from postgres_server import shared_server
 
@@ -37,12 +37,18 @@ the instance, and only loses the guard."""
 
 LOOKING = frozenset(
     {
-        *("waiting_routes", "turn_candidates", "next_turn_at", "bury_orphans", "fetch_turns"),
+        *(
+            "waiting_routes",
+            "turn_candidates",
+            "next_turn_at",
+            "dead_letter_orphans",
+            "fetch_turns",
+        ),
         *("waiting_work_routes", "open_sessions", "work_candidates", "next_work_at"),
         *("take_from_session", "take_with_sessions", "fetch_work"),
     }
 )
-"""Looking for work, on each server for its own instances."""
+"""Fetches, which each server runs for its own instances."""
 
 ADMINISTRATION = frozenset(
     {
@@ -54,6 +60,7 @@ ASKED_OF_ALL = frozenset(
     {
         *("FIND_TURNS", "FIND_WORK", "LIST_CHILDREN", "GET_DEPTHS", "LIST_DEAD_LETTERS"),
         *("DELETE_LETTER", "LIST_FINISHED_ROOTS", "LIST_BEGUN", "GET_TOTALS", "COUNT_BY_STATUS"),
+        "_COUNT",
     }
 )
 """Statements about many instances, and tokens of another process."""
@@ -130,20 +137,20 @@ def test_every_statement_that_writes_is_about_named_instances(catalog: Any) -> N
     }
 
     # The one lookup by token alone tells a caller's mistake from a lost lock.
-    assert unkeyed == {"remove_settled_work": {"worker_queue"}}
+    assert unkeyed == {"remove_completed_work": {"worker_queue"}}
 
 
 def test_every_statement_that_is_sent_is_about_named_instances() -> None:
-    statements = {
+    sent = {
         name: value
-        for name, value in vars(queries).items()
+        for name, value in vars(statements).items()
         if name.isupper() and isinstance(value, str)
     }
-    assert set(statements) >= ASKED_OF_ALL
+    assert set(sent) >= ASKED_OF_ALL
 
     unkeyed = {
         name: found
-        for name, statement in statements.items()
+        for name, statement in sent.items()
         if name not in ASKED_OF_ALL and (found := unkeyed_tables(statement))
     }
 
@@ -166,7 +173,7 @@ def test_the_reader_of_statements_can_tell(statement: str, unkeyed: set[str]) ->
 
 
 def unkeyed_tables(source: str) -> set[str]:
-    """Tables of instances that a statement goes through without naming an instance."""
+    """Return tables of instances that a statement reads or writes without naming an instance."""
     source = re.sub(r"--.*", "", source)
     found: set[str] = set()
     for statement in source.split(";"):

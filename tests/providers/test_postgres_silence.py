@@ -12,7 +12,7 @@ import pytest
 
 from perdure.conformance.factories import activity, start
 from perdure.errors import StoreClosed, StoreUnavailable
-from perdure.providers.postgres import PostgresProvider, handle, renewals
+from perdure.providers.postgres import PostgresProvider, renewals, store
 from postgres_factory import new_schema
 from postgres_proxy import Cut, Proxy
 from postgres_server import shared_server
@@ -20,7 +20,7 @@ from postgres_server import shared_server
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
-    from perdure.providers.items import FetchedOrchestration
+    from perdure.providers.records import FetchedOrchestration
 
 A_MOMENT = 0.05
 
@@ -91,7 +91,7 @@ def test_locks_are_renewed_on_another_connection(
     said = [each.message for each in caplog.records if each.levelno == logging.WARNING]
     assert len(said) >= times
     assert all("renew_orchestration_item_lock" in each for each in said)
-    assert all("asked again on another connection" in each for each in said)
+    assert all("trying again on another connection" in each for each in said)
 
 
 def test_renewals_that_wait_behind_a_silent_one_are_not_held_up(
@@ -161,10 +161,10 @@ def test_a_renewal_that_is_cancelled_leaves_the_next_one_a_connection(
 # --- everything else
 
 
-def test_closing_does_not_wait_for_what_nobody_needs(
+def test_closing_does_not_wait_for_its_clean_up(
     schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handle, "_GOODBYE_SECONDS", A_MOMENT)
+    monkeypatch.setattr(store, "_CLEANUP_SECONDS", A_MOMENT)
 
     async def check(provider: PostgresProvider, silence: Silence) -> None:
         silence.falls_at(b"DELETE FROM", 100)

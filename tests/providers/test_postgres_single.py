@@ -1,4 +1,4 @@
-"""The quick ways for a single operation on Postgres: few statements, and the same rows."""
+"""The short forms for a single operation on Postgres leave the same rows as the general form."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from psycopg import sql
 from perdure.conformance.factories import activity, event, raised, start, started
 from perdure.errors import InvalidValue, LockLost
 from perdure.model.status import Status
-from perdure.providers.items import Claim, ExecutionMetadata, KvSet, TurnCommit
-from perdure.providers.postgres import PostgresProvider, lanes, queries, rows
-from perdure.providers.postgres.slots import Slots
+from perdure.providers.postgres import PostgresProvider, pipeline, records, statements
+from perdure.providers.records import Claim, ExecutionMetadata, KvSet, TurnCommit
 from postgres_factory import new_schema
 from postgres_proxy import Proxy
 from postgres_server import shared_server
@@ -78,33 +77,33 @@ LAST = TurnCommit(
 
 
 class Store:
-    """Sends operations one by one, the quick way or the general one."""
+    """Sends operations one by one, in the short or the general form."""
 
     def __init__(self, connection: psycopg.Connection[Any], *, quick: bool) -> None:
         self._connection = connection
         self._schema = new_schema()
-        self._statements = queries.Statements(self._schema)
-        self._more = 0 if quick else rows.UNCOMMON
+        self._statements = statements.Statements(self._schema)
+        self._more = 0 if quick else records.UNCOMMON
         self._batch = 0
 
     def start(self, commit: TurnCommit) -> None:
-        row, parts = rows.turn_row("x", "lock", commit, is_first=True)
-        assert not parts & rows.UNCOMMON
-        self._send(queries.START_TURNS, {**row, "owner": "me"}, parts)
+        row, parts = records.turn_row("x", "lock", commit, is_first=True)
+        assert not parts & records.UNCOMMON
+        self._send(statements.START_TURNS, {**row, "owner": "me"}, parts)
 
     def commit(self, commit: TurnCommit) -> None:
-        row, parts = rows.turn_row("x", "lock", commit, is_first=False)
-        self._send(queries.COMMIT_TURNS, row, parts)
+        row, parts = records.turn_row("x", "lock", commit, is_first=False)
+        self._send(statements.COMMIT_TURNS, row, parts)
 
     def raise_events(self, number: int) -> None:
-        """Two in one go take the general way."""
-        row = rows.message_row(raised("x"), None)
-        self._send(queries.ENQUEUE_MESSAGES, row, 0, copies=number)
+        """Send one message, or two, which take the general form."""
+        row = records.message_row(raised("x"), None)
+        self._send(statements.ENQUEUE_MESSAGES, row, 0, copies=number)
 
     def deliver(self) -> None:
-        """Tag what is queued as a fetch for the owner does."""
+        """Mark the queued messages as a fetch of the owner does."""
         psycopg.RawCursor(self._connection).execute(
-            self._statements(queries.FETCH_TURNS),
+            self._statements(statements.FETCH_TURNS),
             (["delivery"], False, LONG_MS, "me", None, None, LONG_MS, True),
         )
 
@@ -121,7 +120,7 @@ class Store:
         assert msgspec.json.decode(answer).get("refused") is None
 
     def content(self) -> dict[str, list[Any]]:
-        """All rows, with the times in them made equal."""
+        """Return all rows, with equal times."""
         content: dict[str, list[Any]] = {}
         for table in TABLES:
             statement = sql.SQL(
@@ -180,7 +179,7 @@ def connection() -> Iterator[psycopg.Connection[Any]]:
 @pytest.mark.parametrize(
     "run", [_begin, _step, _end, _consume, _consume_some, _end_with_messages_left]
 )
-def test_the_quick_way_leaves_the_same_rows_as_the_general_one(
+def test_the_short_form_leaves_the_same_rows_as_the_general_one(
     connection: psycopg.Connection[Any], run: Callable[[Store], None]
 ) -> None:
     contents: list[dict[str, list[Any]]] = []
@@ -203,7 +202,7 @@ def test_a_last_turn_that_settles_what_is_not_held_changes_nothing() -> None:
             with pytest.raises(LockLost):
                 await provider.ack_orchestration_item("lock", wrong)
 
-            assert (await provider.admin().get_instance_info("x")).status is Status.RUNNING
+            assert (await provider.admin.get_instance_info("x")).status is Status.RUNNING
             assert len(await provider.read("x")) == 1
             await provider.ack_orchestration_item("lock", STEP)  # the lock is as it was
 
@@ -220,7 +219,7 @@ def test_an_instance_that_exists_is_not_started_again_by_a_single_start() -> Non
 
             assert not await provider.start_orchestration_item(start("x"), free, "other", "me")
 
-            assert (await provider.admin().get_instance_info("x")).status is Status.COMPLETED
+            assert (await provider.admin.get_instance_info("x")).status is Status.COMPLETED
 
     asyncio.run(check())
 
@@ -232,24 +231,7 @@ def test_a_store_that_is_up_to_date_is_opened_after_one_statement() -> None:
             Proxy(shared_server().socket_directory, lambda _message: None) as proxy,
             PostgresProvider(proxy.dsn, schema=schema, listen=False),
         ):
-            assert proxy.statements <= 2  # for the second, nobody waits
-
-    asyncio.run(check())
-
-
-def test_a_slot_is_not_lost_with_a_caller_that_was_cancelled_at_its_turn() -> None:
-    async def check() -> None:
-        slots = Slots(1)
-        assert slots.take_now()
-        waiting = asyncio.create_task(slots.take())
-        await asyncio.sleep(0)
-        assert not slots.take_now()
-
-        slots.release()
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
-
-        assert slots.take_now()
+            assert proxy.statements == 1
 
     asyncio.run(check())
 
@@ -271,7 +253,7 @@ def test_a_big_commit_whose_wait_is_cancelled_is_answered_and_applied_once() -> 
             waits[0].cancel()
             async with asyncio.timeout(30):
                 taken = await sending
-            return taken, len(await provider.admin().list_messages("small-0"))
+            return taken, len(await provider.admin.list_messages("small-0"))
 
     assert asyncio.run(scenario()) == (True, 2)
 
@@ -279,7 +261,7 @@ def test_a_big_commit_whose_wait_is_cancelled_is_answered_and_applied_once() -> 
 def test_a_turn_too_big_for_the_server_is_refused_by_its_size(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lanes, "_ONE_BYTES_MAX", 1 << 20)
+    monkeypatch.setattr(pipeline, "_ONE_BYTES_MAX", 1 << 20)
 
     async def scenario() -> None:
         async with PostgresProvider(shared_server().dsn, schema=new_schema()) as provider:

@@ -9,11 +9,12 @@ from itertools import count
 import msgspec
 import pytest
 
+from model import ModelProvider
 from perdure.clock import ManualClock
 from perdure.conformance.observation import details, look, totals
 from perdure.errors import PerdureError
 from perdure.model.status import Status
-from perdure.providers.items import (
+from perdure.providers.records import (
     ActivityIdentity,
     Claim,
     CustomStatusChange,
@@ -29,8 +30,7 @@ from perdure.providers.items import (
     VersionRange,
     WorkerMessage,
 )
-from perdure.providers.memory import InMemoryProvider
-from perdure.providers.sqlite import SqliteProvider, batches
+from perdure.providers.sqlite import SqliteProvider, batch
 
 IDS = [f"i{number:03}" for number in range(300)]
 KEEP_MS = 1_000
@@ -144,7 +144,7 @@ class Bursts:
     def ack(self, instance_id=IDS[0]):
         if self.idle and self.random.random() < 0.9:
             instance_id = self.idle.pop(self.random.randrange(len(self.idle)))
-        lock = self.locks.get(instance_id, Lock("nobody's"))
+        lock = self.locks.get(instance_id, Lock("unknown token"))
         commit = self.commit(instance_id, first=self.events[instance_id] + 1, settles=True)
         uses = self.random.choices(["all", "less", "another's"], [90, 6, 6])[0]
         another = self.random.choice([lock, *self.locks.values()])
@@ -183,7 +183,7 @@ class Bursts:
         return call, note
 
     def abandon(self, instance_id):
-        lock = self.locks.get(instance_id, Lock("nobody's"))
+        lock = self.locks.get(instance_id, Lock("unknown token"))
         delay_ms = self.random.choice([None, 1, 20])
         ignore = self.random.random() < 0.5
 
@@ -315,8 +315,8 @@ class Bursts:
         if self.locks:
             instance_id = self.random.choice(list(self.locks))
         if self.random.random() < 0.5:
-            return (lambda provider: provider.admin().suspend_instance(instance_id)), nothing
-        return (lambda provider: provider.admin().resume_instance(instance_id)), nothing
+            return (lambda provider: provider.admin.suspend_instance(instance_id)), nothing
+        return (lambda provider: provider.admin.resume_instance(instance_id)), nothing
 
     def take_work(self, _instance_id):
         return (lambda provider: identities(provider.fetch_work_items(3, KEEP_MS, 0))), nothing
@@ -345,7 +345,7 @@ async def outcome(verb, provider):
 
 
 async def observe(provider, instance_ids):
-    calls = totals(provider.admin()) | details(provider, provider.admin(), instance_ids)
+    calls = totals(provider.admin) | details(provider, provider.admin, instance_ids)
     return {name: await look(call, exact_times=True) for name, call in calls.items()}
 
 
@@ -353,7 +353,7 @@ async def compare_bursts(path, seed, rounds):
     clock = ManualClock(1_800_000_000_000)
     bursts = Bursts(seed)
     async with (
-        InMemoryProvider(clock=clock) as model,
+        ModelProvider(clock=clock) as model,
         SqliteProvider(path, clock=clock, durability="relaxed") as sqlite,
     ):
         for number in range(rounds):
@@ -378,7 +378,7 @@ def test_bursts_of_verbs_do_what_the_model_does_one_by_one(tmp_path, seed):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_single_verbs_do_the_same_when_they_are_written_as_runs(tmp_path, seed, monkeypatch):
-    monkeypatch.setattr(batches, "RUN_MIN", 1)
+    monkeypatch.setattr(batch, "TOGETHER_MIN", 1)
 
     asyncio.run(compare_bursts(tmp_path / "store.db", 100 + seed, 50))
 
@@ -402,7 +402,7 @@ def second_start_for_one(provider):
 
 
 def suspend_one(provider):
-    return provider.admin().suspend_instance("c")
+    return provider.admin.suspend_instance("c")
 
 
 async def first_turns_from_the_queue(provider, before, after):
@@ -456,7 +456,7 @@ def test_first_turns_from_the_queue_do_what_the_model_does(tmp_path, before, aft
     async def compare():
         clock = ManualClock(1_800_000_000_000)
         async with (
-            InMemoryProvider(clock=clock) as model,
+            ModelProvider(clock=clock) as model,
             SqliteProvider(tmp_path / "s.db", clock=clock, durability="relaxed") as sqlite,
         ):
             expected = await first_turns_from_the_queue(model, before, after)

@@ -17,8 +17,9 @@ from perdure.conformance.factories import (
     started,
 )
 from perdure.errors import DuplicateEvent, InternalError, LockLost, NotFound, UsageError
-from perdure.providers.items import EnqueueCondition, ExecutionMetadata, TurnCommit
+from perdure.providers.records import EnqueueCondition, ExecutionMetadata, TurnCommit
 from perdure.providers.sqlite import SqliteProvider
+from perdure.providers.sqlite.verb import Verb
 from perdure.providers.sqlite.writer import BATCH_OPERATIONS_MAX
 
 NAMED = ExecutionMetadata(name="TestOrch", version="1.0.0")
@@ -105,13 +106,13 @@ def test_an_operation_that_fails_does_not_harm_those_beside_it(path):
         )
         found = await outcomes(
             provider.enqueue_for_orchestrator(start("a")),
-            provider.ack_orchestration_item("nobody's", first),
+            provider.ack_orchestration_item("unknown token", first),
             provider.ack_orchestration_item(fetched.lock_token, again),
             provider.enqueue_for_orchestrator(raised("y"), None, EnqueueCondition.ALIVE),
             provider.enqueue_for_orchestrator(start("b")),
         )
         history = await provider.read("x")
-        page = await provider.admin().list_instances()
+        page = await provider.admin.list_instances()
         return found, history, sorted(info.instance_id for info in page.instances)
 
     found, history, instances = run(path, mix)
@@ -130,10 +131,10 @@ def test_a_bug_in_one_operation_does_not_stop_the_writer(path):
         await provider.enqueue_for_orchestrator(start("kept"))
         found = await outcomes(
             provider.enqueue_for_orchestrator(start("a")),
-            provider._handle.write("broken", broken),
+            provider._store.write(Verb("broken", broken)),
             provider.enqueue_for_orchestrator(start("b")),
         )
-        return found, (await provider.admin().get_system_metrics()).total_instances
+        return found, (await provider.admin.get_system_metrics()).total_instances
 
     found, instances = run(path, mix)
 
@@ -208,7 +209,7 @@ def test_a_cancelled_fetch_gives_late_messages_back_to_a_kept_lock(path):
 def test_closing_finishes_what_was_accepted_and_wakes_who_waits(path):
     async def close(provider):
         waiting = provider.fetch_work_item(LOCK_MS, 60_000)
-        await until(lambda: provider._handle.work.has_waiters)
+        await until(lambda: provider._store.signals.work.has_waiters)
         accepted = [provider.enqueue_for_orchestrator(start(f"i-{each}")) for each in range(100)]
         await provider.close()
         return await waiting, await asyncio.gather(*accepted)
@@ -243,16 +244,19 @@ def test_another_loop_in_another_thread_gets_its_answers(path):
 
 
 async def with_table(provider):
-    await provider._handle.write(
-        "create", lambda tx: tx.execute("CREATE TABLE receipts (id TEXT PRIMARY KEY)") and None
+    await provider._store.write(
+        Verb(
+            "create",
+            lambda tx: tx.execute("CREATE TABLE receipts (id TEXT PRIMARY KEY)") and None,
+        )
     )
     await provider.enqueue_for_worker(activity("x"))
     return (await provider.fetch_work_item(LOCK_MS, 0)).lock_token
 
 
 async def receipts(provider):
-    return await provider._handle.write(
-        "count", lambda tx: tx.row("SELECT count(*) FROM receipts", ())[0]
+    return await provider._store.write(
+        Verb("count", lambda tx: tx.row("SELECT count(*) FROM receipts", ())[0])
     )
 
 
@@ -266,7 +270,7 @@ def test_rows_and_completion_of_an_activity_are_committed_together(path):
         await provider.settle_in_transaction(token, charge)
         with pytest.raises(LockLost):
             await provider.settle_in_transaction(token, charge)
-        messages = await provider.admin().list_messages("x")
+        messages = await provider.admin.list_messages("x")
         return await receipts(provider), len(messages)
 
     assert run(path, settle) == (1, 1)
@@ -305,6 +309,6 @@ def test_an_activity_must_not_end_the_transaction(path, sql):
         with pytest.raises(UsageError, match="neither commit nor roll back"):
             await provider.settle_in_transaction(token, charge)
         await provider.enqueue_for_orchestrator(start("goes on"))
-        return len(await provider.admin().list_messages("x"))
+        return len(await provider.admin.list_messages("x"))
 
     assert run(path, settle) == 0

@@ -12,8 +12,8 @@ import pytest
 
 from perdure.conformance.factories import LOCK_MS, start, started
 from perdure.errors import ProviderError, StoreBusy, StoreFull, StoreUnavailable
-from perdure.providers.items import EnqueueCondition, ExecutionMetadata, TurnCommit
-from perdure.providers.sqlite import SqliteProvider, committer, connection, log
+from perdure.providers.records import EnqueueCondition, ExecutionMetadata, TurnCommit
+from perdure.providers.sqlite import SqliteProvider, committer, connection, database
 
 NAMED = ExecutionMetadata(name="TestOrch", version="1.0.0")
 
@@ -65,13 +65,13 @@ def test_a_full_disk_is_reported_and_overcome_without_a_restart(small_disk):
                 with pytest.raises(StoreFull) as caught:
                     await provider.enqueue_for_orchestrator(big("too much"))
                 assert caught.value.retryable
-            page = await provider.admin().list_instances()
+            page = await provider.admin.list_instances()
             assert sorted(info.instance_id for info in page.instances) == sorted(taken)
 
             grow()
             await provider.enqueue_for_orchestrator(big("after"))
-            await provider.admin().integrity_check()
-            page = await provider.admin().list_instances()
+            await provider.admin.integrity_check()
+            page = await provider.admin.list_instances()
             assert sorted(info.instance_id for info in page.instances) == sorted([*taken, "after"])
             assert len(taken) > 3
 
@@ -170,9 +170,9 @@ async def one_life(path):
             # A commit whose outcome was not known may have happened.
             with contextlib.suppress(ProviderError):
                 await provider.ack_orchestration_item(fetched.lock_token, commit)
-        await provider.admin().integrity_check()
+        await provider.admin.integrity_check()
         history = await provider.read("x")
-        depths = await provider.admin().get_queue_depths()
+        depths = await provider.admin.get_queue_depths()
         total = depths.orchestrator.visible + depths.orchestrator.locked
         # Either the turn is committed and its message consumed, or neither.
         assert (len(history), total) in {(1, 0), (0, 1)}
@@ -225,7 +225,7 @@ def test_the_log_stays_within_its_bound(tmp_path):
 
     largest = asyncio.run(write_a_lot())
 
-    assert log.PAGES_TO_CHECKPOINT * 4096 < largest < 64 * 1024 * 1024
+    assert database.PAGES_TO_CHECKPOINT * 4096 < largest < 64 * 1024 * 1024
 
 
 # --- a defect of ours

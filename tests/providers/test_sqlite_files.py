@@ -27,8 +27,10 @@ from perdure.errors import (
     StoreUnavailable,
     UsageError,
 )
-from perdure.providers.sqlite import SqliteProvider, connection, whereabouts
-from perdure.providers.sqlite.place import create_draft, find_file_system
+from perdure.providers.local_files import find_file_system
+from perdure.providers.sqlite import SqliteProvider, connection, guards
+from perdure.providers.sqlite.guards import create_draft
+from perdure.providers.sqlite.verb import Verb
 
 
 async def open_and_close(path, **options):
@@ -157,7 +159,7 @@ def test_an_integrity_check_finds_what_opening_did_not_touch(tmp_path):
 
     async def check():
         async with SqliteProvider(path) as provider:
-            await provider.admin().integrity_check()
+            await provider.admin.integrity_check()
 
     asyncio.run(fill())
     asyncio.run(check())
@@ -174,7 +176,7 @@ def test_a_moved_store_points_to_its_new_place(tmp_path):
 
     async def move():
         async with SqliteProvider(path) as provider:
-            await provider.admin().mark_moved("postgresql://db/shop")
+            await provider.admin.mark_moved("postgresql://db/shop")
 
     asyncio.run(move())
 
@@ -212,7 +214,7 @@ def test_the_file_system_of_a_path_is_that_of_its_nearest_mount(path, kind):
 def test_a_network_file_system_is_refused(tmp_path, monkeypatch):
     mounts = tmp_path / "mountinfo"
     mounts.write_text(f"1 0 0:1 / / rw - ext4 x rw\n2 1 0:2 / {tmp_path} rw - nfs4 server:/x rw\n")
-    monkeypatch.setattr("perdure.providers.sqlite.place._MOUNTS", mounts)
+    monkeypatch.setattr("perdure.providers.local_files._MOUNTS", mounts)
 
     refusal = refusal_of(tmp_path / "store.db")
 
@@ -244,8 +246,8 @@ def test_a_setting_that_sqlite_does_not_take_is_refused(tmp_path, monkeypatch):
 def test_durability_decides_when_the_disk_is_waited_for(tmp_path, durability, level):
     async def synchronous():
         async with SqliteProvider(tmp_path / "store.db", durability=durability) as provider:
-            return await provider._handle.write(
-                "test", lambda tx: tx.row("PRAGMA synchronous", ())[0]
+            return await provider._store.write(
+                Verb("test", lambda tx: tx.row("PRAGMA synchronous", ())[0])
             )
 
     assert asyncio.run(synchronous()) == level
@@ -283,7 +285,7 @@ def test_a_commit_into_a_file_that_has_disappeared_is_not_answered_for(tmp_path,
     "way", ["removed", "replaced", "moved with its directory", "behind a link"]
 )
 def test_no_change_is_overlooked_however_quiet_the_directory_was(tmp_path, monkeypatch, name, way):
-    monkeypatch.setattr(whereabouts, "_SETTLED_NS", 0)
+    monkeypatch.setattr(guards, "_SETTLED_NS", 0)
     directory = tmp_path / "stores"
     directory.mkdir()
     named = directory / "store.db"
@@ -408,7 +410,7 @@ def test_what_was_written_to_a_log_that_disappeared_is_kept_by_closing(tmp_path)
             await provider.enqueue_for_orchestrator(start("one"))
             (tmp_path / "store.db-wal").unlink()
         async with SqliteProvider(tmp_path / "store.db") as provider:
-            return (await provider.admin().list_instances()).instances[0].instance_id
+            return (await provider.admin.list_instances()).instances[0].instance_id
 
     assert asyncio.run(lose_the_log()) == "one"
 
@@ -420,7 +422,7 @@ def test_a_closed_provider_says_so(tmp_path):
         for call in (
             lambda: provider.enqueue_for_orchestrator(start("one")),
             lambda: provider.read("one"),
-            lambda: provider.admin().get_system_metrics(),
+            provider.admin.get_system_metrics,
             lambda: provider.watch("one"),
         ):
             with pytest.raises(StoreClosed):
@@ -441,8 +443,8 @@ async def enqueue(name):
     await provider.enqueue_for_orchestrator(start(name))
 
 async def count():
-    await provider.admin().integrity_check()
-    return (await provider.admin().get_system_metrics()).total_instances
+    await provider.admin.integrity_check()
+    return (await provider.admin.get_system_metrics()).total_instances
 
 provider = SqliteProvider(sys.argv[1])
 runner = asyncio.Runner()
@@ -479,12 +481,12 @@ def test_a_backup_is_a_store_of_its_own(tmp_path):
     async def back_up():
         async with SqliteProvider(tmp_path / "store.db") as provider:
             await provider.enqueue_for_orchestrator(start("one"))
-            await provider.admin().backup(tmp_path / "copy.db")
+            await provider.admin.backup(tmp_path / "copy.db")
             await provider.enqueue_for_orchestrator(start("two"))
 
     async def instances(path):
         async with SqliteProvider(path) as provider:
-            page = await provider.admin().list_instances()
+            page = await provider.admin.list_instances()
             return sorted(info.instance_id for info in page.instances)
 
     asyncio.run(back_up())
@@ -500,7 +502,7 @@ def test_a_backup_never_overwrites(tmp_path):
 
     async def back_up():
         async with SqliteProvider(tmp_path / "store.db") as provider:
-            await provider.admin().backup(tmp_path / "copy.db")
+            await provider.admin.backup(tmp_path / "copy.db")
 
     with pytest.raises(AlreadyExists):
         asyncio.run(back_up())
@@ -518,14 +520,14 @@ def test_a_backup_of_a_damaged_store_is_not_written(tmp_path):
     async def is_sound():
         async with SqliteProvider(path) as provider:
             try:
-                await provider.admin().integrity_check()
+                await provider.admin.integrity_check()
             except CorruptData:
                 return False
             return True
 
     async def back_up():
         async with SqliteProvider(path) as provider:
-            await provider.admin().backup(tmp_path / "copy.db")
+            await provider.admin.backup(tmp_path / "copy.db")
 
     asyncio.run(fill("old"))
     old = path.read_bytes()
@@ -554,7 +556,7 @@ def test_the_store_tells_how_it_keeps_data(tmp_path):
     async def info():
         provider = SqliteProvider(tmp_path / "store.db", clock=ManualClock())
         async with provider:
-            return await provider.admin().get_store_info()
+            return await provider.admin.get_store_info()
 
     found = asyncio.run(info())
 

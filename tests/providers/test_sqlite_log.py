@@ -10,17 +10,17 @@ import sys
 import apsw
 import pytest
 
-from perdure.providers.items import OrchestratorMessage, StartRouting
-from perdure.providers.sqlite import SqliteProvider, place
-from perdure.providers.sqlite.log import PAGES_TO_CHECKPOINT
+from perdure.providers.records import OrchestratorMessage, StartRouting
+from perdure.providers.sqlite import SqliteProvider, guards
+from perdure.providers.sqlite.database import PAGES_TO_CHECKPOINT
 
-RESERVED = place.LOG_BYTES_RESERVED
+RESERVED = guards.LOG_BYTES_RESERVED
 
 
 @pytest.fixture
 def path(tmp_path, monkeypatch):
     # Also where the tests themselves lie in memory.
-    monkeypatch.setattr(place, "_MEMORY_FILE_SYSTEMS", frozenset())
+    monkeypatch.setattr(guards, "_MEMORY_FILE_SYSTEMS", frozenset())
     return tmp_path / "store.db"
 
 
@@ -107,7 +107,7 @@ def test_where_a_log_cannot_be_reserved_the_store_works_and_nothing_is_left(
     async def write_anyway():
         provider = SqliteProvider(path)
         with monkeypatch.context() as patch:
-            patch.setattr(place.os, broken, refuse)
+            patch.setattr(guards.os, broken, refuse)
             await provider.open()
         names = sorted(each.name for each in path.parent.iterdir())
         taken = await provider.enqueue_for_orchestrator(start(1))
@@ -124,18 +124,18 @@ def test_a_log_that_somebody_made_first_is_left_alone(path):
     asyncio.run(write(path, 1))
     log_of(path).write_bytes(b"theirs")
 
-    place.reserve_log(path)
+    guards.reserve_log(path)
 
     assert log_of(path).read_bytes() == b"theirs"
 
 
 DYING = """
 import asyncio, os, sys
-from perdure.providers.items import OrchestratorMessage
-from perdure.providers.sqlite import SqliteProvider, place
-from perdure.providers.sqlite.log import PAGES_TO_CHECKPOINT
+from perdure.providers.records import OrchestratorMessage
+from perdure.providers.sqlite import SqliteProvider, guards
+from perdure.providers.sqlite.database import PAGES_TO_CHECKPOINT
 
-place._MEMORY_FILE_SYSTEMS = frozenset()
+guards._MEMORY_FILE_SYSTEMS = frozenset()
 
 async def write_and_die():
     provider = SqliteProvider(sys.argv[1])

@@ -13,7 +13,7 @@ import pytest
 
 from perdure.conformance.factories import LOCK_MS, event, raised, start, started
 from perdure.errors import DuplicateEvent, LockLost, StoreBusy, StoreUnavailable
-from perdure.providers.items import EnqueueCondition, ExecutionMetadata, TurnCommit
+from perdure.providers.records import EnqueueCondition, ExecutionMetadata, TurnCommit
 from perdure.providers.sqlite import SqliteProvider, committer, connection, writer
 
 NAMED = ExecutionMetadata(name="TestOrch", version="1.0.0")

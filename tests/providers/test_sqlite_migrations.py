@@ -10,7 +10,14 @@ import pytest
 
 from perdure.clock import ManualClock
 from perdure.errors import InternalError, StoreRefused
-from perdure.providers._shared.migrate import Migration, due_migrations, load_migrations
+from perdure.model.status import Status
+from perdure.providers.migrate import Migration, due_migrations, load_migrations
+from perdure.providers.records import (
+    ExecutionMetadata,
+    HistoryRecord,
+    InstanceQuery,
+    TurnCommit,
+)
 from perdure.providers.sqlite import SqliteProvider, connection
 
 ONE = Migration(1, "one", "CREATE TABLE one (x)")
@@ -98,6 +105,66 @@ def test_a_migration_that_fails_changes_nothing(tmp_path, monkeypatch):
     opened.close()
 
 
+SCHEMA_1_ROWS = """
+INSERT INTO store_info VALUES (1, 1, 5, 0, NULL);
+INSERT INTO instances VALUES
+    (1, 'order', 1, 'Shop', '1.0.0', NULL, 1, 'Running', NULL, NULL, 0, 10, 10, NULL),
+    (2, 'paused', 1, 'Shop', '1.0.0', NULL, 1, 'Suspended', NULL, NULL, 0, 10, 10, NULL);
+INSERT INTO executions VALUES (1, 1, 'Running', NULL, NULL, 10, NULL);
+INSERT INTO history VALUES (1, 1, 1, '{"type":"OrchestrationStarted"}');
+INSERT INTO instance_locks
+    (instance_id, instance_key, name, version, state, wake_at, lock_token, locked_until, owner,
+     kept)
+    VALUES ('order', 1, 'Shop', '1.0.0', 1, 9000, 'turn', 9000, 'me', 1);
+INSERT INTO executions VALUES (2, 1, 'Running', NULL, NULL, 10, NULL);
+INSERT INTO instance_locks (instance_id, instance_key, name, version, state, suspended)
+    VALUES ('paused', 2, 'Shop', '1.0.0', 3, 1);
+INSERT INTO worker_queue VALUES
+    (1, 'order', 1, 2, 'charge', '[]', NULL, NULL, 10, 10, 1, 1, 9000, 'work', 9000, NULL, NULL);
+"""
+
+
+@pytest.fixture
+def schema_1_store(tmp_path):
+    path = tmp_path / "store.db"
+    old = apsw.Connection(str(path))
+    old.execute(connection.MIGRATIONS[0].sql + SCHEMA_1_ROWS)
+    old.pragma("user_version", 1)
+    old.pragma("application_id", connection.APPLICATION_ID)
+    old.close()
+    return path
+
+
+def test_an_instance_that_schema_1_calls_suspended_is_listed_as_paused(schema_1_store):
+    async def paused():
+        async with SqliteProvider(schema_1_store) as provider:
+            query = InstanceQuery(statuses=frozenset({Status.PAUSED}))
+            page = await provider.admin.list_instances(query)
+            return [(info.instance_id, info.status) for info in page.instances]
+
+    assert asyncio.run(paused()) == [("paused", Status.PAUSED)]
+
+
+def test_the_locks_of_a_store_of_schema_1_hold_after_the_migration(schema_1_store):
+    path = schema_1_store
+    turn = TurnCommit(
+        execution_id=1,
+        history_delta=(HistoryRecord(event_id=2, data="2"),),
+        metadata=ExecutionMetadata(status=Status.COMPLETED),
+        consumed=(),
+        settled_work=("work",),
+    )
+
+    async def go_on():
+        async with SqliteProvider(path, clock=ManualClock(100)) as provider:
+            locks = apsw.Connection(str(path)).execute("SELECT kind, locked_at FROM v_locks").get
+            await provider.ack_orchestration_item("turn", turn)
+            info = await provider.admin.get_instance_info("order")
+            return locks, info.status, len(await provider.read("order"))
+
+    assert asyncio.run(go_on()) == ([("instance", None), ("work", None)], Status.COMPLETED, 2)
+
+
 OPENS = """
 import asyncio, sys
 from perdure.providers.sqlite import SqliteProvider
@@ -105,7 +172,7 @@ from perdure.providers.sqlite import SqliteProvider
 async def main():
     sys.stdin.readline()
     async with SqliteProvider(sys.argv[1]) as provider:
-        await provider.admin().get_system_metrics()
+        await provider.admin.get_system_metrics()
 
 asyncio.run(main())
 """

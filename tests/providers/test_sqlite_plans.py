@@ -9,15 +9,36 @@ import apsw
 import pytest
 
 from perdure.model.status import Status
-from perdure.providers.items import InstanceQuery
-from perdure.providers.sqlite import SqliteProvider, deletion, listing, queries, work_queries
-from perdure.providers.sqlite.many_rows import ManyRows
+from perdure.providers.records import InstanceQuery
+from perdure.providers.sqlite import (
+    SqliteProvider,
+    deletion,
+    instances,
+    listing,
+    statements,
+    work_statements,
+)
+from perdure.providers.sqlite.many_rows import ForKeys, ManyRows
 from perdure.providers.sqlite.transaction import Snapshot
 
+
+def texts(name, value):
+    match value:
+        case ManyRows():
+            return {name: value.of(1), f"{name} x 4": value.of(4)}
+        case ForKeys():
+            return {name: value.one, f"{name} x 4": value.many}
+        case str():
+            return {name: value}
+        case _:
+            return {}
+
+
 STATEMENTS = {
-    name: value.of(4) if isinstance(value, ManyRows) else value
-    for name, value in (vars(queries) | vars(work_queries)).items()
-    if name.isupper() and isinstance(value, str | ManyRows)
+    label: text
+    for name, value in (vars(statements) | vars(instances) | vars(work_statements)).items()
+    if name.isupper() and not name.startswith("_")
+    for label, text in texts(name, value).items()
 }
 
 # One row, what the caller has given, or a walk over what an inner query has found by an index.
@@ -80,7 +101,7 @@ def test_a_start_is_found_among_any_number_of_unread_messages(connection, name):
 
 
 @pytest.mark.parametrize(
-    "name", ["READY", "FIND_READY", "FIND_READY_BY_NAME", "FIND_KEPT", "FIND_WORK"]
+    "name", ["FIND_MANY_READY", "FIND_READY", "FIND_READY_BY_NAME", "FIND_KEPT", "FIND_WORK"]
 )
 def test_the_next_candidate_is_found_without_sorting(connection, name):
     assert not any("TEMP B-TREE" in step for step in plan_of(connection, STATEMENTS[name]))
@@ -136,7 +157,7 @@ def test_a_page_costs_a_page(connection, query, index, cursor):
     assert len(scans) <= (2 if query is None else 1), scans
 
 
-def test_instances_without_a_name_are_found_first_whatever_else_is_counted(connection):
+def test_instances_without_a_name_are_found_first_with_any_other_filter(connection):
     watched = Watched(connection)
 
     listing.count(watched.snapshot, InstanceQuery(statuses=frozenset({Status.FAILED})))

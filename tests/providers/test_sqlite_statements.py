@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import apsw
+import msgspec
 import pytest
 
 from perdure.clock import ManualClock
 from perdure.model.status import Status
-from perdure.providers.items import (
+from perdure.providers.records import (
     ActivityIdentity,
     Claim,
     ExecutionMetadata,
@@ -20,7 +21,7 @@ from perdure.providers.items import (
     TurnCommit,
     WorkerMessage,
 )
-from perdure.providers.sqlite import SqliteProvider, committer
+from perdure.providers.sqlite import SqliteProvider, database
 
 KEEP_MS = 1_000
 SHOP = OrchestrationFilter(handlers=frozenset({("Shop", "1.0.0")}))
@@ -53,17 +54,34 @@ def test_big_items_are_fetched_together_with_small_ones(tmp_path):
     assert {work.attempt_count for work in fetched} == {1}
 
 
+def test_an_activity_behind_many_others_is_found_by_its_name(tmp_path):
+    async def fetch():
+        async with SqliteProvider(tmp_path / "store.db", durability="relaxed") as provider:
+            for number in range(1, 61):
+                await provider.enqueue_for_worker(work_of(number, "[]"))
+            wanted = frozenset({"rare", "missing"})
+            nothing = await provider.fetch_work_item(KEEP_MS, 0, activities=wanted)
+            rare = msgspec.structs.replace(work_of(61, "[]"), name="rare")
+            await provider.enqueue_for_worker(rare)
+            return nothing, await provider.fetch_work_item(KEEP_MS, 0, activities=wanted)
+
+    nothing, found = asyncio.run(fetch())
+
+    assert nothing is None
+    assert (found.name, found.identity.activity_id) == ("rare", 61)
+
+
 @pytest.fixture
 def statements(monkeypatch):
     """The statements that writers run from now on."""
     seen = []
-    adopt = committer.Committer.adopt
+    adopt = database.FileDatabase.adopt
 
     def watch(self, connection):
         adopt(self, connection)
         connection.trace_v2(apsw.SQLITE_TRACE_STMT, lambda event: seen.append(event["sql"]))
 
-    monkeypatch.setattr(committer.Committer, "adopt", watch)
+    monkeypatch.setattr(database.FileDatabase, "adopt", watch)
     return seen
 
 
@@ -108,7 +126,7 @@ def test_a_burst_of_turns_takes_few_statements(tmp_path, statements):
                 *[provider.ack_orchestration_item(f"turn of {each}", last_of(each)) for each in ids]
             )
             count = len(statements)
-            metrics = await provider.admin().get_system_metrics()
+            metrics = await provider.admin.get_system_metrics()
         return begun, count, metrics
 
     begun, count, metrics = asyncio.run(run())
@@ -145,8 +163,8 @@ def test_a_burst_of_starts_from_the_queue_takes_few_statements(tmp_path, stateme
                 *[provider.ack_orchestration_item(each.lock_token, first_of(each)) for each in took]
             )
             count = len(statements)
-            metrics = await provider.admin().get_system_metrics()
-            depths = await provider.admin().get_queue_depths()
+            metrics = await provider.admin.get_system_metrics()
+            depths = await provider.admin.get_queue_depths()
         return took, count, metrics, depths
 
     took, count, metrics, depths = asyncio.run(run())

@@ -10,7 +10,7 @@ import pytest
 from perdure.clock import ManualClock
 from perdure.conformance.factories import LOCK_MS, OWNER, activity, event, start, started
 from perdure.model.status import Status
-from perdure.providers.items import Claim, ExecutionMetadata, TurnCommit
+from perdure.providers.records import Claim, ExecutionMetadata, TurnCommit
 from perdure.providers.sqlite import SqliteProvider
 
 FRAME_BYTES = 4_096 + 24
@@ -55,7 +55,7 @@ def run(path, function):
 
 async def times_shown(provider):
     """When ``a`` has changed for the last time, by every way to ask."""
-    admin = provider.admin()
+    admin = provider.admin
     page = await admin.list_instances()
     return {
         (await admin.get_instance_info("a")).updated_at_ms,

@@ -4,14 +4,14 @@ import asyncio
 
 from perdure.clock import ManualClock
 from perdure.conformance.factories import activity, start, started
-from perdure.providers.items import Claim, ExecutionMetadata, TurnCommit
+from perdure.providers.records import Claim, ExecutionMetadata, TurnCommit
 from perdure.providers.sqlite import SqliteProvider
 
 
 async def first_wait_is_woken(path):
     async with SqliteProvider(path) as waits, SqliteProvider(path) as writes:
         fetch = asyncio.ensure_future(waits.fetch_orchestration_item(5_000, 10_000))
-        while not waits._handle.turns.has_waiters:  # noqa: ASYNC110
+        while not waits._store.signals.turns.has_waiters:  # noqa: ASYNC110
             await asyncio.sleep(0)
         # Before the waiting handle has looked at the file for the first time.
         await writes.enqueue_for_orchestrator(start("late"))
@@ -41,7 +41,7 @@ async def a_lock_that_is_lost_wakes_the_fetch(path):
             ),
         )
         fetch = asyncio.ensure_future(provider.fetch_work_item(5_000, 600_000))
-        while not provider._handle.work.has_waiters:  # noqa: ASYNC110
+        while not provider._store.signals.work.has_waiters:  # noqa: ASYNC110
             await asyncio.sleep(0)
         clock._now_ms += 2_000  # as if the machine had slept: no sleeper was woken
         lost = await provider.renew_work_item_locks(["mine"], 1_000)

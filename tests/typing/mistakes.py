@@ -38,6 +38,7 @@ def in_a_script() -> None:
     with BlockingClient(Client("shop.db")) as shop:
         shop.start(checkout, 5)  # error
         shop.start(checkout)  # error
+        shop.start("checkout", kwargs={"order": "o-1"})  # error
         shop.start(checkout, "o-1", if_exists="keep")  # error
         result: str = shop.call(shop.start(child, "o-1").result)  # error
         print(result)

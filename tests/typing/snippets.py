@@ -128,6 +128,16 @@ Runtime("shop.db", handlers)
 Runtime("shop.db", [checkout, charge, ship])
 
 
+async def in_a_program(client: Client) -> None:
+    assert_type(await client.start(checkout, "o-1", 1200, id="o-1"), Handle[str])
+    assert_type(await client.start(child, "o-1", kwargs={"urgent": True}), Handle[bool])
+    named = await client.start("checkout", "o-1", 1200)
+    print(await named.result())
+    assert_type(await client.start_many(refund, [("o-1", ("o-1", 5))]), list[Handle[bool]])
+    many = await client.start_many("refund", [("o-2", ("o-2",))])
+    print(await many[0].result())
+
+
 def in_a_script() -> None:
     with BlockingClient(Client("shop.db")) as shop:
         handle = shop.start(checkout, "o-1", 1200, id="o-1")
@@ -136,4 +146,7 @@ def in_a_script() -> None:
         shop.call(handle.raise_event, "approval", True)
         assert_type(shop.start(refund, "o-1"), Handle[bool])
         assert_type(shop.start(refund, "o-1", 5, delay=60, if_exists="fail"), Handle[bool])
+        assert_type(shop.start(child, "o-1", kwargs={"urgent": True}), Handle[bool])
+        assert_type(shop.start(checkout, kwargs={"order": "o-1", "cents": 5}), Handle[str])
+        shop.start("checkout", "o-1", 5).id.upper()
         assert_type(shop.call(lambda: shop.client.start(refund, "o-1")), Handle[bool])

@@ -1,4 +1,4 @@
-"""What an author of orchestrations and activities touches."""
+"""The names that an author of orchestrations and activities uses."""
 
 from perdure.authoring.activity_context import (
     ActivityInfo,
@@ -8,25 +8,25 @@ from perdure.authoring.activity_context import (
     last_heartbeat,
     transaction,
 )
-from perdure.authoring.current import Current, current
-from perdure.authoring.decorators import activity, orchestration
-from perdure.authoring.definitions import Activity, Orchestration
-from perdure.authoring.face import (
+from perdure.authoring.api import (
+    Current,
     continue_as_new,
+    current,
     next_message,
     now,
     patched,
     random,
-    set_status,
+    set_custom_status,
     side_effect,
     start_detached,
     uuid4,
     wait_for_event,
 )
+from perdure.authoring.definitions import Activity, Orchestration, activity, orchestration
 from perdure.authoring.policies import ActivityOptions, Retry
+from perdure.authoring.recorder import Step
 from perdure.authoring.registry import Registry
 from perdure.authoring.state import state
-from perdure.authoring.steps import Step
 
 __all__ = [
     "Activity",
@@ -49,7 +49,7 @@ __all__ = [
     "orchestration",
     "patched",
     "random",
-    "set_status",
+    "set_custom_status",
     "side_effect",
     "start_detached",
     "state",

@@ -1,7 +1,7 @@
-"""What an activity may ask while it runs: who it is, heartbeats, whether it is still wanted.
+"""Functions that an activity can call: its ids, heartbeats, cancellation, transaction.
 
-The runtime fills the one context variable here around every attempt, in the thread or process
-where the function runs.
+The runtime sets one context variable around every attempt, in the thread or process in which the
+function runs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivityInfo:
-    """The attempt that is running."""
+    """Ids and settings of the attempt that is running."""
 
     instance_id: str
     execution_id: int
@@ -29,39 +29,39 @@ class ActivityInfo:
     activity_name: str
     activity_id: int
     attempt: int
-    """From 1. Counts failed attempts and those whose worker was gone before they ended: 1 means
-    that no earlier one can have done anything."""
+    """Counted from 1, with failed attempts and attempts whose worker died: 1 means that no earlier
+    attempt has begun."""
     session: str | None = None
     tag: str | None = None
     worker_id: str = ""
     seed: str = ""
-    """Of the execution: another one when the instance is replaced, or deleted and started anew."""
+    """Seed of the execution: differs if the instance is replaced, or deleted and started again."""
 
     @property
     def idempotency_key(self) -> str:
-        """The same for every attempt of this call and for no other call: hand it to the outside."""
+        """A key for other systems: equal in all attempts of this call, different in other calls."""
         call = f"{self.instance_id}/{self.execution_id}/{self.activity_id}"
         return f"{call}/{self.seed}" if self.seed else call
 
 
 class ActivityScope(Protocol):
-    """What the runtime provides around an attempt. Every method may be called from any thread."""
+    """Provided by the runtime around an attempt. Every method may be called from any thread."""
 
     @property
     def info(self) -> ActivityInfo: ...
 
     def heartbeat(self, details: object) -> None:
-        """Tell that the activity lives; the details are there for the next attempt."""
+        """Report that the activity is alive; the next attempt can read the details."""
         ...
 
     def last_heartbeat(self, type_: Any) -> Any:
-        """What an earlier attempt told last, or None."""
+        """Return the details of the last heartbeat of an earlier attempt, or None."""
         ...
 
     def is_cancelled(self) -> bool: ...
 
     def connection(self) -> Any:
-        """The store's own connection, inside the transaction that settles the activity."""
+        """Return the connection of the store, in the transaction that completes the activity."""
         ...
 
 
@@ -69,7 +69,7 @@ _scope: ContextVar[ActivityScope] = ContextVar("perdure_activity")
 
 
 def enter_scope(scope: ActivityScope) -> Token[ActivityScope]:
-    """For the runtime: what runs in this context from here on is that attempt."""
+    """Make this the attempt of the current context. Called by the runtime."""
     return _scope.set(scope)
 
 
@@ -78,12 +78,12 @@ def leave_scope(token: Token[ActivityScope]) -> None:
 
 
 def activity_info() -> ActivityInfo:
-    """Ids and attempt of the activity that is running here."""
+    """Return ids and attempt of the activity that is running here."""
     return _require("activity_info()").info
 
 
 def heartbeat(details: object = None) -> None:
-    """Tell that the activity lives. A new attempt can read the details."""
+    """Report that the activity is alive. The next attempt can read the details."""
     _require("heartbeat()").heartbeat(details)
 
 
@@ -92,19 +92,19 @@ def last_heartbeat() -> Any: ...
 @overload
 def last_heartbeat(type: type[T]) -> T | None: ...
 def last_heartbeat(type: Any = Any) -> Any:  # noqa: A002
-    """The details of the last heartbeat of an earlier attempt, or None."""
+    """Return the details of the last heartbeat of an earlier attempt, or None."""
     return _require("last_heartbeat()").last_heartbeat(type)
 
 
 def is_cancelled() -> bool:
-    """Whether nobody wants the result any more; a long sync activity should look now and then."""
+    """Return True if the activity was cancelled. A long sync activity should check it regularly."""
     return _require("is_cancelled()").is_cancelled()
 
 
 def transaction() -> Any:
-    """The store's own connection, in an activity declared with ``transactional=True``.
+    """Return the connection of the store, in an activity declared with ``transactional=True``.
 
-    What is written through it is committed together with the activity's completion: exactly once.
+    Rows written through it are committed together with the completion: exactly once.
     On SQLite it is an ``apsw.Connection``.
     """
     return _require("transaction()").connection()
@@ -114,8 +114,8 @@ def _require(what: str) -> ActivityScope:
     scope = _scope.get(None)
     if scope is None:
         raise UsageError(
-            f"{what} works only inside an activity that a runtime started; a thread that the "
-            "activity starts knows of it only by contextvars.copy_context().run(...) or "
+            f"{what} works only inside an activity that a runtime started; in a thread that the "
+            "activity starts, it works with contextvars.copy_context().run(...) or "
             "asyncio.to_thread(...)"
         )
     return scope

@@ -1,4 +1,4 @@
-"""Orchestrations and activities as an author defines and calls them: typed objects, no registry."""
+"""``@activity`` and ``@orchestration``, and the typed handlers that they make of functions."""
 
 from __future__ import annotations
 
@@ -13,24 +13,26 @@ from typing import (
     Generic,
     Literal,
     ParamSpec,
+    Protocol,
     Self,
     TypeAlias,
     TypeVar,
     cast,
+    overload,
 )
 
 from perdure import limits
 from perdure.authoring.fingerprint import fingerprint
-from perdure.authoring.policies import ActivityOptions
+from perdure.authoring.policies import ActivityOptions, Executor, Retry
 from perdure.authoring.recorder import find_recorder
 from perdure.authoring.signature import HandlerSignature
 from perdure.errors import InvalidValue, NotInOrchestration, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
-    from perdure.authoring.policies import Retry
-    from perdure.authoring.steps import Step
+    from perdure.arguments import Duration
+    from perdure.authoring.recorder import Step
     from perdure.model import work
 
 P = ParamSpec("P")
@@ -42,18 +44,18 @@ VERSION_DEFAULT: Final = "1.0.0"
 _VERSION = re.compile(r"(0|[1-9]\d{0,8})\.(0|[1-9]\d{0,8})\.(0|[1-9]\d{0,8})", re.ASCII)
 
 
-class _Kept:
-    """Stands for "as it was" where None is a value of its own."""
+class _Unchanged:
+    """Default of an option that is not changed; None is a value that can be set."""
 
     def __repr__(self) -> str:
-        return "KEPT"
+        return "UNCHANGED"
 
 
-KEPT: Final[Any] = _Kept()
+UNCHANGED: Final[Any] = _Unchanged()
 
 
 def parse_version(version: object) -> tuple[int, int, int]:
-    """The numbers of MAJOR.MINOR.PATCH, or InvalidValue."""
+    """Return the numbers of MAJOR.MINOR.PATCH; raise InvalidValue for another form."""
     matched = _VERSION.fullmatch(version) if isinstance(version, str) else None
     if matched is None:
         raise InvalidValue(f"a version has the form MAJOR.MINOR.PATCH, e.g. '1.0.0': {version!r}")
@@ -62,7 +64,7 @@ def parse_version(version: object) -> tuple[int, int, int]:
 
 
 class _Handler(Generic[P, R]):
-    """What both kinds of handler share: a name, a function, and its arguments as JSON."""
+    """Base of both kinds of handler: a name, a function, and its arguments as JSON."""
 
     kind: str
 
@@ -72,28 +74,28 @@ class _Handler(Generic[P, R]):
         if next(iter(inspect.signature(fn).parameters), "") == "self":
             raise UsageError(f"@{self.kind} takes a plain function, not the method {fn!r}")
         self.fn: Callable[P, Any] = fn
-        """The plain function: what it returns is the value, or a coroutine if it is async."""
+        """The plain function; if it is async, it returns a coroutine."""
         self.name: str = limits.check_id(fn.__name__ if name is None else name, "name")
         self.signature = HandlerSignature(fn, f"{self.kind} {self.name!r}")
         update_wrapper(cast("Any", self), fn)
 
-    def _settle(self) -> None:
-        """Called when every attribute is there: makes them quick to find.
+    def _rebuild_dict(self) -> None:
+        """Make attribute access fast; called when every attribute is set.
 
-        Up to 3.12 they are slow once somebody has asked an object for its ``__dict__``, as wrapping
-        a function does, unless that dict was made apart.
+        Up to Python 3.12, attributes are slow once ``__dict__`` of an object was read, as
+        update_wrapper() does, unless the dict was created separately.
         """
         self.__dict__ = dict(self.__dict__)
 
-    def _twin(self) -> Self:
-        """A copy to change; cheaper than reading the function's signature again."""
-        twin = object.__new__(type(self))
-        twin.__dict__ = dict(self.__dict__)
-        return twin
+    def _copy(self) -> Self:
+        """Return a copy to change; cheaper than reading the signature of the function again."""
+        copy = object.__new__(type(self))
+        copy.__dict__ = dict(self.__dict__)
+        return copy
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of the code, stable over processes: tells whether a deploy changed it."""
+        """Hash of the code, equal in every process: it differs after a deploy changed the code."""
         return fingerprint(self.fn)
 
     @property
@@ -130,8 +132,8 @@ class Activity(_Handler[P, R]):
                 f"executor={self.settings.executor!r} is for sync functions"
             )
         self.bounds = _bounds(self.settings)
-        """What travels with the work item: retry plan, timeout, heartbeat and deadline in ms."""
-        self._settle()
+        """Fields of the work item: retry plan, and timeout, heartbeat and deadline in ms."""
+        self._rebuild_dict()
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Step[R]:
         recorder = find_recorder()
@@ -144,14 +146,14 @@ class Activity(_Handler[P, R]):
     def options(
         self,
         *,
-        retry: Retry | None = KEPT,
-        timeout: float | None = KEPT,
-        heartbeat_timeout: float | None = KEPT,
-        deadline: float | None = KEPT,
-        tag: str | None = KEPT,
-        session: str | None = KEPT,
+        retry: Retry | None = UNCHANGED,
+        timeout: Duration | None = UNCHANGED,
+        heartbeat_timeout: Duration | None = UNCHANGED,
+        deadline: Duration | None = UNCHANGED,
+        tag: str | None = UNCHANGED,
+        session: str | None = UNCHANGED,
     ) -> Activity[P, R]:
-        """The same activity with other options; None takes one away."""
+        """Return the same activity with other options; None removes one."""
         changes = {
             "retry": retry,
             "timeout": timeout,
@@ -160,11 +162,11 @@ class Activity(_Handler[P, R]):
             "tag": tag,
             "session": session,
         }
-        given = {name: value for name, value in changes.items() if value is not KEPT}
-        twin = self._twin()
-        twin.settings = self.settings.changed(**given)
-        twin.bounds = _bounds(twin.settings)
-        return twin
+        given = {name: value for name, value in changes.items() if value is not UNCHANGED}
+        copy = self._copy()
+        copy.settings = self.settings.changed(**given)
+        copy.bounds = _bounds(copy.settings)
+        return copy
 
     def __repr__(self) -> str:
         return f"<activity {self.name!r} at {self.place}>"
@@ -179,7 +181,7 @@ def _bounds(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallOptions:
-    """How an orchestration is started from another one."""
+    """Options of an orchestration that is called from another one."""
 
     id: str | None = None
     version: str | None = None
@@ -214,7 +216,7 @@ class Orchestration(_Handler[P, R]):
         parse_version(version)
         self.version: str = version
         self.call = CallOptions()
-        self._settle()
+        self._rebuild_dict()
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Step[R]:
         recorder = find_recorder()
@@ -229,20 +231,98 @@ class Orchestration(_Handler[P, R]):
     def options(
         self,
         *,
-        id: str | None = KEPT,  # noqa: A002
-        version: str | None = KEPT,
-        on_parent_close: OnParentClose = KEPT,
+        id: str | None = UNCHANGED,  # noqa: A002
+        version: str | None = UNCHANGED,
+        on_parent_close: OnParentClose = UNCHANGED,
     ) -> Orchestration[P, R]:
-        """The same orchestration, called under another id, version or parent-close policy."""
+        """Return the same orchestration with another id, version or parent-close policy."""
         changes: dict[str, Any] = {
             "id": id,
             "version": version,
             "on_parent_close": on_parent_close,
         }
-        given = {name: value for name, value in changes.items() if value is not KEPT}
-        twin = self._twin()
-        twin.call = replace(self.call, **given)
-        return twin
+        given = {name: value for name, value in changes.items() if value is not UNCHANGED}
+        copy = self._copy()
+        copy.call = replace(self.call, **given)
+        return copy
 
     def __repr__(self) -> str:
         return f"<orchestration {self.name!r} {self.version} at {self.place}>"
+
+
+class ActivityDecorator(Protocol):
+    """The type of ``@activity(...)``: turns a sync or async function into an activity."""
+
+    @overload
+    def __call__(self, fn: Callable[P, Coroutine[Any, Any, R]], /) -> Activity[P, R]: ...
+    @overload
+    def __call__(self, fn: Callable[P, R], /) -> Activity[P, R]: ...
+
+
+class OrchestrationDecorator(Protocol):
+    """The type of ``@orchestration(...)``: turns an async function into an orchestration."""
+
+    def __call__(self, fn: Callable[P, Coroutine[Any, Any, R]], /) -> Orchestration[P, R]: ...
+
+
+@overload
+def activity(fn: Callable[P, Coroutine[Any, Any, R]], /) -> Activity[P, R]: ...
+@overload
+def activity(fn: Callable[P, R], /) -> Activity[P, R]: ...
+@overload
+def activity(
+    *,
+    name: str | None = None,
+    retry: Retry | None = None,
+    timeout: Duration | None = None,
+    heartbeat_timeout: Duration | None = None,
+    deadline: Duration | None = None,
+    tag: str | None = None,
+    session: str | None = None,
+    executor: Executor | None = None,
+    transactional: bool = False,
+) -> ActivityDecorator: ...
+def activity(
+    fn: Callable[..., Any] | None = None, /, *, name: str | None = None, **options: Any
+) -> Any:
+    """Make a sync or async function an activity: real work, called durably from orchestrations.
+
+    Times are numbers of seconds, or timedeltas. ``timeout`` bounds one attempt, ``deadline`` all
+    of them:
+
+        @activity(retry=Retry(max_attempts=5), timeout=30)
+        def charge(order: str, cents: int) -> str: ...
+    """
+    settings = ActivityOptions.of(options)
+
+    def decorate(function: Callable[..., Any]) -> Activity[Any, Any]:
+        return Activity(function, name=name, options=settings)
+
+    return decorate if fn is None else decorate(fn)
+
+
+@overload
+def orchestration(fn: Callable[P, Coroutine[Any, Any, R]], /) -> Orchestration[P, R]: ...
+@overload
+def orchestration(
+    *, name: str | None = None, version: str = VERSION_DEFAULT
+) -> OrchestrationDecorator: ...
+def orchestration(
+    fn: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    version: str = VERSION_DEFAULT,
+) -> Any:
+    """Make an ``async def`` durable: it survives crashes and deploys.
+
+    A running instance stays on the version that it began with:
+
+        @orchestration(version="1.1.0")
+        async def checkout(order: str) -> str: ...
+    """
+
+    def decorate(function: Callable[..., Any]) -> Orchestration[Any, Any]:
+        return Orchestration(function, name=name, version=version)
+
+    return decorate if fn is None else decorate(fn)

@@ -1,12 +1,15 @@
-"""A stable hash of what a handler's code does: the same in every process, blind to line numbers.
+"""A stable hash of the code of a handler: equal in every process, independent of line numbers.
 
-Tells whether a deploy changed the code, so that an instance that the old code could not continue is
-worth another try. Read from the code in memory, never from files: these may be replaced while the
-old code still runs.
+It shows that a deploy changed the code, so that an instance which the old code could not continue
+is tried again. It is computed from the code in memory, never from files: a deploy may replace the
+files while the old code still runs.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import enum
+import inspect
 import re
 import sys
 from collections import deque
@@ -14,7 +17,7 @@ from functools import cached_property, partial
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, Final, cast, get_args, get_origin
 
-from perdure.authoring.class_fields import annotations_of, fields_of
+from perdure.pydantic_models import is_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,8 +31,8 @@ _ADDRESS: Final = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 def fingerprint(fn: Callable[..., Any]) -> str:
-    """Hash of the function and of everything that it reaches in the author's modules."""
-    import hashlib  # slow to load, and only a runtime asks
+    """Return a hash of the function and of everything that it uses in the modules of the author."""
+    import hashlib  # slow to load, and only a runtime needs it
 
     digest = hashlib.blake2b(digest_size=16)
     for part in _Walk(cast("FunctionType", fn)).parts():
@@ -39,11 +42,11 @@ def fingerprint(fn: Callable[..., Any]) -> str:
 
 
 class _Walk:
-    """Visits functions and classes breadth first, in an order that only the code decides."""
+    """Visits functions and classes breadth first, in an order that depends on the code alone."""
 
     def __init__(self, fn: FunctionType) -> None:
         spec = fn.__globals__.get("__spec__")
-        # A module that is run by python -m has a name that others do not know it by.
+        # A module that is run by python -m has the name __main__ besides its own.
         name: str = fn.__module__ if spec is None else spec.name
         self._packages = {fn.__module__.partition(".")[0], name.partition(".")[0]}
         self._waiting: deque[Any] = deque([fn])
@@ -54,7 +57,7 @@ class _Walk:
             value = self._waiting.popleft()
             if id(value) in self._seen or not self._is_authors(value):
                 continue
-            self._seen[id(value)] = value  # kept: an id is good only as long as its object lives
+            self._seen[id(value)] = value  # kept alive: the id of a freed object is used again
             if isinstance(value, FunctionType):
                 yield from self._function(value)
             else:
@@ -64,7 +67,7 @@ class _Walk:
         yield function.__qualname__
         yield from _code_parts(function.__code__)
         names = sorted(set(_names(function.__code__)))
-        for name, annotation in annotations_of(function).items():
+        for name, annotation in _annotations(function).items():
             yield f"{name}: {self._annotation(annotation, function.__globals__)}"
         for default in function.__defaults__ or ():
             yield self._constant(default)
@@ -81,9 +84,9 @@ class _Walk:
         self._waiting.extend(kind.__bases__)
         module = sys.modules.get(kind.__module__)
         scope = {} if module is None else vars(module)
-        for name, annotation in annotations_of(kind).items():
+        for name, annotation in _annotations(kind).items():
             yield f"{name}: {self._annotation(annotation, scope)}"
-        for name, default in fields_of(kind):
+        for name, default in _fields(kind):
             yield f"{name}={self._constant(default)}"
         members = cast("dict[str, Any]", vars(kind))
         for name in sorted(members):
@@ -101,11 +104,11 @@ class _Walk:
         if issubclass(kind, ModuleType):
             return self._module(value, names, depth)
         text = self._constant(value)
-        # What such a one holds may change while the program runs: only its code counts.
+        # The members of these may change while the program runs, so only code in them counts.
         return "" if issubclass(kind, (list, dict, set)) else text
 
     def _module(self, module: ModuleType, names: list[str], depth: int) -> str:
-        """What the code names of it: whatever else it holds may depend on who imported what."""
+        """Return the members that the code names; others may depend on what was imported so far."""
         if depth > _DEPTH_MAX or not self._is_authors_module(module.__name__):
             return ""
         members = vars(module)
@@ -115,11 +118,11 @@ class _Walk:
     def _constant(self, value: Any) -> str:
         try:
             return self._value(value, 0)
-        except Exception:  # noqa: BLE001  # a proxy or the like that must not be looked at here
+        except Exception:  # noqa: BLE001  # a proxy that must not be inspected here
             return ""
 
     def _value(self, value: Any, depth: int) -> str:
-        """Text of a constant; functions and classes wait for their own turn."""
+        """Return the text of a constant; functions and classes are queued for a visit."""
         if isinstance(value, _PLAIN):
             return repr(value)
         if isinstance(value, partial):
@@ -177,7 +180,7 @@ _INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
 
 
 def _functions_of(value: Any) -> Iterator[FunctionType]:
-    """The functions that a callable or descriptor stands for."""
+    """Yield the functions behind a callable or descriptor."""
     found: tuple[Any, ...] = (value,)
     if isinstance(value, (MethodType, staticmethod, classmethod)):
         found = (cast("Any", value).__func__,)
@@ -186,7 +189,7 @@ def _functions_of(value: Any) -> Iterator[FunctionType]:
     elif isinstance(value, cached_property):
         found = (cast("Any", value).func,)
     elif not isinstance(value, (FunctionType, type)):
-        # A decorated handler stands for the function that it wraps, and so does a cached one.
+        # A decorated handler or a cached function wraps the function.
         members: Any = getattr(value, "__dict__", None) or {}
         found = (members.get("fn"), members.get("__wrapped__"))
     yield from (function for function in found if isinstance(function, FunctionType))
@@ -219,3 +222,36 @@ def _code_parts(code: CodeType) -> Iterator[str]:
             yield repr(sorted(map(repr, members)))
         else:
             yield repr(constant)
+
+
+def _annotations(value: Any) -> dict[str, Any]:
+    """Return the annotations as written; an empty dict if they cannot be evaluated."""
+    try:
+        return inspect.get_annotations(value)
+    except Exception:  # noqa: BLE001  # evaluated lazily, by code of the author
+        return {}
+
+
+def _fields(kind: type[Any]) -> Iterator[tuple[str, Any]]:
+    """Yield names and defaults of the fields, or the members of an enumeration."""
+    if issubclass(kind, enum.Enum):
+        for name, member in kind.__members__.items():
+            yield name, member.value
+    elif dataclasses.is_dataclass(kind):
+        for field in dataclasses.fields(kind):
+            yield field.name, (field.default, field.default_factory)
+    else:
+        yield from _foreign_fields(cast("Any", kind))
+
+
+def _foreign_fields(kind: Any) -> Iterator[tuple[str, Any]]:
+    if hasattr(kind, "__struct_fields__"):  # msgspec
+        yield from zip(
+            reversed(kind.__struct_fields__), reversed(kind.__struct_defaults__), strict=False
+        )
+    elif hasattr(kind, "__attrs_attrs__"):
+        for attribute in kind.__attrs_attrs__:
+            yield attribute.name, attribute.default
+    elif is_model(kind):
+        for name, field in kind.model_fields.items():
+            yield name, (field.is_required(), field.default, field.default_factory, field.alias)

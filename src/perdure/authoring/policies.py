@@ -1,4 +1,4 @@
-"""How an activity is retried, bounded and routed: frozen, checked values."""
+"""Options of an activity: retries, time limits and routing, as frozen and checked values."""
 
 from __future__ import annotations
 
@@ -6,7 +6,15 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from perdure import limits
-from perdure.arguments import check_flag, check_number, check_real, check_seconds, check_tag
+from perdure.arguments import (
+    Duration,
+    check_flag,
+    check_number,
+    check_real,
+    check_tag,
+    to_milliseconds,
+    to_seconds,
+)
 from perdure.errors import InvalidValue
 from perdure.model import work
 
@@ -18,31 +26,34 @@ Executor: TypeAlias = Literal["thread", "process"]
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """When a failed activity runs again. Delays are in seconds and grow by ``multiplier``."""
+    """Retries of a failed activity.
+
+    Times are numbers of seconds, or timedeltas. Each delay is ``multiplier`` times the one before.
+    """
 
     max_attempts: int = 3
-    first_delay: float = 0.1
+    first_delay: Duration = 0.1
     multiplier: float = 2.0
-    max_delay: float = 30.0
+    max_delay: Duration = 30.0
     jitter: float = 0.1
     """Share of the delay that is drawn at random, 0 to 1."""
     never: tuple[type[BaseException] | str, ...] = ()
     """Exceptions that are not worth another attempt: classes or class names, with subclasses."""
-    deadline: float | None = None
-    """Seconds over all attempts and pauses."""
+    deadline: Duration | None = None
+    """Bound over all attempts and pauses."""
 
     def __post_init__(self) -> None:
         check_number(self.max_attempts, "Retry.max_attempts (1 means: no retry)", minimum=1)
-        check_seconds(self.first_delay, "Retry.first_delay")
-        check_seconds(self.max_delay, "Retry.max_delay")
+        first_delay = to_seconds(self.first_delay, "Retry.first_delay")
+        max_delay = to_seconds(self.max_delay, "Retry.max_delay")
         check_real(
             self.multiplier, "Retry.multiplier", minimum=1, maximum=limits.RETRY_MULTIPLIER_MAX
         )
         check_real(self.jitter, "Retry.jitter", minimum=0, maximum=1)
-        if self.max_delay < self.first_delay:
+        if max_delay < first_delay:
             raise InvalidValue(
-                f"Retry.max_delay ({self.max_delay:g} s) is below first_delay "
-                f"({self.first_delay:g} s): set max_delay to at least that"
+                f"Retry.max_delay ({max_delay:g} s) is below first_delay ({first_delay:g} s): "
+                "set max_delay to at least that"
             )
         _check_bound("Retry.deadline", self.deadline)
         never = _listed(self.never)
@@ -55,12 +66,12 @@ class Retry:
         object.__setattr__(self, "never", never)
 
     def plan(self) -> work.RetryPlan:
-        """The policy as it travels with the work item."""
+        """Return the policy as a field of the work item."""
         return work.RetryPlan(
             max_attempts=self.max_attempts,
-            first_delay_ms=_milliseconds(self.first_delay),
+            first_delay_ms=to_milliseconds(self.first_delay, "Retry.first_delay"),
             multiplier=float(self.multiplier),
-            max_delay_ms=_milliseconds(self.max_delay),
+            max_delay_ms=to_milliseconds(self.max_delay, "Retry.max_delay"),
             jitter=float(self.jitter),
             never=tuple(
                 exception if isinstance(exception, str) else exception.__name__
@@ -71,21 +82,21 @@ class Retry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivityOptions:
-    """How an activity runs. Times are in seconds."""
+    """Options of an activity. Times are numbers of seconds, or timedeltas."""
 
     retry: Retry | None = None
-    timeout: float | None = None
+    timeout: Duration | None = None
     """Bound of one attempt."""
-    heartbeat_timeout: float | None = None
+    heartbeat_timeout: Duration | None = None
     """Bound between two heartbeats."""
-    deadline: float | None = None
+    deadline: Duration | None = None
     """Bound over all attempts, counted from the call."""
     tag: str | None = None
     """Only workers that serve this tag run it."""
     session: str | None = None
     """Activities of one session run on one worker."""
     executor: Executor | None = None
-    """Where a sync activity runs: ``thread`` (the default) or ``process``."""
+    """A sync activity runs in a ``thread`` (the default) or in a ``process``."""
     transactional: bool = False
     """Its rows and its completion are committed together, in the store's own database."""
 
@@ -122,13 +133,13 @@ class ActivityOptions:
         for name in ("timeout", "heartbeat_timeout"):
             if getattr(self, name) is not None:
                 raise InvalidValue(
-                    f"{name} does not go with transactional=True: nobody can stop a function in "
-                    "the middle of the store's own transaction; keep it short"
+                    f"{name} does not go with transactional=True: a function cannot be stopped in "
+                    "the middle of the store's transaction; keep it short"
                 )
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> ActivityOptions:
-        """From what ``@activity`` was given beside a name."""
+        """Return the options of ``@activity``; raise InvalidValue for an unknown one."""
         known = ["name", *(field.name for field in fields(cls))]
         for name in given:
             if name not in known:
@@ -140,22 +151,25 @@ class ActivityOptions:
         return cls(**given)
 
     def changed(self, **changes: Any) -> ActivityOptions:
-        """These options with some replaced."""
+        """Return a copy with some options replaced."""
         return replace(self, **changes)
 
     @property
     def timeout_ms(self) -> int | None:
-        return _optional_milliseconds(self.timeout)
+        return _optional_milliseconds(self.timeout, "timeout")
 
     @property
     def heartbeat_ms(self) -> int | None:
-        return _optional_milliseconds(self.heartbeat_timeout)
+        return _optional_milliseconds(self.heartbeat_timeout, "heartbeat_timeout")
 
     @property
     def deadline_ms(self) -> int | None:
         """The tighter of the two deadlines that can be given."""
         given = [self.deadline, self.retry.deadline if self.retry else None]
-        return min((_milliseconds(value) for value in given if value is not None), default=None)
+        return min(
+            (to_milliseconds(value, "deadline") for value in given if value is not None),
+            default=None,
+        )
 
 
 def _listed(value: Any) -> tuple[Any, ...]:
@@ -166,14 +180,9 @@ def _listed(value: Any) -> tuple[Any, ...]:
 def _check_bound(name: str, value: object) -> None:
     if value is None:
         return
-    check_seconds(value, name)
-    if value == 0:
+    if to_seconds(value, name) == 0:
         raise InvalidValue(f"{name} must be more than 0 seconds")
 
 
-def _milliseconds(seconds: float) -> int:
-    return max(1, round(seconds * 1000)) if seconds > 0 else 0
-
-
-def _optional_milliseconds(seconds: float | None) -> int | None:
-    return None if seconds is None else _milliseconds(seconds)
+def _optional_milliseconds(value: Duration | None, what: str) -> int | None:
+    return None if value is None else to_milliseconds(value, what)

@@ -1,30 +1,32 @@
-"""The narrow port between what an author calls and what records it.
+"""The interface between authoring and the engine: the recorder that answers user code, and steps.
 
-The engine notes which thread runs whose code, so no context object has to be passed around.
-Authoring knows only this protocol.
+The engine notes which thread runs which orchestration, so no context object is passed around.
+Authoring knows only this protocol, not the engine.
 """
 
 from __future__ import annotations
 
+import asyncio
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 from perdure.errors import NotInOrchestration
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Coroutine, Mapping
 
     import msgspec
 
     from perdure.authoring.definitions import Activity, Orchestration
-    from perdure.authoring.steps import Step
     from perdure.codec import Codec
     from perdure.model.work import ParentLink
 
+R = TypeVar("R")
+
 
 class Recorder(Protocol):
-    """What an orchestration may ask for. Every call is answered at once; steps resolve later."""
+    """Answers every call of an orchestration at once; the steps that it returns resolve later."""
 
     @property
     def instance_id(self) -> str: ...
@@ -44,12 +46,12 @@ class Recorder(Protocol):
     def codec(self) -> Codec: ...
     @property
     def now_ms(self) -> int:
-        """Time of the turn: the same on every replay."""
+        """The time of the turn: the same on every replay."""
         ...
 
     @property
     def custom_status(self) -> str | None:
-        """JSON text of the last status that was set."""
+        """The JSON text of the last custom status that was set."""
         ...
 
     def decode(self, raw: msgspec.Raw, type_: Any = ..., *, where: str) -> Any: ...
@@ -76,7 +78,7 @@ class Recorder(Protocol):
     def next_message(self, queue: str, type_: Any) -> Step[Any]: ...
 
     def rng(self) -> random.Random:
-        """The seeded generator of the branch that asks."""
+        """Return the seeded generator of the calling branch."""
         ...
 
     def side_effect(self, fn: Callable[[], Any], type_: Any) -> Any: ...
@@ -87,10 +89,10 @@ class Recorder(Protocol):
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], version: str | None
     ) -> NoReturn: ...
 
-    def set_status(self, text: str | None) -> None: ...
+    def set_custom_status(self, text: str | None) -> None: ...
 
     def state_values(self) -> Mapping[str, str]:
-        """The instance's state: JSON text by key."""
+        """Return the state of the instance: JSON text by key."""
         ...
 
     def state_set(self, key: str, text: str) -> None: ...
@@ -101,16 +103,69 @@ class Recorder(Protocol):
 
 
 running: dict[int, Recorder] = {}
-"""Threads that run orchestration code at this moment, and whose. Kept by the engine."""
+"""The recorder of each thread that runs orchestration code now. Maintained by the engine."""
 
 
 def find_recorder() -> Recorder | None:
-    """The recorder of the orchestration that is running here, if one is."""
+    """Return the recorder of the orchestration that runs in this thread, or None."""
     return running.get(get_ident())
 
 
 def require_recorder(what: str) -> Recorder:
+    """Return the recorder of this thread; raise NotInOrchestration if it runs none."""
     recorder = find_recorder()
     if recorder is None:
         raise NotInOrchestration(f"{what} works only inside an orchestration")
     return recorder
+
+
+class StepOwner(Protocol):
+    """Resolves a step, and is told when the code cancels it."""
+
+    def step_cancelled(self, step: Step[Any]) -> None: ...
+
+
+if TYPE_CHECKING:
+
+    class Step(asyncio.Future[R], Coroutine[Any, Any, R]):
+        """One durable operation: an activity, a child, a wait.
+
+        Type checkers see a future and a coroutine at once, so that ``create_task`` takes it too.
+        """
+
+        _owner: StepOwner
+        _identity: int
+        event_id: int
+        """The event that opened it; 0 if none did."""
+
+        def send(self, value: Any, /) -> Any: ...
+
+        def throw(self, *exception: Any) -> Any: ...
+
+        def close(self) -> None: ...
+
+        # Outside of orchestrations an activity returns the plain value, which is compared:
+        # assert price_of("lamp") == 400.
+        def __eq__(self, other: object) -> bool: ...
+
+        def __hash__(self) -> int: ...
+
+else:
+
+    class Step(asyncio.Future):
+        """One durable operation: an activity, a child, a wait. asyncio takes it everywhere."""
+
+        # Not a collections.abc.Coroutine at run time: asyncio.wait() refuses those. The
+        # create_task() of the durable loop accepts a step directly.
+        # The loop sets these: a constructor in Python takes longer than the future itself.
+        __slots__ = ("_identity", "_owner", "event_id")
+
+        def __hash__(self) -> int:
+            # By place in the program, not by address: sets of steps keep their order on replay.
+            return self._identity
+
+        def cancel(self, msg: Any = None) -> bool:
+            cancelled = super().cancel(msg)
+            if cancelled:
+                self._owner.step_cancelled(self)
+            return cancelled

@@ -1,4 +1,4 @@
-"""Names and versions to handlers, for one runtime. No process-wide registry exists."""
+"""Maps names and versions to handlers, for one runtime. There is no process-wide registry."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 Handler: TypeAlias = Activity[Any, Any] | Orchestration[Any, Any]
-"""For a list of them in a variable: ``handlers: list[Handler] = [checkout, charge]``."""
+"""The type of a handler: ``handlers: list[Handler] = [checkout, charge]``."""
 
 
 class Registry:
-    """The handlers that a runtime serves: definitions, or modules whose definitions are taken."""
+    """The handlers of a runtime: given one by one, or as modules that define them."""
 
     def __init__(self, handlers: Iterable[Handler | ModuleType] | Handler | ModuleType) -> None:
         self._activities: dict[str, Activity[Any, Any]] = {}
@@ -39,8 +39,8 @@ class Registry:
         )
         """Name and version of every orchestration."""
 
-    def misfits(self) -> Iterator[str]:
-        """Versions that cannot take over from older ones, as continue_as_new() lets them."""
+    def incompatible_versions(self) -> Iterator[str]:
+        """Yield a warning for each latest version that cannot read arguments of an older one."""
         for name, versions in self._orchestrations.items():
             *older, (latest, orchestration) = versions.items()
             for version, before in older:
@@ -53,7 +53,10 @@ class Registry:
                     )
 
     def resolve_orchestration(self, name: str, version: str | None) -> Orchestration[Any, Any]:
-        """Exactly that version; the latest when None, or empty: it ended before one was chosen."""
+        """Return exactly that version; the latest one for None or an empty version.
+
+        The version is empty if the instance ended before one was chosen.
+        """
         versions = self._orchestrations.get(name)
         if versions is None:
             raise NotRegistered(_unknown("orchestration", name, self._orchestrations))
@@ -88,7 +91,7 @@ class Registry:
 
 
 def definitions_in(handlers: Iterable[Any] | Handler | ModuleType) -> Iterator[Handler]:
-    """Each of them, and those of modules."""
+    """Yield each handler, and the handlers that modules define."""
     single = isinstance(handlers, (Activity, Orchestration, ModuleType))
     listed = [handlers] if single else handlers
     if isinstance(listed, str) or not isinstance(listed, IterableABC):

@@ -1,4 +1,4 @@
-"""A handler's parameters and result as JSON: one array in parameter order.
+"""The arguments and the result of a handler as JSON: one array in parameter order.
 
 Trailing arguments that the caller left out are not written, so that a new parameter with a default
 can be added to a handler whose calls are already recorded.
@@ -15,7 +15,7 @@ import msgspec
 
 from perdure.codec import JSON
 from perdure.errors import PayloadError, UsageError
-from perdure.fidelity import difference, is_plain
+from perdure.roundtrip import difference, is_plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from perdure.codec import Codec
 
 _Parameter = inspect.Parameter
-# What never returns, a loop without end, has no result that would have to fit.
+# A function that never returns has no result that must fit.
 _ANYTHING: tuple[Any, ...] = (object, NoReturn, Never)
-# A value that is exactly of such a type fits its annotation, whatever it holds.
+# Every value of exactly such a type fits its annotation.
 _EXACT = frozenset({str, int, float, bool, type(None)})
 _IMMUTABLE = (str, int, float, bool, bytes, type(None))
 _REFUSED = {_Parameter.VAR_POSITIONAL: "*", _Parameter.VAR_KEYWORD: "**"}
@@ -36,10 +36,10 @@ class _Types(msgspec.Struct, frozen=True):
 
     arguments: list[Any]
     record: type[msgspec.Struct]
-    """What all arguments are read as: typed by position, with the function's own defaults."""
+    """Type of the whole array: typed by position, with the defaults of the function."""
     result: Any
     is_plain: bool
-    """Whether arguments that fit surely come back as they are."""
+    """True if all arguments that fit the annotations come back equal."""
 
 
 class HandlerSignature:
@@ -89,7 +89,7 @@ class HandlerSignature:
     def check_arguments(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], raw: msgspec.Raw, codec: Codec
     ) -> None:
-        """PayloadError if they do not fit the annotations, or would not come back as they are."""
+        """Raise PayloadError for arguments that do not fit or would not come back equal."""
         types = self._types or self._resolve()
         record = codec.decode(raw, types.record, self._arguments_label)
         read = msgspec.structs.astuple(record)
@@ -100,11 +100,11 @@ class HandlerSignature:
                 raise PayloadError(problem)
 
     def is_plain(self) -> bool:
-        """Whether arguments that fit surely come back as they are."""
+        """Return True if all arguments that fit the annotations come back equal."""
         return (self._types or self._resolve()).is_plain
 
     def encode_result(self, value: object, codec: Codec) -> msgspec.Raw:
-        """JSON of a value that fits the annotation and comes back as it is, or PayloadError."""
+        """Return the value as JSON; raise PayloadError if it does not fit or come back equal."""
         kind, expected = type(value), (self._types or self._resolve()).result
         is_exact = kind in _EXACT and (kind is expected or expected is Any)
         return codec.encode(value, self._result_label, None if is_exact else expected)
@@ -114,12 +114,12 @@ class HandlerSignature:
         return codec.decode(raw, types.result, self._result_label)
 
     def missing_from(self, older: HandlerSignature) -> str | None:
-        """A parameter that has no default here, and that no call of the other one writes."""
+        """Return a parameter without default that calls of the older signature do not write."""
         added = self._parameters[len(older._parameters) :]
         return next((p.name for p in added if p.default is p.empty), None)
 
     def check_annotations(self) -> None:
-        """Resolve every annotation, or raise UsageError that says which one can never be read."""
+        """Resolve every annotation; raise UsageError for one that no value can be read as."""
         types = self._types or self._resolve()
         for parameter, annotation in zip(self._parameters, types.arguments, strict=True):
             JSON.check_type(annotation, where=f"argument {parameter.name!r} of {self._label}")
@@ -127,7 +127,7 @@ class HandlerSignature:
 
     def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         if not kwargs and self._positional_min <= len(args) <= self._positional_max:
-            return args  # as most calls are written
+            return args  # the most common form of a call
         try:
             given = self._signature.bind(*args, **kwargs).arguments
         except TypeError as error:
@@ -136,9 +136,9 @@ class HandlerSignature:
         return tuple(given.get(p.name, p.default) for p in self._parameters[: last + 1])
 
     def _resolve(self) -> _Types:
-        """On first use, as an annotation may name what is defined after the function.
+        """Resolve the annotations; called on first use, as they may name later definitions.
 
-        Kept in an ordinary attribute: on 3.11 a cached_property slows down all others beside it.
+        Kept in an ordinary attribute: on 3.11 a cached_property slows down all other attributes.
         """
         hints = self._hints()
         arguments = [_readable(hints.get(p.name, Any)) for p in self._parameters]
@@ -160,7 +160,7 @@ class HandlerSignature:
             ) from error
 
     def _record(self, annotations: list[Any]) -> type[msgspec.Struct]:
-        """An array-like record."""
+        """Return the array-like record type of the arguments."""
         fields: list[tuple[str, Any, Any]] = []
         must_be_written = False
         given = zip(self._parameters, annotations, strict=True)
@@ -182,12 +182,12 @@ def _readable(annotation: Any) -> Any:
 
 
 def _fresh(value: Any) -> Callable[[], Any]:
-    """Gives the default of one call: a copy, as no call may see what another one did to it."""
+    """Return a factory for a default: it copies, so that calls do not share a mutable value."""
     if isinstance(value, _IMMUTABLE):
         return lambda: value
     try:
         is_value = bool(copy.deepcopy(value) == value)
-    except Exception:  # noqa: BLE001  # a handle of some kind
+    except Exception:  # noqa: BLE001  # it cannot be copied or compared
         is_value = False
-    # What equals only itself is compared by identity: a sentinel must stay what it is.
+    # A value that equals only itself may be a sentinel, which is compared by identity: no copy.
     return partial(copy.deepcopy, value) if is_value else lambda: value

@@ -1,4 +1,4 @@
-"""``state``: the instance's small key-value store, as orchestration code sees it."""
+"""``state``: the small key-value store of the instance, for orchestration code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _VALUES = (bool, int, float, str, bytes, list, dict, tuple, set)
 class State:
     """A mapping of strings to JSON values that survives restarts and continue-as-new.
 
-    Reading gives a fresh copy: write a changed value back. Keys come in sorted order.
+    Reading returns a new copy: write a changed value back. Keys are sorted.
     """
 
     __slots__ = ()
@@ -61,7 +61,7 @@ class State:
     @overload
     def get(self, key: str, *, default: D) -> Any | D: ...
     def get(self, key: str, type: Any = Any, default: Any = None) -> Any:  # noqa: A002
-        """The value checked against the type, or the default."""
+        """Return the value, checked against the type, or the default."""
         if isinstance(type, _VALUES):
             raise UsageError(
                 f"state.get({key!r}, {type!r}): the second argument is a type; write "
@@ -75,7 +75,7 @@ class State:
         self[key] = value
 
     def delete(self, key: str) -> None:
-        """Remove the key if it is there."""
+        """Remove the key if it exists."""
         if key in self:
             del self[key]
 

@@ -1,1 +1,1 @@
-"""The command line: looks at a store, runs workers, acts on instances. Thin over the client."""
+"""The command line, a thin layer over the client: look at a store, run workers, act."""

@@ -1,15 +1,19 @@
-"""Commands with examples in their help and the options that all share; groups that load lazily."""
+"""Commands with examples in their help, the options that they share, and lazy groups."""
 
 from __future__ import annotations
 
 import difflib
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from perdure.errors import InvalidValue, PerdureError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from click.shell_completion import CompletionItem
 
     from perdure.cli.settings import Settings
 
@@ -71,12 +75,12 @@ class Command(click.Command):
 def command(
     name: str, *, examples: Sequence[str], store: bool = True, **kwargs: Any
 ) -> Callable[[Callable[..., Any]], Command]:
-    """``@command("list", examples=[...])``"""
+    """Return the decorator that makes a ``Command``: ``@command("list", examples=[...])``."""
     return click.command(name, cls=Command, examples=examples, store=store, **kwargs)
 
 
 class LazyGroup(click.Group):
-    """Knows its commands by name and one line of help; imports one when it is invoked.
+    """A group that imports a command's module only when the command is invoked.
 
     ``sections`` maps a heading to its commands: name to (``module:attribute``, short help).
     """
@@ -92,19 +96,21 @@ class LazyGroup(click.Group):
         super().__init__(*args, **kwargs)
         self.sections = sections
         self.aliases = dict(aliases or {})
-        self.homes = {
-            name: home for group in sections.values() for name, (home, _) in group.items()
+        self.commands_by_name = {
+            name: entry for group in sections.values() for name, entry in group.items()
         }
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.homes)
+        return list(self.commands_by_name)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        home = self.homes.get(self.aliases.get(cmd_name, cmd_name))
-        if home is None:
+        entry = self.commands_by_name.get(self.aliases.get(cmd_name, cmd_name))
+        if entry is None:
             return None
+        home, short_help = entry
         module, _, attribute = home.partition(":")
         found: click.Command = getattr(import_module(module), attribute)
+        found.short_help = short_help
         return found
 
     def resolve_command(
@@ -112,7 +118,7 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         wanted = args[0]
         if self.get_command(ctx, wanted) is None and not wanted.startswith("-"):
-            near = difflib.get_close_matches(wanted, [*self.homes, *self.aliases], n=3)
+            near = difflib.get_close_matches(wanted, [*self.commands_by_name, *self.aliases], n=3)
             meant = f"; did you mean {' or '.join(near)}?" if near else ""
             ctx.fail(f"there is no command '{wanted}'{meant}")
         return super().resolve_command(ctx, args)
@@ -121,3 +127,104 @@ class LazyGroup(click.Group):
         for heading, commands in self.sections.items():
             with formatter.section(heading):
                 formatter.write_dl([(name, help_text) for name, (_, help_text) in commands.items()])
+
+
+F = TypeVar("F", bound="Callable[..., Any]")
+
+_COMPLETIONS_MAX = 50
+
+
+def output_option(*formats: str) -> Callable[[F], F]:
+    """Return the option ``-o``; the first format is its default."""
+    return click.option(
+        "-o",
+        "--output",
+        type=click.Choice(formats),
+        default=formats[0],
+        show_default=True,
+        help="Form of the output.",
+    )
+
+
+def module_option() -> Callable[[F], F]:
+    return click.option(
+        "-m",
+        "--module",
+        "modules",
+        metavar="MODULE",
+        multiple=True,
+        help="Where the orchestrations are: shop.flows, flows.py or shop.flows:HANDLERS. "
+        "Default: $PERDURE_MODULE, pyproject.toml [tool.perdure] module.",
+    )
+
+
+def id_argument(name: str = "instance_id", **extra: Any) -> Callable[[F], F]:
+    metavar = extra.pop("metavar", "ID")
+    return click.argument(name, metavar=metavar, shell_complete=complete_ids, **extra)
+
+
+def execution_option() -> Callable[[F], F]:
+    return click.option(
+        "--execution",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="That execution instead of the latest (they count up with continue-as-new).",
+    )
+
+
+def log_option() -> Callable[[F], F]:
+    return click.option(
+        "--log",
+        "log_level",
+        type=click.Choice(["debug", "info", "warning", "error"]),
+        default="info",
+        show_default=True,
+        help="Messages of at least that weight.",
+    )
+
+
+def duration_option(flag: str, name: str, help: str) -> Callable[[F], F]:  # noqa: A002
+    """Return an option that takes ``500ms``, ``30s``, ``2h30m`` or ``7d``, in milliseconds."""
+    return click.option(flag, name, metavar="TIME", callback=_milliseconds, help=help)
+
+
+def _milliseconds(
+    context: click.Context, parameter: click.Parameter, value: str | None
+) -> int | None:
+    from perdure.client.durations import parse_duration_ms
+
+    if value is None:
+        return None
+    try:
+        return parse_duration_ms(value)
+    except InvalidValue as error:
+        raise click.BadParameter(str(error), context, parameter) from None
+
+
+def complete_ids(
+    context: click.Context, _parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Return the stored ids that begin with ``incomplete``, or [] if the store is unreadable."""
+    import asyncio
+
+    from click.shell_completion import CompletionItem
+
+    from perdure.cli.session import Session, open_session
+    from perdure.cli.settings import Settings
+    from perdure.providers.records import InstanceQuery
+
+    settings: Settings = context.find_root().obj or Settings()
+    settings.store_flag = context.params.get("store") or settings.store_flag
+
+    async def body(session: Session) -> list[CompletionItem]:
+        query = InstanceQuery(id_prefix=incomplete) if incomplete else None
+        page = await session.admin.list_instances(query, limit=_COMPLETIONS_MAX)
+        return [
+            CompletionItem(info.instance_id, help=f"{info.name} {info.status}")
+            for info in page.instances
+        ]
+
+    try:
+        return asyncio.run(open_session(body, settings, settings.existing_store()))
+    except (PerdureError, OSError):
+        return []

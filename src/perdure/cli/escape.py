@@ -1,4 +1,4 @@
-"""Stored text on its way to a terminal: nothing in it may move the cursor or reorder the line."""
+"""Escape control characters, so that stored text cannot control the terminal."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ _DANGEROUS: Final = (
 _PATTERN: Final = re.compile(f"[{_DANGEROUS}]")
 _PATTERN_IN_BLOCK: Final = re.compile(f"(?![\n\t])[{_DANGEROUS}]")
 ESCAPED: Final = "perdure.escaped"
-"""For streams that cannot show a character: they get its escape, as JSON writes it."""
+"""Error handler for streams: a character that the encoding lacks is written as in JSON."""
 _SHORT: Final = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
 
 
 def clean(text: str) -> str:
-    """One line: control characters as they are written in Python."""
+    """Return the text as one line, with control characters as Python escapes."""
     return text if text.isprintable() else _PATTERN.sub(_escaped, text)
 
 
 def clean_block(text: str) -> str:
-    """Several lines, as a traceback: newlines and tabs stay."""
+    """Return the text with newlines and tabs kept and other control characters escaped."""
     return _PATTERN_IN_BLOCK.sub(_escaped, text)
 
 
 def clean_json(text: str) -> str:
-    """JSON stays the same JSON: what is dangerous occurs inside of its strings only."""
+    """Return equal JSON without control characters; they occur only inside its strings."""
     return _PATTERN_IN_BLOCK.sub(_json_escaped, text)
 
 

@@ -1,4 +1,4 @@
-"""Exit codes, and the one line that an error becomes."""
+"""Exit codes, and the one-line message for an error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Exit(IntEnum):
-    """The same for every command."""
+    """The exit codes of all commands."""
 
     OK = 0
     ERROR = 1
@@ -22,10 +22,10 @@ class Exit(IntEnum):
     """The instance did not end well."""
     TIMED_OUT = 5
     REFUSED = 6
-    """The state is not what the command needs, or the store refuses."""
+    """The instance is in the wrong state, or the store refuses."""
     INTERRUPTED = 130
     PIPE_CLOSED = 141
-    """Whoever read the output went away; as for any Unix tool."""
+    """The reader of the output closed the pipe; the code is that of other Unix tools."""
 
 
 _CODES: Sequence[tuple[tuple[type[BaseException], ...], Exit]] = (
@@ -57,7 +57,7 @@ def code_of(error: BaseException) -> Exit:
 
 
 def line_of(error: BaseException) -> str:
-    """What went wrong and what to do, for an error that we or the system raised."""
+    """Return the message of an error that Perdure or the system raised."""
     if isinstance(error, errors.ProviderError):
         text = error.message
     elif isinstance(error, OSError) and error.strerror:
@@ -69,7 +69,7 @@ def line_of(error: BaseException) -> str:
 
 
 def is_expected(error: BaseException) -> bool:
-    """Whether the line says enough; anything else is a defect of ours."""
+    """Return False for an error that is a defect of Perdure."""
     return isinstance(error, (errors.PerdureError, OSError)) and not isinstance(
         error, errors.InternalError
     )

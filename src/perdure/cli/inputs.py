@@ -1,21 +1,27 @@
-"""JSON that a person hands in: inline, ``@file``, or ``-`` for standard input."""
+"""Input from a person: JSON on the command line or in a file, and answers to questions."""
 
 from __future__ import annotations
 
+import signal
 import sys
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
+import click
 import msgspec
 
-from perdure.errors import InvalidValue
+from perdure.errors import InvalidValue, UsageError
 from perdure.limits import PAYLOAD_BYTES_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
 
 _BYTES_MAX: Final = PAYLOAD_BYTES_MAX
 
 
 def read_json(text: str, option: str) -> Any:
-    """The value, decoded; the message of an error names the option and shows how to quote."""
+    """Decode a JSON value; an error names the option and shows how to quote."""
     data = read_bytes(text, option)
     try:
         return msgspec.json.decode(data, strict=True)
@@ -44,7 +50,7 @@ def read_bytes(text: str, option: str) -> bytes:
 
 
 def read_arguments(text: str | None, option: str) -> tuple[Any, ...]:
-    """The arguments of an orchestration: a JSON array, or the one value of its one parameter."""
+    """Return the arguments of an orchestration: a JSON array, or one value for one parameter."""
     if text is None:
         return ()
     value = read_json(text, option)
@@ -61,3 +67,32 @@ def _read_file(name: str, option: str) -> bytes:
             return file.read(_BYTES_MAX + 1)
     except OSError as error:
         raise InvalidValue(f"{option} @{name}: {error.strerror or error}") from None
+
+
+@contextmanager
+def interruptible() -> Generator[None]:
+    """Let Ctrl-C interrupt blocking code; asyncio's own handler would not interrupt it."""
+    found = signal.getsignal(signal.SIGINT)
+    if found is signal.SIG_IGN:  # the parent process ignores Ctrl-C, and so does this one
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, found)
+
+
+def is_wanted(plan: str) -> bool:
+    """Ask the person to confirm ``plan``, such as "purge 3 instances"."""
+    if not sys.stdin.isatty():
+        raise UsageError(f"this would {plan}; add -y to do it, or --dry-run to look")
+    try:
+        with interruptible():
+            answer = click.confirm(f"{plan}. Go on?", err=True)
+    except click.Abort:
+        click.echo(err=True)  # end the line of the question
+        raise
+    if not answer:
+        click.echo("nothing was done", err=True)
+    return answer

@@ -1,4 +1,4 @@
-"""The entry point: finds the command, runs it, and turns every error into a line and a code."""
+"""The entry point: run a command, and turn each error into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _HERE = "perdure.cli.commands"
 
 SECTIONS = {
     "Run": {
-        "dev": (f"{_HERE}.dev:dev", "Run a worker and restart it when the code changes."),
+        "dev": (f"{_HERE}.worker:dev", "Run a worker and restart it when the code changes."),
         "worker": (f"{_HERE}.worker:worker", "Run orchestrations and activities on the store."),
-        "new": (f"{_HERE}.new:new", "Write a small program to start from."),
+        "new": (f"{_HERE}.setup:new", "Write a small program to start from."),
         "start": (f"{_HERE}.start:start", "Start an instance of an orchestration."),
     },
     "Look": {
@@ -33,14 +33,14 @@ SECTIONS = {
         "count": (f"{_HERE}.listing:count", "Count instances."),
         "show": (f"{_HERE}.show:show", "Say what an instance is doing, and show its steps."),
         "history": (f"{_HERE}.history:history", "Print the events of an instance."),
-        "tree": (f"{_HERE}.tree:tree", "Show an instance with its children."),
-        "stack": (f"{_HERE}.stack:stack", "Show the line where each branch of the code waits."),
-        "result": (f"{_HERE}.result:result", "Wait for the end of an instance, print its result."),
+        "tree": (f"{_HERE}.show:tree", "Show an instance with its children."),
+        "stack": (f"{_HERE}.show:stack", "Show the line where each branch of the code waits."),
+        "result": (f"{_HERE}.start:result", "Wait for the end of an instance, print its result."),
         "watch": (f"{_HERE}.watch:watch", "Follow one instance, or the whole store, live."),
-        "workers": (f"{_HERE}.workers:workers", "List the workers that serve the store."),
+        "workers": (f"{_HERE}.worker:workers", "List the workers that serve the store."),
     },
     "Act": {
-        "send": (f"{_HERE}.send:send", "Send an event or a message to an instance."),
+        "send": (f"{_HERE}.start:send", "Send an event or a message to an instance."),
         "cancel": (f"{_HERE}.control:cancel", "Ask instances to stop and clean up."),
         "terminate": (
             f"{_HERE}.control:terminate",
@@ -50,28 +50,32 @@ SECTIONS = {
         "resume": (f"{_HERE}.control:resume", "Let paused instances go on."),
         "retry": (f"{_HERE}.control:retry", "Let blocked or failed instances try again."),
         "rerun": (f"{_HERE}.rerun:rerun", "Run an instance once more under another id."),
-        "purge": (f"{_HERE}.purge:purge", "Delete instances that have ended."),
+        "purge": (f"{_HERE}.control:purge", "Delete instances that have ended."),
     },
     "Check and move": {
         "replay": (f"{_HERE}.replay:replay", "Replay histories against today's code."),
-        "diff": (f"{_HERE}.diff:diff", "Compare the steps of two instances."),
-        "export": (f"{_HERE}.moving:export", "Write instances to a file."),
-        "import": (f"{_HERE}.moving:import_command", "Read instances from a file."),
+        "diff": (f"{_HERE}.replay:diff", "Compare the steps of two instances."),
+        "export": (f"{_HERE}.export:export", "Write instances to a file."),
+        "import": (f"{_HERE}.export:import_command", "Read instances from a file."),
         "db": (f"{_HERE}.db:db", "Look after the store: info, check, backup, copy, prune."),
+        "dead-letters": (
+            f"{_HERE}.dead_letters:dead_letters",
+            "Look at undeliverable messages; requeue or delete them.",
+        ),
         "doctor": (f"{_HERE}.doctor:doctor", "Check the machine, the store and its surroundings."),
-        "completion": (f"{_HERE}.completion:completion", "Print the completion script of a shell."),
+        "completion": (f"{_HERE}.setup:completion", "Print the completion script of a shell."),
     },
 }
 
 
-# Click 8.1 prints the help by itself and knows no such error.
+# Click 8.1 has no such error: it prints the help itself.
 _NO_ARGUMENTS: tuple[type[click.UsageError], ...] = tuple(
     filter(None, [getattr(click.exceptions, "NoArgsIsHelpError", None)])
 )
 
 
 class _Ended(Exception):
-    """A command ended from outside; click would turn this into codes of its own."""
+    """The command was interrupted; click would turn the cause into exit codes of its own."""
 
     def __init__(self, code: Exit) -> None:
         super().__init__(code)
@@ -89,7 +93,7 @@ def _telling_the_end() -> Generator[None]:
 
 
 class Root(LazyGroup):
-    """Runs commands with our own errors and codes instead of click's."""
+    """Runs commands with Perdure's messages and exit codes instead of click's."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         with _telling_the_end():  # --help and --version print here
@@ -156,7 +160,7 @@ def _usage(error: click.ClickException, settings: Settings) -> int:
 
 
 def report(error: Exception, settings: Settings) -> int:
-    """Say what went wrong in one line; returns the exit code."""
+    """Print the error in one line and return the exit code."""
     text = line_of(error)
     if not is_expected(error):
         text = (
@@ -168,7 +172,7 @@ def report(error: Exception, settings: Settings) -> int:
 
 
 def _tolerate_encoding() -> None:
-    """A terminal that cannot show a character gets its escape, not an exception."""
+    """Write characters that the terminal's encoding lacks as escapes instead of failing."""
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
@@ -176,7 +180,7 @@ def _tolerate_encoding() -> None:
 
 
 def _in_utf8(arg: str) -> str:
-    """What the shell gave, whatever Python took the locale's encoding for."""
+    """Decode an argument of the shell as UTF-8, also if the locale has another encoding."""
     try:
         return os.fsencode(arg).decode() if arg and not arg.isprintable() else arg
     except UnicodeError:
@@ -184,14 +188,14 @@ def _in_utf8(arg: str) -> str:
 
 
 def _stand_in_for_closed_streams() -> None:
-    """Python has None for an output that was closed before it began: ``perdure list >&-``."""
+    """Replace a closed output stream, which Python sets to None, as in ``perdure list >&-``."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
 
 
 def _close_output() -> None:
-    """Nobody reads any more: keep the interpreter from complaining when it flushes at its end."""
+    """Redirect standard output to nothing, so that the flush at exit does not fail."""
     sink = os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(sink, sys.stdout.fileno())

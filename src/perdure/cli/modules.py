@@ -1,4 +1,4 @@
-"""The user's code by name: imports modules and files, and finds handlers and codec in them."""
+"""Import the user's modules and files, and find handlers and the codec in them."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ def load_registry(names: Sequence[str], command: str) -> Registry:
 
 
 def load_handlers(names: Sequence[str], command: str) -> list[Handler | ModuleType]:
-    """Everything that the names stand for; a name is ``a.b``, ``path/file.py`` or ``a.b:NAME``."""
+    """Load the handlers of the names, each ``a.b``, ``path/file.py`` or ``a.b:NAME``."""
     if not names:
         raise UsageError(
             f"name the module with your orchestrations: {command} shop.flows; or set module in "
             "pyproject.toml [tool.perdure], or $PERDURE_MODULE"
         )
-    # As with python -m: what lies in the working directory can be imported.
+    # As with python -m, modules in the working directory can be imported.
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     return [handler for name in names for handler in _handlers(name)]
 
 
 def load_codec(names: Sequence[str]) -> Codec:
-    """The one at the top of the modules, plain JSON without: as the program has it."""
+    """Return the Codec at the top level of the modules, or the JSON codec if there is none."""
     found: dict[Codec, str] = {}
     for place in (name.partition(":")[0] for name in names):
         for attribute, value in vars(_load(place)).items():
@@ -74,7 +74,7 @@ def _handlers(name: str) -> list[Handler | ModuleType]:
             value = value()
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # sys.exit() would end the command as if all were done
+        except BaseException as error:  # sys.exit() would end the command as if it had succeeded
             raise _broken(name, error, "calling") from error
     return _listed(value, name)
 
@@ -101,10 +101,10 @@ def _load(place: str) -> ModuleType:
         return _load_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
 
     if not place or (place.startswith(".") and not place.endswith(".py")):
-        raise _missing(place)  # relative to nothing
+        raise _missing(place)  # a relative import without a package
     try:
-        # Inside of a loop asyncio.run() is refused: a file that ends with its whole program must
-        # not run it where only its definitions are wanted.
+        # Inside a running loop asyncio.run() raises. So a file that runs its program at import
+        # fails here instead of running it.
         return asyncio.run(imported())
     except ModuleNotFoundError as error:
         if error.name is not None and (place == error.name or place.startswith(f"{error.name}.")):
@@ -126,7 +126,7 @@ def _missing(place: str) -> UsageError:
 def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise UsageError(f"there is no file {str(path)!r}")
-    # A file of a package is that package's module: its name decides how sites are written.
+    # Import a file of a package under its full name: recorded sites contain that name.
     folder, parts = path.resolve().parent, [path.stem]
     while (folder / "__init__.py").is_file():
         parts.insert(0, folder.name)
@@ -168,7 +168,7 @@ def _told(error: BaseException) -> str:
 
 
 def _close_program(error: BaseException) -> None:
-    """Close what was handed to asyncio.run(); Python would warn that nobody awaited it."""
+    """Close the coroutine that was given to asyncio.run(), to avoid Python's warning."""
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     for value in frame.f_locals.values():
         if inspect.iscoroutine(value):

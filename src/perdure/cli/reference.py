@@ -1,4 +1,4 @@
-"""The reference page of the command line, from the commands themselves.
+"""Write the reference page of the command line from the commands' own help.
 
 ``python -m perdure.cli.reference > docs/reference/commands.md``
 """
@@ -37,7 +37,7 @@ pipe as plain lines; `-o json` and `-o jsonl` print JSON and nothing else.
 | 5 | timed out |
 | 6 | conflict, or refused by the store |
 | 130 | interrupted |
-| 141 | whoever read the output went away |
+| 141 | the reader of the output closed the pipe |
 """
 _SHARED = frozenset({"--store", "--traceback", "--help"})
 
@@ -76,7 +76,7 @@ def _page(found: Command, path: str, context: click.Context) -> str:
         and (row := parameter.get_help_record(context)) is not None
     ]
     if rows:
-        # No table: a choice like [a|b] would have to be escaped, and the escapes would be shown.
+        # No table: a choice like [a|b] needs escapes there, and the page would show them.
         lines.append("")
         lines += [f"- `{option}`: {text}" for option, text in rows]
     examples = "\n".join(found.examples)

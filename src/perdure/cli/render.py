@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _STYLES: Final = {
     Status.PENDING: "dim",
     Status.RUNNING: "cyan",
-    Status.SUSPENDED: "yellow",
+    Status.PAUSED: "yellow",
     Status.BLOCKED: "bold magenta",
     Status.COMPLETED: "green",
     Status.FAILED: "bold red",
@@ -35,7 +35,6 @@ _GLYPHS: Final = {
     "waiting": "◷",
     "sleeping": "◷",
     "paused": "‖",
-    "suspended": "‖",
     "blocked": "■",
     "completed": "✓",
     "continuedasnew": "»",
@@ -51,7 +50,7 @@ _ASCII: Final = {"✓": "+", "✗": "x", "▷": ">", "↻": "~", "◷": "o", "�
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A text with its colour; the text is escaped when it is shown."""
+    """A text with its colour; the text is escaped when it is printed."""
 
     text: str
     style: str = ""
@@ -62,13 +61,13 @@ class Column:
     title: str
     is_right: bool = False
     is_flexible: bool = False
-    """Takes what is left of a terminal's width and is cut there; at most one per table."""
+    """The column fills the rest of the terminal's width and is cut there; at most one a table."""
     width_min: int = 0
-    """Left out on a terminal narrower than this."""
+    """The column is left out on a narrower terminal."""
 
 
 class StepCells(Protocol):
-    """A step that knows its three cells."""
+    """A line of a step with three cells."""
 
     def cells(self) -> Sequence[str | Cell]: ...
 
@@ -78,7 +77,7 @@ def status_style(status: Status) -> str:
 
 
 def glyph(word: str) -> str:
-    """The sign of a status or state, in what the terminal can show."""
+    """Return the symbol of a status, in characters that the terminal can show."""
     sign = _GLYPHS.get(word.lower(), "·")
     encoding = (sys.stdout.encoding or "ascii").lower()
     return sign if encoding.startswith("utf") else _ASCII.get(sign, "-")
@@ -89,14 +88,14 @@ def is_terminal() -> bool:
 
 
 def terminal_width() -> int:
-    """Columns of the terminal; wide enough for anything when there is none."""
+    """Return the columns of the terminal, or a very large number without one."""
     if not is_terminal():
         return 10_000
     return console().width
 
 
 def console() -> Console:
-    """The terminal, for live views and tables. Follows NO_COLOR and TERM."""
+    """Return the console for live views and tables; it follows NO_COLOR and TERM."""
     return _console_on(sys.stdout)
 
 
@@ -123,7 +122,7 @@ def text_of(cell: str | Cell) -> Text:
 
 
 def echo(*parts: str | Cell, is_cut: bool = False) -> None:
-    """One line, coloured on a terminal; ``is_cut`` ends it at the edge instead of wrapping."""
+    """Print a line, coloured on a terminal; ``is_cut`` cuts it at the edge."""
     if not is_terminal():
         sys.stdout.write("".join(clean(_plain(part)) for part in parts) + "\n")
         return
@@ -139,7 +138,7 @@ def echo(*parts: str | Cell, is_cut: bool = False) -> None:
 
 
 def echo_wrapped(part: str | Cell) -> None:
-    """A sentence, indented; on a terminal it goes on in the next line between two words."""
+    """Print an indented sentence; on a terminal it wraps between words."""
     if not is_terminal():
         sys.stdout.write(f"  {clean(_plain(part))}\n")
         return
@@ -151,7 +150,7 @@ def echo_wrapped(part: str | Cell) -> None:
 def print_facts(
     facts: Iterable[tuple[str | Cell, str | Cell]], *, indent: int = 2, label_width: int = 8
 ) -> None:
-    """Labels and texts; a long text goes on below its own beginning."""
+    """Print labels with texts; a long text wraps below its own beginning."""
     if not is_terminal():
         for label, text in facts:
             line = f"{'':{indent}}{_plain(label):<{label_width}} {clean(_plain(text))}"
@@ -170,19 +169,19 @@ def print_facts(
 
 
 def note(text: str) -> None:
-    """A remark to the person at the terminal; programs and pipes are spared."""
+    """Print a remark on a terminal; print nothing into a pipe."""
     if is_terminal():
         echo(Cell(text, "dim"))
 
 
 def suggest(*commands: str) -> None:
-    """What could be typed next, a line each."""
+    """Print the commands that could follow, a line each."""
     for place, command in enumerate(commands):
         note(f"{'next:' if place == 0 else '':<6}{command}")
 
 
 def warn(text: str) -> None:
-    """A remark that must not be lost, beside the output."""
+    """Print a warning on standard error."""
     sys.stderr.write(f"perdure: {clean(text)}\n")
 
 
@@ -194,7 +193,7 @@ def print_table(columns: Sequence[Column], rows: Iterable[Sequence[str | Cell]])
 
 
 def table_of(columns: Sequence[Column], rows: Iterable[Sequence[str | Cell]]) -> RenderableType:
-    """For a terminal: columns that do not fit are left out, the flexible one is cut."""
+    """Return a table for a terminal; columns that do not fit are left out."""
     from rich.table import Table
 
     width = terminal_width()
@@ -224,7 +223,7 @@ def _print_plain(titles: list[str], rows: list[list[str]]) -> None:
 
 
 def print_steps(lines: Iterable[StepCells]) -> None:
-    """Lines of call, time taken and outcome: the call is shown whole as far as that goes."""
+    """Print lines of call, duration and outcome; the call gets the most space."""
     rows = [line.cells() for line in lines]
     if not is_terminal():
         for call, took, outcome in rows:
@@ -255,7 +254,7 @@ def _plain(cell: str | Cell) -> str:
 
 
 def json_text(value: Any, *, indent: int | None = None) -> str:
-    """JSON that is safe to look at. Takes msgspec structs and raw JSON inside of the value."""
+    """Encode as JSON without control characters; takes msgspec structs and raw JSON too."""
     import msgspec
 
     data = msgspec.json.encode(value)
@@ -265,7 +264,7 @@ def json_text(value: Any, *, indent: int | None = None) -> str:
 
 
 def data_stream() -> TextIO:
-    """Standard output for what a program reads back as it is: UTF-8, whatever the locale."""
+    """Return standard output in UTF-8, also if the locale has another encoding."""
     stream: Any = sys.stdout
     if hasattr(stream, "reconfigure"):
         stream.reconfigure(encoding="utf-8")

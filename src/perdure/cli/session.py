@@ -1,4 +1,4 @@
-"""A command's open store: the client, and lookups that suggest near matches."""
+"""The open store of a command: its client, and lookups that suggest similar ids."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import click
 from perdure.cli.render import suggest
 from perdure.cli.settings import no_store, shown_store
 from perdure.clock import SystemClock
-from perdure.errors import NotFound, NotSupported, UsageError
+from perdure.errors import NotFound, UsageError
 from perdure.limits import check_id
-from perdure.providers.items import InstanceQuery
+from perdure.providers.records import InstanceQuery
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from perdure.cli.settings import Settings
     from perdure.client.client import Client
-    from perdure.providers._shared.migrate import Migration
     from perdure.providers.administration import ProviderAdmin
     from perdure.providers.contract import Provider
-    from perdure.providers.items import InstanceInfo
+    from perdure.providers.migrate import Migration
+    from perdure.providers.records import InstanceInfo
 
 T = TypeVar("T")
 
@@ -34,15 +34,15 @@ _NEAR_SAMPLE = 200
 
 @runtime_checkable
 class Migrates(Protocol):
-    """A provider with a schema, which can be asked before it is opened."""
+    """A provider with a schema that can be asked for due migrations before it is opened."""
 
     def migrate(self, *, dry_run: bool) -> Awaitable[Sequence[Migration]]:
-        """What is due, from the first migration on if there is no store."""
+        """Return the due migrations; all of them if there is no store."""
         ...
 
 
 class Session:
-    """What a command works with while the store is open."""
+    """An open store with its settings and its client."""
 
     def __init__(self, provider: Provider, settings: Settings, url: str) -> None:
         self.provider = provider
@@ -51,25 +51,20 @@ class Session:
 
     @cached_property
     def client(self) -> Client:
-        """For commands that start, send or decode; loading it is felt in those that only look."""
+        """The client; it is imported on first use, because the import slows short commands."""
         from perdure.client.client import Client
 
         return Client(self.provider)
 
     @property
     def admin(self) -> ProviderAdmin:
-        admin = self.provider.admin()
-        if admin is None:
-            raise NotSupported(
-                "admin", f"the provider {self.provider.name!r} has no administration"
-            )
-        return admin
+        return self.provider.admin
 
     def now_ms(self) -> int:
         return SystemClock().now_ms()
 
     async def info(self, instance_id: str) -> InstanceInfo:
-        """The instance, or NotFound with ids that look alike."""
+        """Return the instance; raise NotFound with similar ids if it is unknown."""
         check_id(instance_id, "id")
         try:
             return await self.admin.get_instance_info(instance_id)
@@ -85,7 +80,7 @@ class Session:
         )
 
     async def _near(self, instance_id: str) -> list[str]:
-        """Among ids that begin alike and the newest ones: a search that a big store can afford."""
+        """Suggest ids with the same beginning and the newest ids, a cheap search on a big store."""
         candidates: dict[str, None] = {}
         for length in {len(instance_id), max(1, len(instance_id) * 2 // 3), 3}:
             query = InstanceQuery(id_prefix=instance_id[:length])
@@ -111,7 +106,7 @@ def current_settings() -> Settings:
 
 
 def suggest_commands(*commands: str) -> None:
-    """What could be typed next, for the same store: ``"show o-1"``."""
+    """Print the commands that could follow, such as ``"show o-1"``, for the same store."""
     flag = current_settings().store_flag
     where = "" if flag is None else f" --store {shlex.quote(shown_store(flag))}"
     suggest(*(f"perdure {command}{where}" for command in commands))
@@ -120,7 +115,7 @@ def suggest_commands(*commands: str) -> None:
 def run(body: Callable[[Session], Awaitable[T]], *, creates: bool = False) -> T:
     """Open the store that the settings name, run the body, close the store.
 
-    A command that only looks must not leave an empty store behind: ``creates`` allows that.
+    Without ``creates`` a missing store is an error: a command that only reads creates none.
     """
     settings = current_settings()
     url = settings.store() if creates else settings.existing_store()
@@ -141,7 +136,7 @@ async def open_session(
 
 
 async def refuse_absent(provider: Provider, url: str) -> None:
-    """A server has no place to look at before it is opened, so it is asked what it lacks."""
+    """Raise NotFound if a server has no store yet: all its migrations are due."""
     from perdure.providers.url import local_path
 
     if local_path(url) is not None or not isinstance(provider, Migrates):

@@ -1,4 +1,4 @@
-"""Where a command works: the store and the code, from flags, environment and pyproject.toml."""
+"""The store and the modules of a command, from flags, environment and pyproject.toml."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ DEFAULT_STORE: Final = "perdure.db"
 
 @dataclass
 class Settings:
-    """What holds for one invocation; commands read it, the option callbacks fill it."""
+    """The settings of one invocation; option callbacks fill them, commands read them."""
 
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     directory: Path = field(default_factory=Path.cwd)
     store_flag: str | None = None
     traceback: bool = False
     other_stores: tuple[str, ...] = ()
-    """Those that a command was given as arguments."""
+    """Stores that were given as arguments; their passwords are hidden in messages."""
 
     @cached_property
     def project(self) -> tuple[Path, Mapping[str, Any]]:
-        """The nearest pyproject.toml upwards that has [tool.perdure]: its folder and that table."""
+        """The table [tool.perdure] of the nearest pyproject.toml upwards, with its folder."""
         for folder in (self.directory, *self.directory.parents):
             file = folder / "pyproject.toml"
             if file.is_file():
@@ -40,7 +40,7 @@ class Settings:
         return self.directory, {}
 
     def store(self) -> str:
-        """The store's URL or path; flag, then environment, then project, then the default."""
+        """Return the store's URL or path from the flag, environment, project or default."""
         chosen = self.store_flag if self.store_flag is not None else self._environment_store()
         if chosen is not None:
             if not chosen.strip():
@@ -57,7 +57,7 @@ class Settings:
         return _beside(folder, written)
 
     def modules(self, given: tuple[str, ...]) -> tuple[str, ...]:
-        """Where the user's code is: as given, or $PERDURE_MODULE, or the project's ``module``."""
+        """Return the modules as given, from $PERDURE_MODULE, or from the project's ``module``."""
         if given:
             return given
         if self.environ.get("PERDURE_MODULE"):
@@ -72,7 +72,7 @@ class Settings:
         return tuple(_module_beside(folder, name) for name in listed)
 
     def existing_store(self) -> str:
-        """As ``store``, for commands that must not create one: a local path has to be there."""
+        """Return the store; raise NotFound if a local path does not exist."""
         url = self.store()
         path = self.place(url)
         if path is not None and is_empty(path):
@@ -80,18 +80,18 @@ class Settings:
         return url
 
     def place(self, url: str) -> Path | None:
-        """Where a local store lies; None for servers, memory and foreign schemes."""
-        from perdure.providers.url import local_path  # felt in --help
+        """Return the path of a local store; None for servers, memory and foreign schemes."""
+        from perdure.providers.url import local_path  # imported late: the import would slow --help
 
         path = local_path(url)
         return None if path is None else self.directory / path
 
     def conceal(self, text: str) -> str:
-        """An error text, which may quote a store's URL, without the passwords of any."""
-        from perdure.providers._shared.secrets import without_secrets
+        """Return an error text without the passwords of store URLs that it quotes."""
+        from perdure.providers.url import without_secrets
 
         named = [self.store_flag, self._environment_store(), *self.other_stores]
-        with suppress(UsageError, OSError):  # of a project file that cannot be read
+        with suppress(UsageError, OSError):  # the project file cannot be read
             named.append(str(self.project[1].get("store", "")))
         return without_secrets(text, *filter(None, named))
 
@@ -107,21 +107,23 @@ def no_store(url: str) -> NotFound:
 
 
 def is_empty(path: Path) -> bool:
-    """Nothing, an empty directory or an empty file: whoever opened it would make a store of it."""
+    """Return True for a missing path, an empty directory or an empty file."""
     if path.is_dir():
         return next(path.iterdir(), None) is None
     return not path.exists() or path.stat().st_size == 0
 
 
 def shown_store(url: str) -> str:
-    """The store's name without its password."""
-    from perdure.providers._shared.secrets import shown_url  # felt in --help
+    """Return the store's URL without its password."""
+    from perdure.providers.url import (
+        shown_url,
+    )  # imported late: the import would slow --help
 
     return shown_url(url)
 
 
 def _beside(folder: Path, written: str) -> str:
-    """A relative path in a project file is relative to that file."""
+    """Resolve a relative path of a project file against the folder of that file."""
     from perdure.providers.url import local_path
 
     path = local_path(written)

@@ -1,8 +1,8 @@
-"""The one bridge for code without an event loop: scripts, Django, Flask.
+"""A client for code without an event loop: scripts, Django, Flask.
 
-A portal thread runs the loop of a client or runtime; every call is handed over to it and waited
-for. There are no twins of the async classes: ``call`` takes any coroutine function of theirs, and
-``start`` is the one that type checkers cannot follow through it.
+A thread runs the event loop of a client or runtime. ``call`` runs any coroutine function of the
+client or of a handle there, and waits for it. ``start`` is a method of its own because type
+checkers cannot follow it through ``call``.
 """
 
 from __future__ import annotations
@@ -10,17 +10,19 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, TypeVarTuple, overload
 
 from perdure.arguments import shown
 from perdure.client.client import Client
 from perdure.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
     from types import TracebackType
     from typing import Self
 
+    from perdure.arguments import Duration
+    from perdure.authoring import Orchestration
     from perdure.client.client import IfExists
     from perdure.client.handle import Handle
 
@@ -34,7 +36,7 @@ Ts = TypeVarTuple("Ts")
 class BlockingClient(Generic[C]):
     """A client or runtime for synchronous code.
 
-    Every call is handed to the loop of the client and waited for:
+    Every call runs on the event loop of the client and waits for the result:
 
         with BlockingClient(Client("shop.db")) as shop:
             handle = shop.start(checkout, "o-1", 1200, id="o-1")
@@ -42,7 +44,7 @@ class BlockingClient(Generic[C]):
     """
 
     _loop: asyncio.AbstractEventLoop
-    """Made when it is entered: who never does has nothing to close."""
+    """Created on entering, so that a client that was never entered has nothing to close."""
 
     def __init__(self, client: C) -> None:
         if not isinstance(client, Client):
@@ -78,21 +80,42 @@ class BlockingClient(Generic[C]):
         finally:
             self._end()
 
+    @overload
     def start(
         self,
         orchestration: Callable[[*Ts], Awaitable[R]],
         *args: *Ts,
-        id: str | None = None,  # noqa: A002
+        id: str | None = None,
         version: str | None = None,
-        delay: float | None = None,
+        delay: Duration | None = None,
         if_exists: IfExists = "get",
-    ) -> Handle[R]:
-        """As ``start`` of the client: an instance of the orchestration, idempotent by ``id``."""
-        return self.call(
-            lambda: self.client.start(
-                orchestration, *args, id=id, version=version, delay=delay, if_exists=if_exists
-            )
-        )
+    ) -> Handle[R]: ...
+    @overload
+    def start(
+        self,
+        orchestration: Orchestration[..., R],
+        *args: Any,
+        kwargs: Mapping[str, Any],
+        id: str | None = None,
+        version: str | None = None,
+        delay: Duration | None = None,
+        if_exists: IfExists = "get",
+    ) -> Handle[R]: ...
+    @overload
+    def start(
+        self,
+        orchestration: str,
+        *args: Any,
+        id: str | None = None,
+        version: str | None = None,
+        delay: Duration | None = None,
+        if_exists: IfExists = "get",
+    ) -> Handle[Any]: ...
+    def start(  # type: ignore[misc]  # mypy does not accept *args: Any for *args: *Ts
+        self, orchestration: Any, *args: Any, **options: Any
+    ) -> Handle[Any]:
+        """Start an instance of an orchestration, or of a name, as ``start`` of the client does."""
+        return self.call(lambda: self.client.start(orchestration, *args, **options))
 
     def call(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a coroutine function of the client, or of a handle, and wait for its result."""
@@ -117,7 +140,7 @@ class BlockingClient(Generic[C]):
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_forever()
-            # Here: the thread of the caller may have a running loop of its own.
+            # In this thread, because the caller may have a running event loop of its own.
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         finally:
             self._loop.close()

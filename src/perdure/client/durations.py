@@ -1,4 +1,4 @@
-"""Lengths of time as people write and read them: ``2h30m`` in, ``2h 30m`` out."""
+"""Parse and show lengths of time and moments: ``2h30m`` in, ``2h 30m`` out."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PLAIN = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
 
 
 def parse_duration_ms(text: str) -> int:
-    """``500ms``, ``90`` (seconds), ``2h30m``, ``1.5d``, ``2w``."""
+    """Parse ``500ms``, ``90`` (seconds), ``2h30m``, ``1.5d``, ``2w``."""
     compact = text.replace(" ", "").lower()
     parts = _PART.findall(compact)
     if _PLAIN.fullmatch(compact):
@@ -37,7 +37,7 @@ def parse_duration_ms(text: str) -> int:
 
 
 def parse_moment_ms(text: str, now_ms: int) -> int:
-    """A moment: ``2h`` (that long ago), ``2026-11-15`` or ``2026-11-15T18:52`` (local time)."""
+    """Parse ``2h`` (that long ago), ``2026-11-15`` or ``2026-11-15T18:52`` (local time)."""
     try:
         moment = datetime.datetime.fromisoformat(text)
     except ValueError:
@@ -54,7 +54,7 @@ def parse_moment_ms(text: str, now_ms: int) -> int:
 
 
 def shown_duration(milliseconds: int) -> str:
-    """At most two units: ``212ms``, ``3.2s``, ``2m 04s``, ``3d 02h``."""
+    """Return at most two units: ``212ms``, ``3.2s``, ``2m 04s``, ``3d 02h``."""
     if milliseconds < 0:
         return "0s"
     if milliseconds < 1_000:
@@ -73,7 +73,7 @@ def shown_duration(milliseconds: int) -> str:
 
 
 def shown_age(milliseconds: int) -> str:
-    """The largest unit only: ``50s``, ``2m``, ``3d``."""
+    """Return the largest unit only: ``50s``, ``2m``, ``3d``."""
     if milliseconds < 1_000:
         return "0s"
     unit = next(unit for unit in ("d", "h", "m", "s") if milliseconds >= _UNITS_MS[unit])
@@ -81,12 +81,17 @@ def shown_age(milliseconds: int) -> str:
 
 
 def shown_time(milliseconds: int) -> str:
-    """Local date and time, to the second."""
+    """Return local date and time, to the second."""
     moment = datetime.datetime.fromtimestamp(milliseconds / 1000).astimezone()
     return moment.strftime("%Y-%m-%d %H:%M:%S")
 
 
+def utc_time(milliseconds: int) -> datetime.datetime:
+    """Return the moment as a datetime in UTC."""
+    return datetime.datetime.fromtimestamp(milliseconds / 1000, tz=datetime.UTC)
+
+
 def iso_time(milliseconds: int) -> str:
-    """UTC with milliseconds, as in ``2026-11-15T18:52:10.123Z``."""
+    """Return UTC with milliseconds: ``2026-11-15T18:52:10.123Z``."""
     moment = datetime.datetime.fromtimestamp(milliseconds // 1000, tz=datetime.UTC)
     return f"{moment:%Y-%m-%dT%H:%M:%S}.{milliseconds % 1000:03d}Z"

@@ -1,4 +1,4 @@
-"""What an instance is doing or waiting for, and since when: one sentence for people."""
+"""One sentence for people: the current activity of an instance, and since when."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ from perdure.client.view import failure_of
 from perdure.errors import CorruptData
 from perdure.model import wire, work
 from perdure.model.status import Status
-from perdure.providers.items import QueuedMessage, WorkerInfo
+from perdure.providers.records import QueuedMessage, WorkerInfo
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from perdure.providers.administration import ProviderAdmin
     from perdure.providers.contract import Provider
-    from perdure.providers.items import InstanceInfo, QueuedWork
+    from perdure.providers.records import InstanceInfo, QueuedWork
 
 Activity: TypeAlias = Literal[
     "pending", "running", "retrying", "waiting", "sleeping", "paused", "blocked", "ended"
 ]
 
 TAIL_EVENTS: Final = 200
-"""Enough of a history's end to say what an instance is doing, whatever its length."""
+"""Events at the end of a history that are read for the sentence, even of a long history."""
 QUEUE_LIMIT: Final = 200
 
 
 class Insight(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to "what is it doing?"."""
+    """The current activity of an instance."""
 
     doing: Activity
     sentence: str
     since_ms: int
     due_ms: int | None = None
-    """When it goes on by itself, if that is known."""
+    """The time at which it continues by itself, if known."""
     error: str | None = None
     """The last error: of the instance, or of the attempt that is being repeated."""
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
-    """An activity as it lies in the worker queue."""
+    """An activity in the worker queue."""
 
     activity_id: int
     name: str
@@ -59,16 +59,18 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """Only workers that take this tag run it."""
 
 
-class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
-    """What lies in the queues for one instance, and who could take it."""
+class QueueContext(msgspec.Struct, frozen=True, kw_only=True):
+    """Queued messages and activities of one instance, and the workers that could take them."""
 
     attempts: tuple[Attempt, ...] = ()
     messages: tuple[QueuedMessage, ...] = ()
     workers: tuple[WorkerInfo, ...] = ()
 
 
-async def read_tail(provider: Provider, admin: ProviderAdmin, info: InstanceInfo) -> list[StepView]:
-    """The steps at the end of the current execution's history; empty if it cannot be read."""
+async def read_last_steps(
+    provider: Provider, admin: ProviderAdmin, info: InstanceInfo
+) -> list[StepView]:
+    """Return the last steps of the current execution; none if its history cannot be read."""
     execution = await admin.get_execution_info(info.instance_id, info.execution_id)
     try:
         records = await provider.read_with_execution(
@@ -81,12 +83,12 @@ async def read_tail(provider: Provider, admin: ProviderAdmin, info: InstanceInfo
         return []
 
 
-async def read_surroundings(
+async def read_queue_context(
     admin: ProviderAdmin, instance_id: str, workers: Sequence[WorkerInfo] = ()
-) -> Surroundings:
+) -> QueueContext:
     queued = await admin.list_work(instance_id, limit=QUEUE_LIMIT)
     messages = await admin.list_messages(instance_id, limit=QUEUE_LIMIT)
-    return Surroundings(
+    return QueueContext(
         attempts=tuple(_attempt(item) for item in queued),
         messages=tuple(messages),
         workers=tuple(workers),
@@ -94,13 +96,13 @@ async def read_surroundings(
 
 
 def explain(
-    info: InstanceInfo, steps: Iterable[StepView], around: Surroundings, now_ms: int
+    info: InstanceInfo, steps: Iterable[StepView], context: QueueContext, now_ms: int
 ) -> Insight:
-    """Say it in one sentence. ``steps`` may be the tail of the history only."""
-    match info.status:
+    """Return the sentence. ``steps`` may be the last steps only."""
+    match info.status.of_instance:
         case Status.PENDING:
-            return _pending(info, around, now_ms)
-        case Status.SUSPENDED:
+            return _pending(info, context, now_ms)
+        case Status.PAUSED:
             return Insight(
                 doing="paused",
                 sentence="Paused by an operator; it goes on when it is resumed",
@@ -108,14 +110,14 @@ def explain(
             )
         case Status.BLOCKED:
             return _blocked(info, now_ms)
-        case Status.RUNNING | Status.CONTINUED_AS_NEW:
-            return _alive(info, [step for step in steps if step.state == "open"], around, now_ms)
+        case Status.RUNNING:
+            return _alive(info, [step for step in steps if step.state == "open"], context, now_ms)
         case _:
             return _ended(info)
 
 
-def _pending(info: InstanceInfo, around: Surroundings, now_ms: int) -> Insight:
-    starts = [queued.visible_at_ms for queued in around.messages if queued.message.start]
+def _pending(info: InstanceInfo, context: QueueContext, now_ms: int) -> Insight:
+    starts = [queued.visible_at_ms for queued in context.messages if queued.message.start]
     if starts and min(starts) > now_ms:
         due_ms = min(starts)
         return Insight(
@@ -127,16 +129,16 @@ def _pending(info: InstanceInfo, around: Surroundings, now_ms: int) -> Insight:
     waited = shown_duration(now_ms - info.created_at_ms)
     return Insight(
         doing="pending",
-        sentence=f"Waiting {waited} for a worker{_nobody(info, around)}",
+        sentence=f"Waiting {waited} for a worker{_missing_worker(info, context)}",
         since_ms=info.created_at_ms,
     )
 
 
-def _nobody(info: InstanceInfo, around: Surroundings) -> str:
-    if not around.workers:
+def _missing_worker(info: InstanceInfo, context: QueueContext) -> str:
+    if not context.workers:
         return "; no worker is running"
     served = {
-        version for worker in around.workers for name, version in worker.handlers
+        version for worker in context.workers for name, version in worker.handlers
         if name == info.name
     }  # fmt: skip
     if not served:
@@ -174,8 +176,10 @@ def _ended(info: InstanceInfo) -> Insight:
     return Insight(doing="ended", sentence=f"{info.status} after {took}{reason}", since_ms=ended_ms)
 
 
-def _alive(info: InstanceInfo, waits: list[StepView], around: Surroundings, now_ms: int) -> Insight:
-    repeated = [attempt for attempt in around.attempts if attempt.last_error]
+def _alive(
+    info: InstanceInfo, waits: list[StepView], context: QueueContext, now_ms: int
+) -> Insight:
+    repeated = [attempt for attempt in context.attempts if attempt.last_error]
     if repeated:
         return _retrying(min(repeated, key=lambda attempt: attempt.next_ms), repeated, now_ms)
     # A timer in the branch of another wait is its time limit, not a sleep.
@@ -183,17 +187,17 @@ def _alive(info: InstanceInfo, waits: list[StepView], around: Surroundings, now_
     limits = [s for s in waits if s.kind == "timer" and s.branch in limited]
     steps = [step for step in waits if step not in limits]
     if not steps:
-        return _unexplained(info, around, now_ms)
+        return _running(info, context, now_ms)
     first = min(steps, key=lambda step: step.since_ms)
     due_ms = min((step.due_ms for step in limits if step.due_ms is not None), default=None)
     if len(steps) == 1:
-        return _single(info, first, due_ms, around, now_ms)
+        return _single(info, first, due_ms, context, now_ms)
     kinds: dict[str, int] = {}
     for step in steps:
         kinds[step.kind] = kinds.get(step.kind, 0) + 1
     counted = ", ".join(_counted(kind, count) for kind, count in kinds.items())
     waited = shown_duration(now_ms - first.since_ms)
-    is_running = any(attempt.is_running for attempt in around.attempts)
+    is_running = any(attempt.is_running for attempt in context.attempts)
     return Insight(
         doing="running" if is_running else "waiting",
         sentence=f"Waiting {waited} for {counted}{_limit(due_ms, now_ms)}",
@@ -222,16 +226,16 @@ def _retrying(attempt: Attempt, repeated: list[Attempt], now_ms: int) -> Insight
 
 
 def _single(
-    info: InstanceInfo, step: StepView, due_ms: int | None, around: Surroundings, now_ms: int
+    info: InstanceInfo, step: StepView, due_ms: int | None, context: QueueContext, now_ms: int
 ) -> Insight:
     waited = shown_duration(now_ms - step.since_ms)
     doing: Activity = "waiting"
     match step.kind:
         case "activity":
-            attempt = next((a for a in around.attempts if a.activity_id == step.event_id), None)
+            attempt = next((a for a in context.attempts if a.activity_id == step.event_id), None)
             if attempt is not None and not attempt.is_running:
                 sentence = f"{step.name} waits {waited} for a worker{_taking(attempt.tag)}"
-                if not any(step.name in worker.activities for worker in around.workers):
+                if not any(step.name in worker.activities for worker in context.workers):
                     sentence += "; no running worker has that activity"
             else:
                 doing, sentence = "running", f"Running {step.name} for {waited}"
@@ -241,7 +245,8 @@ def _single(
             sentence = (
                 f"Sleeping, wakes up in {shown_duration(left_ms)}"
                 if left_ms > 0
-                else f"Its timer fired {shown_duration(-left_ms)} ago{_nobody(info, around)}"
+                else f"Its timer fired {shown_duration(-left_ms)} ago"
+                + _missing_worker(info, context)
             )
             return Insight(doing=doing, sentence=sentence, since_ms=step.since_ms, due_ms=due_ms)
         case "event":
@@ -266,12 +271,12 @@ def _limit(due_ms: int | None, now_ms: int) -> str:
     return f"; times out in {shown_duration(due_ms - now_ms)}"
 
 
-def _unexplained(info: InstanceInfo, around: Surroundings, now_ms: int) -> Insight:
-    ready = [queued for queued in around.messages if queued.visible_at_ms <= now_ms]
+def _running(info: InstanceInfo, context: QueueContext, now_ms: int) -> Insight:
+    ready = [queued for queued in context.messages if queued.visible_at_ms <= now_ms]
     if ready:
         since_ms = min(queued.visible_at_ms for queued in ready)
         what = "message is" if len(ready) == 1 else "messages are"
-        sentence = f"{len(ready)} {what} on the way to it{_nobody(info, around)}"
+        sentence = f"{len(ready)} {what} on the way to it{_missing_worker(info, context)}"
         return Insight(doing="running", sentence=sentence, since_ms=since_ms)
     return Insight(doing="running", sentence="Running", since_ms=info.updated_at_ms)
 

@@ -1,4 +1,4 @@
-"""Everything from one store into another, verified, and safe to repeat after an interruption."""
+"""Copy all instances of a store into another one. A copy is verified and can be repeated."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from typing import TYPE_CHECKING, Final
 
 from perdure.client.snapshot_files import decode_snapshot, encode_snapshot, snapshot_hash
 from perdure.errors import AlreadyExists, CorruptData, NotFound, StoreBusy, UsageError
-from perdure.providers._shared import moved
+from perdure.providers import rules
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from perdure.providers.administration import ProviderAdmin
     from perdure.providers.contract import Provider
-    from perdure.providers.items import DeadLetter, StoreInfo
+    from perdure.providers.records import DeadLetter, StoreInfo
 
 __all__ = ["CopyReport", "copy_store", "decode_snapshot", "encode_snapshot", "snapshot_hash"]
 
 _AT_ONCE: Final = 32
-"""Instances under way at the same time, so that their commits can share one flush."""
+"""Instances that are copied at the same time, so that their commits share one flush."""
 
 _LETTERS_MAX: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyReport:
-    """What a copy did. Every instance was compared by its hash after it was written."""
+    """The numbers of a copy. Every instance was compared by its hash after it was written."""
 
     instances: int
     copied: int
     already_there: int
-    """Left by an earlier copy that was interrupted."""
+    """Instances that an earlier, interrupted copy has written."""
     messages: int
     work: int
     dead_letters: int
@@ -53,8 +53,8 @@ async def copy_store(
     if it is the same, so a copy that was interrupted can be repeated; otherwise it is an error, or
     replaced with ``replace``. ``on_progress`` gets (done, total).
 
-    ``mark_moved`` marks the source before the first instance, so that nobody goes on there, and
-    names the new place for good only when everything is there. A copy that fails or is cancelled
+    ``mark_moved`` marks the source before the first instance, so that no worker continues there.
+    It names the new place for good only when everything is there. A copy that fails or is cancelled
     takes its mark back; one that was killed leaves it. Repeated with the source opened by
     ``allow_moved`` it then goes on to the same target, and to no other (StoreMoved).
     """
@@ -75,15 +75,15 @@ async def copy_store(
 
 
 async def _move(copy: _Copy, source: StoreInfo, location: str) -> CopyReport:
-    mark = moved.unfinished(location)
+    mark = rules.unfinished_move(location)
     if source.moved_to is not None and source.moved_to != mark:
-        raise moved.refusal(source.location, source.moved_to)
+        raise rules.store_moved(source.location, source.moved_to)
     try:
         if source.moved_to is None:
             await copy.origin.mark_moved(mark)
         report = await copy.run()
     except BaseException:
-        # A mark that was found stays: who left it may have let others go on at the target.
+        # Keep a mark that an earlier copy left: workers may already run at the target.
         if source.moved_to is None:
             await copy.origin.mark_moved(None)
         raise
@@ -92,10 +92,9 @@ async def _move(copy: _Copy, source: StoreInfo, location: str) -> CopyReport:
 
 
 def _admin_of(provider: Provider) -> ProviderAdmin:
-    admin = provider.admin()
-    if admin is None:
+    if not provider.capabilities.admin:
         raise UsageError(f"the provider {provider.name!r} has no administration: it cannot copy")
-    return admin
+    return provider.admin
 
 
 async def _refuse_if_in_use(origin: ProviderAdmin) -> None:
@@ -172,7 +171,7 @@ class _Copy:
             return None
 
     async def _copy_dead_letters(self) -> int:
-        """As messages: with no instance to take them they become dead letters there as well."""
+        """Enqueue dead letters as messages. Without an instance they become dead letters again."""
         letters = await self.origin.list_dead_letters(limit=_LETTERS_MAX)
         there = await self._destination.list_dead_letters(limit=_LETTERS_MAX)
         dead = {_key(letter) for letter in there}

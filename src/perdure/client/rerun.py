@@ -1,4 +1,7 @@
-"""Running an instance once more under another id: from its beginning, or from one of its events."""
+"""Run an instance again: retry it under its own id, or rerun it as a new instance.
+
+A rerun starts from the beginning, or from one of the events of the instance.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,23 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 
 from perdure.authoring.definitions import parse_version
-from perdure.client.messages import activity_envelope, envelope
 from perdure.client.steps import StepView, steps_of
-from perdure.errors import AlreadyExists, CorruptData, InvalidValue, NotFound
+from perdure.errors import (
+    AlreadyExists,
+    CorruptData,
+    InstanceFinished,
+    InstanceStillRunning,
+    InvalidValue,
+    NotFound,
+)
 from perdure.limits import ID_CHARACTERS_MAX, check_id
 from perdure.model import events, wire, work
 from perdure.model.status import Status
-from perdure.providers.items import (
+from perdure.model.work import parent_link
+from perdure.providers.envelopes import activity_envelope, envelope
+from perdure.providers.records import (
     EnqueueCondition,
+    ExecutionMetadata,
     ExecutionSnapshot,
     HistoryRecord,
     InstanceSnapshot,
@@ -32,16 +44,81 @@ if TYPE_CHECKING:
     from perdure.clock import Clock
     from perdure.providers.administration import ProviderAdmin
     from perdure.providers.contract import Provider
+    from perdure.providers.records import OrchestrationItem
 
 Bounds: TypeAlias = Callable[[str], dict[str, Any]]
 """Options of an activity by its name (``retry``, ``timeout_ms``): history does not hold them."""
 
-
 _LOCK_MS = 10_000
+_ENDED_BADLY = frozenset({Status.FAILED, Status.CANCELLED, Status.TERMINATED})
+_GOES_ON = frozenset({Status.BLOCKED, Status.PAUSED})
+
+
+# --- retry under the same id
+
+
+async def retry(provider: Provider, admin: ProviderAdmin, instance_id: str) -> int:
+    """Retry an instance; return the id of the execution that continues.
+
+    A Blocked or Paused instance continues its execution. One that Failed, was Cancelled or
+    Terminated begins its next execution with the same input; its past executions and its state
+    stay. Raises InstanceFinished for a Completed instance, InstanceStillRunning for others.
+    """
+    info = await admin.get_instance_info(instance_id)
+    if info.status in _GOES_ON:
+        await admin.resume_instance(instance_id)
+        return info.execution_id
+    if info.status is Status.COMPLETED:
+        raise InstanceFinished(f"{instance_id!r} has completed; rerun it to do it once more")
+    if info.status not in _ENDED_BADLY:
+        raise InstanceStillRunning(f"{instance_id!r} is {info.status}: there is nothing to retry")
+    fetched = await admin.lock_instance(instance_id, _LOCK_MS)
+    try:
+        next_start = _next_start(fetched.item, info.custom_status)
+    except BaseException:
+        await provider.abandon_orchestration_item(fetched.lock_token, ignore_attempt=True)
+        raise
+    # One commit ends the old execution and queues the next start, so no reader sees the old end.
+    commit = TurnCommit(
+        execution_id=fetched.item.execution_id,
+        orchestrator_items=(envelope(next_start),),
+        metadata=ExecutionMetadata(
+            status=Status.CONTINUED_AS_NEW, output=bytes(next_start.input).decode()
+        ),
+    )
+    await provider.ack_orchestration_item(fetched.lock_token, commit)
+    return next_start.execution_id
+
+
+def _next_start(item: OrchestrationItem, custom_status: str | None) -> work.ContinueAsNew:
+    if item.history_error is not None or not item.history:
+        raise CorruptData("retry", item.history_error or f"{item.instance_id!r} has no history")
+    history = wire.decode_history(record.data for record in item.history)
+    started = history[0]
+    if not isinstance(started, events.OrchestrationStarted):
+        raise CorruptData("retry", f"the history begins with {type(started).__name__}")
+    if not isinstance(history[-1], events.TERMINAL_KINDS):
+        raise InstanceStillRunning(f"{item.instance_id!r} is running again; look at it first")
+    if isinstance(history[-1], events.OrchestrationCompleted):
+        raise InstanceFinished(f"{item.instance_id!r} has completed meanwhile")
+    return work.ContinueAsNew(
+        instance_id=item.instance_id,
+        name=started.name,
+        execution_id=item.execution_id + 1,
+        input=started.input,
+        version=started.version or None,  # terminated before a worker chose one
+        parent=parent_link(started),
+        depth=started.depth,
+        custom_status=custom_status,
+        trace=started.trace,
+    )
+
+
+# --- rerun as a new instance
 
 
 def fresh_id(instance_id: str) -> str:
-    """An id that says where the rerun came from."""
+    """Return a new id that begins with the id of the original."""
     tail = f"-rerun-{secrets.token_hex(3)}"
     return instance_id[: ID_CHARACTERS_MAX - len(tail)] + tail
 
@@ -55,7 +132,10 @@ async def rerun(
     input: msgspec.Raw | None = None,  # noqa: A002
     version: str | None = None,
 ) -> None:
-    """Start the same orchestration anew; None: the same input, the latest version."""
+    """Start the same orchestration as a new instance.
+
+    Without ``input`` it gets the same input, without ``version`` the latest version.
+    """
     if version is not None:
         parse_version(version)
     info = await admin.get_instance_info(instance_id)
@@ -99,7 +179,7 @@ async def rerun_from_event(
     clock: Clock,
     bounds: Bounds | None = None,
 ) -> int:
-    """Copy the past up to the end of the turn that holds the event, and go on from there.
+    """Copy the history up to the end of the turn with the event, and continue from there.
 
     What the code had asked for until then and not yet got is asked for again; later events are
     forgotten. Returns how many events were kept. The copy has no parent. Code that puts its own
@@ -117,7 +197,7 @@ async def rerun_from_event(
     renamed = [_renamed(event, instance_id, new_id) for event in kept]
     known = {queued.message.identity.activity_id: queued for queued in snapshot.work}
     copy = _copy(snapshot, execution, renamed, new_id, clock.now_ms())
-    again = _Again(renamed, bounds or (lambda _name: {}), clock.now_ms())
+    again = _OpenWork(renamed, bounds or (lambda _name: {}), clock.now_ms())
     children = again.children()
     copy = msgspec.structs.replace(
         copy,
@@ -127,7 +207,7 @@ async def rerun_from_event(
     )
     await admin.import_instance(copy)
     if children:
-        # Paused until its children are queued too: a crash in between leaves nothing half running.
+        # Paused until its children are queued, so that a crash leaves no half-started tree.
         fetched = await admin.lock_instance(new_id, _LOCK_MS)
         commit = TurnCommit(
             execution_id=copy.execution_id, orchestrator_items=tuple(map(envelope, children))
@@ -166,7 +246,7 @@ def _renamed(event: events.Event, old_id: str, new_id: str) -> events.Event:
     elif isinstance(event, events.SubOrchestrationScheduled) and event.child_instance_id.startswith(
         old_id
     ):
-        # Ids that follow from the parent's id follow it; others are the code's own choice.
+        # Rename child ids that begin with the id of the parent. The code chose the others itself.
         changes["child_instance_id"] = new_id + event.child_instance_id[len(old_id) :]
     return msgspec.structs.replace(event, **changes)
 
@@ -228,8 +308,8 @@ def _copy(
     )
 
 
-class _Again:
-    """Asks once more for what a history prefix leaves open."""
+class _OpenWork:
+    """Builds the queue entries of the steps that a history prefix leaves open."""
 
     def __init__(self, history: Sequence[events.Event], bounds: Bounds, now_ms: int) -> None:
         started = history[0]
@@ -241,7 +321,7 @@ class _Again:
         self._now_ms = now_ms
 
     def timers(self) -> list[QueuedMessage]:
-        """A timer keeps its time, even one that has passed."""
+        """Return the open timers. A timer keeps its time, even a past one."""
         found: list[QueuedMessage] = []
         for step in self._open:
             event = self._events[step.event_id]
@@ -285,7 +365,7 @@ class _Again:
         ]
 
     def activities(self, known: dict[int, QueuedWork]) -> list[QueuedWork]:
-        """Activities, with the options that they were queued with where these are still known."""
+        """Return the open activities, with the options of the original if it is still queued."""
         found: list[QueuedWork] = []
         for step in self._open:
             event = self._events[step.event_id]

@@ -1,6 +1,6 @@
-"""The search text of people: ``status:failed name:order* created:<2h``, as a provider's query.
+"""Parse a search text, such as ``status:failed name:order* created:<2h``, into a query.
 
-What the store can filter itself goes into the query; the rest is a test on each instance.
+The store filters by the query. Conditions that it does not know are tests on each instance.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import msgspec
 
 from perdure.client.durations import parse_duration_ms, parse_moment_ms
-from perdure.client.names import count_names
+from perdure.client.view import ENDED, OPEN
 from perdure.errors import InvalidValue
 from perdure.limits import PAGE_ITEMS_MAX
 from perdure.model.status import Status
-from perdure.providers.items import InstanceInfo, InstanceQuery
+from perdure.providers.records import InstanceInfo, InstanceQuery
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -28,30 +28,30 @@ if TYPE_CHECKING:
 
 Test: TypeAlias = Callable[[InstanceInfo], bool]
 
-OPEN: Final = frozenset(status for status in Status if not status.is_final)
-ENDED: Final = frozenset(status for status in Status if status.is_final)
 
-# Between two executions an instance is alive, whatever the store calls the first one.
 _STATUSES: Final[dict[str, frozenset[Status]]] = {
     **{status.value.lower(): frozenset({status}) for status in Status},
-    "running": frozenset({Status.RUNNING, Status.CONTINUED_AS_NEW}),
-    "paused": frozenset({Status.SUSPENDED}),
+    "running": frozenset(each for each in Status if each.of_instance is Status.RUNNING),
     "open": OPEN,
     "ended": ENDED,
 }
 _TESTED_PAGE: Final = 500
-"""Instances to read at once where few of them may fit."""
+"""Instances to read at once if each is tested, because few of them may fit."""
+_SAMPLE: Final = 500
+"""The newest instances that are read for names of orchestrations."""
+_NAMES_MAX: Final = 200
+_TRIES: Final = 3
 QUALIFIERS: Final = ("status", "name", "version", "id", "text", "parent", "created", "completed")
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Instances by a query of the store and, where that cannot say it, a test on each."""
+    """Instances by a query of the store and by tests on each instance."""
 
     query: InstanceQuery
     tests: tuple[Test, ...] = ()
     name_patterns: tuple[str, ...] = ()
-    """All of which must fit: alternatives with commas between them."""
+    """All must fit. Each holds alternatives, separated by commas."""
 
     def fits(self, info: InstanceInfo) -> bool:
         return self.fits_name(info.name) and all(test(info) for test in self.tests)
@@ -65,7 +65,7 @@ class Selection:
     async def page(
         self, admin: ProviderAdmin, *, cursor: str | None = None, limit: int
     ) -> tuple[list[InstanceInfo], str | None]:
-        """Up to ``limit`` instances, newest first, and the cursor of what follows."""
+        """Return up to ``limit`` instances, newest first, and the cursor of the next page."""
         found: list[InstanceInfo] = []
         is_tested = bool(self.tests or self.name_patterns)
         is_first = bool(self.name_patterns)
@@ -75,7 +75,7 @@ class Selection:
             page = await admin.list_instances(self.query, cursor=cursor, limit=size)
             places = [place for place, info in enumerate(page.instances) if self.fits(info)]
             if len(places) > missing:
-                # Read again up to the last one that is wanted, so that the cursor stands there.
+                # Read again up to the last wanted instance: the cursor must point behind it.
                 size = places[missing - 1] + 1
                 page = await admin.list_instances(self.query, cursor=cursor, limit=size)
             found += [info for info in page.instances if self.fits(info)][:missing]
@@ -90,7 +90,7 @@ class Selection:
                     return found + more, cursor
 
     async def _of_one_name(self, admin: ProviderAdmin) -> Selection | None:
-        """The same with a name that the store can look up, where the patterns fit one or none."""
+        """Return the same selection with a plain name if the patterns fit one name or none."""
         names = await count_names(admin, self.query)
         fitting = None if names is None else list(filter(self.fits_name, names))
         if fitting is None or len(fitting) > 1:
@@ -100,7 +100,7 @@ class Selection:
         return Selection(msgspec.structs.replace(self.query, name=fitting[0]), self.tests)
 
     async def count_by_name(self, admin: ProviderAdmin) -> dict[str, int]:
-        """How many of each name, most of them first."""
+        """Count the instances of each name, largest number first."""
         known = None if self.tests else await count_names(admin, self.query)
         counts: dict[str, int] = {} if known is None else known
         if known is None:
@@ -110,7 +110,7 @@ class Selection:
         return dict(sorted(fitting, key=lambda group: (-group[1], group[0])))
 
     async def instances(self, admin: ProviderAdmin) -> AsyncIterator[InstanceInfo]:
-        """All of them, read page by page."""
+        """Iterate over all instances that fit, page by page."""
         cursor: str | None = None
         while True:
             page = await admin.list_instances(self.query, cursor=cursor, limit=PAGE_ITEMS_MAX)
@@ -131,8 +131,36 @@ class Selection:
         return found
 
 
+async def count_names(admin: ProviderAdmin, query: InstanceQuery) -> dict[str, int] | None:
+    """Count the instances that fit by name; None if that needs a read of every instance.
+
+    Stores keep no list of names. Names are taken from workers and from the newest instances. The
+    list is complete if the counts of its names add up to the count of all instances.
+    """
+    if query.name is not None or query.text is not None or query.instance_ids is not None:
+        return None
+    sample = await admin.list_instances(query, limit=_SAMPLE)
+    names = {info.name for info in sample.instances}
+    if sample.next_cursor is not None:
+        names |= {name for worker in await admin.list_workers() for name, _ in worker.handlers}
+    if len(names) > _NAMES_MAX:
+        return None
+    for _ in range(_TRIES):
+        before = await admin.count_instances(query)
+        counts = {name: await _count(admin, query, name) for name in sorted(names)}
+        if sum(counts.values()) == before == await admin.count_instances(query):
+            return {name: number for name, number in counts.items() if number}
+    return None
+
+
+async def _count(admin: ProviderAdmin, query: InstanceQuery, name: str) -> int:
+    return await admin.count_instances(msgspec.structs.replace(query, name=name))
+
+
 def parse_search(text: str, now_ms: int) -> Selection:
-    """Words with a qualifier and a colon, quoted where they hold spaces; others are searched for.
+    """Parse words with a qualifier and a colon. Words without one are searched for in texts.
+
+    Quote a word that holds spaces.
 
     ``status:running,blocked`` (also ``open``, ``ended``), ``name:order*``, ``version:2.0.0``,
     ``id:ord-*``, ``text:timeout``, ``parent:ID`` or ``parent:none``, ``created:<2h`` (younger),
@@ -200,7 +228,7 @@ def _add(
 
 
 def parse_statuses(text: str) -> frozenset[Status]:
-    """Names of statuses with commas between them, whatever the case."""
+    """Parse names of statuses, separated by commas, in upper or lower case."""
     found: frozenset[Status] = frozenset()
     for word in text.split(","):
         statuses = _STATUSES.get(word.strip().lower())
@@ -243,7 +271,10 @@ def _mentions(text: str) -> Test:
 
 
 def _time_bound(qualifier: str, value: str, now_ms: int) -> tuple[str, int]:
-    """An age grows backwards: older than 2h means before that moment, later than a date after."""
+    """Return the field and the moment of a bound.
+
+    ``>2h`` means older than two hours, so before that moment; ``>2026-11-01`` means after it.
+    """
     sign, rest = value[0], value[1:]
     if sign not in "<>" or not rest:
         raise InvalidValue(

@@ -1,17 +1,21 @@
-"""An execution as its steps: what was called, in which branch, how it ended. Pure, off history."""
+"""The steps of an execution, read from its history: calls, branches, outcomes, open waits."""
 
 from __future__ import annotations
 
+import datetime
 from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from perdure.client.durations import shown_duration
-from perdure.model import events
+from perdure.client.durations import shown_duration, utc_time
+from perdure.errors import CorruptData
+from perdure.model import events, wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from perdure.providers.contract import Provider
 
 State: TypeAlias = Literal["open", "done", "failed", "dropped"]
 Kind: TypeAlias = Literal[
@@ -22,7 +26,7 @@ _TEXT_MAX: Final = 200
 
 
 class StepView(msgspec.Struct, kw_only=True):
-    """One call of the code and what became of it."""
+    """One call of the code and its outcome."""
 
     kind: Kind
     name: str
@@ -31,11 +35,11 @@ class StepView(msgspec.Struct, kw_only=True):
     site: str
     since_ms: int
     call: str
-    """As code: ``charge("o-1", 1200)``."""
+    """Text of the call, such as ``charge("o-1", 1200)``."""
     state: State = "open"
     ended_ms: int | None = None
     result: str | None = None
-    """JSON text of what came back, shortened."""
+    """JSON text of the result, shortened."""
     error: str | None = None
     attempts: int = 0
     due_ms: int | None = None
@@ -43,8 +47,28 @@ class StepView(msgspec.Struct, kw_only=True):
 
     @property
     def branch(self) -> str:
-        """Path of the task that made the call, ``0`` for the orchestration itself."""
+        """Path of the task that made the call; ``0`` is the orchestration itself."""
         return self.op.partition("/")[0]
+
+
+class OpenStep(msgspec.Struct, frozen=True, kw_only=True):
+    """A step that an instance waits for, as ``describe()`` lists it."""
+
+    kind: Kind
+    name: str
+    """Of the activity, event, mailbox or orchestration; empty for a timer."""
+    event_id: int
+    op: str
+    site: str
+    """``file:line`` of the call."""
+    since: datetime.datetime
+    due_at: datetime.datetime | None = None
+    """The time at which a timer fires."""
+    child_id: str | None = None
+    """Instance id of a sub-orchestration."""
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}".rstrip()
 
 
 class BranchView(msgspec.Struct, kw_only=True):
@@ -54,7 +78,7 @@ class BranchView(msgspec.Struct, kw_only=True):
     items: list[StepView | BranchView] = []
 
     def steps(self) -> list[StepView]:
-        """All steps in and below the branch."""
+        """Return all steps of the branch and of its sub-branches."""
         found: list[StepView] = []
         for item in self.items:
             found += item.steps() if isinstance(item, BranchView) else [item]
@@ -62,9 +86,9 @@ class BranchView(msgspec.Struct, kw_only=True):
 
 
 def steps_of(history: Iterable[events.Event]) -> list[StepView]:
-    """Every step, in the order in which the code asked for them."""
+    """Return every step, in the order of the calls."""
     steps: dict[int, StepView] = {}
-    lanes: dict[tuple[str, str], deque[StepView]] = defaultdict(deque)
+    waiting_steps: dict[tuple[str, str], deque[StepView]] = defaultdict(deque)
     early: dict[tuple[str, str], deque[events.ExternalEvent | events.QueueEventDelivered]] = (
         defaultdict(deque)
     )
@@ -75,31 +99,60 @@ def steps_of(history: Iterable[events.Event]) -> list[StepView]:
                 continue
             steps[event.event_id] = step
             if step.kind in {"event", "message"}:
-                lane = (step.kind, step.name)
-                if early[lane]:
-                    _received(step, early[lane].popleft(), event.timestamp_ms)
+                key = (step.kind, step.name)
+                if early[key]:
+                    _received(step, early[key].popleft(), event.timestamp_ms)
                 else:
-                    lanes[lane].append(step)
+                    waiting_steps[key].append(step)
         elif isinstance(event, events.Resolving):
             step = steps.get(event.source_event_id)
             if step is not None and step.state == "open":
                 _resolve(step, event)
         elif isinstance(event, (events.ExternalEvent, events.QueueEventDelivered)):
-            lane = ("event" if isinstance(event, events.ExternalEvent) else "message", event.name)
-            waiting = lanes[lane]
+            key = ("event" if isinstance(event, events.ExternalEvent) else "message", event.name)
+            waiting = waiting_steps[key]
             while waiting and waiting[0].state != "open":
                 waiting.popleft()
             if waiting:
                 _received(waiting.popleft(), event, event.timestamp_ms)
             else:
-                early[lane].append(event)
+                early[key].append(event)
         elif isinstance(event, events.TERMINAL_KINDS):
             _close(steps.values(), event.timestamp_ms)
     return list(steps.values())
 
 
+def open_steps(history: Iterable[events.Event]) -> list[OpenStep]:
+    """Return the steps that have no outcome yet, oldest first."""
+    return [
+        OpenStep(
+            kind=step.kind,
+            name=step.name,
+            event_id=step.event_id,
+            op=step.op,
+            site=step.site,
+            since=utc_time(step.since_ms),
+            due_at=None if step.due_ms is None else utc_time(step.due_ms),
+            child_id=step.child_id,
+        )
+        for step in steps_of(history)
+        if step.state == "open"
+    ]
+
+
+async def read_open_steps(
+    provider: Provider, instance_id: str, execution_id: int
+) -> tuple[OpenStep, ...]:
+    """Return the open steps of the execution; none if its history cannot be read."""
+    try:
+        records = await provider.read_with_execution(instance_id, execution_id)
+        return tuple(open_steps(wire.decode_history(record.data for record in records)))
+    except CorruptData:
+        return ()
+
+
 def branches_of(steps: Iterable[StepView]) -> BranchView:
-    """The steps under the tasks that asked for them; a task stands where its first step does."""
+    """Group the steps by task. A task is placed at its first step."""
     root = BranchView(path="0", items=[])
     known = {root.path: root}
     for step in steps:
@@ -108,7 +161,7 @@ def branches_of(steps: Iterable[StepView]) -> BranchView:
 
 
 def shown_call(name: str, payload: Any) -> str:
-    """A call as code, from the JSON array of its arguments."""
+    """Return the text of a call from the JSON array of its arguments."""
     text = bytes(payload).decode()
     inner = text[1:-1] if text.startswith("[") and text.endswith("]") else text
     return f"{name}({shortened(inner if text != 'null' else '')})"
@@ -193,7 +246,7 @@ def _received(
 
 
 def _close(steps: Iterable[StepView], at_ms: int) -> None:
-    """What is open when the execution ends is not wanted any more."""
+    """Mark the steps that are open at the end of the execution as dropped."""
     for step in steps:
         if step.state == "open":
             step.state, step.ended_ms = "dropped", at_ms

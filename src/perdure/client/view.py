@@ -1,13 +1,14 @@
-"""What a client sees of an instance: a frozen view with decoded values."""
+"""The public view of an instance: a frozen record with decoded values."""
 
 from __future__ import annotations
 
-import asyncio
 import datetime
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from perdure.client.durations import utc_time
+from perdure.client.steps import OpenStep
 from perdure.errors import (
     CannotUnwrap,
     OrchestrationCancelled,
@@ -19,13 +20,16 @@ from perdure.model.failures import Block, Failure
 from perdure.model.status import Status
 
 if TYPE_CHECKING:
-    from perdure.client.waits import OpenStep
     from perdure.codec import Codec
-    from perdure.providers.items import InstanceInfo
+    from perdure.providers.records import InstanceInfo
+
+
+ENDED: Final = frozenset(status for status in Status if status.is_final)
+OPEN: Final = frozenset(Status) - ENDED
 
 
 class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Where an instance stands, as of one moment."""
+    """Status, times and open steps of an instance at one moment."""
 
     id: str
     name: str
@@ -33,43 +37,27 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     execution_id: int
     status: Status
     output: Any
-    """The decoded result of a Completed instance, else None; as it is stored if the client's codec
-    lacks the transform that wrapped it."""
+    """The decoded result of a Completed instance, else None. It stays encoded if the codec of the
+    client lacks the transform that wrapped it."""
     failure: Failure | None
-    """Why it Failed, was Cancelled or Terminated."""
+    """The reason if it Failed, was Cancelled or Terminated."""
     block: Block | None
-    """Why it is Blocked."""
+    """The reason if it is Blocked."""
     custom_status: Any
     custom_status_version: int
     created_at: datetime.datetime
     updated_at: datetime.datetime
     completed_at: datetime.datetime | None
     parent_id: str | None
-    waiting_for: tuple[Any, ...] = ()
-    """Open steps, oldest first; empty when it has ended, was not asked for, or its history cannot
-    be read."""
-
-
-class Ending(msgspec.Struct, frozen=True, gc=False):
-    """How an instance ended, as committed."""
-
-    status: Status
-    output: str | None
-    name: str
-    """Of the orchestration."""
-
-
-Finished: TypeAlias = asyncio.Future[Ending | None]
-"""What an instance that runs in this process resolves: with its end; None if it leaves before."""
+    waiting_for: tuple[OpenStep, ...] = ()
+    """Open steps, oldest first. Empty after the end, with ``waits=False``, and for a history that
+    cannot be read."""
 
 
 def view_of(
     info: InstanceInfo, codec: Codec, waiting_for: tuple[OpenStep, ...] = ()
 ) -> InstanceStatus:
-    status = info.status
-    # Between two executions an instance is alive, whatever the store calls the first one.
-    if status is Status.CONTINUED_AS_NEW:
-        status = Status.RUNNING
+    status = info.status.of_instance
     completed = status is Status.COMPLETED and info.output is not None
     return InstanceStatus(
         id=info.instance_id,
@@ -82,16 +70,16 @@ def view_of(
         block=info.block,
         custom_status=_decoded(info.custom_status, codec, "custom status"),
         custom_status_version=info.custom_status_version,
-        created_at=_time(info.created_at_ms),
-        updated_at=_time(info.updated_at_ms),
-        completed_at=None if info.completed_at_ms is None else _time(info.completed_at_ms),
+        created_at=utc_time(info.created_at_ms),
+        updated_at=utc_time(info.updated_at_ms),
+        completed_at=None if info.completed_at_ms is None else utc_time(info.completed_at_ms),
         parent_id=info.parent_instance_id,
         waiting_for=waiting_for,
     )
 
 
 def failure_of(info: InstanceInfo) -> Failure | None:
-    """The stored failure of an instance that did not end well."""
+    """Return the stored failure of an instance; None if it has none."""
     return failure_in_output(info.status, info.output)
 
 
@@ -105,7 +93,7 @@ def failure_in_output(status: Status, output: str | None) -> Failure | None:
 
 
 def failure_error(status: Status, failure: Failure, what: str) -> RemoteFailure:
-    """The exception that a failure is for whoever waits for the result."""
+    """Return the exception that ``result()`` raises for a failure."""
     kinds: dict[Status, type[RemoteFailure]] = {
         Status.CANCELLED: OrchestrationCancelled,
         Status.TERMINATED: OrchestrationTerminated,
@@ -126,7 +114,3 @@ def _decoded(text: str | None, codec: Codec, where: str) -> Any:
         return codec.decode(msgspec.Raw(text), where=where)
     except CannotUnwrap:
         return msgspec.json.decode(text)
-
-
-def _time(milliseconds: int) -> datetime.datetime:
-    return datetime.datetime.fromtimestamp(milliseconds / 1000, tz=datetime.UTC)

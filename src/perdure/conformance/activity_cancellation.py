@@ -26,7 +26,7 @@ from perdure.conformance.factories import (
 from perdure.conformance.harness import checks
 from perdure.errors import LockLost
 from perdure.model.status import Status
-from perdure.providers.items import TimerIdentity
+from perdure.providers.records import TimerIdentity
 
 if TYPE_CHECKING:
     from perdure.conformance.harness import Store
@@ -36,59 +36,57 @@ if TYPE_CHECKING:
 class TestWorkOutlivesItsInstance:
     verbs = ("fetch_work_item", "renew_work_item_lock", "ack_work_item", "delete_instance")
 
-    async def test_c060_work_of_a_running_instance_is_fetched(self, store: Store) -> None:
+    async def test_work_of_a_running_instance_is_fetched(self, store: Store) -> None:
         await create(store, "a", worker_items=(activity("a"),))
 
         assert (await take_work(store)).identity == identity("a")
 
-    async def test_c061_work_scheduled_by_a_completing_turn_is_fetched(self, store: Store) -> None:
+    async def test_work_scheduled_by_a_completing_turn_is_fetched(self, store: Store) -> None:
         await create(store, "a")
 
         await finish(store, "a", Status.COMPLETED, worker_items=(activity("a"),))
 
         assert (await take_work(store, provider=store.reader)).identity == identity("a")
 
-    async def test_c062_work_scheduled_by_a_failing_turn_is_fetched(self, store: Store) -> None:
+    async def test_work_scheduled_by_a_failing_turn_is_fetched(self, store: Store) -> None:
         await create(store, "a")
 
         await finish(store, "a", Status.FAILED, worker_items=(activity("a"),))
 
         assert (await take_work(store, provider=store.reader)).identity == identity("a")
 
-    async def test_c063_work_scheduled_by_a_continued_execution_is_fetched(
-        self, store: Store
-    ) -> None:
+    async def test_work_scheduled_by_a_continued_execution_is_fetched(self, store: Store) -> None:
         await create(store, "a")
 
         await finish(store, "a", Status.CONTINUED_AS_NEW, worker_items=(activity("a"),))
 
         assert (await take_work(store, provider=store.reader)).identity == identity("a")
 
-    async def test_c064_work_of_an_unknown_instance_is_fetched(self, store: Store) -> None:
-        await enqueue_work(store, activity("nobody"))
+    async def test_work_of_an_unknown_instance_is_fetched(self, store: Store) -> None:
+        await enqueue_work(store, activity("unknown"))
 
-        assert (await take_work(store)).identity == identity("nobody")
+        assert (await take_work(store)).identity == identity("unknown")
 
-    async def test_c065_a_lock_is_renewed_while_the_instance_runs(self, store: Store) -> None:
+    async def test_a_lock_is_renewed_while_the_instance_runs(self, store: Store) -> None:
         await create(store, "a", worker_items=(activity("a"),))
         item = await take_work(store)
 
         await store.provider.renew_work_item_lock(item.lock_token, LOCK_MS)
 
-    async def test_c066_a_lock_is_renewed_after_the_instance_has_ended(self, store: Store) -> None:
+    async def test_a_lock_is_renewed_after_the_instance_has_ended(self, store: Store) -> None:
         await create(store, "a", worker_items=(activity("a"),))
         item = await take_work(store)
         await finish(store, "a")
 
         await store.provider.renew_work_item_lock(item.lock_token, LOCK_MS)
 
-    async def test_c067_a_lock_is_renewed_without_any_instance(self, store: Store) -> None:
-        await enqueue_work(store, activity("nobody"))
+    async def test_a_lock_is_renewed_without_any_instance(self, store: Store) -> None:
+        await enqueue_work(store, activity("unknown"))
         item = await take_work(store)
 
         await store.provider.renew_work_item_lock(item.lock_token, LOCK_MS)
 
-    async def test_c068_settling_without_a_completion_tells_nobody(self, store: Store) -> None:
+    async def test_settling_without_a_completion_tells_nobody(self, store: Store) -> None:
         await create(store, "a", worker_items=(activity("a"),))
         item = await take_work(store)
 
@@ -98,7 +96,7 @@ class TestWorkOutlivesItsInstance:
         await store.advance(LOCK_MS)
         assert await fetch_work(store) is None
 
-    async def test_c075_a_forced_deletion_is_harmless_for_a_worker(self, store: Store) -> None:
+    async def test_a_forced_deletion_is_harmless_for_a_worker(self, store: Store) -> None:
         await create(store, "a", worker_items=(activity("a", 1, 2), activity("a", 1, 3)))
         held = await take_work(store)
 
@@ -114,7 +112,7 @@ class TestWorkOutlivesItsInstance:
 class TestCancellation:
     verbs = ("ack_orchestration_item", "ack_work_item", "renew_work_item_lock", "fetch_work_item")
 
-    async def test_c069_cancelled_work_is_gone_and_the_rest_stays(self, store: Store) -> None:
+    async def test_cancelled_work_is_gone_and_the_rest_stays(self, store: Store) -> None:
         await create(store, "a", worker_items=tuple(activity("a", 1, each) for each in (2, 3, 4)))
 
         await turn(store, "a", cancelled_activities=(identity("a", 1, 2), identity("a", 1, 4)))
@@ -122,7 +120,7 @@ class TestCancellation:
         assert (await take_work(store, provider=store.reader)).identity.activity_id == 3
         assert await fetch_work(store) is None
 
-    async def test_c070_settling_cancelled_work_is_refused_for_good(self, store: Store) -> None:
+    async def test_settling_cancelled_work_is_refused_for_good(self, store: Store) -> None:
         await create(store, "a", worker_items=(activity("a"),))
         item = await take_work(store)
         await turn(store, "a", cancelled_activities=(identity("a"),))
@@ -133,7 +131,7 @@ class TestCancellation:
         assert not refusal.value.retryable
         assert await fetch(store) is None
 
-    async def test_c071_renewing_cancelled_work_tells_the_worker(self, store: Store) -> None:
+    async def test_renewing_cancelled_work_tells_the_worker(self, store: Store) -> None:
         await create(store, "a", worker_items=(activity("a"),))
         item = await take_work(store)
         await turn(store, "a", cancelled_activities=(identity("a"),))
@@ -141,14 +139,14 @@ class TestCancellation:
         with pytest.raises(LockLost):
             await store.provider.renew_work_item_lock(item.lock_token, LOCK_MS)
 
-    async def test_c072_cancelling_what_does_not_exist_is_fine(self, store: Store) -> None:
+    async def test_cancelling_what_does_not_exist_is_fine(self, store: Store) -> None:
         await create(store, "a", worker_items=(activity("a"),))
 
         await turn(store, "a", cancelled_activities=(identity("a", 1, 99), identity("x", 7, 7)))
 
         await take_work(store)
 
-    async def test_c073_five_activities_are_cancelled_by_one_turn(self, store: Store) -> None:
+    async def test_five_activities_are_cancelled_by_one_turn(self, store: Store) -> None:
         ids = range(2, 7)
         await create(store, "a", worker_items=tuple(activity("a", 1, each) for each in ids))
 
@@ -156,9 +154,7 @@ class TestCancellation:
 
         assert await fetch_work(store) is None
 
-    async def test_c074_what_is_scheduled_and_cancelled_by_one_turn_is_gone(
-        self, store: Store
-    ) -> None:
+    async def test_what_is_scheduled_and_cancelled_by_one_turn_is_gone(self, store: Store) -> None:
         await create(
             store,
             "a",

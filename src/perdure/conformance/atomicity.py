@@ -27,7 +27,7 @@ from perdure.conformance.factories import (
 from perdure.conformance.harness import checks, outcomes
 from perdure.errors import DuplicateEvent, InvalidValue, LockLost
 from perdure.model.status import Status
-from perdure.providers.items import (
+from perdure.providers.records import (
     CustomStatusChange,
     ExecutionMetadata,
     KvSet,
@@ -53,7 +53,7 @@ def everything(instance: str, *events: int) -> TurnCommit:
 
 
 async def assert_nothing_changed(store: Store, instance: str) -> None:
-    """Nothing of ``everything`` is to be seen, whatever else happened."""
+    """Check that nothing of ``everything`` was written."""
     assert await store.reader.read(instance) == [started(instance)]
     assert await fetch_work(store, provider=store.reader) is None
     assert await store.reader.read("child") == []
@@ -65,7 +65,7 @@ async def assert_nothing_changed(store: Store, instance: str) -> None:
 class TestAtomicity:
     verbs = ("ack_orchestration_item", "fetch_orchestration_item", "read", "fetch_work_item")
 
-    async def test_c005_a_repeated_event_id_changes_nothing_and_keeps_the_lock(
+    async def test_a_repeated_event_id_changes_nothing_and_keeps_the_lock(
         self, store: Store
     ) -> None:
         await create(store, "a")
@@ -80,7 +80,7 @@ class TestAtomicity:
         await store.provider.ack_orchestration_item(fetched.lock_token, everything("a", 2))
         assert len(await store.reader.read("a")) == 2
 
-    async def test_c005_an_event_id_twice_in_one_commit_changes_nothing(self, store: Store) -> None:
+    async def test_an_event_id_twice_in_one_commit_changes_nothing(self, store: Store) -> None:
         await create(store, "a")
         await enqueue(store, raised("a"))
         fetched = await take(store, "a")
@@ -100,7 +100,7 @@ class TestAtomicity:
 
         await assert_nothing_changed(store, "a")
 
-    async def test_c006_all_parts_of_a_commit_become_visible_together(self, store: Store) -> None:
+    async def test_all_parts_of_a_commit_become_visible_together(self, store: Store) -> None:
         await enqueue(store, start("a"))
         fetched = await take(store, "a")
         events = (started("a"), *(event("a", each) for each in range(2, 6)))
@@ -123,7 +123,7 @@ class TestAtomicity:
         assert await fetch_work(store) is None
         assert bodies(await take(store, "a")) == [past_timer.body, external.body]
 
-    async def test_c007_a_wrong_token_does_not_release_the_lock(self, store: Store) -> None:
+    async def test_a_wrong_token_does_not_release_the_lock(self, store: Store) -> None:
         await create(store, "a")
         await enqueue(store, raised("a"))
         await take(store, "a")
@@ -136,7 +136,7 @@ class TestAtomicity:
         await store.advance(LOCK_MS)
         assert len((await take(store, "a")).item.messages) == 1
 
-    async def test_c008_of_two_acks_with_one_token_exactly_one_succeeds(self, store: Store) -> None:
+    async def test_of_two_acks_with_one_token_exactly_one_succeeds(self, store: Store) -> None:
         await create(store, "a")
         await enqueue(store, raised("a"))
         token = (await take(store, "a")).lock_token

@@ -46,7 +46,7 @@ class TestAttemptCounts:
         "abandon_work_item",
     )
 
-    async def test_c051_the_first_delivery_of_a_message_is_attempt_one(self, store: Store) -> None:
+    async def test_the_first_delivery_of_a_message_is_attempt_one(self, store: Store) -> None:
         await enqueue(store, start("a"))
 
         fetched = await take(store, "a")
@@ -54,31 +54,31 @@ class TestAttemptCounts:
         assert fetched.attempt_count == 1
         assert [delivery.attempt_count for delivery in fetched.item.messages] == [1]
 
-    async def test_c052_every_delivery_after_an_abandon_counts(self, store: Store) -> None:
+    async def test_every_delivery_after_an_abandon_counts(self, store: Store) -> None:
         await enqueue(store, start("a"))
 
         assert [await abandon(store) for _ in range(3)] == [1, 2, 3]
 
-    async def test_c052_a_delivery_after_an_expiry_counts_too(self, store: Store) -> None:
+    async def test_a_delivery_after_an_expiry_counts_too(self, store: Store) -> None:
         await enqueue(store, start("a"))
         await take(store, "a")
         await store.advance(LOCK_MS)
 
         assert (await take(store, "a", provider=store.reader)).attempt_count == 2
 
-    async def test_c053_the_first_delivery_of_work_is_attempt_one(self, store: Store) -> None:
+    async def test_the_first_delivery_of_work_is_attempt_one(self, store: Store) -> None:
         await enqueue_work(store, activity("a"))
 
         assert (await take_work(store)).attempt_count == 1
 
-    async def test_c054_a_delivery_of_work_after_an_expiry_counts(self, store: Store) -> None:
+    async def test_a_delivery_of_work_after_an_expiry_counts(self, store: Store) -> None:
         await enqueue_work(store, activity("a"))
         await take_work(store)
         await store.advance(LOCK_MS)
 
         assert (await take_work(store, provider=store.reader)).attempt_count == 2
 
-    async def test_c055_attempts_are_counted_for_each_message(self, store: Store) -> None:
+    async def test_attempts_are_counted_for_each_message(self, store: Store) -> None:
         await enqueue_work(store, activity("a", 1, 2))
         assert await abandon_work(store) == 1
         await enqueue_work(store, activity("a", 1, 3))
@@ -87,28 +87,28 @@ class TestAttemptCounts:
 
         assert (first.attempt_count, second.attempt_count) == (2, 1)
 
-    async def test_c056_an_ignored_delivery_of_work_does_not_count(self, store: Store) -> None:
+    async def test_an_ignored_delivery_of_work_does_not_count(self, store: Store) -> None:
         await enqueue_work(store, activity("a"))
         await abandon_work(store)
 
         assert await abandon_work(store, ignore_attempt=True) == 2
         assert await abandon_work(store) == 2
 
-    async def test_c057_an_ignored_delivery_of_a_message_does_not_count(self, store: Store) -> None:
+    async def test_an_ignored_delivery_of_a_message_does_not_count(self, store: Store) -> None:
         await enqueue(store, start("a"))
         await abandon(store)
 
         assert await abandon(store, ignore_attempt=True) == 2
         assert await abandon(store) == 2
 
-    async def test_c058_a_count_never_falls_below_zero(self, store: Store) -> None:
+    async def test_a_count_never_falls_below_zero(self, store: Store) -> None:
         await enqueue(store, start("a"))
         await enqueue_work(store, activity("a"))
 
         assert [await abandon(store, ignore_attempt=True) for _ in range(4)] == [1, 1, 1, 1]
         assert [await abandon_work(store, ignore_attempt=True) for _ in range(4)] == [1, 1, 1, 1]
 
-    async def test_c058_a_count_that_was_reset_meanwhile_does_not_fall_either(
+    async def test_a_count_that_was_reset_meanwhile_does_not_fall_either(
         self, store: Store
     ) -> None:
         await enqueue(store, start("a"))
@@ -118,7 +118,7 @@ class TestAttemptCounts:
 
         assert (await take(store, "a")).attempt_count == 1
 
-    async def test_c059_a_batch_has_the_count_of_its_most_tried_message(self, store: Store) -> None:
+    async def test_a_batch_has_the_count_of_its_most_tried_message(self, store: Store) -> None:
         await enqueue(store, start("a"))
         await abandon(store)
         await abandon(store)

@@ -20,7 +20,7 @@ from perdure.conformance.factories import (
 from perdure.conformance.harness import checks
 from perdure.conformance.requires import requires
 from perdure.errors import LockLost
-from perdure.providers.items import TurnCommit
+from perdure.providers.records import TurnCommit
 
 if TYPE_CHECKING:
     from perdure.conformance.harness import Store

@@ -31,7 +31,7 @@ from perdure.limits import (
     PAYLOAD_BYTES_MAX,
     TAG_BYTES_MAX,
 )
-from perdure.providers.items import (
+from perdure.providers.records import (
     Claim,
     CustomStatusChange,
     EnqueueCondition,

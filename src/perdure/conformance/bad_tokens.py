@@ -1,4 +1,4 @@
-"""Lock tokens that are not live: refused by every verb, whatever they look like."""
+"""Lock tokens that are not live: refused by every verb."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from perdure.conformance.factories import (
 from perdure.conformance.harness import checks
 from perdure.conformance.requires import requires
 from perdure.errors import InvalidValue, LockLost
-from perdure.providers.items import TurnCommit
+from perdure.providers.records import TurnCommit
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -15,7 +15,7 @@ from perdure.conformance.factories import (
 from perdure.conformance.harness import checks
 from perdure.conformance.requires import requires
 from perdure.model.status import Status
-from perdure.providers.items import DeleteFilter, InstanceQuery
+from perdure.providers.records import DeleteFilter, InstanceQuery
 
 if TYPE_CHECKING:
     from perdure.conformance.harness import Store
@@ -37,23 +37,19 @@ async def left(store: Store) -> list[str]:
 class TestBulkDeletion:
     verbs = ("delete_instance_bulk",)
 
-    async def test_c089_ids_delete_exactly_those_and_no_filter_deletes_all(
-        self, store: Store
-    ) -> None:
+    async def test_ids_delete_exactly_those_and_no_filter_deletes_all(self, store: Store) -> None:
         await ended(store, "one", "two", "three", "four")
 
         result = await store.admin.delete_instance_bulk(DeleteFilter(instance_ids=("one", "two")))
         assert (result.instances, await left(store)) == (2, ["four", "three"])
 
-        result = await store.admin.delete_instance_bulk(DeleteFilter(instance_ids=("nobody",)))
+        result = await store.admin.delete_instance_bulk(DeleteFilter(instance_ids=("unknown",)))
         assert (result.instances, await left(store)) == (0, ["four", "three"])
 
         result = await store.admin.delete_instance_bulk(DeleteFilter())
         assert (result.instances, await left(store)) == (2, [])
 
-    async def test_c090_running_ones_are_skipped_and_the_limit_counts_roots(
-        self, store: Store
-    ) -> None:
+    async def test_running_ones_are_skipped_and_the_limit_counts_roots(self, store: Store) -> None:
         await ended(store, "one", "two", "three", "four")
         await create(store, "busy")
         listed = ("busy", "one", "two", "three", "four")
@@ -64,7 +60,7 @@ class TestBulkDeletion:
         assert deleted == [2, 2, 0]
         assert await left(store) == ["busy"]
 
-    async def test_c091_completed_before_is_strict_and_joins_the_ids(self, store: Store) -> None:
+    async def test_completed_before_is_strict_and_joins_the_ids(self, store: Store) -> None:
         await ended(store, "one", "two", "other")
         times = [
             (await store.admin.get_instance_info(instance)).completed_at_ms
@@ -81,7 +77,7 @@ class TestBulkDeletion:
         assert (await store.admin.delete_instance_bulk(after)).instances == 2
         assert await left(store) == ["other"]
 
-    async def test_c092_roots_take_their_children_with_them(self, store: Store) -> None:
+    async def test_roots_take_their_children_with_them(self, store: Store) -> None:
         await ended(store, "root-1", "root-2", "root-3")
         await ended(store, "child-1a", "child-1b", parent="root-1")
         await ended(store, "child-2", parent="root-2")

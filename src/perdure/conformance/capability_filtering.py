@@ -16,11 +16,11 @@ from perdure.conformance.factories import (
 )
 from perdure.conformance.harness import checks
 from perdure.conformance.requires import requires
-from perdure.providers.items import ExecutionMetadata, OrchestrationFilter, VersionRange
+from perdure.providers.records import ExecutionMetadata, OrchestrationFilter, VersionRange
 
 if TYPE_CHECKING:
     from perdure.conformance.harness import Store
-    from perdure.providers.items import Version
+    from perdure.providers.records import Version
 
 
 def versions(*ranges: tuple[Version, Version]) -> OrchestrationFilter:
@@ -49,29 +49,29 @@ async def pinned(store: Store, instance: str, version: Version | None) -> None:
 class TestFrameworkVersions:
     verbs = ("fetch_orchestration_item", "ack_orchestration_item")
 
-    async def test_c104_no_filter_takes_any_version(self, store: Store) -> None:
+    async def test_no_filter_takes_any_version(self, store: Store) -> None:
         await pinned(store, "x", (9, 9, 9))
 
         assert await fetch(store) is not None
 
-    async def test_c105_a_range_that_contains_the_version_takes_it(self, store: Store) -> None:
+    async def test_a_range_that_contains_the_version_takes_it(self, store: Store) -> None:
         await pinned(store, "x", (1, 2, 3))
 
         assert await fetch(store, filter=ONE) is not None
 
-    async def test_c106_a_range_that_does_not_contain_it_takes_nothing(self, store: Store) -> None:
+    async def test_a_range_that_does_not_contain_it_takes_nothing(self, store: Store) -> None:
         await pinned(store, "x", (1, 2, 3))
 
         assert await fetch(store, filter=TWO) is None
 
-    async def test_c107_each_range_takes_its_own_instance(self, store: Store) -> None:
+    async def test_each_range_takes_its_own_instance(self, store: Store) -> None:
         await pinned(store, "old", (1, 0, 0))
         await pinned(store, "new", (2, 0, 0))
 
         await take(store, "new", filter=TWO)
         await take(store, "old", filter=ONE)
 
-    async def test_c108_an_instance_that_was_skipped_is_not_locked(self, store: Store) -> None:
+    async def test_an_instance_that_was_skipped_is_not_locked(self, store: Store) -> None:
         await pinned(store, "x", (1, 0, 0))
         assert await fetch(store, filter=TWO) is None
 
@@ -79,12 +79,12 @@ class TestFrameworkVersions:
 
         assert fetched.attempt_count == 1
 
-    async def test_c109_an_execution_that_is_not_pinned_always_fits(self, store: Store) -> None:
+    async def test_an_execution_that_is_not_pinned_always_fits(self, store: Store) -> None:
         await pinned(store, "x", None)
 
         await take(store, "x", filter=TWO)
 
-    async def test_c110_both_ends_of_a_range_are_included(self, store: Store) -> None:
+    async def test_both_ends_of_a_range_are_included(self, store: Store) -> None:
         edges = versions(((1, 2, 0), (1, 4, 7)))
         for number, version in enumerate(((1, 2, 0), (1, 4, 7))):
             await pinned(store, f"in-{number}", version)
@@ -94,14 +94,14 @@ class TestFrameworkVersions:
             assert await fetch(store, filter=edges) is None
             await take(store, f"out-{number}")
 
-    async def test_c111_the_version_of_the_metadata_is_stored(self, store: Store) -> None:
+    async def test_the_version_of_the_metadata_is_stored(self, store: Store) -> None:
         await pinned(store, "x", (3, 1, 4))
         exactly = versions(((3, 1, 4), (3, 1, 4)))
 
         assert await fetch(store, filter=versions(((3, 1, 5), (9, 0, 0)))) is None
         await take(store, "x", filter=exactly)
 
-    async def test_c112_an_ack_without_a_version_leaves_it_in_force(self, store: Store) -> None:
+    async def test_an_ack_without_a_version_leaves_it_in_force(self, store: Store) -> None:
         await pinned(store, "x", (1, 0, 0))
         await turn(store, "x", metadata=ExecutionMetadata(name="TestOrch", version="1.0.0"))
         await enqueue(store, raised("x"))
@@ -109,7 +109,7 @@ class TestFrameworkVersions:
         assert await fetch(store, filter=TWO) is None
         await take(store, "x", filter=ONE)
 
-    async def test_c113_the_next_execution_has_its_own_version(self, store: Store) -> None:
+    async def test_the_next_execution_has_its_own_version(self, store: Store) -> None:
         await create(store, "x", framework_version=(1, 0, 0))
         await next_execution(store, "x", 2, framework_version=(2, 0, 0))
         await enqueue(store, raised("x"))
@@ -117,7 +117,7 @@ class TestFrameworkVersions:
         assert await fetch(store, filter=ONE) is None
         await take(store, "x", filter=TWO)
 
-    async def test_c114_no_range_at_all_takes_nothing(self, store: Store) -> None:
+    async def test_no_range_at_all_takes_nothing(self, store: Store) -> None:
         await pinned(store, "pinned", (1, 0, 0))
         await enqueue(store, start("fresh"))
 
@@ -125,14 +125,14 @@ class TestFrameworkVersions:
 
         assert (await take(store)).attempt_count == 1
 
-    async def test_c115_a_filtered_fetch_locks_like_any_other(self, store: Store) -> None:
+    async def test_a_filtered_fetch_locks_like_any_other(self, store: Store) -> None:
         await pinned(store, "x", (1, 0, 0))
 
         await take(store, "x", filter=ONE)
 
         assert await fetch(store, filter=ONE) is None
 
-    async def test_c116_a_version_may_be_given_later(self, store: Store) -> None:
+    async def test_a_version_may_be_given_later(self, store: Store) -> None:
         await create(store, "x")
         await turn(store, "x", metadata=ExecutionMetadata(framework_version=(1, 0, 0)))
         await enqueue(store, raised("x"))
@@ -140,7 +140,7 @@ class TestFrameworkVersions:
         assert await fetch(store, filter=TWO) is None
         await take(store, "x", filter=ONE)
 
-    async def test_c117_a_later_version_overwrites(self, store: Store) -> None:
+    async def test_a_later_version_overwrites(self, store: Store) -> None:
         await create(store, "x", framework_version=(1, 0, 0))
         await turn(store, "x", metadata=ExecutionMetadata(framework_version=(2, 0, 0)))
         await enqueue(store, raised("x"))
@@ -148,7 +148,7 @@ class TestFrameworkVersions:
         assert await fetch(store, filter=ONE) is None
         await take(store, "x", filter=TWO)
 
-    async def test_c122_every_range_counts(self, store: Store) -> None:
+    async def test_every_range_counts(self, store: Store) -> None:
         both = versions(((1, 0, 0), (1, 999, 999)), ((3, 0, 0), (3, 999, 999)))
         for instance, version in (("a", (1, 5, 0)), ("b", (2, 5, 0)), ("c", (3, 5, 0))):
             await pinned(store, instance, version)
@@ -242,7 +242,7 @@ class TestHandlers:
         await take(store, "x", filter=both)
 
     async def test_names_with_separators_are_not_confused(self, store: Store) -> None:
-        # "a@b" version "c" must not look like "a" version "b@c", whatever joins them in the store.
+        # "a@b" version "c" must not look like "a" version "b@c", however a store joins them.
         for number, (joined, name, version) in enumerate(
             (("@", "a@b", "c"), ("/", "a/b", "c"), (":", "a:b", "c"), (" ", "a b", "c"))
         ):

@@ -28,11 +28,11 @@ from perdure.conformance.harness import checks, outcomes
 from perdure.conformance.hot_path import keep, keeping
 from perdure.conformance.requires import requires
 from perdure.errors import DuplicateEvent, InvalidValue, LockLost
-from perdure.providers.items import Claim
+from perdure.providers.records import Claim
 
 if TYPE_CHECKING:
     from perdure.conformance.harness import Store
-    from perdure.providers.items import WorkerMessage
+    from perdure.providers.records import WorkerMessage
 
 CLAIM = "claim-1"
 

@@ -27,7 +27,7 @@ from perdure.conformance.harness import checks, outcomes
 from perdure.conformance.requires import requires
 from perdure.conformance.sessions import worker
 from perdure.errors import LockLost
-from perdure.providers.items import ExecutionMetadata, TurnCommit
+from perdure.providers.records import ExecutionMetadata, TurnCommit
 
 if TYPE_CHECKING:
     from perdure.conformance.harness import Store

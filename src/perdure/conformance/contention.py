@@ -1,4 +1,4 @@
-"""Many callers at once: nobody is given what another has, and nobody goes away empty-handed."""
+"""Many callers at once: each gets work, and no two get the same."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from perdure.conformance.factories import (
 )
 from perdure.conformance.harness import checks, outcomes
 from perdure.errors import LockLost
-from perdure.providers.items import EnqueueCondition, TurnCommit
+from perdure.providers.records import EnqueueCondition, TurnCommit
 
 if TYPE_CHECKING:
     from perdure.conformance.harness import Store
     from perdure.providers.contract import Provider
-    from perdure.providers.items import FetchedOrchestration
+    from perdure.providers.records import FetchedOrchestration
 
 ROUNDS = 25
 

@@ -1,4 +1,4 @@
-"""What an operator can do to an instance: hold it, look after a block, take its lock."""
+"""Verbs of operators on an instance: suspend, resume, and take its lock."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from perdure.conformance.requires import requires
 from perdure.errors import InstanceFinished, LockLost, NotFound
 from perdure.model.failures import Block, BlockReason
 from perdure.model.status import Status
-from perdure.providers.items import ExecutionMetadata, TurnCommit
+from perdure.providers.records import ExecutionMetadata, TurnCommit
 
 if TYPE_CHECKING:
     from perdure.conformance.harness import Store
@@ -63,7 +63,7 @@ class TestSuspending:
 
         await store.admin.suspend_instance("held")
 
-        assert await status(store, "held") is Status.SUSPENDED
+        assert await status(store, "held") is Status.PAUSED
         await take(store, "other")
         assert await fetch(store) is None
 
@@ -117,7 +117,7 @@ class TestSuspending:
 
         await store.admin.suspend_instance("x")
 
-        assert await status(store, "x") is Status.SUSPENDED
+        assert await status(store, "x") is Status.PAUSED
         assert await fetch(store) is None
         await store.admin.resume_instance("x")
         assert await status(store, "x") is Status.PENDING
@@ -139,7 +139,7 @@ class TestSuspending:
 
         for call in (store.admin.suspend_instance, store.admin.resume_instance):
             with pytest.raises(NotFound):
-                await call("nobody")
+                await call("unknown")
             with pytest.raises(InstanceFinished):
                 await call("ended")
 
@@ -306,7 +306,7 @@ class TestTakingTheLock:
             locked.lock_token, TurnCommit(execution_id=1, history_delta=(event("x", 2),))
         )
 
-        assert await status(store, "x") is Status.SUSPENDED
+        assert await status(store, "x") is Status.PAUSED
         assert await fetch(store) is None
 
     async def test_holds_and_delays_do_not_keep_an_operator_out(self, store: Store) -> None:
@@ -318,7 +318,7 @@ class TestTakingTheLock:
         locked = await store.admin.lock_instance("x", 5_000)
         await store.provider.abandon_orchestration_item(locked.lock_token)
 
-        assert await status(store, "x") is Status.SUSPENDED
+        assert await status(store, "x") is Status.PAUSED
         await store.admin.resume_instance("x")
         assert len((await take(store, "x")).item.messages) == 1
 
@@ -335,7 +335,7 @@ class TestTakingTheLock:
     async def test_there_must_be_an_instance(self, store: Store) -> None:
         await enqueue(store, raised("early"))
 
-        for instance in ("early", "nobody"):
+        for instance in ("early", "unknown"):
             with pytest.raises(NotFound):
                 await store.admin.lock_instance(instance, 5_000)
 

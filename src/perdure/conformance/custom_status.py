@@ -11,7 +11,7 @@ from perdure.conformance.harness import checks
 from perdure.conformance.requires import requires
 from perdure.errors import LockLost
 from perdure.limits import CUSTOM_STATUS_BYTES_MAX
-from perdure.providers.items import CustomStatusChange, TurnCommit
+from perdure.providers.records import CustomStatusChange, TurnCommit
 
 if TYPE_CHECKING:
     from perdure.conformance.harness import Store
@@ -27,26 +27,26 @@ def change(value: str) -> CustomStatusChange:
 class TestCustomStatus:
     verbs = ("get_custom_status", "ack_orchestration_item")
 
-    async def test_c162_a_change_sets_it_with_version_one(self, store: Store) -> None:
+    async def test_a_change_sets_it_with_version_one(self, store: Store) -> None:
         await create(store, "x", custom_status=change('"half"'))
 
         assert await store.reader.get_custom_status("x") == ('"half"', 1)
 
-    async def test_c163_clearing_it_is_a_change_too(self, store: Store) -> None:
+    async def test_clearing_it_is_a_change_too(self, store: Store) -> None:
         await create(store, "x", custom_status=change('"half"'))
 
         await turn(store, "x", custom_status=CLEAR)
 
         assert await store.reader.get_custom_status("x") == (None, 2)
 
-    async def test_c164_a_turn_without_a_change_preserves_it(self, store: Store) -> None:
+    async def test_a_turn_without_a_change_preserves_it(self, store: Store) -> None:
         await create(store, "x", custom_status=change('"half"'))
 
         await turn(store, "x", history_delta=(event("x", 2),))
 
         assert await store.reader.get_custom_status("x") == ('"half"', 1)
 
-    async def test_c165_each_change_adds_one_to_the_version(self, store: Store) -> None:
+    async def test_each_change_adds_one_to_the_version(self, store: Store) -> None:
         await create(store, "x", custom_status=change("1"))
         versions: list[int] = []
         for each in (None, change("2"), CLEAR):
@@ -58,7 +58,7 @@ class TestCustomStatus:
 
         assert versions == [1, 2, 3]
 
-    async def test_c166_who_has_seen_the_version_gets_nothing(self, store: Store) -> None:
+    async def test_who_has_seen_the_version_gets_nothing(self, store: Store) -> None:
         await create(store, "x", custom_status=change("1"))
         await turn(store, "x", custom_status=change("2"))
 
@@ -67,10 +67,10 @@ class TestCustomStatus:
         assert await store.reader.get_custom_status("x", 1) == ("2", 2)
         assert await store.reader.get_custom_status("x", 0) == ("2", 2)
 
-    async def test_c167_an_unknown_instance_has_none(self, store: Store) -> None:
-        assert await store.reader.get_custom_status("nobody") is None
+    async def test_an_unknown_instance_has_none(self, store: Store) -> None:
+        assert await store.reader.get_custom_status("unknown") is None
 
-    async def test_c168_a_new_instance_has_none(self, store: Store) -> None:
+    async def test_a_new_instance_has_none(self, store: Store) -> None:
         await create(store, "x")
 
         assert await store.reader.get_custom_status("x") is None

@@ -32,7 +32,7 @@ from perdure.conformance.harness import checks, outcomes
 from perdure.conformance.key_value import put, values
 from perdure.conformance.requires import requires, requires_absent
 from perdure.errors import DuplicateEvent, InvalidValue, LockLost, StoreClosed, StoreRefused
-from perdure.providers.items import CustomStatusChange, TurnCommit
+from perdure.providers.records import CustomStatusChange, TurnCommit
 
 if TYPE_CHECKING:
     from perdure.conformance.harness import ProviderFactory, Store
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @checks
 class TestFencing:
-    """A token decides inside the commit; whoever lost it changes nothing."""
+    """A token is checked inside the commit; a call with a lost token changes nothing."""
 
     verbs = ("ack_orchestration_item", "ack_work_item", "abandon_orchestration_item")
 

@@ -28,7 +28,7 @@ from perdure.conformance.harness import checks
 from perdure.conformance.requires import requires
 from perdure.errors import InstanceStillRunning, LockLost, NotARoot, NotFound, TreeChanged
 from perdure.model.status import Status
-from perdure.providers.items import ExecutionMetadata, TurnCommit
+from perdure.providers.records import ExecutionMetadata, TurnCommit
 
 if TYPE_CHECKING:
     from perdure.conformance.harness import Store
@@ -61,11 +61,11 @@ async def exists(store: Store, *instances: str) -> list[bool]:
 @checks
 @requires("admin")
 class TestDeletion:
-    """What a deletion takes away."""
+    """Deletion removes all that belongs to an instance, or nothing."""
 
     verbs = ("delete_instance", "delete_instances_atomic")
 
-    async def test_c076_ended_instances_are_deleted_without_force(self, store: Store) -> None:
+    async def test_ended_instances_are_deleted_without_force(self, store: Store) -> None:
         for status in (Status.COMPLETED, Status.FAILED, Status.CANCELLED, Status.TERMINATED):
             await create(store, status)
             await finish(store, status, status)
@@ -75,7 +75,7 @@ class TestDeletion:
             assert (result.instances, result.executions, result.events) == (1, 1, 1)
             assert await exists(store, status) == [False]
 
-    async def test_c077_a_running_instance_is_deleted_only_by_force(self, store: Store) -> None:
+    async def test_a_running_instance_is_deleted_only_by_force(self, store: Store) -> None:
         await create(store, "busy")
 
         with pytest.raises(InstanceStillRunning):
@@ -85,14 +85,14 @@ class TestDeletion:
         await store.admin.delete_instance("busy", force=True)
         assert await exists(store, "busy") == [False]
 
-    async def test_c078_deleting_an_unknown_instance_says_not_found(self, store: Store) -> None:
+    async def test_deleting_an_unknown_instance_says_not_found(self, store: Store) -> None:
         for force in (False, True):
             with pytest.raises(NotFound):
-                await store.admin.delete_instance("nobody", force=force)
+                await store.admin.delete_instance("unknown", force=force)
             with pytest.raises(NotFound):
-                await store.admin.delete_instances_atomic(["nobody"], force=force)
+                await store.admin.delete_instances_atomic(["unknown"], force=force)
 
-    async def test_c079_a_deleted_id_starts_again_from_nothing(self, store: Store) -> None:
+    async def test_a_deleted_id_starts_again_from_nothing(self, store: Store) -> None:
         await create(store, "again", worker_items=(activity("again"),))
         await finish(store, "again", history_delta=(event("again", 2),))
         await enqueue(store, raised("again"))
@@ -109,7 +109,7 @@ class TestDeletion:
         assert (fetched.item.execution_id, fetched.item.history) == (1, ())
         assert fetched.attempt_count == 1
 
-    async def test_c080_only_the_root_is_deleted_and_its_tree_with_it(self, store: Store) -> None:
+    async def test_only_the_root_is_deleted_and_its_tree_with_it(self, store: Store) -> None:
         await family(store)
 
         for instance in ("child-1", "child-2", "grandchild"):
@@ -122,7 +122,7 @@ class TestDeletion:
         gone = await exists(store, "root", "child-1", "child-2", "grandchild")
         assert gone == [False, False, False, False]
 
-    async def test_c081_a_holder_cannot_ack_after_a_forced_deletion(self, store: Store) -> None:
+    async def test_a_holder_cannot_ack_after_a_forced_deletion(self, store: Store) -> None:
         await create(store, "held")
         await enqueue(store, raised("held"))
         held = await take(store, "held")
@@ -139,7 +139,7 @@ class TestDeletion:
         assert await exists(store, "held") == [False]
         assert await store.reader.read("held") == []
 
-    async def test_c085_several_ended_instances_are_deleted_at_once(self, store: Store) -> None:
+    async def test_several_ended_instances_are_deleted_at_once(self, store: Store) -> None:
         for instance in ("one", "two", "three"):
             await create(store, instance)
             await finish(store, instance, history_delta=(event(instance, 2),))
@@ -149,7 +149,7 @@ class TestDeletion:
         assert (result.instances, result.executions, result.events) == (2, 2, 4)
         assert await exists(store, "one", "two", "three") == [False, False, True]
 
-    async def test_c086_one_running_instance_saves_all_of_the_list(self, store: Store) -> None:
+    async def test_one_running_instance_saves_all_of_the_list(self, store: Store) -> None:
         await create(store, "ended")
         await finish(store, "ended")
         await create(store, "busy")
@@ -163,7 +163,7 @@ class TestDeletion:
         assert result.instances == 2
         assert await exists(store, "ended", "busy") == [False, False]
 
-    async def test_c087_a_child_that_is_not_listed_saves_its_parent(self, store: Store) -> None:
+    async def test_a_child_that_is_not_listed_saves_its_parent(self, store: Store) -> None:
         await family(store)
 
         for force in (False, True):
@@ -177,7 +177,7 @@ class TestDeletion:
         result = await store.admin.delete_instances_atomic(everybody)
         assert result.instances == 4
 
-    async def test_c088_a_stale_worker_cannot_reach_the_new_instance(self, store: Store) -> None:
+    async def test_a_stale_worker_cannot_reach_the_new_instance(self, store: Store) -> None:
         await create(store, "reborn", worker_items=(activity("reborn"),))
         stale = await take_work(store)
         await store.admin.delete_instance("reborn", force=True)
@@ -204,7 +204,7 @@ class TestDeletion:
         await create(store, "known")
         await finish(store, "known")
 
-        result = await store.admin.delete_instances_atomic(["nobody", "known"])
+        result = await store.admin.delete_instances_atomic(["unknown", "known"])
 
         assert result.instances == 1
         assert await exists(store, "known") == [False]
@@ -250,23 +250,23 @@ class TestFamilies:
 
     verbs = ("list_children", "get_parent_id", "get_instance_tree")
 
-    async def test_c082_children_are_direct_children_only(self, store: Store) -> None:
+    async def test_children_are_direct_children_only(self, store: Store) -> None:
         await family(store)
 
         assert sorted(await store.admin.list_children("root")) == ["child-1", "child-2"]
         assert await store.admin.list_children("child-1") == ["grandchild"]
         assert await store.admin.list_children("grandchild") == []
-        assert await store.admin.list_children("nobody") == []
+        assert await store.admin.list_children("unknown") == []
 
-    async def test_c083_the_parent_is_known_and_a_root_has_none(self, store: Store) -> None:
+    async def test_the_parent_is_known_and_a_root_has_none(self, store: Store) -> None:
         await family(store)
 
         assert await store.admin.get_parent_id("root") is None
         assert await store.admin.get_parent_id("grandchild") == "child-1"
         with pytest.raises(NotFound):
-            await store.admin.get_parent_id("nobody")
+            await store.admin.get_parent_id("unknown")
 
-    async def test_c084_a_tree_lists_parents_before_their_children(self, store: Store) -> None:
+    async def test_a_tree_lists_parents_before_their_children(self, store: Store) -> None:
         await family(store)
 
         tree = await store.admin.get_instance_tree("root")
@@ -277,7 +277,7 @@ class TestFamilies:
         leaf = await store.admin.get_instance_tree("child-2")
         assert (leaf.root_id, leaf.instance_ids) == ("child-2", ("child-2",))
         with pytest.raises(NotFound):
-            await store.admin.get_instance_tree("nobody")
+            await store.admin.get_instance_tree("unknown")
 
     async def test_children_come_oldest_first(self, store: Store) -> None:
         await create(store, "root")

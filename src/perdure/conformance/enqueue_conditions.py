@@ -27,11 +27,11 @@ from perdure.conformance.factories import (
 from perdure.conformance.harness import checks
 from perdure.errors import InstanceFinished, InvalidValue, LockLost, NotARoot, NotFound
 from perdure.model.status import Status
-from perdure.providers.items import EnqueueCondition, KvSet, TurnCommit
+from perdure.providers.records import EnqueueCondition, KvSet, TurnCommit
 
 if TYPE_CHECKING:
     from perdure.conformance.harness import Store
-    from perdure.providers.items import OrchestratorMessage
+    from perdure.providers.records import OrchestratorMessage
 
 ENDS = (Status.COMPLETED, Status.FAILED, Status.CANCELLED, Status.TERMINATED)
 
@@ -140,7 +140,7 @@ class TestAbsent:
             await store.provider.enqueue_many_for_orchestrator([start("a"), invalid, start("c")])
         with pytest.raises(InvalidValue):
             await store.provider.enqueue_many_for_orchestrator(
-                [start("a"), raised("nobody")], condition=EnqueueCondition.ALIVE
+                [start("a"), raised("unknown")], condition=EnqueueCondition.ALIVE
             )
 
         assert await fetch(store) is None

@@ -11,7 +11,7 @@ import msgspec
 
 from perdure.model import events, wire, work
 from perdure.model.status import Status
-from perdure.providers.items import (
+from perdure.providers.records import (
     ActivityIdentity,
     ExecutionMetadata,
     HistoryRecord,
@@ -25,7 +25,7 @@ from perdure.providers.items import (
 if TYPE_CHECKING:
     from perdure.conformance.harness import Store
     from perdure.providers.contract import Provider
-    from perdure.providers.items import (
+    from perdure.providers.records import (
         Claim,
         FetchedOrchestration,
         FetchedWork,

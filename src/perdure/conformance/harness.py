@@ -1,4 +1,4 @@
-"""What a check stands on: the store under test, how to make one, and how async checks are run."""
+"""The base of all checks: the store under test, its factory, and the runner of async checks."""
 
 from __future__ import annotations
 
@@ -78,9 +78,7 @@ class Store:
         """The reader's administration; a check that uses it needs the capability."""
         if not self.capabilities.admin:
             skip_without("admin")
-        admin = self.reader.admin()
-        assert admin is not None, "the provider declares admin, but admin() returned None"
-        return admin
+        return self.reader.admin
 
     async def open(self) -> None:
         if self._handles > 1 and not self.capabilities.several_handles:

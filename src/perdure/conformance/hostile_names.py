@@ -19,7 +19,7 @@ from perdure.conformance.harness import checks
 from perdure.conformance.key_value import put, values
 from perdure.conformance.requires import requires
 from perdure.conformance.sessions import worker
-from perdure.providers.items import TagFilter
+from perdure.providers.records import TagFilter
 
 if TYPE_CHECKING:
     from perdure.conformance.harness import Store

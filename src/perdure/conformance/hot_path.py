@@ -30,7 +30,7 @@ from perdure.conformance.harness import checks, outcomes
 from perdure.conformance.requires import requires
 from perdure.errors import DuplicateEvent, InvalidValue, LockLost
 from perdure.model.status import Status
-from perdure.providers.items import (
+from perdure.providers.records import (
     CustomStatusChange,
     ExecutionMetadata,
     KvEntry,
@@ -106,6 +106,23 @@ class TestKeptLocks:
         assert fetched.continues
         names = ("before", "first timer", "last timer")
         assert bodies(fetched) == [raised("a", name).body for name in names]
+
+    async def test_a_message_for_later_reaches_the_owner_after_others_did(
+        self, store: Store
+    ) -> None:
+        token = await keep(store)
+        await store.provider.enqueue_for_orchestrator(raised("a", "later"), delay_ms=1_000)
+        await enqueue(store, raised("a", "now"))
+        first = await take(store, "a", owner=OWNER)
+        await store.advance(1_000)
+
+        second = await take(store, "a", owner=OWNER)
+
+        assert (bodies(first), bodies(second)) == (
+            [raised("a", "now").body],
+            [raised("a", "later").body],
+        )
+        assert (second.continues, second.lock_token) == (True, token)
 
     async def test_a_lock_that_was_fetched_but_not_kept_hands_out_nothing_more(
         self, store: Store

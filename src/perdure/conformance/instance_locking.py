@@ -21,11 +21,11 @@ from perdure.conformance.factories import (
 )
 from perdure.conformance.harness import checks, outcomes
 from perdure.errors import LockLost
-from perdure.providers.items import ExecutionMetadata, TurnCommit
+from perdure.providers.records import ExecutionMetadata, TurnCommit
 
 if TYPE_CHECKING:
     from perdure.conformance.harness import Store
-    from perdure.providers.items import FetchedOrchestration
+    from perdure.providers.records import FetchedOrchestration
 
 FIRST_TURN = ExecutionMetadata(name="TestOrch", version="1.0.0")
 
@@ -47,14 +47,14 @@ class TestInstanceLocking:
         "renew_orchestration_item_lock",
     )
 
-    async def test_c014_a_held_instance_is_not_handed_out(self, store: Store) -> None:
+    async def test_a_held_instance_is_not_handed_out(self, store: Store) -> None:
         await enqueue(store, start("a"))
         await take(store, "a")
 
         assert await fetch(store) is None
         assert await fetch(store, provider=store.reader) is None
 
-    async def test_c015_every_fetch_has_a_token_of_its_own(self, store: Store) -> None:
+    async def test_every_fetch_has_a_token_of_its_own(self, store: Store) -> None:
         await enqueue(store, *(start(f"i{each}") for each in range(5)))
 
         tokens = {(await take(store)).lock_token for _ in range(5)}
@@ -69,7 +69,7 @@ class TestInstanceLocking:
         assert min(len(token) for token in tokens) >= 16
         assert len({token[-8:] for token in tokens}) == 20
 
-    async def test_c016_a_wrong_token_leaves_the_lock_with_its_holder(self, store: Store) -> None:
+    async def test_a_wrong_token_leaves_the_lock_with_its_holder(self, store: Store) -> None:
         await enqueue(store, start("a"))
         fetched = await take(store, "a")
 
@@ -81,7 +81,7 @@ class TestInstanceLocking:
         assert await fetch(store) is None
         await ack(store, fetched)
 
-    async def test_c017_ten_fetchers_share_ten_instances(self, store: Store) -> None:
+    async def test_ten_fetchers_share_ten_instances(self, store: Store) -> None:
         names = {f"i{each}" for each in range(10)}
         await enqueue(store, *(start(name) for name in names))
 
@@ -89,7 +89,7 @@ class TestInstanceLocking:
 
         assert {each.item.instance_id for each in fetched} == names
 
-    async def test_c018_what_arrives_at_a_held_instance_comes_with_the_next_holder(
+    async def test_what_arrives_at_a_held_instance_comes_with_the_next_holder(
         self, store: Store
     ) -> None:
         await enqueue(store, start("a"))
@@ -103,7 +103,7 @@ class TestInstanceLocking:
 
         assert bodies(fetched) == [start("a").body, *(message.body for message in late)]
 
-    async def test_c019_a_held_instance_does_not_stop_others(self, store: Store) -> None:
+    async def test_a_held_instance_does_not_stop_others(self, store: Store) -> None:
         await enqueue(store, start("a"), start("b"))
         await take(store, "a")
 
@@ -112,7 +112,7 @@ class TestInstanceLocking:
 
         await ack(store, await take(store, "b"), event_id=2)
 
-    async def test_c020_a_late_message_survives_the_ack_and_comes_alone(self, store: Store) -> None:
+    async def test_a_late_message_survives_the_ack_and_comes_alone(self, store: Store) -> None:
         await enqueue(store, start("a"))
         fetched = await take(store, "a")
         late = raised("a")
@@ -124,7 +124,7 @@ class TestInstanceLocking:
         assert bodies(again) == [late.body]
         assert again.attempt_count == 1
 
-    async def test_c021_an_ack_removes_its_own_batch_only(self, store: Store) -> None:
+    async def test_an_ack_removes_its_own_batch_only(self, store: Store) -> None:
         await enqueue(store, start("a"))
         fetched = await take(store, "a")
         late = [raised("a", data=each) for each in ("one", "two")]
@@ -135,7 +135,7 @@ class TestInstanceLocking:
 
         assert bodies(await take(store, "a")) == [message.body for message in late]
 
-    async def test_c022_of_ten_contenders_for_one_instance_one_wins(self, store: Store) -> None:
+    async def test_of_ten_contenders_for_one_instance_one_wins(self, store: Store) -> None:
         await enqueue(store, start("a"))
 
         fetched = await outcomes(
@@ -145,7 +145,7 @@ class TestInstanceLocking:
         assert sum(each is not None for each in fetched) == 1
         assert await fetch(store) is None
 
-    async def test_c023_forty_fetchers_over_twenty_instances_get_no_duplicate(
+    async def test_forty_fetchers_over_twenty_instances_get_no_duplicate(
         self, store: Store
     ) -> None:
         await enqueue(store, *(start(f"i{each}") for each in range(20)))
@@ -157,7 +157,7 @@ class TestInstanceLocking:
         got = [each.item.instance_id for each in fetched if each is not None]
         assert len(got) == len(set(got)) == 20
 
-    async def test_c024_after_a_crash_the_next_holder_has_another_token(self, store: Store) -> None:
+    async def test_after_a_crash_the_next_holder_has_another_token(self, store: Store) -> None:
         await enqueue(store, start("a"))
         crashed = await take(store, "a")
 

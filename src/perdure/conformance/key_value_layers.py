@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 async def snapshot(store: Store, instance: str) -> dict[str, str]:
-    """What the instance's next turn starts from."""
+    """Return the state from which the instance's next turn starts."""
     fetched = await turn(store, instance)
     return {key: entry.value for key, entry in fetched.item.kv_snapshot.items()}
 
@@ -35,36 +35,36 @@ async def snapshot(store: Store, instance: str) -> dict[str, str]:
 class TestSnapshots:
     verbs = ("fetch_orchestration_item", "ack_orchestration_item")
 
-    async def test_c184_an_ended_execution_hands_on_all_its_keys(self, store: Store) -> None:
+    async def test_an_ended_execution_hands_on_all_its_keys(self, store: Store) -> None:
         await create(store, "x", kv_changes=(put("a", "1"), put("b", "2")))
         await finish(store, "x")
 
         assert await snapshot(store, "x") == {"a": "1", "b": "2"}
 
-    async def test_c185_a_key_cleared_before_the_end_is_not_handed_on(self, store: Store) -> None:
+    async def test_a_key_cleared_before_the_end_is_not_handed_on(self, store: Store) -> None:
         await create(store, "x", kv_changes=(put("a", "1"), put("b", "2")))
         await finish(store, "x", kv_changes=(clear("a"),))
 
         assert await snapshot(store, "x") == {"b": "2"}
 
-    async def test_c186_after_clearing_all_nothing_is_handed_on(self, store: Store) -> None:
+    async def test_after_clearing_all_nothing_is_handed_on(self, store: Store) -> None:
         await create(store, "x", kv_changes=(put("a", "1"), put("b", "2")))
         await finish(store, "x", kv_changes=(CLEAR_ALL,))
 
         assert await snapshot(store, "x") == {}
 
-    async def test_c200_a_fresh_instance_starts_from_nothing(self, store: Store) -> None:
+    async def test_a_fresh_instance_starts_from_nothing(self, store: Store) -> None:
         await create(store, "x")
 
         assert await snapshot(store, "x") == {}
 
-    async def test_c201_the_second_execution_starts_from_the_first_only(self, store: Store) -> None:
+    async def test_the_second_execution_starts_from_the_first_only(self, store: Store) -> None:
         await create(store, "x", kv_changes=(put("first", "1"),))
         await next_execution(store, "x", 2, kv_changes=(put("second", "2"),))
 
         assert await snapshot(store, "x") == {"first": "1"}
 
-    async def test_c205_a_key_of_the_running_execution_is_seen_by_clients_only(
+    async def test_a_key_of_the_running_execution_is_seen_by_clients_only(
         self, store: Store
     ) -> None:
         await create(store, "x", kv_changes=(put("k", "1"),))
@@ -72,7 +72,7 @@ class TestSnapshots:
         assert await store.reader.get_kv_value("x", "k") == "1"
         assert await snapshot(store, "x") == {}
 
-    async def test_c206_continuing_as_new_hands_the_value_on(self, store: Store) -> None:
+    async def test_continuing_as_new_hands_the_value_on(self, store: Store) -> None:
         await create(store, "x", kv_changes=(put("k", "1"),))
 
         fetched = await next_execution(store, "x", 2)
@@ -80,7 +80,7 @@ class TestSnapshots:
         assert {key: entry.value for key, entry in fetched.item.kv_snapshot.items()} == {"k": "1"}
         assert await snapshot(store, "x") == {"k": "1"}
 
-    async def test_c211_the_latest_write_of_several_turns_is_handed_on(self, store: Store) -> None:
+    async def test_the_latest_write_of_several_turns_is_handed_on(self, store: Store) -> None:
         await create(store, "x", kv_changes=(put("a", "1"), put("b", "1")))
         await turn(store, "x", kv_changes=(put("a", "2"), clear("b")))
         await turn(store, "x", kv_changes=(put("b", "3"),))
@@ -120,14 +120,14 @@ class TestSnapshots:
 class TestLiveState:
     verbs = ("get_kv_value", "get_kv_all_values")
 
-    async def test_c188_the_second_execution_overwrites_the_first(self, store: Store) -> None:
+    async def test_the_second_execution_overwrites_the_first(self, store: Store) -> None:
         await create(store, "x", kv_changes=(put("k", "1"),))
 
         await next_execution(store, "x", 2, kv_changes=(put("k", "2"),))
 
         assert await values(store, "x") == {"k": "2"}
 
-    async def test_c189_set_cleared_and_set_over_three_executions(self, store: Store) -> None:
+    async def test_set_cleared_and_set_over_three_executions(self, store: Store) -> None:
         await create(store, "x", kv_changes=(put("k", "1"),))
 
         await next_execution(store, "x", 2, kv_changes=(clear("k"),))
@@ -136,21 +136,21 @@ class TestLiveState:
         await next_execution(store, "x", 3, kv_changes=(put("k", "3"),))
         assert await values(store, "x") == {"k": "3"}
 
-    async def test_c207_clients_see_both_layers_as_one(self, store: Store) -> None:
+    async def test_clients_see_both_layers_as_one(self, store: Store) -> None:
         await create(store, "x", kv_changes=(put("old", "1"), put("both", "1")))
 
         await next_execution(store, "x", 2, kv_changes=(put("both", "2"), put("new", "2")))
 
         assert await values(store, "x") == {"both": "2", "new": "2", "old": "1"}
 
-    async def test_c208_a_clear_hides_an_older_value(self, store: Store) -> None:
+    async def test_a_clear_hides_an_older_value(self, store: Store) -> None:
         await create(store, "x", kv_changes=(put("a", "1"), put("b", "1")))
 
         await next_execution(store, "x", 2, kv_changes=(clear("a"),))
 
         assert await values(store, "x") == {"b": "1"}
 
-    async def test_c209_clearing_all_hides_every_older_value(self, store: Store) -> None:
+    async def test_clearing_all_hides_every_older_value(self, store: Store) -> None:
         await create(store, "x", kv_changes=(put("a", "1"), put("b", "1")))
         await next_execution(store, "x", 2, kv_changes=(CLEAR_ALL,))
         assert await values(store, "x") == {}
@@ -159,7 +159,7 @@ class TestLiveState:
 
         assert await values(store, "x") == {"b": "2"}
 
-    async def test_c210_after_the_end_the_value_is_still_there(self, store: Store) -> None:
+    async def test_after_the_end_the_value_is_still_there(self, store: Store) -> None:
         await create(store, "x", kv_changes=(put("k", "1"),))
 
         await finish(store, "x")

@@ -26,7 +26,7 @@ from perdure.conformance.factories import (
 from perdure.conformance.harness import checks, outcomes
 from perdure.conformance.requires import requires
 from perdure.errors import LockLost
-from perdure.providers.items import SessionFetch, TurnCommit
+from perdure.providers.records import SessionFetch, TurnCommit
 
 if TYPE_CHECKING:
     from perdure.conformance.harness import Store
@@ -44,7 +44,7 @@ class TestInstanceLocksExpire:
         "renew_orchestration_item_locks",
     )
 
-    async def test_c025_a_new_holder_makes_the_old_token_worthless(self, store: Store) -> None:
+    async def test_a_new_holder_makes_the_old_token_worthless(self, store: Store) -> None:
         await enqueue(store, start("a"))
         old = await take(store, "a")
         await store.advance(LOCK_MS)
@@ -56,7 +56,7 @@ class TestInstanceLocksExpire:
         assert await store.reader.read("a") == []
         await store.reader.ack_orchestration_item(new.lock_token, FIRST_TURN)
 
-    async def test_c025_the_old_token_stays_worthless_when_the_new_lock_has_ended(
+    async def test_the_old_token_stays_worthless_when_the_new_lock_has_ended(
         self, store: Store
     ) -> None:
         await enqueue(store, start("a"))
@@ -70,7 +70,7 @@ class TestInstanceLocksExpire:
         with pytest.raises(LockLost):
             await store.provider.renew_orchestration_item_lock(old.lock_token, LOCK_MS)
 
-    async def test_c026_abandoning_frees_the_instance_at_once(self, store: Store) -> None:
+    async def test_abandoning_frees_the_instance_at_once(self, store: Store) -> None:
         await enqueue(store, start("a"))
         fetched = await take(store, "a")
 
@@ -80,9 +80,7 @@ class TestInstanceLocksExpire:
         assert bodies(again) == bodies(fetched)
         assert again.lock_token != fetched.lock_token
 
-    async def test_c026_an_expired_lock_that_nobody_took_can_be_abandoned(
-        self, store: Store
-    ) -> None:
+    async def test_an_expired_lock_that_nobody_took_can_be_abandoned(self, store: Store) -> None:
         await enqueue(store, start("a"))
         fetched = await take(store, "a")
         await store.advance(LOCK_MS)
@@ -91,7 +89,7 @@ class TestInstanceLocksExpire:
 
         assert (await take(store, "a")).attempt_count == 1
 
-    async def test_c027_a_late_message_is_ready_right_after_the_ack(self, store: Store) -> None:
+    async def test_a_late_message_is_ready_right_after_the_ack(self, store: Store) -> None:
         await enqueue(store, start("a"))
         fetched = await take(store, "a")
         await enqueue(store, raised("a"))
@@ -100,7 +98,7 @@ class TestInstanceLocksExpire:
 
         assert bodies(await take(store, "a")) == [raised("a").body]
 
-    async def test_c028_nobody_gets_in_before_the_lock_expires(self, store: Store) -> None:
+    async def test_nobody_gets_in_before_the_lock_expires(self, store: Store) -> None:
         await enqueue(store, start("a"))
         await take(store, "a")
         await store.advance(LOCK_MS - store.tick_ms)
@@ -111,7 +109,7 @@ class TestInstanceLocksExpire:
         assert early == [None] * 5
         await take(store, "a")
 
-    async def test_c037_an_expired_instance_lock_cannot_be_renewed(self, store: Store) -> None:
+    async def test_an_expired_instance_lock_cannot_be_renewed(self, store: Store) -> None:
         await enqueue(store, start("a"))
         fetched = await take(store, "a")
         await store.advance(LOCK_MS)
@@ -184,7 +182,7 @@ class TestWorkLocksExpire:
         "fetch_work_item",
     )
 
-    async def test_c029_a_renewed_item_stays_invisible(self, store: Store) -> None:
+    async def test_a_renewed_item_stays_invisible(self, store: Store) -> None:
         await enqueue_work(store, activity("a"))
         item = await take_work(store)
 
@@ -192,11 +190,11 @@ class TestWorkLocksExpire:
 
         assert await fetch_work(store, provider=store.reader) is None
 
-    async def test_c030_an_unknown_token_cannot_be_renewed(self, store: Store) -> None:
+    async def test_an_unknown_token_cannot_be_renewed(self, store: Store) -> None:
         with pytest.raises(LockLost):
             await store.provider.renew_work_item_lock("unknown", LOCK_MS)
 
-    async def test_c031_an_expired_item_lock_cannot_be_renewed(self, store: Store) -> None:
+    async def test_an_expired_item_lock_cannot_be_renewed(self, store: Store) -> None:
         await enqueue_work(store, activity("a"))
         item = await take_work(store)
         await store.advance(LOCK_MS)
@@ -204,7 +202,7 @@ class TestWorkLocksExpire:
         with pytest.raises(LockLost):
             await store.provider.renew_work_item_lock(item.lock_token, LOCK_MS)
 
-    async def test_c032_a_renewal_reaches_past_the_first_expiry(self, store: Store) -> None:
+    async def test_a_renewal_reaches_past_the_first_expiry(self, store: Store) -> None:
         await enqueue_work(store, activity("a"))
         item = await take_work(store)
         await store.advance(LOCK_MS * 6 // 10)
@@ -215,7 +213,7 @@ class TestWorkLocksExpire:
         await store.advance(LOCK_MS * 4 // 10)
         assert (await take_work(store)).attempt_count == 2
 
-    async def test_c033_a_settled_item_cannot_be_renewed(self, store: Store) -> None:
+    async def test_a_settled_item_cannot_be_renewed(self, store: Store) -> None:
         await enqueue_work(store, activity("a"))
         item = await take_work(store)
         await store.provider.ack_work_item(item.lock_token, completion("a"))
@@ -223,7 +221,7 @@ class TestWorkLocksExpire:
         with pytest.raises(LockLost):
             await store.provider.renew_work_item_lock(item.lock_token, LOCK_MS)
 
-    async def test_c034_an_abandoned_item_is_ready_at_once(self, store: Store) -> None:
+    async def test_an_abandoned_item_is_ready_at_once(self, store: Store) -> None:
         await enqueue_work(store, activity("a"))
         item = await take_work(store)
 
@@ -233,9 +231,7 @@ class TestWorkLocksExpire:
         assert again.identity == item.identity
         assert again.lock_token != item.lock_token
 
-    async def test_c035_an_item_abandoned_with_a_delay_is_hidden_until_then(
-        self, store: Store
-    ) -> None:
+    async def test_an_item_abandoned_with_a_delay_is_hidden_until_then(self, store: Store) -> None:
         await enqueue_work(store, activity("a"))
         await store.advance(LOCK_MS)
         item = await take_work(store)
@@ -246,9 +242,7 @@ class TestWorkLocksExpire:
         await store.advance(500)
         assert (await take_work(store)).identity == item.identity
 
-    async def test_c036_an_expired_token_cannot_settle_and_the_item_stays(
-        self, store: Store
-    ) -> None:
+    async def test_an_expired_token_cannot_settle_and_the_item_stays(self, store: Store) -> None:
         await create(store, "a")
         await enqueue_work(store, activity("a"))
         item = await take_work(store)

@@ -25,7 +25,7 @@ from perdure.conformance.factories import (
 )
 from perdure.conformance.harness import checks
 from perdure.conformance.requires import requires, requires_absent
-from perdure.providers.items import TagFilter, TurnCommit
+from perdure.providers.records import TagFilter, TurnCommit
 
 if TYPE_CHECKING:
     from perdure.conformance.harness import Store
@@ -40,7 +40,7 @@ _PATIENCE_SECONDS: Final = 5.0
 
 
 async def settled(task: asyncio.Task[Any], seconds: float = _MOMENT_SECONDS) -> bool:
-    """Whether the task is done after that much real time at most."""
+    """Return True if the task is done after that much real time at most."""
     await asyncio.wait({task}, timeout=seconds)
     return task.done()
 
@@ -72,7 +72,7 @@ async def waited_ms(store: Store, task: asyncio.Task[Any], timeout_ms: int) -> i
 
 
 async def woken(task: asyncio.Task[Any]) -> Any:
-    """What the fetch returns without the store's clock moving."""
+    """Return the answer of the fetch while the store's clock stands still."""
     assert await settled(task, _PATIENCE_SECONDS), "the fetch was not woken"
     return task.result()
 
@@ -82,18 +82,18 @@ class TestLengthOfAPoll:
     verbs = ("fetch_orchestration_item", "fetch_work_item")
 
     @requires_absent("long_poll")
-    async def test_c124_a_short_poll_for_a_turn_returns_at_once(self, store: Store) -> None:
+    async def test_a_short_poll_for_a_turn_returns_at_once(self, store: Store) -> None:
         async with asyncio.timeout(THRESHOLD_MS / 1000):
             assert await fetch(store, poll_ms=500) is None
 
     @requires("long_poll")
-    async def test_c125_a_long_poll_for_a_turn_waits(self, store: Store) -> None:
+    async def test_a_long_poll_for_a_turn_waits(self, store: Store) -> None:
         task = asyncio.create_task(fetch(store, poll_ms=500))
 
         assert await waited_ms(store, task, 500) >= 500
         assert task.result() is None
 
-    async def test_c126_no_fetch_waits_beyond_its_timeout(self, store: Store) -> None:
+    async def test_no_fetch_waits_beyond_its_timeout(self, store: Store) -> None:
         if not store.capabilities.long_poll:
             async with asyncio.timeout(0.5):
                 assert await fetch(store, poll_ms=300) is None
@@ -104,12 +104,12 @@ class TestLengthOfAPoll:
         assert await waited_ms(store, task, 300) <= 300 + TOLERANCE_MS
 
     @requires_absent("long_poll")
-    async def test_c127_a_short_poll_for_work_returns_at_once(self, store: Store) -> None:
+    async def test_a_short_poll_for_work_returns_at_once(self, store: Store) -> None:
         async with asyncio.timeout(THRESHOLD_MS / 1000):
             assert await fetch_work(store, poll_ms=500) is None
 
     @requires("long_poll")
-    async def test_c128_a_long_poll_for_work_waits(self, store: Store) -> None:
+    async def test_a_long_poll_for_work_waits(self, store: Store) -> None:
         task = asyncio.create_task(fetch_work(store, poll_ms=500))
 
         assert await waited_ms(store, task, 500) >= 500

@@ -35,7 +35,7 @@ from perdure.conformance.reopening import look
 from perdure.conformance.requires import requires
 from perdure.errors import AlreadyExists, DuplicateEvent, LockLost, NotFound, PerdureError
 from perdure.limits import ORPHAN_GRACE_MS
-from perdure.providers.items import (
+from perdure.providers.records import (
     CustomStatusChange,
     DeleteFilter,
     EnqueueCondition,

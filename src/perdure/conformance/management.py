@@ -1,4 +1,4 @@
-"""What administration can list, count and look up."""
+"""Administration: listing, counting and looking up."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from perdure.conformance.harness import checks
 from perdure.conformance.requires import requires
 from perdure.errors import InvalidValue, NotFound
 from perdure.model.status import Status
-from perdure.providers.items import CustomStatusChange, InstanceQuery, WorkerInfo
+from perdure.providers.records import CustomStatusChange, InstanceQuery, WorkerInfo
 
 if TYPE_CHECKING:
     from perdure.conformance.harness import Store
@@ -41,14 +41,14 @@ async def listed(store: Store, query: InstanceQuery | None = None) -> list[str]:
 class TestListing:
     verbs = ("list_instances", "list_instances_by_status", "count_instances")
 
-    async def test_c097_every_created_instance_is_listed(self, store: Store) -> None:
+    async def test_every_created_instance_is_listed(self, store: Store) -> None:
         for instance in ("one", "two", "three"):
             await create(store, instance)
 
         assert await listed(store) == ["one", "three", "two"]
         assert await store.admin.count_instances() == 3
 
-    async def test_c098_an_instance_is_found_by_its_status(self, store: Store) -> None:
+    async def test_an_instance_is_found_by_its_status(self, store: Store) -> None:
         await create(store, "ended")
         await finish(store, "ended")
         await create(store, "busy")
@@ -114,7 +114,7 @@ class TestListing:
             InstanceQuery(name="Shop"): ["later", "shop-1", "shop-2"],
             InstanceQuery(version="2.0.0"): ["shop-2"],
             InstanceQuery(id_prefix="shop-"): ["shop-1", "shop-2"],
-            InstanceQuery(instance_ids=("mail", "nobody")): ["mail"],
+            InstanceQuery(instance_ids=("mail", "unknown")): ["mail"],
             InstanceQuery(instance_ids=()): [],
             InstanceQuery(parent_instance_id="shop-1"): ["mail"],
             InstanceQuery(roots_only=True): ["later", "shop-1", "shop-2"],
@@ -172,16 +172,16 @@ class TestLookingUp:
         "read_history_with_execution_id",
     )
 
-    async def test_c099_the_first_ack_makes_execution_one(self, store: Store) -> None:
+    async def test_the_first_ack_makes_execution_one(self, store: Store) -> None:
         await create(store, "one")
 
         assert await store.admin.list_executions("one") == [1]
         assert await store.admin.latest_execution_id("one") == 1
-        assert await store.admin.list_executions("nobody") == []
+        assert await store.admin.list_executions("unknown") == []
         with pytest.raises(NotFound):
-            await store.admin.latest_execution_id("nobody")
+            await store.admin.latest_execution_id("unknown")
 
-    async def test_c100_an_instance_shows_what_its_metadata_said(self, store: Store) -> None:
+    async def test_an_instance_shows_what_its_metadata_said(self, store: Store) -> None:
         await create(store, "one", name="Shop", version="1.2.3")
 
         info = await store.admin.get_instance_info("one")
@@ -190,9 +190,9 @@ class TestLookingUp:
         assert (info.execution_id, info.status, info.output) == (1, Status.RUNNING, None)
         assert (info.parent_instance_id, info.completed_at_ms, info.block) == (None, None, None)
         with pytest.raises(NotFound):
-            await store.admin.get_instance_info("nobody")
+            await store.admin.get_instance_info("unknown")
 
-    async def test_c101_an_execution_shows_its_status_and_output(self, store: Store) -> None:
+    async def test_an_execution_shows_its_status_and_output(self, store: Store) -> None:
         await create(store, "one")
         await finish(store, "one", output='"bye"', history_delta=(event("one", 2),))
 
@@ -201,7 +201,7 @@ class TestLookingUp:
         assert (info.execution_id, info.status, info.output) == (1, Status.COMPLETED, '"bye"')
         assert info.event_count == 2
         assert info.completed_at_ms is not None
-        for instance, execution in (("one", 2), ("nobody", 1)):
+        for instance, execution in (("one", 2), ("unknown", 1)):
             with pytest.raises(NotFound):
                 await store.admin.get_execution_info(instance, execution)
 
@@ -213,7 +213,7 @@ class TestLookingUp:
         assert (info.status, info.name, info.version) == (Status.PENDING, "TestOrch", None)
         assert info.execution_id == 1
         with pytest.raises(NotFound):
-            await store.admin.get_instance_info("nobody")
+            await store.admin.get_instance_info("unknown")
 
     async def test_a_start_stays_pending_while_its_first_turn_runs(self, store: Store) -> None:
         await enqueue(store, start("first"))
@@ -258,7 +258,7 @@ class TestTotals:
         "list_workers",
     )
 
-    async def test_c102_totals_count_what_exists(self, store: Store) -> None:
+    async def test_totals_count_what_exists(self, store: Store) -> None:
         await create(store, "one", history_delta=(event("one", 2),))
         await next_execution(store, "one", 2)
         await create(store, "two")
@@ -271,7 +271,7 @@ class TestTotals:
         present = {status: count for status, count in metrics.by_status.items() if count}
         assert present == {Status.RUNNING: 1, Status.FAILED: 1}
 
-    async def test_c103_the_depth_grows_with_each_message(self, store: Store) -> None:
+    async def test_the_depth_grows_with_each_message(self, store: Store) -> None:
         assert (await store.admin.get_queue_depths()).orchestrator.visible == 0
 
         await enqueue(store, start("one"), raised("one"))

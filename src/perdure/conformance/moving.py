@@ -32,8 +32,8 @@ from perdure.conformance.sessions import worker
 from perdure.errors import AlreadyExists, LockLost, NotFound, StoreMoved
 from perdure.model.failures import Block, BlockReason
 from perdure.model.status import Status
-from perdure.providers.items import CustomStatusChange, KvClearAll, TagFilter
-from perdure.providers.memory import InMemoryProvider
+from perdure.providers.records import CustomStatusChange, KvClearAll, TagFilter
+from perdure.providers.sqlite.memory import InMemoryProvider
 
 if TYPE_CHECKING:
     from perdure.conformance.harness import Store
@@ -133,7 +133,7 @@ class TestExport:
 
     async def test_an_unknown_instance_is_not_found(self, store: Store) -> None:
         with pytest.raises(NotFound):
-            await store.admin.export_instance("nobody")
+            await store.admin.export_instance("unknown")
 
     async def test_a_snapshot_is_one_document(self, store: Store) -> None:
         await busy(store, "x")
@@ -167,10 +167,8 @@ class TestImport:
         await store.admin.delete_instances_atomic(["x"], force=True)
 
         async with InMemoryProvider(clock=store.clock) as elsewhere:
-            admin = elsewhere.admin()
-            assert admin is not None
-            await admin.import_instance(snapshot)
-            returned = await admin.export_instance("x")
+            await elsewhere.admin.import_instance(snapshot)
+            returned = await elsewhere.admin.export_instance("x")
         await store.admin.import_instance(returned)
 
         assert comparable(await store.admin.export_instance("x")) == comparable(snapshot)
@@ -269,7 +267,7 @@ class TestImport:
 
         await store.admin.import_instance(snapshot)
 
-        assert (await store.admin.get_instance_info("x")).status is Status.SUSPENDED
+        assert (await store.admin.get_instance_info("x")).status is Status.PAUSED
         assert await fetch(store) is None
 
     async def test_an_ended_instance_is_still_ended(self, store: Store) -> None:

@@ -19,7 +19,7 @@ from perdure.conformance.factories import (
 )
 from perdure.conformance.harness import checks
 from perdure.model.status import Status
-from perdure.providers.items import ExecutionMetadata, KvEntry, KvSet
+from perdure.providers.records import ExecutionMetadata, KvEntry, KvSet
 
 if TYPE_CHECKING:
     from perdure.conformance.harness import Store
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class TestMultipleExecutions:
     verbs = ("read", "read_with_execution", "ack_orchestration_item", "fetch_orchestration_item")
 
-    async def test_c038_executions_have_separate_histories(self, store: Store) -> None:
+    async def test_executions_have_separate_histories(self, store: Store) -> None:
         await create(store, "a", history_delta=(event("a", 2),))
         await next_execution(store, "a", 2)
 
@@ -39,7 +39,7 @@ class TestMultipleExecutions:
         assert first == [started("a"), event("a", 2)]
         assert second == [started("a", 2)] == await store.reader.read("a")
 
-    async def test_c039_a_plain_read_is_of_the_latest_even_if_event_ids_repeat(
+    async def test_a_plain_read_is_of_the_latest_even_if_event_ids_repeat(
         self, store: Store
     ) -> None:
         await create(store, "a", history_delta=(event("a", 2, data="old"),))
@@ -47,9 +47,7 @@ class TestMultipleExecutions:
 
         assert await store.reader.read("a") == [started("a", 2), event("a", 2, 2, data="new")]
 
-    async def test_c040_a_commit_for_a_later_execution_advances_the_instance(
-        self, store: Store
-    ) -> None:
+    async def test_a_commit_for_a_later_execution_advances_the_instance(self, store: Store) -> None:
         await enqueue(store, start("a"))
         first = await turn(store, "a", poke=False, execution=2, history_delta=(started("a", 2),))
 
@@ -58,9 +56,7 @@ class TestMultipleExecutions:
         assert (first.item.execution_id, second.item.execution_id) == (1, 2)
         assert second.item.history == (started("a", 2),)
 
-    async def test_c041_continuing_as_new_is_fetched_under_the_old_execution(
-        self, store: Store
-    ) -> None:
+    async def test_continuing_as_new_is_fetched_under_the_old_execution(self, store: Store) -> None:
         await create(store, "a")
         again = continue_as_new("a", 2)
         await finish(store, "a", Status.CONTINUED_AS_NEW, orchestrator_items=(again,))
@@ -71,7 +67,7 @@ class TestMultipleExecutions:
         assert bodies(fetched) == [again.body]
         assert (await turn(store, "a")).item.execution_id == 2
 
-    async def test_c042_three_executions_stay_readable(self, store: Store) -> None:
+    async def test_three_executions_stay_readable(self, store: Store) -> None:
         await create(store, "a")
         await next_execution(store, "a", 2)
         await next_execution(store, "a", 3)

@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from perdure.errors import PerdureError, ProviderError
-from perdure.providers.items import (
+from perdure.providers.records import (
     DeadLetter,
     FetchedOrchestration,
     FetchedWork,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from perdure.providers.administration import ProviderAdmin
     from perdure.providers.contract import Provider
-    from perdure.providers.items import InstanceInfo, InstanceQuery
+    from perdure.providers.records import InstanceInfo, InstanceQuery
 
 _PAGE_LIMIT: Final = 1000
 
@@ -75,13 +75,13 @@ def plain(value: object) -> Any:
 
 
 def raised(error: PerdureError) -> tuple[str, str, str]:
-    """What a caller sees of an error."""
+    """Return the part of an error that a caller sees."""
     retryable = isinstance(error, ProviderError) and error.retryable
     return ("raised", type(error).__name__, "retryable" if retryable else "permanent")
 
 
 def totals(admin: ProviderAdmin) -> dict[str, Callable[[], Awaitable[Any]]]:
-    """What can be seen of the store as a whole, as calls by name."""
+    """Return calls, by name, that show the store as a whole."""
     return {
         "instances": lambda: list_whole(admin),
         "queue depths": admin.get_queue_depths,
@@ -94,7 +94,7 @@ def totals(admin: ProviderAdmin) -> dict[str, Callable[[], Awaitable[Any]]]:
 def details(
     provider: Provider, admin: ProviderAdmin, instance_ids: Sequence[str]
 ) -> dict[str, Callable[[], Awaitable[Any]]]:
-    """What can be seen of these instances, as calls by name."""
+    """Return calls, by name, that show these instances."""
     calls: dict[str, Callable[[], Awaitable[Any]]] = {}
     for each in instance_ids:
         calls[f"export of {each}"] = partial(admin.export_instance, each)
@@ -105,7 +105,7 @@ def details(
 
 
 async def look(call: Callable[[], Awaitable[object]], *, exact_times: bool) -> Any:
-    """What the caller sees, ready to be compared."""
+    """Return the answer that the caller sees, ready to be compared."""
     try:
         return comparable(await call(), exact_times=exact_times)
     except PerdureError as error:
@@ -130,7 +130,7 @@ async def list_whole(
 
 
 def difference(expected: Any, actual: Any, path: str = "") -> str:
-    """Where two observations, as plain data, part; one line each, empty if they are equal."""
+    """Return the differences of two observations, one a line; empty if they are equal."""
     if expected == actual:
         return ""
     if isinstance(expected, dict) and isinstance(actual, dict):

@@ -1,4 +1,4 @@
-"""Messages for an instance that nobody knows: they disturb no one, wait for a start, then are kept.
+"""Messages for an unknown instance: they block no others, wait for a start, then are kept.
 
 A message may overtake the start of its instance, so it waits a while; after that it becomes a dead
 letter for a person to decide about.
@@ -33,7 +33,7 @@ from perdure.limits import ORPHAN_GRACE_MS
 
 if TYPE_CHECKING:
     from perdure.conformance.harness import Store
-    from perdure.providers.items import DeadLetter
+    from perdure.providers.records import DeadLetter
 
 _LATER_MS: Final = ORPHAN_GRACE_MS + 1_000
 
@@ -49,8 +49,8 @@ class TestOrphans:
     async def test_orphans_do_not_block_other_instances(self, store: Store) -> None:
         await enqueue(
             store,
-            cancel("nobody"),
-            raised("nobody"),
+            cancel("unknown"),
+            raised("unknown"),
             completion("gone"),
             timer("stranger", await store.now_ms()),
             mailbox("ghost"),
@@ -63,7 +63,7 @@ class TestOrphans:
 
     async def test_many_orphans_do_not_block_other_instances(self, store: Store) -> None:
         for number in range(200):
-            await enqueue(store, raised(f"nobody-{number}"))
+            await enqueue(store, raised(f"unknown-{number}"))
         await enqueue(store, start("x"))
 
         await take(store, "x")
@@ -91,10 +91,10 @@ class TestOrphans:
         assert len((await take(store, "x")).item.messages) == 2
 
     async def test_a_completion_of_a_missing_instance_is_an_orphan(self, store: Store) -> None:
-        await enqueue_work(store, activity("nobody"))
+        await enqueue_work(store, activity("unknown"))
         item = await take_work(store)
 
-        await store.provider.ack_work_item(item.lock_token, completion("nobody"))
+        await store.provider.ack_work_item(item.lock_token, completion("unknown"))
 
         assert await fetch(store) is None
         await create(store, "x")
@@ -108,23 +108,23 @@ class TestDeadLetters:
     verbs = ("list_dead_letters", "requeue_dead_letter", "delete_dead_letter")
 
     async def test_an_orphan_within_the_grace_is_no_dead_letter(self, store: Store) -> None:
-        await enqueue(store, raised("nobody"))
+        await enqueue(store, raised("unknown"))
         await store.advance(ORPHAN_GRACE_MS - 5_000)
 
         assert await fetch(store) is None
 
         assert await letters(store) == []
-        assert len(await store.admin.list_messages("nobody")) == 1
+        assert len(await store.admin.list_messages("unknown")) == 1
 
     async def test_an_orphan_past_the_grace_becomes_a_dead_letter(self, store: Store) -> None:
-        message = raised("nobody", data="precious")
+        message = raised("unknown", data="precious")
         await enqueue(store, message)
         await store.advance(_LATER_MS)
 
         assert await fetch(store) is None
 
         (letter,) = await letters(store)
-        assert letter.message.instance_id == "nobody"
+        assert letter.message.instance_id == "unknown"
         assert (letter.message.kind, letter.message.body) == (message.kind, message.body)
         assert letter.reason
         assert await store.now_ms() - letter.dead_since_ms < 5_000
@@ -132,7 +132,7 @@ class TestDeadLetters:
         assert (depths.dead_letters, depths.orchestrator.visible) == (1, 0)
 
     async def test_a_busy_queue_does_not_save_orphans(self, store: Store) -> None:
-        await enqueue(store, raised("nobody"))
+        await enqueue(store, raised("unknown"))
         await store.advance(_LATER_MS)
         await enqueue(store, start("x"))
 
@@ -150,8 +150,10 @@ class TestDeadLetters:
 
         assert await letters(store) == []
 
-    async def test_a_future_timer_of_nobody_waits_for_its_time(self, store: Store) -> None:
-        await enqueue(store, timer("nobody", await store.now_ms() + 3 * ORPHAN_GRACE_MS))
+    async def test_a_future_timer_of_an_unknown_instance_waits_for_its_time(
+        self, store: Store
+    ) -> None:
+        await enqueue(store, timer("unknown", await store.now_ms() + 3 * ORPHAN_GRACE_MS))
         await store.advance(_LATER_MS)
 
         assert await fetch(store) is None
@@ -174,7 +176,7 @@ class TestDeadLetters:
         assert fetched.attempt_count == 1
 
     async def test_a_requeued_letter_gets_its_grace_again(self, store: Store) -> None:
-        await enqueue(store, raised("nobody"))
+        await enqueue(store, raised("unknown"))
         await store.advance(_LATER_MS)
         assert await fetch(store) is None
         (letter,) = await letters(store)
@@ -183,10 +185,10 @@ class TestDeadLetters:
         assert await fetch(store) is None
 
         assert await letters(store) == []
-        assert len(await store.admin.list_messages("nobody")) == 1
+        assert len(await store.admin.list_messages("unknown")) == 1
 
     async def test_a_deleted_letter_is_gone(self, store: Store) -> None:
-        await enqueue(store, raised("nobody", data=1), raised("nobody", data=2))
+        await enqueue(store, raised("unknown", data=1), raised("unknown", data=2))
         await store.advance(_LATER_MS)
         assert await fetch(store) is None
         first, second = await letters(store)
@@ -199,7 +201,7 @@ class TestDeadLetters:
                 await call(first.letter_id)
 
     async def test_letters_come_oldest_first(self, store: Store) -> None:
-        messages = [raised("nobody", data=number) for number in range(3)]
+        messages = [raised("unknown", data=number) for number in range(3)]
         for message in messages:
             await enqueue(store, message)
             await store.advance(_LATER_MS)

@@ -20,7 +20,7 @@ from perdure.conformance.harness import checks
 from perdure.conformance.requires import requires
 from perdure.errors import NotFound
 from perdure.model.status import Status
-from perdure.providers.items import (
+from perdure.providers.records import (
     CustomStatusChange,
     DeleteFilter,
     KvSet,
@@ -44,9 +44,7 @@ async def with_executions(store: Store, instance: str, count: int) -> None:
 class TestPruning:
     verbs = ("prune_executions", "prune_executions_bulk")
 
-    async def test_c093_the_newest_are_kept_and_without_options_the_current(
-        self, store: Store
-    ) -> None:
+    async def test_the_newest_are_kept_and_without_options_the_current(self, store: Store) -> None:
         await with_executions(store, "long", 4)
 
         result = await store.admin.prune_executions("long", PruneOptions(keep_last=2))
@@ -57,7 +55,7 @@ class TestPruning:
         assert (result.instances_processed, result.executions) == (1, 1)
         assert await store.admin.list_executions("long") == [4]
 
-    async def test_c094_the_current_execution_is_never_pruned(self, store: Store) -> None:
+    async def test_the_current_execution_is_never_pruned(self, store: Store) -> None:
         for keep_last in (None, 0, 1):
             instance = f"keep-{keep_last}"
             await with_executions(store, instance, 4)
@@ -69,9 +67,9 @@ class TestPruning:
             assert await store.admin.list_executions(instance) == [4]
             assert [record.event_id for record in await store.reader.read(instance)] == [1]
         with pytest.raises(NotFound):
-            await store.admin.prune_executions("nobody", PruneOptions(keep_last=0))
+            await store.admin.prune_executions("unknown", PruneOptions(keep_last=0))
 
-    async def test_c095_bulk_pruning_touches_exactly_the_listed(self, store: Store) -> None:
+    async def test_bulk_pruning_touches_exactly_the_listed(self, store: Store) -> None:
         for instance in ("one", "two", "other"):
             await with_executions(store, instance, 3)
             await finish(store, instance)
@@ -84,7 +82,7 @@ class TestPruning:
         assert await store.admin.list_executions("one") == [3]
         assert await store.admin.list_executions("other") == [1, 2, 3]
 
-    async def test_c096_bulk_pruning_includes_running_instances(self, store: Store) -> None:
+    async def test_bulk_pruning_includes_running_instances(self, store: Store) -> None:
         await with_executions(store, "busy", 3)
 
         result = await store.admin.prune_executions_bulk(

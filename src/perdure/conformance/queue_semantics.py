@@ -31,7 +31,7 @@ from perdure.conformance.harness import checks
 from perdure.conformance.requires import requires
 from perdure.errors import InvalidValue, LockLost
 from perdure.limits import ORPHAN_GRACE_MS
-from perdure.providers.items import SessionFetch
+from perdure.providers.records import SessionFetch
 
 if TYPE_CHECKING:
     from perdure.conformance.harness import Store
@@ -50,14 +50,14 @@ class TestQueueSemantics:
         "list_dead_letters",
     )
 
-    async def test_c043_work_comes_out_in_the_order_it_went_in(self, store: Store) -> None:
+    async def test_work_comes_out_in_the_order_it_went_in(self, store: Store) -> None:
         await enqueue_work(store, *(activity("a", 1, each) for each in (5, 3, 9, 4)))
 
         order = [(await take_work(store)).identity.activity_id for _ in range(4)]
 
         assert order == [5, 3, 9, 4]
 
-    async def test_c044_fetched_work_is_hidden_but_not_gone(self, store: Store) -> None:
+    async def test_fetched_work_is_hidden_but_not_gone(self, store: Store) -> None:
         await enqueue_work(store, activity("a"))
         item = await take_work(store)
 
@@ -66,9 +66,7 @@ class TestQueueSemantics:
         await store.advance(LOCK_MS)
         assert await fetch_work(store, provider=store.reader) is None
 
-    async def test_c045_settling_an_item_delivers_exactly_its_completion(
-        self, store: Store
-    ) -> None:
+    async def test_settling_an_item_delivers_exactly_its_completion(self, store: Store) -> None:
         await create(store, "a", worker_items=(activity("a"),))
         item = await take_work(store)
         done = completion("a", result="done")
@@ -78,7 +76,7 @@ class TestQueueSemantics:
         assert bodies(await take(store, "a", provider=store.reader)) == [done.body]
         assert await fetch_work(store) is None
 
-    async def test_c046_a_timer_is_not_fetched_before_its_time(self, store: Store) -> None:
+    async def test_a_timer_is_not_fetched_before_its_time(self, store: Store) -> None:
         fire_at_ms = await store.now_ms() + 1_000
         await create(store, "a", orchestrator_items=(timer("a", fire_at_ms),))
 
@@ -86,7 +84,7 @@ class TestQueueSemantics:
         await store.advance(1_000)
         assert bodies(await take(store, "a")) == [timer("a", fire_at_ms).body]
 
-    async def test_c046_a_delay_hides_a_message_until_it_has_passed(self, store: Store) -> None:
+    async def test_a_delay_hides_a_message_until_it_has_passed(self, store: Store) -> None:
         await store.provider.enqueue_for_orchestrator(start("a"), 1_000)
 
         await store.advance(1_000 - store.tick_ms)
@@ -102,7 +100,7 @@ class TestQueueSemantics:
         await store.advance(1_000)
         await take(store, "a")
 
-    async def test_c047_lost_work_comes_back_when_its_lock_expires(self, store: Store) -> None:
+    async def test_lost_work_comes_back_when_its_lock_expires(self, store: Store) -> None:
         await enqueue_work(store, activity("a"))
         lost = await take_work(store)
         await store.advance(LOCK_MS)
@@ -113,14 +111,14 @@ class TestQueueSemantics:
         with pytest.raises(LockLost):
             await store.provider.ack_work_item(lost.lock_token, completion("a"))
 
-    async def test_c048_new_work_is_ready_at_once(self, store: Store) -> None:
+    async def test_new_work_is_ready_at_once(self, store: Store) -> None:
         await enqueue_work(store, activity("a", input={"n": 1}))
 
         item = await take_work(store, provider=store.reader)
 
         assert (item.name, item.body) == ("act", activity("a", input={"n": 1}).body)
 
-    async def test_c049_a_delayed_item_lets_a_later_one_pass(self, store: Store) -> None:
+    async def test_a_delayed_item_lets_a_later_one_pass(self, store: Store) -> None:
         await enqueue_work(store, activity("a", 1, 2))
         first = await take_work(store)
         await store.provider.abandon_work_item(first.lock_token, delay_ms=500)
@@ -131,10 +129,10 @@ class TestQueueSemantics:
         await store.advance(500)
         assert (await take_work(store)).identity.activity_id == 2
 
-    async def test_c050_a_mailbox_message_for_nobody_is_parked_and_then_a_dead_letter(
+    async def test_a_mailbox_message_for_nobody_is_parked_and_then_a_dead_letter(
         self, store: Store
     ) -> None:
-        lost = mailbox("nobody")
+        lost = mailbox("unknown")
         await enqueue(store, lost)
 
         assert [await fetch(store), await fetch(store)] == [None, None]
@@ -142,15 +140,15 @@ class TestQueueSemantics:
         assert await fetch(store) is None
 
         assert [letter.message for letter in await store.admin.list_dead_letters()] == [lost]
-        assert await store.admin.list_messages("nobody") == []
+        assert await store.admin.list_messages("unknown") == []
 
-    async def test_c050_a_mailbox_message_for_an_instance_is_delivered(self, store: Store) -> None:
+    async def test_a_mailbox_message_for_an_instance_is_delivered(self, store: Store) -> None:
         await create(store, "a")
         await enqueue(store, mailbox("a", data="hello"))
 
         assert bodies(await take(store, "a")) == [mailbox("a", data="hello").body]
 
-    async def test_c050_a_start_in_time_joins_what_came_before_it(self, store: Store) -> None:
+    async def test_a_start_in_time_joins_what_came_before_it(self, store: Store) -> None:
         await enqueue(store, mailbox("a"))
         assert await fetch(store) is None
         await store.advance(ORPHAN_GRACE_MS - store.tick_ms)
@@ -370,5 +368,5 @@ class TestLookingIntoQueues:
 
         assert [each.message for each in messages] == [raised("a", data=each) for each in (0, 1)]
         assert [each.message.identity.activity_id for each in work] == [1, 2, 3]
-        assert await store.admin.list_messages("nobody") == []
-        assert await store.admin.list_work("nobody") == []
+        assert await store.admin.list_messages("unknown") == []
+        assert await store.admin.list_work("unknown") == []

@@ -37,7 +37,7 @@ from perdure.errors import LockLost
 from perdure.limits import ORPHAN_GRACE_MS
 from perdure.model.failures import Block, BlockReason
 from perdure.model.status import Status
-from perdure.providers.items import (
+from perdure.providers.records import (
     Claim,
     CustomStatusChange,
     KvClear,
@@ -52,12 +52,12 @@ if TYPE_CHECKING:
 
     from perdure.conformance.harness import Store
 
-INSTANCES = ("family", "child", "pending", "parked", "blocked", "ended", "nobody")
+INSTANCES = ("family", "child", "pending", "parked", "blocked", "ended", "unknown")
 
 
 async def fill(store: Store) -> None:
     """A store that holds something of every kind."""
-    await enqueue(store, mailbox("nobody"))
+    await enqueue(store, mailbox("unknown"))
     await store.advance(ORPHAN_GRACE_MS)
     assert await fetch(store) is None
     await create(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class TestSessionTakeover:
     verbs = ("fetch_work_item", "abandon_work_item", "ack_work_item")
 
-    async def test_c150_a_pending_item_goes_to_the_next_owner(self, store: Store) -> None:
+    async def test_a_pending_item_goes_to_the_next_owner(self, store: Store) -> None:
         await enqueue_sessions(store, "s", "s")
         await take_work(store, session=worker("a"), lock_ms=10 * LEASE_MS)
         assert await fetch_work(store, session=worker("b")) is None
@@ -27,7 +27,7 @@ class TestSessionTakeover:
         assert item.identity.activity_id == 2
         assert await fetch_work(store, session=worker("a")) is None
 
-    async def test_c151_a_session_that_was_cleaned_up_can_begin_again(self, store: Store) -> None:
+    async def test_a_session_that_was_cleaned_up_can_begin_again(self, store: Store) -> None:
         await enqueue_sessions(store, "s")
         item = await take_work(store, session=worker("a"))
         await store.provider.ack_work_item(item.lock_token)
@@ -38,7 +38,7 @@ class TestSessionTakeover:
 
         assert (await take_work(store, session=worker("b"))).session_id == "s"
 
-    async def test_c152_an_abandoned_item_returns_to_its_owner(self, store: Store) -> None:
+    async def test_an_abandoned_item_returns_to_its_owner(self, store: Store) -> None:
         await enqueue_sessions(store, "s")
         item = await take_work(store, session=worker("a"))
         await store.provider.abandon_work_item(item.lock_token)
@@ -49,7 +49,7 @@ class TestSessionTakeover:
         await store.provider.ack_work_item(again.lock_token)
         assert await fetch_work(store, session=worker("a")) is None
 
-    async def test_c153_an_attempt_of_a_session_item_can_be_ignored(self, store: Store) -> None:
+    async def test_an_attempt_of_a_session_item_can_be_ignored(self, store: Store) -> None:
         await enqueue_sessions(store, "s")
         item = await take_work(store, session=worker("a"))
 
@@ -57,7 +57,7 @@ class TestSessionTakeover:
 
         assert (await take_work(store, session=worker("a"))).attempt_count == 1
 
-    async def test_c155_the_first_owner_may_claim_its_expired_session(self, store: Store) -> None:
+    async def test_the_first_owner_may_claim_its_expired_session(self, store: Store) -> None:
         await enqueue_sessions(store, "s", "s")
         await take_work(store, session=worker("a"), lock_ms=10 * LEASE_MS)
         await store.advance(LEASE_MS)
@@ -67,9 +67,7 @@ class TestSessionTakeover:
         assert item.identity.activity_id == 2
         assert await store.provider.renew_session_lock(["a"], LEASE_MS, LEASE_MS) == 1
 
-    async def test_c156_a_lost_item_lock_leaves_the_session_with_its_owner(
-        self, store: Store
-    ) -> None:
+    async def test_a_lost_item_lock_leaves_the_session_with_its_owner(self, store: Store) -> None:
         await enqueue_sessions(store, "s")
         await take_work(store, session=worker("a"), lock_ms=1_000)
         await store.advance(1_000)
@@ -77,9 +75,7 @@ class TestSessionTakeover:
         assert await fetch_work(store, session=worker("b")) is None
         assert (await take_work(store, session=worker("a"))).attempt_count == 2
 
-    async def test_c157_the_new_owner_also_gets_what_the_old_one_gives_back(
-        self, store: Store
-    ) -> None:
+    async def test_the_new_owner_also_gets_what_the_old_one_gives_back(self, store: Store) -> None:
         await enqueue_sessions(store, "s", "s")
         first = await take_work(store, session=worker("a"), lock_ms=10 * LEASE_MS)
         await store.advance(LEASE_MS)
@@ -91,7 +87,7 @@ class TestSessionTakeover:
         item = await take_work(store, session=worker("b"))
         assert (item.identity.activity_id, item.attempt_count) == (1, 2)
 
-    async def test_c158_the_same_owner_takes_its_lease_again(self, store: Store) -> None:
+    async def test_the_same_owner_takes_its_lease_again(self, store: Store) -> None:
         await enqueue_sessions(store, "s", "s")
         await take_work(store, session=worker("a"), lock_ms=10 * LEASE_MS)
         await store.advance(LEASE_MS)
@@ -101,7 +97,7 @@ class TestSessionTakeover:
 
         assert await fetch_work(store, session=worker("b")) is None
 
-    async def test_c159_with_both_expired_another_owner_takes_the_item(self, store: Store) -> None:
+    async def test_with_both_expired_another_owner_takes_the_item(self, store: Store) -> None:
         await enqueue_sessions(store, "s")
         await take_work(store, session=worker("a"), lock_ms=1_000)
         await store.advance(LEASE_MS)
@@ -112,7 +108,7 @@ class TestSessionTakeover:
         assert await store.provider.renew_session_lock(["b"], LEASE_MS, LEASE_MS) == 1
         assert await store.provider.renew_session_lock(["a"], LEASE_MS, LEASE_MS) == 0
 
-    async def test_c160_an_ack_needs_the_item_lock_not_the_lease(self, store: Store) -> None:
+    async def test_an_ack_needs_the_item_lock_not_the_lease(self, store: Store) -> None:
         await enqueue_sessions(store, "s")
         item = await take_work(store, session=worker("a"), lock_ms=10 * LEASE_MS)
         await store.advance(LEASE_MS)
@@ -158,14 +154,14 @@ class TestSessionTakeover:
 class TestSessionRenewal:
     verbs = ("renew_session_lock",)
 
-    async def test_c154_an_expired_lease_is_never_revived(self, store: Store) -> None:
+    async def test_an_expired_lease_is_never_revived(self, store: Store) -> None:
         await enqueue_sessions(store, "s")
         await take_work(store, session=worker("a"))
         await store.advance(LEASE_MS)
 
         assert await store.provider.renew_session_lock(["a"], LEASE_MS, 10 * LEASE_MS) == 0
 
-    async def test_c161_a_renewed_lease_outlives_its_first_end(self, store: Store) -> None:
+    async def test_a_renewed_lease_outlives_its_first_end(self, store: Store) -> None:
         await enqueue_sessions(store, "s", "s")
         await take_work(store, session=worker("a"), lock_ms=10 * LEASE_MS)
         await store.advance(LEASE_MS * 6 // 10)

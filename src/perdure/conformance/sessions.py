@@ -14,7 +14,7 @@ from perdure.conformance.factories import (
 )
 from perdure.conformance.harness import checks
 from perdure.conformance.requires import requires
-from perdure.providers.items import SessionFetch, TagFilter
+from perdure.providers.records import SessionFetch, TagFilter
 
 if TYPE_CHECKING:
     from perdure.conformance.harness import Store
@@ -44,20 +44,20 @@ async def drained(store: Store, session: SessionFetch | None) -> list[int]:
 class TestSessionRouting:
     verbs = ("fetch_work_item",)
 
-    async def test_c129_an_item_without_session_goes_to_any_owner(self, store: Store) -> None:
+    async def test_an_item_without_session_goes_to_any_owner(self, store: Store) -> None:
         await enqueue_sessions(store, None, None)
 
         assert (await take_work(store, session=worker("a"))).session_id is None
         assert (await take_work(store, session=worker("b"))).session_id is None
 
-    async def test_c130_a_free_session_can_be_claimed(self, store: Store) -> None:
+    async def test_a_free_session_can_be_claimed(self, store: Store) -> None:
         await enqueue_sessions(store, "s")
 
         item = await take_work(store, session=worker("a"))
 
         assert (item.session_id, item.attempt_count) == ("s", 1)
 
-    async def test_c131_its_owner_gets_the_later_items(self, store: Store) -> None:
+    async def test_its_owner_gets_the_later_items(self, store: Store) -> None:
         await enqueue_sessions(store, "s", "s")
         await take_work(store, session=worker("a"))
 
@@ -65,13 +65,13 @@ class TestSessionRouting:
 
         assert item.identity.activity_id == 2
 
-    async def test_c132_another_owner_gets_nothing_of_it(self, store: Store) -> None:
+    async def test_another_owner_gets_nothing_of_it(self, store: Store) -> None:
         await enqueue_sessions(store, "s", "s")
         await take_work(store, session=worker("a"))
 
         assert await fetch_work(store, session=worker("b")) is None
 
-    async def test_c133_two_owners_hold_two_sessions(self, store: Store) -> None:
+    async def test_two_owners_hold_two_sessions(self, store: Store) -> None:
         await enqueue_sessions(store, "s", "t", "t", "s")
 
         assert (await take_work(store, session=worker("a"))).session_id == "s"
@@ -79,7 +79,7 @@ class TestSessionRouting:
         assert await drained(store, worker("a")) == [4]
         assert await drained(store, worker("b")) == [3]
 
-    async def test_c134_a_foreign_session_does_not_hide_a_plain_item(self, store: Store) -> None:
+    async def test_a_foreign_session_does_not_hide_a_plain_item(self, store: Store) -> None:
         await enqueue_sessions(store, "s", "s", None)
         await take_work(store, session=worker("a"))
 
@@ -87,7 +87,7 @@ class TestSessionRouting:
 
         assert item.identity.activity_id == 3
 
-    async def test_c135_an_expired_session_can_be_claimed_by_another(self, store: Store) -> None:
+    async def test_an_expired_session_can_be_claimed_by_another(self, store: Store) -> None:
         await enqueue_sessions(store, "s", "s")
         await take_work(store, session=worker("a"), lock_ms=10 * LEASE_MS)
         await store.advance(LEASE_MS)
@@ -96,29 +96,29 @@ class TestSessionRouting:
 
         assert item.identity.activity_id == 2
 
-    async def test_c136_without_session_only_plain_items_are_seen(self, store: Store) -> None:
+    async def test_without_session_only_plain_items_are_seen(self, store: Store) -> None:
         await enqueue_sessions(store, "s", None, "t")
 
         assert await drained(store, None) == [2]
         assert await drained(store, worker("a")) == [1, 3]
 
-    async def test_c137_sessions_and_plain_items_come_in_queue_order(self, store: Store) -> None:
+    async def test_sessions_and_plain_items_come_in_queue_order(self, store: Store) -> None:
         await enqueue_sessions(store, "s", "t", None, "u")
 
         assert await drained(store, worker("a")) == [1, 2, 3, 4]
 
-    async def test_c146_items_of_one_session_come_in_order(self, store: Store) -> None:
+    async def test_items_of_one_session_come_in_order(self, store: Store) -> None:
         await enqueue_sessions(store, *["s"] * 6)
 
         assert await drained(store, worker("a")) == [1, 2, 3, 4, 5, 6]
 
-    async def test_c147_an_owner_of_a_session_still_gets_plain_items(self, store: Store) -> None:
+    async def test_an_owner_of_a_session_still_gets_plain_items(self, store: Store) -> None:
         await enqueue_sessions(store, "s", None, None)
         await take_work(store, session=worker("a"))
 
         assert await drained(store, worker("a")) == [2, 3]
 
-    async def test_c148_callers_who_share_an_owner_share_its_sessions(self, store: Store) -> None:
+    async def test_callers_who_share_an_owner_share_its_sessions(self, store: Store) -> None:
         await enqueue_sessions(store, "s", "s", "s")
 
         first = await take_work(store, session=worker("a"))
@@ -128,7 +128,7 @@ class TestSessionRouting:
         assert await fetch_work(store, session=worker("b")) is None
         assert await drained(store, worker("a")) == [3]
 
-    async def test_c149_an_item_in_flight_keeps_others_away(self, store: Store) -> None:
+    async def test_an_item_in_flight_keeps_others_away(self, store: Store) -> None:
         await enqueue_sessions(store, "s")
         await take_work(store, session=worker("a"))
         await enqueue_sessions(store, "s")
@@ -178,7 +178,7 @@ class TestSessionRouting:
 class TestSessionUpkeep:
     verbs = ("renew_session_lock", "cleanup_orphaned_sessions")
 
-    async def test_c138_renewal_counts_the_sessions(self, store: Store) -> None:
+    async def test_renewal_counts_the_sessions(self, store: Store) -> None:
         await enqueue_sessions(store, "s", "t")
         await take_work(store, session=worker("a"))
         assert await store.provider.renew_session_lock(["a"], LEASE_MS, LEASE_MS) == 1
@@ -187,20 +187,20 @@ class TestSessionUpkeep:
 
         assert await store.provider.renew_session_lock(["a"], LEASE_MS, LEASE_MS) == 2
 
-    async def test_c139_an_idle_timeout_of_zero_renews_none(self, store: Store) -> None:
+    async def test_an_idle_timeout_of_zero_renews_none(self, store: Store) -> None:
         await enqueue_sessions(store, "s")
         await take_work(store, session=worker("a"))
 
         assert await store.provider.renew_session_lock(["a"], LEASE_MS, 0) == 0
 
-    async def test_c140_an_owner_without_sessions_renews_none(self, store: Store) -> None:
+    async def test_an_owner_without_sessions_renews_none(self, store: Store) -> None:
         await enqueue_sessions(store, "s")
         await take_work(store, session=worker("a"))
 
         assert await store.provider.renew_session_lock(["b"], LEASE_MS, LEASE_MS) == 0
         assert await store.provider.renew_session_lock([], LEASE_MS, LEASE_MS) == 0
 
-    async def test_c141_an_expired_session_without_items_is_removed(self, store: Store) -> None:
+    async def test_an_expired_session_without_items_is_removed(self, store: Store) -> None:
         await enqueue_sessions(store, "s")
         item = await take_work(store, session=worker("a"))
         await store.provider.ack_work_item(item.lock_token)
@@ -209,7 +209,7 @@ class TestSessionUpkeep:
         assert await store.provider.cleanup_orphaned_sessions() == 1
         assert await store.provider.cleanup_orphaned_sessions() == 0
 
-    async def test_c142_an_expired_session_with_items_is_kept(self, store: Store) -> None:
+    async def test_an_expired_session_with_items_is_kept(self, store: Store) -> None:
         await enqueue_sessions(store, "s", "s")
         item = await take_work(store, session=worker("a"))
         await store.provider.ack_work_item(item.lock_token)
@@ -217,14 +217,14 @@ class TestSessionUpkeep:
 
         assert await store.provider.cleanup_orphaned_sessions() == 0
 
-    async def test_c143_a_live_session_is_kept(self, store: Store) -> None:
+    async def test_a_live_session_is_kept(self, store: Store) -> None:
         await enqueue_sessions(store, "s")
         item = await take_work(store, session=worker("a"))
         await store.provider.ack_work_item(item.lock_token)
 
         assert await store.provider.cleanup_orphaned_sessions() == 0
 
-    async def test_c144_an_ack_counts_as_activity(self, store: Store) -> None:
+    async def test_an_ack_counts_as_activity(self, store: Store) -> None:
         await enqueue_sessions(store, "s")
         item = await take_work(store, session=worker("a", 60_000), lock_ms=60_000)
         await store.advance(5_000)
@@ -234,7 +234,7 @@ class TestSessionUpkeep:
 
         assert await store.provider.renew_session_lock(["a"], 60_000, 3_000) == 1
 
-    async def test_c145_a_renewed_item_counts_as_activity(self, store: Store) -> None:
+    async def test_a_renewed_item_counts_as_activity(self, store: Store) -> None:
         await enqueue_sessions(store, "s")
         item = await take_work(store, session=worker("a", 60_000), lock_ms=60_000)
         await store.advance(5_000)
@@ -256,9 +256,9 @@ class TestSessionUpkeep:
         item = await take_work(store, session=worker("a", 60_000), lock_ms=60_000)
         await store.advance(5_000)
 
-        lost = await store.provider.renew_work_item_locks([item.lock_token, "nobody's"], 60_000)
+        lost = await store.provider.renew_work_item_locks([item.lock_token, "never issued"], 60_000)
 
-        assert lost == {"nobody's"}
+        assert lost == {"never issued"}
         assert await store.provider.renew_session_lock(["a"], 60_000, 3_000) == 1
 
     @requires("admin")

@@ -12,7 +12,7 @@ from perdure.conformance.factories import (
     take_work,
 )
 from perdure.conformance.harness import checks
-from perdure.providers.items import TagFilter
+from perdure.providers.records import TagFilter
 
 if TYPE_CHECKING:
     from perdure.conformance.harness import Store
@@ -36,43 +36,43 @@ async def drained(store: Store, tags: TagFilter | None) -> list[int]:
 class TestTags:
     verbs = ("fetch_work_item", "enqueue_for_worker")
 
-    async def test_c169_the_default_takes_only_untagged_items(self, store: Store) -> None:
+    async def test_the_default_takes_only_untagged_items(self, store: Store) -> None:
         await enqueue_tagged(store, None, "gpu", None, "cpu", None)
 
         assert await drained(store, TagFilter.default_only()) == [1, 3, 5]
 
-    async def test_c170_one_tag_takes_only_its_items(self, store: Store) -> None:
+    async def test_one_tag_takes_only_its_items(self, store: Store) -> None:
         await enqueue_tagged(store, None, "gpu", "cpu", "gpu")
 
         assert await drained(store, TagFilter.only("gpu")) == [2, 4]
 
-    async def test_c171_the_default_and_a_tag_take_both(self, store: Store) -> None:
+    async def test_the_default_and_a_tag_take_both(self, store: Store) -> None:
         await enqueue_tagged(store, "cpu", None, "gpu", None)
 
         assert await drained(store, TagFilter.default_and("gpu")) == [2, 3, 4]
 
-    async def test_c172_no_tags_take_nothing(self, store: Store) -> None:
+    async def test_no_tags_take_nothing(self, store: Store) -> None:
         await enqueue_tagged(store, None, "gpu")
 
         assert await drained(store, TagFilter.none()) == []
 
-    async def test_c173_several_tags_take_each_of_theirs(self, store: Store) -> None:
+    async def test_several_tags_take_each_of_theirs(self, store: Store) -> None:
         await enqueue_tagged(store, "gpu", None, "cpu", "tpu", "gpu")
 
         assert await drained(store, TagFilter.only("gpu", "tpu")) == [1, 4, 5]
 
-    async def test_c174_the_tag_comes_back_with_the_item(self, store: Store) -> None:
+    async def test_the_tag_comes_back_with_the_item(self, store: Store) -> None:
         await enqueue_tagged(store, "gpu", None)
 
         assert (await take_work(store, tags=TagFilter.any())).tag == "gpu"
         assert (await take_work(store, tags=TagFilter.any())).tag is None
 
-    async def test_c175_any_takes_everything(self, store: Store) -> None:
+    async def test_any_takes_everything(self, store: Store) -> None:
         await enqueue_tagged(store, None, "gpu", "cpu")
 
         assert await drained(store, TagFilter.any()) == [1, 2, 3]
 
-    async def test_c176_the_tag_survives_an_abandoned_attempt(self, store: Store) -> None:
+    async def test_the_tag_survives_an_abandoned_attempt(self, store: Store) -> None:
         await enqueue_tagged(store, "gpu")
         first = await take_work(store, tags=TagFilter.only("gpu"))
         await store.provider.abandon_work_item(first.lock_token)
@@ -82,7 +82,7 @@ class TestTags:
         assert (again.tag, again.attempt_count) == ("gpu", 2)
         assert again.lock_token != first.lock_token
 
-    async def test_c177_workers_with_different_tags_share_a_queue(self, store: Store) -> None:
+    async def test_workers_with_different_tags_share_a_queue(self, store: Store) -> None:
         await enqueue_tagged(store, None, "gpu", "cpu", "gpu", None, "tpu")
 
         taken = [
@@ -100,7 +100,7 @@ class TestTags:
         assert taken == [2, 1, 3, 4, 5, 6]
         assert await drained(store, TagFilter.any()) == []
 
-    async def test_c178_tags_come_through_a_turn(self, store: Store) -> None:
+    async def test_tags_come_through_a_turn(self, store: Store) -> None:
         await create(
             store,
             "x",

@@ -1,4 +1,4 @@
-"""What a provider may offer beside the event loop: renewals from a thread, user transactions."""
+"""Optional features beside the event loop: renewals from a thread, user transactions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from perdure.conformance.factories import (
 from perdure.conformance.harness import checks
 from perdure.conformance.requires import requires, requires_absent
 from perdure.errors import InvalidValue, LockLost, NotSupported
-from perdure.providers.items import SessionFetch
+from perdure.providers.records import SessionFetch
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -1,4 +1,4 @@
-"""Texts that no runtime can decode: kept as they are, counted, and in nobody's way.
+"""Texts that no runtime can decode: kept as they are, counted, and in the way of no other message.
 
 A provider never looks into a payload, so it has nothing to fail on and nothing to drop.
 """
@@ -28,7 +28,7 @@ from perdure.conformance.harness import checks
 from perdure.conformance.requires import requires
 from perdure.errors import CorruptData
 from perdure.model import wire
-from perdure.providers.items import HistoryRecord, OrchestratorMessage, TurnCommit, WorkerMessage
+from perdure.providers.records import HistoryRecord, OrchestratorMessage, TurnCommit, WorkerMessage
 
 if TYPE_CHECKING:
     from perdure.conformance.harness import Store

@@ -18,11 +18,11 @@ from perdure.errors import CorruptData
 from perdure.model import wire
 from perdure.model.failures import Block, BlockReason
 from perdure.model.status import Status
-from perdure.providers.items import ExecutionMetadata, TurnCommit
+from perdure.providers.records import ExecutionMetadata, TurnCommit
 
 if TYPE_CHECKING:
     from perdure.conformance.harness import Store
-    from perdure.providers.items import FetchedOrchestration
+    from perdure.providers.records import FetchedOrchestration
 
 
 def assert_damage_shows(fetched: FetchedOrchestration) -> None:
@@ -39,7 +39,7 @@ def assert_damage_shows(fetched: FetchedOrchestration) -> None:
 class TestUnreadableHistory:
     verbs = ("fetch_orchestration_item", "ack_orchestration_item", "abandon_orchestration_item")
 
-    async def test_c118_damaged_history_is_handed_out_and_says_so(self, store: Store) -> None:
+    async def test_damaged_history_is_handed_out_and_says_so(self, store: Store) -> None:
         await pinned(store, "hurt", (1, 0, 0))
         await store.corrupt_history("hurt")
 
@@ -50,7 +50,7 @@ class TestUnreadableHistory:
         assert len(fetched.item.messages) == 1
         assert await fetch(store) is None, "the lock is held"
 
-    async def test_c119_each_fetch_of_damaged_history_counts(self, store: Store) -> None:
+    async def test_each_fetch_of_damaged_history_counts(self, store: Store) -> None:
         await pinned(store, "hurt", (1, 0, 0))
         await store.corrupt_history("hurt")
 
@@ -60,7 +60,7 @@ class TestUnreadableHistory:
             assert fetched.attempt_count == attempt
             await store.provider.abandon_orchestration_item(fetched.lock_token)
 
-    async def test_c120_attempts_reach_any_threshold(self, store: Store) -> None:
+    async def test_attempts_reach_any_threshold(self, store: Store) -> None:
         await pinned(store, "hurt", (1, 0, 0))
         await store.corrupt_history("hurt")
 
@@ -71,7 +71,7 @@ class TestUnreadableHistory:
         fetched = await take(store, "hurt")
         assert fetched.attempt_count == 5
 
-    async def test_c121_the_filter_comes_before_any_reading(self, store: Store) -> None:
+    async def test_the_filter_comes_before_any_reading(self, store: Store) -> None:
         await pinned(store, "hurt", (1, 0, 0))
         await store.corrupt_history("hurt")
         await pinned(store, "well", (2, 0, 0))
@@ -83,7 +83,7 @@ class TestUnreadableHistory:
         assert fetched.attempt_count == 1
 
     @requires("admin")
-    async def test_c123_a_damaged_instance_can_be_ended(self, store: Store) -> None:
+    async def test_a_damaged_instance_can_be_ended(self, store: Store) -> None:
         await pinned(store, "hurt", (1, 0, 0))
         await store.corrupt_history("hurt")
         fetched = await take(store, "hurt")

@@ -1,4 +1,4 @@
-"""Watching an instance: whoever waits for a change learns of it."""
+"""Watching an instance: a waiting client learns of a change."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ from perdure.conformance.factories import (
     finish,
     raised,
     start,
+    take,
     take_work,
     turn,
 )
 from perdure.conformance.harness import checks
-from perdure.providers.items import CustomStatusChange
+from perdure.model.failures import Block, BlockReason
+from perdure.providers.records import CustomStatusChange
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from perdure.conformance.harness import Store
-    from perdure.providers.watching import Watch
+    from perdure.providers.waiting import Watch
 
 WAIT_MS = 30_000
 STEP_MS = 100
@@ -34,7 +36,7 @@ _MOMENT_SECONDS = 0.02
 
 
 async def notices(store: Store, watch: Watch) -> bool:
-    """Whether the watch sees a change before its time is over.
+    """Return True if the watch sees a change before its timeout.
 
     Another handle may look for changes from time to time, so the store's clock goes on in steps.
     """
@@ -89,6 +91,22 @@ class TestWatching:
             await asyncio.sleep(0)
 
             await change(store)
+
+            assert await noticing
+
+    async def test_a_block_wakes_who_watches(self, store: Store) -> None:
+        await create(store, "a")
+        await enqueue(store, raised("a"))
+        fetched = await take(store, "a")
+        assert (await store.admin.get_instance_info("a")).block is None
+        reason = Block(reason=BlockReason.POISON, message="no")
+        with store.provider.watch("a") as watch:
+            noticing = asyncio.ensure_future(notices(store, watch))
+            await asyncio.sleep(0)
+
+            await store.provider.abandon_orchestration_item(
+                fetched.lock_token, 60_000, block=reason
+            )
 
             assert await noticing
 

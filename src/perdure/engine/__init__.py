@@ -1,1 +1,1 @@
-"""Pure replay: turns history and messages into decisions. No I/O, no clock, no provider."""
+"""Runs one turn as a pure function of history and messages: no I/O, no clock, no provider."""

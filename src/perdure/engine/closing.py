@@ -1,4 +1,4 @@
-"""Unwinds coroutines that are given up, whatever their clean-up code does."""
+"""Closes coroutines, generators and tasks that are abandoned, even if their clean-up awaits."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _ATTEMPTS_MAX = 1000
 
 
 def close_coroutine(coro: Any) -> None:
-    """Close from the inside out, however often the clean-up awaits.
+    """Close a coroutine from the inside out, also if its clean-up awaits many times.
 
     Closing only the outermost one is not enough: if an inner one awaits in its clean-up, the outer
     ones see a RuntimeError that they may catch, and the inner one is left to the garbage collector.
     """
-    if not inspect.iscoroutine(coro):  # somebody else's kind, which knows best how to end
+    if not inspect.iscoroutine(coro):  # another awaitable: close it by its own method
         with contextlib.suppress(BaseException):
             coro.close()
         return
@@ -34,16 +34,16 @@ def close_coroutine(coro: Any) -> None:
 
 
 def _keep_for_ever(coro: Any) -> None:
-    """Never finalize what does not end, not even at exit: to drop a coroutine is to run it."""
+    """Keep a coroutine that does not end alive for ever: finalizing it would run it again."""
     import ctypes
 
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(coro))
 
 
 def close_awaited(generator: AsyncGenerator[Any, Any]) -> None:
-    """Close what an asynchronous generator awaits itself.
+    """Close the coroutine that an asynchronous generator awaits.
 
-    It is further inside than whoever iterates over the generator, and cannot be found from there.
+    It cannot be found from the coroutine that iterates over the generator.
     """
     awaited = getattr(generator, "ag_await", None)
     if inspect.iscoroutine(awaited):
@@ -57,31 +57,31 @@ def close_generator(generator: AsyncGenerator[Any, Any]) -> None:
     with contextlib.suppress(BaseException):
         closing: Any = generator.aclose()
         closing.send(None)
-        # It awaits in its clean-up: nothing will ever come, so unwind it from there.
+        # It awaits in its clean-up. That await never ends, so close it from there.
         closing.throw(GeneratorExit)
 
 
 def release_task(task: asyncio.Task[Any]) -> None:
-    """Take a closed task and what it waited for out of each other's reach."""
+    """Cut the references between a closed task and the future that it waited for."""
     waiter = cast("Any", task)._fut_waiter  # noqa: SLF001
     if waiter is not None:
         release_future(waiter)
     release_future(task)
 
 
-_cancel_plainly: Callable[[Any], bool] = cast("Any", asyncio.Future).cancel
+_cancel_future: Callable[[Any], bool] = cast("Any", asyncio.Future).cancel
 
 
 def release_future(future: asyncio.Future[Any]) -> None:
-    """Drop its callbacks. The base method: nobody else may hear of it any more."""
-    _cancel_plainly(future)
+    """Drop the callbacks of a future. The base method is used, as overrides would notify others."""
+    _cancel_future(future)
 
 
 def error_of(task: asyncio.Task[Any]) -> BaseException | None:
     if not task.done():
         return None
     try:
-        # Raised, not asked for: only this makes the task let go of the traceback.
+        # Only result() makes the task release the traceback; exception() does not.
         task.result()
     except BaseException as error:  # noqa: BLE001
         return error
@@ -89,7 +89,7 @@ def error_of(task: asyncio.Task[Any]) -> BaseException | None:
 
 
 def release_error(error: BaseException | None) -> None:
-    """Let go of the frames of an error that was described: they hold the code's variables."""
+    """Clear the frames of an error that was recorded: they hold the variables of the code."""
     attempts = 0
     while error is not None and attempts < _ATTEMPTS_MAX:
         attempts += 1
@@ -105,3 +105,11 @@ def _innermost(coro: Any) -> Any:
     ):
         coro, awaited = awaited, awaited.cr_await
     return coro
+
+
+class Unwinding(BaseException):
+    """Raised into user code that must not go on. Its cause is recorded before it is raised.
+
+    A BaseException, so that ``except Exception`` in user code does not catch it. Code that catches
+    it cannot go on either: the loop runs no further callback of this execution.
+    """

@@ -1,4 +1,4 @@
-"""How a turn ends: whether the code is over, with what result, and what is closed with it."""
+"""Decides how a turn ends: the code waits, or the execution ends with a result."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 from perdure import limits
-from perdure.engine.failures import describe_exception
+from perdure.engine.closing import Unwinding
 from perdure.engine.matching import is_same_payload
 from perdure.engine.outcome import (
     WAITING,
@@ -19,9 +19,8 @@ from perdure.engine.outcome import (
     TurnResult,
     Waiting,
 )
-from perdure.engine.recording import history_too_long
-from perdure.engine.unwinding import Unwinding
-from perdure.engine.waits import list_sites
+from perdure.engine.recorder import history_too_long
+from perdure.engine.sites import list_sites
 from perdure.errors import (
     CannotUnwrap,
     ForbiddenInOrchestration,
@@ -30,12 +29,12 @@ from perdure.errors import (
     PayloadError,
 )
 from perdure.model import events
-from perdure.model.failures import Category
+from perdure.model.failures import Category, describe_exception
 
 if TYPE_CHECKING:
     from perdure.engine.journal import Journal
     from perdure.engine.loop import DurableTimer
-    from perdure.engine.recording import CodeRecorder
+    from perdure.engine.recorder import CodeRecorder
 
 
 _log = logging.getLogger("perdure.orchestration")
@@ -43,8 +42,8 @@ _log = logging.getLogger("perdure.orchestration")
 _CLEANUP_ERROR_CHARACTERS_MAX = 500
 
 
-class Ending:
-    """Decides the result of a turn, the same way live and replayed."""
+class TurnEnding:
+    """Decides the result of a turn, in the same way live and on replay."""
 
     def __init__(self, recorder: CodeRecorder, journal: Journal) -> None:
         self._recorder = recorder
@@ -54,7 +53,7 @@ class Ending:
 
     @staticmethod
     def is_from_outside(end: events.Event | None) -> bool:
-        """Whether the execution was ended without running its code."""
+        """Return True if the execution was ended without running its code."""
         if isinstance(end, events.OrchestrationFailed):
             return end.failure.category is not Category.APPLICATION
         return isinstance(end, events.OrchestrationTerminated)
@@ -64,11 +63,11 @@ class Ending:
         if result is not WAITING:
             self._journal.end(self._terminal_event(result))
             if type(result) is Cancelled:
-                self._tell_bad_cleanup(result)
+                self._log_bad_cleanup(result)
         return result
 
     def conclude_replayed(self) -> bool:
-        """Compare the end of the turn with history; True if the execution is over."""
+        """Compare the end of the turn with history; return True if the execution has ended."""
         result = self._conclude()
         if result is WAITING:
             return False
@@ -80,10 +79,10 @@ class Ending:
     def _conclude(self) -> TurnResult:
         recorder = self._recorder
         loop = recorder.loop
-        # Whether the root task has ended, and something that it left is at its clean-up.
+        # True if the root task has ended and a task or generator of it still cleans up.
         has_left = not loop.is_over and loop.root is not None and loop.root.done()
-        if has_left and not self._is_waited_for():
-            loop.stop_with(None)  # what is left waits for nothing that could come
+        if has_left and not self._has_open_step():
+            loop.stop_with(None)  # no open step is left that could wake the clean-up
         if loop.is_over:
             result = self._result()
         else:
@@ -94,8 +93,8 @@ class Ending:
             self._close_steps(result)
         return result
 
-    def _is_waited_for(self) -> bool:
-        """Whether anything is open but the timer that bounds the clean-up."""
+    def _has_open_step(self) -> bool:
+        """Return True if a step is open besides the timer that bounds the clean-up."""
         timer = self._cleanup_timer
         return any(each.target is not timer for each in self._recorder.operations.open.values())
 
@@ -117,7 +116,7 @@ class Ending:
             )
 
     def _cancelled(self, reason: str) -> Cancelled:
-        """Cancelled whatever the code did then; but what its clean-up did not do can be seen."""
+        """Return Cancelled. The reason also names a clean-up that failed or was cut off."""
         error = self._cleanup_error()
         if error is not None:
             text = str(describe_exception(error))
@@ -141,7 +140,7 @@ class Ending:
         error = root.exception()
         return None if isinstance(error, Unwinding) else error
 
-    def _tell_bad_cleanup(self, result: Cancelled) -> None:
+    def _log_bad_cleanup(self, result: Cancelled) -> None:
         error = self._cleanup_error()
         if error is None and not self._is_cut_off:
             return
@@ -155,7 +154,7 @@ class Ending:
     def _result(self) -> TurnResult:
         recorder = self._recorder
         if isinstance(recorder.loop.crash, CannotUnwrap):
-            raise recorder.loop.crash  # nothing has come of the turn
+            raise recorder.loop.crash  # the turn has no result and is not committed
         if recorder.cancel_reason is not None:
             return self._cancelled(recorder.cancel_reason)
         if recorder.loop.crash is not None:
@@ -173,7 +172,7 @@ class Ending:
         return WAITING
 
     def _continue(self, payload: Any, version: str | None) -> TurnResult:
-        carried = self._recorder.lanes.unread()
+        carried = self._recorder.mailboxes.unread()
         size = sum(len(message.name) + len(bytes(message.data)) for message in carried)
         if size > limits.CARRY_FORWARD_BYTES_MAX:
             error = InvalidValue(
@@ -189,7 +188,7 @@ class Ending:
         root = recorder.loop.root
         assert root is not None
         if root.cancelled():
-            error = asyncio.CancelledError("the code cancelled itself; nobody else asked for it")
+            error = asyncio.CancelledError("the code cancelled itself; no client asked for it")
             return Failed(describe_exception(error))
         failure = root.exception()
         if failure is not None:
@@ -201,7 +200,7 @@ class Ending:
         return Completed(output)
 
     def _close_steps(self, result: TurnResult) -> None:
-        """Give up what is still open, except children that are to outlive this execution."""
+        """Give up every open step, except children with on_parent_close='abandon'."""
         reason = f"orchestration {_REASONS[type(result)]}"
         recorder = self._recorder
         for operation in list(recorder.operations.open.values()):
@@ -210,7 +209,7 @@ class Ending:
 
     def _terminal_event(self, result: TurnResult) -> events.Terminal:
         journal = self._journal
-        if isinstance(result, Completed):  # what most end with: by name it costs a quarter
+        if isinstance(result, Completed):  # the most common: keywords cost a quarter of a dict
             return events.OrchestrationCompleted(
                 event_id=journal.last_event_id + 1,
                 instance_id=journal.instance_id,
@@ -247,7 +246,7 @@ class Ending:
                 same = is_same_payload(recorded.input, event.input, codec)
                 return same and recorded.version == event.version
             case events.OrchestrationFailed(), events.OrchestrationFailed():
-                # Messages may hold addresses and times; the kind of error must be the same.
+                # Messages may hold addresses and times, so only the type of the error is compared.
                 return recorded.failure.type_name == event.failure.type_name
             case _:
                 return type(recorded) is type(event)
@@ -270,7 +269,7 @@ def _stuck(recorder: CodeRecorder) -> ForbiddenInOrchestration:
 
 
 def _explained(error: BaseException) -> BaseException:
-    """The words of asyncio for a foreign awaitable, put so that an author knows what to do."""
+    """Replace asyncio's error for a foreign awaitable by one that says what to do."""
     text = str(error) if type(error) is RuntimeError else ""
     if not any(words in text for words in _FOREIGN):
         return error

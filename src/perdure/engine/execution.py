@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from perdure.engine.ending import Ending
-from perdure.engine.handlers import APPLY, COMPLETION_FAMILIES
-from perdure.engine.inbox import add_beginning, add_messages
+from perdure.engine.ending import TurnEnding
+from perdure.engine.inbox import APPLY, COMPLETION_FAMILIES, add_beginning, add_messages
 from perdure.engine.journal import Journal
 from perdure.engine.outcome import WAITING, TurnOutcome
-from perdure.engine.recording import CodeRecorder
-from perdure.engine.waits import Wait, list_waits
+from perdure.engine.recorder import CodeRecorder
+from perdure.engine.sites import Wait, list_waits
 from perdure.errors import CorruptData, InternalError, Nondeterminism
 from perdure.model import events
 
@@ -26,11 +25,13 @@ _TERMINAL = frozenset(events.TERMINAL_KINDS)
 
 
 class Execution:
-    """The suspended code of one execution, and everything that its next turn needs.
+    """The suspended code of one execution, with everything that its next turn needs.
 
-    A turn either returns its outcome or raises; after a raise the execution is dead and must be
-    closed. Nondeterminism: code and history disagree. PayloadError: the arguments, or the result of
-    a step, do not fit the annotation of the code at hand. CorruptData: the history is damaged.
+    A turn returns its outcome or raises. After an exception the execution must be closed:
+
+    - Nondeterminism: code and history disagree.
+    - PayloadError: the arguments, or the result of a step, do not fit the annotation of the code.
+    - CorruptData: the history is damaged.
     """
 
     def __init__(
@@ -46,13 +47,13 @@ class Execution:
         self.execution_id = started.execution_id
         self.is_finished = False
         self.event_count = 0
-        """Of the history, as the last turn left it."""
+        """Number of events of the history after the last turn."""
         self.custom_status = started.initial_custom_status
-        """JSON text of the status in force, as the last turn left it."""
+        """JSON text of the custom status after the last turn."""
         self._carried: Sequence[work.CarriedMessage] = ()
         self._journal = journal = Journal(started, codec)
         self._recorder = recorder = CodeRecorder(handler, started, journal, kv, codec)
-        self._ending = Ending(recorder, journal)
+        self._ending = TurnEnding(recorder, journal)
         self._is_dead = False
 
     @classmethod
@@ -65,7 +66,7 @@ class Execution:
         codec: Codec,
         carried: Sequence[work.CarriedMessage] = (),
     ) -> Execution:
-        """A fresh execution; the delta of its first turn begins with ``started``."""
+        """Return a new execution; the delta of its first turn begins with ``started``."""
         if started.event_id != 1 or started.turn != 1:
             raise InternalError("the first event of an execution has id 1 and turn 1")
         execution = cls(handler, started, kv, codec)
@@ -81,11 +82,11 @@ class Execution:
         kv: Mapping[str, str],
         codec: Codec,
     ) -> Execution:
-        """The execution as its history left it, ready for the next turn."""
+        """Replay the history and return the execution, ready for its next turn."""
         started = _check_history(history)
         execution = cls(handler, started, kv, codec)
         if not _TERMINAL.isdisjoint(map(type, history[:-1])):
-            # More than one end, or something after it: there is nothing left to run.
+            # An end that is not the last event: there is no code left to run.
             execution.is_finished = True
             execution._end_of_history(history[-1])
             return execution
@@ -98,7 +99,7 @@ class Execution:
 
     @property
     def turn(self) -> int:
-        """Number of the last turn that wrote history."""
+        """The number of the last turn that wrote history."""
         return self._journal.turn
 
     @property
@@ -106,7 +107,7 @@ class Execution:
         return self._journal.last_event_id
 
     def run_turn(self, inbox: Sequence[work.OrchestratorItem], now_ms: int) -> TurnOutcome:
-        """Take the messages in order, run the code until it waits, and say what to commit."""
+        """Apply the messages in order, run the code until it waits, and return what to commit."""
         if self._is_dead:
             raise InternalError("this execution was closed or has failed; replay it")
         if self.is_finished:
@@ -119,11 +120,11 @@ class Execution:
             raise
 
     def waits(self) -> list[Wait]:
-        """Every open step, and where the code of its branch stands."""
+        """Return every open step with the suspended frames of its branch."""
         return list_waits(self._recorder.loop, self._recorder.operations)
 
     def close(self) -> None:
-        """Drop the code: its finally blocks run, but nothing that they ask for is heard."""
+        """Close the code. Its finally blocks run, but steps that they ask for are not recorded."""
         self._is_dead = True
         self._recorder.close()
 
@@ -134,12 +135,12 @@ class Execution:
             journal.begin_live(self.started.timestamp_ms)
             add_beginning(self.started, self._carried, journal)
         else:
-            # Time never runs backwards in the code, whatever the machine's clock does.
+            # Time never runs backwards in the code, even if the clock of the machine does.
             journal.begin_live(max(now_ms, before_ms))
         ignored = add_messages(inbox, journal, recorder)
         delta = journal.delta
         if not delta:
-            journal.take_back_turn(before_ms)
+            journal.undo_begin(before_ms)
             return TurnOutcome(turn=journal.turn, result=WAITING, ignored=ignored)
         outcome = TurnOutcome(turn=journal.turn, result=WAITING, delta=delta, ignored=ignored)
         recorder.outcome = outcome
@@ -147,18 +148,18 @@ class Execution:
         loop.now_ms = journal.now_ms
         loop.enter()
         try:
-            self._walk([*delta])
+            self._apply([*delta])
         finally:
             loop.leave()
         outcome.result = result = self._ending.conclude_live()
         recorder.outcome = None
-        if recorder.is_any_unsent:
-            recorder.drop_unsent(outcome)
+        if recorder.has_cancelled_in_turn:
+            recorder.drop_cancelled_in_turn(outcome)
         self.event_count = journal.last_event_id
         self.custom_status = recorder.custom_status
         if result is not WAITING:
             self.is_finished = True
-            loop.tell_lost_errors()
+            loop.log_unretrieved_errors()
         return outcome
 
     def _replay(self, history: Sequence[events.Event]) -> None:
@@ -166,7 +167,7 @@ class Execution:
         recorder.marked_patches = frozenset(
             event.name for event in history if type(event) is events.PatchMarked
         )
-        # Entered once for all turns: it costs as much as the code of a turn.
+        # Entered once for all turns: entering takes as long as the code of a turn.
         recorder.loop.enter()
         try:
             for recorded in _turns(history):
@@ -197,13 +198,13 @@ class Execution:
         self._recorder.loop.now_ms = now_ms
         for event in arrived:
             self._check_completion(event)
-        self._walk(arrived)
+        self._apply(arrived)
         self.is_finished = self._ending.conclude_replayed()
         journal.end_replay()
         journal.last_event_id = last.event_id
 
-    def _walk(self, arrived: Sequence[events.Event]) -> None:
-        """Apply what came one by one, and let the code run dry in between."""
+    def _apply(self, arrived: Sequence[events.Event]) -> None:
+        """Apply the events one by one, and run the code until it waits after each."""
         recorder = self._recorder
         loop = recorder.loop
         for event in arrived:
@@ -211,10 +212,10 @@ class Execution:
             if event.event_id == 1:
                 self._cancel_before_start(arrived)
             if not loop.is_over:
-                loop.run_dry()
+                loop.run_until_idle()
 
     def _cancel_before_start(self, arrived: Sequence[events.Event]) -> None:
-        """Cancelled in the batch that starts it: no line of the code runs."""
+        """Apply a cancellation of the batch that starts the execution: no line of the code runs."""
         for event in arrived:
             if type(event) is events.OrchestrationCancelRequested:
                 APPLY[type(event)](self._recorder, event)
@@ -227,7 +228,8 @@ class Execution:
         if not self._recorder.operations.accept(source, family, event):
             raise Nondeterminism(
                 f"history event {event.event_id} ({type(event).__name__}) "
-                f"completes event {source} a second time"
+                f"completes event {source} a second time",
+                event_id=event.event_id,
             )
 
 
@@ -249,7 +251,7 @@ def run_turn(
 
 
 def _turns(history: Sequence[events.Event]) -> Iterator[Sequence[events.Event]]:
-    """The events of each turn."""
+    """Yield the events of each turn."""
     start, turn = 0, history[0].turn
     for position, event in enumerate(history):
         if event.turn != turn:
@@ -259,7 +261,7 @@ def _turns(history: Sequence[events.Event]) -> Iterator[Sequence[events.Event]]:
 
 
 def _check_history(history: Sequence[events.Event]) -> events.OrchestrationStarted:
-    """Refuse a history with a hole, a foreign event or a wrong beginning."""
+    """Raise CorruptData for a missing event, a foreign event or a wrong first event."""
     if not history:
         raise CorruptData("replay", "the history is empty")
     started = history[0]

@@ -1,24 +1,32 @@
 """Refuses real I/O, threads, processes and blocking calls while orchestration code runs.
 
-An audit hook sees them all, in C code too, and costs next to nothing elsewhere; it cannot be taken
-out again, so it looks at the thread first. Roads not taken: a sandbox that imports modules anew
-(breaks everyday libraries), and replacing modules for good (other threads share them). What an
-older interpreter does not report is swapped for the time of the turn only.
+An audit hook sees all of them, in C code too, and costs little elsewhere. It cannot be removed, so
+it checks the thread first. Calls that an older interpreter does not report to audit hooks are
+replaced during the turn only.
+
+Alternatives that were rejected: a sandbox that imports modules again (it breaks common libraries),
+and replacing functions of modules permanently (other threads use them too).
 """
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any, Final
 
 from perdure.authoring.recorder import running
-from perdure.engine.sites import find_user_frame, site_of
+from perdure.engine.sites import call_site, find_user_frame, site_of
 from perdure.errors import ForbiddenInOrchestration
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType
+
+    _AbstractLoop = asyncio.BaseEventLoop  # the standard loop declares what is set below
+else:
+    _AbstractLoop = asyncio.AbstractEventLoop
 
 _FILES: Final = "files are read and written by activities"
 _NETWORK: Final = "the network is for activities"
@@ -42,15 +50,15 @@ _PROCESS_EVENTS: Final = """
     subprocess.Popen os.system os.posix_spawn os.spawn os.startfile os.exec os.fork os.forkpty
     os.kill os.killpg pty.spawn _thread.start_new_thread _thread.start_joinable_thread
 """
-_REFUSED: Final[dict[str, str]] = {
+_REFUSED_EVENTS: Final[dict[str, str]] = {
     **dict.fromkeys(_FILE_EVENTS.split(), _FILES),
     **dict.fromkeys(_NETWORK_EVENTS.split(), _NETWORK),
     **dict.fromkeys(_PROCESS_EVENTS.split(), _PROCESS),
     "time.sleep": _SLEEP,
 }
 
-# Reading source, time zones and modules is part of running Python, and a logger's file or a
-# debugger's settings are not the orchestration's own work.
+# Python itself reads source, time zones and modules; loggers and debuggers read files of their own.
+# None of that is work of the orchestration.
 _ALLOWED_MODULES: Final = frozenset(
     {
         "_frozen_importlib",
@@ -86,7 +94,7 @@ def _install() -> None:
 
 
 def _audit(event: str, args: tuple[Any, ...]) -> None:
-    if running and event in _REFUSED and threading.get_ident() in running:
+    if running and event in _REFUSED_EVENTS and threading.get_ident() in running:
         frame = sys._getframe(1)  # noqa: SLF001
         if not _is_allowed(frame) and not _is_time_zone(event, args):
             raise refusal(event, args, frame)
@@ -97,13 +105,13 @@ def refusal(event: str, args: tuple[Any, ...], frame: FrameType | None) -> Forbi
     where = site_of(user) if user is not None else "an unknown place"
     subject = f"({args[0]!r})" if args and isinstance(args[0], (str, int, float)) else ""
     return ForbiddenInOrchestration(
-        f"{event}{subject} at {where} inside an orchestration: {_REFUSED[event]}; "
+        f"{event}{subject} at {where} inside an orchestration: {_REFUSED_EVENTS[event]}; "
         "make it an activity and await that"
     )
 
 
 def _is_time_zone(event: str, args: tuple[Any, ...]) -> bool:
-    # Read in C, so that no frame tells who asks.
+    # The file is read by C code, so no Python frame shows the caller.
     return event == "open" and isinstance(args[0], str) and "/zoneinfo/" in args[0]
 
 
@@ -111,10 +119,10 @@ def _is_allowed(frame: FrameType | None) -> bool:
     while frame is not None:
         if frame.f_globals.get("__name__") in _ALLOWED_MODULES:
             return True
-        # A finalizer comes by whenever the garbage collector does: not the orchestration's doing.
+        # A finalizer runs when the garbage collector does; the orchestration did not call it.
         if frame.f_code.co_name == "__del__":
             return True
-        if frame.f_code.co_name == "run_dry":
+        if frame.f_code.co_name == "run_until_idle":
             return False
         frame = frame.f_back
     return False
@@ -123,15 +131,16 @@ def _is_allowed(frame: FrameType | None) -> bool:
 if sys.version_info >= (3, 13):
 
     def enter() -> None:
-        """Guard the threads that run orchestration code; this is one of them now."""
+        """Install the guards; called when a thread begins to run orchestration code."""
         if not _is_installed:
             _install()
 
     def leave() -> None:
-        """Nothing was swapped: everything is reported by the interpreter."""
+        """Do nothing: this interpreter reports every guarded call, so none is replaced."""
 
 else:
-    # Swapped in each turn, and as attributes of the modules it would cost three times as much.
+    # Written in each turn through the dict: setting attributes of the modules takes three times as
+    # long.
     _time = time.__dict__
     _threading = threading.__dict__
     _sleep: Any = _time["sleep"]
@@ -149,7 +158,7 @@ else:
         return _start_thread(*args, **kwargs)
 
     def enter() -> None:
-        """Guard the threads that run orchestration code; this is one of them now."""
+        """Install the guards; called when a thread begins to run orchestration code."""
         global _sleep, _start_thread  # noqa: PLW0603
         if not _is_installed:
             _install()
@@ -162,8 +171,44 @@ else:
             _threading["_start_new_thread"] = _guarded_start
 
     def leave() -> None:
-        """This thread runs no orchestration code any more, or that of whoever was there before."""
+        """Restore the replaced functions when no thread runs orchestration code any more."""
         if not running:
-            # The last thread that leaves a turn puts things back.
             _time["sleep"] = _sleep
             _threading["_start_new_thread"] = _start_thread
+
+
+_REAL_WORK = "an orchestration must not do real work itself; make it an activity"
+_OWN_LOOP = "the event loop of an orchestration is driven by its history"
+
+_REFUSED_METHODS = {
+    _REAL_WORK: (
+        "run_in_executor getaddrinfo getnameinfo create_connection create_server "
+        "create_unix_connection create_unix_server create_datagram_endpoint start_tls sendfile "
+        "connect_accepted_socket connect_read_pipe connect_write_pipe subprocess_exec "
+        "subprocess_shell add_reader remove_reader add_writer remove_writer sock_recv "
+        "sock_recv_into sock_recvfrom sock_recvfrom_into sock_sendall sock_sendto sock_connect "
+        "sock_accept sock_sendfile add_signal_handler remove_signal_handler "
+        "set_default_executor shutdown_default_executor call_soon_threadsafe"
+    ),
+    _OWN_LOOP: (
+        "run_forever run_until_complete stop close shutdown_asyncgens set_task_factory "
+        "get_task_factory set_debug set_exception_handler get_exception_handler"
+    ),
+}
+
+
+class ForbiddenLoopMethods(_AbstractLoop):
+    """An event loop whose methods all raise; a subclass adds the allowed ones."""
+
+
+def _refused(name: str, advice: str) -> Callable[..., Any]:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise ForbiddenInOrchestration(f"loop.{name}() at {call_site()}: {advice}")
+
+    refuse.__name__ = name
+    return refuse
+
+
+for _advice, _names in _REFUSED_METHODS.items():
+    for _name in _names.split():
+        setattr(ForbiddenLoopMethods, _name, _refused(_name, _advice))

@@ -1,11 +1,10 @@
-"""Where the code's decisions meet history: appended in a live turn, compared in a replayed one."""
+"""The decisions of a turn: appended to history in a live turn, compared with it on replay."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from perdure.engine import report
-from perdure.engine.matching import is_same_payload, is_same_request, key_of
+from perdure.engine.matching import is_same_payload, is_same_request, key_of, nondeterminism
 from perdure.engine.sites import call_site
 from perdure.errors import Nondeterminism
 from perdure.model import events
@@ -21,12 +20,12 @@ if TYPE_CHECKING:
 
 S = TypeVar("S", bound=events.Scheduled)
 
-# Between a call in user code and the place here that notes it: the recorder and its port.
+# Frames of the engine between a call in user code and call_site() here.
 _OWN_FRAMES = 4
 
 
 class Journal:
-    """The decisions of the turn that is running, with the envelope that they all carry."""
+    """The decisions of the running turn, and the envelope fields that every event carries."""
 
     def __init__(self, started: events.OrchestrationStarted, codec: Codec) -> None:
         self.instance_id = started.instance_id
@@ -36,7 +35,7 @@ class Journal:
         self.turn = 0
         self.now_ms = 0
         self.commands = 0
-        """Requests of the turn so far."""
+        """Number of requests of the code in this turn so far."""
         self.delta: list[Any] = []
         """Events."""
         self.is_replaying = False
@@ -46,22 +45,22 @@ class Journal:
         self._expected: dict[str, events.Event] = {}
         self._performed: list[Any] = []
         """Events."""
-        self._strays = 0
+        self._unexpected = 0
 
     def begin_live(self, now_ms: int) -> None:
-        """A new turn, which begins with what comes from outside."""
+        """Begin a new turn; its first events are those that come from outside."""
         self.turn += 1
         self.now_ms = now_ms
         self.commands = 0
         self.delta = []
 
-    def take_back_turn(self, before_ms: int) -> None:
-        """The turn that has just begun is none: nothing came."""
+    def undo_begin(self, before_ms: int) -> None:
+        """Undo ``begin_live``: no message of this turn was accepted, so there is no turn."""
         self.turn -= 1
         self.now_ms = before_ms
 
     def arrive(self, kind: type[Any], **fields: Any) -> None:
-        """Note what came from outside."""
+        """Append an event that comes from outside."""
         self.last_event_id += 1
         event = kind(
             event_id=self.last_event_id,
@@ -74,7 +73,7 @@ class Journal:
         self.delta.append(event)
 
     def arrive_completed(self, source_event_id: int, result: msgspec.Raw, attempts: int) -> None:
-        """As ``arrive``, for what most of it is: fields by name cost a quarter of a dict."""
+        """Like ``arrive`` for the most common event; explicit keywords cost a quarter of a dict."""
         self.last_event_id += 1
         event = events.ActivityCompleted(
             event_id=self.last_event_id,
@@ -99,7 +98,7 @@ class Journal:
         self.commands = 0
         self._recorded = decisions
         self._performed = []
-        self._strays = 0
+        self._unexpected = 0
         self._expected = {}
         for event in decisions:
             key = key_of(event) or ""
@@ -107,17 +106,18 @@ class Journal:
             if other is not event:
                 raise Nondeterminism(
                     f"history of {self.instance_id!r} holds two decisions under {key!r} in turn "
-                    f"{turn}: events {other.event_id} and {event.event_id}"
+                    f"{turn}: events {other.event_id} and {event.event_id}",
+                    event_id=event.event_id,
                 )
 
     def end_replay(self) -> None:
         """Raise Nondeterminism unless the turn repeated history exactly."""
-        if not self._expected and not self._strays:
+        if not self._expected and not self._unexpected:
             return
         # A patch marker without its patched() call is a change that was cleaned up.
         missing = [e for e in self._expected.values() if type(e) is not events.PatchMarked]
-        if missing or self._strays:
-            raise report.nondeterminism(self._started, self.turn, self._recorded, self._performed)
+        if missing or self._unexpected:
+            raise nondeterminism(self._started, self.turn, self._recorded, self._performed)
 
     def end_of_history(self, last: events.Event) -> None:
         self.is_replaying = False
@@ -125,9 +125,9 @@ class Journal:
         self.turn = last.turn
 
     def schedule(self, kind: type[S], op: str, site: str, fields: dict[str, Any]) -> S:
-        """Record a request of the code, or give the recorded one that it repeats.
+        """Record a request of the code; on replay return the recorded event that it repeats.
 
-        ``site`` is for a request without a line of user code on the stack.
+        ``site`` is used if no line of user code is on the stack.
         """
         if self.is_replaying:
             self.commands += 1
@@ -144,7 +144,7 @@ class Journal:
             **fields,
         )
         self.delta.append(event)
-        # Counted once it is there: code that recurses too deeply has its RecursionError above.
+        # Counted after the event exists: deep recursion raises RecursionError above this line.
         self.commands += 1
         self.last_event_id += 1
         return event
@@ -152,7 +152,7 @@ class Journal:
     def schedule_activity(
         self, op: str, site: str, name: str, payload: msgspec.Raw, options: ActivityOptions
     ) -> events.ActivityScheduled:
-        """As ``schedule``, for what most requests are: fields by name cost a quarter of a dict."""
+        """Like ``schedule`` for the most common request; keywords cost a quarter of a dict."""
         if self.is_replaying:
             fields = {
                 "name": name,
@@ -180,7 +180,7 @@ class Journal:
         return event
 
     def has_call(self, op: str, name: str, payload: msgspec.Raw) -> bool:
-        """Whether history has this very call of an activity or orchestration there."""
+        """Return True if history has the same call of an activity or orchestration at this key."""
         recorded = self._expected.get(op) if self.is_replaying else None
         if not isinstance(
             recorded,
@@ -205,11 +205,11 @@ class Journal:
         if recorded is not None and type(recorded) is kind:
             self._performed.append(recorded)
         else:
-            self._strays += 1
+            self._unexpected += 1
             self._performed.append(self._cancelling(kind, 0, source_event_id, fields))
 
     def end(self, event: events.Terminal, *, is_repeated: bool = False) -> None:
-        """Record how the execution ended; on replay the caller tells whether history agrees."""
+        """Record the end of the execution. On replay the caller has compared it with history."""
         if not self.is_replaying:
             self.last_event_id = event.event_id
             self.delta.append(event)
@@ -218,7 +218,7 @@ class Journal:
         if recorded is not None and is_repeated:
             self._performed.append(recorded)
         else:
-            self._strays += 1
+            self._unexpected += 1
             self._performed.append(event)
 
     def recorded_end(self) -> events.Event | None:
@@ -230,12 +230,12 @@ class Journal:
             self._performed.append(recorded)
             same: S = recorded
             return same
-        self._strays += 1
+        self._unexpected += 1
         for name in ("child_instance_id", "target_instance_id"):
             if fields.get(name, "") is None:
                 fields[name] = "(automatic)"
-        stray = kind(
-            event_id=-self._strays,
+        unexpected = kind(
+            event_id=-self._unexpected,
             instance_id=self.instance_id,
             execution_id=self.execution_id,
             timestamp_ms=self.now_ms,
@@ -244,8 +244,8 @@ class Journal:
             site=call_site() or site,
             **fields,
         )
-        self._performed.append(stray)
-        return stray
+        self._performed.append(unexpected)
+        return unexpected
 
     def _cancelling(
         self, kind: type[Cancelling], event_id: int, source: int, fields: dict[str, Any]

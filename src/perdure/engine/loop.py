@@ -1,10 +1,12 @@
-"""Deterministic event loop. Knows futures and order; knows nothing of history.
+"""The deterministic event loop: runs callbacks in a fixed order and knows nothing of history.
 
-Entering makes it the running loop of the thread, so that asyncio's own functions work on it as they
-are. Roads not taken: subclassing the standard loop (it owns a selector and the clock), replacing
-functions of asyncio for the whole process, and own versions of gather, wait and the like under
-other names (people know asyncio's). ``as_completed`` and ``wait_for`` are recognised by their
-frame: one starts bare coroutines in the order of a set, the other uses a task on 3.11 only.
+Entering makes it the running loop of the thread, so that asyncio's own functions work on it.
+``as_completed`` and ``wait_for`` are recognised by their frame: the first starts coroutines in the
+order of a set, the second uses a task on Python 3.11 only.
+
+Alternatives that were rejected: subclassing the standard loop (it owns a selector and the clock),
+replacing functions of asyncio for the whole process, and own versions of gather and wait under
+other names (authors know those of asyncio).
 """
 
 from __future__ import annotations
@@ -19,11 +21,10 @@ from enum import Enum, auto
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, TypeVarTuple, Unpack, cast
 
-from perdure.authoring.recorder import running
-from perdure.authoring.steps import Step
+from perdure.authoring.recorder import Step, running
 from perdure.engine import guards
-from perdure.engine.arrivals import ArrivalStep, CarrierTask, pass_on
 from perdure.engine.closing import (
+    Unwinding,
     close_awaited,
     close_coroutine,
     close_generator,
@@ -31,11 +32,18 @@ from perdure.engine.closing import (
     release_error,
     release_task,
 )
-from perdure.engine.refusals import RefusingLoop
+from perdure.engine.guards import ForbiddenLoopMethods
 from perdure.engine.sites import call_site
-from perdure.engine.taking import GATHERING_INIT, adopt_gathering
-from perdure.engine.tasks import Branch, DurableFuture, DurableTask
-from perdure.engine.unwinding import Unwinding
+from perdure.engine.tasks import (
+    GATHERING_INIT,
+    ArrivalStep,
+    ArrivalTask,
+    Branch,
+    DurableFuture,
+    DurableTask,
+    await_arrival,
+    make_gathering_durable,
+)
 from perdure.errors import ForbiddenInOrchestration
 from perdure.interruption import is_interruption
 
@@ -56,7 +64,7 @@ _AS_COMPLETED = (
     if sys.version_info < (3, 13)
     else asyncio.tasks._AsCompletedIterator.__init__.__code__  # type: ignore[attr-defined]  # noqa: SLF001
 )
-# On 3.11 the function is Python code around this mapping; from 3.12 on it is quick by itself.
+# On 3.11 current_task() is Python code around this mapping; from 3.12 on it is quick itself.
 _current_task: Callable[[asyncio.AbstractEventLoop], Any] = (
     asyncio.current_task
     if sys.version_info >= (3, 12)
@@ -66,16 +74,16 @@ _WAIT_FOR = asyncio.wait_for.__code__ if sys.version_info < (3, 12) else None
 _CALLER_FRAMES_MAX = 4
 
 
-class _Ending(Enum):
-    """What the clean-up of that which the root task left behind is at."""
+class _CleanupPhase(Enum):
+    """Phases of the clean-up after the root task has ended."""
 
-    OF_THE_ROOT = auto()
-    OF_TASKS = auto()
-    OF_GENERATORS = auto()
+    ROOT_CALLBACKS = auto()
+    TASKS = auto()
+    GENERATORS = auto()
 
 
 class TimerPort(Protocol):
-    """Whoever makes timers durable."""
+    """Told of timers that the code starts and cancels, and makes them durable."""
 
     def timer_started(self, timer: DurableTimer, seconds: float) -> None: ...
 
@@ -94,8 +102,8 @@ class DurableHandle(asyncio.Handle):
         def __init__(self) -> None: ...
 
     else:
-        # The loop fills it in: asyncio's own constructor is for debugging, and any in Python costs
-        # as much as the rest of scheduling a callback.
+        # The loop sets the attributes: asyncio's constructor collects debugging information, and
+        # any constructor in Python takes as long as the rest of scheduling a callback.
         __init__ = object.__init__
 
     def cancel(self) -> None:
@@ -135,16 +143,16 @@ class DurableTimer(asyncio.TimerHandle):
         return f"<durable timer {self._callback!r}>"
 
 
-class DurableLoop(RefusingLoop):
-    """Runs the tasks of one execution, only when it is told to and only until nothing is ready."""
+class DurableLoop(ForbiddenLoopMethods):
+    """Runs the tasks of one execution, when told to and until no callback is ready."""
 
     def __init__(self, seed: str, timers: TimerPort, recorder: Recorder) -> None:
         self._recorder: Recorder | None = recorder
         self.now_ms = 0
         self.crash: BaseException | None = None
-        """What a bare callback raised, or what the engine refused to go on with."""
+        """The exception of a plain callback, or the error that the engine stopped the code with."""
         self.is_over = False
-        """Whether the code has ended or must not go on."""
+        """True when the code has ended or must not go on."""
         self.is_closed_for_good = False
         self.root: DurableTask | None = None
         self._timers: Any = timers
@@ -155,21 +163,21 @@ class DurableLoop(RefusingLoop):
         self._tasks_pruned = 0
         self._generators: list[Any] = []
         self._is_creating = False
-        self._ending: _Ending | None = None
-        self._is_end_heard = False
+        self._cleanup: _CleanupPhase | None = None
+        self._is_root_callback_done = False
         self._left: list[DurableTask] = []
-        """What the root task left behind, and what that has started since."""
+        """Tasks that the root task left running, and those that they started since."""
         self._entered: list[Any] = []
         self._planned: dict[int, DurableTask] = {}
 
-    # What the engine uses
+    # For the engine
 
     def enter(self) -> None:
         """Become the running loop of this thread, and guard it against real I/O."""
         assert self._recorder is not None
         thread = get_ident()
         outer, hooks = asyncio._get_running_loop(), sys.get_asyncgen_hooks()  # noqa: SLF001
-        # Finalizers of other people's objects must not run in the middle of this code.
+        # Finalizers of unrelated objects must not run in the middle of this code.
         was_collecting = gc.isenabled()
         gc.disable()
         asyncio._set_running_loop(self)  # noqa: SLF001
@@ -179,6 +187,7 @@ class DurableLoop(RefusingLoop):
         guards.enter()
 
     def leave(self) -> None:
+        """Restore the loop, the hooks and the garbage collector of the caller."""
         outer, hooks, was_collecting, before = self._entered.pop()
         if before is None:
             del running[get_ident()]
@@ -192,16 +201,16 @@ class DurableLoop(RefusingLoop):
 
     def start_root(self, coro: Coroutine[Any, Any, Any]) -> DurableTask:
         branch = Branch("0", self._seed)
-        # A fresh context: what the host has in its own must not reach the orchestration.
+        # An empty context: context variables of the host must not reach the orchestration.
         root = self._start(coro, branch, branch.next_identity(), None, contextvars.Context())
-        root.add_done_callback(self._hear_end)
+        root.add_done_callback(self._note_root_callback)
         self.root = root
         return root
 
-    def _hear_end(self, _: asyncio.Task[Any]) -> None:
-        self._is_end_heard = True
+    def _note_root_callback(self, _: asyncio.Task[Any]) -> None:
+        self._is_root_callback_done = True
 
-    def run_dry(self) -> None:
+    def run_until_idle(self) -> None:
         """Run until no callback is ready, the code has ended, or the loop was stopped."""
         ready = self._ready
         root = self.root
@@ -227,18 +236,18 @@ class DurableLoop(RefusingLoop):
         self._ready.append(timer)
 
     def stop_with(self, error: BaseException | None) -> None:
-        """Run nothing more of this execution; the first reason counts."""
+        """Run no further callback of this execution. Only the first error is kept."""
         if not self.is_over:
             self.is_over = True
             self.crash = error
 
     @property
     def is_ending(self) -> bool:
-        """Whether the root task is done, and what it left behind may clean up."""
-        return self._ending is not None
+        """True when the root task is done and the tasks that it left running may clean up."""
+        return self._cleanup is not None
 
     def branch(self) -> Branch:
-        """The branch of the task that is running."""
+        """Return the branch of the task that is running."""
         task = _current_task(self)
         if isinstance(task, DurableTask):
             return task.branch
@@ -259,10 +268,10 @@ class DurableLoop(RefusingLoop):
     def live_tasks(self) -> list[DurableTask]:
         return [task for task in self._tasks if not task.done()]
 
-    def tell_lost_errors(self) -> None:
-        """Log what branches raised and nobody looked at, as asyncio does when they are freed."""
+    def log_unretrieved_errors(self) -> None:
+        """Log task exceptions that the code never retrieved, as asyncio does for freed tasks."""
         if self.root is not None:
-            # How this one ended is told by the outcome.
+            # The outcome holds the exception of the root task.
             cast("Any", self.root)._log_traceback = False  # noqa: SLF001
         for task in self._tasks:
             if task is not self.root and task.done() and task._log_traceback:  # noqa: SLF001
@@ -274,7 +283,7 @@ class DurableLoop(RefusingLoop):
                 )
 
     def abandon(self) -> None:
-        """Close every coroutine that is left, and let go of everything. Nothing is heard of it."""
+        """Close every coroutine that is left and release all references. Nothing is recorded."""
         self.is_closed_for_good = True
         self._ready.clear()
         if self.live_tasks() or self._generators:
@@ -293,7 +302,7 @@ class DurableLoop(RefusingLoop):
         self.root = self.crash = None
         self._recorder = self._timers = None
 
-    # What asyncio uses
+    # For asyncio
 
     def call_soon(
         self,
@@ -334,7 +343,7 @@ class DurableLoop(RefusingLoop):
         return timer
 
     def time(self) -> float:
-        """Seconds since the epoch, at the turn that is running."""
+        """Return the time of the running turn, in seconds since the epoch."""
         return self.now_ms / 1000
 
     def create_future(self) -> asyncio.Future[Any]:
@@ -352,20 +361,22 @@ class DurableLoop(RefusingLoop):
         parent = self.branch()
         caller = _asyncio_caller()
         if caller is not None and caller.f_code is _WAIT_FOR and caller.f_locals["timeout"] > 0:
-            # From 3.12 on wait_for() runs a coroutine in the calling task: keep its numbers.
+            # From 3.12 on wait_for() runs the coroutine in the calling task. Use the same branch,
+            # so that operation keys are the same on every Python version.
             return self._start(coro, parent, parent.next_identity(), name, context)
         if caller is not None and caller.f_code is _AS_COMPLETED:
             return self._start_in_given_order(coro, caller.f_locals, parent)
         return self._start(coro, parent.child(call_site()), parent.next_identity(), name, context)
 
     def get_debug(self) -> bool:
-        # Every future asks this from its constructor: the one place where gather's can be met.
+        # Every future calls this in its constructor. For the future of gather() this is the only
+        # call into the loop.
         if not self._is_creating:
             frame = sys._getframe(1)  # noqa: SLF001
             if frame.f_code is GATHERING_INIT:
                 given = frame.f_locals
                 identity = self.branch().next_identity()
-                adopt_gathering(given["self"], given["children"], identity)
+                make_gathering_durable(given["self"], given["children"], identity)
         return False
 
     def is_running(self) -> bool:
@@ -375,10 +386,10 @@ class DurableLoop(RefusingLoop):
         return self.is_closed_for_good
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Something went wrong that nobody looked at: told in the log, once, and not on replay."""
+        """Log an error that the code did not handle, once and not on replay."""
         recorder = self._recorder
         if isinstance(context.get("exception"), Unwinding):
-            return  # nothing went wrong here: what it stands for is told by the outcome
+            return  # no error: the outcome holds the reason
         if recorder is not None and not recorder.is_replaying:
             _log.error(
                 "%s in instance %r",
@@ -390,34 +401,34 @@ class DurableLoop(RefusingLoop):
     def default_exception_handler(self, context: dict[str, Any]) -> None:
         self.call_exception_handler(context)
 
-    # Parts
+    # Internal
 
     def _is_cleaned_up(self, root: DurableTask) -> bool:
-        """Whether all is done that the root task left behind.
+        """Go on with the clean-up after the root task; return True when it is complete.
 
-        As with ``asyncio.run``, tasks are cancelled, and then generators are closed.
+        As in ``asyncio.run``, the remaining tasks are cancelled, and then generators are closed.
         """
-        if self._ending is None:
+        if self._cleanup is None:
             if not self._generators and not self.live_tasks():
                 return True
-            self._ending = _Ending.OF_THE_ROOT
-        # What was ready when the root task ended comes first, and so does its own callback.
-        if self._ending is _Ending.OF_THE_ROOT and self._is_end_heard:
-            self._ending = _Ending.OF_TASKS
+            self._cleanup = _CleanupPhase.ROOT_CALLBACKS
+        # Callbacks that were ready when the root task ended run first, and so does its own.
+        if self._cleanup is _CleanupPhase.ROOT_CALLBACKS and self._is_root_callback_done:
+            self._cleanup = _CleanupPhase.TASKS
             self._left = self.live_tasks()
             for task in self._left.copy():
                 task.cancel()
         left = self._left
-        # From the end: asked after each callback, it must not look at all of them each time.
+        # Only the end of the list is checked: this runs after each callback.
         while left and left[-1].done():
             left.pop()
-        if not left and self._ending is _Ending.OF_TASKS:
-            self._ending = _Ending.OF_GENERATORS
+        if not left and self._cleanup is _CleanupPhase.TASKS:
+            self._cleanup = _CleanupPhase.GENERATORS
             for generator in self._generators:
                 if generator.ag_frame is not None:
                     branch = root.branch.child()
                     self._start(_close(generator), branch, branch.next_identity(), None, None)
-        return self._ending is _Ending.OF_GENERATORS and not left and not self._ready
+        return self._cleanup is _CleanupPhase.GENERATORS and not left and not self._ready
 
     def _start(
         self,
@@ -434,7 +445,7 @@ class DurableLoop(RefusingLoop):
         finally:
             self._is_creating = False
         self._tasks.append(task)
-        if self._ending is not None:
+        if self._cleanup is not None:
             self._left.append(task)
         if len(self._tasks) > 2 * self._tasks_pruned + 64:
             self._tasks = self.live_tasks()
@@ -442,7 +453,7 @@ class DurableLoop(RefusingLoop):
         return task
 
     def _close_code(self) -> None:
-        # Clean-up code may start tasks and generators of its own: until none is left.
+        # Clean-up code may start tasks and generators itself, so repeat until none is left.
         while self._tasks or self._generators:
             if self._tasks:
                 self._close_task(self._tasks.pop())
@@ -452,7 +463,7 @@ class DurableLoop(RefusingLoop):
     def _close_task(self, task: DurableTask) -> None:
         if task.done():
             return
-        # As the running task: clean-up code may use asyncio.timeout() and the like.
+        # Make it the current task: clean-up code may use asyncio.timeout(), which needs one.
         asyncio.tasks._enter_task(self, task)  # noqa: SLF001
         try:
             for generator in reversed(self._generators.copy()):
@@ -467,20 +478,20 @@ class DurableLoop(RefusingLoop):
     ) -> asyncio.Task[Any]:
         parent = self.branch()
         kind, coro = (
-            (CarrierTask, pass_on(step))
+            (ArrivalTask, await_arrival(step))
             if isinstance(step, ArrivalStep)
             else (DurableTask, _await_step(step))
         )
         task = self._start(coro, parent.child(), parent.next_identity(), name, context, kind)
         if isinstance(step, ArrivalStep):
-            cast("CarrierTask", task).carry(step)
+            cast("ArrivalTask", task).bind(step)
 
         def give_up(_: asyncio.Task[Any]) -> None:
-            # Cancelled before it began: then the task never came to await its step.
+            # A task that is cancelled before it began never awaits its step.
             if not step.done():
                 step.cancel()
             elif task.cancelled() and isinstance(step, ArrivalStep):
-                step.hand_back()
+                step.return_unread()
 
         task.add_done_callback(give_up)
         return task
@@ -488,7 +499,7 @@ class DurableLoop(RefusingLoop):
     def _start_in_given_order(
         self, coro: Coroutine[Any, Any, Any], variables: Any, parent: Branch
     ) -> DurableTask:
-        """as_completed() starts coroutines in the order of a set: start all in the given order."""
+        """Start all coroutines of as_completed() in the given order, not in that of its set."""
         planned = self._planned.pop(id(coro), None)
         if planned is not None:
             return planned
@@ -508,8 +519,8 @@ class DurableLoop(RefusingLoop):
         return self._planned.pop(id(coro))
 
     def _generator_started(self, generator: AsyncGenerator[Any, Any]) -> None:
-        # Kept alive until the execution ends: what its finally block does must not depend on
-        # when the garbage collector comes by.
+        # Kept alive until the execution ends: its finally block must not run at a time that
+        # depends on the garbage collector.
         self._generators.append(generator)
         if len(self._generators) > 64:
             self._generators = [g for g in self._generators if g.ag_frame is not None]
@@ -524,7 +535,7 @@ async def _close(generator: AsyncGenerator[Any, Any]) -> None:
 
 
 def _asyncio_caller() -> FrameType | None:
-    """The frame of ``as_completed`` or ``wait_for`` if one of them asks for a task."""
+    """Return the frame of ``as_completed`` or ``wait_for`` if one of them creates the task."""
     frame: FrameType | None = sys._getframe(2)  # noqa: SLF001
     for _ in range(_CALLER_FRAMES_MAX):
         if frame is None or frame.f_globals.get("__name__") != "asyncio.tasks":
@@ -536,4 +547,4 @@ def _asyncio_caller() -> FrameType | None:
 
 
 def _generator_dropped(_: AsyncGenerator[Any, Any]) -> None:
-    """The host loop's hook would run the rest of the generator there."""
+    """Do nothing: the hook of the host loop would run the rest of the generator there."""

@@ -14,7 +14,7 @@ from perdure.model import work
 
 
 class Family(IntEnum):
-    """What a step is; a completion must be of the family of its step."""
+    """The kind of a step; a completion must be of the family of its step."""
 
     ACTIVITY = 1
     TIMER = 2
@@ -31,13 +31,13 @@ MESSAGE: Final = Family.MESSAGE
 CHILD: Final = Family.CHILD
 
 _COMPLETED = 0x80
-_ROOM = 64
+_GROWTH_BYTES = 64
 
 
 class Operation(msgspec.Struct, gc=False):
-    """One open step: the event that opened it and what is waiting for it.
+    """One open step: the event that opened it and the future or timer that waits for it.
 
-    The collector does not see these: closing an execution lets go of them.
+    The garbage collector does not track these: closing an execution releases them.
     """
 
     family: Family
@@ -53,8 +53,8 @@ class Operations:
 
     def __init__(self) -> None:
         self.open: dict[int, Operation] = {}
-        """What is neither completed nor given up; whoever closes a step takes it out."""
-        # One byte a history event: what its completion must be, and whether it came.
+        """Steps that are neither completed nor given up. The code that closes a step removes it."""
+        # One byte for each history event: the family of the step, and a bit for its completion.
         self._families = bytearray()
 
     def add(self, operation: Operation) -> None:
@@ -63,11 +63,14 @@ class Operations:
         if event_id > 0:  # a step that history does not have is numbered below zero
             families = self._families
             if event_id >= len(families):
-                families.extend(bytes(event_id - len(families) + _ROOM))
+                families.extend(bytes(event_id - len(families) + _GROWTH_BYTES))
             families[event_id] = operation.family
 
     def accept(self, source_event_id: int, family: Family, completion: object) -> bool:
-        """Note that the completion came; False if one came before. Wrong ones are an error."""
+        """Note the completion of a step; return False if the step was completed before.
+
+        Raise Nondeterminism if no step of that family has this event id.
+        """
         families = self._families
         known = families[source_event_id] if 0 < source_event_id < len(families) else 0
         if known == family:
@@ -78,11 +81,12 @@ class Operations:
         found = Family(known & ~_COMPLETED).name.lower() if known else "no step"
         raise Nondeterminism(
             f"{type(completion).__name__} completes event {source_event_id} as "
-            f"{family.name.lower()}, but history has {found} there"
+            f"{family.name.lower()}, but history has {found} there",
+            event_id=source_event_id,
         )
 
 
-class Lane:
+class Mailbox:
     """Arrivals and waits of one name, each in order; at most one of the two is not empty."""
 
     __slots__ = ("_arrived", "_waiting")
@@ -91,17 +95,17 @@ class Lane:
         self._arrived: deque[tuple[int, msgspec.Raw]] = deque()
         self._waiting: deque[Operation] = deque()
 
-    def arrive(self, place: int, data: msgspec.Raw) -> Operation | None:
-        """The wait that gets it, or None: then it is kept for the next wait."""
+    def arrive(self, number: int, data: msgspec.Raw) -> Operation | None:
+        """Return the wait that receives the data; None if it is kept for the next wait."""
         while self._waiting:
             operation = self._waiting.popleft()
             if not operation.target.done():
                 return operation
-        self._arrived.append((place, data))
+        self._arrived.append((number, data))
         return None
 
     def wait(self, operation: Operation) -> tuple[int, msgspec.Raw] | None:
-        """What is there already, or None: then the wait has its place in the line."""
+        """Return the oldest kept arrival; without one, queue the wait and return None."""
         if self._arrived:
             return self._arrived.popleft()
         waiting = self._waiting
@@ -115,9 +119,9 @@ class Lane:
             waiting.insert(index, operation)
         return None
 
-    def put_back(self, place: int, data: msgspec.Raw) -> Operation | None:
-        """As ``arrive``, for what came before what is kept."""
-        operation = self.arrive(place, data)
+    def put_back(self, number: int, data: msgspec.Raw) -> Operation | None:
+        """Like ``arrive``, for data that arrived before the data that is kept."""
+        operation = self.arrive(number, data)
         if operation is None:
             self._arrived = deque(sorted(self._arrived, key=itemgetter(0)))
         return operation
@@ -126,54 +130,56 @@ class Lane:
         return list(self._arrived)
 
 
-class Lanes:
-    """All names: external events and mailboxes are apart."""
+class Mailboxes:
+    """The mailboxes of all names. External events and messages have separate ones."""
 
     def __init__(self) -> None:
-        self._lanes: dict[tuple[bool, str], Lane] = {}
+        self._by_name: dict[tuple[bool, str], Mailbox] = {}
         self.arrivals = 0
-        """How many came so far: the place of the last one."""
-        # Place, data and wait of what a wait got.
-        self._untaken: list[tuple[int, msgspec.Raw, Operation]] = []
-        self._untaken_pruned = 0
+        """Number of arrivals so far, which is the number of the last one."""
+        # Number, data and wait of each arrival that was delivered to a wait.
+        self._delivered: list[tuple[int, msgspec.Raw, Operation]] = []
+        self._delivered_pruned = 0
 
-    def arrive(self, name: str, data: msgspec.Raw, *, mailbox: bool) -> Operation | None:
+    def arrive(self, name: str, data: msgspec.Raw, *, is_message: bool) -> Operation | None:
         self.arrivals += 1
-        return self._lane(name, mailbox).arrive(self.arrivals, data)
+        return self._find(name, is_message).arrive(self.arrivals, data)
 
     def wait(self, operation: Operation) -> tuple[int, msgspec.Raw] | None:
-        return self._lane(operation.event.name, operation.family is MESSAGE).wait(operation)
+        return self._find(operation.event.name, operation.family is MESSAGE).wait(operation)
 
-    def note_untaken(self, place: int, data: msgspec.Raw, operation: Operation) -> None:
-        """Remember what came until the code takes it from its wait."""
+    def note_unread(self, number: int, data: msgspec.Raw, operation: Operation) -> None:
+        """Remember a delivered arrival until the code reads it from its wait."""
         operation.target.is_unread = True
-        self._untaken.append((place, data, operation))
-        if len(self._untaken) > 2 * self._untaken_pruned + 16:
-            self._untaken = [entry for entry in self._untaken if entry[2].target.is_unread]
-            self._untaken_pruned = len(self._untaken)
+        self._delivered.append((number, data, operation))
+        if len(self._delivered) > 2 * self._delivered_pruned + 16:
+            self._delivered = [entry for entry in self._delivered if entry[2].target.is_unread]
+            self._delivered_pruned = len(self._delivered)
 
     def put_back(self, target: object) -> tuple[int, msgspec.Raw, Operation | None]:
-        """What that wait got, and the wait that gets it now, if there is one."""
-        index = next(n for n, (*_, wait) in enumerate(self._untaken) if wait.target is target)
-        place, data, operation = self._untaken.pop(index)
-        lane = self._lane(operation.event.name, operation.family is MESSAGE)
-        return place, data, lane.put_back(place, data)
+        """Return number and data of what that wait received, and the wait that gets it now."""
+        index = next(n for n, (*_, wait) in enumerate(self._delivered) if wait.target is target)
+        number, data, operation = self._delivered.pop(index)
+        mailbox = self._find(operation.event.name, operation.family is MESSAGE)
+        return number, data, mailbox.put_back(number, data)
 
     def unread(self) -> tuple[work.CarriedMessage, ...]:
-        """Everything that nobody took, in the order of arrival."""
+        """Return everything that the code did not read, in the order of arrival."""
         found = [
-            (place, work.CarriedMessage(name=name, data=data, mailbox=mailbox))
-            for (mailbox, name), lane in self._lanes.items()
-            for place, data in lane.unread()
+            (number, work.CarriedMessage(name=name, data=data, mailbox=is_message))
+            for (is_message, name), mailbox in self._by_name.items()
+            for number, data in mailbox.unread()
         ]
-        for place, data, operation in self._untaken:
+        for number, data, operation in self._delivered:
             if operation.target.is_unread:
-                name, mailbox = operation.event.name, operation.family is MESSAGE
-                found.append((place, work.CarriedMessage(name=name, data=data, mailbox=mailbox)))
-        return tuple(message for _, message in sorted(found, key=lambda entry: entry[0]))
+                name, is_message = operation.event.name, operation.family is MESSAGE
+                found.append(
+                    (number, work.CarriedMessage(name=name, data=data, mailbox=is_message))
+                )
+        return tuple(message for _, message in sorted(found, key=itemgetter(0)))
 
-    def _lane(self, name: str, mailbox: bool) -> Lane:
-        lane = self._lanes.get((mailbox, name))
-        if lane is None:
-            lane = self._lanes[mailbox, name] = Lane()
-        return lane
+    def _find(self, name: str, is_message: bool) -> Mailbox:
+        mailbox = self._by_name.get((is_message, name))
+        if mailbox is None:
+            mailbox = self._by_name[is_message, name] = Mailbox()
+        return mailbox

@@ -1,4 +1,4 @@
-"""What one turn decided: the boundary between the engine and the runtime."""
+"""The outcome of one turn: the engine returns it and the runtime commits it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from perdure.model.failures import Failure
 
 
 class Waiting(msgspec.Struct, frozen=True, gc=False):
-    """The code waits for something; the execution goes on with a later turn."""
+    """The code waits; the execution goes on with a later turn."""
 
 
 WAITING: Final = Waiting()
-"""The engine makes no other."""
+"""The only instance: the engine compares by identity."""
 
 
 class Completed(msgspec.Struct, frozen=True, gc=False):
@@ -35,7 +35,7 @@ class ContinuedAsNew(msgspec.Struct, frozen=True, gc=False):
     input: msgspec.Raw
     version: str | None
     carried: tuple[work.CarriedMessage, ...]
-    """Arrivals that nobody consumed, in order."""
+    """Arrivals that the code did not read, in order."""
 
 
 TurnResult: TypeAlias = Waiting | Completed | Failed | Cancelled | ContinuedAsNew
@@ -53,18 +53,18 @@ class CustomStatusWrite(msgspec.Struct, frozen=True, gc=False):
 
 
 class ScheduledActivity(msgspec.Struct, frozen=True, gc=False):
-    """A schedule event and the options that do not belong into history."""
+    """A schedule event, and options that are not stored in history."""
 
     event: events.ActivityScheduled
     retry: work.RetryPlan | None = None
     timeout_ms: int | None = None
     heartbeat_ms: int | None = None
     deadline_ms: int | None = None
-    """From now on, over all attempts."""
+    """Bound over all attempts, counted from this turn."""
 
 
 class TurnOutcome(msgspec.Struct, kw_only=True, gc=False):
-    """Everything that a turn asks the runtime to commit."""
+    """Everything that the runtime must commit for one turn."""
 
     turn: int
     result: TurnResult
@@ -76,12 +76,12 @@ class TurnOutcome(msgspec.Struct, kw_only=True, gc=False):
     children: Sequence[events.SubOrchestrationScheduled] = ()
     detached: Sequence[events.OrchestrationChained] = ()
     cancelled_activities: Sequence[int] = ()
-    """Ids of activities scheduled in earlier turns that nobody wants any more."""
+    """Ids of activities that earlier turns scheduled and the code has given up."""
     cancelled_timers: Sequence[int] = ()
     cancelled_children: Sequence[str] = ()
-    """Instance ids of dispatched children that nobody wants any more."""
+    """Instance ids of children that earlier turns started and the code has given up."""
     custom_status: CustomStatusWrite | None = None
-    """The last one of the turn."""
+    """The last value that the turn set."""
     kv_writes: Sequence[KvWrite] = ()
     ignored: Sequence[str] = ()
-    """One line for each message that was dropped: duplicate, stale, or too late."""
+    """One line for each ignored message: duplicate, of another execution, or too late."""

@@ -1,15 +1,24 @@
-"""Where user code stands: ``file:line`` of the nearest frame that belongs to the author."""
+"""Finds the lines of user code: of the call that is running, and of each suspended branch."""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
+import reprlib
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
+
+from perdure.engine.operations import Family
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import FrameType
+
+    from perdure.engine.loop import DurableLoop
+    from perdure.engine.operations import Operation, Operations
 
 _PACKAGE = Path(__file__).parent.parent
 _LIBRARY = str(Path(asyncio.__file__).parent.parent) + os.sep
@@ -19,28 +28,28 @@ _NOT_USERS = (
     "<frozen ",
 )
 
-# Functions of the engine that no author calls: below them on the stack is the host.
-_BOUNDARIES = frozenset({"run_dry", "_conclude", "_close_code"})
+# Functions of the engine that call user code: the frames below them belong to the host.
+_BOUNDARIES = frozenset({"run_until_idle", "_conclude", "_close_code"})
 
 
 class _Source:
-    """A file of the author's: how it is shown, and the places in it from which calls came."""
+    """A file of the author: its shown name, and a cache of its call sites."""
 
     def __init__(self, shown: str) -> None:
         self.shown = shown
-        # By what tells the line: where the code begins, its table of lines, and how far it came.
+        # The key decides the line: first line of the code, its line table, last instruction.
         self.sites: dict[tuple[int, bytes, int], str] = {}
 
 
 _sources: dict[str, _Source | None] = {}
-"""By file name; None for the library's own. As many entries as there are files."""
+"""By file name; None for files of the library. One entry for each file."""
 _UNSEEN = _Source("")
 
 
 def call_site(depth: int = 1) -> str:
-    """``file:line`` of the author's call, or an empty text when none is on the stack.
+    """Return ``file:line`` of the nearest frame of user code, or "" if there is none.
 
-    The caller knows that so many frames are the engine's own.
+    ``depth``: number of frames of the engine above it, which are skipped.
     """
     frame: FrameType | None = sys._getframe(depth)  # noqa: SLF001
     while frame is not None:
@@ -49,7 +58,7 @@ def call_site(depth: int = 1) -> str:
         if source is _UNSEEN:
             source = _look_up(frame)
         if source is not None:
-            # To find the line takes long, the longer the function.
+            # f_lineno is slow in long functions, so the result is cached.
             place = (code.co_firstlineno, code.co_linetable, frame.f_lasti)
             site = source.sites.get(place)
             if site is None:
@@ -86,7 +95,7 @@ def _look_up(frame: FrameType) -> _Source | None:
 
 
 def _show(file: str, module: str) -> str | None:
-    """The path from the top package on: the same on every machine, None for library code."""
+    """Return the path from the top package on, equal on every machine; None for library code."""
     if file.startswith(_NOT_USERS):
         return None
     if file.startswith(_LIBRARY) and "site-packages" not in file:
@@ -96,3 +105,103 @@ def _show(file: str, module: str) -> str | None:
     if parts[-1] == "__init__.py":
         depth += 1
     return "/".join(parts[-depth:])
+
+
+_KINDS: Final = {
+    Family.ACTIVITY: "activity",
+    Family.TIMER: "timer",
+    Family.EVENT: "event",
+    Family.MESSAGE: "message",
+    Family.CHILD: "orchestration",
+}
+_DEPTH_MAX: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One suspended function of the author."""
+
+    file: str
+    line: int
+    function: str
+    locals: dict[str, str]
+    """Shortened representations by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """One open step, and the frames of its branch, outermost first."""
+
+    kind: str
+    name: str
+    op: str
+    site: str
+    since_ms: int
+    due_ms: int | None
+    frames: tuple[Frame, ...]
+
+
+def list_waits(loop: DurableLoop, operations: Operations) -> list[Wait]:
+    tasks = {task.branch.path: task for task in loop.live_tasks()}
+    waits: list[Wait] = []
+    frames: dict[str, tuple[Frame, ...]] = {}
+    for operation in operations.open.values():
+        path = operation.event.op.partition("/")[0]
+        if path not in frames:
+            task = tasks.get(path)
+            frames[path] = () if task is None else tuple(map(_read, _stack(task.get_coro())))
+        waits.append(_wait(operation, frames[path]))
+    return waits
+
+
+def list_sites(loop: DurableLoop) -> list[str]:
+    """Return ``file:line`` at which each branch is suspended."""
+    stacks = [list(_stack(task.get_coro())) for task in loop.live_tasks()]
+    return [site_of(stack[-1]) for stack in stacks if stack]
+
+
+def _wait(operation: Operation, frames: tuple[Frame, ...]) -> Wait:
+    event = operation.event
+    return Wait(
+        kind=_KINDS[operation.family],
+        name=getattr(event, "name", ""),
+        op=event.op,
+        site=event.site,
+        since_ms=event.timestamp_ms,
+        due_ms=getattr(event, "fire_at_ms", None),
+        frames=frames,
+    )
+
+
+def _stack(awaited: Any) -> Iterator[FrameType]:
+    """Yield the frames of user code, from the coroutine of the task to the awaited one."""
+    for _ in range(_DEPTH_MAX):
+        if inspect.iscoroutine(awaited):
+            frame, awaited = awaited.cr_frame, awaited.cr_await
+        elif inspect.isgenerator(awaited):
+            frame, awaited = awaited.gi_frame, awaited.gi_yieldfrom
+        elif inspect.isasyncgen(awaited):
+            frame, awaited = awaited.ag_frame, awaited.ag_await
+        else:
+            return
+        # A suspended frame has no caller, so this finds the frame itself or nothing.
+        if frame is not None and find_user_frame(frame) is not None:
+            yield frame
+
+
+def _read(frame: FrameType) -> Frame:
+    code = frame.f_code
+    shown = {name: _represent(value) for name, value in frame.f_locals.items()}
+    return Frame(site_of(frame).rpartition(":")[0], frame.f_lineno, code.co_qualname, shown)
+
+
+_shortener = reprlib.Repr()
+_shortener.maxstring = _shortener.maxother = 120
+_shortener.maxdict = _shortener.maxlist = _shortener.maxtuple = _shortener.maxset = 10
+
+
+def _represent(value: object) -> str:
+    try:
+        return _shortener.repr(value)
+    except Exception as error:  # noqa: BLE001
+        return f"<{type(value).__name__}, unreadable: {type(error).__name__}>"

@@ -1,33 +1,43 @@
-"""Tasks and futures that know their place in the program.
+"""Tasks and futures of the durable loop: with stable hashes, and with a note of what was read.
 
-Each task is a branch with a path (``0`` is the orchestration's own, ``0.2`` its second child), and
-each future hashes by its place in its branch, never by its address: asyncio keeps futures in sets,
-and sets must iterate alike on every replay, under every hash seed, whatever other branches do.
+Each task is a branch with a path: ``0`` is the task of the orchestration, ``0.2`` its second child.
+Each future hashes by its place in its branch, never by its address: asyncio keeps futures in sets,
+and a set must iterate in the same order on every replay, under every hash seed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 import zlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from perdure.authoring.recorder import Step
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine, Generator, Iterable
     from contextvars import Context
+    from types import CodeType
+
+    _Future = asyncio.Future[Any]
+    _Step = Step[Any]
+else:
+    _Future = object
+    _Step = Step
 
 _IDENTITY_BITS = 24
 
 
 class Branch:
-    """Counters of one task: what it asked for, whom it started, what it created."""
+    """Counters of one task: its operations, the tasks that it started, the futures it created."""
 
     __slots__ = ("_children", "_identity", "_operations", "_rng", "_seed", "path", "site")
 
     def __init__(self, path: str, seed: str, site: str = "") -> None:
         self.path = path
         self.site = site
-        """Where the task was created: the place of steps that it asks for without own code."""
+        """``file:line`` that created the task, for steps without a line of user code."""
         self._seed = seed
         # The seed keeps tasks of different executions apart in asyncio's process-wide set.
         self._identity = zlib.crc32(f"{seed}/{path}".encode()) << _IDENTITY_BITS
@@ -40,11 +50,11 @@ class Branch:
         return f"{self.path}/{self._operations}"
 
     def coming_operation(self) -> str:
-        """What ``next_operation`` will give."""
+        """Return the key that ``next_operation`` will return next."""
         return f"{self.path}/{self._operations + 1}"
 
     def next_identity(self) -> int:
-        """A hash: consecutive in a branch, so that small sets keep the order of creation."""
+        """Return a hash. Hashes are consecutive in a branch: small sets keep the creation order."""
         self._identity += 1
         return self._identity
 
@@ -53,7 +63,7 @@ class Branch:
         return Branch(f"{self.path}.{self._children}", self._seed, site)
 
     def rng(self) -> random.Random:
-        """Seeded by the execution and the path, so that branches do not disturb each other."""
+        """Return the generator of this branch, seeded by the execution and the path."""
         if self._rng is None:
             from random import Random
 
@@ -75,11 +85,11 @@ class DurableTask(asyncio.Task[Any]):
         name: str | None,
         context: Context | None,
     ) -> None:
-        # Before the base class: it puts the task into a set at once.
+        # Set before the base class runs: its constructor puts the task into a set.
         self._identity = identity
         self.branch = branch
         super().__init__(coro, loop=loop, name=name or f"Task-{branch.path}", context=context)
-        # The engine closes what is left over; asyncio has nothing to complain about.
+        # The engine closes pending tasks itself, so asyncio must not log them.
         self._log_destroy_pending = False
 
     def __hash__(self) -> int:
@@ -87,7 +97,7 @@ class DurableTask(asyncio.Task[Any]):
 
 
 class DurableFuture(asyncio.Future[Any]):
-    """What ``loop.create_future()`` gives: locks, queues and sleeps wait on these."""
+    """The result of ``loop.create_future()``: locks, queues and sleeps wait on these."""
 
     __slots__ = ("_identity",)
 
@@ -97,3 +107,149 @@ class DurableFuture(asyncio.Future[Any]):
 
     def __hash__(self) -> int:
         return self._identity
+
+
+_Gathering: Any = getattr(asyncio.tasks, "_GatheringFuture")  # noqa: B009
+GATHERING_INIT: Final[CodeType] = _Gathering.__init__.__code__
+_COLLECT: Final[CodeType] = next(
+    each
+    for each in asyncio.gather.__code__.co_consts
+    if getattr(each, "co_name", "") == "_done_callback"
+)
+"""The callback of ``gather`` that collects results. The code reads them from gather's future."""
+
+
+_error_of: Callable[[Any], BaseException | None] = cast("Any", asyncio.Future).exception
+"""Reads the exception of a future without marking it as read."""
+
+
+class ReadTracking(_Future):
+    """A future that notes when the code reads its value or its error.
+
+    Callbacks of asyncio that only test for completion (``wait``, ``TaskGroup``) read neither.
+    """
+
+    __slots__ = ()
+
+    def mark_read(self) -> None:
+        """Note that the code reads the result. Also called when there is no result yet."""
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        self.mark_read()
+        return super().__await__()
+
+    __iter__ = __await__
+
+    def result(self) -> Any:
+        if sys._getframe(1).f_code is not _COLLECT:  # noqa: SLF001
+            self.mark_read()
+        return super().result()
+
+    def exception(self) -> BaseException | None:
+        error = super().exception()
+        if error is not None and sys._getframe(1).f_code is not _COLLECT:  # noqa: SLF001
+            self.mark_read()
+        return error
+
+
+class DurableGathering(_Gathering):  # type: ignore[misc]
+    """The future of ``asyncio.gather`` under a stable hash."""
+
+    _identity: int
+
+    def __hash__(self) -> int:
+        return self._identity
+
+
+class ReadTrackingGathering(ReadTracking, DurableGathering):
+    """A gathering of futures that note reads: reading it reads all of its children."""
+
+    def mark_read(self) -> None:
+        if not self.done() or self.cancelled():
+            return
+        error = _error_of(self)
+        for child in self._children:
+            if not isinstance(child, ReadTracking) or not child.done() or child.cancelled():
+                continue
+            if error is None or _error_of(child) is error:
+                child.mark_read()
+
+
+def make_gathering_durable(future: Any, children: Iterable[Any], identity: int) -> None:
+    """Change the class of a future that ``gather`` is creating, so that its hash is stable."""
+    if type(future) is _Gathering:
+        kinds = set(map(type, children))  # few, even for many children
+        is_tracking = any(issubclass(kind, ReadTracking) for kind in kinds)
+        future._identity = identity  # noqa: SLF001
+        future.__class__ = ReadTrackingGathering if is_tracking else DurableGathering
+
+
+class ArrivalStep(ReadTracking, _Step):
+    """A wait for an event or a message.
+
+    An arrival that the code never read is unread: ``continue_as_new()`` carries it to the next
+    execution. ``done()`` reads nothing.
+    """
+
+    __slots__ = ("is_unread", "waker")
+
+    def __init__(self, *, loop: asyncio.AbstractEventLoop) -> None:
+        self.is_unread = False
+        """True while an arrival was delivered here that the code has not read."""
+        self.waker: asyncio.Future[None] | None = None
+        """Future that the task of ``create_task(step)`` waits for."""
+        _Step.__init__(self, loop=loop)
+
+    def mark_read(self) -> None:
+        if self.done():
+            self.is_unread = False
+
+    def peek(self) -> Any:
+        """Return the value without marking it as read."""
+        return super(ReadTracking, self).result()
+
+    def set_result(self, result: Any) -> None:
+        super().set_result(result)
+        self._wake_task()
+
+    def set_exception(self, exception: type | BaseException) -> None:
+        super().set_exception(exception)
+        self._wake_task()
+
+    def cancel(self, msg: Any = None) -> bool:
+        is_cancelled = super().cancel(msg)
+        self._wake_task()
+        return is_cancelled
+
+    def return_unread(self) -> None:
+        """Put an unread arrival back into the mailbox, for the next wait."""
+        if self.is_unread:
+            self.is_unread = False
+            cast("Any", self._owner).arrival_returned(self)
+
+    def _wake_task(self) -> None:
+        if self.waker is not None and not self.waker.done():
+            self.waker.set_result(None)
+
+
+class ArrivalTask(ReadTracking, DurableTask):
+    """The task of ``create_task(step)`` for an ArrivalStep: reading the task reads the step."""
+
+    __slots__ = ("_step",)
+
+    _step: ArrivalStep
+
+    def bind(self, step: ArrivalStep) -> None:
+        self._step = step
+
+    def mark_read(self) -> None:
+        if self.done():
+            self._step.mark_read()
+
+
+async def await_arrival(step: ArrivalStep) -> Any:
+    """Wait for the step and return its value without marking it as read."""
+    if not step.done():
+        step.waker = step.get_loop().create_future()
+        await step.waker
+    return step.peek()

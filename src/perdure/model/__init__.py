@@ -1,1 +1,1 @@
-"""Plain frozen data: events, work items, statuses, failures. No behaviour beyond validation."""
+"""Frozen records: events, work items, statuses and failures, and their stored form."""

@@ -22,29 +22,29 @@ class Envelope(
     omit_defaults=True,
     tag_field="type",
     tag=str,
-    gc=False,  # never part of a cycle: the garbage collector need not look at histories
+    gc=False,  # never part of a cycle: the garbage collector skips histories
 ):
-    """What every event carries. ``event_id`` is its position in the execution's history, from 1."""
+    """Fields of every event. ``event_id`` is its position in the history, from 1."""
 
     event_id: int
     instance_id: str
     execution_id: int
     timestamp_ms: int
     turn: int
-    """Number of the turn that wrote the event, from 1: replay compares turn by turn."""
+    """Number of the turn that wrote the event, from 1. Replay compares turn by turn."""
 
 
 class Scheduled(Envelope, frozen=True, kw_only=True, omit_defaults=True, tag=str):
-    """An event that the code asked for."""
+    """An event that a call of the code has caused."""
 
     op: str
-    """Branch-local operation key: path of the asking task and its running number, ``0.2/3``."""
+    """Operation key: path of the calling task and a number in that task, ``0.2/3``."""
     site: str = ""
     """``file:line`` of the call in user code."""
 
 
 class Resolving(Envelope, frozen=True, kw_only=True, omit_defaults=True, tag=str):
-    """An event that refers to the schedule event that it completes or cancels."""
+    """An event that completes or cancels the step of an earlier event."""
 
     source_event_id: int
 
@@ -60,7 +60,7 @@ class OrchestrationStarted(Envelope, frozen=True, kw_only=True, omit_defaults=Tr
     input: msgspec.Raw = NULL
     framework_version: str
     seed: str
-    """Randomness of this execution: ``random()`` and ``uuid4()`` derive from it."""
+    """Random seed of this execution: ``random()`` and ``uuid4()`` derive from it."""
     parent_instance_id: str | None = None
     parent_execution_id: int | None = None
     parent_event_id: int | None = None
@@ -98,7 +98,7 @@ class OrchestrationCancelRequested(Envelope, frozen=True, kw_only=True, omit_def
 
 
 class ActivityScheduled(Scheduled, frozen=True, kw_only=True, omit_defaults=True):
-    """Its event id is the activity's id."""
+    """The event id is the id of the activity."""
 
     name: str
     input: msgspec.Raw = NULL
@@ -172,7 +172,7 @@ class SubOrchestrationScheduled(Scheduled, frozen=True, kw_only=True, omit_defau
     input: msgspec.Raw = NULL
     version: str | None = None
     on_parent_close: str = "cancel"
-    """``cancel`` or ``abandon``: what becomes of the child when this execution ends first."""
+    """``cancel`` or ``abandon``: applied to the child if this execution ends first."""
 
 
 class SubOrchestrationCompleted(Resolving, frozen=True, kw_only=True, omit_defaults=True):
@@ -188,7 +188,7 @@ class SubOrchestrationCancelRequested(Resolving, frozen=True, kw_only=True, omit
 
 
 class OrchestrationChained(Scheduled, frozen=True, kw_only=True, omit_defaults=True):
-    """A detached start: no parent link, its own life."""
+    """A detached start: the new instance has no parent and is independent."""
 
     name: str
     target_instance_id: str
@@ -223,7 +223,7 @@ class SideEffectRecorded(Scheduled, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class PatchMarked(Scheduled, frozen=True, kw_only=True, omit_defaults=True):
-    """The code asked ``patched(name)`` for the first time live and was answered yes."""
+    """The code called ``patched(name)`` for the first time in a live turn, which returned True."""
 
     name: str
 

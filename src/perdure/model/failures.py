@@ -1,14 +1,22 @@
-"""What went wrong, as it is stored in events and messages: one flat record with a category."""
+"""Records of failures, mismatches and blocks, and their conversion from and to exceptions."""
 
 from __future__ import annotations
 
+import traceback
 from enum import StrEnum
+from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
 
+from perdure import errors
+from perdure.limits import ERROR_TEXT_CHARACTERS_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 
 class Category(StrEnum):
-    """Whose failure it is. Only ``application`` failures and cancellations reach user code."""
+    """The cause of a failure. Only ``application`` failures and cancellations reach user code."""
 
     APPLICATION = "application"
     CANCELLED = "cancelled"
@@ -20,7 +28,7 @@ class Category(StrEnum):
 
 
 class Failure(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """An error that crossed a process boundary."""
+    """An error as it is stored in events and messages."""
 
     category: Category = Category.APPLICATION
     message: str = ""
@@ -31,7 +39,7 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     retryable: bool = False
     attempts: int = 0
     detail: str = ""
-    """What a person needs: the raw payload of a poison message, a nondeterminism report."""
+    """More for people: the raw payload of a poison message."""
 
     def __str__(self) -> str:
         head = f"{self.type_name}: {self.message}" if self.type_name else self.message
@@ -41,7 +49,7 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class BlockReason(StrEnum):
-    """Why an instance is parked."""
+    """The reason why an instance is Blocked."""
 
     NONDETERMINISM = "nondeterminism"
     UNKNOWN_HANDLER = "unknown handler"
@@ -50,12 +58,144 @@ class BlockReason(StrEnum):
     LIMIT = "limit"
 
 
+_CURE: Final = """\
+What to do
+  - revert the change, and the instance goes on by itself; or
+  - guard the new code with `if patched("a-name"):` and keep the old way in the else branch; or
+  - put the change into a new version of the orchestration: @orchestration(version=...); this
+    instance stays on the version that it began with.
+If the code did not change, something in it does not repeat: the clock, random numbers, the order of
+a set, a global or the environment. Use now(), random(), uuid4(), side_effect() or an activity."""
+
+
+class Mismatch(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """A turn in which the code did not repeat its history. Its text is the report for people."""
+
+    orchestration: str
+    version: str
+    instance_id: str
+    execution_id: int
+    turn: int
+    recorded: str
+    """The first decision of history that the code does not repeat."""
+    performed: str
+    """The decision of the code in its place."""
+    event_id: int | None = None
+    """Event of the recorded decision; None if history holds no more decisions in this turn."""
+    site: str = ""
+    """``file:line`` of the call in the code at hand, or else of the recorded call."""
+    diff: tuple[str, ...] = ()
+    """Lines of a unified diff of both sides, from the first difference on."""
+
+    @property
+    def headline(self) -> str:
+        return f"{self._place}: history says {self.recorded}, the code did {self.performed}"
+
+    @property
+    def _place(self) -> str:
+        return (
+            f"orchestration {self.orchestration!r} {self.version}, instance {self.instance_id!r}, "
+            f"execution {self.execution_id}, turn {self.turn}"
+        )
+
+    def __str__(self) -> str:
+        diff = "\n".join(self.diff)
+        return (
+            f"The code does not repeat its history\n  {self._place}\n\n"
+            f"history says  {self.recorded}\nthe code did  {self.performed}\n\n"
+            f"{diff}\n\n{_CURE}\n"
+        )
+
+
 class Block(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """The record of a parked instance."""
+    """The record of a Blocked instance."""
 
     reason: BlockReason
     message: str
-    detail: str = ""
+    detail: str | Mismatch = ""
+    """More for people, as ``str(detail)``. Older versions stored a mismatch as its text."""
     since_ms: int = 0
     code: str = ""
-    """Fingerprint of the code that could not go on; other code is worth another try."""
+    """Fingerprint of the code that could not go on; code with another one tries again."""
+
+
+def describe_exception(error: BaseException) -> Failure:
+    """Return the record of an exception: its texts are valid Unicode of bounded length."""
+    return Failure(
+        category=Category.APPLICATION,
+        type_name=type(error).__name__,
+        message=_clean(_message(error)),
+        lineage=tuple(kind.__name__ for kind in type(error).__mro__ if kind is not object),
+        traceback=_clean(_traceback(error)),
+    )
+
+
+def activity_error(failure: Failure, name: str) -> errors.ActivityFailed:
+    """Return the exception that the code sees when an activity has failed for the last time."""
+    error = errors.ActivityFailed(
+        f"activity {name!r}: {failure}",
+        message=failure.message,
+        type_name=failure.type_name,
+        traceback=failure.traceback,
+        lineage=failure.lineage,
+    )
+    error.add_note(_note("activity", name, failure))
+    return error
+
+
+def child_error(failure: Failure, name: str) -> errors.RemoteFailure:
+    """Return the exception that the code sees when a child orchestration did not complete."""
+    kinds: dict[Category, type[errors.RemoteFailure]] = {
+        Category.CANCELLED: errors.OrchestrationCancelled,
+        Category.TERMINATED: errors.OrchestrationTerminated,
+    }
+    error = kinds.get(failure.category, errors.OrchestrationFailed)(
+        f"orchestration {name!r}: {failure}",
+        message=failure.message,
+        type_name=failure.type_name,
+        traceback=failure.traceback,
+        lineage=failure.lineage,
+    )
+    error.add_note(_note("orchestration", name, failure))
+    return error
+
+
+def _note(kind: str, name: str, failure: Failure) -> str:
+    head = f"{kind} {name!r} failed with {failure}"
+    return f"{head}\n{failure.traceback}" if failure.traceback else head
+
+
+def _message(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except Exception as second:  # noqa: BLE001
+        return f"(its message cannot be read: {type(second).__name__})"
+    leaves = list(_leaves(error))
+    if leaves != [error]:
+        named = "; ".join(f"{type(leaf).__name__}: {_message(leaf)}" for leaf in leaves)
+        return f"{text}: {named}"
+    return text
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    """Yield the exceptions inside of groups, or the exception itself."""
+    if not isinstance(error, BaseExceptionGroup):
+        yield error
+        return
+    for member in cast("BaseExceptionGroup[BaseException]", error).exceptions:
+        yield from _leaves(member)
+
+
+def _traceback(error: BaseException) -> str:
+    try:
+        return "".join(traceback.format_exception(error))
+    except Exception as second:  # noqa: BLE001
+        return f"(its traceback cannot be written: {type(second).__name__})"
+
+
+def _clean(text: str) -> str:
+    text = text.encode("utf-8", "backslashreplace").decode()
+    if len(text) <= ERROR_TEXT_CHARACTERS_MAX:
+        return text
+    half = ERROR_TEXT_CHARACTERS_MAX // 2 - 20
+    return f"{text[:half]}\n... (shortened) ...\n{text[-half:]}"

@@ -1,4 +1,4 @@
-"""Events and work items to and from JSON text. The only place that knows the stored shape."""
+"""Converts events and work items to and from JSON text. No other module knows the stored form."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 FORMAT_VERSION: Final = 1
-"""Version of the shapes in this module; a store written by a newer one is refused."""
+"""Version of the stored form; a store with a newer one is refused."""
 
 _encoder = msgspec.json.Encoder()
 _event_decoder: msgspec.json.Decoder[events.Event] = msgspec.json.Decoder(events.Event)
@@ -37,7 +37,7 @@ def decode_event(text: str) -> events.Event:
 
 
 def decode_history(texts: Iterable[str]) -> list[events.Event]:
-    """Every event or an error: an unknown or damaged event is never skipped."""
+    """Decode every event; raise CorruptData for an unknown or damaged one, which is not skipped."""
     return [decode_event(text) for text in texts]
 
 

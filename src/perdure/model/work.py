@@ -1,4 +1,4 @@
-"""Work items: what travels in the two queues, as typed records with a ``type`` tag."""
+"""Work items: the records in the two queues, with a ``type`` tag; and the first event."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import TypeAlias
 
 import msgspec
 
+from perdure.ids import new_id
+from perdure.model import events
 from perdure.model.events import NULL
 from perdure.model.failures import Failure
 
@@ -19,13 +21,13 @@ class Item(
     tag=str,
     gc=False,
 ):
-    """What every work item carries: the instance that it goes to."""
+    """The field of every work item: the instance that it is for."""
 
     instance_id: str
 
 
 class ParentLink(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Where a child reports its end. Travels with the child through continue-as-new."""
+    """The step of the parent that a child completes. It is kept through continue-as-new."""
 
     instance_id: str
     execution_id: int
@@ -33,7 +35,7 @@ class ParentLink(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class CarriedMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """An arrival that the ended execution had not consumed."""
+    """An arrival that the ended execution did not read."""
 
     name: str
     data: msgspec.Raw = NULL
@@ -118,14 +120,14 @@ class SubOrchFailed(Item, frozen=True, kw_only=True, omit_defaults=True):
 class CancelInstance(Item, frozen=True, kw_only=True, omit_defaults=True):
     reason: str = ""
     parent_instance_id: str | None = None
-    """Set when a parent gives up its child: an instance of somebody else may have that id."""
+    """Set if a parent gives up its child: another instance may have the id by now."""
 
 
 # --- worker queue
 
 
 class RetryPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """How an activity is retried, fixed when it is scheduled."""
+    """The retry policy of an activity, fixed when it is scheduled."""
 
     max_attempts: int = 1
     first_delay_ms: int = 100
@@ -133,7 +135,7 @@ class RetryPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     max_delay_ms: int = 30_000
     jitter: float = 0.1
     never: tuple[str, ...] = ()
-    """Exception class names that are not worth another attempt."""
+    """Names of exception classes after which there is no further attempt."""
 
 
 class ActivityExecute(Item, frozen=True, kw_only=True, omit_defaults=True):
@@ -156,11 +158,11 @@ class ActivityExecute(Item, frozen=True, kw_only=True, omit_defaults=True):
     last_failure: Failure | None = None
     trace: str | None = None
     last_heartbeat: str | None = None
-    """What earlier attempts told last."""
+    """Details of the last heartbeat of earlier attempts."""
     redelivered: int = 0
-    """How often earlier attempts were begun once more because their worker was gone."""
+    """Number of deliveries that were repeated because the worker had died."""
     seed: str = ""
-    """Of the execution: tells it from others of the same number, if its id is used again."""
+    """Seed of the execution: an earlier instance with the same id had another one."""
 
 
 OrchestratorItem: TypeAlias = (
@@ -175,3 +177,52 @@ OrchestratorItem: TypeAlias = (
     | SubOrchFailed
     | CancelInstance
 )
+
+
+def started_by(
+    start: StartOrchestration | ContinueAsNew,
+    *,
+    version: str,
+    framework_version: str,
+    now_ms: int,
+) -> events.OrchestrationStarted:
+    """Return the first event of the execution that this message starts."""
+    parent = start.parent
+    # At most 15 arguments: Python passes more in a dict, which takes longer than the rest here.
+    started = events.OrchestrationStarted(
+        event_id=1,
+        instance_id=start.instance_id,
+        execution_id=1,
+        timestamp_ms=now_ms,
+        turn=1,
+        name=start.name,
+        version=version,
+        input=start.input,
+        framework_version=framework_version,
+        seed=new_id(),
+        parent_instance_id=parent.instance_id if parent else None,
+        parent_execution_id=parent.execution_id if parent else None,
+        parent_event_id=parent.event_id if parent else None,
+        depth=start.depth,
+        trace=start.trace,
+    )
+    if isinstance(start, StartOrchestration):
+        return started
+    return msgspec.structs.replace(
+        started, execution_id=start.execution_id, initial_custom_status=start.custom_status
+    )
+
+
+def parent_link(started: events.OrchestrationStarted) -> ParentLink | None:
+    """Return the link to the parent, or None for a root."""
+    if (
+        started.parent_instance_id is None
+        or started.parent_execution_id is None
+        or started.parent_event_id is None
+    ):
+        return None
+    return ParentLink(
+        instance_id=started.parent_instance_id,
+        execution_id=started.parent_execution_id,
+        event_id=started.parent_event_id,
+    )

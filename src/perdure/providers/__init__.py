@@ -1,6 +1,6 @@
-"""Where everything is kept: the contract, its records, and the backends.
+"""Storage: the contract, its records, and the backends.
 
-Backends are imported by the module that needs them, so that one does not pay for the others.
+A backend is imported where it is needed, so that a program loads only the one that it uses.
 """
 
 from perdure.providers.administration import ProviderAdmin

@@ -1,25 +1,26 @@
-"""The second half of the storage seam: what people and tools ask of a store.
+"""The second half of the storage contract: the verbs of operators and tools.
 
 A provider may do without it. The rules for every method are those of ``contract.py``.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from perdure.errors import InstanceFinished, NotFound, TreeChanged
-from perdure.providers._shared import rules
+from perdure.limits import BULK_INSTANCES_MAX, check_id
+from perdure.providers import rules, validation
+from perdure.providers.backend import AdminBackend
+from perdure.providers.records import DeleteResult
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
 
     from perdure.model.status import Status
-    from perdure.providers.items import (
+    from perdure.providers.records import (
         DeadLetter,
         DeleteFilter,
-        DeleteResult,
         ExecutionInfo,
         FetchedOrchestration,
         HistoryRecord,
@@ -38,13 +39,15 @@ if TYPE_CHECKING:
         WorkerInfo,
     )
 
+_ROOTS_PER_PAGE: Final = 200
+_BEFORE_ALL: Final = (-(2**63), "")
 
-class ProviderAdmin(ABC):
+
+class ProviderAdmin(AdminBackend):
     """Reading, moving and cleaning up. Never on the path of a turn."""
 
     # --- instances
 
-    @abstractmethod
     def list_instances(
         self, query: InstanceQuery | None = None, *, cursor: str | None = None, limit: int = 100
     ) -> Awaitable[InstancePage]:
@@ -53,10 +56,14 @@ class ProviderAdmin(ABC):
         Cost grows with the page, not with the store, for queries without ``text``. A bad cursor
         is InvalidValue.
         """
+        self._require_open("list_instances")
+        validation.check_page(limit)
+        before = None if cursor is None else rules.decode_cursor(cursor)
+        return self._list_instances(query, before, limit)
 
     async def list_instances_by_status(self, status: Status) -> list[str]:
         """Ids of all instances with that status, newest first."""
-        from perdure.providers.items import InstanceQuery
+        from perdure.providers.records import InstanceQuery
 
         query, cursor, ids = InstanceQuery(statuses=frozenset({status})), None, list[str]()
         while True:
@@ -65,103 +72,136 @@ class ProviderAdmin(ABC):
             if (cursor := page.next_cursor) is None:
                 return ids
 
-    @abstractmethod
     def count_instances(self, query: InstanceQuery | None = None) -> Awaitable[int]:
-        """How many instances fit."""
+        """Return the number of instances that fit."""
+        self._require_open("count_instances")
+        return self._count_instances(query)
 
-    @abstractmethod
     def get_instance_info(self, instance_id: str) -> Awaitable[InstanceInfo]:
         """One instance: a queued start counts as Pending. Errors: NotFound.
 
-        The status is that of the current execution, over which Suspended and Blocked prevail while
+        The status is that of the current execution, over which Paused and Blocked prevail while
         it has not ended.
         """
+        self._require_open("get_instance_info")
+        check_id(instance_id, "instance id")
+        return self._get_instance_info(instance_id)
 
-    @abstractmethod
     def list_executions(self, instance_id: str) -> Awaitable[list[int]]:
         """Ascending; empty if unknown."""
+        self._require_open("list_executions")
+        check_id(instance_id, "instance id")
+        return self._list_executions(instance_id)
 
-    @abstractmethod
     def latest_execution_id(self, instance_id: str) -> Awaitable[int]:
         """The highest. Errors: NotFound."""
+        self._require_open("latest_execution_id")
+        check_id(instance_id, "instance id")
+        return self._latest_execution_id(instance_id)
 
-    @abstractmethod
     def get_execution_info(self, instance_id: str, execution_id: int) -> Awaitable[ExecutionInfo]:
         """One execution. Errors: NotFound."""
+        self._require_open("get_execution_info")
+        check_id(instance_id, "instance id")
+        return self._get_execution_info(instance_id, execution_id)
 
-    @abstractmethod
     def read_history_with_execution_id(
         self, instance_id: str, execution_id: int
     ) -> Awaitable[list[HistoryRecord]]:
         """As ``Provider.read_with_execution``, whole."""
+        self._require_open("read_history_with_execution_id")
+        check_id(instance_id, "instance id")
+        return self._read_history_with_execution_id(instance_id, execution_id)
 
-    @abstractmethod
     def list_children(self, instance_id: str) -> Awaitable[list[str]]:
         """Direct children, oldest first; empty for a leaf and for an unknown id."""
+        self._require_open("list_children")
+        check_id(instance_id, "instance id")
+        return self._list_children(instance_id)
 
-    @abstractmethod
-    def get_parent_id(self, instance_id: str) -> Awaitable[str | None]:
+    async def get_parent_id(self, instance_id: str) -> str | None:
         """The parent, None for a root. Errors: NotFound."""
+        return (await self.get_instance_info(instance_id)).parent_instance_id
 
-    @abstractmethod
     def get_instance_tree(self, instance_id: str) -> Awaitable[InstanceTree]:
         """The instance and all its descendants. Errors: NotFound."""
+        self._require_open("get_instance_tree")
+        check_id(instance_id, "instance id")
+        return self._get_instance_tree(instance_id)
 
     # --- control
 
-    @abstractmethod
     def suspend_instance(self, instance_id: str) -> Awaitable[None]:
         """Stop handing it out, and take its lock away, so that no turn commits any more.
 
         Repeats: nothing. Errors: NotFound, InstanceFinished.
         """
+        self._require_open("suspend_instance")
+        check_id(instance_id, "instance id")
+        return self._suspend_instance(instance_id)
 
-    @abstractmethod
     def resume_instance(self, instance_id: str) -> Awaitable[None]:
         """Undo a suspension, a block and a ``not_before``; attempt counts start again at 0.
 
         Repeats: nothing. Errors: NotFound, InstanceFinished.
         """
+        self._require_open("resume_instance")
+        check_id(instance_id, "instance id")
+        return self._resume_instance(instance_id)
 
-    @abstractmethod
     def lock_instance(
         self, instance_id: str, lock_timeout_ms: int
     ) -> Awaitable[FetchedOrchestration]:
-        """Take the instance's lock, whoever holds it, for a change by an operator.
+        """Take the instance's lock, also from its holder, for a change by an operator.
 
         Effect: an item with history and state but no messages; a previous holder's token is dead;
         suspension, filters and ``not_before`` do not matter, nor that it has not begun. Ack or
         abandon as usual (abandon with no messages changes only the lock). Errors: NotFound without
         an instance and without a queued start.
         """
+        self._require_open("lock_instance")
+        check_id(instance_id, "instance id")
+        validation.check_number(lock_timeout_ms, "lock_timeout_ms", minimum=1)
+        return self._lock_instance(instance_id, lock_timeout_ms)
 
     # --- queues
 
-    @abstractmethod
     def get_queue_depths(self) -> Awaitable[QueueDepths]:
         """Both queues, with expired locks counted as visible."""
+        self._require_open("get_queue_depths")
+        return self._get_queue_depths()
 
-    @abstractmethod
     def list_messages(
         self, instance_id: str, *, limit: int = 1000
     ) -> Awaitable[list[QueuedMessage]]:
-        """What lies in the orchestrator queue for the instance, in queue order."""
+        """Return the messages in the orchestrator queue for the instance, in queue order."""
+        self._require_open("list_messages")
+        check_id(instance_id, "instance id")
+        validation.check_number(limit, "limit", minimum=1)
+        return self._list_messages(instance_id, limit)
 
-    @abstractmethod
     def list_work(self, instance_id: str, *, limit: int = 1000) -> Awaitable[list[QueuedWork]]:
-        """What lies in the worker queue for the instance, in queue order."""
+        """Return the work items in the worker queue for the instance, in queue order."""
+        self._require_open("list_work")
+        check_id(instance_id, "instance id")
+        validation.check_number(limit, "limit", minimum=1)
+        return self._list_work(instance_id, limit)
 
-    @abstractmethod
     def list_dead_letters(self, *, limit: int = 1000) -> Awaitable[list[DeadLetter]]:
-        """Messages that nobody could take, oldest first."""
+        """Return messages for which no instance appeared, oldest first."""
+        self._require_open("list_dead_letters")
+        validation.check_number(limit, "limit", minimum=1)
+        return self._list_dead_letters(limit)
 
-    @abstractmethod
     def requeue_dead_letter(self, letter_id: int) -> Awaitable[None]:
         """Put it back into the queue as a fresh message. Errors: NotFound."""
+        self._require_open("requeue_dead_letter")
+        return self._requeue_dead_letter(letter_id)
 
-    @abstractmethod
     def delete_dead_letter(self, letter_id: int) -> Awaitable[None]:
         """Drop it for good. Errors: NotFound."""
+        self._require_open("delete_dead_letter")
+        return self._delete_dead_letter(letter_id)
 
     # --- deletion
 
@@ -179,12 +219,11 @@ class ProviderAdmin(ABC):
                     await self._hold(tree.instance_ids)
 
     async def _hold(self, instance_ids: Sequence[str]) -> None:
-        """Let these start no more children: what grows all the time would never be deleted."""
+        """Suspend these, so that they start no more children while the tree is deleted."""
         for instance_id in instance_ids:
             with suppress(InstanceFinished, NotFound):
                 await self.suspend_instance(instance_id)
 
-    @abstractmethod
     def delete_instances_atomic(
         self, instance_ids: Sequence[str], *, force: bool = False
     ) -> Awaitable[DeleteResult]:
@@ -196,54 +235,84 @@ class ProviderAdmin(ABC):
         Errors: NotFound if none of them exists; InstanceStillRunning; TreeChanged if a child is
         not in the list.
         """
+        self._require_open("delete_instances_atomic")
+        named = tuple(check_id(each, "instance id") for each in instance_ids)
+        return self._delete_instances_atomic(named, force=force)
 
-    @abstractmethod
-    def delete_instance_bulk(self, filter: DeleteFilter) -> Awaitable[DeleteResult]:  # noqa: A002
+    async def delete_instance_bulk(self, filter: DeleteFilter) -> DeleteResult:  # noqa: A002
         """Delete finished roots that fit, each with its tree in a transaction of its own.
 
         Running ones, children and unknown ids are skipped, and so is a tree with a running
         descendant. ``instance_ids=()`` fits nothing; ``limit`` counts roots (default 1000).
         """
+        self._require_open("delete_instance_bulk")
+        validation.check_delete_filter(filter)
+        left = filter.limit or BULK_INSTANCES_MAX
+        after, deleted = _BEFORE_ALL, DeleteResult()
+        while left:
+            roots = await self._list_finished_roots(filter, after, _ROOTS_PER_PAGE)
+            for root in roots:
+                result = await self._delete_finished_tree(root[1])
+                deleted = deleted.plus(result)
+                left -= bool(result.instances)
+                if not left:
+                    break
+            if len(roots) < _ROOTS_PER_PAGE:
+                break
+            after = roots[-1]
+        return deleted
 
-    @abstractmethod
     def prune_executions(self, instance_id: str, options: PruneOptions) -> Awaitable[PruneResult]:
         """Drop past executions of one instance, atomically. Errors: NotFound.
 
         Never the current one, never a running one; ``keep_last`` None, 0 and 1 mean the same;
         state and custom status stay.
         """
+        self._require_open("prune_executions")
+        check_id(instance_id, "instance id")
+        validation.check_prune_options(options)
+        return self._prune_executions(instance_id, options)
 
-    @abstractmethod
     def prune_executions_bulk(
         self,
         filter: DeleteFilter,  # noqa: A002
         options: PruneOptions,
     ) -> Awaitable[PruneResult]:
         """Prune every instance that fits, running ones and children included."""
+        self._require_open("prune_executions_bulk")
+        validation.check_delete_filter(filter)
+        validation.check_prune_options(options)
+        return self._prune_executions_bulk(filter, options)
 
     # --- the store
 
-    @abstractmethod
     def get_system_metrics(self) -> Awaitable[SystemMetrics]:
         """Totals over the store."""
+        self._require_open("get_system_metrics")
+        return self._get_system_metrics()
 
-    @abstractmethod
     def get_store_info(self) -> Awaitable[StoreInfo]:
-        """Where the data lies and in which shape."""
+        """Return the location of the data and the versions of its format."""
+        self._require_open("get_store_info")
+        return self._get_store_info()
 
-    @abstractmethod
     def register_worker(self, worker: WorkerInfo, ttl_ms: int) -> Awaitable[None]:
         """Announce a runtime, again before ``ttl_ms`` have passed; 0 removes it."""
+        self._require_open("register_worker")
+        validation.check_worker(worker, ttl_ms)
+        return self._register_worker(worker, ttl_ms)
 
-    @abstractmethod
     def list_workers(self) -> Awaitable[list[WorkerInfo]]:
         """Runtimes that announced themselves and have not lapsed, by id."""
+        self._require_open("list_workers")
+        return self._list_workers()
 
-    @abstractmethod
     def export_instance(self, instance_id: str) -> Awaitable[InstanceSnapshot]:
         """Everything about the instance in one consistent read. Errors: NotFound."""
+        self._require_open("export_instance")
+        check_id(instance_id, "instance id")
+        return self._export_instance(instance_id)
 
-    @abstractmethod
     def import_instance(
         self, snapshot: InstanceSnapshot, *, replace: bool = False
     ) -> Awaitable[None]:
@@ -251,11 +320,16 @@ class ProviderAdmin(ABC):
 
         Errors: AlreadyExists unless ``replace``.
         """
+        self._require_open("import_instance")
+        validation.check_snapshot(snapshot)
+        return self._import_instance(snapshot, replace=replace)
 
-    @abstractmethod
     def mark_moved(self, location: str | None) -> Awaitable[None]:
         """Refuse to be opened from now on (StoreMoved), pointing at the new place; None undoes it.
 
         The handle that marked it stays usable for reading. ``open`` of a marked store by tools is
         possible with the provider's ``allow_moved=True``.
         """
+        self._require_open("mark_moved")
+        validation.check_text(location, "location")
+        return self._mark_moved(location)

@@ -1,4 +1,4 @@
-"""What a provider declares about itself. Nobody asks for a provider's name to decide anything."""
+"""The features that a provider declares. Decisions depend on them, never on a provider's name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The storage seam: an abstract class whose docstrings are the contract.
+"""The storage contract: the docstrings of ``Provider`` are its text.
 
 Rules for every method: it may be called from many tasks at once. Time is integer milliseconds of
 the store's one clock. A lock is live iff ``locked_until > now``; a message is visible iff
@@ -10,11 +10,14 @@ call that raised has written nothing, except for an unknown outcome, which is re
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from perdure.errors import LockLost, NotSupported
-from perdure.providers._shared import refusals
+from perdure.errors import NotSupported
+from perdure.limits import check_id
+from perdure.providers import validation
+from perdure.providers.backend import Backend
+from perdure.providers.records import EnqueueCondition, TagFilter, TagMode
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -25,8 +28,7 @@ if TYPE_CHECKING:
     from perdure.model.failures import Block
     from perdure.providers.administration import ProviderAdmin
     from perdure.providers.capabilities import Capabilities
-    from perdure.providers.items import (
-        EnqueueCondition,
+    from perdure.providers.records import (
         FetchedOrchestration,
         FetchedWork,
         HistoryRecord,
@@ -34,15 +36,20 @@ if TYPE_CHECKING:
         OrchestrationFilter,
         OrchestratorMessage,
         SessionFetch,
-        TagFilter,
         TurnCommit,
         WorkerMessage,
     )
-    from perdure.providers.watching import Watch
+    from perdure.providers.waiting import Watch
+
+_T = TypeVar("_T")
 
 
-class Provider(ABC):
-    """History, two queues, locks, sessions, custom status and state of many instances."""
+class Provider(Backend):
+    """History, two queues, locks, sessions, custom status and state of many instances.
+
+    The public verbs check their arguments and that the store is open; then they call the verb of
+    the same name with an underscore, which ``Backend`` declares and a store implements.
+    """
 
     @property
     @abstractmethod
@@ -57,7 +64,7 @@ class Provider(ABC):
     @property
     @abstractmethod
     def capabilities(self) -> Capabilities:
-        """What this provider declares; constant for the life of the handle."""
+        """The features of this provider; constant for the life of the handle."""
 
     def clock(self) -> Clock | None:
         """The store's own clock, if leases and timers follow another one than this machine's.
@@ -100,7 +107,6 @@ class Provider(ABC):
 
     # --- turns
 
-    @abstractmethod
     def fetch_orchestration_item(
         self,
         lock_timeout_ms: int,
@@ -116,7 +122,7 @@ class Provider(ABC):
         (visible_at, message id) wins. A live lock excludes it, except, with ``owner`` given, a
         lock kept by that same owner: then only messages that this lock does not yet carry are
         handed out, with ``continues`` set. Every visible message of the instance is tagged with
-        the token, whatever older token it carries, and its attempt count rises by one.
+        the token, in place of any older token, and its attempt count rises by one.
         Name, version and execution come from the instance; without one from its stored
         OrchestrationStarted metadata if there is history; else from the ``start`` message, with
         execution 1. The batch is in queue order, except that a message that was sent for later
@@ -128,8 +134,10 @@ class Provider(ABC):
         Repeats: a lost answer leaves a lock that expires.
         Errors: unreadable history is not one: the item comes with ``history_error`` set.
         """
+        self._require_open("fetch_orchestration_item")
+        validation.check_fetch(lock_timeout_ms, poll_timeout_ms, owner)
+        return self._fetch_orchestration_item(lock_timeout_ms, poll_timeout_ms, filter, owner)
 
-    @abstractmethod
     def ack_orchestration_item(self, lock_token: str, commit: TurnCommit) -> Awaitable[None]:
         """Commit a turn.
 
@@ -150,8 +158,10 @@ class Provider(ABC):
         commit that keeps the lock and adds items must add history (InvalidValue).
         Errors: LockLost, DuplicateEvent (lock still held), InvalidValue (event id below 1).
         """
+        self._require_open("ack_orchestration_item")
+        validation.check_commit(commit)
+        return self._ack_orchestration_item(lock_token, commit)
 
-    @abstractmethod
     def abandon_orchestration_item(
         self,
         lock_token: str,
@@ -167,27 +177,30 @@ class Provider(ABC):
         touched; the next ack clears it. ``ignore_attempt`` takes one attempt off the batch, not
         below 0. ``block`` marks the instance Blocked until the next ack or ``resume_instance``.
         Repeats: LockLost. Errors: LockLost for a token that is not the current one; an expired
-        token that nobody took over is still good.
+        token is still good until the lock is taken over.
         """
+        self._require_open("abandon_orchestration_item")
+        validation.check_abandon(delay_ms, block)
+        return self._abandon_orchestration_item(
+            lock_token, delay_ms, ignore_attempt=ignore_attempt, block=block
+        )
 
-    @abstractmethod
     def renew_orchestration_item_lock(self, lock_token: str, extend_for_ms: int) -> Awaitable[None]:
         """Let the lock live until now + ``extend_for_ms``.
 
         Repeats: extends again. Errors: LockLost if the token is not live.
         """
+        self._require_open("renew_orchestration_item_lock")
+        validation.check_number(extend_for_ms, "extend_for_ms", minimum=1)
+        return self._renew_orchestration_item_lock(lock_token, extend_for_ms)
 
-    async def renew_orchestration_item_locks(
+    def renew_orchestration_item_locks(
         self, lock_tokens: Sequence[str], extend_for_ms: int
-    ) -> frozenset[str]:
+    ) -> Awaitable[frozenset[str]]:
         """Renew many at once; returns the tokens that were lost."""
-        lost: set[str] = set()
-        for token in lock_tokens:
-            try:
-                await self.renew_orchestration_item_lock(token, extend_for_ms)
-            except LockLost:
-                lost.add(token)
-        return frozenset(lost)
+        self._require_open("renew_orchestration_item_locks")
+        validation.check_number(extend_for_ms, "extend_for_ms", minimum=1)
+        return self._renew_orchestration_item_locks(tuple(lock_tokens), extend_for_ms)
 
     def start_orchestration_item(
         self, start: OrchestratorMessage, commit: TurnCommit, lock_token: str, owner: str
@@ -200,15 +213,18 @@ class Provider(ABC):
         and version. Repeats: False.
         Errors: NotSupported without the ``hot_path`` capability.
         """
-        raise NotSupported("start_orchestration_item", f"{self.name} does not declare hot_path")
+        self._require_open("start_orchestration_item")
+        validation.check_first_turn(start, commit, lock_token, owner)
+        return self._start_orchestration_item(start, commit, lock_token, owner)
 
     # --- history
 
-    @abstractmethod
     def read(self, instance_id: str) -> Awaitable[list[HistoryRecord]]:
         """History of the latest execution, by event id; empty for an unknown instance."""
+        self._require_open("read")
+        check_id(instance_id, "instance id")
+        return self._read(instance_id)
 
-    @abstractmethod
     def read_with_execution(
         self,
         instance_id: str,
@@ -218,8 +234,11 @@ class Provider(ABC):
         limit: int | None = None,
     ) -> Awaitable[list[HistoryRecord]]:
         """One execution's history, by event id, past ``after_event_id``; empty if unknown."""
+        self._require_open("read_with_execution")
+        check_id(instance_id, "instance id")
+        validation.check_history_page(after_event_id, limit)
+        return self._read_with_execution(instance_id, execution_id, after_event_id, limit)
 
-    @abstractmethod
     def append_with_execution(
         self, instance_id: str, execution_id: int, records: Sequence[HistoryRecord]
     ) -> Awaitable[None]:
@@ -227,14 +246,20 @@ class Provider(ABC):
 
         Errors: DuplicateEvent; InvalidValue for an event id below 1. Nothing is written then.
         """
+        self._require_open("append_with_execution")
+        check_id(instance_id, "instance id")
+        validation.check_number(execution_id, "execution_id", minimum=1)
+        validation.check_records(records)
+        return self._append_with_execution(instance_id, execution_id, tuple(records))
 
     # --- worker queue
 
-    @abstractmethod
     def enqueue_for_worker(self, message: WorkerMessage) -> Awaitable[None]:
         """Add a work item; visible at once or at its time. Runtimes do this through an ack."""
+        self._require_open("enqueue_for_worker")
+        validation.check_work(message)
+        return self._enqueue_for_worker(message)
 
-    @abstractmethod
     def fetch_work_item(
         self,
         lock_timeout_ms: int,
@@ -254,8 +279,15 @@ class Provider(ABC):
         Atomic with: item lock, attempt and session claim; a lost claim tries the next item.
         Visible when: as ``fetch_orchestration_item``. TagFilter.none() returns None at once.
         """
+        self._require_open("fetch_work_item")
+        validation.check_fetch(lock_timeout_ms, poll_timeout_ms)
+        validation.check_session_fetch(session)
+        tags = tag_filter or TagFilter.default_only()
+        if tags.mode is TagMode.NONE:
+            return _answer(None)
+        return self._fetch_work_item(lock_timeout_ms, poll_timeout_ms, session, tags, activities)
 
-    async def fetch_work_items(
+    def fetch_work_items(
         self,
         limit: int,
         lock_timeout_ms: int,
@@ -263,26 +295,23 @@ class Provider(ABC):
         session: SessionFetch | None = None,
         tag_filter: TagFilter | None = None,
         activities: frozenset[str] | None = None,
-    ) -> list[FetchedWork]:
+    ) -> Awaitable[list[FetchedWork]]:
         """As ``fetch_work_item``, but up to ``limit`` items at once; empty instead of None.
 
         A provider may lock them in one commit. It returns what there is and waits only for the
         first.
         """
-        fetched = await self.fetch_work_item(
-            lock_timeout_ms, poll_timeout_ms, session, tag_filter, activities
+        self._require_open("fetch_work_items")
+        validation.check_number(limit, "limit", minimum=1)
+        validation.check_fetch(lock_timeout_ms, poll_timeout_ms)
+        validation.check_session_fetch(session)
+        tags = tag_filter or TagFilter.default_only()
+        if tags.mode is TagMode.NONE:
+            return _answer([])
+        return self._fetch_work_items(
+            limit, lock_timeout_ms, poll_timeout_ms, session, tags, activities
         )
-        found: list[FetchedWork] = []
-        while fetched is not None:
-            found.append(fetched)
-            if len(found) == limit:
-                break
-            fetched = await self.fetch_work_item(
-                lock_timeout_ms, 0, session, tag_filter, activities
-            )
-        return found
 
-    @abstractmethod
     def ack_work_item(
         self,
         lock_token: str,
@@ -291,14 +320,17 @@ class Provider(ABC):
     ) -> Awaitable[None]:
         """Remove the item and, in the same transaction, enqueue what follows from it.
 
-        Effect: ``completion`` goes to the orchestrator queue, visible at once, whatever became of
-        the instance; ``retry`` goes to the worker queue in its place, with its own visibility and
-        attempt count 0; at most one of the two. A session item refreshes its live session's
-        activity time.
+        Effect: ``completion`` goes to the orchestrator queue, visible at once, even if the
+        instance has ended or is gone; ``retry`` goes to the worker queue in its place, with its
+        own visibility and attempt count 0; at most one of the two. A session item
+        refreshes its live session's activity time.
         Repeats: LockLost. Errors: LockLost if the token is not live (cancelled, taken over,
         expired, already acked, instance deleted): nothing is enqueued. InvalidValue if the
         completion is routed to another instance than the item's.
         """
+        self._require_open("ack_work_item")
+        validation.check_follow_up(completion, retry)
+        return self._ack_work_item(lock_token, completion, retry)
 
     def settle_in_transaction(
         self, lock_token: str, settle: Callable[[Any], OrchestratorMessage]
@@ -306,24 +338,26 @@ class Provider(ABC):
         """Run user code on the store's own connection, and settle its work item with it.
 
         Effect: what ``settle(connection)`` writes, the removal of the item and the completion that
-        it returns are committed together. It runs in a thread of the provider and may hold
-        everybody up; it must neither commit nor roll back.
+        it returns are committed together. It runs in a thread of the provider and may delay
+        other calls; it must neither commit nor roll back.
         Repeats: LockLost. Errors: as ``ack_work_item``; what ``settle`` raises is raised, and
         nothing stays. NotSupported without the ``transactions`` capability.
         """
-        raise NotSupported("settle_in_transaction", f"{self.name} does not declare transactions")
+        self._require_open("settle_in_transaction")
+        return self._settle_in_transaction(lock_token, settle)
 
-    @abstractmethod
     def abandon_work_item(
         self, lock_token: str, delay_ms: int | None = None, *, ignore_attempt: bool = False
     ) -> Awaitable[None]:
         """Unlock the item, visible at now + ``delay_ms``; the session lease stays.
 
         Repeats: LockLost. Errors: LockLost for a token that is not the current one; an expired
-        token that nobody took over is still good.
+        token is still good until the lock is taken over.
         """
+        self._require_open("abandon_work_item")
+        validation.check_abandon(delay_ms)
+        return self._abandon_work_item(lock_token, delay_ms, ignore_attempt=ignore_attempt)
 
-    @abstractmethod
     def renew_work_item_lock(
         self, lock_token: str, extend_for_ms: int, heartbeat: str | None = None
     ) -> Awaitable[None]:
@@ -332,22 +366,21 @@ class Provider(ABC):
         Also refreshes the activity time of the item's live session. Repeats: extends again.
         Errors: LockLost if the token is not live; this is how a worker learns of cancellation.
         """
+        self._require_open("renew_work_item_lock")
+        validation.check_number(extend_for_ms, "extend_for_ms", minimum=1)
+        validation.check_text(heartbeat, "heartbeat")
+        return self._renew_work_item_lock(lock_token, extend_for_ms, heartbeat)
 
-    async def renew_work_item_locks(
+    def renew_work_item_locks(
         self, lock_tokens: Sequence[str], extend_for_ms: int
-    ) -> frozenset[str]:
+    ) -> Awaitable[frozenset[str]]:
         """Renew many at once; returns the tokens that were lost."""
-        lost: set[str] = set()
-        for token in lock_tokens:
-            try:
-                await self.renew_work_item_lock(token, extend_for_ms)
-            except LockLost:
-                lost.add(token)
-        return frozenset(lost)
+        self._require_open("renew_work_item_locks")
+        validation.check_number(extend_for_ms, "extend_for_ms", minimum=1)
+        return self._renew_work_item_locks(tuple(lock_tokens), extend_for_ms)
 
     # --- sessions
 
-    @abstractmethod
     def renew_session_lock(
         self, owner_ids: Sequence[str], extend_for_ms: int, idle_timeout_ms: int
     ) -> Awaitable[int]:
@@ -356,17 +389,21 @@ class Provider(ABC):
         Returns how many. Idle ones (``last_activity <= now - idle_timeout``) are left to expire;
         an expired lease is never revived.
         """
+        self._require_open("renew_session_lock")
+        validation.check_number(extend_for_ms, "extend_for_ms", minimum=1)
+        validation.check_number(idle_timeout_ms, "idle_timeout_ms", minimum=0)
+        return self._renew_session_lock(tuple(owner_ids), extend_for_ms, idle_timeout_ms)
 
-    @abstractmethod
     def cleanup_orphaned_sessions(self) -> Awaitable[int]:
         """Remove sessions whose lease has expired and that have no item, locked or not.
 
         Returns how many.
         """
+        self._require_open("cleanup_orphaned_sessions")
+        return self._cleanup_orphaned_sessions()
 
     # --- orchestrator queue
 
-    @abstractmethod
     def enqueue_for_orchestrator(
         self,
         message: OrchestratorMessage,
@@ -383,34 +420,40 @@ class Provider(ABC):
         parent is in the store and has not ended: it may wait for that child.
         Repeats: ALWAYS and ALIVE add another message; ABSENT returns False.
         """
+        self._require_open("enqueue_for_orchestrator")
+        validation.check_enqueue(message, delay_ms, condition)
+        return self._enqueue_for_orchestrator(
+            message, delay_ms, condition or EnqueueCondition.ALWAYS
+        )
 
-    async def enqueue_many_for_orchestrator(
+    def enqueue_many_for_orchestrator(
         self,
         messages: Sequence[OrchestratorMessage],
         delay_ms: int | None = None,
         condition: EnqueueCondition | None = None,
-    ) -> list[bool]:
+    ) -> Awaitable[list[bool]]:
         """Add many; each as if alone, in order. A provider may commit them together.
 
         Errors: InvalidValue before anything is written, if one of them is not valid, and for the
         condition ``ALIVE``, which could refuse one after others were taken. With ``REPLACE``
         NotARoot, as for one; then any number of the others, in order, may have been taken.
         """
-        refusals.check_enqueue_many(messages, delay_ms, condition)
-        return [
-            await self.enqueue_for_orchestrator(message, delay_ms, condition)
-            for message in messages
-        ]
+        self._require_open("enqueue_many_for_orchestrator")
+        validation.check_enqueue_many(messages, delay_ms, condition)
+        return self._enqueue_many_for_orchestrator(
+            tuple(messages), delay_ms, condition or EnqueueCondition.ALWAYS
+        )
 
     # --- what clients read
 
-    @abstractmethod
     def get_custom_status(
         self, instance_id: str, last_seen_version: int = 0
     ) -> Awaitable[tuple[str | None, int] | None]:
         """(status, version) if the version is above ``last_seen_version``; else None."""
+        self._require_open("get_custom_status")
+        check_id(instance_id, "instance id")
+        return self._get_custom_status(instance_id, last_seen_version)
 
-    @abstractmethod
     def get_kv_value(self, instance_id: str, key: str) -> Awaitable[str | None]:
         """The live value: changes of the current execution over the state before it.
 
@@ -418,12 +461,17 @@ class Provider(ABC):
         merged; a cleared key hides an older value; clear-all hides every older key. Missing key or
         instance: None. Pruning never removes keys; deleting the instance does.
         """
+        self._require_open("get_kv_value")
+        check_id(instance_id, "instance id")
+        validation.check_text(key, "key of a value")
+        return self._get_kv_value(instance_id, key)
 
-    @abstractmethod
     def get_kv_all_values(self, instance_id: str) -> Awaitable[dict[str, KvEntry]]:
         """All live values by key, sorted by key."""
+        self._require_open("get_kv_all_values")
+        check_id(instance_id, "instance id")
+        return self._get_kv_all_values(instance_id)
 
-    @abstractmethod
     def watch(self, instance_id: str) -> Watch:
         """A context manager that notices commits which may concern the instance.
 
@@ -431,7 +479,16 @@ class Provider(ABC):
         anything may have changed since entering or since the last wait, False after the timeout.
         False alarms are allowed; a missed change only until the timeout.
         """
+        self._require_open("watch")
+        check_id(instance_id, "instance id")
+        return self._watch(instance_id)
 
-    @abstractmethod
-    def admin(self) -> ProviderAdmin | None:
-        """The administration of this store, or None without the capability."""
+    @property
+    def admin(self) -> ProviderAdmin:
+        """The administration of this store. Errors: NotSupported without the capability."""
+        raise NotSupported("admin", f"the provider {self.name!r} has no administration")
+
+
+async def _answer(value: _T) -> _T:
+    """Answer without asking the backend."""
+    return value

@@ -1,7 +1,8 @@
-"""The activity dispatcher: fetch or be handed a locked work item, run it, settle it.
+"""The activity dispatcher: takes locked work items, runs them, commits their outcomes.
 
-A result leaves here only through a commit: together with the turn that it causes when the instance
-is live in this process, through the orchestrator queue otherwise.
+Work items are fetched, or handed over by the turn that scheduled them. An outcome is committed with
+the turn that it causes if the instance is live in this process, else through the orchestrator
+queue.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import contextlib
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from perdure.client.messages import activity_envelope, envelope
+from perdure.arguments import in_seconds
 from perdure.errors import (
     CannotUnwrap,
     CorruptData,
@@ -23,17 +24,21 @@ from perdure.errors import (
 from perdure.limits import ERROR_TEXT_CHARACTERS_MAX
 from perdure.model import wire, work
 from perdure.model.failures import Category, Failure
-from perdure.providers._shared.rules import new_lock_token
-from perdure.providers.items import Claim, SessionFetch
-from perdure.runtime.attempts import Attempts, completed
-from perdure.runtime.background import Background, quietly
-from perdure.runtime.failures import NotBegun
-from perdure.runtime.missing import Missing
-from perdure.runtime.observe import GuardedSpan, SpanNote, log
-from perdure.runtime.retrying import Backoff, retry_delay_ms
-from perdure.runtime.runners import Runners
-from perdure.runtime.running import Running
-from perdure.runtime.suspects import Suspects
+from perdure.providers.envelopes import activity_envelope, envelope
+from perdure.providers.records import Claim, SessionFetch
+from perdure.providers.rules import new_lock_token
+from perdure.runtime.attempts import (
+    Attempts,
+    CrashIsolation,
+    RunningActivity,
+    completed,
+    failed,
+    retry_delay_ms,
+)
+from perdure.runtime.background import BackgroundTasks, Backoff, log_failure
+from perdure.runtime.executors import ActivityTasks
+from perdure.runtime.metrics import GuardedSpan, SpanNote, UnregisteredHandlerLog, log
+from perdure.runtime.processes import NotBegun
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -43,17 +48,17 @@ if TYPE_CHECKING:
     from perdure.codec import Codec
     from perdure.engine.outcome import ScheduledActivity
     from perdure.providers.contract import Provider
-    from perdure.providers.items import FetchedWork
+    from perdure.providers.records import FetchedWork
+    from perdure.runtime.attempts import Completion
+    from perdure.runtime.background import FetchErrors
     from perdure.runtime.executors import Executors
-    from perdure.runtime.observe import Observer
+    from perdure.runtime.metrics import Observer
     from perdure.runtime.options import RuntimeOptions
-    from perdure.runtime.retrying import FetchTrouble
-    from perdure.runtime.running import Completion
 
 _FETCHED_AT_ONCE_MAX = 200
-_ELSEWHERE_MS = 5_000
-_APART_MS = 500
-_AGAIN_MS = 1_000
+_RETRY_ELSEWHERE_MS = 5_000
+_ISOLATION_DELAY_MS = 500
+_REDELIVERY_DELAY_MS = 1_000
 _FETCH_END_SECONDS = 2.0
 
 
@@ -71,7 +76,7 @@ class ActivityDispatcher:
         options: RuntimeOptions,
         owner: str,
         observer: Observer,
-        trouble: FetchTrouble,
+        fetch_errors: FetchErrors,
     ) -> None:
         self._provider = provider
         self._registry = registry
@@ -81,33 +86,34 @@ class ActivityDispatcher:
         self._options = options
         self._owner = owner
         self._observer = observer
-        self._trouble = trouble
-        self._poll_ms = round(options.poll_seconds * 1000)
-        self._lock_ms = round(options.activity_lock_seconds * 1000)
+        self._fetch_errors = fetch_errors
+        self._poll_ms = round(in_seconds(options.poll_interval) * 1000)
+        self._lock_ms = round(in_seconds(options.activity_lock_timeout) * 1000)
         self._names = registry.activity_names
-        self._missing = Missing(registry)
+        self._unregistered = UnregisteredHandlerLog(registry)
         self._takes = options.tags.matches
         self._takes_untagged = options.tags.matches(None)
-        self._free = options.activity_slots if options.run_activities else 0
-        self._running: dict[str, Running] = {}
-        self._by_key: dict[tuple[str, int, int], Running] = {}
+        self._free_slots = options.activity_slots if options.run_activities else 0
+        self._running: dict[str, RunningActivity] = {}
+        self._by_key: dict[tuple[str, int, int], RunningActivity] = {}
         self._sessions: Counter[str] = Counter()
-        """Activities in flight here, by session."""
-        self._suspects = Suspects(options.max_attempts)
-        self._background = Background()
+        """The number of activities in flight here, by session."""
+        self._crash_isolation = CrashIsolation(options.max_attempts)
+        self._background = BackgroundTasks()
         self._tasks = self._background.tasks
-        self._runners = Runners(self._run, self._give_up, self._tasks)
+        self._activity_tasks = ActivityTasks(self._run, self._on_error, self._tasks)
+        self._fetching: asyncio.Task[None] | None = None
         self._stopping = False
         self._is_aborted = False
         self._slot_freed = asyncio.Event()
         self._session_ended = asyncio.Event()
         self.complete_here: Callable[[Completion, str], bool] = lambda _item, _token: False
-        """Set by the runtime: gives a completion to an instance that is live in this process."""
+        """Set by the runtime: hands a completion to an instance that is live in this process.
+        Returns False if there is none."""
 
-    # --- life
+    # --- start and stop
 
     def start(self) -> None:
-        self._fetching: asyncio.Task[None] | None = None
         if self._options.run_activities and self._names:
             self._fetching = asyncio.create_task(
                 self._fetch_loop(), name="perdure-fetch-activities"
@@ -120,60 +126,60 @@ class ActivityDispatcher:
             await asyncio.wait((self._fetching,), timeout=_FETCH_END_SECONDS)
 
     async def drain(self, seconds: float) -> None:
-        """Let what runs finish; after that, interrupt it."""
-        self._runners.retire()
+        """Let the running activities end; interrupt those that run longer."""
+        self._activity_tasks.retire()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while self._tasks:
                     await asyncio.wait(self._tasks)
-        self._runners.close()
+        self._activity_tasks.close()
         interrupted = self._code_tasks
         for running in self._running.values():
-            running.is_cut_off = running.task is not None
+            running.is_stopped = running.task is not None
             if running.scope is not None:
                 running.scope.cancel()
         for task in interrupted:
             task.cancel("the runtime stops")
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._options.cancel_grace_seconds):
+            async with asyncio.timeout(in_seconds(self._options.cancel_grace)):
                 if interrupted:
                     await asyncio.wait(interrupted)
-                await self._executors.settle_threads()
+                await self._executors.wait_for_threads()
 
-    async def give_back(self) -> None:
-        """Let outcomes under way reach the store, and give back what has none."""
+    async def release_all(self) -> None:
+        """Let outcomes under way reach the store, and release the work items without one."""
         while pending := self._tasks - self._code_tasks:
             await asyncio.wait(pending)
-        returned = list(self._running.values())
-        await asyncio.gather(*(quietly(self._return(running)) for running in returned))
-        for running in returned:
-            self._finish(running.lock_token)
+        released = list(self._running.values())
+        await asyncio.gather(*(log_failure(self._release(running)) for running in released))
+        for running in released:
+            self.forget(running.lock_token)
 
-    def _return(self, running: Running) -> Awaitable[None]:
+    def _release(self, running: RunningActivity) -> Awaitable[None]:
         if not running.has_begun:
             return self._provider.abandon_work_item(running.lock_token, ignore_attempt=True)
-        again = activity_envelope(running.again(redelivered=running.redelivered + 1))
+        again = activity_envelope(running.next_item(redelivered=running.redelivered + 1))
         return self._provider.ack_work_item(running.lock_token, None, again)
 
     @property
     def _code_tasks(self) -> set[asyncio.Task[None]]:
-        """Those that run the code of an activity right now."""
+        """The tasks that run the code of an activity right now."""
         return {running.task for running in self._running.values() if running.task is not None}
 
     @property
     def code_running(self) -> list[str]:
-        """Names of the activities whose code runs on the event loop."""
+        """The names of the activities whose code runs on the event loop."""
         return [each.item.name for each in self._running.values() if each.task is not None]
 
     def abort(self) -> None:
         self._stopping = self._attempts.is_stopping = self._is_aborted = True
-        self._runners.close()
+        self._activity_tasks.close()
         for task in (*self._tasks, *filter(None, (self._fetching,))):
             task.cancel()
 
     @property
     def lock_tokens(self) -> list[str]:
-        """Every work item lock that must be renewed; may be asked from another thread."""
+        """The work item locks to renew. Safe to read from another thread."""
         return list(self._running)
 
     @property
@@ -181,92 +187,94 @@ class ActivityDispatcher:
         return len(self._running)
 
     def lost_locks(self, tokens: frozenset[str]) -> None:
-        """The store says that nobody wants these any more."""
+        """Interrupt the activities whose locks the store does not know any more."""
         for token in tokens:
             running = self._running.get(token)
             if running is not None:
                 self._interrupt(running)
 
-    # --- hand-over from the orchestration dispatcher
+    # --- called by turns
 
     def claim(self, scheduled: ScheduledActivity) -> Claim | None:
-        """Reserve a slot for an activity that is about to be committed, if it can run here."""
+        """Reserve a slot and a lock for an activity that a turn schedules, if it can run here."""
         event = scheduled.event
         if event.name not in self._names:
-            self._missing.activity(event.name)
+            self._unregistered.check_activity(event.name)
             return None
         if (
-            self._free <= 0
+            self._free_slots <= 0
             or self._stopping
             or event.session_id is not None
             or not (self._takes_untagged if event.tag is None else self._takes(event.tag))
         ):
             return None
-        self._free -= 1
+        self._free_slots -= 1
         return Claim(lock_token=new_lock_token(), lock_timeout_ms=self._lock_ms)
 
-    def unclaim(self, item: work.ActivityExecute, claim: Claim) -> None:
-        """The commit that carried the claim did not happen."""
-        self._release_slot()
+    def release_slot(self) -> None:
+        """Free a slot: of an activity that has ended, or of a claim that was not committed."""
+        self._free_slots += 1
+        if self._free_slots == 1:  # the fetch loop waits only while there is none
+            self._slot_freed.set()
 
     def run_claimed(self, item: work.ActivityExecute, claim: Claim) -> None:
-        """The commit that carried the claim is durable: run the activity."""
-        self._runners.launch(self._register(item, claim.lock_token))
+        """Run an activity: the turn that claimed it is committed."""
+        self._activity_tasks.launch(self._register(item, claim.lock_token))
 
     def cancel(self, instance_id: str, execution_id: int, activity_id: int) -> None:
-        """The orchestration no longer wants it, and its work item is gone."""
+        """Interrupt an activity that its orchestration has cancelled: its work item is gone."""
         running = self._by_key.get((instance_id, execution_id, activity_id))
         if running is not None:
             self._interrupt(running)
 
-    def settle_by_queue(self, lock_token: str) -> None:
-        """No turn here will consume it: send the completion through the orchestrator queue."""
+    def enqueue_completion(self, lock_token: str) -> None:
+        """Commit a completion through the orchestrator queue: no turn here will consume it."""
         running = self._running.get(lock_token)
         if running is not None and running.completion is not None and not self._is_aborted:
-            self._background.spawn(self._settle(running, completion=running.completion))
+            self._background.spawn(self._commit(running, completion=running.completion))
 
-    def heartbeat(self, running: Running) -> None:
-        """Store what a running activity told last, with a renewal of its lock."""
-        if running.lock_token in self._running and not running.is_being_told:
-            running.is_being_told = True
-            self._background.spawn(self._tell_store(running))
-
-    async def _tell_store(self, running: Running) -> None:
-        """What is told while the store writes waits for it: only the last one counts."""
-        told: str | None = None
-        try:
-            while running.told is not told:
-                told = running.told
-                await quietly(
-                    self._provider.renew_work_item_lock(running.lock_token, self._lock_ms, told)
-                )
-        finally:
-            running.is_being_told = False
+    def forget(self, lock_token: str) -> None:
+        """Forget an activity: its outcome is committed, or is not wanted any more."""
+        running = self._running.pop(lock_token, None)
+        if running is None:
+            return
+        found = self._by_key.pop(running.key, None)
+        if found is not running and found is not None:
+            self._by_key[running.key] = found
+        session_id = running.item.session_id
+        if session_id is not None:
+            self._sessions[session_id] -= 1
+            self._sessions += Counter()  # drops the sessions whose count is 0
+            if len(self._sessions) < self._options.sessions:
+                self._session_ended.set()
+        if running.redelivered:  # only these can have been isolated
+            self._crash_isolation.ended(lock_token)
+        self.release_slot()
 
     # --- fetching
 
     async def _fetch_loop(self) -> None:
         is_idle = True
         while not self._stopping:
-            if self._free <= 0:
+            if self._free_slots <= 0:
                 self._slot_freed.clear()
                 await self._slot_freed.wait()
                 continue
-            # While it waits for work it holds one slot, so that the others can be claimed.
-            size = 1 if is_idle else min(_FETCHED_AT_ONCE_MAX, self._free)
-            self._free -= size
+            # A fetch that waits for work holds only one slot: turns can claim the others.
+            size = 1 if is_idle else min(_FETCHED_AT_ONCE_MAX, self._free_slots)
+            self._free_slots -= size
             try:
                 found = await self._fetch(size, self._poll_ms if is_idle else 0)
-            except BaseException as error:  # noqa: BLE001 - told, or raised again, there
-                self._free += size
-                await self._clock.sleep(self._trouble.seconds_after(error))
+            except BaseException as error:  # noqa: BLE001 - logged, or raised again, there
+                self._free_slots += size
+                await self._clock.sleep(self._fetch_errors.delay_after(error))
                 continue
-            self._trouble.is_over()
-            self._free += size - len(found)
+            self._fetch_errors.reset()
+            self._free_slots += size - len(found)
             for fetched in found:
                 try:
-                    self._take(fetched)
-                except Exception as error:  # noqa: BLE001 - told there
+                    self._begin(fetched)
+                except Exception as error:  # noqa: BLE001 - logged there
                     self._deliver_again(fetched.lock_token, fetched.name, error)
             is_idle = len(found) < size
 
@@ -278,7 +286,7 @@ class ActivityDispatcher:
             poll_ms,
             SessionFetch(
                 owner_id=self._owner,
-                lock_timeout_ms=round(self._options.session_lock_seconds * 1000),
+                lock_timeout_ms=round(in_seconds(self._options.session_lock_timeout) * 1000),
                 only_owned=is_full,
             ),
             self._options.tags,
@@ -289,7 +297,7 @@ class ActivityDispatcher:
     async def _until_session_ends(
         self, fetching: Awaitable[list[FetchedWork]]
     ) -> list[FetchedWork]:
-        """Then others may begin, and a fetch that waits for these alone would not hear of them."""
+        """Stop a fetch that is limited to the sessions held here as soon as one of them ends."""
         self._session_ended.clear()
         found = asyncio.ensure_future(fetching)
         ended = asyncio.ensure_future(self._session_ended.wait())
@@ -298,10 +306,10 @@ class ActivityDispatcher:
         finally:
             ended.cancel()
             found.cancel()
-            await asyncio.wait((found,))  # it gives back what it may have got
+            await asyncio.wait((found,))  # a cancelled fetch releases what it has locked
         return [] if found.cancelled() else found.result()
 
-    def _take(self, fetched: FetchedWork) -> None:
+    def _begin(self, fetched: FetchedWork) -> None:
         try:
             item = wire.decode_activity(fetched.body)
         except CorruptData as error:
@@ -311,40 +319,41 @@ class ActivityDispatcher:
                 activity_id=fetched.identity.activity_id,
                 name=fetched.name,
             )
-            self._refuse(item, fetched, Category.POISON, f"undecodable: {error.message}")
+            self._fail_unrun(item, fetched, f"undecodable: {error.message}")
             return
         if fetched.attempt_count > self._options.max_attempts:
             self._observer.activity_poisoned(item.name)
-            self._refuse(
+            self._fail_unrun(
                 item,
                 fetched,
-                Category.POISON,
                 f"delivered {fetched.attempt_count} times without an outcome: "
                 "it kills its process, or holds it up for longer than its lock lasts",
             )
             return
-        if not self._suspects.admit(fetched.lock_token, fetched.attempt_count):
-            self._background.spawn_quietly(
-                self._provider.abandon_work_item(fetched.lock_token, _APART_MS, ignore_attempt=True)
+        if not self._crash_isolation.may_run(fetched.lock_token, fetched.attempt_count):
+            self._background.spawn_logged(
+                self._provider.abandon_work_item(
+                    fetched.lock_token, _ISOLATION_DELAY_MS, ignore_attempt=True
+                )
             )
-            self._release_slot()
+            self.release_slot()
             return
-        told = item.last_heartbeat if fetched.heartbeat is None else fetched.heartbeat
+        heartbeat = item.last_heartbeat if fetched.heartbeat is None else fetched.heartbeat
         redelivered = item.redelivered + max(0, fetched.attempt_count - 1)
-        self._runners.launch(self._register(item, fetched.lock_token, told, redelivered))
+        self._activity_tasks.launch(
+            self._register(item, fetched.lock_token, heartbeat, redelivered)
+        )
 
-    def _refuse(
-        self, item: work.ActivityExecute, fetched: FetchedWork, category: Category, message: str
-    ) -> None:
-        """End an activity that cannot be run; what was stored travels in the failure."""
+    def _fail_unrun(self, item: work.ActivityExecute, fetched: FetchedWork, message: str) -> None:
+        """Fail an activity that cannot be run. The failure holds what was stored of it."""
         running = self._register(item, fetched.lock_token)
         failure = Failure(
-            category=category,
+            category=Category.POISON,
             message=f"activity {item.name!r} {message}",
             attempts=fetched.attempt_count,
             detail=fetched.body[:ERROR_TEXT_CHARACTERS_MAX],
         )
-        self._conclude(running, _failed(item, failure))
+        self._complete(running, failed(item, failure))
 
     # --- running
 
@@ -354,17 +363,17 @@ class ActivityDispatcher:
         lock_token: str,
         last_heartbeat: str | None = None,
         redelivered: int = 0,
-    ) -> Running:
+    ) -> RunningActivity:
         key = (item.instance_id, item.execution_id, item.activity_id)
-        running = Running(item, lock_token, key, last_heartbeat, redelivered)
+        running = RunningActivity(item, lock_token, key, last_heartbeat, redelivered)
         self._running[lock_token] = self._by_key[key] = running
         if item.session_id is not None:
             self._sessions[item.session_id] += 1
         return running
 
-    async def _run(self, running: Running) -> None:
+    async def _run(self, running: RunningActivity) -> None:
         if running.cancelled:
-            self._finish(running.lock_token)
+            self.forget(running.lock_token)
             return
         item = running.item
         try:
@@ -377,7 +386,7 @@ class ActivityDispatcher:
             late = Failure(
                 category=Category.TIMEOUT, type_name="TimeoutError", message="deadline passed"
             )
-            self._conclude(running, _failed(item, item.last_failure or late))
+            self._complete(running, failed(item, item.last_failure or late))
             return
         spans = self._observer.spans
         try:
@@ -391,67 +400,78 @@ class ActivityDispatcher:
         except (CannotUnwrap, NotBegun) as error:
             await self._leave_to_others(running, error)
             return
-        running.task = None  # the code has ended: nobody may interrupt the commit of its outcome
+        running.task = None  # the code has ended: the commit of its outcome is not interrupted
         if running.cancelled:
             self._observer.activity_ended(item, "cancelled", started_ms)
-            self._finish(running.lock_token)
+            self.forget(running.lock_token)
         elif failure is not None:
             self._observer.activity_ended(item, "failed", started_ms)
             self._fail(running, failure)
         else:
             self._observer.activity_ended(item, "success", started_ms)
             if result is not None:
-                self._conclude(running, completed(item, result))
+                self._complete(running, completed(item, result))
             else:
-                self._finish(running.lock_token)  # settled with its own transaction
+                self.forget(running.lock_token)  # committed by its own transaction
 
-    async def _leave_to_others(self, running: Running, reason: PerdureError) -> None:
-        """Somebody else may have the code, or the codec, that is missing here."""
+    async def _leave_to_others(self, running: RunningActivity, reason: PerdureError) -> None:
+        """Release an activity whose code, codec, thread or process is missing here."""
         running.task = None
         log.warning("%s", reason)
-        await quietly(
-            self._provider.abandon_work_item(running.lock_token, _ELSEWHERE_MS, ignore_attempt=True)
+        await log_failure(
+            self._provider.abandon_work_item(
+                running.lock_token, _RETRY_ELSEWHERE_MS, ignore_attempt=True
+            )
         )
-        self._finish(running.lock_token)
+        self.forget(running.lock_token)
 
-    def _retry_delay_ms(self, item: work.ActivityExecute, failure: Failure) -> int | None:
-        plan = item.retry
-        if plan is None or item.attempt >= plan.max_attempts:
-            return None
-        if any(name in plan.never for name in (failure.type_name, *failure.lineage)):
-            return None
-        delay_ms = retry_delay_ms(plan, item.attempt)
-        if item.deadline_ms is not None and self._clock.now_ms() + delay_ms >= item.deadline_ms:
-            return None
-        return delay_ms
-
-    def _fail(self, running: Running, failure: Failure) -> None:
+    def _fail(self, running: RunningActivity, failure: Failure) -> None:
         item = running.item
-        delay_ms = self._retry_delay_ms(item, failure)
+        now_ms = self._clock.now_ms()
+        delay_ms = retry_delay_ms(item, failure, now_ms)
         if delay_ms is None:
-            self._conclude(running, _failed(item, failure))
+            self._complete(running, failed(item, failure))
             return
         log.info("activity %r attempt %d failed: %s", item.name, item.attempt, failure)
-        again = running.again(attempt=item.attempt + 1, last_failure=failure)
-        due_ms = self._clock.now_ms() + delay_ms
-        # On a task of its own: the code may have cancelled the one on which it ran.
-        self._background.spawn(self._settle(running, retry=(again, due_ms)))
+        again = running.next_item(attempt=item.attempt + 1, last_failure=failure)
+        # On its own task: the activity's code may have cancelled the task on which it ran.
+        self._background.spawn(self._commit(running, retry=(again, now_ms + delay_ms)))
+
+    # --- heartbeats
+
+    def heartbeat(self, running: RunningActivity) -> None:
+        """Store the last heartbeat of a running activity with a renewal of its lock."""
+        if running.lock_token in self._running and not running.is_storing_heartbeat:
+            running.is_storing_heartbeat = True
+            self._background.spawn(self._store_heartbeat(running))
+
+    async def _store_heartbeat(self, running: RunningActivity) -> None:
+        """Store heartbeats until none is newer: those sent during a write need one write more."""
+        stored: str | None = None
+        try:
+            while running.heartbeat is not stored:
+                stored = running.heartbeat
+                await log_failure(
+                    self._provider.renew_work_item_lock(running.lock_token, self._lock_ms, stored)
+                )
+        finally:
+            running.is_storing_heartbeat = False
 
     # --- outcomes
 
-    def _conclude(self, running: Running, completion: Completion) -> None:
+    def _complete(self, running: RunningActivity, completion: Completion) -> None:
         running.completion = completion
         if not self.complete_here(completion, running.lock_token):
-            self._background.spawn(self._settle(running, completion=completion))
+            self._background.spawn(self._commit(running, completion=completion))
 
-    async def _settle(
+    async def _commit(
         self,
-        running: Running,
+        running: RunningActivity,
         *,
         completion: Completion | None = None,
         retry: tuple[work.ActivityExecute, int] | None = None,
     ) -> None:
-        """Commit the outcome through the queues; a lost lock means that nobody wants it."""
+        """Commit the outcome through the queues. A lost lock means that it is not wanted."""
         backoff = Backoff()
         while True:
             try:
@@ -466,71 +486,40 @@ class ActivityDispatcher:
                 log.warning("outcome of %r is sent again: %s", running.item.name, error)
                 await self._clock.sleep(backoff.next_delay(retryable=error.retryable))
                 continue
-            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - told there
-                self._give_up(running, error)
+            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - logged there
+                self._on_error(running, error)
                 return
-            self._finish(running.lock_token)
+            self.forget(running.lock_token)
             return
 
-    def _give_up(self, running: Running, error: BaseException) -> None:
-        """Running or settling it failed in a way that nobody has thought of."""
+    def _on_error(self, running: RunningActivity, error: BaseException) -> None:
+        """Handle an unexpected error while running or completing the activity."""
         if not self._stopping:
             self._deliver_again(running.lock_token, running.item.name, error)
-        elif isinstance(error, Exception):  # else interrupted, and given back
+        elif isinstance(error, Exception):  # else the stop interrupted it, and releases it
             log.error("activity %r was interrupted by an error", running.item.name, exc_info=error)
 
     def _deliver_again(self, lock_token: str, name: str, error: BaseException) -> None:
-        """Here or elsewhere; its lock must not be renewed for ever. The attempt counts."""
+        """Give up the lock, so that the activity is delivered again. The attempt counts."""
         if lock_token in self._running:
-            self._finish(lock_token)
+            self.forget(lock_token)
         else:
-            self._release_slot()
-        self._background.spawn_quietly(self._provider.abandon_work_item(lock_token, _AGAIN_MS))
+            self.release_slot()
+        self._background.spawn_logged(
+            self._provider.abandon_work_item(lock_token, _REDELIVERY_DELAY_MS)
+        )
         log.error("activity %r is delivered again after an error", name, exc_info=error)
 
-    def _finish(self, lock_token: str) -> None:
-        running = self._running.pop(lock_token, None)
-        if running is None:
-            return
-        found = self._by_key.pop(running.key, None)
-        if found is not running and found is not None:
-            self._by_key[running.key] = found
-        session_id = running.item.session_id
-        if session_id is not None:
-            self._sessions[session_id] -= 1
-            self._sessions += Counter()  # drops those that came to nothing
-            if len(self._sessions) < self._options.sessions:
-                self._session_ended.set()
-        if running.redelivered:  # else it was never suspected
-            self._suspects.ended(lock_token)
-        self._release_slot()
-
-    settled = _finish
-    """For the orchestration dispatcher: the turn that consumed this completion is durable."""
-
-    def _release_slot(self) -> None:
-        self._free += 1
-        if self._free == 1:  # whoever waits for a slot found none
-            self._slot_freed.set()
-
-    def _interrupt(self, running: Running) -> None:
-        """Tell the code that its outcome is not wanted, and stop it."""
+    def _interrupt(self, running: RunningActivity) -> None:
+        """Stop an activity whose outcome is not wanted any more."""
         if running.cancelled:
             return
         running.cancelled = True
         if running.completion is not None:
-            self._finish(running.lock_token)
-        elif running.scope is not None:
+            self.forget(running.lock_token)
+            return
+        if running.scope is not None:
             running.scope.cancel()
-        if running.completion is None and running.task is not None:
+        if running.task is not None:
             running.task.cancel()
-            self._executors.expect_end(running)
-
-
-def _failed(item: work.ActivityExecute, failure: Failure) -> work.ActivityFailed:
-    return work.ActivityFailed(
-        instance_id=item.instance_id,
-        execution_id=item.execution_id,
-        activity_id=item.activity_id,
-        failure=failure,
-    )
+            self._executors.check_end_later(running)

@@ -1,4 +1,4 @@
-"""The program of a child process: take a call, run the activity, answer, until the pipe closes."""
+"""The program of a child process: read a call, run the activity, answer, until the pipe closes."""
 
 from __future__ import annotations
 
@@ -17,37 +17,36 @@ import msgspec
 from perdure.authoring.activity_context import ActivityInfo, enter_scope, leave_scope
 from perdure.codec import JSON
 from perdure.errors import UsageError
-from perdure.runtime.failures import failure_from
-from perdure.runtime.processes import Answer, Call
+from perdure.runtime.processes import Answer, Call, failure_from
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from perdure.authoring import Activity
-    from perdure.runtime.sources import Source
+    from perdure.runtime.processes import Source
 
 _PR_SET_PDEATHSIG = 1
 
 
 class ChildScope:
-    """An attempt as its code sees it here: it is killed when nobody wants it any more."""
+    """The attempt as its code sees it in a child, which is killed when it is cancelled."""
 
     def __init__(self, info: ActivityInfo) -> None:
         self.info = info
 
     def heartbeat(self, details: object) -> None:
-        raise self._refusal("heartbeat()")
+        raise self._not_supported("heartbeat()")
 
     def last_heartbeat(self, type_: Any) -> Any:
-        raise self._refusal("last_heartbeat()")
+        raise self._not_supported("last_heartbeat()")
 
     def is_cancelled(self) -> bool:
-        raise self._refusal("is_cancelled()")
+        raise self._not_supported("is_cancelled()")
 
     def connection(self) -> Any:
-        raise self._refusal("transaction()")
+        raise self._not_supported("transaction()")
 
-    def _refusal(self, what: str) -> UsageError:
+    def _not_supported(self, what: str) -> UsageError:
         return UsageError(
             f"{what} does not work in activity {self.info.activity_name!r}, because it runs in a "
             "process of its own, which is killed when it times out or is cancelled; "
@@ -56,12 +55,12 @@ class ChildScope:
 
 
 def main() -> None:
-    # Ctrl-C in a terminal comes here too, and a SIGTERM to the whole group, but it is the worker's
-    # to say what ends. Not SIG_IGN: the programs that an activity starts would inherit that.
+    # Ctrl-C in a terminal and a SIGTERM to the process group reach the children too, but the worker
+    # decides what ends. Not SIG_IGN: the programs that an activity starts would inherit that.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda _number, _frame: None)
     descriptor, parent = map(int, sys.argv[1:3])
-    _pose_as_the_program(sys.argv[3], sys.argv[4:])
+    _restore_arguments_and_path(sys.argv[3], sys.argv[4:])
     os.set_inheritable(descriptor, False)
     _end_with(parent)
     with socket.socket(fileno=descriptor) as connection, connection.makefile("rb") as pipe:
@@ -71,8 +70,8 @@ def main() -> None:
             _send(connection, msgspec.json.encode(answer))
 
 
-def _pose_as_the_program(path: str, arguments: list[str]) -> None:
-    """Its script may look at its arguments, and what it starts has nothing to do with our path."""
+def _restore_arguments_and_path(path: str, arguments: list[str]) -> None:
+    """Show the script the program's own arguments, and its children the program's own path."""
     sys.argv = arguments
     if path:
         os.environ["PYTHONPATH"] = path
@@ -85,16 +84,16 @@ def _send(connection: socket.socket, data: bytes) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """Nobody waits for what a child does after its worker was killed."""
+    """Let the system kill this child when its worker dies: its answer would reach no reader."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # already
+        if os.getppid() != parent:  # it has died already
             sys.exit(1)
 
 
 def _answer(call: Call, begin: Callable[[], None]) -> Answer:
     try:
-        activity = _found(call.source)
+        activity = _load(call.source)
         args, kwargs = activity.signature.decode_arguments(call.input, JSON)
         token = enter_scope(ChildScope(call.info))
         begin()
@@ -110,8 +109,8 @@ def _answer(call: Call, begin: Callable[[], None]) -> Answer:
 
 
 @cache
-def _found(source: Source) -> Activity[..., Any]:
-    return source.find()
+def _load(source: Source) -> Activity[..., Any]:
+    return source.load()
 
 
 if __name__ == "__main__":

@@ -1,37 +1,36 @@
-"""Slow background duties of a runtime: announce it, keep its sessions, retry what was Blocked."""
+"""Periodic tasks of a runtime: announce the worker, renew sessions, retry Blocked instances."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING
 
-import msgspec
-
+from perdure.arguments import in_seconds
 from perdure.errors import PerdureError
 from perdure.model.failures import BlockReason
 from perdure.model.status import Status
-from perdure.providers.items import InstanceQuery
-from perdure.runtime.observe import log
+from perdure.providers.records import InstanceQuery
+from perdure.runtime.metrics import log
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from perdure.clock import Clock
     from perdure.providers.contract import Provider
-    from perdure.providers.items import InstanceInfo, WorkerInfo
+    from perdure.providers.records import InstanceInfo, WorkerInfo
     from perdure.runtime.intake import Intake
     from perdure.runtime.options import RuntimeOptions
 
 _ANNOUNCE_SECONDS = 10.0
 _FIRST_SECONDS = 0.25
-"""What waits in the store comes first when a runtime starts."""
+"""Delay at the start of a runtime, so that waiting work comes first."""
 _UNBLOCK_SECONDS = 15.0
-"""Not only at the start: in a rolling deploy the old code goes on after the new one has come."""
+"""Repeated, because in a rolling deploy the old code goes on after the new code has started."""
 _PAGE = 200
 
 
 class Housekeeping:
-    """Tasks that may fail: what they do is done again the next time."""
+    """Repeats each task at its interval. A task that fails is only logged."""
 
     def __init__(
         self,
@@ -55,11 +54,13 @@ class Housekeeping:
 
     def start(self) -> None:
         loop = asyncio.get_running_loop()
-        session_seconds = self._options.session_lock_seconds * 0.4
+        session_seconds = in_seconds(self._options.session_lock_timeout) * 0.4
         self._tasks = [
             loop.create_task(self._every(_ANNOUNCE_SECONDS, self._announce)),
             loop.create_task(self._later(session_seconds, self._renew_sessions)),
-            loop.create_task(self._later(self._options.session_idle_seconds, self._clean_sessions)),
+            loop.create_task(
+                self._later(in_seconds(self._options.session_idle_timeout), self._clean_sessions)
+            ),
             loop.create_task(self._later(_UNBLOCK_SECONDS, self.retry_blocked)),
         ]
 
@@ -72,30 +73,30 @@ class Housekeeping:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._once(self._withdraw)
 
-    async def _every(self, seconds: float, duty: Callable[[], Awaitable[object]]) -> None:
+    async def _every(self, seconds: float, task: Callable[[], Awaitable[object]]) -> None:
         while True:
-            await self._once(duty)
+            await self._once(task)
             await self._clock.sleep(seconds)
 
-    async def _later(self, seconds: float, duty: Callable[[], Awaitable[object]]) -> None:
+    async def _later(self, seconds: float, task: Callable[[], Awaitable[object]]) -> None:
         await self._clock.sleep(_FIRST_SECONDS)
-        await self._every(seconds, duty)
+        await self._every(seconds, task)
 
-    async def _once(self, duty: Callable[[], Awaitable[object]]) -> None:
+    async def _once(self, task: Callable[[], Awaitable[object]]) -> None:
         try:
-            await duty()
+            await task()
         except PerdureError as error:
             log.info("housekeeping: %s", error)
         except Exception:  # noqa: BLE001
             log.exception("housekeeping failed")
 
     async def _announce(self) -> None:
-        admin = self._provider.admin()
-        if admin is None:
+        if not self._provider.capabilities.admin:
             return
+        admin = self._provider.admin
         me = self._describe()
         if self._is_announced and not self._has_warned:
-            # Its own announcement is there, unless somebody else has written over it since.
+            # The entry is its own, unless another process with the same id has overwritten it.
             for other in await admin.list_workers():
                 if other.worker_id == me.worker_id and not _is_same_process(other, me):
                     self._warn_of(other)
@@ -113,27 +114,27 @@ class Housekeeping:
         )
 
     async def _withdraw(self) -> None:
-        admin = self._provider.admin()
-        if admin is not None:
-            await admin.register_worker(self._describe(), 0)
+        if self._provider.capabilities.admin:
+            await self._provider.admin.register_worker(self._describe(), 0)
 
     async def _renew_sessions(self) -> None:
         await self._provider.renew_session_lock(
             [self._owner],
-            round(self._options.session_lock_seconds * 1000),
-            round(self._options.session_idle_seconds * 1000),
+            round(in_seconds(self._options.session_lock_timeout) * 1000),
+            round(in_seconds(self._options.session_idle_timeout) * 1000),
         )
 
     async def _clean_sessions(self) -> None:
         await self._provider.cleanup_orphaned_sessions()
 
     async def retry_blocked(self) -> None:
-        """Let Blocked instances go on for which this runtime has other code than the one that
-        could not: a fixed deploy needs no further step.
+        """Resume Blocked instances for which this runtime has other code than the one that failed.
+
+        So a deploy of fixed code needs no further step.
         """
-        admin = self._provider.admin()
-        if admin is None:
+        if not self._provider.capabilities.admin:
             return
+        admin = self._provider.admin
         query, cursor = InstanceQuery(statuses=frozenset({Status.BLOCKED})), None
         while True:
             page = await admin.list_instances(query, cursor=cursor, limit=_PAGE)
@@ -160,7 +161,3 @@ def _is_same_process(one: WorkerInfo, other: WorkerInfo) -> bool:
         other.process_id,
         other.started_at_ms,
     )
-
-
-def seen(worker: WorkerInfo, *, busy: int, now_ms: int) -> WorkerInfo:
-    return msgspec.structs.replace(worker, busy=busy, seen_at_ms=now_ms)

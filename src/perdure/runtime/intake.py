@@ -1,7 +1,7 @@
-"""Reading a fetched item: what is to be run, or why nothing can be.
+"""Reads a fetched item: decides what is to be run, or why nothing can be run.
 
-Decodes history and messages, finds the code, and decides what duplicate starts and late messages
-mean. Pure apart from the random seed of a new execution.
+Decodes history and messages, finds the code, and handles duplicate starts and late messages. Pure
+apart from the random seed of a new execution.
 """
 
 from __future__ import annotations
@@ -10,28 +10,28 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
-from perdure.client.beginnings import parent_link, started_by
-from perdure.client.messages import envelope
 from perdure.engine.execution import Execution
 from perdure.errors import CorruptData, Nondeterminism, NotRegistered, PayloadError
 from perdure.model import events, wire, work
-from perdure.model.failures import Block, BlockReason, Failure
-from perdure.providers.items import OrchestratorMessage
-from perdure.runtime.live import Arrival
+from perdure.model.failures import Block, BlockReason, Failure, Mismatch
+from perdure.model.work import parent_link, started_by
+from perdure.providers.envelopes import envelope
+from perdure.providers.records import OrchestratorMessage
+from perdure.runtime.live_instances import Arrival
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from perdure.authoring.registry import Registry
     from perdure.codec import Codec
-    from perdure.providers.items import (
+    from perdure.providers.records import (
         FetchedOrchestration,
         KvEntry,
         OrchestrationItem,
     )
 
 
-class Run(msgspec.Struct, frozen=True, kw_only=True):
+class Runnable(msgspec.Struct, frozen=True, kw_only=True):
     """There is a turn to run."""
 
     execution: Execution
@@ -39,28 +39,28 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     arrivals: list[Arrival]
 
 
-class Drop(msgspec.Struct, frozen=True, kw_only=True):
-    """The instance has ended: its messages have nobody to go to."""
+class Ended(msgspec.Struct, frozen=True, kw_only=True):
+    """The instance has ended, so its messages came too late."""
 
     execution_id: int
     message_ids: list[int]
     replies: list[OrchestratorMessage]
     """Answers to starts that came for an id in use."""
     unread: list[str]
-    """Names of events and messages from outside among them."""
+    """Names of the events and queue messages from outside among them."""
 
 
-class Park(msgspec.Struct, frozen=True, kw_only=True):
-    """The instance cannot go on with this code; it is Blocked and left intact."""
+class Blocked(msgspec.Struct, frozen=True, kw_only=True):
+    """The instance cannot continue with this code. It is Blocked, and its history is kept."""
 
     block: Block
 
 
-Verdict: TypeAlias = Run | Drop | Park
+IntakeResult: TypeAlias = Runnable | Ended | Blocked
 
 
 class Intake:
-    """Turns fetched items into verdicts, with the handlers and codec of one runtime."""
+    """Reads fetched items with the handlers and the codec of one runtime."""
 
     def __init__(
         self, registry: Registry, codec: Codec, framework_version: str, max_attempts: int
@@ -70,10 +70,10 @@ class Intake:
         self._framework_version = framework_version
         self._max_attempts = max_attempts
 
-    def read(self, fetched: FetchedOrchestration, now_ms: int) -> Verdict:
+    def read(self, fetched: FetchedOrchestration, now_ms: int) -> IntakeResult:
         item = fetched.item
         if fetched.attempt_count > self._max_attempts:
-            return self.park(
+            return self.blocked(
                 item,
                 BlockReason.POISON,
                 f"delivered {fetched.attempt_count} times without a committed turn",
@@ -88,29 +88,29 @@ class Intake:
                 for delivery in item.messages
             ]
         except CorruptData as error:
-            return self.park(item, BlockReason.UNDECODABLE, error.message)
+            return self.blocked(item, BlockReason.UNDECODABLE, error.message)
         try:
-            return self._verdict(item, history, arrivals, now_ms)
+            return self._decide(item, history, arrivals, now_ms)
         except NotRegistered as error:
-            return self.park(item, BlockReason.UNKNOWN_HANDLER, str(error))
+            return self.blocked(item, BlockReason.UNKNOWN_HANDLER, str(error))
         except Nondeterminism as error:
-            return self.park(item, BlockReason.NONDETERMINISM, str(error), error.report)
+            return self.blocked(item, BlockReason.NONDETERMINISM, str(error), error.mismatch or "")
         except (CorruptData, PayloadError) as error:
-            return self.park(item, BlockReason.UNDECODABLE, str(error))
+            return self.blocked(item, BlockReason.UNDECODABLE, str(error))
 
-    def _verdict(
+    def _decide(
         self,
         item: OrchestrationItem,
         history: Sequence[events.Event],
         arrivals: list[Arrival],
         now_ms: int,
-    ) -> Verdict:
+    ) -> IntakeResult:
         has_ended = bool(history) and isinstance(history[-1], events.TERMINAL_KINDS)
         if history and not has_ended:
-            return self._go_on(item, history, arrivals)
+            return self._continue(item, history, arrivals)
         start = _next_start(arrivals, item.execution_id + 1 if has_ended else None)
         if start is None:
-            return Drop(
+            return Ended(
                 execution_id=item.execution_id,
                 message_ids=[arrival.message_id for arrival in arrivals if arrival.message_id],
                 replies=replies_to([arrival.item for arrival in arrivals], None),
@@ -122,12 +122,12 @@ class Intake:
             )
         return self._begin(item, start, arrivals, now_ms)
 
-    def _go_on(
+    def _continue(
         self,
         item: OrchestrationItem,
         history: Sequence[events.Event],
         arrivals: list[Arrival],
-    ) -> Run:
+    ) -> Runnable:
         started = history[0]
         if not isinstance(started, events.OrchestrationStarted):
             raise CorruptData("replay", f"history begins with {type(started).__name__}")
@@ -135,15 +135,15 @@ class Intake:
         execution = Execution.replay(
             handler, history, kv=_texts(item.kv_snapshot), codec=self._codec
         )
-        return Run(execution=execution, parent=parent_link(started), arrivals=arrivals)
+        return Runnable(execution=execution, parent=parent_link(started), arrivals=arrivals)
 
     def _begin(
         self, item: OrchestrationItem, start: Arrival, arrivals: list[Arrival], now_ms: int
-    ) -> Run:
+    ) -> Runnable:
         first = start.item
         assert isinstance(first, (work.StartOrchestration, work.ContinueAsNew))
         execution = self.begin(first, kv=_texts(item.kv_snapshot), now_ms=now_ms)
-        return Run(execution=execution, parent=first.parent, arrivals=arrivals)
+        return Runnable(execution=execution, parent=first.parent, arrivals=arrivals)
 
     def begin(
         self,
@@ -152,7 +152,7 @@ class Intake:
         kv: Mapping[str, str],
         now_ms: int,
     ) -> Execution:
-        """A new execution, before its first turn."""
+        """Return a new execution, before its first turn."""
         handler = self._registry.resolve_orchestration(first.name, first.version)
         started = started_by(
             first,
@@ -168,20 +168,29 @@ class Intake:
             carried=first.carried if isinstance(first, work.ContinueAsNew) else (),
         )
 
-    def park(
-        self, item: OrchestrationItem, reason: BlockReason, message: str, detail: str = ""
-    ) -> Park:
-        return Park(block=self.block(item.name, item.version, reason, message, detail))
+    def blocked(
+        self,
+        item: OrchestrationItem,
+        reason: BlockReason,
+        message: str,
+        detail: str | Mismatch = "",
+    ) -> Blocked:
+        return Blocked(block=self.block(item.name, item.version, reason, message, detail))
 
     def block(
-        self, name: str, version: str | None, reason: BlockReason, message: str, detail: str = ""
+        self,
+        name: str,
+        version: str | None,
+        reason: BlockReason,
+        message: str,
+        detail: str | Mismatch = "",
     ) -> Block:
-        """With the code at hand, so that other code tries again."""
+        """Return a block that names the code of this worker, so that other code tries again."""
         code = self.fingerprint(name, version)
         return Block(reason=reason, message=message, detail=detail, code=code)
 
     def fingerprint(self, name: str, version: str | None) -> str:
-        """Of the code that would run this instance, and of what reads its data; empty for none."""
+        """Return the identity of an instance's code and codec; empty if the code is missing."""
         try:
             code = self._registry.resolve_orchestration(name, version).fingerprint
         except NotRegistered:
@@ -190,7 +199,7 @@ class Intake:
 
 
 def _next_start(arrivals: Sequence[Arrival], execution_id: int | None) -> Arrival | None:
-    """The message that begins the execution: of an ended instance only its continuation does."""
+    """Return the message that begins the execution: a start, or after an end its continuation."""
     for arrival in arrivals:
         item = arrival.item
         if isinstance(item, work.ContinueAsNew):
@@ -204,7 +213,7 @@ def _next_start(arrivals: Sequence[Arrival], execution_id: int | None) -> Arriva
 def replies_to(
     items: Iterable[work.OrchestratorItem], parent: work.ParentLink | None
 ) -> list[OrchestratorMessage]:
-    """Tell another parent that the id it chose for its child is in use, or it waits for ever."""
+    """Return answers to parents whose child id is in use: without one they would wait for ever."""
     replies: list[OrchestratorMessage] = []
     for item in items:
         if isinstance(item, work.StartOrchestration) and item.parent not in {None, parent}:

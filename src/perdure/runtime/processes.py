@@ -1,36 +1,205 @@
-"""Child processes for activities that need a core of their own or a time limit that really stops.
+"""Child processes for activities that need their own CPU core or a time limit that really stops.
 
 A child is started when it is needed, kept for the next call, and killed when its call is cancelled
-or times out. Values travel as JSON; functions are found by their names.
+or times out. Values are sent as JSON. A child finds a function by its name: in a module, which it
+imports, or in the program's own script, which it loads under another name, as multiprocessing does.
+The program of a child is ``perdure.runtime.child``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import importlib
 import os
+import runpy
 import socket
 import sys
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
+from perdure.authoring import Activity
 from perdure.authoring.activity_context import ActivityInfo
 from perdure.codec import JSON
-from perdure.errors import PerdureError
+from perdure.errors import PerdureError, UsageError
 from perdure.model.events import NULL
-from perdure.model.failures import Failure
-from perdure.runtime.failures import NotBegun, RecordedFailure
-from perdure.runtime.sources import Source, source_of
+from perdure.model.failures import Category, Failure, describe_exception
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from perdure.authoring import Activity
+    from perdure.authoring.registry import Registry
+
+_SHORTAGES = {errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+"""Errors of a machine that is short of something, and may have it again a little later."""
+_NO_ANSWER = (asyncio.IncompleteReadError, ConnectionError)
+_LAST_ANSWER_SECONDS = 1.0
+"""Time to read an answer that a process sent before it ended."""
+_BEGIN_SECONDS = 120.0
+"""Time for the start of a process and the imports of its code."""
+_LOADED_AS = "__mp_main__"
+"""The name of the program's own script in a child, so that its main part does not run there. It is
+the name that multiprocessing uses: pools that an activity makes find its functions under it."""
+_LOADING = "__perdure_loading__"
+"""A global variable of the script while a child loads it."""
+
+
+# --- how an attempt can fail to run, or to raise its own exception here
+
+
+class NotBegun(PerdureError):
+    """The worker has no thread or process for the code, so the code was not called."""
+
+
+class ProcessDied(PerdureError):
+    """The child process ended without an answer."""
+
+
+class RecordedFailure(Exception):
+    """Stands for an exception that cannot be raised here: one of a child process, or one that would
+    end this process.
+    """
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
+
+
+def failure_from(error: BaseException, attempts: int) -> Failure:
+    """Return the record of the exception with which an attempt failed."""
+    category = Category.TIMEOUT if isinstance(error, TimeoutError) else Category.APPLICATION
+    return msgspec.structs.replace(describe_exception(error), category=category, attempts=attempts)
+
+
+# --- finding the function of an activity
+
+
+def check_not_loading() -> None:
+    """Raise UsageError if a child process is loading this program to find an activity in it."""
+    if hasattr(sys.modules.get(_LOADED_AS), _LOADING):
+        raise UsageError(
+            "a process activity is defined in this script, so each child process loads the script: "
+            "put what runs under if __name__ == '__main__':, or the activity into a module"
+        )
+
+
+def check_process_activities(registry: Registry) -> None:
+    """Raise UsageError for a process activity that a child process cannot find."""
+    for name in sorted(registry.activity_names):
+        activity = registry.resolve_activity(name)
+        if activity.settings.executor == "process":
+            source_of(activity)
+
+
+class Program(msgspec.Struct, frozen=True):
+    """The program that Python was told to run: the name of a module, or a path."""
+
+    module: str | None = None
+    path: str | None = None
+
+
+class Source(msgspec.Struct, frozen=True):
+    """The name of a function, and the module or the program that defines it."""
+
+    module: str
+    qualname: str
+    program: Program | None
+
+    def load(self) -> Activity[..., Any]:
+        """Return the activity; called in a child process."""
+        module = self._import() if self.program is None else _load(self.program)
+        found = _lookup(module, self.qualname)
+        if isinstance(found, Activity):
+            return cast("Activity[..., Any]", found)
+        if isinstance(found, FunctionType):
+            return Activity(found)
+        raise UsageError(
+            f"a child process does not find {self.qualname} in {module.__file__}: the function of "
+            "a process activity must be there whenever the file is loaded, so neither under "
+            "if __name__ == '__main__': nor made later"
+        )
+
+    def _import(self) -> ModuleType:
+        try:
+            return importlib.import_module(self.module)
+        except ModuleNotFoundError as error:
+            if not f"{self.module}.".startswith(f"{error.name}."):
+                raise
+            raise UsageError(
+                f"a child process cannot import {self.module}, the module of the process activity "
+                f"{self.qualname}: put it where sys.path finds it, under this name"
+            ) from error
+
+
+def source_of(activity: Activity[..., Any]) -> Source:
+    """Return what a child needs to find the activity. Raises UsageError if it could not find it."""
+    fn = activity.fn
+    module = sys.modules.get(fn.__module__)
+    found = None if module is None else _lookup(module, fn.__qualname__)
+    # Activities are compared by name, not identity: the module may have been loaded again.
+    is_itself = found.name == activity.name if isinstance(found, Activity) else found is fn
+    if module is None or not is_itself:
+        raise UsageError(
+            f"activity {activity.name!r} runs in a process, which finds it by the name of its "
+            f"function, {fn.__module__}.{fn.__qualname__}, and there is something else or nothing: "
+            "define it at the top level of a module, or use executor='thread'"
+        )
+    return Source(fn.__module__, fn.__qualname__, _program(activity, module))
+
+
+def _program(activity: Activity[..., Any], module: ModuleType) -> Program | None:
+    if activity.fn.__module__ not in {"__main__", _LOADED_AS}:
+        return None
+    spec = getattr(module, "__spec__", None)
+    if spec is not None and spec.name != "__main__":
+        return Program(module=spec.name)  # python -m
+    path = Path(getattr(module, "__file__", None) or "<stdin>")
+    if spec is not None:
+        path = path.parent  # python with a folder or an archive
+    if not path.exists():
+        raise UsageError(
+            f"activity {activity.name!r} runs in a process, which loads the file that defines "
+            f"{activity.fn.__qualname__}, but it was typed in, as in a notebook, or given to "
+            "python -c: put it into a module and import it from there, or use executor='thread'"
+        )
+    return Program(path=str(path))
+
+
+@cache
+def _load(program: Program) -> ModuleType:
+    # On import, multiprocessing binds _LOADED_AS to the current main module. Importing it now keeps
+    # it from overwriting the module that is bound to that name below.
+    importlib.import_module("multiprocessing")
+    loading = {_LOADING: True}
+    if program.module is not None:
+        content = runpy.run_module(program.module, loading, _LOADED_AS, alter_sys=True)
+    else:
+        assert program.path is not None
+        content = runpy.run_path(program.path, loading, _LOADED_AS)
+    del content[_LOADING]
+    module = ModuleType(_LOADED_AS)
+    vars(module).update(content)
+    # Annotations are resolved in it, pickles name it, and spawned pools load the main module.
+    sys.modules["__main__"] = sys.modules[_LOADED_AS] = module
+    return module
+
+
+def _lookup(module: ModuleType, qualname: str) -> Any:
+    found: Any = module
+    for name in qualname.split("."):
+        found = getattr(found, name, None)
+    return found
+
+
+# --- calling it in a child process
 
 
 class Call(msgspec.Struct, kw_only=True):
-    """What a child is asked to do."""
+    """The request to a child process."""
 
     source: Source
     info: ActivityInfo
@@ -38,23 +207,10 @@ class Call(msgspec.Struct, kw_only=True):
 
 
 class Answer(msgspec.Struct, kw_only=True):
-    """How it went."""
+    """The answer of a child process."""
 
     result: msgspec.Raw = NULL
     failure: Failure | None = None
-
-
-class ProcessDied(PerdureError):
-    """The child process ended without an answer."""
-
-
-_SHORTAGES = {errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
-"""Of what a machine may have again a little later."""
-_NO_ANSWER = (asyncio.IncompleteReadError, ConnectionError)
-_LAST_WORDS_SECONDS = 1.0
-"""For an answer that a process gave before it ended."""
-_BEGIN_SECONDS = 120.0
-"""For the start of a process and what its code imports."""
 
 
 class ProcessPool:
@@ -71,9 +227,9 @@ class ProcessPool:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         info: ActivityInfo,
-        bounded: Callable[[Awaitable[Any]], Awaitable[Any]] | None = None,
+        limited: Callable[[Awaitable[Any]], Awaitable[Any]] | None = None,
     ) -> Any:
-        """Run it in a child; ``bounded`` limits it from the moment when the code begins."""
+        """Run an activity in a child. ``limited`` applies its time limits once its code begins."""
         call = Call(
             source=source_of(activity),
             info=info,
@@ -82,7 +238,7 @@ class ProcessPool:
         async with self._slots:
             child = await self._idle_child() or await self._spawn_if_possible()
             try:
-                answer = await child.call(call, bounded)
+                answer = await child.call(call, limited)
             except BaseException:
                 await self._kill(child)
                 raise
@@ -96,7 +252,7 @@ class ProcessPool:
             child = self._idle.pop()
             if child.is_alive:
                 return child
-            await self._kill(child)  # somebody else has ended it meanwhile
+            await self._kill(child)  # it ended by itself, or was killed from outside
         return None
 
     async def close(self) -> None:
@@ -114,7 +270,8 @@ class ProcessPool:
     async def _spawn(self) -> _Child:
         ours, theirs = socket.socketpair()
         with theirs:
-            # The process comes last: a start that is cancelled ends it, and no wait follows.
+            # The process is started last, and nothing is awaited after it: a cancelled start leaves
+            # no process behind.
             reader, writer = await asyncio.open_connection(sock=ours)
             try:
                 process = await asyncio.create_subprocess_exec(
@@ -156,13 +313,14 @@ class _Child:
         return self._process.returncode is None and not self._reader.at_eof()
 
     async def call(
-        self, call: Call, bounded: Callable[[Awaitable[Any]], Awaitable[Any]] | None
+        self, call: Call, limited: Callable[[Awaitable[Any]], Awaitable[Any]] | None
     ) -> Answer:
         begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         answer = asyncio.ensure_future(self._exchange(msgspec.json.encode(call), begun))
         death = asyncio.ensure_future(self._process.wait())
         try:
-            # Its end counts, not that of its pipe: what it has started may hold that open.
+            # Wait for the end of the process, not of its pipe: programs that it has started may
+            # hold the pipe open.
             done, _ = await asyncio.wait(
                 (begun, answer, death), return_when=asyncio.FIRST_COMPLETED, timeout=_BEGIN_SECONDS
             )
@@ -171,8 +329,8 @@ class _Child:
                     f"its process did not begin {call.source.qualname} within {_BEGIN_SECONDS:g} "
                     "s: to start and import what it needs took too long"
                 )
-            ending = _ending(call, answer, death)
-            return await (ending if bounded is None else bounded(ending))
+            ended = _answer_or_death(call, answer, death)
+            return await (ended if limited is None else limited(ended))
         finally:
             answer.cancel()
             death.cancel()
@@ -181,7 +339,7 @@ class _Child:
     async def _exchange(self, data: bytes, begun: asyncio.Future[None]) -> Answer:
         self._writer.write(len(data).to_bytes(4) + data)
         await self._writer.drain()
-        while not (frame := await self._receive()):  # an empty one: the code begins
+        while not (frame := await self._receive()):  # an empty frame: the code begins
             begun.set_result(None)
         return msgspec.json.decode(frame, type=Answer)
 
@@ -195,9 +353,11 @@ class _Child:
         await self._process.wait()
 
 
-async def _ending(call: Call, answer: asyncio.Future[Answer], death: asyncio.Future[int]) -> Answer:
+async def _answer_or_death(
+    call: Call, answer: asyncio.Future[Answer], death: asyncio.Future[int]
+) -> Answer:
     await asyncio.wait((answer, death), return_when=asyncio.FIRST_COMPLETED)
-    await asyncio.wait((answer,), timeout=_LAST_WORDS_SECONDS)
+    await asyncio.wait((answer,), timeout=_LAST_ANSWER_SECONDS)
     if answer.done() and not isinstance(answer.exception(), _NO_ANSWER):
         return answer.result()
     raise ProcessDied(f"the process of {call.source.qualname} died with exit code {await death}")

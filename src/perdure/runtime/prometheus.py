@@ -33,7 +33,7 @@ class PrometheusMetrics:
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self._registry = registry
-        # A registry takes each name once: the runtimes of a process count together.
+        # A registry accepts each name once, so all runtimes of a process share their metrics.
         self._metrics = _metrics_of.setdefault(registry, {})
 
     def add(self, name: str, labels: Mapping[str, str], value: float = 1.0) -> None:

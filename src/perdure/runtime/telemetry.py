@@ -1,7 +1,8 @@
 """Spans and metrics for OpenTelemetry: ``runtime.observe(OpenTelemetry())``. Extra ``otel``.
 
-The trace of whoever starts an instance travels with it, so that its activities appear below that
-span, in whatever process they run. Only what really runs makes a span: a replay makes none.
+The trace of the code that starts an instance is stored with the instance, so its activities appear
+below that span, in each process that runs them. Only code that really runs makes a span; a replay
+makes none.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
     from perdure.model import work
-    from perdure.runtime.observe import SpanNote
+    from perdure.runtime.metrics import SpanNote
 
 
 class OpenTelemetry:
-    """A sink for metrics, and the maker of spans."""
+    """An exporter of metrics and spans."""
 
     def __init__(
         self,
@@ -59,14 +60,14 @@ class OpenTelemetry:
     # --- spans
 
     def carrier(self) -> str | None:
-        """The current trace, to travel with a start."""
+        """Return the current trace, to be stored with a start."""
         found: dict[str, str] = {}
         propagate.inject(found)
         return found.get("traceparent")
 
     @contextmanager
     def activity(self, item: work.ActivityExecute, note: SpanNote) -> Generator[None]:
-        """The span of one attempt."""
+        """Cover one attempt with a span."""
         parent = propagate.extract({"traceparent": item.trace}) if item.trace else None
         attributes: dict[str, str | int] = {
             "perdure.instance.id": item.instance_id,

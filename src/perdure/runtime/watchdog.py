@@ -1,7 +1,7 @@
-"""Bounds the time of a turn: warns, then interrupts the code that does not come back.
+"""Limits the time of a turn: logs a warning, then interrupts code that does not return.
 
-Turns run on the event loop's thread, so code that loops for ever would stop everything. A thread
-watches, and raises inside the turn when its time is up.
+Turns run on the thread of the event loop, so code that loops for ever would stop the whole worker.
+Another thread watches, and raises an exception inside the turn when its time is up.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 
 from perdure.engine.loop import DurableLoop
 from perdure.errors import PerdureError
-from perdure.runtime.observe import log
+from perdure.runtime.metrics import log
 
 if TYPE_CHECKING:
     from types import FrameType, TracebackType
     from typing import Self
 
 _CHECK_SECONDS = 0.5
-_RUN_DRY = DurableLoop.run_dry.__code__
-"""What is further out is the program that holds the runtime."""
+_RUN_LOOP = DurableLoop.run_until_idle.__code__
+"""Frames outside of this one belong to the program, not to the turn."""
 _WAY_OUT = (
     "a turn ends when all branches wait for steps, timers or events: move long work into an "
     "activity, and do not loop around asyncio.sleep(0)"
@@ -30,15 +30,15 @@ _WAY_OUT = (
 
 
 class TurnAborted(BaseException):
-    """Raised inside user code whose turn takes too long; nobody should catch it."""
+    """Raised inside user code whose turn takes too long. User code should not catch it."""
 
 
 class TurnTooLong(PerdureError):
-    """Code between two awaits did not come back in time."""
+    """Code between two awaits did not return in time."""
 
 
 class Watchdog:
-    """One per runtime. ``with watchdog.guard(instance_id):`` around each turn and each replay."""
+    """One for each runtime. Use ``with watchdog.guard(instance_id):`` around a turn or a replay."""
 
     def __init__(self, warn_seconds: float, abort_seconds: float) -> None:
         self._warn_seconds = warn_seconds
@@ -51,7 +51,7 @@ class Watchdog:
         self._since = 0.0
         self._warned = False
         self.aborted_at = ""
-        """Place in user code where the last guarded turn was interrupted; empty if it was not."""
+        """The line of user code where the last guarded turn was interrupted, or empty."""
 
     def start(self) -> None:
         self._turn_thread = threading.get_ident()
@@ -82,11 +82,11 @@ class Watchdog:
         with self._mutex:
             self._instance_id = None
             if self.aborted_at:
-                # The exception may not have been raised yet: take it back.
+                # The exception may not have been raised yet: withdraw it.
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._turn_thread), None)
 
     def too_long(self) -> TurnTooLong | None:
-        """What became of the last turn, if it was interrupted."""
+        """Return the error of the last turn if it was interrupted."""
         if not self.aborted_at:
             return None
         return TurnTooLong(
@@ -118,7 +118,7 @@ class Watchdog:
 
     def _place(self) -> str:
         frame: FrameType | None = sys._current_frames().get(self._turn_thread)  # noqa: SLF001
-        while frame is not None and frame.f_code is not _RUN_DRY:
+        while frame is not None and frame.f_code is not _RUN_LOOP:
             module = str(frame.f_globals.get("__name__", ""))
             if not module.startswith(("perdure.", "asyncio")):
                 return f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -1,4 +1,4 @@
-"""For the tests of programs that use perdure."""
+"""Tools for the tests of programs that use Perdure."""
 
 from perdure.testing.crashes import assert_crash_safe
 from perdure.testing.environment import Environment, Stuck

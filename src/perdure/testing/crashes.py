@@ -1,4 +1,4 @@
-"""Crash a workflow at every durable point and see that it ends as if nothing had happened."""
+"""Crashes a workflow before and after each of its commits, and checks that its end is the same."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from perdure.clock import ManualClock
 from perdure.errors import RemoteFailure
-from perdure.providers.memory import InMemoryProvider, MemoryStore
+from perdure.providers.sqlite.memory import InMemoryProvider, MemoryStore
 from perdure.testing.environment import Environment
 from perdure.testing.faults import intercept
 
@@ -26,7 +26,7 @@ _ID = "crash-test"
 
 
 class CrashPoint:
-    """Dies at the n-th commit: from then on nothing gets through and nobody gets an answer."""
+    """Crashes at the n-th commit: from then on no call reaches the store, and none is answered."""
 
     def __init__(self, inner: Provider, point: int = 0, phase: Phase = "before") -> None:
         self.provider = intercept(inner, self._around)
@@ -43,19 +43,19 @@ class CrashPoint:
         self.commits += 1
         is_here = self.commits == self._point
         if is_here and self._phase == "before":
-            await self._die()
+            await self._crash()
         answer = await call()
         if is_here:
-            await self._die()
+            await self._crash()
         return answer
 
-    async def _die(self) -> None:
+    async def _crash(self) -> None:
         self.crashed.set()
         await _never()
 
 
 async def _never() -> None:
-    """Wait for ever; the task is dropped with all that died, and asyncio need not complain."""
+    """Wait for ever. The task is dropped with the crashed runtime, without a warning of asyncio."""
     task: Any = asyncio.current_task()
     task._log_destroy_pending = False  # noqa: SLF001
     await asyncio.Event().wait()
@@ -67,16 +67,16 @@ async def assert_crash_safe(
     handlers: Iterable[Handler | ModuleType],
     events: Sequence[tuple[str, object]] = (),
 ) -> int:
-    """Run it once undisturbed, then once for each commit with a crash before and after it.
+    """Run an orchestration once undisturbed, then with a crash before and after each commit.
 
-    Every run must end with the same result or the same kind of failure. ``events`` are raised right
-    after the start. Returns the number of crashes. Activities run again after a crash, as they do
-    in real life, so they must be harmless to repeat.
+    Raises AssertionError unless every run ends with the same result or the same kind of failure.
+    ``events`` are raised right after the start. Returns the number of crashes. Activities run again
+    after a crash, as they do in production, so it must be harmless to repeat them.
     """
     chosen = list(handlers)
     clock = ManualClock()
     undisturbed = CrashPoint(InMemoryProvider(store=MemoryStore(clock)))
-    expected = await _Life(chosen, clock, undisturbed.provider).run(orchestration, args, events)
+    expected = await _Process(chosen, clock, undisturbed.provider).run(orchestration, args, events)
     crashes = 0
     for point in range(1, undisturbed.commits + 1):
         for phase in ("before", "after"):
@@ -100,34 +100,32 @@ async def _with_crash(
     clock = ManualClock()
     inner = InMemoryProvider(store=MemoryStore(clock))
     crashing = CrashPoint(inner, point, phase)
-    first = _Life(handlers, clock, crashing.provider)
+    first = _Process(handlers, clock, crashing.provider)
     running = asyncio.ensure_future(first.run(orchestration, args, events))
     crashed = asyncio.ensure_future(crashing.crashed.wait())
     await asyncio.wait((running, crashed), return_when=asyncio.FIRST_COMPLETED)
     crashed.cancel()
     if running.done():
         return running.result()
-    await first.die(running)
+    await first.crash(running)
     survivor = InMemoryProvider(store=MemoryStore(clock))
     await _copy(inner, survivor)
-    second = _Life(handlers, clock, survivor)
+    second = _Process(handlers, clock, survivor)
     return await second.run(orchestration, args, events[first.events_sent :])
 
 
 async def _copy(source: Provider, target: Provider) -> None:
-    """What a new process finds: everything that was committed, and no lock."""
+    """Copy what a new process finds after a crash: everything that was committed, and no lock."""
     await source.open()
     await target.open()
-    reading, writing = source.admin(), target.admin()
-    assert reading is not None
-    assert writing is not None
+    reading, writing = source.admin, target.admin
     page = await reading.list_instances(limit=1000)
     for info in page.instances:
         await writing.import_instance(await reading.export_instance(info.instance_id))
 
 
-class _Life:
-    """One process: from its start to its end or its crash."""
+class _Process:
+    """Stands for one process, from its start to its end or its crash."""
 
     def __init__(
         self, handlers: list[Handler | ModuleType], clock: ManualClock, provider: Provider
@@ -151,7 +149,7 @@ class _Life:
             except RemoteFailure as error:
                 return type(error).__name__, error.type_name, error.message
 
-    async def die(self, running: asyncio.Future[Any]) -> None:
+    async def crash(self, running: asyncio.Future[Any]) -> None:
         self._environment.runtime.abort()
         running.cancel()
         await asyncio.wait((running,))

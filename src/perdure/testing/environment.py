@@ -1,19 +1,20 @@
-"""Run orchestrations in a test: an in-memory store and a clock that jumps when everything waits."""
+"""Runs orchestrations in a test, with a store in memory and a clock that jumps over waits."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
+from perdure.arguments import Duration, to_seconds
 from perdure.authoring import Activity
 from perdure.authoring.registry import definitions_in
-from perdure.client.waits import open_steps
+from perdure.client.steps import open_steps
 from perdure.clock import ManualClock
 from perdure.codec import JSON
 from perdure.errors import PerdureError, UsageError
 from perdure.model.status import Status
-from perdure.providers.items import InstanceQuery
-from perdure.providers.memory import InMemoryProvider, MemoryStore
+from perdure.providers.records import InstanceQuery
+from perdure.providers.sqlite.memory import InMemoryProvider, MemoryStore
 from perdure.runtime.options import RuntimeOptions
 from perdure.runtime.runtime import Runtime
 
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 
     from perdure.authoring.registry import Handler
     from perdure.client.handle import Handle
-    from perdure.client.view import Ending, Finished
-    from perdure.client.waits import OpenStep
+    from perdure.client.steps import OpenStep
+    from perdure.client.waiting import Ending, Finished
     from perdure.codec import Codec
     from perdure.model import events
     from perdure.providers.contract import Provider
@@ -39,7 +40,7 @@ _REAL_PAUSE_SECONDS = 0.001
 
 
 class Stuck(PerdureError):
-    """Everything waits for something that no clock can bring; the message says for what."""
+    """All instances wait, and no timer can wake one. The message says what they wait for."""
 
 
 class Environment:
@@ -49,8 +50,8 @@ class Environment:
 
     Time stands still until the test waits for a result; then the clock jumps from one due timer to
     the next, so that a 30-day wait takes milliseconds. ``substitutes`` maps activities to plain
-    functions that run instead of them. The store is in memory: one with threads of its own would be
-    at work while the clock jumps.
+    functions that run instead of them. The store is in memory, because a store with its own threads
+    would be at work while the clock jumps.
     """
 
     def __init__(
@@ -112,19 +113,19 @@ class Environment:
         return await handle.result()
 
     async def settle(self) -> None:
-        """Let everything run that needs no time to pass."""
+        """Run everything that can run without time passing."""
         await self.runtime.settle()
 
-    async def advance(self, seconds: float) -> None:
-        """Let time pass, firing on the way whatever is due, in order."""
-        await self.runtime.advance_to(self.clock.now_ms() + round(seconds * 1000))
+    async def advance(self, time: Duration) -> None:
+        """Let ``time`` pass, seconds or a timedelta; timers fire on the way, in order."""
+        await self.runtime.advance_to(self.clock.now_ms() + round(to_seconds(time, "time") * 1000))
 
     async def history(self, handle: Handle[Any]) -> list[events.Event]:
         return await handle.history()
 
 
 class _JumpingRuntime(Runtime):
-    """A runtime whose clock jumps while somebody waits for a result."""
+    """A runtime whose clock jumps while a caller waits for a result."""
 
     def __init__(
         self,
@@ -137,8 +138,8 @@ class _JumpingRuntime(Runtime):
     ) -> None:
         super().__init__(provider, handlers, options=options, codec=codec, clock=clock)
         self._jumps = clock
-        # Looking again by the clock would keep time moving for an instance that nobody can end.
-        self._watch_ms = round(_FOREVER_SECONDS * 1000)
+        # Polling by this clock would move time for ever for an instance that cannot end.
+        self._waiter.watch_ms = round(_FOREVER_SECONDS * 1000)
 
     async def _wait_finished(
         self, instance_id: str, finished: Finished | None, deadline_ms: int | None
@@ -168,9 +169,9 @@ class _JumpingRuntime(Runtime):
                 task.cancel()
 
     async def _is_blocked(self, instance_id: str, *, is_thorough: bool) -> bool:
-        """Whether it, or a descendant, can only be tried again by the code that failed."""
+        """Return True if the instance, or if thorough a descendant, is Blocked."""
         ids = (await self.admin.tree(instance_id)).instance_ids if is_thorough else (instance_id,)
-        views = [await self.status(each, waits=False) for each in ids]
+        views = [await self.describe(each, waits=False) for each in ids]
         return any(view.status is Status.BLOCKED for view in views)
 
     async def settle(self) -> None:
@@ -217,14 +218,14 @@ class _JumpingRuntime(Runtime):
 
 
 def _options(*, always_replay: bool) -> RuntimeOptions:
-    """Nothing but the code under test may need time to pass."""
+    """Return options under which only the code under test waits for time to pass."""
     return RuntimeOptions(
         always_replay=always_replay,
         housekeeping=False,
-        poll_seconds=_FOREVER_SECONDS,
-        idle_seconds=_FOREVER_SECONDS,
-        orchestration_lock_seconds=_FOREVER_SECONDS * 4,
-        activity_lock_seconds=_FOREVER_SECONDS * 4,
+        poll_interval=_FOREVER_SECONDS,
+        idle_timeout=_FOREVER_SECONDS,
+        orchestration_lock_timeout=_FOREVER_SECONDS * 4,
+        activity_lock_timeout=_FOREVER_SECONDS * 4,
     )
 
 
@@ -242,7 +243,7 @@ def _substituted(
         if not (isinstance(handler, Activity) and handler.name in names)
     ]
     chosen += [
-        # Where it runs belongs to the function that is left out.
+        # Executor and transaction are settings of the replaced function.
         Activity(
             function,
             name=activity.name,

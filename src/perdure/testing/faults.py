@@ -1,4 +1,4 @@
-"""A provider in front of another one, with a hook around every verb: for faults in tests."""
+"""Wraps a provider with a hook around every verb, to inject faults in tests."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from perdure.providers.contract import Provider
+from perdure.providers.whole import WholeProvider
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -15,13 +16,13 @@ if TYPE_CHECKING:
 
 
 def intercept(inner: Provider, around: Around) -> Provider:
-    """A provider whose every verb goes through ``around(verb, call)``.
+    """Return a provider whose every verb goes through ``around(verb, call)``.
 
-    ``around`` does the call, or not, or twice, or fails before or after it. Properties, ``watch``
-    and ``admin`` are passed on as they are.
+    ``around`` may make the call, skip it, repeat it, or fail before or after it. Properties and
+    ``watch`` are passed on as they are.
     """
     members: dict[str, Any] = {verb: _passed_on(verb) for verb in _verbs()}
-    kind: Any = type("InterceptedProvider", (Provider,), members)
+    kind: Any = type("InterceptedProvider", (WholeProvider,), members)
     provider = kind()
     provider.inner = inner
     provider.around = around
@@ -39,7 +40,7 @@ def _verbs() -> list[str]:
 def _passed_on(verb: str) -> Any:
     if isinstance(getattr(Provider, verb), property):
         return property(attrgetter(f"inner.{verb}"))
-    if verb in {"watch", "admin"}:
+    if verb == "watch":
 
         def pass_on(self: Any, *args: Any, **kwargs: Any) -> Any:
             return getattr(self.inner, verb)(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Recorded histories against today's code, in a test."""
+"""Replays recorded histories against today's code, in a test."""
 
 from __future__ import annotations
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from perdure.errors import DuplicateEvent, InstanceFinished, NotFound, StoreClosed, StoreRefused
-from perdure.limits import ORPHAN_GRACE_MS, check_id
+from perdure.limits import ORPHAN_GRACE_MS
 from perdure.model.status import Status
-from perdure.providers import Capabilities, Provider, rules
-from perdure.providers.items import (
+from perdure.providers import Capabilities, Provider, rules, validation
+from perdure.providers.records import (
     Delivery,
     EnqueueCondition,
     FetchedOrchestration,
@@ -24,11 +24,8 @@ from perdure.providers.items import (
     OrchestrationItem,
     OrchestratorMessage,
     StartRouting,
-    TagFilter,
-    TurnCommit,
-    WorkerMessage,
 )
-from perdure.providers.watching import ChangeHub
+from perdure.providers.waiting import ChangeHub
 
 if TYPE_CHECKING:
     from perdure.clock import Clock
@@ -102,10 +99,9 @@ class ToyProvider(Provider):
         if self._store.holder is self:
             self._store.holder = None
 
-    def _now(self, operation: str) -> int:
+    def _require_open(self, operation: str) -> None:
         if self._store.holder is not self:
             raise StoreClosed(operation, "the toy is not open")
-        return self._clock.now_ms()
 
     def _row(self, message, now_ms: int, delay_ms: int | None = None) -> Row:
         self._store.sequence += 1
@@ -114,11 +110,8 @@ class ToyProvider(Provider):
 
     # --- turns
 
-    async def fetch_orchestration_item(
-        self, lock_timeout_ms, poll_timeout_ms, filter=None, owner=None
-    ):
-        now_ms = self._now("fetch_orchestration_item")
-        rules.check_fetch(lock_timeout_ms, poll_timeout_ms, owner)
+    async def _fetch_orchestration_item(self, lock_timeout_ms, poll_timeout_ms, filter, owner):
+        now_ms = self._clock.now_ms()
         self._bury_orphans(now_ms)
         visible = [
             row for row in self._store.messages if rules.is_visible(row.visible_at_ms, now_ms)
@@ -212,9 +205,8 @@ class ToyProvider(Provider):
                 row.token = None
         instance.token, instance.locked_until_ms = None, 0
 
-    async def ack_orchestration_item(self, lock_token: str, commit: TurnCommit):
-        now_ms = self._now("ack_orchestration_item")
-        rules.check_commit(commit)
+    async def _ack_orchestration_item(self, lock_token, commit):
+        now_ms = self._clock.now_ms()
         instance_id, instance = self._held("ack_orchestration_item", lock_token, now_ms)
         self._check_new(instance, commit.execution_id, commit.history_delta)
         self._consume(instance, lock_token, commit.consumed)
@@ -275,11 +267,8 @@ class ToyProvider(Provider):
             instance.kv_store = rules.merge_kv(instance.kv_store, instance.kv_delta)
             instance.kv_delta = {}
 
-    async def abandon_orchestration_item(
-        self, lock_token, delay_ms=None, *, ignore_attempt=False, block=None
-    ):
-        now_ms = self._now("abandon_orchestration_item")
-        rules.check_abandon(delay_ms, block)
+    async def _abandon_orchestration_item(self, lock_token, delay_ms, *, ignore_attempt, block):
+        now_ms = self._clock.now_ms()
         _, instance = self._held(
             "abandon_orchestration_item", lock_token, now_ms, even_expired=True
         )
@@ -290,9 +279,8 @@ class ToyProvider(Provider):
             instance.not_before_ms = now_ms + delay_ms
         self._release(instance)
 
-    async def renew_orchestration_item_lock(self, lock_token, extend_for_ms):
-        now_ms = self._now("renew_orchestration_item_lock")
-        rules.check_number(extend_for_ms, "extend_for_ms", minimum=1)
+    async def _renew_orchestration_item_lock(self, lock_token, extend_for_ms):
+        now_ms = self._clock.now_ms()
         _, instance = self._held("renew_orchestration_item_lock", lock_token, now_ms)
         instance.locked_until_ms = now_ms + extend_for_ms
 
@@ -313,24 +301,15 @@ class ToyProvider(Provider):
         history = instance.histories.setdefault(execution_id, {})
         history.update({record.event_id: record.data for record in records})
 
-    async def read(self, instance_id):
-        self._now("read")
-        check_id(instance_id, "instance id")
+    async def _read(self, instance_id):
         instance = self._store.instances.get(instance_id, Instance())
         return self._records(instance, max([instance.execution_id, *instance.histories]))
 
-    async def read_with_execution(self, instance_id, execution_id, *, after_event_id=0, limit=None):
-        self._now("read_with_execution")
-        check_id(instance_id, "instance id")
-        rules.check_history_page(after_event_id, limit)
+    async def _read_with_execution(self, instance_id, execution_id, after_event_id, limit):
         records = self._records(self._store.instances.get(instance_id, Instance()), execution_id)
         return [record for record in records if record.event_id > after_event_id][:limit]
 
-    async def append_with_execution(self, instance_id, execution_id, records):
-        self._now("append_with_execution")
-        check_id(instance_id, "instance id")
-        rules.check_number(execution_id, "execution_id", minimum=1)
-        rules.check_records(records)
+    async def _append_with_execution(self, instance_id, execution_id, records):
         instance = self._store.instances.get(instance_id, Instance())
         self._check_new(instance, execution_id, records)
         self._append(instance, execution_id, records)
@@ -338,18 +317,12 @@ class ToyProvider(Provider):
 
     # --- worker queue
 
-    async def enqueue_for_worker(self, message: WorkerMessage):
-        now_ms = self._now("enqueue_for_worker")
-        rules.check_work(message)
+    async def _enqueue_for_worker(self, message):
+        now_ms = self._clock.now_ms()
         self._store.work.append(self._row(message, now_ms))
 
-    async def fetch_work_item(
-        self, lock_timeout_ms, poll_timeout_ms, session=None, tag_filter=None, activities=None
-    ):
-        now_ms = self._now("fetch_work_item")
-        rules.check_fetch(lock_timeout_ms, poll_timeout_ms)
-        rules.check_session_fetch(session)
-        tags = tag_filter or TagFilter.default_only()
+    async def _fetch_work_item(self, lock_timeout_ms, poll_timeout_ms, session, tags, activities):
+        now_ms = self._clock.now_ms()
         for row in self._store.work:
             message = row.message
             is_free = not rules.is_live(row.locked_until_ms, now_ms)
@@ -399,11 +372,10 @@ class ToyProvider(Provider):
         if rules.is_live(until_ms, now_ms):
             self._store.sessions[row.message.session_id] = (owner, until_ms, now_ms)
 
-    async def ack_work_item(self, lock_token, completion=None, retry=None):
-        now_ms = self._now("ack_work_item")
-        rules.check_follow_up(completion, retry)
+    async def _ack_work_item(self, lock_token, completion, retry):
+        now_ms = self._clock.now_ms()
         row = self._held_work("ack_work_item", lock_token, now_ms)
-        rules.check_settlement(row.message.identity, completion, retry)
+        validation.check_settlement(row.message.identity, completion, retry)
         self._touch(row, now_ms)
         self._store.work.remove(row)
         if completion is not None:
@@ -412,18 +384,16 @@ class ToyProvider(Provider):
         if retry is not None:
             self._store.work.append(self._row(retry, now_ms))
 
-    async def abandon_work_item(self, lock_token, delay_ms=None, *, ignore_attempt=False):
-        now_ms = self._now("abandon_work_item")
-        rules.check_abandon(delay_ms)
+    async def _abandon_work_item(self, lock_token, delay_ms, *, ignore_attempt):
+        now_ms = self._clock.now_ms()
         row = self._held_work("abandon_work_item", lock_token, now_ms, even_expired=True)
         row.token, row.locked_until_ms = None, 0
         row.visible_at_ms = now_ms + (delay_ms or 0)
         if ignore_attempt:
             row.attempts = max(row.attempts - 1, 0)
 
-    async def renew_work_item_lock(self, lock_token, extend_for_ms, heartbeat=None):
-        now_ms = self._now("renew_work_item_lock")
-        rules.check_number(extend_for_ms, "extend_for_ms", minimum=1)
+    async def _renew_work_item_lock(self, lock_token, extend_for_ms, heartbeat):
+        now_ms = self._clock.now_ms()
         row = self._held_work("renew_work_item_lock", lock_token, now_ms)
         row.locked_until_ms = now_ms + extend_for_ms
         self._touch(row, now_ms)
@@ -432,8 +402,8 @@ class ToyProvider(Provider):
 
     # --- sessions
 
-    async def renew_session_lock(self, owner_ids, extend_for_ms, idle_timeout_ms):
-        now_ms = self._now("renew_session_lock")
+    async def _renew_session_lock(self, owner_ids, extend_for_ms, idle_timeout_ms):
+        now_ms = self._clock.now_ms()
         renewed = 0
         for session_id, (owner, until_ms, active_ms) in self._store.sessions.items():
             is_active = active_ms > now_ms - idle_timeout_ms
@@ -442,8 +412,8 @@ class ToyProvider(Provider):
                 renewed += 1
         return renewed
 
-    async def cleanup_orphaned_sessions(self):
-        now_ms = self._now("cleanup_orphaned_sessions")
+    async def _cleanup_orphaned_sessions(self):
+        now_ms = self._clock.now_ms()
         used = {row.message.session_id for row in self._store.work}
         orphaned = [
             session_id
@@ -456,9 +426,8 @@ class ToyProvider(Provider):
 
     # --- orchestrator queue
 
-    async def enqueue_for_orchestrator(self, message, delay_ms=None, condition=None):
-        now_ms = self._now("enqueue_for_orchestrator")
-        rules.check_enqueue(message, delay_ms, condition)
+    async def _enqueue_for_orchestrator(self, message, delay_ms, condition):
+        now_ms = self._clock.now_ms()
         if not self._meets(message.instance_id, condition):
             return False
         self._store.messages.append(self._row(message, now_ms, delay_ms))
@@ -520,26 +489,19 @@ class ToyProvider(Provider):
 
     # --- what clients read
 
-    async def get_custom_status(self, instance_id, last_seen_version=0):
-        self._now("get_custom_status")
-        check_id(instance_id, "instance id")
+    async def _get_custom_status(self, instance_id, last_seen_version):
         instance = self._store.instances.get(instance_id, Instance())
         if instance.custom_status_version <= last_seen_version:
             return None
         return instance.custom_status, instance.custom_status_version
 
-    async def get_kv_value(self, instance_id, key):
-        entry = (await self.get_kv_all_values(instance_id)).get(key)
+    async def _get_kv_value(self, instance_id, key):
+        entry = (await self._get_kv_all_values(instance_id)).get(key)
         return None if entry is None else entry.value
 
-    async def get_kv_all_values(self, instance_id):
-        self._now("get_kv_all_values")
-        check_id(instance_id, "instance id")
+    async def _get_kv_all_values(self, instance_id):
         instance = self._store.instances.get(instance_id, Instance())
         return rules.merge_kv(instance.kv_store, instance.kv_delta)
 
-    def watch(self, instance_id):
+    def _watch(self, instance_id):
         return self._hub.watch(instance_id)
-
-    def admin(self):
-        return None

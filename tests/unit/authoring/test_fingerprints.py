@@ -184,7 +184,7 @@ def project(tmp_path: Path) -> Project:
         ('return "cached"', 'return "fresh"'),
     ],
 )
-def test_whatever_part_of_the_code_a_fix_is_in_it_is_noticed(project, old, new):
+def test_a_fix_in_every_part_of_the_code_is_noticed(project, old, new):
     assert project.fingerprint(old, new) != project.fingerprint()
 
 

@@ -23,7 +23,7 @@ async def code() -> None: ...
         (authoring.random, "random()"),
         (lambda: authoring.random.choice([1]), "random.choice()"),
         (lambda: authoring.side_effect(int), "side_effect()"),
-        (lambda: authoring.set_status(1), "set_status()"),
+        (lambda: authoring.set_custom_status(1), "set_custom_status()"),
         (authoring.continue_as_new, "continue_as_new()"),
         (lambda: authoring.start_detached(code), "start_detached()"),
         (lambda: authoring.patched("x"), "patched()"),

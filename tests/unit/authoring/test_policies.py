@@ -1,6 +1,7 @@
 """Retry and activity options: checked when they are written down."""
 
 import math
+from datetime import timedelta
 
 import pytest
 
@@ -85,3 +86,11 @@ def test_the_tighter_deadline_counts():
 
 def test_a_bound_is_never_rounded_to_nothing():
     assert ActivityOptions(timeout=0.0001).timeout_ms == 1
+
+
+def test_a_timedelta_is_as_good_as_seconds():
+    retry = Retry(first_delay=timedelta(seconds=1), max_delay=timedelta(minutes=1))
+    options = ActivityOptions(timeout=timedelta(milliseconds=1500), deadline=timedelta(hours=1))
+
+    assert retry.plan() == Retry(first_delay=1, max_delay=60).plan()
+    assert (options.timeout_ms, options.deadline_ms) == (1500, 3_600_000)

@@ -170,8 +170,8 @@ def test_a_version_that_cannot_take_over_from_an_older_one_is_told():
     @orchestration(name="loop", version="3.0.0")
     async def third(n: int, region: str, *, size: int) -> None: ...
 
-    assert list(Registry([first, second, checkout, checkout_newer]).misfits()) == []
-    told = list(Registry([third, second, first]).misfits())
+    assert list(Registry([first, second, checkout, checkout_newer]).incompatible_versions()) == []
+    told = list(Registry([third, second, first]).incompatible_versions())
     assert [text[:62] for text in told] == [
         "orchestration 'loop' 3.0.0 requires 'region', which 1.0.0 does",
         "orchestration 'loop' 3.0.0 requires 'size', which 2.0.0 does n",

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.client.messages import envelope
-from perdure.client.names import count_names
-from perdure.client.search import OPEN, parse_search, parse_statuses
+from perdure.client.search import count_names, parse_search, parse_statuses
+from perdure.client.view import OPEN
 from perdure.clock import ManualClock
 from perdure.errors import InvalidValue
 from perdure.model.status import Status
 from perdure.model.work import StartOrchestration
-from perdure.providers.items import InstanceQuery
-from perdure.providers.memory import InMemoryProvider
+from perdure.providers.envelopes import envelope
+from perdure.providers.records import InstanceQuery
+from perdure.providers.sqlite.memory import InMemoryProvider
 
 NOW = 1_700_000_000_000
 
@@ -39,7 +39,7 @@ def test_qualifiers_that_the_store_knows_go_into_its_query():
 def test_running_includes_an_instance_between_two_executions():
     assert parse_statuses("running") == {Status.RUNNING, Status.CONTINUED_AS_NEW}
     assert parse_statuses("open") == OPEN
-    assert parse_statuses("Paused,BLOCKED") == {Status.SUSPENDED, Status.BLOCKED}
+    assert parse_statuses("Paused,BLOCKED") == {Status.PAUSED, Status.BLOCKED}
 
 
 def test_two_statuses_must_both_fit():
@@ -101,12 +101,12 @@ def test_pages_of_a_tested_selection_give_each_instance_once(limit, count):
         selection = parse_search("name:o*", NOW)
         found, cursor = [], None
         while True:
-            page, cursor = await selection.page(provider.admin(), cursor=cursor, limit=limit)
+            page, cursor = await selection.page(provider.admin, cursor=cursor, limit=limit)
             assert len(page) <= limit
             found += [info.instance_id for info in page]
             if cursor is None:
                 break
-        counted = await selection.count(provider.admin())
+        counted = await selection.count(provider.admin)
         await provider.close()
         return found, counted
 
@@ -119,7 +119,7 @@ def test_pages_of_a_tested_selection_give_each_instance_once(limit, count):
 def ask(names, question):
     async def main():
         provider = await store_of(*names)
-        answer = await question(provider.admin())
+        answer = await question(provider.admin)
         await provider.close()
         return answer
 

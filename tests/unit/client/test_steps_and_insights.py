@@ -3,13 +3,13 @@
 import msgspec
 import pytest
 
-from perdure.client.comparing import compare
-from perdure.client.insights import Attempt, Surroundings, explain
+from perdure.client.insights import Attempt, QueueContext, explain
+from perdure.client.replay_check import compare
 from perdure.client.steps import BranchView, branches_of, steps_of
 from perdure.model import events
 from perdure.model.failures import Block, BlockReason, Failure
 from perdure.model.status import Status
-from perdure.providers.items import InstanceInfo, WorkerInfo
+from perdure.providers.records import InstanceInfo, WorkerInfo
 
 NOW = 1_700_000_000_000
 
@@ -51,7 +51,7 @@ def info(status=Status.RUNNING, **fields):
 
 
 def said(book, around=None, **fields):
-    return explain(info(**fields), steps_of(book.history), around or Surroundings(), NOW + 60_000)
+    return explain(info(**fields), steps_of(book.history), around or QueueContext(), NOW + 60_000)
 
 
 def test_a_completed_activity_is_a_done_step_with_its_result():
@@ -198,17 +198,17 @@ def test_a_retried_activity_is_told_before_anything_else(fields, when):
     book.add(events.ActivityScheduled, op="0/1", name="pay")
     repeated = attempt(number=4, of=10, last_error="ConnectTimeout: bank", **fields)
 
-    insight = said(book, Surroundings(attempts=(repeated,)))
+    insight = said(book, QueueContext(attempts=(repeated,)))
 
     assert insight.doing == "retrying"
     assert insight.sentence == f"Retrying pay: {when}; last error ConnectTimeout: bank"
 
 
-def test_an_activity_that_nobody_takes_is_told():
+def test_an_activity_that_no_worker_takes_is_told():
     book = Book()
     book.add(events.ActivityScheduled, op="0/1", name="pay")
 
-    insight = said(book, Surroundings(attempts=(attempt(),)))
+    insight = said(book, QueueContext(attempts=(attempt(),)))
 
     assert insight.sentence == "pay waits 1m for a worker; no running worker has that activity"
 
@@ -217,7 +217,7 @@ def test_an_activity_with_a_tag_tells_it():
     book = Book()
     book.add(events.ActivityScheduled, op="0/1", name="pay")
 
-    insight = said(book, Surroundings(attempts=(attempt(tag="gpu"),)))
+    insight = said(book, QueueContext(attempts=(attempt(tag="gpu"),)))
 
     assert insight.sentence.startswith("pay waits 1m for a worker that takes the tag 'gpu'")
 
@@ -239,14 +239,14 @@ def worker(*handlers):
 )
 def test_a_pending_instance_says_why_it_waits(workers, rest):
     pending = info(Status.PENDING, version="2.0.0")
-    insight = explain(pending, (), Surroundings(workers=workers), NOW + 60_000)
+    insight = explain(pending, (), QueueContext(workers=workers), NOW + 60_000)
 
     assert insight.sentence == f"Waiting 1m for a worker{rest}"
 
 
 @pytest.mark.parametrize("version", [None, "1.0.0"])
 def test_a_pending_instance_that_a_worker_can_take_only_waits(version):
-    around = Surroundings(workers=(worker("order"),))
+    around = QueueContext(workers=(worker("order"),))
     insight = explain(info(Status.PENDING, version=version), (), around, NOW + 60_000)
 
     assert insight.sentence == "Waiting 1m for a worker"
@@ -255,7 +255,7 @@ def test_a_pending_instance_that_a_worker_can_take_only_waits(version):
 def test_a_blocked_instance_says_why():
     block = Block(reason=BlockReason.POISON, message="delivered 11 times", since_ms=NOW)
 
-    insight = explain(info(Status.BLOCKED, block=block), (), Surroundings(), NOW + 60_000)
+    insight = explain(info(Status.BLOCKED, block=block), (), QueueContext(), NOW + 60_000)
 
     assert insight.sentence == "Blocked for 1m: poison"
     assert insight.error == "delivered 11 times"
@@ -266,8 +266,8 @@ def test_ends_are_told_with_how_long_it_took():
     done = info(Status.COMPLETED, output="1", completed_at_ms=NOW + 3200)
     failed = info(Status.FAILED, output=failure, completed_at_ms=NOW + 3200)
 
-    assert explain(done, (), Surroundings(), NOW).sentence == "Completed in 3.2s"
-    assert explain(failed, (), Surroundings(), NOW).sentence == "Failed after 3.2s: ValueError: no"
+    assert explain(done, (), QueueContext(), NOW).sentence == "Completed in 3.2s"
+    assert explain(failed, (), QueueContext(), NOW).sentence == "Failed after 3.2s: ValueError: no"
 
 
 def test_two_histories_are_compared_by_operation_and_not_by_order():

@@ -21,8 +21,8 @@ from perdure import (
 from perdure.codec import Codec
 from perdure.errors import UsageError
 from perdure.limits import PAYLOAD_BYTES_MAX
-from perdure.providers.items import DeleteFilter, PruneOptions
 from perdure.providers.postgres import PostgresProvider
+from perdure.providers.records import DeleteFilter, PruneOptions
 
 
 @orchestration
@@ -74,26 +74,28 @@ MADE = [
     (lambda: SqliteProvider(b"x.db"), "path.*b'x.db'"),
     (lambda: FileSystemProvider(5), "path.*5"),
     (lambda: FileSystemProvider(""), "path.*''"),
-    (lambda: FileSystemProvider("x", orphan_grace_ms="x"), "orphan_grace_ms.*'x'"),
+    (lambda: FileSystemProvider("x", orphan_grace="x"), "orphan_grace.*'x'"),
     (lambda: PostgresProvider(5), "connection string.*5"),
     (lambda: PostgresProvider("postgresql://x", schema=5), "schema.*5"),
-    (lambda: PostgresProvider("postgresql://x", retry_seconds="x"), "retry_seconds.*'x'"),
-    (lambda: PostgresProvider("postgresql://x", retry_seconds=-1), "retry_seconds.*-1"),
+    (lambda: PostgresProvider("postgresql://x", retry_timeout="x"), "retry_timeout.*'x'"),
+    (lambda: PostgresProvider("postgresql://x", retry_timeout=-1), "retry_timeout.*-1"),
     (lambda: RuntimeOptions(threads=2.5), "threads must be an integer.*2.5"),
     (lambda: RuntimeOptions(processes=1.5), "processes must be an integer.*1.5"),
     (lambda: RuntimeOptions(sessions=1.5), "sessions must be an integer.*1.5"),
     (lambda: RuntimeOptions(cached_events=1.5), "cached_events must be an integer.*1.5"),
     (lambda: RuntimeOptions(max_attempts=math.inf), "max_attempts must be an integer.*inf"),
-    (lambda: RuntimeOptions(poll_seconds=math.inf), "poll_seconds.*seconds.*inf"),
-    (lambda: RuntimeOptions(poll_seconds=0), "poll_seconds.*0.1"),
-    (lambda: RuntimeOptions(session_idle_seconds=0), "session_idle_seconds.*0.1"),
-    (lambda: RuntimeOptions(drain_seconds=math.inf), "drain_seconds.*seconds.*inf"),
-    (lambda: RuntimeOptions(orchestration_lock_seconds=1e30), "lock_seconds.*1e\\+30"),
+    (lambda: RuntimeOptions(poll_interval=math.inf), "poll_interval.*seconds.*inf"),
+    (lambda: RuntimeOptions(poll_interval=0), "poll_interval.*0.1"),
+    (lambda: RuntimeOptions(session_idle_timeout=0), "session_idle_timeout.*0.1"),
+    (lambda: RuntimeOptions(drain_timeout=math.inf), "drain_timeout.*seconds.*inf"),
+    (lambda: RuntimeOptions(orchestration_lock_timeout=1e30), "lock_timeout.*1e\\+30"),
     (lambda: RuntimeOptions(always_replay="yes"), "always_replay must be True or False.*'yes'"),
     (lambda: RuntimeOptions(housekeeping=None), "housekeeping must be True or False.*None"),
     (lambda: RuntimeOptions(run_activities=0), "run_activities must be True or False.*0"),
     (lambda: activity(timeout=1e300), "timeout.*1e\\+300"),
-    (lambda: activity(timeout=timedelta(1)), "timeout.*seconds.*timedelta"),
+    (lambda: activity(timeout="1"), "timeout must be a number of seconds or a timedelta, not '1'"),
+    (lambda: activity(timeout=timedelta(0)), "timeout must be more than 0 seconds"),
+    (lambda: FileSystemProvider("x", archive="1d"), "archive.*seconds or a timedelta.*'1d'"),
     (lambda: activity(transactional="yes"), "transactional must be True or False.*'yes'"),
     (lambda: activity(timeut=5), "'timeut'.*did you mean 'timeout'"),
     (lambda: activity(bogus=1), "'bogus'.*retry.*timeout"),

@@ -21,7 +21,7 @@ from perdure.authoring import (
     orchestration,
     patched,
     random,
-    set_status,
+    set_custom_status,
     side_effect,
     start_detached,
     state,
@@ -172,12 +172,12 @@ def children_and_detached() -> Driver:
 
 @orchestration
 async def values() -> list[object]:
-    set_status({"stage": "begun"})
+    set_custom_status({"stage": "begun"})
     state["count"] = state.get("count", int, 0) + 1
     first = [random(), str(uuid4()), now().isoformat(), side_effect(lambda: "seen"), patched("p")]
     await asyncio.sleep(0.5)
     del state["count"]
-    set_status(None)
+    set_custom_status(None)
     return [*first, now().isoformat(), random(), patched("p")]
 
 

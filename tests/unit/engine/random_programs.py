@@ -21,7 +21,7 @@ from perdure.authoring import (
     orchestration,
     patched,
     random,
-    set_status,
+    set_custom_status,
     side_effect,
     start_detached,
     state,
@@ -112,7 +112,7 @@ async def _detached(number: int, _: Any, __: Any) -> str:
 
 
 async def _status(number: int, _: Any, __: Any) -> None:
-    set_status({"at": number})
+    set_custom_status({"at": number})
 
 
 async def _state(number: int, _: Any, __: Any) -> int:

@@ -7,6 +7,7 @@ import pytest
 from engine_driver import Driver
 
 from perdure.authoring import activity, next_message, orchestration, wait_for_event
+from perdure.engine.tasks import DurableGathering, ReadTrackingGathering
 
 
 @activity
@@ -297,6 +298,24 @@ def test_wait_over_gathers_is_ordered():
     run.turn(*(run.completed(number, f"r{number}") for number in range(2, 12)))
 
     assert run.result == [[f"r{n}", f"r{n + 1}"] for n in range(2, 12, 2)]
+
+
+def test_the_loop_meets_the_future_of_gather_on_every_supported_python():
+    seen: list[tuple[type, int]] = []
+
+    @orchestration
+    async def code() -> None:
+        groups = (asyncio.gather(work("a")), asyncio.gather(wait_for_event("e")))
+        seen.extend((type(group), hash(group)) for group in groups)
+        await work("b")
+
+    run = Driver(code, is_checked=False)
+    run.start()
+    run.replay(code).close()
+
+    live, replayed = seen[:2], seen[2:]
+    assert [kind for kind, _ in live] == [DurableGathering, ReadTrackingGathering]
+    assert live == replayed
 
 
 def test_as_completed_gives_results_in_the_order_of_history():

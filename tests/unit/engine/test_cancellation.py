@@ -88,7 +88,7 @@ def test_clean_up_that_takes_too_long_is_ended_and_told(caplog):
     assert "'i' was cancelled without a whole clean-up" in caplog.messages[0]
 
 
-def test_whatever_the_code_returns_after_the_request_it_is_cancelled():
+def test_it_is_cancelled_even_if_the_code_returns_a_value_after_the_request():
     @orchestration
     async def code() -> str:
         with contextlib.suppress(asyncio.CancelledError):

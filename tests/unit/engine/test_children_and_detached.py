@@ -70,7 +70,7 @@ def test_arguments_that_do_not_fit_are_an_error_of_the_call(begin):
 
 
 @pytest.mark.parametrize("called", [child, work])
-def test_what_history_has_fits_whatever_the_annotation_says_now(called):
+def test_a_recorded_call_is_not_checked_against_the_annotation_of_today(called):
     async def body() -> str:
         return await called("a")
 

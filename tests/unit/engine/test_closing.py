@@ -12,7 +12,7 @@ import weakref
 import pytest
 from engine_driver import Driver, drivers
 
-from perdure.authoring import activity, current, orchestration, set_status, state
+from perdure.authoring import activity, current, orchestration, set_custom_status, state
 
 
 @activity
@@ -78,7 +78,7 @@ def test_code_that_swallows_everything_is_given_up():
             try:
                 await step("a")
             except BaseException:
-                set_status("still here")
+                set_custom_status("still here")
 
     run = Driver(code, is_checked=False)
     run.start()

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 
+import msgspec
 import pytest
 from engine_driver import Driver
 
@@ -11,13 +12,14 @@ from perdure.authoring import (
     continue_as_new,
     next_message,
     orchestration,
-    set_status,
+    set_custom_status,
     side_effect,
     start_detached,
     state,
     wait_for_event,
 )
 from perdure.errors import Nondeterminism
+from perdure.model.failures import Block, BlockReason
 
 
 @activity
@@ -269,7 +271,7 @@ def test_another_spelling_of_the_same_arguments_is_harmless():
 
 
 async def _status(value):
-    set_status(value)
+    set_custom_status(value)
     await work("a")
 
 
@@ -472,3 +474,43 @@ def test_the_difference_is_shown_even_late_in_a_turn_of_thousands():
 
     assert '+0/2501  activity work("B")' in caught.value.report
     assert caught.value.report.count("\n") < 40
+
+
+def test_a_mismatch_is_a_record_with_both_sides_and_their_place():
+    found = mismatch(history_of(three_steps), step_renamed).mismatch
+
+    assert found.recorded.startswith('0/2  activity work("b")  at test_code_edits.py:')
+    assert found.performed.startswith('0/2  activity other("b")  at test_code_edits.py:')
+    assert found.performed.endswith(found.site)
+    assert (found.event_id, found.turn, found.orchestration) == (4, 2, "code")
+    assert any(line.startswith("+0/2  activity other") for line in found.diff)
+
+
+def test_a_step_beyond_the_recorded_ones_names_no_recorded_event():
+    async def one() -> str:
+        return await other("b")
+
+    async def one_and_more() -> str:
+        waiting = other("b")
+        work("new")
+        return await waiting
+
+    found = mismatch(history_of(one, complete=False), one_and_more).mismatch
+
+    assert found.event_id is None
+    assert found.recorded == "nothing more in this turn"
+    assert found.performed.startswith('0/2  activity work("new")')
+
+
+def test_a_block_keeps_a_mismatch_and_reads_the_text_of_older_stores():
+    error = mismatch(history_of(three_steps), step_renamed)
+    block = Block(
+        reason=BlockReason.NONDETERMINISM, message=str(error), detail=error.mismatch, code="c"
+    )
+    older = b'{"reason":"nondeterminism","message":"m","detail":"The code does not repeat"}'
+
+    again = msgspec.json.decode(msgspec.json.encode(block), type=Block)
+
+    assert again == block
+    assert str(again.detail) == error.report
+    assert msgspec.json.decode(older, type=Block).detail == "The code does not repeat"

@@ -173,7 +173,7 @@ def test_waits_keep_their_place_over_a_restart():
     assert run.result == ["second", "first"]
 
 
-def test_waits_are_served_in_the_order_of_history_whatever_the_interleaving():
+def test_waits_are_served_in_the_order_of_history_in_every_interleaving():
     @orchestration
     async def code() -> list[str]:
         async def branch() -> str:
@@ -206,7 +206,7 @@ def test_a_wait_without_a_type_takes_any_json():
     assert run.result == {"a": [1]}
 
 
-# --- what nobody took goes along with continue_as_new()
+# --- unread arrivals are carried along by continue_as_new()
 
 
 @activity
@@ -268,7 +268,7 @@ async def gather_in_gather(step: Any) -> None:
     await asyncio.gather(asyncio.gather(step), asyncio.sleep(0))
 
 
-async def gather_for_nobody(step: Any) -> None:
+async def gather_and_never_await(step: Any) -> None:
     asyncio.gather(step)
     await asyncio.sleep(0)
 
@@ -317,7 +317,7 @@ async def failing() -> None:
         (listen, False),
         (see_it_done, False),
         (gather_too_late, False),
-        (gather_for_nobody, False),
+        (gather_and_never_await, False),
         (gather_with_the_never, False),
         (ask_for_an_error, False),
         (ask, True),

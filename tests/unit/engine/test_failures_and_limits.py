@@ -13,7 +13,7 @@ from perdure.authoring import (
     continue_as_new,
     next_message,
     orchestration,
-    set_status,
+    set_custom_status,
     wait_for_event,
 )
 from perdure.engine.outcome import Completed, ContinuedAsNew, Failed
@@ -69,7 +69,7 @@ def test_system_exit_in_a_branch_fails_the_orchestration():
     assert run_to_end(code).result == "SystemExit: 3"
 
 
-def test_an_error_that_nobody_looked_at_is_told_in_the_log(caplog):
+def test_an_error_that_the_code_never_retrieved_is_logged(caplog):
     async def code() -> str:
         async def branch() -> None:
             raise ValueError("lost")
@@ -104,7 +104,7 @@ def test_deep_recursion_is_an_ordinary_failure():
     "ask",
     [
         lambda: step("deep"),
-        lambda: set_status("deep"),
+        lambda: set_custom_status("deep"),
         lambda: wait_for_event("deep"),
         lambda: asyncio.get_running_loop().call_later(1, int),
         lambda: step("deep").cancel(),
@@ -444,7 +444,7 @@ def test_an_endless_loop_of_steps_fails():
 def test_an_endless_loop_of_statuses_fails():
     async def code() -> None:
         while True:
-            set_status("again")
+            set_custom_status("again")
 
     run = Driver(orchestration(code), is_checked=False)
     run.start()

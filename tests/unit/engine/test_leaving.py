@@ -115,7 +115,7 @@ def test_a_child_that_is_to_outlive_its_parent_is_not_given_up_with_the_task_tha
         run.turn(run.child_completed("child", "late"))
         run.turn(run.completed("undo"))
 
-    if ends != "at once" or wrap is not calling:  # a task that was never begun calls nobody
+    if ends != "at once" or wrap is not calling:  # a task that never began calls nothing
         assert [event.child_instance_id for event in first.children] == ["kid"]
     assert not any(outcome.cancelled_children for outcome in run.outcomes)
     assert run.result == ("cancelled: enough" if ends == "cancelled" else "done False")

@@ -16,7 +16,7 @@ from perdure.authoring import (
     orchestration,
     patched,
     random,
-    set_status,
+    set_custom_status,
     side_effect,
     state,
     uuid4,
@@ -156,11 +156,11 @@ def test_the_last_status_of_a_turn_is_written():
     @orchestration
     async def code() -> object:
         before = current().status
-        set_status({"step": 1})
-        set_status("two")
+        set_custom_status({"step": 1})
+        set_custom_status("two")
         after = current().status
         await work("a")
-        set_status(None)
+        set_custom_status(None)
         return [before, after, current().status]
 
     run = Driver(code, initial_custom_status='"from before"')
@@ -178,7 +178,7 @@ def test_a_status_over_the_limit_is_refused_at_the_call():
     @orchestration
     async def code() -> str:
         try:
-            set_status("x" * limits.CUSTOM_STATUS_BYTES_MAX)
+            set_custom_status("x" * limits.CUSTOM_STATUS_BYTES_MAX)
         except InvalidValue:
             return "refused"
         return "no"
@@ -458,7 +458,7 @@ def test_state_survives_a_continue_as_new_turn():
     @orchestration
     async def code(number: int) -> None:
         state["n"] = number
-        set_status(f"at {number}")
+        set_custom_status(f"at {number}")
         continue_as_new(number + 1)
 
     run = Driver(code, 3)

@@ -6,8 +6,8 @@ import pytest
 
 from perdure.errors import InvalidValue, LockLost
 from perdure.model.status import Status
-from perdure.providers._shared import refusals, rules
-from perdure.providers.items import (
+from perdure.providers import rules, validation
+from perdure.providers.records import (
     ActivityIdentity,
     Claim,
     CustomStatusChange,
@@ -78,9 +78,9 @@ def test_a_continued_execution_has_ended_unless_its_next_start_is_queued(
     ("execution", "suspended", "blocked", "shown"),
     [
         (None, False, False, Status.PENDING),
-        (None, True, True, Status.SUSPENDED),
+        (None, True, True, Status.PAUSED),
         (Status.RUNNING, False, True, Status.BLOCKED),
-        (Status.CONTINUED_AS_NEW, True, False, Status.SUSPENDED),
+        (Status.CONTINUED_AS_NEW, True, False, Status.PAUSED),
         (Status.CONTINUED_AS_NEW, False, False, Status.CONTINUED_AS_NEW),
         (Status.FAILED, True, True, Status.FAILED),
     ],
@@ -205,7 +205,7 @@ def test_a_bad_cursor_is_refused(cursor):
         {"history_delta": (HistoryRecord(event_id=0, data="{}"),)},
         {"history_delta": (HistoryRecord(event_id=1, data="\ud800"),)},
         {"history_delta": (HistoryRecord(event_id=1, data="\0"),)},
-        {"history_delta": (HistoryRecord(event_id=1, data="x" * (refusals.BODY_BYTES_MAX + 1)),)},
+        {"history_delta": (HistoryRecord(event_id=1, data="x" * (validation.BODY_BYTES_MAX + 1)),)},
         {"metadata": ExecutionMetadata(version="1")},
         {"metadata": ExecutionMetadata(status=Status.BLOCKED)},
         {"metadata": ExecutionMetadata(name="", version="1")},
@@ -228,7 +228,7 @@ def test_a_bad_cursor_is_refused(cursor):
 )
 def test_a_commit_with_one_bad_part_is_refused(fields):
     with pytest.raises(InvalidValue):
-        refusals.check_commit(TurnCommit(**({"execution_id": 1} | fields)))
+        validation.check_commit(TurnCommit(**({"execution_id": 1} | fields)))
 
 
 def test_a_good_commit_passes():
@@ -237,7 +237,7 @@ def test_a_good_commit_passes():
     child = OrchestratorMessage(instance_id="c", kind="k", body="{}", start=start)
     wake = OrchestratorMessage(instance_id="a", kind="k", body="{}", visible_at_ms=-5, timer=timer)
 
-    refusals.check_commit(
+    validation.check_commit(
         TurnCommit(
             execution_id=1,
             history_delta=(HistoryRecord(event_id=1, data="{}"),),
@@ -254,7 +254,7 @@ def test_a_session_item_cannot_be_claimed():
     claim = Claim(lock_token="t", lock_timeout_ms=1)
 
     with pytest.raises(InvalidValue):
-        refusals.check_work(
+        validation.check_work(
             WorkerMessage(identity=IDENTITY, name="a", body="", session_id="s", claim=claim)
         )
 
@@ -264,14 +264,16 @@ def test_what_follows_from_a_work_item_belongs_to_it():
     elsewhere = OrchestratorMessage(instance_id="b", kind="k", body="")
 
     with pytest.raises(InvalidValue, match="goes to 'b'"):
-        refusals.check_settlement(IDENTITY, elsewhere, None)
+        validation.check_settlement(IDENTITY, elsewhere, None)
     with pytest.raises(InvalidValue, match="the retry is for"):
-        refusals.check_settlement(IDENTITY, None, WorkerMessage(identity=other, name="a", body=""))
+        validation.check_settlement(
+            IDENTITY, None, WorkerMessage(identity=other, name="a", body="")
+        )
     with pytest.raises(InvalidValue, match="not both"):
-        refusals.check_follow_up(MESSAGE, WORK)
+        validation.check_follow_up(MESSAGE, WORK)
 
 
 @pytest.mark.parametrize("value", [True, "1", 1.0, None, 0, 11])
 def test_a_number_is_an_integer_within_its_bounds(value):
     with pytest.raises(InvalidValue):
-        refusals.check_number(value, "limit", minimum=1, maximum=10)
+        validation.check_number(value, "limit", minimum=1, maximum=10)

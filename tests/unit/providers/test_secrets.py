@@ -2,7 +2,7 @@
 
 import pytest
 
-from perdure.providers._shared.secrets import shown_url, without_secrets
+from perdure.providers.url import shown_url, without_secrets
 
 SHOWN = {
     "shop.db": "shop.db",

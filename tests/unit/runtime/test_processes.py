@@ -89,7 +89,7 @@ def test_the_time_of_a_call_counts_from_the_moment_when_its_code_begins(gate):
         bounded.append(call)
         return await call
 
-    async def somebody_waits():
+    async def a_call_waits():
         try:
             writers.append(os.open(gate, os.O_WRONLY | os.O_NONBLOCK))
         except OSError:
@@ -99,7 +99,7 @@ def test_the_time_of_a_call_counts_from_the_moment_when_its_code_begins(gate):
     async def scenario():
         pool = ProcessPool(1)
         call = asyncio.ensure_future(pool.run(slow_import.work, (), {}, INFO, bound))
-        await until(somebody_waits)
+        await until(a_call_waits)
         assert bounded == []
         os.close(writers.pop())
         assert await call == "done"

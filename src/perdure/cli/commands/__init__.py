@@ -1,1 +1,1 @@
-"""One module per command or small group; loaded only when its command is invoked."""
+"""Each module holds a group of commands; it is imported when one of them is invoked."""

@@ -1,4 +1,4 @@
-"""``perdure db backup`` and ``perdure db copy``: a whole store, somewhere else."""
+"""``perdure db backup`` and ``perdure db copy``: copy a whole store."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import click
 
-from perdure.cli.command import command
-from perdure.cli.options import output_option
+from perdure.cli.command import command, output_option
 from perdure.cli.render import Cell, echo, glyph, print_json, warn
 from perdure.cli.session import current_settings, refuse_absent, refuse_forgetful, run
 from perdure.cli.settings import is_empty, shown_store
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class BacksUp(Protocol):
-    """An administration that can copy its store while work goes on."""
+    """A ProviderAdmin that can copy its store while workers run."""
 
     def backup(self, path: str | os.PathLike[str]) -> Awaitable[None]:
         """Errors: AlreadyExists."""
@@ -40,7 +39,6 @@ class BacksUp(Protocol):
 
 @command(
     "backup",
-    short_help="Copy the store, as of now, to a new place.",
     examples=["perdure db backup monday.db", "perdure db backup monday --store file:./store"],
 )
 @click.argument("target")
@@ -77,7 +75,7 @@ def backup(target: str, output: str) -> None:
 
 
 def _backup_path(store: str, target: str) -> str:
-    """A path, or one behind the scheme of the store's own kind."""
+    """Return the path of TARGET; refuse a URL of another kind of store."""
     from perdure.providers.url import local_path
 
     path = local_path(target)
@@ -93,7 +91,6 @@ def _backup_path(store: str, target: str) -> str:
 @command(
     "copy",
     store=False,
-    short_help="Copy everything into another store of any kind.",
     examples=[
         "perdure db copy shop.db postgresql://db.example/shop",
         "perdure db copy file:./store shop.db --move",
@@ -156,8 +153,8 @@ async def _into(origin: Provider, target: str, **options: Any) -> CopyReport:
 
 
 async def _into_directory(origin: Provider, target: Path) -> None:
-    """It gets its name when everything is there."""
-    from perdure.providers._shared.directories import sync_directory
+    """Copy into a draft directory, and rename it when the copy is complete."""
+    from perdure.providers.local_files import sync_directory
 
     draft = target.with_name(f".{target.name}.{secrets.token_hex(6)}")
     try:

@@ -4,25 +4,73 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
+import msgspec
 
-from perdure.cli.command import command
+from perdure.cli.command import command, execution_option, id_argument, output_option
 from perdure.cli.escape import clean_json
-from perdure.cli.event_text import FAILED_KINDS, content_of
-from perdure.cli.options import execution_option, id_argument, output_option
 from perdure.cli.render import Cell, echo, note, terminal_width
 from perdure.cli.session import run
 from perdure.client.durations import shown_duration
+from perdure.client.steps import payload_text, shortened, shown_call
 from perdure.errors import CorruptData, InvalidValue, NotFound, UsageError
-from perdure.model import wire
+from perdure.model import events, wire
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from perdure.cli.session import Session
-    from perdure.providers.items import HistoryRecord
+    from perdure.providers.records import HistoryRecord
+
+FAILED_KINDS = (
+    events.ActivityFailed,
+    events.SubOrchestrationFailed,
+    events.OrchestrationFailed,
+    events.OrchestrationCancelled,
+    events.OrchestrationTerminated,
+)
+
+
+def content_of(event: events.Event) -> str:
+    """Return the content of an event: a call, a JSON value or an error message."""
+    match event:
+        case events.OrchestrationStarted():
+            version = f"@{event.version}" if event.version else ""  # it ended before it began
+            return f"{event.name}{version} {payload_text(event.input)}"
+        case events.ActivityScheduled():
+            return shown_call(event.name, event.input)
+        case events.SubOrchestrationScheduled():
+            return f"{shown_call(event.name, event.input)} as {event.child_instance_id}"
+        case events.OrchestrationChained():
+            return f"{shown_call(event.name, event.input)} as {event.target_instance_id}"
+        case events.TimerCreated():
+            return shown_duration(event.fire_at_ms - event.timestamp_ms)
+        case events.CustomStatusUpdated():
+            return event.status or "None"
+        case events.KeyValueSet():
+            return f"{event.key} = {shortened(event.value)}"
+        case events.ExternalEvent() | events.QueueEventDelivered():
+            return f"{event.name} {payload_text(event.data)}"
+        case events.ActivityFailed() | events.SubOrchestrationFailed():
+            return f"of {event.source_event_id}: {event.failure}"
+        case events.OrchestrationFailed():
+            return str(event.failure)
+        case _:
+            return _shown_fields(event)
+
+
+def _shown_fields(event: events.Event) -> str:
+    parts: list[str] = []
+    for name in ("source_event_id", "name", "key", "input", "output", "result", "value", "reason"):
+        value: Any = getattr(event, name, None)
+        if value in {None, ""} if not isinstance(value, msgspec.Raw) else False:
+            continue
+        shown = payload_text(value) if isinstance(value, msgspec.Raw) else str(value)
+        parts.append(f"of {shown}" if name == "source_event_id" else shown)
+    return " ".join(parts)
+
 
 _PAGE: Final = 2_000
 _FOLLOW_MS: Final = 1_000
@@ -31,7 +79,6 @@ _SITE_WIDTH_MIN: Final = 120
 
 @command(
     "history",
-    short_help="Print the events of an instance.",
     examples=[
         "perdure history o-1",
         "perdure history o-1 --failed",
@@ -80,9 +127,9 @@ def history(
 async def read_records(
     session: Session, instance_id: str, execution: int | None, follow: bool = False
 ) -> AsyncIterator[HistoryRecord]:
-    """Page by page, so that a long history neither waits nor fills memory.
+    """Read the events page by page, so that a long history does not fill memory.
 
-    Following goes on with the next execution when the instance continues as new.
+    With ``follow``, go on with the next execution when the instance continues as new.
     """
     with session.provider.watch(instance_id) as watch:
         info = await session.info(instance_id)
@@ -100,7 +147,7 @@ async def read_records(
             if not follow or info.status.is_final or info.execution_id > chosen:
                 return
             await watch.wait(_FOLLOW_MS)
-            # Asked before reading: an end that comes after this answer is read in the next round.
+            # Read the status before the events: the next round reads what is added after this.
             info = await session.info(instance_id)
 
 
@@ -142,7 +189,7 @@ def _filter(kind: str | None, failed: bool, grep: str | None) -> Callable[[Histo
         try:
             event = wire.decode_event(record.data)
         except CorruptData:
-            return True  # what cannot be read must be seen
+            return True  # show an event that cannot be decoded
         if failed and not isinstance(event, FAILED_KINDS):
             return False
         return wanted in type(event).__name__.lower()
@@ -161,7 +208,7 @@ async def _print_array(records: AsyncIterator[HistoryRecord]) -> None:
 async def _print_lines(
     records: AsyncIterator[HistoryRecord], fits: Callable[[HistoryRecord], bool]
 ) -> None:
-    """Times count from the first event, also where that is not shown."""
+    """Print a line for each event; times count from the first event, shown or not."""
     began_ms: int | None = None
     has_printed = False
     has_room = terminal_width() >= _SITE_WIDTH_MIN

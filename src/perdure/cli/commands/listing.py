@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from perdure.cli.command import command
-from perdure.cli.filters import filter_options, selection_of
-from perdure.cli.options import output_option
+from perdure.cli.command import command, output_option
 from perdure.cli.render import (
     Column,
     is_terminal,
@@ -21,18 +20,91 @@ from perdure.cli.render import (
     warn,
 )
 from perdure.cli.session import run
+from perdure.client.durations import parse_moment_ms
+from perdure.client.search import QUALIFIERS, parse_search
+from perdure.errors import InvalidValue
 from perdure.model.status import Status
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from perdure.cli.session import Session
     from perdure.client.search import Selection
+
+F = TypeVar("F", bound="Callable[..., Any]")
+
+_ONE_WORD = frozenset({"status", "version", "created", "completed"})
+"""Qualifiers whose values contain no spaces."""
+
+_OPTIONS = (
+    click.argument("words", metavar="[QUERY]...", nargs=-1),
+    click.option("--query", metavar="QUERY", help="The same as the argument."),
+    click.option(
+        "--status",
+        metavar="S,...",
+        multiple=True,
+        help="running, failed, blocked, open, ended, ...",
+    ),
+    click.option(
+        "--name", metavar="NAME", multiple=True, help="Of the orchestration; order* fits several."
+    ),
+    click.option(
+        "--search",
+        metavar="TEXT",
+        multiple=True,
+        help="Occurs in id, name, output or custom status.",
+    ),
+    click.option(
+        "--since", metavar="WHEN", help="Started within the last 1h, 7d, or after a date."
+    ),
+    click.option(
+        "--until", metavar="WHEN", help="Started longer ago than 1h, 7d, or before a date."
+    ),
+    click.option(
+        "--parent",
+        metavar="ID",
+        multiple=True,
+        help="Children of that instance; none: no children.",
+    ),
+)
+
+
+def filter_options(function: F) -> F:
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+def selection_of(filters: Mapping[str, Any], now_ms: int) -> Selection:
+    """Return the selection that the options of ``filter_options`` describe together."""
+    words = [_query_of(word) for word in filters["words"]]
+    words += [filters["query"]] if filters["query"] else []
+    if filters["status"]:
+        words.append(shlex.quote(f"status:{','.join(filters['status'])}"))
+    for qualifier, option in (("name", "name"), ("text", "search"), ("parent", "parent")):
+        words += [shlex.quote(f"{qualifier}:{value}") for value in filters[option]]
+    selection = parse_search(" ".join(words), now_ms)
+    bounds = {}
+    for option, field in (("since", "created_after_ms"), ("until", "created_before_ms")):
+        if filters[option]:
+            if getattr(selection.query, field) is not None:
+                raise InvalidValue(f"--{option} and created: say the same twice; put one of them")
+            bounds[field] = parse_moment_ms(filters[option], now_ms)
+    return selection.with_query(**bounds)
+
+
+def _query_of(argument: str) -> str:
+    """Split one argument of the shell into words of a query; keep a quoted phrase whole."""
+    first, *others = [word.partition(":") for word in argument.split()] or [("", "", "")]
+    is_query = first[0] in _ONE_WORD or any(q in QUALIFIERS and colon for q, colon, _ in others)
+    return shlex.quote(argument) if " " in argument and not is_query else argument
+
 
 _LIMIT_MAX: Final = 10_000
 
 
 @command(
     "list",
-    short_help="List instances, newest first.",
     examples=[
         "perdure list --since 1h",
         "perdure ls --status failed,blocked --name order",
@@ -56,8 +128,8 @@ def list_command(limit: int, cursor: str | None, output: str, **filters: Any) ->
 
     QUERY is any of status:failed name:order* version:2.0.0 id:ord-* text:timeout parent:ID
     parent:none created:<2h (younger) created:>7d (older) completed:..., all of which must fit.
-    Other words are searched for in ids, names, outputs and custom statuses, by reading whatever
-    else fits: on a big store narrow a rare text with created:<1d.
+    Other words are searched for in ids, names, outputs and custom statuses. This reads every
+    instance that fits the rest: on a big store narrow a rare text with created:<1d.
     """
 
     async def body(session: Session) -> None:
@@ -67,8 +139,7 @@ def list_command(limit: int, cursor: str | None, output: str, **filters: Any) ->
             print_ids(info.instance_id for info in infos)
             _print_footer(selection, len(infos), following, limit)
             return
-        from perdure.cli.documents import instance_document
-        from perdure.cli.rows import COLUMNS, insight_of, row_of
+        from perdure.cli.instances import COLUMNS, insight_of, instance_document, row_of
 
         workers = await session.admin.list_workers()
         pairs = [(info, await insight_of(session, info, workers)) for info in infos]
@@ -89,10 +160,10 @@ def list_command(limit: int, cursor: str | None, output: str, **filters: Any) ->
 
 
 def _print_footer(selection: Selection, count: int, following: str | None, limit: int) -> None:
-    """A pipe that ends early looks complete: there it is said beside the output."""
+    """Tell that more follows; in a pipe on standard error, because the output looks complete."""
     if following is not None:
         larger = min(limit * 5, _LIMIT_MAX)
-        # What the store does not filter is known only when it is read.
+        # The store does not apply these filters, so the next page may turn out empty.
         is_tested = bool(selection.tests or selection.name_patterns)
         told = f"{count} shown, more {'may follow' if is_tested else 'follow'}:"
         if larger > limit:
@@ -108,7 +179,6 @@ def _print_footer(selection: Selection, count: int, following: str | None, limit
 
 @command(
     "count",
-    short_help="Count instances.",
     examples=[
         "perdure count",
         "perdure count --by status",
@@ -141,7 +211,7 @@ def count(by: str | None, output: str, **filters: Any) -> None:
 
 
 async def _by_status(session: Session, selection: Selection) -> dict[str, int]:
-    from perdure.cli.overview import merged
+    from perdure.cli.commands.watch import merged
 
     asked = selection.query.statuses
     counts: dict[Status, int] = {}

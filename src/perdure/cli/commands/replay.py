@@ -1,4 +1,4 @@
-"""``perdure replay``: recorded histories against today's code, the gate before a deploy."""
+"""``perdure replay`` and ``perdure diff``: histories against the code, and against each other."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from perdure.cli.command import command
+from perdure.cli.command import command, id_argument, output_option
 from perdure.cli.escape import clean_block
 from perdure.cli.exits import Exit
-from perdure.cli.options import output_option
 from perdure.cli.render import Cell, echo, glyph, print_json, print_json_line
 from perdure.cli.session import run
 from perdure.errors import NotFound
@@ -22,16 +21,15 @@ if TYPE_CHECKING:
 
     from perdure.authoring.registry import Registry
     from perdure.cli.session import Session
-    from perdure.client.gate import Finding
-    from perdure.client.recorded import Recorded
+    from perdure.client.replay_check import ComparedStep, Comparison, Finding, Recorded
     from perdure.codec import Codec
+    from perdure.model import events
 
 _SHOWN_MAX: Final = 20
 
 
 @command(
     "replay",
-    short_help="Replay histories against today's code.",
     examples=[
         "perdure replay shop.flows",
         "perdure replay shop.flows o-1 --report",
@@ -60,7 +58,7 @@ def replay(module: str, sources: tuple[str, ...], query: str, is_long: bool, out
     findings: list[Finding] = []
 
     async def body(session: Session) -> None:
-        from perdure.client.gate import check
+        from perdure.client.replay_check import check
 
         recorded = _by_ids(session, ids) if ids else _in_flight(session, query)
         async for execution in recorded:
@@ -78,7 +76,7 @@ def _is_file(source: str) -> bool:
 
 
 async def _by_ids(session: Session, ids: list[str]) -> AsyncIterator[Recorded]:
-    from perdure.client.recorded import read_recorded
+    from perdure.client.replay_check import read_recorded
 
     for instance_id in ids:
         info = await session.info(instance_id)
@@ -86,7 +84,7 @@ async def _by_ids(session: Session, ids: list[str]) -> AsyncIterator[Recorded]:
 
 
 async def _in_flight(session: Session, query: str) -> AsyncIterator[Recorded]:
-    from perdure.client.recorded import read_recorded
+    from perdure.client.replay_check import read_recorded
     from perdure.client.search import parse_search
 
     selection = parse_search(query, session.now_ms())
@@ -94,12 +92,12 @@ async def _in_flight(session: Session, query: str) -> AsyncIterator[Recorded]:
         try:
             yield await read_recorded(session.provider, session.admin, info)
         except NotFound:
-            continue  # not begun yet, or gone meanwhile: there is nothing to diverge from
+            continue  # not begun yet, or deleted: there is no history to compare
 
 
 def _check_files(files: list[str], registry: Registry, codec: Codec) -> Iterable[Finding]:
-    from perdure.cli.recordings import read_recordings
-    from perdure.client.gate import check
+    from perdure.cli.export_files import read_recordings
+    from perdure.client.replay_check import check
 
     for file in files:
         for recorded in read_recordings(Path(file)):
@@ -141,3 +139,86 @@ def _print_finding(finding: Finding, is_long: bool) -> None:
         echo("    the code did  ", finding.performed)
     if is_long:
         sys.stdout.write(clean_block(finding.report) + "\n")
+
+
+@command(
+    "diff",
+    examples=[
+        "perdure diff o-1 o-2",
+        "perdure diff poll-main#411 poll-main#412",
+        "perdure diff o-1 o-1-rerun-a3 --exit-code",
+    ],
+)
+@id_argument("left", metavar="ID[#N]")
+@id_argument("right", metavar="ID[#N]")
+@click.option("--exit-code", is_flag=True, help="Exit with 1 when they differ.")
+@click.option("--all", "is_whole", is_flag=True, help="Also the steps that are the same.")
+@output_option("table", "json")
+def diff(left: str, right: str, exit_code: bool, is_whole: bool, output: str) -> int:
+    """Compare two instances step by step: calls, results, ends. ID#N names the execution N.
+
+    Steps are matched by their place in the code, not by time: branches may interleave differently.
+    """
+
+    async def body(session: Session) -> int:
+        from perdure.client.replay_check import compare
+
+        comparison = compare(
+            await _read_history(session, left), await _read_history(session, right)
+        )
+        if output == "json":
+            print_json(
+                {
+                    "same": comparison.first_difference is None,
+                    "first_difference": comparison.first_difference,
+                    "steps": [*comparison.steps, comparison.ends],
+                }
+            )
+        else:
+            _print_comparison(comparison, left, right, is_whole)
+        return Exit.ERROR if exit_code and comparison.first_difference else Exit.OK
+
+    return run(body)
+
+
+async def _read_history(session: Session, name: str) -> list[events.Event]:
+    instance_id, sign, number = name.rpartition("#")
+    if not sign or not number.isdigit():
+        await session.info(name)
+        return await session.client.history(name)
+    await session.info(instance_id)
+    return await session.client.history(instance_id, int(number))
+
+
+def _print_comparison(comparison: Comparison, left: str, right: str, is_whole: bool) -> None:
+    echo(Cell("- ", "red"), left)
+    echo(Cell("+ ", "green"), right)
+    echo("")
+    same = 0
+    for step in (*comparison.steps, comparison.ends):
+        if step.is_same and not is_whole:
+            same += 1
+            continue
+        _print_skipped(same)
+        same = 0
+        _print_step(step, step is comparison.first_difference)
+    _print_skipped(same)
+    if comparison.first_difference is None:
+        echo(Cell("no difference", "green"))
+
+
+def _print_skipped(count: int) -> None:
+    if count:
+        echo(Cell(f"  … {count} the same", "dim"))
+
+
+def _print_step(step: ComparedStep, is_first: bool) -> None:
+    if step.is_same:
+        echo(Cell(f"  {step.op:<8} ", "dim"), step.left or "")
+        return
+    mark = Cell("  ← here they part", "yellow") if is_first else ""
+    if step.left is not None:
+        echo(Cell(f"- {step.op:<8} ", "red"), step.left, mark)
+        mark = ""
+    if step.right is not None:
+        echo(Cell(f"+ {step.op:<8} ", "green"), step.right, mark)

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from perdure.cli.command import command
-from perdure.cli.options import id_argument, module_option, output_option
+from perdure.cli.command import command, id_argument, module_option, output_option
 from perdure.cli.render import Cell, echo, glyph, print_ids, print_json
 from perdure.cli.session import current_settings, run, suggest_commands
 from perdure.errors import UsageError
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 
 @command(
     "rerun",
-    short_help="Run an instance once more under another id.",
     examples=[
         "perdure rerun o-1",
         "perdure rerun o-1 --input '[\"o-1\", 900]' --id o-1-cheaper",

@@ -1,31 +1,44 @@
-"""``perdure start``: start an instance, and wait for it where that is wanted."""
+"""``perdure start``, ``send`` and ``result``: begin an instance, talk to it, wait for its end."""
 
 from __future__ import annotations
 
 import difflib
 import shlex
+import sys
 import uuid
 from functools import partial
 from typing import TYPE_CHECKING
 
 import click
 
-from perdure.cli.command import command
+from perdure.cli.command import command, duration_option, id_argument, output_option
+from perdure.cli.escape import clean_block
 from perdure.cli.exits import Exit
-from perdure.cli.options import duration_option, output_option
-from perdure.cli.render import Cell, echo, glyph, print_ids, print_json, print_json_line, warn
+from perdure.cli.instances import instance_document, raw
+from perdure.cli.render import (
+    Cell,
+    echo,
+    glyph,
+    json_text,
+    print_ids,
+    print_json,
+    print_json_line,
+    warn,
+)
 from perdure.cli.session import current_settings, run, suggest_commands
 from perdure.cli.settings import shown_store
-from perdure.errors import AlreadyExists, UsageError
+from perdure.client.view import failure_of
+from perdure.errors import AlreadyExists, NotFound, UsageError, WaitTimeout
 from perdure.limits import check_id
+from perdure.model.status import Status
 
 if TYPE_CHECKING:
     from perdure.cli.session import Session
+    from perdure.providers.records import InstanceInfo
 
 
 @command(
     "start",
-    short_help="Start an instance of an orchestration.",
     examples=[
         "perdure start checkout --id o-1 --input '[\"o-1\", 1200]'",
         "perdure start import_feed --input '\"https://example.com/feed\"' --in 5m",
@@ -74,11 +87,11 @@ def start(
         raise UsageError("--timeout needs --wait; a start alone waits for nothing")
     arguments = read_arguments(input_text, "--input")
     chosen = uuid.uuid4().hex if instance_id is None else instance_id
-    _check(name, chosen, version)
+    _check_arguments(name, chosen, version)
 
     async def body(session: Session) -> int:
         start = partial(
-            session.client.start_named,
+            session.client.start,
             name,
             *arguments,
             id=chosen,
@@ -95,14 +108,11 @@ def start(
                     "replace deletes it first, or name another --id"
                 ) from None
             is_new = False
-            await start(if_exists="get")  # refused if it is another orchestration's
+            await start(if_exists="get")  # raises if the id belongs to another orchestration
         await _warn_of_unknown_name(session, name)
         if not wait:
             await _print_started(session, name, chosen, is_new, output)
             return Exit.OK
-        from perdure.cli.outcome import print_outcome
-        from perdure.cli.waiting import wait_for_end
-
         if output == "ids":
             print_ids([chosen])
         return print_outcome(await wait_for_end(session, chosen, timeout_ms), output)
@@ -111,8 +121,8 @@ def start(
     return run(body, creates=True)
 
 
-def _check(name: str, instance_id: str, version: str | None) -> None:
-    """Before a store is created for what would be refused there."""
+def _check_arguments(name: str, instance_id: str, version: str | None) -> None:
+    """Check the arguments before a new store is created for them."""
     check_id(name, "orchestration name")
     check_id(instance_id, "id")
     if version is not None:
@@ -124,7 +134,7 @@ def _check(name: str, instance_id: str, version: str | None) -> None:
 async def _print_started(
     session: Session, name: str, instance_id: str, is_new: bool, output: str
 ) -> None:
-    from perdure.cli.documents import instance_document
+    from perdure.cli.instances import instance_document
 
     if output == "ids":
         print_ids([instance_id])
@@ -141,7 +151,7 @@ async def _print_started(
 
 
 async def _warn_of_unknown_name(session: Session, name: str) -> None:
-    """A worker may come later, but a slip of the finger is likelier."""
+    """Warn if workers run and none of them has the name: it may be misspelt."""
     workers = await session.admin.list_workers()
     names = sorted({known for worker in workers for known, _ in worker.handlers})
     if workers and name not in names:
@@ -156,3 +166,115 @@ def _warn_of_new_store() -> None:
     path = settings.place(url)
     if path is not None and not path.exists():
         warn(f"creating the store {shown_store(url)}")
+
+
+@command(
+    "send",
+    examples=[
+        "perdure send o-1 approval --data true",
+        'perdure send o-1 approval --data \'{"by": "ann", "ok": true}\'',
+        "perdure send chat-7 inbox --data '\"hello\"' --mailbox",
+    ],
+)
+@id_argument()
+@click.argument("name", metavar="EVENT")
+@click.option("--data", metavar="JSON", help="The value; @file, or - for standard input.")
+@click.option("--mailbox", is_flag=True, help="EVENT is a mailbox: for next_message().")
+def send(instance_id: str, name: str, data: str | None, mailbox: bool) -> None:
+    """Send the event EVENT to an instance. One that comes early waits for it."""
+    from perdure.cli.inputs import read_json
+
+    value = None if data is None else read_json(data, "--data")
+
+    async def body(session: Session) -> None:
+        deliver = session.client.send_message if mailbox else session.client.raise_event
+        try:
+            await deliver(instance_id, name, value)
+        except NotFound:
+            raise await session.unknown(instance_id) from None
+        what = "message in" if mailbox else "event"
+        echo(Cell(f"{glyph('completed')} ", "green"), f"sent {what} {name!r} to {instance_id}")
+
+    run(body)
+
+
+@command(
+    "result",
+    examples=[
+        "perdure result o-1",
+        'perdure result o-1 --timeout 30s || echo "exit $?"',
+        "perdure result o-1 -o json | jq .output",
+    ],
+)
+@id_argument()
+@duration_option("--timeout", "timeout_ms", "Give up after that (exit 5).")
+@output_option("table", "json", "jsonl")
+def result(instance_id: str, timeout_ms: int | None, output: str) -> int:
+    """Wait for the end of an instance and print its result as JSON.
+
+    Exit code 4 and the error on standard error when it failed, was cancelled or terminated.
+    """
+
+    async def body(session: Session) -> int:
+        return print_outcome(await wait_for_end(session, instance_id, timeout_ms), output)
+
+    return run(body)
+
+
+# The store reports changes of other processes; this bounds the wait if a report is missed.
+_WATCH_MS = 2_000
+
+
+async def wait_for_end(
+    session: Session, instance_id: str, timeout_ms: int | None = None
+) -> InstanceInfo:
+    """Wait for the end of the instance and return it; warn if it is Blocked meanwhile."""
+    has_warned = False
+    deadline_ms = None if timeout_ms is None else session.now_ms() + timeout_ms
+    with session.provider.watch(instance_id) as watch:
+        while True:
+            info = await session.info(instance_id)
+            if info.status.is_final:
+                return info
+            if info.status is Status.BLOCKED and not has_warned:
+                has_warned = True
+                reason = "" if info.block is None else f": {info.block.message}"
+                warn(f"{instance_id} is Blocked{reason}; still waiting")
+            patience_ms = _WATCH_MS
+            if deadline_ms is not None:
+                patience_ms = min(patience_ms, deadline_ms - session.now_ms())
+                if patience_ms <= 0:
+                    raise await _timeout(session, info)
+            await watch.wait(patience_ms)
+
+
+async def _timeout(session: Session, info: InstanceInfo) -> WaitTimeout:
+    from perdure.cli.instances import insight_of
+
+    insight = await insight_of(session, info, await session.admin.list_workers())
+    return WaitTimeout(
+        f"{info.instance_id!r} has not ended in time and goes on: {insight.sentence}"
+    )
+
+
+def print_outcome(info: InstanceInfo, output: str) -> Exit:
+    """Print the result, or the failure on standard error; return the exit code."""
+    if output == "json":
+        print_json(instance_document(info))
+    elif output == "jsonl":
+        print_json_line(instance_document(info))
+    elif info.status is Status.COMPLETED:
+        sys.stdout.write(json_text(raw(info.output or "null"), indent=2) + "\n")
+    if info.status is Status.COMPLETED:
+        return Exit.OK
+    if output == "table":
+        failure = failure_of(info)
+        if failure is None:
+            said = ""
+        else:
+            said = str(failure) if info.status is Status.FAILED else failure.message
+        tail = f": {said}" if said else ""
+        warn(f"{info.name} {info.instance_id} {info.status.lower()}{tail}")
+        if failure is not None and failure.traceback and current_settings().traceback:
+            sys.stderr.write(clean_block(failure.traceback.rstrip()) + "\n")
+    return Exit.FAILED

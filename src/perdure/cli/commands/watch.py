@@ -8,22 +8,92 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from perdure.cli.command import command
+from perdure.cli.command import command, complete_ids
 from perdure.cli.exits import Exit
-from perdure.cli.options import complete_ids
-from perdure.cli.render import Cell, console, echo, is_terminal, status_style
+from perdure.cli.instances import COLUMNS, insight_of, row_of
+from perdure.cli.render import (
+    Cell,
+    console,
+    echo,
+    glyph,
+    is_terminal,
+    status_style,
+    table_of,
+    text_of,
+)
 from perdure.cli.session import run
+from perdure.cli.settings import shown_store
 from perdure.model.status import Status
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from rich.console import RenderableType
 
-    from perdure.cli.picture import Picture
+    from perdure.cli.details import InstanceDetails
     from perdure.cli.session import Session
+
+_OWN_LINES = 6
+
+
+async def overview(session: Session, height: int) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
+    workers = await session.admin.list_workers()
+    counts = await count_statuses(session)
+    page = await session.admin.list_instances(None, limit=max(5, height - _OWN_LINES))
+    now_ms = session.now_ms()
+    rows = [
+        row_of(info, await insight_of(session, info, workers), now_ms) for info in page.instances
+    ]
+    running = "1 worker" if len(workers) == 1 else f"{len(workers)} workers"
+    totals = Text()
+    for status, number in counts.items():
+        totals.append(f"{glyph(status)} {number} {status.lower()}   ", status_style(status))
+    return Group(
+        text_of(Cell(shown_store(session.url), "bold")),
+        totals,
+        text_of(Cell(f"{running} · {await _queues(session)}", "dim")),
+        "",
+        table_of(COLUMNS, rows),
+    )
+
+
+async def overview_line(session: Session) -> str:
+    counts = await count_statuses(session)
+    listed = ", ".join(f"{number} {status.lower()}" for status, number in counts.items())
+    return f"{listed or 'no instances'}; {await _queues(session)}"
+
+
+async def count_statuses(session: Session) -> dict[Status, int]:
+    """Count the instances of each status with one read of the store."""
+    metrics = await session.admin.get_system_metrics()
+    return merged({status: metrics.by_status.get(status, 0) for status in Status})
+
+
+def merged(counts: Mapping[Status, int]) -> dict[Status, int]:
+    """Count instances between two executions as Running, and leave out statuses without any."""
+    found: dict[Status, int] = {}
+    for status, number in counts.items():
+        if number:
+            found[status.of_instance] = found.get(status.of_instance, 0) + number
+    return found
+
+
+async def _queues(session: Session) -> str:
+    depths = await session.admin.get_queue_depths()
+    turns, work = depths.orchestrator, depths.worker
+    dead = f" · {depths.dead_letters} dead letters" if depths.dead_letters else ""
+    return (
+        f"turns {turns.visible} ready {turns.delayed} timed · "
+        f"activities {work.visible} ready {work.locked} running {work.delayed} later{dead}"
+    )
+
 
 _REFRESH_MS: Final = 500
 _QUIET_MS: Final = 2_000
-# Nothing else prints meanwhile, and a redirected stream would hide what the terminal can show.
+# Nothing else prints meanwhile, and redirected streams hide the terminal's encoding.
 _PLAIN_LIVE: Final[dict[str, Any]] = {
     "auto_refresh": False,
     "redirect_stdout": False,
@@ -33,7 +103,6 @@ _PLAIN_LIVE: Final[dict[str, Any]] = {
 
 @command(
     "watch",
-    short_help="Follow one instance, or the whole store, live.",
     examples=["perdure watch o-1", "perdure watch", "perdure watch o-1 | tee o-1.log"],
 )
 @click.argument("instance_id", metavar="[ID]", required=False, shell_complete=complete_ids)
@@ -53,37 +122,37 @@ def watch(instance_id: str | None) -> int:
 async def _watch_live(session: Session, instance_id: str) -> int:
     from rich.live import Live
 
-    from perdure.cli.picture import print_picture, read_picture
+    from perdure.cli.details import print_details, read_details
 
-    picture = await read_picture(session, instance_id)
+    details = await read_details(session, instance_id)
     with (
         session.provider.watch(instance_id) as changes,
         Live(console=console(), transient=True, **_PLAIN_LIVE) as live,
     ):
-        while not picture.info.status.is_final:
-            live.update(_view(picture, session.now_ms()), refresh=True)
-            # Times count up on the screen even where nothing happens.
+        while not details.info.status.is_final:
+            live.update(_view(details, session.now_ms()), refresh=True)
+            # Refresh without a change too: the shown times count up.
             await changes.wait(_REFRESH_MS)
-            picture = await read_picture(session, instance_id)
-    print_picture(picture, session.now_ms())
-    return _code(picture.info.status)
+            details = await read_details(session, instance_id)
+    print_details(details, session.now_ms())
+    return _code(details.info.status)
 
 
-def _view(picture: Picture, now_ms: int) -> RenderableType:
+def _view(details: InstanceDetails, now_ms: int) -> RenderableType:
     from rich.console import Group
 
-    from perdure.cli.journal import lines_of
+    from perdure.cli.details import lines_of
+    from perdure.cli.instances import named
     from perdure.cli.render import steps_table, text_of
-    from perdure.cli.rows import named
 
-    info = picture.info
+    info = details.info
     screen = console()
-    lines = lines_of(picture.steps, picture.around.attempts, now_ms)
+    lines = lines_of(details.steps, details.around.attempts, now_ms)
     room = max(5, screen.height - 5)
     hidden = [text_of(Cell(f"  … {len(lines) - room} earlier", "dim"))] if len(lines) > room else []
     return Group(
         text_of(Cell(f"{named(info)}  {info.instance_id}", "bold")),
-        text_of(Cell(f"  {picture.insight.sentence}", status_style(info.status))),
+        text_of(Cell(f"  {details.insight.sentence}", status_style(info.status))),
         "",
         *hidden,
         steps_table([line.cells() for line in lines[-room:]], screen.width),
@@ -91,8 +160,8 @@ def _view(picture: Picture, now_ms: int) -> RenderableType:
 
 
 async def _watch_lines(session: Session, instance_id: str) -> int:
-    """For a pipe: a line for each change of the sentence, without the ticking of its times."""
-    from perdure.cli.rows import insight_of
+    """Print a line for each change of what the instance does, for output to a pipe."""
+    from perdure.cli.instances import insight_of
 
     last = None
     with session.provider.watch(instance_id) as changes:
@@ -110,8 +179,6 @@ async def _watch_lines(session: Session, instance_id: str) -> int:
 
 
 async def _watch_store(session: Session) -> int:
-    from perdure.cli.overview import overview, overview_line
-
     if is_terminal():
         from rich.live import Live
 
@@ -132,7 +199,7 @@ async def _watch_store(session: Session) -> int:
 
 
 async def _rest(began: float) -> None:
-    """Counting a very big store takes a moment: look at it less often then."""
+    """Sleep four times as long as the last read took, so that a big store is read less often."""
     await asyncio.sleep(max(_REFRESH_MS / 1000, 4 * (time.monotonic() - began)))
 
 

@@ -1,20 +1,42 @@
-"""``perdure worker``: runs orchestrations and activities until it is told to stop."""
+"""``perdure worker``, ``workers`` and ``dev``: run workers, list them, restart them on changes."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
-from typing import TYPE_CHECKING, Any
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from perdure.cli.command import command
-from perdure.cli.options import duration_option, log_option
-from perdure.cli.session import current_settings
+from perdure.cli.command import command, duration_option, log_option, output_option
+from perdure.cli.escape import clean, clean_block
+from perdure.cli.render import (
+    Cell,
+    Column,
+    echo,
+    glyph,
+    note,
+    print_ids,
+    print_json,
+    print_json_line,
+    print_table,
+)
+from perdure.cli.session import current_settings, run
 from perdure.cli.settings import shown_store
+from perdure.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from perdure.cli.session import Session
+    from perdure.providers.records import WorkerInfo
     from perdure.runtime.options import RuntimeOptions
 
 logger = logging.getLogger("perdure")
@@ -22,7 +44,6 @@ logger = logging.getLogger("perdure")
 
 @command(
     "worker",
-    short_help="Run orchestrations and activities on the store.",
     examples=[
         "perdure worker shop.flows",
         "perdure worker flows.py --store shop.db --slots 50",
@@ -57,9 +78,8 @@ def worker(modules: tuple[str, ...], log_level: str, **options: Any) -> None:
     may finish, nothing new is taken. Again: ends at once.
     """
     from perdure.authoring.registry import Registry
-    from perdure.cli.logs import start_logging
     from perdure.cli.modules import load_codec, load_handlers
-    from perdure.cli.repeating import warnings_of
+    from perdure.cli.nondeterminism import warnings_of
     from perdure.runtime.runtime import Runtime
 
     settings = current_settings()
@@ -76,7 +96,7 @@ def worker(modules: tuple[str, ...], log_level: str, **options: Any) -> None:
         runtime = Runtime(settings.store(), handlers, options=chosen, codec=codec)
         await runtime.serve()
         if runtime.left_behind:
-            # Python would wait for their threads. As safe as a crash: no lock is held any more.
+            # Python would wait for their threads. Exiting is safe: the runtime holds no lock.
             logging.shutdown()
             os._exit(0)
 
@@ -94,19 +114,243 @@ def _options(
     lock_ms: int | None,
 ) -> RuntimeOptions:
     from perdure.errors import UsageError
-    from perdure.providers.items import TagFilter
+    from perdure.providers.records import TagFilter
     from perdure.runtime.options import RuntimeOptions
 
     given: dict[str, Any] = {"activity_slots": slots, "threads": threads, "worker_id": worker_id}
     if drain_ms is not None:
-        given["drain_seconds"] = drain_ms / 1000
+        given["drain_timeout"] = drain_ms / 1000
     if lock_ms is not None:
         given |= {
-            "orchestration_lock_seconds": lock_ms / 1000,
-            "activity_lock_seconds": lock_ms / 1000,
+            "orchestration_lock_timeout": lock_ms / 1000,
+            "activity_lock_timeout": lock_ms / 1000,
         }
     if only_tags and not tags:
         raise UsageError("--only-tags needs at least one --tag")
     if tags:
         given["tags"] = TagFilter.only(*tags) if only_tags else TagFilter.default_and(*tags)
     return RuntimeOptions(**{name: value for name, value in given.items() if value is not None})
+
+
+class SafeFormatter(logging.Formatter):
+    """Escapes control characters in messages; a traceback keeps its lines."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        record.message = clean(record.message)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: object) -> str:  # noqa: N802
+        return clean_block(super().formatException(ei))  # type: ignore[arg-type]
+
+
+def start_logging(level: str) -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(SafeFormatter())
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+
+
+@command(
+    "workers",
+    examples=["perdure workers", "perdure workers -o json | jq '.[].handlers'"],
+)
+@output_option("table", "json", "jsonl", "ids")
+def workers(output: str) -> None:
+    """List the workers that announced themselves to the store and still live."""
+
+    async def body(session: Session) -> None:
+        found = await session.admin.list_workers()
+        now_ms = session.now_ms()
+        if output == "ids":
+            print_ids(worker.worker_id for worker in found)
+        elif output == "json":
+            print_json([_worker_document(worker) for worker in found])
+        elif output == "jsonl":
+            for worker in found:
+                print_json_line(_worker_document(worker))
+        else:
+            print_table(_COLUMNS, [_worker_row(worker, now_ms) for worker in found])
+            if not found:
+                note("none; 'perdure worker MODULE' starts one")
+
+    run(body)
+
+
+_COLUMNS = (
+    Column("WORKER"),
+    Column("HOST"),
+    Column("PID", is_right=True),
+    Column("UP", is_right=True),
+    Column("BUSY", is_right=True),
+    Column("SEEN", is_right=True, width_min=90),
+    Column("ORCHESTRATIONS", is_flexible=True),
+)
+
+
+def _worker_row(worker: WorkerInfo, now_ms: int) -> list[str | Cell]:
+    from perdure.client.durations import shown_duration
+
+    return [
+        Cell(worker.worker_id, "bold"),
+        worker.host,
+        str(worker.process_id),
+        shown_duration(now_ms - worker.started_at_ms),
+        f"{worker.busy}/{worker.slots}",
+        f"{shown_duration(now_ms - worker.seen_at_ms)} ago",
+        ", ".join(f"{name}@{version}" for name, version in worker.handlers),
+    ]
+
+
+def _worker_document(worker: WorkerInfo) -> dict[str, object]:
+    from perdure.client.durations import iso_time
+
+    return {
+        "id": worker.worker_id,
+        "host": worker.host,
+        "process_id": worker.process_id,
+        "started_at": iso_time(worker.started_at_ms),
+        "seen_at": iso_time(worker.seen_at_ms),
+        "version": worker.framework_version,
+        "slots": worker.slots,
+        "busy": worker.busy,
+        "handlers": [f"{name}@{version}" for name, version in worker.handlers],
+        "activities": list(worker.activities),
+    }
+
+
+_LOOK_SECONDS: Final = 0.3
+# Short locks: after a restart the new process takes over the work of the old one soon.
+_DRAIN_SECONDS: Final = 2
+_WORKER_OPTIONS: Final = ("--lock", "3s", "--drain", f"{_DRAIN_SECONDS}s")
+
+
+@command(
+    "dev",
+    examples=["perdure dev flows.py", "perdure dev shop.flows --store shop.db --log debug"],
+)
+@click.argument("modules", metavar="[MODULE]...", nargs=-1)
+@log_option()
+def dev(modules: tuple[str, ...], log_level: str) -> None:
+    """Run a worker for MODULE and restart it whenever a Python file changes here.
+
+    Instances in flight go on with the new code; one that it cannot repeat is Blocked, intact, and
+    goes on when the code fits again.
+    """
+    settings = current_settings()
+    named = settings.modules(modules)
+    if not named:
+        raise UsageError("name the module with your orchestrations: perdure dev flows.py")
+    store = settings.store()
+    arguments = [*named, "--store", store, "--log", log_level, *_WORKER_OPTIONS]
+    echo(Cell("perdure dev", "bold"), f"  {', '.join(named)} on {shown_store(store)}")
+    note("restarts when a file changes; Ctrl-C ends. In another terminal: perdure watch")
+    _supervise(arguments, SourceWatch(_folders(named)))
+
+
+def _folders(modules: Sequence[str]) -> list[Path]:
+    files = {
+        Path(name.partition(":")[0]) for name in modules if name.partition(":")[0].endswith(".py")
+    }
+    return sorted({Path.cwd(), *(file.resolve().parent for file in files)})
+
+
+def _supervise(arguments: Sequence[str], sources: SourceWatch) -> None:
+    # Without a handler the signal would end this process and leave the worker running.
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+    worker = _start(arguments)
+    try:
+        while True:
+            time.sleep(_LOOK_SECONDS)
+            changed = sources.changed()
+            if changed is not None:
+                echo(
+                    Cell(f"{glyph('retrying')} ", "cyan"), f"{_shown(changed)} changed: restarting"
+                )
+                _stop(worker)
+                worker = _start(arguments)
+            elif worker.returncode is None and worker.poll() is not None:
+                echo(
+                    Cell(f"{glyph('failed')} ", "red"),
+                    f"the worker ended ({worker.returncode}); waiting for a change",
+                )
+    except KeyboardInterrupt:
+        # The terminal sends Ctrl-C to the worker too; a second signal would cut its drain short.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            worker.wait(timeout=_DRAIN_SECONDS + 1)
+        raise
+    finally:
+        _stop(worker)
+
+
+def _start(arguments: Sequence[str]) -> subprocess.Popen[bytes]:
+    sys.stdout.flush()
+    return subprocess.Popen([sys.executable, "-m", "perdure", "worker", *arguments])  # noqa: S603
+
+
+def _stop(worker: subprocess.Popen[bytes]) -> None:
+    if worker.poll() is None:
+        worker.terminate()
+    try:
+        worker.wait(timeout=15)
+    except subprocess.TimeoutExpired:
+        worker.kill()  # safe: the store recovers as after a crash
+        worker.wait()
+
+
+def _shown(path: str) -> str:
+    try:
+        return str(Path(path).relative_to(Path.cwd()))
+    except ValueError:
+        return path
+
+
+_SKIPPED: Final = frozenset(
+    {"__pycache__", "node_modules", "site-packages", "venv", "build", "dist"}
+)
+_FILES_MAX: Final = 5_000
+
+
+class SourceWatch:
+    """Finds changed Python files below folders, except hidden folders and installed packages."""
+
+    def __init__(self, folders: list[Path]) -> None:
+        self._folders = folders
+        self._seen = self._look()
+
+    def changed(self) -> str | None:
+        """Return a file that was changed, added or removed since the last call, or None."""
+        seen, self._seen = self._seen, self._look()
+        for name in {**seen, **self._seen}:
+            if seen.get(name) != self._seen.get(name):
+                return name
+        return None
+
+    def _look(self) -> dict[str, tuple[int, int]]:
+        found: dict[str, tuple[int, int]] = {}
+        for folder in self._folders:
+            for entry in _python_files(os.fspath(folder)):
+                try:
+                    status = entry.stat()
+                except OSError:
+                    continue  # removed since it was listed
+                found[entry.path] = (status.st_mtime_ns, status.st_size)
+                if len(found) >= _FILES_MAX:
+                    return found
+        return found
+
+
+def _python_files(folder: str) -> Iterator[os.DirEntry[str]]:
+    try:
+        entries = list(os.scandir(folder))
+    except OSError:
+        return
+    for entry in entries:
+        if entry.name.startswith(".") or entry.name in _SKIPPED:
+            continue
+        if entry.is_dir(follow_symlinks=False):
+            if not Path(entry.path, "pyvenv.cfg").exists():
+                yield from _python_files(entry.path)
+        elif entry.name.endswith(".py"):
+            yield entry

@@ -12,7 +12,7 @@ from perdure.conformance._machine.working import WorkRules
 from perdure.conformance.observation import list_whole
 from perdure.errors import NotFound
 from perdure.model.status import Status
-from perdure.providers.items import (
+from perdure.providers.records import (
     DeleteFilter,
     HistoryRecord,
     InstanceQuery,
@@ -194,7 +194,7 @@ class AdminRules(WorkRules):
         await self.ask("deciding about a dead letter", decide)
 
     async def _let_a_message_die(self, instance_id: str) -> None:
-        """It dies if nobody knows the instance; nothing else is fetched."""
+        """Let the orphan become a dead letter if its instance is unknown; fetch nothing else."""
         message = OrchestratorMessage(instance_id=instance_id, kind="event", body="too late")
         await self.ask(
             "enqueue_for_orchestrator",

@@ -1,4 +1,4 @@
-"""What the state machine may do next, drawn without knowing any store.
+"""The steps of the state machine, drawn without knowing any store.
 
 A plan names things by small numbers and durations by ticks, so that the same plan can be carried
 out on two stores with their own tokens, positions and clocks. Few names, so that they meet often.
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from perdure.model.failures import Block, BlockReason
 from perdure.model.status import Status
-from perdure.providers.items import (
+from perdure.providers.records import (
     CustomStatusChange,
     EnqueueCondition,
     KvChange,

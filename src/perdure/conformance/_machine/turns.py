@@ -19,7 +19,7 @@ from perdure.conformance._machine.comparison import (
 )
 from perdure.conformance._machine.plans import MessagePlan
 from perdure.model.status import Status
-from perdure.providers.items import (
+from perdure.providers.records import (
     ActivityIdentity,
     Claim,
     EnqueueCondition,
@@ -35,7 +35,7 @@ from perdure.providers.items import (
 if TYPE_CHECKING:
     from perdure.conformance._machine.plans import CommitPlan, WorkPlan
     from perdure.model.failures import Block
-    from perdure.providers.items import FetchedOrchestration, OrchestrationFilter
+    from perdure.providers.records import FetchedOrchestration, OrchestrationFilter
 
 
 class TurnRules(Comparison):

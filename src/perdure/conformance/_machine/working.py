@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from perdure.conformance._machine import plans
 from perdure.conformance._machine.comparison import HeldWork, Side, action
 from perdure.conformance._machine.turns import TurnRules
-from perdure.providers.items import OrchestratorMessage, SessionFetch, TagFilter, WorkerMessage
+from perdure.providers.records import OrchestratorMessage, SessionFetch, TagFilter, WorkerMessage
 
 if TYPE_CHECKING:
     from perdure.conformance._machine.plans import WorkPlan

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from perdure.errors import InvalidValue
-from perdure.providers._shared import rules
+from perdure.providers import rules
 from perdure.providers.filesystem import queues, turns
 from perdure.providers.filesystem.rows import (
     CustomStatusRow,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from perdure.providers.filesystem.state import State
     from perdure.providers.filesystem.tables import Transaction
-    from perdure.providers.items import (
+    from perdure.providers.records import (
         ExecutionMetadata,
         KvEntry,
         OrchestratorMessage,

@@ -10,13 +10,12 @@ import msgspec
 from perdure.errors import InstanceFinished, NotFound
 from perdure.limits import BULK_INSTANCES_MAX, check_id
 from perdure.model.wire import FORMAT_VERSION
-from perdure.providers._shared import refusals, rules
-from perdure.providers.administration import ProviderAdmin
+from perdure.providers import rules, validation
 from perdure.providers.filesystem import deletion, queues, snapshots, turns, waiting
 from perdure.providers.filesystem.checkpoints import LAYOUT_VERSION
 from perdure.providers.filesystem.depths import depth_of_messages, depth_of_work
 from perdure.providers.filesystem.rows import HoldRow, MovedRow, WorkerRow
-from perdure.providers.items import (
+from perdure.providers.records import (
     DeadLetter,
     DeleteResult,
     ExecutionInfo,
@@ -26,6 +25,7 @@ from perdure.providers.items import (
     StoreInfo,
     SystemMetrics,
 )
+from perdure.providers.whole import WholeAdmin
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from perdure.providers.filesystem.state import State
     from perdure.providers.filesystem.store import OpenStore
     from perdure.providers.filesystem.tables import Transaction
-    from perdure.providers.items import (
+    from perdure.providers.records import (
         DeleteFilter,
         FetchedOrchestration,
         HistoryRecord,
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     )
 
 
-class FileSystemAdmin(ProviderAdmin):
+class FileSystemAdmin(WholeAdmin):  # type: ignore[misc]
     """See ``ProviderAdmin``; open as long as the handle that it belongs to."""
 
     def __init__(self, provider: FileSystemProvider) -> None:
@@ -62,7 +62,7 @@ class FileSystemAdmin(ProviderAdmin):
         self, query: InstanceQuery | None = None, *, cursor: str | None = None, limit: int = 100
     ) -> InstancePage:
         store = self._provider.store("list_instances")
-        refusals.check_page(limit)
+        validation.check_page(limit)
         before = None if cursor is None else rules.decode_cursor(cursor)
         return await store.look(
             "list_instances", lambda: store.state.listing.page(query, before, limit)
@@ -172,7 +172,7 @@ class FileSystemAdmin(ProviderAdmin):
     async def lock_instance(self, instance_id: str, lock_timeout_ms: int) -> FetchedOrchestration:
         verb = "lock_instance"
         store = self._store_for(verb, instance_id)
-        refusals.check_number(lock_timeout_ms, "lock_timeout_ms", minimum=1)
+        validation.check_number(lock_timeout_ms, "lock_timeout_ms", minimum=1)
 
         def lock(tx: Transaction) -> turns.LockedInstance:
             if not store.state.standing.exists(instance_id):
@@ -200,7 +200,7 @@ class FileSystemAdmin(ProviderAdmin):
 
     async def list_messages(self, instance_id: str, *, limit: int = 1000) -> list[QueuedMessage]:
         store = self._store_for("list_messages", instance_id)
-        refusals.check_number(limit, "limit", minimum=1)
+        validation.check_number(limit, "limit", minimum=1)
         return await store.look(
             "list_messages",
             lambda: snapshots.queued_messages(store.state, instance_id, store.clock.now_ms())[
@@ -210,7 +210,7 @@ class FileSystemAdmin(ProviderAdmin):
 
     async def list_work(self, instance_id: str, *, limit: int = 1000) -> list[QueuedWork]:
         store = self._store_for("list_work", instance_id)
-        refusals.check_number(limit, "limit", minimum=1)
+        validation.check_number(limit, "limit", minimum=1)
         return await store.look(
             "list_work",
             lambda: snapshots.queued_work(store.state, instance_id, store.clock.now_ms())[:limit],
@@ -218,7 +218,7 @@ class FileSystemAdmin(ProviderAdmin):
 
     async def list_dead_letters(self, *, limit: int = 1000) -> list[DeadLetter]:
         store = self._provider.store("list_dead_letters")
-        refusals.check_number(limit, "limit", minimum=1)
+        validation.check_number(limit, "limit", minimum=1)
         letters = await store.look(
             "list_dead_letters", lambda: sorted(store.state.tables.letters.rows.items())[:limit]
         )
@@ -263,7 +263,7 @@ class FileSystemAdmin(ProviderAdmin):
     async def delete_instance_bulk(self, filter: DeleteFilter) -> DeleteResult:  # noqa: A002
         verb = "delete_instance_bulk"
         store = self._provider.store(verb)
-        refusals.check_delete_filter(filter)
+        validation.check_delete_filter(filter)
         state = store.state
         trees = await store.look(
             verb, lambda: deletion.finished_trees(state, deletion.matching(state, filter))
@@ -279,7 +279,7 @@ class FileSystemAdmin(ProviderAdmin):
     async def prune_executions(self, instance_id: str, options: PruneOptions) -> PruneResult:
         verb = "prune_executions"
         store = self._store_for(verb, instance_id)
-        refusals.check_prune_options(options)
+        validation.check_prune_options(options)
 
         def prune(tx: Transaction) -> PruneResult:
             _require_existing(store.state, instance_id)
@@ -294,8 +294,8 @@ class FileSystemAdmin(ProviderAdmin):
     ) -> PruneResult:
         verb = "prune_executions_bulk"
         store = self._provider.store(verb)
-        refusals.check_delete_filter(filter)
-        refusals.check_prune_options(options)
+        validation.check_delete_filter(filter)
+        validation.check_prune_options(options)
         state = store.state
         found = await store.look(
             verb,
@@ -347,7 +347,7 @@ class FileSystemAdmin(ProviderAdmin):
     async def register_worker(self, worker: WorkerInfo, ttl_ms: int) -> None:
         verb = "register_worker"
         store = self._provider.store(verb)
-        refusals.check_worker(worker, ttl_ms)
+        validation.check_worker(worker, ttl_ms)
         table = store.state.tables.workers
 
         def register(tx: Transaction) -> None:
@@ -374,7 +374,7 @@ class FileSystemAdmin(ProviderAdmin):
 
     async def import_instance(self, snapshot: InstanceSnapshot, *, replace: bool = False) -> None:
         verb = "import_instance"
-        refusals.check_snapshot(snapshot)
+        validation.check_snapshot(snapshot)
         store = self._store_for(verb, snapshot.instance_id)
         await store.change(
             verb, lambda tx: snapshots.restore(store.state, tx, snapshot, replace=replace)
@@ -383,7 +383,7 @@ class FileSystemAdmin(ProviderAdmin):
     async def mark_moved(self, location: str | None) -> None:
         verb = "mark_moved"
         store = self._provider.store(verb)
-        refusals.check_text(location, "location")
+        validation.check_text(location, "location")
         table = store.state.tables.moved
 
         def mark(tx: Transaction) -> None:

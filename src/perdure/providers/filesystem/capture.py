@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from perdure.providers._shared.embedding import embed, extract
+from perdure.providers.embedding import embed, extract
 from perdure.providers.filesystem.documents import (
     ExecutionDocument,
     InstanceDocument,
@@ -41,7 +41,7 @@ from perdure.providers.filesystem.rows import (
     TagRow,
     WorkRow,
 )
-from perdure.providers.items import KvEntry, OrchestratorMessage, WorkerMessage
+from perdure.providers.records import KvEntry, OrchestratorMessage, WorkerMessage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

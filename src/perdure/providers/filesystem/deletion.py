@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from perdure.errors import InstanceStillRunning, NotFound, TreeChanged
-from perdure.providers._shared import rules
+from perdure.providers import rules
 from perdure.providers.filesystem import queues, turns
-from perdure.providers.items import DeleteResult, PruneResult
+from perdure.providers.records import DeleteResult, PruneResult
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from perdure.providers.filesystem.state import State
     from perdure.providers.filesystem.tables import Transaction
-    from perdure.providers.items import DeleteFilter, PruneOptions
+    from perdure.providers.records import DeleteFilter, PruneOptions
 
 
 def children_of(state: State, instance_id: str) -> list[str]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from perdure.providers._shared.rules import is_live, is_visible
-from perdure.providers.items import QueueDepth
+from perdure.providers.records import QueueDepth
+from perdure.providers.rules import is_live, is_visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

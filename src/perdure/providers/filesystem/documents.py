@@ -12,10 +12,10 @@ import msgspec
 
 from perdure.model.failures import Block
 from perdure.model.status import Status
-from perdure.providers._shared.embedding import NO_JSON
+from perdure.providers.embedding import NO_JSON
 from perdure.providers.filesystem.readable import Time
 from perdure.providers.filesystem.rows import SessionRow, WorkerRow
-from perdure.providers.items import (
+from perdure.providers.records import (
     ActivityIdentity,
     StartRouting,
     TimerIdentity,

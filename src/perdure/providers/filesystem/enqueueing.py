@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from perdure.errors import InstanceFinished, NotFound, PerdureError
-from perdure.providers._shared import refusals, rules
+from perdure.providers import rules, validation
 from perdure.providers.filesystem import deletion, queues
-from perdure.providers.items import EnqueueCondition
+from perdure.providers.records import EnqueueCondition
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from perdure.providers.filesystem.state import State
     from perdure.providers.filesystem.tables import Transaction
-    from perdure.providers.items import OrchestratorMessage
+    from perdure.providers.records import OrchestratorMessage
 
 
 def enqueue(
@@ -42,7 +42,7 @@ def enqueue_each(
     taken: list[bool] = []
     for message in messages:
         try:
-            refusals.check_enqueue(message, delay_ms, condition)
+            validation.check_enqueue(message, delay_ms, condition)
             taken.append(enqueue(state, tx, message, delay_ms, condition))
         except PerdureError as refusal:
             return taken, refusal

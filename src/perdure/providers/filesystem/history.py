@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from perdure.providers.items import HistoryRecord
+    from perdure.providers.records import HistoryRecord
 
 IdRanges: TypeAlias = tuple[tuple[int, int], ...]
 """Ascending, disjoint, both ends included: one range for an ordinary history."""

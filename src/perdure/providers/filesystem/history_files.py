@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from perdure.errors import CorruptData
-from perdure.providers._shared.embedding import NO_JSON, embed, extract
+from perdure.providers.embedding import NO_JSON, embed, extract
 from perdure.providers.filesystem import layout
-from perdure.providers.items import HistoryRecord
+from perdure.providers.records import HistoryRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

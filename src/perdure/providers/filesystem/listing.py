@@ -7,15 +7,15 @@ from bisect import bisect_left, insort
 from typing import TYPE_CHECKING
 
 from perdure.model.status import Status
-from perdure.providers._shared import rules
-from perdure.providers.items import InstancePage
+from perdure.providers import rules
+from perdure.providers.records import InstancePage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from perdure.providers.filesystem.lookups import Lookups
     from perdure.providers.filesystem.standing import Standing
-    from perdure.providers.items import InstanceInfo, InstanceQuery
+    from perdure.providers.records import InstanceInfo, InstanceQuery
 
 _Place = tuple[int, str]
 

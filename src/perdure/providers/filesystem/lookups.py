@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         WorkRow,
     )
     from perdure.providers.filesystem.tables import Tables
-    from perdure.providers.items import ActivityIdentity, KvEntry
+    from perdure.providers.records import ActivityIdentity, KvEntry
 
 _Key = TypeVar("_Key", bound="Hashable")
 _Member = TypeVar("_Member", bound="Hashable")

@@ -1,7 +1,4 @@
-"""What kind of file system a directory lies on: locks and flushes of network ones are not kept.
-
-The SQLite backend has the same duty with rules of its own; backends do not import each other.
-"""
+"""What kind of file system a directory lies on: locks and flushes of network ones are not kept."""
 
 from __future__ import annotations
 
@@ -9,13 +6,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-NETWORK_FILE_SYSTEMS: Final = frozenset(
-    {
-        *("9p", "afs", "beegfs", "ceph", "cifs", "gfs2", "glusterfs", "gpfs", "lustre", "ncpfs"),
-        *("nfs", "nfs4", "ocfs2", "orangefs", "smb3", "smbfs", "fuse.ceph", "fuse.gcsfuse"),
-        *("fuse.glusterfs", "fuse.juicefs", "fuse.rclone", "fuse.s3fs", "fuse.sshfs"),
-    }
-)
+from perdure.providers.local_files import NETWORK_FILE_SYSTEMS
 
 _MOUNTS: Final = Path("/proc/self/mountinfo")
 

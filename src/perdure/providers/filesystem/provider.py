@@ -6,22 +6,21 @@ import asyncio
 import os
 import shutil
 import tempfile
-from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
-from perdure.arguments import check_path
+from perdure.arguments import Duration, check_path, to_milliseconds
 from perdure.clock import SystemClock
-from perdure.errors import InvalidValue, LockLost, StoreClosed
-from perdure.limits import ORPHAN_GRACE_MS, check_id
-from perdure.providers._shared import refusals, rules
+from perdure.errors import LockLost, StoreClosed
+from perdure.limits import ORPHAN_GRACE_SECONDS, check_id
+from perdure.providers import rules, validation
 from perdure.providers.capabilities import Capabilities
-from perdure.providers.contract import Provider
 from perdure.providers.filesystem import acking, enqueueing, queues, turns, waiting
 from perdure.providers.filesystem.admin import FileSystemAdmin
 from perdure.providers.filesystem.fileops import FileOps
 from perdure.providers.filesystem.store import open_store
-from perdure.providers.items import TagFilter, TagMode
+from perdure.providers.records import TagFilter, TagMode
+from perdure.providers.whole import WholeProvider
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from perdure.providers.administration import ProviderAdmin
     from perdure.providers.filesystem.store import OpenStore
     from perdure.providers.filesystem.tables import Transaction
-    from perdure.providers.items import (
+    from perdure.providers.records import (
         EnqueueCondition,
         FetchedOrchestration,
         FetchedWork,
@@ -45,14 +44,14 @@ if TYPE_CHECKING:
         TurnCommit,
         WorkerMessage,
     )
-    from perdure.providers.watching import Watch
+    from perdure.providers.waiting import Watch
 
 VERSION = "1"
 _MESSAGES_PER_COMMIT = 500
 _CAPABILITIES = Capabilities(several_handles=False, several_processes=False)
 
 
-class FileSystemProvider(Provider):
+class FileSystemProvider(WholeProvider):  # type: ignore[misc]
     """Keeps everything in a directory of readable files; one process at a time.
 
     Every commit is one fsynced record in a journal; the files follow from it.
@@ -63,19 +62,16 @@ class FileSystemProvider(Provider):
         path: str | os.PathLike[str],
         *,
         clock: Clock | None = None,
-        orphan_grace_ms: int = ORPHAN_GRACE_MS,
-        archive: timedelta | None = None,
+        orphan_grace: Duration = ORPHAN_GRACE_SECONDS,
+        archive: Duration | None = None,
         allow_moved: bool = False,
         file_ops: FileOps | None = None,
     ) -> None:
-        """``archive``: histories of executions that ended so long ago are compressed."""
-        refusals.check_number(orphan_grace_ms, "orphan_grace_ms", minimum=0)
+        """``archive``: compress the history of an execution that ended that long ago."""
         self._path = os.path.abspath(check_path(path))  # noqa: PTH100 - resolving would hide a symbolic link
         self._clock: Clock = SystemClock() if clock is None else clock
-        self._orphan_grace_ms = orphan_grace_ms
-        if archive is not None and not isinstance(archive, timedelta):
-            raise InvalidValue(f"archive must be a timedelta(...), not {archive!r}")
-        self._archive_after_ms = None if archive is None else archive // timedelta(milliseconds=1)
+        self._orphan_grace_ms = to_milliseconds(orphan_grace, "orphan_grace")
+        self._archive_after_ms = None if archive is None else to_milliseconds(archive, "archive")
         self._allow_moved = allow_moved
         self._file_ops = file_ops if file_ops is not None else FileOps()
         self._opened: OpenStore | None = None
@@ -148,7 +144,7 @@ class FileSystemProvider(Provider):
     ) -> FetchedOrchestration | None:
         verb = "fetch_orchestration_item"
         store = self.store(verb)
-        refusals.check_fetch(lock_timeout_ms, poll_timeout_ms, owner)
+        validation.check_fetch(lock_timeout_ms, poll_timeout_ms, owner)
         state = store.state
         locked = await waiting.poll(
             store,
@@ -167,7 +163,7 @@ class FileSystemProvider(Provider):
     async def ack_orchestration_item(self, lock_token: str, commit: TurnCommit) -> None:
         verb = "ack_orchestration_item"
         store = self.store(verb)
-        refusals.check_commit(commit)
+        validation.check_commit(commit)
         await store.change(verb, lambda tx: acking.ack(store.state, tx, lock_token, commit))
 
     async def abandon_orchestration_item(
@@ -180,7 +176,7 @@ class FileSystemProvider(Provider):
     ) -> None:
         verb = "abandon_orchestration_item"
         store = self.store(verb)
-        refusals.check_abandon(delay_ms, block)
+        validation.check_abandon(delay_ms, block)
 
         def abandon(tx: Transaction) -> None:
             turns.abandon(
@@ -192,7 +188,7 @@ class FileSystemProvider(Provider):
     async def renew_orchestration_item_lock(self, lock_token: str, extend_for_ms: int) -> None:
         verb = "renew_orchestration_item_lock"
         store = self.store(verb)
-        refusals.check_number(extend_for_ms, "extend_for_ms", minimum=1)
+        validation.check_number(extend_for_ms, "extend_for_ms", minimum=1)
         await store.change(verb, lambda tx: turns.renew(store.state, tx, lock_token, extend_for_ms))
 
     async def renew_orchestration_item_locks(
@@ -200,7 +196,7 @@ class FileSystemProvider(Provider):
     ) -> frozenset[str]:
         verb = "renew_orchestration_item_locks"
         store = self.store(verb)
-        refusals.check_number(extend_for_ms, "extend_for_ms", minimum=1)
+        validation.check_number(extend_for_ms, "extend_for_ms", minimum=1)
 
         def renew(tx: Transaction, lock_token: str) -> None:
             turns.renew(store.state, tx, lock_token, extend_for_ms)
@@ -212,7 +208,7 @@ class FileSystemProvider(Provider):
     ) -> bool:
         verb = "start_orchestration_item"
         store = self.store(verb)
-        refusals.check_first_turn(start, commit, lock_token, owner)
+        validation.check_first_turn(start, commit, lock_token, owner)
         store.state.quarantine.check(verb, start.instance_id)
         return await store.change(
             verb, lambda tx: acking.start(store.state, tx, start, commit, lock_token, owner)
@@ -242,7 +238,7 @@ class FileSystemProvider(Provider):
     ) -> list[HistoryRecord]:
         verb = "read_with_execution"
         store = self._store_for(verb, instance_id)
-        refusals.check_history_page(after_event_id, limit)
+        validation.check_history_page(after_event_id, limit)
         excerpt = await store.look(verb, lambda: store.excerpt(instance_id, execution_id))
         records = await store.read_history(excerpt)
         if after_event_id > 0:
@@ -254,8 +250,8 @@ class FileSystemProvider(Provider):
     ) -> None:
         verb = "append_with_execution"
         store = self._store_for(verb, instance_id)
-        refusals.check_number(execution_id, "execution_id", minimum=1)
-        refusals.check_records(records)
+        validation.check_number(execution_id, "execution_id", minimum=1)
+        validation.check_records(records)
         await store.change(verb, lambda tx: tx.append(instance_id, execution_id, records))
 
     # --- worker queue
@@ -263,7 +259,7 @@ class FileSystemProvider(Provider):
     async def enqueue_for_worker(self, message: WorkerMessage) -> None:
         verb = "enqueue_for_worker"
         store = self.store(verb)
-        refusals.check_work(message)
+        validation.check_work(message)
         await store.change(verb, lambda tx: queues.add_work(store.state, tx, message))
 
     async def fetch_work_item(
@@ -290,9 +286,9 @@ class FileSystemProvider(Provider):
     ) -> list[FetchedWork]:
         verb = "fetch_work_items"
         store = self.store(verb)
-        refusals.check_number(limit, "limit", minimum=1)
-        refusals.check_fetch(lock_timeout_ms, poll_timeout_ms)
-        refusals.check_session_fetch(session)
+        validation.check_number(limit, "limit", minimum=1)
+        validation.check_fetch(lock_timeout_ms, poll_timeout_ms)
+        validation.check_session_fetch(session)
         tags = tag_filter or TagFilter.default_only()
         if tags.mode is TagMode.NONE:
             return []
@@ -320,7 +316,7 @@ class FileSystemProvider(Provider):
     ) -> None:
         verb = "ack_work_item"
         store = self.store(verb)
-        refusals.check_follow_up(completion, retry)
+        validation.check_follow_up(completion, retry)
         await store.change(
             verb, lambda tx: queues.ack_work(store.state, tx, lock_token, completion, retry)
         )
@@ -330,7 +326,7 @@ class FileSystemProvider(Provider):
     ) -> None:
         verb = "abandon_work_item"
         store = self.store(verb)
-        refusals.check_abandon(delay_ms)
+        validation.check_abandon(delay_ms)
 
         def abandon(tx: Transaction) -> None:
             queues.abandon_work(
@@ -344,8 +340,8 @@ class FileSystemProvider(Provider):
     ) -> None:
         verb = "renew_work_item_lock"
         store = self.store(verb)
-        refusals.check_number(extend_for_ms, "extend_for_ms", minimum=1)
-        refusals.check_text(heartbeat, "heartbeat")
+        validation.check_number(extend_for_ms, "extend_for_ms", minimum=1)
+        validation.check_text(heartbeat, "heartbeat")
         await store.change(
             verb,
             lambda tx: queues.renew_work(store.state, tx, lock_token, extend_for_ms, heartbeat),
@@ -356,7 +352,7 @@ class FileSystemProvider(Provider):
     ) -> frozenset[str]:
         verb = "renew_work_item_locks"
         store = self.store(verb)
-        refusals.check_number(extend_for_ms, "extend_for_ms", minimum=1)
+        validation.check_number(extend_for_ms, "extend_for_ms", minimum=1)
 
         def renew(tx: Transaction, lock_token: str) -> None:
             queues.renew_work(store.state, tx, lock_token, extend_for_ms, None)
@@ -370,8 +366,8 @@ class FileSystemProvider(Provider):
     ) -> int:
         verb = "renew_session_lock"
         store = self.store(verb)
-        refusals.check_number(extend_for_ms, "extend_for_ms", minimum=1)
-        refusals.check_number(idle_timeout_ms, "idle_timeout_ms", minimum=0)
+        validation.check_number(extend_for_ms, "extend_for_ms", minimum=1)
+        validation.check_number(idle_timeout_ms, "idle_timeout_ms", minimum=0)
         return await store.change(
             verb,
             lambda tx: queues.renew_sessions(
@@ -394,7 +390,7 @@ class FileSystemProvider(Provider):
     ) -> bool:
         verb = "enqueue_for_orchestrator"
         store = self.store(verb)
-        refusals.check_enqueue(message, delay_ms, condition)
+        validation.check_enqueue(message, delay_ms, condition)
         return await store.change(
             verb, lambda tx: enqueueing.enqueue(store.state, tx, message, delay_ms, condition)
         )
@@ -407,7 +403,7 @@ class FileSystemProvider(Provider):
     ) -> list[bool]:
         verb = "enqueue_many_for_orchestrator"
         store = self.store(verb)
-        refusals.check_enqueue_many(messages, delay_ms, condition)
+        validation.check_enqueue_many(messages, delay_ms, condition)
         taken: list[bool] = []
         for start in range(0, len(messages), _MESSAGES_PER_COMMIT):
             part = messages[start : start + _MESSAGES_PER_COMMIT]
@@ -436,7 +432,7 @@ class FileSystemProvider(Provider):
         return row.value, row.version
 
     async def get_kv_value(self, instance_id: str, key: str) -> str | None:
-        refusals.check_text(key, "key of a value")
+        validation.check_text(key, "key of a value")
         entry = (await self.get_kv_all_values(instance_id)).get(key)
         return None if entry is None else entry.value
 
@@ -454,6 +450,7 @@ class FileSystemProvider(Provider):
     def watch(self, instance_id: str) -> Watch:
         return self._store_for("watch", instance_id).changes.watch(instance_id)
 
+    @property
     def admin(self) -> ProviderAdmin:
         return self._admin
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from perdure.errors import InvalidValue
-from perdure.providers._shared import refusals, rules
+from perdure.providers import rules, validation
 from perdure.providers.filesystem.rows import (
     ClaimRow,
     LetterRow,
@@ -15,14 +15,14 @@ from perdure.providers.filesystem.rows import (
     SessionRow,
     WorkRow,
 )
-from perdure.providers.items import FetchedWork
+from perdure.providers.records import FetchedWork
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from perdure.providers.filesystem.state import State
     from perdure.providers.filesystem.tables import Transaction
-    from perdure.providers.items import (
+    from perdure.providers.records import (
         OrchestratorMessage,
         SessionFetch,
         TagFilter,
@@ -181,7 +181,7 @@ def ack_work(
 ) -> None:
     message_id = held_work(state, tx, lock_token)
     message = state.tables.work.rows[message_id].message
-    refusals.check_settlement(message.identity, completion, retry)
+    validation.check_settlement(message.identity, completion, retry)
     _touch_session(state, tx, message.session_id)
     remove_work(state, tx, message_id)
     if completion is not None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 if TYPE_CHECKING:
     from perdure.providers.filesystem.history import IdRanges
-    from perdure.providers.items import Version
+    from perdure.providers.records import Version
 
 _EPOCH: Final = datetime(1970, 1, 1)  # noqa: DTZ001 - all are UTC, and aware ones are slower
 _MILLISECOND: Final = timedelta(milliseconds=1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from perdure.providers._shared import rules
+from perdure.providers import rules
 
 if TYPE_CHECKING:
     from perdure.providers.filesystem.lookups import Lookups
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from perdure.providers.filesystem.rows import LockRow, MessageRow
     from perdure.providers.filesystem.standing import Standing
     from perdure.providers.filesystem.tables import Tables
-    from perdure.providers.items import OrchestrationFilter, Version
+    from perdure.providers.records import OrchestrationFilter, Version
 
 
 _LEFTOVERS_MAX: Final = 1000

@@ -8,13 +8,13 @@ from __future__ import annotations
 import heapq
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from perdure.providers._shared.rules import is_live
+from perdure.providers.rules import is_live
 
 if TYPE_CHECKING:
     from perdure.providers.filesystem.lookups import Lookups
     from perdure.providers.filesystem.rows import ClaimRow
     from perdure.providers.filesystem.tables import Tables
-    from perdure.providers.items import SessionFetch, TagFilter
+    from perdure.providers.records import SessionFetch, TagFilter
 
 _PLAIN: Final = "plain"
 _OPEN: Final = "open"

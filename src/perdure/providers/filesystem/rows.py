@@ -13,7 +13,7 @@ import msgspec
 
 from perdure.model.failures import Block
 from perdure.model.status import Status
-from perdure.providers.items import (
+from perdure.providers.records import (
     HistoryRecord,
     KvEntry,
     OrchestratorMessage,

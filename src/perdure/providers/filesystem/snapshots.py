@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from perdure.errors import AlreadyExists, NotFound
-from perdure.providers._shared import rules
+from perdure.providers import rules
 from perdure.providers.filesystem import deletion, turns
 from perdure.providers.filesystem.lookups import NOTHING
 from perdure.providers.filesystem.rows import (
@@ -23,7 +23,7 @@ from perdure.providers.filesystem.rows import (
     TagRow,
     WorkRow,
 )
-from perdure.providers.items import (
+from perdure.providers.records import (
     ExecutionSnapshot,
     InstanceSnapshot,
     QueuedMessage,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from perdure.providers.filesystem.state import State
     from perdure.providers.filesystem.store import OpenStore
     from perdure.providers.filesystem.tables import Transaction
-    from perdure.providers.items import HistoryRecord
+    from perdure.providers.records import HistoryRecord
 
 
 def queued_messages(state: State, instance_id: str, now_ms: int | None) -> list[QueuedMessage]:

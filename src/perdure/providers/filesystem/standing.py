@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from perdure.providers._shared import rules
-from perdure.providers.items import InstanceInfo, StartRouting
+from perdure.providers import rules
+from perdure.providers.records import InstanceInfo, StartRouting
 
 if TYPE_CHECKING:
     from perdure.model.status import Status

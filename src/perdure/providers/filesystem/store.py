@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from perdure.clock import SystemClock
 from perdure.errors import CorruptData, PerdureError, StoreClosed, StoreRefused
-from perdure.providers._shared import moved
+from perdure.providers import rules
 from perdure.providers.filesystem.archive import Archivist
 from perdure.providers.filesystem.checkpoints import Checkpointer
 from perdure.providers.filesystem.commits import Committer, refusal
@@ -21,15 +21,15 @@ from perdure.providers.filesystem.root import Root, SyncFailed
 from perdure.providers.filesystem.state import State
 from perdure.providers.filesystem.tables import Transaction
 from perdure.providers.filesystem.upkeep import Upkeep
-from perdure.providers.items import DAMAGED
-from perdure.providers.watching import ChangeHub, Signal
+from perdure.providers.records import DAMAGED
+from perdure.providers.waiting import ChangeHub, Signal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from perdure.clock import Clock
     from perdure.providers.filesystem.fileops import FileOps
-    from perdure.providers.items import HistoryRecord
+    from perdure.providers.records import HistoryRecord
 
 _Answer = TypeVar("_Answer")
 
@@ -57,7 +57,7 @@ async def open_store(
         loaded = await files.run(partial(load, root, state, clock.now_ms()))
         mark = state.tables.moved.get("")
         if mark is not None and not allow_moved:
-            raise moved.refusal(path, mark.location)
+            raise rules.store_moved(path, mark.location)
         journal = Journal(root)
         await files.run(partial(journal.start_segment, loaded.last_sequence + 1))
     except OSError as error:

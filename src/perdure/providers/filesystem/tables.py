@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from perdure.providers.filesystem.rows import Key, Row
-    from perdure.providers.items import HistoryRecord
+    from perdure.providers.records import HistoryRecord
 
 _Key = TypeVar("_Key", bound="Key")
 _Row = TypeVar("_Row", bound="Row")

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from perdure.providers._shared import rules
+from perdure.providers import rules
 from perdure.providers.filesystem import queues
 from perdure.providers.filesystem.history_files import HistoryExcerpt
 from perdure.providers.filesystem.lookups import NOTHING
 from perdure.providers.filesystem.rows import HoldRow, LockRow, TagRow
-from perdure.providers.items import Delivery, OrchestrationItem
+from perdure.providers.records import Delivery, OrchestrationItem
 
 if TYPE_CHECKING:
     from perdure.model.failures import Block
     from perdure.providers.filesystem.state import State
     from perdure.providers.filesystem.tables import Transaction
-    from perdure.providers.items import OrchestrationFilter
+    from perdure.providers.records import OrchestrationFilter
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from perdure.errors import CorruptData
-from perdure.providers._shared.polling import Poll
-from perdure.providers.items import FetchedOrchestration
+from perdure.providers.records import FetchedOrchestration
+from perdure.providers.waiting import Poll
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from perdure.providers.filesystem.store import OpenStore
     from perdure.providers.filesystem.turns import LockedInstance
-    from perdure.providers.watching import Signal
+    from perdure.providers.waiting import Signal
 
 _Found = TypeVar("_Found")
 

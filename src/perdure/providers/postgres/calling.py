@@ -1,12 +1,14 @@
-"""Calls a function of the schema with texts for its parameters, with little ado.
+"""Calls functions of the schema without the driver's cursor.
 
-The driver's cursor converts parameters and describes what comes back, which neither a commit nor a
-fetch needs, and costs up to four times as much.
+The cursor converts parameters and describes the result. A commit or a fetch needs neither, and the
+cursor costs up to four times as much. Also limits the wait for a server that stays silent.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
@@ -14,19 +16,48 @@ from psycopg import generators
 from psycopg.adapt import Transformer
 from psycopg.pq import ExecStatus
 
-from perdure.providers.postgres.silence import answer_within
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Generator, Sequence
 
     from psycopg.pq.abc import PGconn, PGresult
 
 _GOOD: Final = frozenset({ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK})
 
 
+@contextmanager
+def answer_within(connection: psycopg.AsyncConnection[Any], seconds: float) -> Generator[None]:
+    """Raise TimeoutError if the driver still waits after that time; the connection is lost then.
+
+    Shuts the socket down instead of cancelling the task: on cancellation the driver asks the server
+    to cancel the statement and waits for its reply on the same socket.
+    """
+    is_cut = False
+
+    def cut() -> None:
+        nonlocal is_cut
+        is_cut = True
+        with suppress(psycopg.Error, OSError):  # the socket is closed already
+            shared = socket.socket(fileno=connection.fileno())
+            try:
+                shared.shutdown(socket.SHUT_RDWR)
+            finally:
+                shared.detach()  # the driver owns the file descriptor
+
+    alarm = asyncio.get_running_loop().call_later(seconds, cut)
+    try:
+        yield
+    except psycopg.Error as error:
+        if is_cut:
+            raise TimeoutError("no answer in time") from error
+        raise
+    finally:
+        alarm.cancel()
+
+
 class Receiver:
-    """Receives the answers on one connection, and stays ready for the next one: whoever else wants
-    to read from it says ``stop`` first.
+    """Receives answers on one connection and stays registered with the event loop between them.
+
+    Other code that reads from the connection must call ``stop`` first.
     """
 
     def __init__(self, pgconn: PGconn) -> None:
@@ -42,7 +73,7 @@ class Receiver:
     def receive(
         self, seconds: float, answered: Callable[[list[PGresult], BaseException | None], None]
     ) -> None:
-        """Call back once, with the results or with what went wrong."""
+        """Call ``answered`` once, with the results or with the error."""
         self._results, self._answered = [], answered
         self._give_up_at = self._loop.time() + seconds
         if self._alarm is None:
@@ -52,7 +83,7 @@ class Receiver:
             self._loop.add_reader(self._socket, self._read)
 
     def stop(self) -> None:
-        """Nobody is called back any more."""
+        """Stop reading; a pending ``answered`` is not called any more."""
         self._answered = None
         if self._alarm is not None:
             self._alarm.cancel()
@@ -63,7 +94,7 @@ class Receiver:
 
     def _read(self) -> None:
         if self._answered is None:
-            self.stop()  # nobody asked: whoever uses the connection next hears of it
+            self.stop()  # an unexpected message: the next user of the connection reads it
             return
         pgconn = self._pgconn
         try:
@@ -74,7 +105,7 @@ class Receiver:
                     break
                 self._results.append(result)
             else:
-                return  # there is more to come
+                return  # the answer is not complete yet
         except psycopg.Error as error:
             self._fail(error)
             return
@@ -92,15 +123,15 @@ class Receiver:
 
     def _fail(self, error: BaseException) -> None:
         answered, results = self._answered, self._results
-        # At once: a connection that broke has closed its socket, and the next one to be opened by
-        # anybody gets its number.
+        # Stop first: a broken connection has closed its socket, and the next connection that any
+        # code opens can get the same file descriptor.
         self.stop()
         if answered is not None:
             answered(results, error)
 
 
 def name_of(statement: bytes) -> bytes:
-    """Under which a connection knows a statement."""
+    """Return the name under which a connection prepares the statement."""
     return b"perdure " + statement.rpartition(b".")[2].partition(b"(")[0]
 
 
@@ -112,10 +143,10 @@ async def call(
     prepared: set[bytes] | None,
     seconds: float,
 ) -> bytes:
-    """The one value of the one row. ``statement`` has ``$1`` for its first parameter.
+    """Return the one value of the one row. ``statement`` has ``$1`` for its first parameter.
 
-    ``prepared`` holds the statements that have a name on the connection, and gets this one; None:
-    it is sent without.
+    ``prepared`` holds the statements that are prepared on the connection, and gets this one. With
+    None the statement is sent unprepared.
     Raises what the driver raises; TimeoutError if there is no answer.
     """
     return _value_of(
@@ -166,10 +197,10 @@ def call_back(
     seconds: float,
     done: Callable[[bytes, BaseException | None], None],
 ) -> None:
-    """As ``call`` for a statement that needs no preparing, without a task: ``done`` is called with
-    the value, or with what went wrong.
+    """As ``call``, without a task, for a statement that needs no preparing.
 
-    Raises what the driver raises if it cannot be sent.
+    ``done`` is called with the value or with the error. Raises what the driver raises if the
+    statement cannot be sent.
     """
     pgconn = connection.pgconn
     _send(pgconn, statement, parameters, is_prepared=is_prepared)
@@ -184,7 +215,7 @@ def call_back(
         done(value, error)
 
     if pgconn.flush():
-        # More than the socket takes at once.
+        # The socket did not take the whole statement at once.
         receiver.stop()
         answer = asyncio.ensure_future(_results_after_sending(connection, seconds))
         answer.add_done_callback(lambda _: answered(*_outcome_of(answer)))
@@ -229,7 +260,7 @@ def _first(results: list[PGresult]) -> PGresult:
 async def _results_after_sending(
     connection: psycopg.AsyncConnection[Any], seconds: float
 ) -> list[PGresult]:
-    """Of a statement that is not sent to its end yet."""
+    """Send the rest of a statement, then return its results."""
     with answer_within(connection, seconds):
         return list(await connection.wait(generators.execute(connection.pgconn)))
 
@@ -238,8 +269,8 @@ def _outcome_of(
     answer: asyncio.Future[list[PGresult]],
 ) -> tuple[list[PGresult], BaseException | None]:
     if answer.cancelled():
-        # By somebody who cancels every task: whoever waits must hear of it all the same.
-        return [], psycopg.OperationalError("nobody waited for the answer")
+        # Code that cancels every task did this; the operation must still get an outcome.
+        return [], psycopg.OperationalError("the wait for the answer was cancelled")
     error = answer.exception()
     return ([], error) if error is not None else (answer.result(), None)
 

@@ -1,11 +1,13 @@
-"""What an error of the server or of the connection means: repeat, reconnect, or give up.
+"""Classifies errors of the server and of the connection: repeat, reconnect or give up.
 
-Knows SQLSTATE; of a connection that was refused the driver tells none, but the server's text.
+Reads SQLSTATE. For a refused connection the driver gives no SQLSTATE, only the server's text.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import random
 import re
 from enum import Enum, auto
 from typing import Final
@@ -27,12 +29,12 @@ log = logging.getLogger(__name__)
 
 
 class Remedy(Enum):
-    """What may help against an error."""
+    """The action that may help against an error."""
 
     REPEAT = auto()
     """Nothing was written; the same call on the same connection may succeed."""
     RECONNECT = auto()
-    """The connection is of no use any more; whether something was written may be unknown."""
+    """The connection is unusable; it can be unknown whether something was written."""
     NONE = auto()
 
 
@@ -50,9 +52,9 @@ _REPEAT: Final = frozenset(
 _RECONNECT: Final = frozenset(
     {
         "0A000",  # a cached plan must not change its result type
-        "25006",  # read only: the server was demoted under us
+        "25006",  # read only: the server is a replica now
         "26000",  # a prepared statement is gone
-        "42P05",  # a prepared statement is there already: a pooler mixes sessions
+        "42P05",  # a prepared statement exists already: a pooler mixes sessions
         "53300",  # too many connections
         "57P01",  # administrator shut the server down
         "57P02",  # crash of another session
@@ -67,12 +69,39 @@ _CORRUPT: Final = frozenset({"XX001", "XX002", "22021", "22P05"})
 _MISSING: Final = frozenset({"3F000", "42P01", "42883", "42704", "42703"})
 
 _REFUSED: Final = "FATAL:"
-"""In the text of an error of a connection: the server was reached, and did not let us in."""
+"""In the text of a connection error: the server was reached and refused the connection."""
 _NO_SETTINGS: Final = "unsupported startup parameter"
 _SOON: Final = re.compile(
     r"too many (connections|clients)|connection slots are reserved|not accepting connections|"
     r"system is (starting up|shutting down|in recovery mode|not yet accepting connections)"
 )
+
+
+_PAUSE_SECONDS: Final = (0.01, 0.5)
+
+
+class Backoff:
+    """Pauses between tries: growing and jittered, until the time is up.
+
+    The time counts from the first failure, so there is a second try even if the first took long.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._give_up_at: float | None = None
+        self._ceiling = _PAUSE_SECONDS[0]
+
+    async def pause(self) -> bool:
+        """Wait after a failure. Return False at once if there is no time left."""
+        now = asyncio.get_running_loop().time()
+        if self._give_up_at is None:
+            self._give_up_at = now + self._seconds
+        seconds = random.uniform(0, self._ceiling)
+        if now + seconds > self._give_up_at:
+            return False
+        await asyncio.sleep(seconds)
+        self._ceiling = min(2 * self._ceiling, _PAUSE_SECONDS[1])
+        return True
 
 
 def remedy_for(error: BaseException) -> Remedy:
@@ -93,7 +122,7 @@ def remedy_for(error: BaseException) -> Remedy:
 
 
 def asks_for_patience(error: BaseException) -> bool:
-    """The server is there and says that it will do better soon."""
+    """Tell whether the server answers and expects the same request to succeed soon."""
     state = error.sqlstate if isinstance(error, psycopg.Error) else None
     if state is None:
         return _is_refused(error) and _SOON.search(str(error)) is not None
@@ -105,27 +134,27 @@ def _is_refused(error: BaseException) -> bool:
 
 
 def is_damage(error: BaseException) -> bool:
-    """Stored data cannot be read."""
+    """Tell whether the error says that stored data cannot be read."""
     return isinstance(error, UnicodeDecodeError) or (
         isinstance(error, psycopg.Error) and error.sqlstate in _CORRUPT
     )
 
 
 def violated(error: BaseException) -> str | None:
-    """Name of the uniqueness that a write would have broken."""
+    """Return the name of the unique constraint that the write would have broken."""
     if isinstance(error, psycopg.errors.UniqueViolation):
         return error.diag.constraint_name
     return None
 
 
 def refusal(operation: str, error: BaseException, location: str) -> PerdureError:
-    """The error that a caller sees, once nothing helped."""
+    """Return the error that the caller gets when repeating did not help."""
     log.debug("%s: %s", operation, error)
-    said = f"{location}: {said_in(error)}"
+    said = f"{location}: {message_of(error)}"
     state = error.sqlstate if isinstance(error, psycopg.Error) else None
     match remedy_for(error):
         case Remedy.REPEAT if state == "53100":
-            return StoreFull(operation, f"{said}; free some space, then it goes on")
+            return StoreFull(operation, f"{said}; free some space, then calls succeed again")
         case Remedy.REPEAT:
             return StoreBusy(operation, said)
         case Remedy.RECONNECT:
@@ -150,10 +179,10 @@ def _advice(error: BaseException) -> str:
         return "; try again later"
     if _is_refused(error) and _NO_SETTINGS in str(error):
         return (
-            "; a pooler such as PgBouncer stands between, which takes no settings from a client: "
-            "use prepare=False, with listen=False as well if it hands out transactions "
-            "(in the URL: prepare=false&listen=false); if it hands out sessions, "
-            "ignore_startup_parameters = options in its own settings will do, too"
+            "; a pooler such as PgBouncer is between client and server and takes no settings from "
+            "a client: use prepare=False, in transaction mode listen=False as well "
+            "(in the URL: prepare=false&listen=false); in session mode "
+            "ignore_startup_parameters = options in the settings of the pooler works too"
         )
     if _is_refused(error):
         return "; check user, password and database, and pg_hba.conf of the server"
@@ -161,14 +190,14 @@ def _advice(error: BaseException) -> str:
 
 
 def outcome_unknown(operation: str, error: ProviderError) -> ProviderError:
-    """The same error, saying that the call may have been applied."""
+    """Return the same error with a text that says that the call may have been applied."""
     return type(error)(
         operation, f"{error.message}; it is not known whether the call was applied", retryable=True
     )
 
 
-def said_in(error: BaseException) -> str:
-    """In one line, without the insides of the store that the server names along with it."""
+def message_of(error: BaseException) -> str:
+    """Return the server's message in one line, without the details of the schema it adds."""
     text = str(error)
     if isinstance(error, psycopg.Error) and error.diag.message_primary:
         hint = (error.diag.message_hint or "").strip().removesuffix(".")

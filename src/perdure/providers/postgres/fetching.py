@@ -1,46 +1,304 @@
-"""Looking for work on the server, for as many calls at once as want the same.
+"""Fetches turns and work, one statement for all waiting calls that want the same.
 
-A fetch whose answer was lost is sent again with its tokens, until the server has said what it
-handed out under them.
+A fetch whose answer was lost is sent again with the same tokens, until the server has said which
+items it locked with them.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import random
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 import psycopg
 
 from perdure.errors import CorruptData, ProviderError
-from perdure.providers._shared import rules
-from perdure.providers.postgres import queries, rows
-from perdure.providers.postgres.connections import Rank
-from perdure.providers.postgres.desk import Desk, Seen
+from perdure.providers import rules
+from perdure.providers.postgres import records, statements
 from perdure.providers.postgres.faults import is_damage
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Hashable
+    from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
     from typing import LiteralString
 
-    from perdure.providers.items import (
+    from perdure.providers.postgres.pool import Row
+    from perdure.providers.postgres.store import PostgresStore
+    from perdure.providers.records import (
         FetchedOrchestration,
         FetchedWork,
         OrchestrationFilter,
         SessionFetch,
         TagFilter,
     )
-    from perdure.providers.postgres.connections import Row
-    from perdure.providers.postgres.handle import Handle
-    from perdure.providers.postgres.tokens import TokenBook
 
 _FETCH_TURN: Final = "fetch_orchestration_item"
 _FETCH_WORK: Final = "fetch_work_item"
 _TURNS_AT_ONCE_MAX: Final = 64
 _WORK_AT_ONCE_MAX: Final = 500
+_TOKENS_MAX: Final = 200_000
+
+_PAUSE_SECONDS_MIN: Final = 0.005
+_JITTER: Final = 0.2
+_NOTIFY_SPACING_SECONDS: Final = 0.02
+
+_ItemT = TypeVar("_ItemT")
 _WantT = TypeVar("_WantT", bound="Hashable")
 
 
+# --- waiting calls
+
+
+@dataclass(slots=True)
+class FetchResult(Generic[_ItemT]):
+    """The answer to one fetch."""
+
+    items: list[_ItemT]
+    due_seconds: float | None = None
+    """When the next item may become free, if the server knows."""
+
+
+@dataclass(slots=True, eq=False)
+class _Caller(Generic[_ItemT]):
+    until: float
+    limit: int
+    outcome: asyncio.Future[list[_ItemT]] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+    was_looked_for: bool = False
+    """A fetch has begun since the call."""
+
+
+class FetchCoalescer(Generic[_WantT, _ItemT]):
+    """Serves the waiting calls of one queue; calls with equal wants share a fetch.
+
+    Fetches again after a commit of this process, after a notification of another one, when an item
+    falls due, and at intervals in any case.
+    """
+
+    def __init__(
+        self,
+        fetch_from_server: Callable[[_WantT, int], Awaitable[FetchResult[_ItemT]]],
+        give_back: Callable[[_ItemT], Awaitable[None]],
+        poll_seconds: Callable[[], float],
+        at_once_max: int,
+    ) -> None:
+        self._fetch_from_server = fetch_from_server
+        self._at_once_max = at_once_max
+        self._give_back = give_back
+        self._poll_seconds = poll_seconds
+        self._callers: dict[_WantT, deque[_Caller[_ItemT]]] = {}
+        self._wake_ups: dict[_WantT, asyncio.Event] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._alarm: asyncio.TimerHandle | None = None
+        self._notified_at = 0.0
+        self._is_open = False
+
+    def open(self) -> None:
+        self._is_open = True
+
+    async def close(self) -> None:
+        """Let every waiting call return without an item."""
+        self._is_open = False
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        self.wake()
+        while self._tasks:
+            # Not gather: with tasks that have ended it does not yield, and none would be discarded.
+            await asyncio.wait(self._tasks)
+
+    def wake(self) -> None:
+        """Fetch again now."""
+        for wake_up in self._wake_ups.values():
+            wake_up.set()
+
+    def on_notify(self) -> None:
+        """Handle a NOTIFY. Wakes the waiting calls at most every 20 ms."""
+        now = asyncio.get_running_loop().time()
+        if now < self._notified_at + _NOTIFY_SPACING_SECONDS:
+            self.wake_after(self._notified_at + _NOTIFY_SPACING_SECONDS - now)
+        else:
+            self._notified_at = now
+            self.wake()
+
+    def wake_after(self, seconds: float) -> None:
+        """Fetch again after that time, or earlier."""
+        if seconds <= 0:
+            self.wake()
+            return
+        if not self._wake_ups:
+            return
+        loop = asyncio.get_running_loop()
+        if self._alarm is None or self._alarm.when() > loop.time() + seconds:
+            if self._alarm is not None:
+                self._alarm.cancel()
+            self._alarm = loop.call_later(seconds, self._alarm_ended)
+
+    def _alarm_ended(self) -> None:
+        self._alarm = None
+        self.wake()
+
+    async def fetch(self, want: _WantT, limit: int, timeout_seconds: float) -> list[_ItemT]:
+        """Return up to ``limit`` items as soon as there is one; [] after the timeout."""
+        caller = _Caller[_ItemT](asyncio.get_running_loop().time() + timeout_seconds, limit)
+        if want not in self._callers:
+            self._callers[want] = deque()
+            self._wake_ups[want] = asyncio.Event()
+            task = asyncio.create_task(self._serve(want), name="perdure-fetches")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        self._callers[want].append(caller)
+        self._wake_ups[want].set()
+        try:
+            return await caller.outcome
+        except asyncio.CancelledError:
+            await self._abandon(caller)
+            raise
+
+    async def _abandon(self, caller: _Caller[_ItemT]) -> None:
+        outcome = caller.outcome
+        if outcome.cancelled() or not outcome.done() or outcome.exception() is not None:
+            outcome.cancel()
+            return
+        await asyncio.shield(self._give_back_all(outcome.result()))
+
+    async def _give_back_all(self, items: list[_ItemT]) -> None:
+        await asyncio.gather(*[self._give_back(item) for item in items])
+
+    # --- serving the calls of one want
+
+    async def _serve(self, want: _WantT) -> None:
+        callers, wake_up = self._callers[want], self._wake_ups[want]
+        try:
+            while self._drop_ended(callers) and self._is_open:
+                wake_up.clear()
+                pause = await self._serve_once(want, callers)
+                if pause is not None and self._is_open:
+                    await self._wait(wake_up, callers, pause)
+        finally:
+            del self._callers[want], self._wake_ups[want]
+            for caller in callers:
+                if not caller.outcome.done():
+                    caller.outcome.set_result([])
+
+    async def _serve_once(self, want: _WantT, callers: deque[_Caller[_ItemT]]) -> float | None:
+        """Return how long to wait before the next fetch; None: fetch again at once."""
+        wanted = 0
+        for caller in callers:
+            caller.was_looked_for = True
+            wanted += caller.limit
+        try:
+            result = await self._fetch_from_server(want, min(wanted, self._at_once_max))
+        except Exception as error:  # noqa: BLE001 - the calls raise it
+            self._fail(callers, error)
+            return None
+        if result.items:
+            await self._hand_over(result.items, callers)
+            return None
+        self._end_late(callers)
+        return self._poll_seconds() if result.due_seconds is None else result.due_seconds
+
+    async def _hand_over(self, items: list[_ItemT], callers: deque[_Caller[_ItemT]]) -> None:
+        while items and self._is_open and self._drop_ended(callers):
+            caller = callers.popleft()
+            caller.outcome.set_result(items[: caller.limit])
+            items = items[caller.limit :]
+        await self._give_back_all(items)
+
+    async def _wait(
+        self, wake_up: asyncio.Event, callers: deque[_Caller[_ItemT]], pause: float
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        poll = self._poll_seconds() * random.uniform(1 - _JITTER, 1 + _JITTER)
+        fetch_at = loop.time() + max(min(pause, poll), _PAUSE_SECONDS_MIN)
+        while self._is_open and self._drop_ended(callers):
+            until = min(fetch_at, *(caller.until for caller in callers))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(until):
+                    await wake_up.wait()
+            if wake_up.is_set() or loop.time() >= fetch_at:
+                return
+            self._end_late(callers)
+
+    @staticmethod
+    def _drop_ended(callers: deque[_Caller[_ItemT]]) -> bool:
+        """Drop calls that have an outcome or were cancelled; return whether any is left."""
+        for _ in range(len(callers)):
+            caller = callers.popleft()
+            if not caller.outcome.done():
+                callers.append(caller)
+        return bool(callers)
+
+    @staticmethod
+    def _end_late(callers: deque[_Caller[_ItemT]]) -> None:
+        """Let calls whose time is up return without an item."""
+        now = asyncio.get_running_loop().time()
+        for caller in callers:
+            is_late = caller.until <= now and caller.was_looked_for
+            if is_late and not caller.outcome.done():
+                caller.outcome.set_result([])
+
+    @staticmethod
+    def _fail(callers: deque[_Caller[_ItemT]], error: Exception) -> None:
+        for caller in callers:
+            if caller.was_looked_for and not caller.outcome.done():
+                caller.outcome.set_exception(error)
+
+
+# --- tokens
+
+
+class TokenCache:
+    """Remembers which instance a lock token belongs to; asks the server about unknown tokens.
+
+    Statements are addressed by instance, so that a distributed Postgres sends each to one server.
+    """
+
+    def __init__(self, find: Callable[[Sequence[str]], Awaitable[dict[str, str]]]) -> None:
+        self._find = find
+        self._instances: OrderedDict[str, str] = OrderedDict()
+
+    def note(self, token: str, instance_id: str) -> None:
+        self._instances[token] = instance_id
+        if len(self._instances) > _TOKENS_MAX:
+            self._instances.popitem(last=False)
+
+    def forget(self, tokens: Iterable[str]) -> None:
+        for token in tokens:
+            self._instances.pop(token, None)
+
+    def known(self, token: str) -> str | None:
+        return self._instances.get(token)
+
+    async def instance_of(self, token: str, operation: str) -> str:
+        """Return the instance; raise LockLost if no row of the store has the token."""
+        instance_id = (await self.instances_of((token,))).get(token)
+        if instance_id is None:
+            raise rules.lock_lost(operation, token)
+        return instance_id
+
+    async def instances_of(self, tokens: Sequence[str]) -> dict[str, str]:
+        """Return instances by token, without the tokens that no row of the store has."""
+        found = {token: known for token in tokens if (known := self._instances.get(token))}
+        unknown = [token for token in tokens if token not in found and _can_be_stored(token)]
+        return {**found, **await self._find(unknown)} if unknown else found
+
+
+def _can_be_stored(token: str) -> bool:
+    try:
+        return "\0" not in token and bool(token.encode())
+    except UnicodeEncodeError:
+        return False
+
+
+# --- the two queues
+
+
 class TurnWant(NamedTuple):
-    """Calls that are equal in this are served together."""
+    """Calls with equal values are served together."""
 
     lock_timeout_ms: int
     filter: OrchestrationFilter | None
@@ -48,18 +306,19 @@ class TurnWant(NamedTuple):
 
 
 class WorkWant(NamedTuple):
+    """Calls with equal values are served together."""
+
     lock_timeout_ms: int
     session: SessionFetch | None
     tags: TagFilter
     activities: frozenset[str] | None
 
 
-class _Fetches(Generic[_WantT]):
+class _FetchSender(Generic[_WantT]):
     """Sends fetches, and remembers the tokens of those that were never answered."""
 
-    def __init__(self, handle: Handle, operation: str, template: LiteralString, rank: Rank) -> None:
-        self._handle = handle
-        self._rank = rank
+    def __init__(self, store: PostgresStore, operation: str, template: LiteralString) -> None:
+        self._store = store
         self._operation = operation
         self._template: LiteralString = template
         self._unanswered: dict[_WantT, list[str]] = {}
@@ -69,12 +328,11 @@ class _Fetches(Generic[_WantT]):
         was_sent = tokens is not None
         tokens = tokens or [rules.new_lock_token() for _ in range(number)]
         try:
-            return await self._handle.fetch(
+            return await self._store.fetch(
                 self._operation,
                 self._template,
-                lambda again: [rows.parameter(each) for each in (tokens, again, *arguments)],
+                lambda again: [records.parameter(each) for each in (tokens, again, *arguments)],
                 was_sent=was_sent,
-                rank=self._rank,
             )
         except ProviderError as error:
             if was_sent or error.retryable:
@@ -82,109 +340,109 @@ class _Fetches(Generic[_WantT]):
             raise
 
 
-class Turns:
-    """The orchestrator queue, seen from a dispatcher."""
+class TurnFetcher:
+    """Fetches turns from the orchestrator queue."""
 
     def __init__(
         self,
-        handle: Handle,
-        tokens: TokenBook,
+        store: PostgresStore,
+        tokens: TokenCache,
         orphan_grace_ms: int,
         give_back: Callable[[FetchedOrchestration], Awaitable[None]],
     ) -> None:
-        self._handle = handle
+        self._store = store
         self._tokens = tokens
         self._orphan_grace_ms = orphan_grace_ms
-        self._fetches: _Fetches[TurnWant] = _Fetches(
-            handle, _FETCH_TURN, queries.FETCH_TURNS, Rank.FETCH_TURNS
+        self._sender: _FetchSender[TurnWant] = _FetchSender(
+            store, _FETCH_TURN, statements.FETCH_TURNS
         )
-        self._desk: Desk[TurnWant, FetchedOrchestration] = Desk(
-            self._look, give_back, lambda: handle.poll_seconds, _TURNS_AT_ONCE_MAX
+        self._coalescer: FetchCoalescer[TurnWant, FetchedOrchestration] = FetchCoalescer(
+            self._fetch, give_back, lambda: store.poll_seconds, _TURNS_AT_ONCE_MAX
         )
-        handle.turn_desk = self._desk
+        store.turn_fetches = self._coalescer
 
     async def fetch(self, want: TurnWant, poll_timeout_ms: int) -> FetchedOrchestration | None:
-        found = await self._desk.fetch(want, 1, poll_timeout_ms / 1000)
+        found = await self._coalescer.fetch(want, 1, poll_timeout_ms / 1000)
         return found[0] if found else None
 
-    async def _look(self, want: TurnWant, number: int) -> Seen[FetchedOrchestration]:
+    async def _fetch(self, want: TurnWant, number: int) -> FetchResult[FetchedOrchestration]:
         arguments = (
             want.lock_timeout_ms,
             want.owner,
-            rows.routes_of(want.filter),
-            rows.ranges_of(want.filter),
+            records.routes_of(want.filter),
+            records.ranges_of(want.filter),
             self._orphan_grace_ms,
         )
         try:
-            found = await self._fetches.send(want, number, *arguments, True)
-            fetched = [rows.fetched_turn(row) for row in found if row[0] is not None]
+            found = await self._sender.send(want, number, *arguments, True)
+            fetched = [records.fetched_turn(row) for row in found if row[0] is not None]
         except CorruptData:
-            # Some history cannot be read. The others shall not suffer, so each is read apart.
-            found = await self._fetches.send(want, number, *arguments, False)
+            # One history cannot be read. Read each by itself, so that the other turns run.
+            found = await self._sender.send(want, number, *arguments, False)
             fetched = [await self._with_history(row) for row in found if row[0] is not None]
         for each in fetched:
             self._tokens.note(each.lock_token, each.item.instance_id)
-        return Seen(fetched, _due_seconds(found))
+        return FetchResult(fetched, _due_seconds(found))
 
     async def _with_history(self, row: Row) -> FetchedOrchestration:
         instance_id, continues, execution_id = row[0], row[2], row[6]
         if continues:
-            return rows.fetched_turn(row)
+            return records.fetched_turn(row)
         try:
-            found = await self._handle.ask_once(
-                _FETCH_TURN, queries.READ_HISTORY, (instance_id, execution_id, 0, None)
+            found = await self._store.ask_once(
+                _FETCH_TURN, statements.READ_HISTORY, (instance_id, execution_id, 0, None)
             )
         except psycopg.Error as error:
             if not is_damage(error):
                 raise
-            return rows.fetched_turn(row, history_error=str(error))
+            return records.fetched_turn(row, history_error=str(error))
         events = [event_id for event_id, _ in found], [data for _, data in found]
-        return rows.fetched_turn((*row[:10], *events, *row[12:]))
+        return records.fetched_turn((*row[:10], *events, *row[12:]))
 
 
-class Work:
-    """The worker queue, seen from a worker."""
+class WorkFetcher:
+    """Fetches items from the worker queue."""
 
     def __init__(
         self,
-        handle: Handle,
-        tokens: TokenBook,
+        store: PostgresStore,
+        tokens: TokenCache,
         give_back: Callable[[FetchedWork], Awaitable[None]],
     ) -> None:
         self._tokens = tokens
-        self._fetches: _Fetches[WorkWant] = _Fetches(
-            handle, _FETCH_WORK, queries.FETCH_WORK, Rank.FETCH_WORK
+        self._sender: _FetchSender[WorkWant] = _FetchSender(
+            store, _FETCH_WORK, statements.FETCH_WORK
         )
-        self._desk: Desk[WorkWant, FetchedWork] = Desk(
-            self._look, give_back, lambda: handle.poll_seconds, _WORK_AT_ONCE_MAX
+        self._coalescer: FetchCoalescer[WorkWant, FetchedWork] = FetchCoalescer(
+            self._fetch, give_back, lambda: store.poll_seconds, _WORK_AT_ONCE_MAX
         )
-        handle.work_desk = self._desk
+        store.work_fetches = self._coalescer
 
     async def fetch(self, want: WorkWant, limit: int, poll_timeout_ms: int) -> list[FetchedWork]:
-        return await self._desk.fetch(want, limit, poll_timeout_ms / 1000)
+        return await self._coalescer.fetch(want, limit, poll_timeout_ms / 1000)
 
-    async def _look(self, want: WorkWant, number: int) -> Seen[FetchedWork]:
+    async def _fetch(self, want: WorkWant, number: int) -> FetchResult[FetchedWork]:
         names = None if want.activities is None else sorted(want.activities)
-        suffixes = rows.suffixes_of(want.tags)
+        suffixes = records.suffixes_of(want.tags)
         session = want.session
-        found = await self._fetches.send(
+        found = await self._sender.send(
             want,
             number,
             want.lock_timeout_ms,
-            rows.work_routes(names, suffixes),
+            records.work_routes(names, suffixes),
             names,
             suffixes,
             None if session is None else session.owner_id,
             None if session is None else session.lock_timeout_ms,
             session is not None and session.only_owned,
         )
-        fetched = [rows.fetched_work(row) for row in found if row[0] is not None]
+        fetched = [records.fetched_work(row) for row in found if row[0] is not None]
         for each in fetched:
             self._tokens.note(each.lock_token, each.identity.instance_id)
-        return Seen(fetched, _due_seconds(found))
+        return FetchResult(fetched, _due_seconds(found))
 
 
 def _due_seconds(found: list[Row]) -> float | None:
-    """From the last two columns: now, and when something falls due."""
+    """Read the last two columns: the time now, and the time at which an item falls due."""
     now_ms, due_ms = found[0][-2:]
     return None if due_ms is None else (due_ms - now_ms) / 1000

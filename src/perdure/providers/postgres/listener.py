@@ -1,7 +1,6 @@
 """Wake-ups between processes: one LISTEN connection, empty NOTIFYs on hashed channels.
 
-A notification carries nothing and promises nothing; forged or lost ones do no harm, because whoever
-waits also looks now and then.
+A notification carries no data. A forged or lost one does no harm, because waiters also poll.
 """
 
 from __future__ import annotations
@@ -16,28 +15,27 @@ import psycopg
 from psycopg import sql
 
 from perdure.errors import PerdureError
-from perdure.providers.postgres.connections import Rank
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Callable, Iterable
 
-    from perdure.providers.postgres.connections import Connections
-    from perdure.providers.postgres.place import Place
+    from perdure.providers.postgres.address import StoreAddress
+    from perdure.providers.postgres.pool import ConnectionPool
 
 log = logging.getLogger(__name__)
 
 BUCKETS: Final = 64
-"""Watchers of an instance share a channel with those of every 64th other."""
+"""Instances share this many channels for their changes."""
 
 _SPACING_SECONDS: Final = 0.02
 _SEND_SECONDS: Final = 5.0
-"""Later it is of no use: whoever waits has looked by itself."""
+"""A later notification is useless: waiters have polled by then."""
 _RECONNECT_SECONDS: Final = (0.1, 5.0)
 _SEND: Final = b"""
     SELECT pg_backend_pid(), pg_notify(c, '')
     FROM unnest(%s::text[]) AS c, set_config('synchronous_commit', 'off', true)
 """
-"""Nothing is written that a crash could lose, so nobody waits for the disk."""
+"""Nothing is written that a crash could lose, so the commit does not wait for the disk."""
 
 
 def bucket_of(instance_id: str) -> int:
@@ -45,7 +43,7 @@ def bucket_of(instance_id: str) -> int:
 
 
 class Channels:
-    """Names by purpose. Hashed, so that they tell nothing to who may not read the schema."""
+    """Channel names by purpose, hashed: any role of the database can see them."""
 
     def __init__(self, schema: str) -> None:
         prefix = "perdure_" + hashlib.sha256(schema.encode()).hexdigest()[:16]
@@ -59,16 +57,19 @@ class Channels:
 
 
 class Notifier:
-    """Tells other processes, off the path of the commit: many commits share one notification."""
+    """Notifies other processes, outside of commits: many commits share one notification.
 
-    def __init__(self, connections: Connections) -> None:
-        self._connections = connections
+    NOTIFY takes a lock of the whole server at commit, so it must not be part of a turn.
+    """
+
+    def __init__(self, pool: ConnectionPool) -> None:
+        self._pool = pool
         self._waiting: set[str] = set()
         self._task: asyncio.Task[None] | None = None
         self.sessions: set[int] = set()
-        """Server sessions that have sent for this handle, which needs no telling."""
+        """Server sessions that have notified for this handle; it ignores their notifications."""
 
-    def tell(self, channels: Iterable[str]) -> None:
+    def notify(self, channels: Iterable[str]) -> None:
         self._waiting.update(channels)
         if self._task is None and self._waiting:
             self._task = asyncio.create_task(self._send(), name="perdure-notifier")
@@ -81,40 +82,34 @@ class Notifier:
         try:
             while self._waiting:
                 channels, self._waiting = sorted(self._waiting), set()
-                rows = await self._connections.run(
-                    "notify", _SEND, (channels,), rank=Rank.CHORE, seconds=_SEND_SECONDS
-                )
+                rows = await self._pool.run("notify", _SEND, (channels,), seconds=_SEND_SECONDS)
                 self.sessions.update(row[0] for row in rows[:1])
                 await asyncio.sleep(_SPACING_SECONDS)
         except PerdureError as error:
-            log.debug("nobody was notified: %s", error)
+            log.debug("other processes were not notified: %s", error)
         finally:
             self._task = None
 
 
 class Listener:
-    """Calls back for each notification of another handle, and after each time it was deaf."""
+    """Calls ``notified`` for each notification of another handle, and with None on reconnecting."""
 
     def __init__(
         self,
-        place: Place,
+        address: StoreAddress,
         channels: Channels,
         own_sessions: set[int],
-        heard: Callable[[str | None], None],
-        begin: Callable[[], Awaitable[None]],
+        notified: Callable[[str | None], None],
     ) -> None:
-        self._place = place.listening()
+        self._address = address.for_listening()
         self._channels = channels
         self._own_sessions = own_sessions
-        self._heard = heard
-        self._begin = begin
+        self._notified = notified
         self._task: asyncio.Task[None] | None = None
         self.is_listening = False
 
     def open(self) -> None:
-        """Listens from now on, whenever the server lets it: what was said before that is looked for
-        then.
-        """
+        """Listen in the background, and reconnect when the connection is lost."""
         self._task = asyncio.create_task(self._keep_listening(), name="perdure-listener")
 
     async def close(self) -> None:
@@ -125,20 +120,19 @@ class Listener:
         self.is_listening = False
 
     async def _keep_listening(self) -> None:
-        await self._begin()
         pause = _RECONNECT_SECONDS[0]
         while True:
             try:
                 connection = await psycopg.AsyncConnection.connect(
-                    self._place.conninfo, autocommit=True, prepare_threshold=None
+                    self._address.conninfo, autocommit=True, prepare_threshold=None
                 )
                 try:
                     await self._listen(connection)
                 finally:
-                    # Nothing else may come before this: the task may be cancelled once more.
+                    # Close first: the task may be cancelled a second time.
                     await connection.close()
             except (psycopg.Error, OSError) as error:
-                log.debug("not listening to %s: %s", self._place.location, error)
+                log.debug("not listening to %s: %s", self._address.location, error)
             self.is_listening = False
             await asyncio.sleep(pause)
             pause = min(2 * pause, _RECONNECT_SECONDS[1])
@@ -149,7 +143,7 @@ class Listener:
             sql.SQL("; ").join(sql.SQL("LISTEN {}").format(sql.Identifier(name)) for name in names)
         )
         self.is_listening = True
-        self._heard(None)  # whatever was said meanwhile
+        self._notified(None)  # notifications may have been missed
         async for notification in connection.notifies():
             if notification.pid not in self._own_sessions:
-                self._heard(notification.channel)
+                self._notified(notification.channel)

@@ -1,4 +1,4 @@
-"""Renewing locks on a connection and a thread of their own."""
+"""Renews locks on a connection and a thread of their own."""
 
 from __future__ import annotations
 
@@ -10,38 +10,34 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 
 from perdure.errors import StoreClosed
-from perdure.providers.postgres import rows
-from perdure.providers.postgres.backoff import Backoff
+from perdure.providers.postgres import records
 from perdure.providers.postgres.calling import call_for_rows
-from perdure.providers.postgres.connections import Row
-from perdure.providers.postgres.faults import Remedy, refusal, remedy_for
+from perdure.providers.postgres.faults import Backoff, Remedy, refusal, remedy_for
+from perdure.providers.postgres.pool import Row
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from concurrent.futures import Future
 
-    from perdure.providers.postgres.place import Place
+    from perdure.providers.postgres.address import StoreAddress
 
 log = logging.getLogger(__name__)
 
 _ANSWER_SECONDS: Final = 2.0
-"""For the first try; what is left of a lock when it is renewed allows for another one. Each try has
-twice the time of the one before: a slow server is not helped by more to do."""
+"""For the first try. A lock is renewed early enough for a second one. Each try has twice the time
+of the one before: more requests would make a slow server slower."""
 _JOIN_SECONDS: Final = 2.0
 
 
-class _Line:
-    """A connection, with the event loop and the thread that it lives on until it is told to end.
+class _RenewalThread:
+    """A connection with an event loop and a daemon thread of its own, until ``end`` is called."""
 
-    It holds nobody up who exits.
-    """
-
-    def __init__(self, place: Place, *, prepare: bool) -> None:
-        self._place = place
+    def __init__(self, address: StoreAddress, *, prepare: bool) -> None:
+        self._address = address
         self._prepare = prepare
         self._connection: psycopg.AsyncConnection[Row] | None = None
         self._prepared: set[bytes] = set()
-        self._turn = asyncio.Lock()
+        self._one_at_a_time = asyncio.Lock()
         self._over = asyncio.Event()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="perdure-renewals", daemon=True)
@@ -50,7 +46,7 @@ class _Line:
     def ask(
         self, statement: bytes, values: Sequence[bytes | None], seconds: float
     ) -> Future[list[Row]]:
-        """Cancelled if the line ends first."""
+        """Return the rows as a future, which is cancelled if the thread ends first."""
         return asyncio.run_coroutine_threadsafe(self._ask(statement, values, seconds), self._loop)
 
     async def end(self) -> None:
@@ -71,15 +67,15 @@ class _Line:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._hang_up()
+        self._disconnect()
 
     async def _ask(
         self, statement: bytes, values: Sequence[bytes | None], seconds: float
     ) -> list[Row]:
-        async with self._turn:
+        async with self._one_at_a_time:
             if self._connection is None or self._connection.closed:
                 self._connection = await psycopg.AsyncConnection[Row].connect(
-                    self._place.conninfo, autocommit=True, prepare_threshold=None
+                    self._address.conninfo, autocommit=True, prepare_threshold=None
                 )
                 self._prepared = set()
             try:
@@ -91,31 +87,30 @@ class _Line:
                     seconds=seconds,
                 )
             except BaseException as error:
-                # An answer that was not waited for would be taken for the next one's.
+                # An answer that was not awaited would be taken for the next statement's.
                 if remedy_for(error) is Remedy.RECONNECT or not isinstance(error, psycopg.Error):
-                    self._hang_up()
+                    self._disconnect()
                 raise
 
-    def _hang_up(self) -> None:
+    def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.pgconn.finish()
 
 
 class Renewals:
-    """A connection of its own, on a thread of its own, so that no lock is lost for want of one.
+    """Renews locks while the pool is busy or the event loop is blocked.
 
-    Neither a busy pool nor a blocked event loop keeps it from the server, and a connection that has
-    gone silent is replaced. May be used from any event loop.
+    Replaces a connection that has gone silent. May be used from any event loop.
     """
 
-    def __init__(self, place: Place, *, prepare: bool, retry_seconds: float) -> None:
-        self._place = place
+    def __init__(self, address: StoreAddress, *, prepare: bool, retry_seconds: float) -> None:
+        self._address = address
         self._prepare = prepare
         self._retry_seconds = retry_seconds
         self._is_open = False
         self._starting = threading.Lock()
-        self._line: _Line | None = None
+        self._thread: _RenewalThread | None = None
 
     def open(self) -> None:
         self._is_open = True
@@ -123,30 +118,29 @@ class Renewals:
     async def close(self) -> None:
         with self._starting:
             self._is_open = False
-            line, self._line = self._line, None
-        if line is not None:
-            await line.end()
+            thread, self._thread = self._thread, None
+        if thread is not None:
+            await thread.end()
 
     async def run(self, operation: str, statement: bytes, parameters: Sequence[Any]) -> list[Row]:
-        """Rows of a statement that may be repeated; it is, for as long as that can help."""
+        """Return the rows of a statement that may be repeated, and is while that can help."""
         backoff = Backoff(self._retry_seconds)
         seconds = _ANSWER_SECONDS
-        values = [rows.parameter(each) for each in parameters]
+        values = [records.parameter(each) for each in parameters]
         while True:
             try:
                 return await self._ask(operation, statement, values, seconds)
             except (psycopg.Error, OSError) as error:
                 if isinstance(error, TimeoutError):
                     log.warning(
-                        "%s: %s has not answered within %s s, and is asked again on another "
-                        "connection",
+                        "%s: %s has not answered within %s s; trying again on another connection",
                         operation,
-                        self._place.location,
+                        self._address.location,
                         seconds,
                     )
                     seconds *= 2
                 if remedy_for(error) is Remedy.NONE or not await backoff.pause():
-                    raise refusal(operation, error, self._place.location) from error
+                    raise refusal(operation, error, self._address.location) from error
 
     async def _ask(
         self, operation: str, statement: bytes, values: Sequence[bytes | None], seconds: float
@@ -154,16 +148,16 @@ class Renewals:
         with self._starting:
             if not self._is_open:
                 raise self._closed(operation)
-            if self._line is None:
-                self._line = _Line(self._place, prepare=self._prepare)
-            asked = self._line.ask(statement, values, seconds)
+            if self._thread is None:
+                self._thread = _RenewalThread(self._address, prepare=self._prepare)
+            asked = self._thread.ask(statement, values, seconds)
         try:
             return await asyncio.wrap_future(asked)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            raise self._closed(operation) from None  # the line has ended under it
+            raise self._closed(operation) from None  # the thread has ended meanwhile
 
     def _closed(self, operation: str) -> StoreClosed:
-        return StoreClosed(operation, f"{self._place.location} is not open")
+        return StoreClosed(operation, f"{self._address.location} is not open")

@@ -1,33 +1,33 @@
-"""Administration of an SQLite store: reads from snapshots, changes through the writer."""
+"""Administration of a store: it reads from snapshots and changes through the writer."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import apsw
 
 from perdure.errors import CorruptData, NotFound
-from perdure.limits import BULK_INSTANCES_MAX, check_id
 from perdure.model.status import Status
-from perdure.providers._shared import refusals, rules
 from perdure.providers.administration import ProviderAdmin
-from perdure.providers.items import (
+from perdure.providers.records import (
     DeleteResult,
     ExecutionInfo,
     InstanceTree,
     StoreInfo,
 )
-from perdure.providers.sqlite import control, deletion, listing, moving, queued, reading
+from perdure.providers.sqlite import control, deletion, listing, queues, reading, snapshots
 from perdure.providers.sqlite.backup import back_up, there_already
-from perdure.providers.sqlite.turns import parse_version
+from perdure.providers.sqlite.instances import parse_version
+from perdure.providers.sqlite.verb import Verb
 
 if TYPE_CHECKING:
     import asyncio
     import os
-    from collections.abc import Coroutine, Sequence
+    from collections.abc import Coroutine
 
-    from perdure.providers.items import (
+    from perdure.providers.records import (
         DeadLetter,
         DeleteFilter,
         FetchedOrchestration,
@@ -44,11 +44,9 @@ if TYPE_CHECKING:
         SystemMetrics,
         WorkerInfo,
     )
-    from perdure.providers.sqlite.connection import Durability
-    from perdure.providers.sqlite.handle import Handle
+    from perdure.providers.sqlite.database import FileDatabase
+    from perdure.providers.sqlite.store import Store
     from perdure.providers.sqlite.transaction import Snapshot, Transaction
-
-_DOOMED_ROOTS_PER_LOOK: Final = 200
 
 _EXECUTION: Final = """
 SELECT e.status, e.output, e.started_at, e.completed_at, e.framework_version,
@@ -73,186 +71,167 @@ FROM instances AS i WHERE i.instance_id = ?
 """
 
 
-class SqliteAdmin(ProviderAdmin):
-    """See ``ProviderAdmin``; open as long as the handle that it belongs to."""
+class EngineAdmin(ProviderAdmin):
+    """The administration of a ``Store`` of any kind; open as long as the store is."""
 
-    def __init__(self, handle: Handle, durability: Durability) -> None:
-        self._handle = handle
-        self._durability: Durability = durability
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def _require_open(self, operation: str) -> None:
+        self._store.require_open(operation)
 
     # --- instances
 
-    def list_instances(
-        self, query: InstanceQuery | None = None, *, cursor: str | None = None, limit: int = 100
+    def _list_instances(
+        self, query: InstanceQuery | None, before: tuple[int, str] | None, limit: int
     ) -> asyncio.Future[InstancePage]:
-        refusals.check_page(limit)
-        before = None if cursor is None else rules.decode_cursor(cursor)
-        return self._handle.search("list_instances", listing.list_page, query, before, limit)
+        return self._store.search(Verb("list_instances", listing.list_page), query, before, limit)
 
-    def count_instances(self, query: InstanceQuery | None = None) -> asyncio.Future[int]:
-        return self._handle.search("count_instances", listing.count, query)
+    def _count_instances(self, query: InstanceQuery | None) -> asyncio.Future[int]:
+        return self._store.search(Verb("count_instances", listing.count), query)
 
-    def get_instance_info(self, instance_id: str) -> asyncio.Future[InstanceInfo]:
-        check_id(instance_id, "instance id")
-        return self._handle.read("get_instance_info", listing.get_info, instance_id)
+    def _get_instance_info(self, instance_id: str) -> asyncio.Future[InstanceInfo]:
+        return self._store.read(Verb("get_instance_info", listing.get_info), instance_id)
 
-    def list_executions(self, instance_id: str) -> asyncio.Future[list[int]]:
-        check_id(instance_id, "instance id")
-        return self._handle.read("list_executions", _list_executions, instance_id)
+    def _list_executions(self, instance_id: str) -> asyncio.Future[list[int]]:
+        return self._store.read(Verb("list_executions", _list_executions), instance_id)
 
-    def latest_execution_id(self, instance_id: str) -> asyncio.Future[int]:
-        check_id(instance_id, "instance id")
-        return self._handle.read("latest_execution_id", _latest_execution_id, instance_id)
+    def _latest_execution_id(self, instance_id: str) -> asyncio.Future[int]:
+        return self._store.read(Verb("latest_execution_id", _latest_execution_id), instance_id)
 
-    def get_execution_info(
+    def _get_execution_info(
         self, instance_id: str, execution_id: int
     ) -> asyncio.Future[ExecutionInfo]:
-        check_id(instance_id, "instance id")
-        return self._handle.read("get_execution_info", _execution_info, instance_id, execution_id)
-
-    def read_history_with_execution_id(
-        self, instance_id: str, execution_id: int
-    ) -> asyncio.Future[list[HistoryRecord]]:
-        check_id(instance_id, "instance id")
-        return self._handle.read(
-            "read_history_with_execution_id", reading.read_page, instance_id, execution_id, 0, -1
+        return self._store.read(
+            Verb("get_execution_info", _execution_info), instance_id, execution_id
         )
 
-    def list_children(self, instance_id: str) -> asyncio.Future[list[str]]:
-        check_id(instance_id, "instance id")
-        return self._handle.read("list_children", _list_children, instance_id)
+    def _read_history_with_execution_id(
+        self, instance_id: str, execution_id: int
+    ) -> asyncio.Future[list[HistoryRecord]]:
+        return self._store.read(
+            Verb("read_history_with_execution_id", reading.read_page),
+            instance_id,
+            execution_id,
+            0,
+            -1,
+        )
 
-    def get_parent_id(self, instance_id: str) -> asyncio.Future[str | None]:
-        check_id(instance_id, "instance id")
-        return self._handle.read("get_parent_id", _parent_id, instance_id)
+    def _list_children(self, instance_id: str) -> asyncio.Future[list[str]]:
+        return self._store.read(Verb("list_children", _list_children), instance_id)
 
-    def get_instance_tree(self, instance_id: str) -> asyncio.Future[InstanceTree]:
-        check_id(instance_id, "instance id")
-        return self._handle.search("get_instance_tree", _tree, instance_id)
+    def _get_instance_tree(self, instance_id: str) -> asyncio.Future[InstanceTree]:
+        return self._store.search(Verb("get_instance_tree", _tree), instance_id)
 
     # --- control
 
-    def suspend_instance(self, instance_id: str) -> asyncio.Future[None]:
-        check_id(instance_id, "instance id")
-        return self._handle.write("suspend_instance", control.suspend, instance_id)
+    def _suspend_instance(self, instance_id: str) -> asyncio.Future[None]:
+        return self._store.write(Verb("suspend_instance", control.suspend), instance_id)
 
-    def resume_instance(self, instance_id: str) -> asyncio.Future[None]:
-        check_id(instance_id, "instance id")
-        return self._handle.write("resume_instance", control.resume, instance_id)
+    def _resume_instance(self, instance_id: str) -> asyncio.Future[None]:
+        return self._store.write(Verb("resume_instance", control.resume), instance_id)
 
-    def lock_instance(
+    def _lock_instance(
         self, instance_id: str, lock_timeout_ms: int
     ) -> asyncio.Future[FetchedOrchestration]:
-        check_id(instance_id, "instance id")
-        refusals.check_number(lock_timeout_ms, "lock_timeout_ms", minimum=1)
-        return self._handle.write("lock_instance", control.lock, instance_id, lock_timeout_ms)
+        return self._store.write(Verb("lock_instance", control.lock), instance_id, lock_timeout_ms)
 
     # --- queues
 
-    def get_queue_depths(self) -> asyncio.Future[QueueDepths]:
-        return self._handle.search("get_queue_depths", queued.depths)
+    def _get_queue_depths(self) -> asyncio.Future[QueueDepths]:
+        return self._store.search(Verb("get_queue_depths", queues.depths))
 
-    def list_messages(
-        self, instance_id: str, *, limit: int = 1000
-    ) -> asyncio.Future[list[QueuedMessage]]:
-        check_id(instance_id, "instance id")
-        refusals.check_number(limit, "limit", minimum=1)
-        return self._handle.search("list_messages", queued.list_messages, instance_id, limit)
+    def _list_messages(self, instance_id: str, limit: int) -> asyncio.Future[list[QueuedMessage]]:
+        return self._store.search(Verb("list_messages", queues.list_messages), instance_id, limit)
 
-    def list_work(self, instance_id: str, *, limit: int = 1000) -> asyncio.Future[list[QueuedWork]]:
-        check_id(instance_id, "instance id")
-        refusals.check_number(limit, "limit", minimum=1)
-        return self._handle.search("list_work", queued.list_work, instance_id, limit)
+    def _list_work(self, instance_id: str, limit: int) -> asyncio.Future[list[QueuedWork]]:
+        return self._store.search(Verb("list_work", queues.list_work), instance_id, limit)
 
-    def list_dead_letters(self, *, limit: int = 1000) -> asyncio.Future[list[DeadLetter]]:
-        refusals.check_number(limit, "limit", minimum=1)
-        return self._handle.search("list_dead_letters", queued.list_dead_letters, limit)
+    def _list_dead_letters(self, limit: int) -> asyncio.Future[list[DeadLetter]]:
+        return self._store.search(Verb("list_dead_letters", queues.list_dead_letters), limit)
 
-    def requeue_dead_letter(self, letter_id: int) -> asyncio.Future[None]:
-        return self._handle.write("requeue_dead_letter", queued.requeue_dead_letter, letter_id)
+    def _requeue_dead_letter(self, letter_id: int) -> asyncio.Future[None]:
+        return self._store.write(Verb("requeue_dead_letter", queues.requeue_dead_letter), letter_id)
 
-    def delete_dead_letter(self, letter_id: int) -> asyncio.Future[None]:
-        return self._handle.write("delete_dead_letter", queued.delete_dead_letter, letter_id)
+    def _delete_dead_letter(self, letter_id: int) -> asyncio.Future[None]:
+        return self._store.write(Verb("delete_dead_letter", queues.delete_dead_letter), letter_id)
 
     # --- deletion
 
-    def delete_instances_atomic(
-        self, instance_ids: Sequence[str], *, force: bool = False
+    def _delete_instances_atomic(
+        self, instance_ids: tuple[str, ...], *, force: bool
     ) -> asyncio.Future[DeleteResult]:
-        named = tuple(check_id(each, "instance id") for each in instance_ids)
-        return self._handle.write("delete_instances_atomic", control.delete_atomic, named, force)
+        return self._store.write(
+            Verb("delete_instances_atomic", control.delete_atomic), instance_ids, force
+        )
 
-    async def delete_instance_bulk(self, filter: DeleteFilter) -> DeleteResult:  # noqa: A002
-        refusals.check_delete_filter(filter)
-        left = filter.limit or BULK_INSTANCES_MAX
-        after, results = (-(2**63), ""), list[DeleteResult]()
-        while left:
-            roots: list[tuple[int, str]] = await self._handle.search(
-                "delete_instance_bulk",
-                control.next_doomed_roots,
-                filter,
-                after,
-                _DOOMED_ROOTS_PER_LOOK,
-            )
-            for root in roots:
-                result: DeleteResult = await self._handle.write(
-                    "delete_instance_bulk", control.delete_finished_tree, root[1], alone=True
-                )
-                results.append(result)
-                left -= bool(result.instances)
-                if not left:
-                    break
-            if len(roots) < _DOOMED_ROOTS_PER_LOOK:
-                break
-            after = roots[-1]
-        return deletion.add_up(results)
+    def _list_finished_roots(
+        self,
+        filter: DeleteFilter,  # noqa: A002
+        after: tuple[int, str],
+        limit: int,
+    ) -> asyncio.Future[list[tuple[int, str]]]:
+        return self._store.search(
+            Verb("delete_instance_bulk", control.next_deletable_roots), filter, after, limit
+        )
 
-    def prune_executions(
+    def _delete_finished_tree(self, root_id: str) -> asyncio.Future[DeleteResult]:
+        return self._store.write(
+            Verb("delete_instance_bulk", control.delete_finished_tree, alone=True), root_id
+        )
+
+    def _prune_executions(
         self, instance_id: str, options: PruneOptions
     ) -> asyncio.Future[PruneResult]:
-        check_id(instance_id, "instance id")
-        refusals.check_prune_options(options)
-        return self._handle.write("prune_executions", control.prune, instance_id, options)
+        return self._store.write(Verb("prune_executions", control.prune), instance_id, options)
 
-    def prune_executions_bulk(
+    def _prune_executions_bulk(
         self,
         filter: DeleteFilter,  # noqa: A002
         options: PruneOptions,
     ) -> asyncio.Future[PruneResult]:
-        refusals.check_delete_filter(filter)
-        refusals.check_prune_options(options)
-        return self._handle.write("prune_executions_bulk", control.prune_bulk, filter, options)
+        return self._store.write(Verb("prune_executions_bulk", control.prune_bulk), filter, options)
 
     # --- the store
 
-    def get_system_metrics(self) -> asyncio.Future[SystemMetrics]:
-        return self._handle.search("get_system_metrics", listing.system_metrics)
+    def _get_system_metrics(self) -> asyncio.Future[SystemMetrics]:
+        return self._store.search(Verb("get_system_metrics", listing.system_metrics))
 
-    def get_store_info(self) -> asyncio.Future[StoreInfo]:
-        return self._handle.search("get_store_info", self._store_info)
+    def _get_store_info(self) -> asyncio.Future[StoreInfo]:
+        return self._store.search(Verb("get_store_info", self._store_info))
 
-    def register_worker(self, worker: WorkerInfo, ttl_ms: int) -> asyncio.Future[None]:
-        refusals.check_worker(worker, ttl_ms)
-        return self._handle.write("register_worker", queued.register_worker, worker, ttl_ms)
+    def _register_worker(self, worker: WorkerInfo, ttl_ms: int) -> asyncio.Future[None]:
+        return self._store.write(Verb("register_worker", queues.register_worker), worker, ttl_ms)
 
-    def list_workers(self) -> asyncio.Future[list[WorkerInfo]]:
-        return self._handle.search("list_workers", queued.list_workers)
+    def _list_workers(self) -> asyncio.Future[list[WorkerInfo]]:
+        return self._store.search(Verb("list_workers", queues.list_workers))
 
-    def export_instance(self, instance_id: str) -> asyncio.Future[InstanceSnapshot]:
-        check_id(instance_id, "instance id")
-        return self._handle.search("export_instance", moving.export, instance_id)
+    def _export_instance(self, instance_id: str) -> asyncio.Future[InstanceSnapshot]:
+        return self._store.search(Verb("export_instance", snapshots.export), instance_id)
 
-    def import_instance(
-        self, snapshot: InstanceSnapshot, *, replace: bool = False
+    def _import_instance(
+        self, snapshot: InstanceSnapshot, *, replace: bool
     ) -> asyncio.Future[None]:
-        refusals.check_snapshot(snapshot)
-        return self._handle.write("import_instance", moving.restore, snapshot, replace)
+        return self._store.write(Verb("import_instance", snapshots.restore), snapshot, replace)
 
-    def mark_moved(self, location: str | None) -> asyncio.Future[None]:
-        refusals.check_text(location, "location")
-        return self._handle.write("mark_moved", _mark_moved, location)
+    def _mark_moved(self, location: str | None) -> asyncio.Future[None]:
+        return self._store.write(Verb("mark_moved", _mark_moved), location)
 
-    # --- the file
+    @abstractmethod
+    def describe(self, snapshot: Snapshot, format_version: int, moved_to: str | None) -> StoreInfo:
+        """Return the answer of ``get_store_info``."""
+
+    def _store_info(self, snapshot: Snapshot) -> StoreInfo:
+        format_version, moved_to = snapshot.row("SELECT format_version, moved_to FROM store_info")
+        return self.describe(snapshot, format_version, moved_to)
+
+
+class SqliteAdmin(EngineAdmin):
+    """See ``ProviderAdmin``, and what only a file has."""
+
+    def __init__(self, store: Store, database: FileDatabase) -> None:
+        super().__init__(store)
+        self._database = database
 
     def backup(self, path: str | os.PathLike[str]) -> Coroutine[Any, Any, None]:
         """Copy the whole store, as of now, into a new file, while work goes on.
@@ -263,15 +242,14 @@ class SqliteAdmin(ProviderAdmin):
         target = Path(path).absolute()
         if target.exists():
             raise there_already(target)
-        return back_up(self._handle, target)
+        return back_up(self._store, target)
 
     def integrity_check(self) -> asyncio.Future[None]:
         """Read the whole file. Errors: CorruptData with what SQLite found."""
-        return self._handle.search("integrity_check", _check_integrity, str(self._handle.path))
+        return self._store.search(Verb("integrity_check", _check_integrity), self._database.label)
 
-    def _store_info(self, snapshot: Snapshot) -> StoreInfo:
-        format_version, moved_to = snapshot.row("SELECT format_version, moved_to FROM store_info")
-        path = self._handle.path
+    def describe(self, snapshot: Snapshot, format_version: int, moved_to: str | None) -> StoreInfo:
+        path = self._database.path
         files = [path, path.with_name(path.name + "-wal")]
         return StoreInfo(
             provider="sqlite",
@@ -282,7 +260,7 @@ class SqliteAdmin(ProviderAdmin):
             size_bytes=sum(file.stat().st_size for file in files if file.exists()),
             moved_to=moved_to,
             details={
-                "durability": self._durability,
+                "durability": self._database.durability,
                 "sqlite": apsw.sqlite_lib_version(),
                 "journal_mode": snapshot.row("PRAGMA journal_mode")[0],
             },
@@ -321,10 +299,6 @@ def _list_children(snapshot: Snapshot, instance_id: str) -> list[str]:
     return [row[0] for row in snapshot.rows(deletion.CHILDREN, (instance_id,))]
 
 
-def _parent_id(snapshot: Snapshot, instance_id: str) -> str | None:
-    return listing.get_info(snapshot, instance_id).parent_instance_id
-
-
 def _tree(snapshot: Snapshot, instance_id: str) -> InstanceTree:
     listing.get_info(snapshot, instance_id)
     return InstanceTree(
@@ -336,11 +310,10 @@ def _mark_moved(tx: Transaction, location: str | None) -> None:
     tx.execute("UPDATE store_info SET moved_to = ?", (location,))
 
 
-def _check_integrity(snapshot: Snapshot, location: str) -> None:
+def _check_integrity(snapshot: Snapshot, label: str) -> None:
     found: list[Any] = [row[0] for row in snapshot.rows("PRAGMA integrity_check(20)")]
     if found != ["ok"]:
         raise CorruptData(
             "integrity_check",
-            f"{location!r} is damaged: {'; '.join(found)}. Keep it with its -wal, and restore a "
-            "backup",
+            f"{label} is damaged: {'; '.join(found)}. Keep it with its -wal, and restore a backup",
         )

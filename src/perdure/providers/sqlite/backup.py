@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
@@ -14,27 +13,30 @@ import apsw
 
 from perdure.errors import AlreadyExists, CorruptData
 from perdure.providers.sqlite.connection import translate
-from perdure.providers.sqlite.place import create_draft, put_in_place
+from perdure.providers.sqlite.guards import create_draft, put_in_place
+from perdure.providers.sqlite.verb import Verb
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from perdure.providers.sqlite.handle import Handle
+    from perdure.providers.sqlite.store import Store
     from perdure.providers.sqlite.transaction import Snapshot
 
 _FINDINGS_MAX: Final = 3
 _STEPS_BETWEEN_LOOKS: Final = 100_000
 
 
-async def back_up(handle: Handle, target: Path) -> None:
+async def back_up(store: Store, target: Path) -> None:
     """Errors: AlreadyExists, CorruptData; then there is nothing at the target."""
     draft = create_draft(target)
     is_over = threading.Event()
     try:
-        await handle.search("backup", _copy, draft, target)
+        await store.search(Verb("backup", _copy), draft, target)
         # The copy is read, and no snapshot is held meanwhile: workers go on undisturbed.
-        await asyncio.to_thread(_verify, draft, handle.path, is_over.is_set)
+        await store.database.system.run_in_thread(
+            _verify, draft, store.database.label, is_over.is_set
+        )
         put_in_place(draft, target)
     except FileExistsError as error:
         raise there_already(target) from error
@@ -56,10 +58,10 @@ def _copy(snapshot: Snapshot, draft: Path, target: Path) -> None:
         finally:
             copy.close()
     except apsw.Error as error:
-        raise translate("backup", error, target) from error
+        raise translate("backup", error, repr(str(target))) from error
 
 
-def _verify(draft: Path, source: Path, is_over: Callable[[], bool]) -> None:
+def _verify(draft: Path, source: str, is_over: Callable[[], bool]) -> None:
     """Immutable: SQLite puts no other files beside it. Errors: CorruptData."""
     name = f"file:{quote(str(draft))}?immutable=1"
     try:
@@ -71,14 +73,14 @@ def _verify(draft: Path, source: Path, is_over: Callable[[], bool]) -> None:
         finally:
             copy.close()
     except apsw.Error as error:
-        refusal = translate("backup", error, draft)
+        refusal = translate("backup", error, repr(str(draft)))
         if not isinstance(refusal, CorruptData):
             raise refusal from error
         found = [str(error)]
     if found != ["ok"]:
         raise CorruptData(
             "backup",
-            f"{str(source)!r} is damaged: {'; '.join(found)}. No backup was written, lest it take "
+            f"{source} is damaged: {'; '.join(found)}. No backup was written, lest it take "
             "the place of a good one. Keep the file, and restore an earlier backup; 'perdure db "
             "check' says what is damaged",
         )

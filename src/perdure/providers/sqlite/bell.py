@@ -1,7 +1,7 @@
-"""How a thread tells an event loop that it has something for it.
+"""Delivers outcomes from threads to an event loop.
 
-Through a descriptor of our own where there are such: ``call_soon_threadsafe`` costs a new handle
-and four system calls instead of two.
+Through an ``eventfd`` where the system has it: ``call_soon_threadsafe`` costs a new handle and four
+system calls instead of two.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-    from perdure.providers.sqlite.entries import Delivery
+    from perdure.providers.sqlite.verb import Delivery
 
 _log = logging.getLogger("perdure.sqlite")
 
@@ -46,7 +46,7 @@ class Bell:
             self._deliveries.clear()
 
     def close(self) -> None:
-        """When nobody rings any more: deliver what is left, if anybody is there."""
+        """Deliver what is left. Call it when no thread rings any more."""
         is_heard = not self._loop.is_closed()
         if self._descriptor is not None:
             if is_heard:
@@ -61,7 +61,7 @@ class Bell:
             return None
         descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         try:
-            # What is called must not see the context variables of whoever opens the store.
+            # The callback must not see the context variables of the task that opens the store.
             Context().run(self._loop.add_reader, descriptor, self._rung)
         except NotImplementedError:
             os.close(descriptor)

@@ -1,4 +1,4 @@
-"""Opening connections with settings that are read back, and SQLite's errors in our words."""
+"""Connections: settings that are read back, the schema, errors, and use by an activity."""
 
 # apsw's own stubs leave the type of a buffer open.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import errno
 import logging
-import random
-import time
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from contextlib import contextmanager
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import apsw
 
@@ -20,18 +20,19 @@ from perdure.errors import (
     StoreFull,
     StoreRefused,
     StoreUnavailable,
+    UsageError,
 )
 from perdure.model.wire import FORMAT_VERSION
-from perdure.providers._shared.migrate import due_migrations, load_migrations
-from perdure.providers.sqlite.lending import LendableConnection
-from perdure.providers.sqlite.place import not_a_database
+from perdure.providers.migrate import due_migrations, load_migrations
+from perdure.providers.sqlite.guards import not_a_database
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Generator, Sequence
     from pathlib import Path
 
     from perdure.clock import Clock
-    from perdure.providers._shared.migrate import Migration
+    from perdure.providers.migrate import Migration
+    from perdure.providers.sqlite.system import System
 
 _log = logging.getLogger("perdure.sqlite")
 
@@ -41,7 +42,7 @@ APPLICATION_ID: Final = 0x50455244
 """Marks a database file as ours."""
 
 BUSY_SECONDS_MAX: Final = 10.0
-"""How long one statement waits for another writer."""
+"""Longest wait of one statement for another writer."""
 
 _SAFE_SQLITE: Final = (3, 51, 3)
 """Before it, two connections that checkpoint at once could lose committed transactions."""
@@ -52,7 +53,7 @@ MIGRATIONS: Final = load_migrations("perdure.providers.sqlite")
 
 
 def check_library() -> None:
-    """Refuse an SQLite that is known to lose data."""
+    """Raise StoreRefused for an SQLite version that is known to lose data."""
     version = apsw.sqlite_lib_version()
     if tuple(int(part) for part in version.split(".")) < _SAFE_SQLITE:
         safe = ".".join(map(str, _SAFE_SQLITE))
@@ -63,9 +64,11 @@ def check_library() -> None:
         )
 
 
-def connect_writer(path: Path, durability: Durability) -> LendableConnection:
-    """The connection that writes; switches the file to WAL if it is new."""
-    connection = _connect(path, apsw.SQLITE_OPEN_READWRITE)
+def connect_writer(
+    path: Path, durability: Durability, busy_handler: BusyHandler
+) -> RestrictedConnection:
+    """Return the connection that writes. A new file is switched to WAL."""
+    connection = _connect(path, apsw.SQLITE_OPEN_READWRITE, busy_handler)
     try:
         check_application(connection, path)
         if connection.pragma("journal_mode") != "wal":
@@ -81,9 +84,19 @@ def connect_writer(path: Path, durability: Durability) -> LendableConnection:
     return connection
 
 
-def connect_reader(path: Path) -> apsw.Connection:
-    """A connection that cannot write."""
-    connection = _connect(path, apsw.SQLITE_OPEN_READONLY)
+def connect_memory(clock: Clock) -> RestrictedConnection:
+    """Return a new database in memory with its schema."""
+    connection = RestrictedConnection(":memory:", statementcachesize=512)
+    connection.wait_with(lambda _: False)
+    _keep_plans(connection)
+    connection.pragma("temp_store", 2)
+    _apply(connection, MIGRATIONS, clock)
+    return connection
+
+
+def connect_reader(path: Path, busy_handler: BusyHandler) -> apsw.Connection:
+    """Return a connection that cannot write."""
+    connection = _connect(path, apsw.SQLITE_OPEN_READONLY, busy_handler)
     try:
         _set(connection, path, "query_only", 1)
         _set(connection, path, "cache_size", -8_192)
@@ -94,25 +107,17 @@ def connect_reader(path: Path) -> apsw.Connection:
 
 
 def due(connection: apsw.Connection, path: Path) -> Sequence[Migration]:
-    """What has to be applied; a newer schema is refused."""
+    """Return the migrations to apply. Raise an error for a newer schema."""
     return due_migrations(MIGRATIONS, _schema_version(connection), str(path))
 
 
 def migrate(connection: apsw.Connection, path: Path, clock: Clock) -> None:
-    """Bring the schema up to date; several processes may try at once, one of them does it."""
+    """Bring the schema up to date. If several processes try at once, one of them does it."""
     if not due(connection, path):
         return
     connection.execute("BEGIN IMMEDIATE")
     try:
-        for migration in due(connection, path):
-            connection.execute(migration.sql)
-            connection.pragma("user_version", migration.number)
-        connection.pragma("application_id", APPLICATION_ID)
-        connection.execute(
-            "INSERT OR IGNORE INTO store_info (id, format_version, next_message_id, created_at)"
-            " VALUES (1, ?, 1, ?)",
-            (FORMAT_VERSION, clock.now_ms()),
-        )
+        _apply(connection, due(connection, path), clock)
         connection.execute("COMMIT")
     except BaseException:
         if connection.in_transaction:
@@ -120,8 +125,20 @@ def migrate(connection: apsw.Connection, path: Path, clock: Clock) -> None:
         raise
 
 
+def _apply(connection: apsw.Connection, migrations: Sequence[Migration], clock: Clock) -> None:
+    for migration in migrations:
+        connection.execute(migration.sql)
+        connection.pragma("user_version", migration.number)
+    connection.pragma("application_id", APPLICATION_ID)
+    connection.execute(
+        "INSERT OR IGNORE INTO store_info (id, format_version, next_message_id, created_at)"
+        " VALUES (1, ?, 1, ?)",
+        (FORMAT_VERSION, clock.now_ms()),
+    )
+
+
 def disconnect(connection: apsw.Connection) -> None:
-    """Close a connection, however badly off it is: there is nothing to be done about an error."""
+    """Close a connection, also a broken one; an error is only logged."""
     try:
         connection.close(force=True)
     except apsw.Error as error:
@@ -129,14 +146,14 @@ def disconnect(connection: apsw.Connection) -> None:
 
 
 def moved_to(connection: apsw.Connection) -> str | None:
-    """Where the store's content has gone, if it has."""
+    """Return the place that the content was moved to, or None."""
     location: str | None = connection.execute("SELECT moved_to FROM store_info").get
     return location
 
 
-def translate(operation: str, error: apsw.Error, path: Path) -> ProviderError:
-    """SQLite's error as one of ours; the caller chains the original."""
-    text = f"{str(path)!r}: {error}"
+def translate(operation: str, error: apsw.Error, label: str) -> ProviderError:
+    """Return SQLite's error as one of ours; the caller chains the original."""
+    text = f"{label}: {error}"
     match error:
         case apsw.BusyError() | apsw.LockedError() | apsw.ProtocolError():
             return StoreBusy(operation, f"{text}; another process holds the database, try again")
@@ -156,7 +173,7 @@ def translate(operation: str, error: apsw.Error, path: Path) -> ProviderError:
 
 
 def is_out_of_space(connection: apsw.Connection) -> bool:
-    """Whether the last failure was for want of space, however SQLite reported it."""
+    """Return whether the last failure was a full disk, also if SQLite reported another error."""
     try:
         return connection.system_errno in {errno.ENOSPC, errno.EDQUOT}
     except apsw.ConnectionClosedError:
@@ -164,7 +181,7 @@ def is_out_of_space(connection: apsw.Connection) -> bool:
 
 
 def breaks_connection(error: apsw.Error) -> bool:
-    """After such an error nothing that the connection holds in memory can be trusted."""
+    """Return whether the cache of the connection cannot be trusted after this error."""
     return isinstance(
         error,
         apsw.IOError
@@ -175,12 +192,11 @@ def breaks_connection(error: apsw.Error) -> bool:
     )
 
 
-def _connect(path: Path, flags: int) -> LendableConnection:
-    connection = LendableConnection(str(path), flags=flags, statementcachesize=512)
+def _connect(path: Path, flags: int, busy_handler: BusyHandler) -> RestrictedConnection:
+    connection = RestrictedConnection(str(path), flags=flags, statementcachesize=512)
     try:
-        connection.wait_with(BusyHandler())
-        # Plans stay what they are: else SQLite prepares statements again when values change.
-        connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
+        connection.wait_with(busy_handler)
+        _keep_plans(connection)
         # Only the writer checkpoints, when it wants to.
         connection.wal_autocheckpoint(0)
         _set(connection, path, "mmap_size", 0)
@@ -193,10 +209,16 @@ def _connect(path: Path, flags: int) -> LendableConnection:
     return connection
 
 
+def _keep_plans(connection: apsw.Connection) -> None:
+    """Else SQLite prepares statements again when the values of their parameters change."""
+    connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
+
+
 class BusyHandler:
     """Waits in short random steps: SQLite's own handler sleeps up to 100 ms and starves some."""
 
-    def __init__(self) -> None:
+    def __init__(self, system: System) -> None:
+        self._system = system
         self.is_patient = True
         """Else a statement that would have to wait fails at once."""
         self._deadline = 0.0
@@ -204,12 +226,13 @@ class BusyHandler:
     def __call__(self, attempts: int) -> bool:
         if not self.is_patient:
             return False
-        now = time.monotonic()
+        system = self._system
+        now = system.monotonic()
         if attempts == 0:
             self._deadline = now + BUSY_SECONDS_MAX
         if now >= self._deadline:
             return False
-        time.sleep(random.uniform(0.0002, 0.002))
+        system.pause(system.uniform(0.0002, 0.002))
         return True
 
 
@@ -226,7 +249,7 @@ def _set(connection: apsw.Connection, path: Path, name: str, value: str | int) -
 
 
 def check_application(connection: apsw.Connection, path: Path) -> None:
-    """Refuse a file that somebody else made."""
+    """Raise StoreRefused for a database of another application."""
     try:
         # In this order: tables and mark appear in one commit, perhaps between the two looks.
         has_tables = connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").get
@@ -244,3 +267,106 @@ def _schema_version(connection: apsw.Connection) -> int:
     version = connection.pragma("user_version")
     assert isinstance(version, int)
     return version
+
+
+# --- the connection in the hands of a transactional activity
+
+
+class RaisedByCode(Exception):
+    """Carries an error of the activity's code, which reaches the caller unchanged."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(repr(error))
+        self.error = error
+
+
+class RestrictedConnection(apsw.Connection):
+    """Refuses, while an activity uses it, methods whose effect would outlast the activity."""
+
+    is_restricted = False
+    disk_error: apsw.Error | None = None
+    """Last error of the store's own disk while the activity used the connection."""
+    _busy_handler: Callable[[int], bool] | None = None
+
+    def wait_with(self, busy_handler: Callable[[int], bool]) -> None:
+        self._busy_handler = busy_handler
+        self.set_busy_handler(busy_handler)
+
+    def restrict(self) -> None:
+        self.is_restricted = True
+        self.disk_error = None
+        self.cursor_factory = _RestrictedCursor
+
+    def release(self) -> None:
+        """Undo the settings that the activity may have changed."""
+        self.is_restricted = False
+        self.cursor_factory = apsw.Cursor
+        self.row_trace = self.exec_trace = self.authorizer = None
+        self.convert_binding = self.convert_jsonb = None
+        self.set_busy_handler(self._busy_handler)
+
+
+@contextmanager
+def restricted(connection: apsw.Connection) -> Generator[None]:
+    """Give the connection to an activity. Errors of its code are raised as RaisedByCode, those of
+    the store's disk as they are.
+    """
+    assert isinstance(connection, RestrictedConnection)
+    connection.restrict()
+    try:
+        yield
+    except BaseException as error:
+        if error is connection.disk_error:
+            raise
+        raise RaisedByCode(error) from error
+    finally:
+        connection.release()
+
+
+class _RestrictedCursor(apsw.Cursor):
+    """Notes disk errors of this connection; the activity may use other connections too."""
+
+
+def _noting_disk_errors(name: str) -> Callable[..., Any]:
+    own = getattr(apsw.Cursor, name)
+
+    @wraps(own)
+    def method(cursor: _RestrictedCursor, *args: Any, **named: Any) -> Any:
+        try:
+            return own(cursor, *args, **named)
+        except (apsw.FullError, apsw.IOError) as error:
+            connection = cursor.connection
+            assert isinstance(connection, RestrictedConnection)
+            connection.disk_error = error
+            raise
+
+    return method
+
+
+for _name in ("execute", "executemany", "__next__", "fetchall", "fetchone"):
+    setattr(_RestrictedCursor, _name, _noting_disk_errors(_name))
+
+
+def _refused_while_restricted(name: str) -> Callable[..., Any]:
+    own = getattr(apsw.Connection, name)
+
+    @wraps(own)
+    def method(connection: RestrictedConnection, *args: Any, **named: Any) -> Any:
+        if connection.is_restricted:
+            raise UsageError(
+                f"a transactional activity must not call {name}() of the store's connection: "
+                "leave it out, or open a connection of your own for it"
+            )
+        return own(connection, *args, **named)
+
+    return method
+
+
+for _name in (
+    "aclose", "close", "collation_needed", "collationneeded", "config", "deserialize",
+    "preupdate_hook", "set_commit_hook", "set_profile", "set_progress_handler",
+    "set_rollback_hook", "set_update_hook", "set_wal_hook", "setcommithook", "setprofile",
+    "setprogresshandler", "setrollbackhook", "setupdatehook", "setwalhook", "trace_v2",
+    "wal_autocheckpoint",
+):  # fmt: skip
+    setattr(RestrictedConnection, _name, _refused_while_restricted(_name))

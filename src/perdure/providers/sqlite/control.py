@@ -1,4 +1,4 @@
-"""What operators change: holds, takeovers, deletion and pruning, inside the writer."""
+"""Changes by operators: pause, resume, lock, delete and prune."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any, Final
 from perdure.errors import InstanceStillRunning, NotFound, TreeChanged
 from perdure.limits import BULK_INSTANCES_MAX
 from perdure.model.status import Status
-from perdure.providers._shared import rules
-from perdure.providers.items import DeleteResult, PruneResult
-from perdure.providers.sqlite import deletion, listing, locks, orchestrator_queue, queries, turns
+from perdure.providers import rules
+from perdure.providers.records import DeleteResult, PruneResult
+from perdure.providers.sqlite import deletion, listing, messages, readiness, statements, turns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from perdure.providers.items import DeleteFilter, FetchedOrchestration, PruneOptions
+    from perdure.providers.records import DeleteFilter, FetchedOrchestration, PruneOptions
     from perdure.providers.sqlite.transaction import Transaction
 
 _EXECUTIONS: Final = """
@@ -44,36 +44,35 @@ WHERE instance_id = ? AND execution_id > 0
 
 
 def suspend(tx: Transaction, instance_id: str) -> None:
-    orchestrator_queue.require_alive(tx, instance_id)
-    key, *_ = tx.row(queries.STANDING, (instance_id,))
-    facts = tx.row(queries.LOCK_FACTS, (instance_id,))
+    messages.require_alive(tx, instance_id)
+    key, *_ = tx.row(statements.EXISTENCE_OF, (instance_id,))
+    facts = readiness.find_facts(tx, instance_id)
     if facts is None:
-        tx.execute(queries.INSERT_BARE_LOCK, (instance_id, key))
-        facts = locks.NO_FACTS
-    *_, suspended, not_before, block, _ = facts
-    if suspended:
+        tx.execute(statements.INSERT_BARE_LOCK, (instance_id, key))
+        facts = readiness.NO_FACTS
+    if facts.suspended:
         return
-    tx.execute(queries.DROP_LOCK, (instance_id,))
-    tx.execute(queries.SET_HOLDS, (1, not_before, block, instance_id))
+    tx.execute(statements.DROP_LOCK, (instance_id,))
+    tx.execute(statements.SET_HOLDS, (1, facts.not_before, facts.block, instance_id))
     if key is not None:
-        turns.show_status(tx, key, suspended=True, blocked=block is not None)
-    locks.refresh(tx, instance_id)
+        turns.show_status(tx, key, suspended=True, blocked=facts.block is not None)
+    readiness.refresh(tx, instance_id)
     tx.changed_instances.append(instance_id)
 
 
 def resume(tx: Transaction, instance_id: str) -> None:
-    orchestrator_queue.require_alive(tx, instance_id)
-    key, *_ = tx.row(queries.STANDING, (instance_id,))
-    tx.execute(queries.RESET_ATTEMPTS, (instance_id,))
-    tx.execute(queries.SET_HOLDS, (0, None, None, instance_id))
+    messages.require_alive(tx, instance_id)
+    key, *_ = tx.row(statements.EXISTENCE_OF, (instance_id,))
+    tx.execute(statements.RESET_ATTEMPTS, (instance_id,))
+    tx.execute(statements.SET_HOLDS, (0, None, None, instance_id))
     if key is not None:
         turns.show_status(tx, key, suspended=False, blocked=False)
-    locks.refresh(tx, instance_id)
+    readiness.refresh(tx, instance_id)
     tx.changed_instances.append(instance_id)
 
 
 def lock(tx: Transaction, instance_id: str, lock_timeout_ms: int) -> FetchedOrchestration:
-    key, execution_id, pending_since, _ = tx.row(queries.STANDING, (instance_id,))
+    key, execution_id, pending_since, _ = tx.row(statements.EXISTENCE_OF, (instance_id,))
     if not execution_id and pending_since is None:
         raise NotFound(f"there is no instance {instance_id!r}")
     return turns.take_over(tx, instance_id, key, lock_timeout_ms)
@@ -81,11 +80,11 @@ def lock(tx: Transaction, instance_id: str, lock_timeout_ms: int) -> FetchedOrch
 
 def delete_atomic(tx: Transaction, instance_ids: Sequence[str], force: bool) -> DeleteResult:
     named = dict.fromkeys(instance_ids)
-    existing = [each for each in named if orchestrator_queue.exists(tx, each)]
+    existing = [each for each in named if messages.exists(tx, each)]
     if not existing:
         raise NotFound(f"none of these instances exists: {sorted(named)[:10]}")
     for instance_id in existing:
-        if not force and not orchestrator_queue.has_ended(tx, instance_id):
+        if not force and not messages.has_ended(tx, instance_id):
             raise InstanceStillRunning(
                 f"{instance_id!r} is still running; wait for its end or force the deletion"
             )
@@ -100,13 +99,13 @@ def delete_atomic(tx: Transaction, instance_ids: Sequence[str], force: bool) -> 
     return deletion.add_up([deletion.delete_instance(tx, each) for each in found])
 
 
-def next_doomed_roots(
+def next_deletable_roots(
     tx: Transaction,
     filter: DeleteFilter,  # noqa: A002
     after: tuple[int, str],
     limit: int,
 ) -> list[tuple[int, str]]:
-    """Finished roots that fit, oldest first, past a place in that order."""
+    """Return finished roots that fit, oldest first, after a position in that order."""
     if filter.instance_ids is None:
         before, (created_at, instance_id) = filter.completed_before_ms, after
         rows = tx.rows(_OLDEST_FINISHED_ROOTS, (before, created_at, instance_id, limit))
@@ -127,13 +126,13 @@ def delete_finished_tree(tx: Transaction, root_id: str) -> DeleteResult:
     if root is None or root.parent_instance_id is not None:
         return DeleteResult()
     tree = deletion.tree_of(tx, root_id)
-    if not all(orchestrator_queue.has_ended(tx, member) for member in tree):
+    if not all(messages.has_ended(tx, member) for member in tree):
         return DeleteResult()
     return deletion.add_up([deletion.delete_instance(tx, member) for member in tree])
 
 
 def prune(tx: Transaction, instance_id: str, options: PruneOptions) -> PruneResult:
-    key, execution_id, pending_since, _ = tx.row(queries.STANDING, (instance_id,))
+    key, execution_id, pending_since, _ = tx.row(statements.EXISTENCE_OF, (instance_id,))
     if not execution_id:
         if pending_since is None:
             raise NotFound(f"there is no instance {instance_id!r}")
@@ -142,9 +141,9 @@ def prune(tx: Transaction, instance_id: str, options: PruneOptions) -> PruneResu
         number: (Status(status), completed_at)
         for number, status, completed_at in tx.rows(_EXECUTIONS, (key,))
     }
-    doomed = rules.executions_to_prune(executions, execution_id, options)
+    pruned = rules.executions_to_prune(executions, execution_id, options)
     events = 0
-    for number in doomed:
+    for number in pruned:
         tx.execute(
             "DELETE FROM executions WHERE instance_key = ? AND execution_id = ?", (key, number)
         )
@@ -152,7 +151,7 @@ def prune(tx: Transaction, instance_id: str, options: PruneOptions) -> PruneResu
             "DELETE FROM history WHERE instance_key = ? AND execution_id = ?", (key, number)
         )
     tx.changed_instances.append(instance_id)
-    return PruneResult(instances_processed=1, executions=len(doomed), events=events)
+    return PruneResult(instances_processed=1, executions=len(pruned), events=events)
 
 
 def prune_bulk(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from perdure.providers.items import DeleteResult
-from perdure.providers.sqlite import queries
+from perdure.providers.records import DeleteResult
+from perdure.providers.sqlite import statements
 
 if TYPE_CHECKING:
     from perdure.providers.sqlite.transaction import Snapshot, Transaction
@@ -43,7 +43,7 @@ DELETE FROM sessions WHERE session_id = ?1
 
 
 def tree_of(snapshot: Snapshot, root_id: str) -> list[str]:
-    """The instance and its descendants, parents first."""
+    """Return the instance and its descendants, parents first."""
     tree, seen = [root_id], {root_id}
     for member in tree:
         for child_id, _ in snapshot.rows(CHILDREN, (member,)):
@@ -54,13 +54,14 @@ def tree_of(snapshot: Snapshot, root_id: str) -> list[str]:
 
 
 def has_anything(tx: Transaction, instance_id: str) -> bool:
-    """Whether the store holds anything under that id, if only a message or a work item."""
+    """Return whether the store has any row of that id, also a message or a work item alone."""
     return bool(tx.row(_HAS_ANYTHING, (instance_id,))[0])
 
 
 def delete_tree(tx: Transaction, root_id: str) -> None:
-    """Whatever is there under that id, running or not; instances that only name it as their
-    parent stay if there is nothing.
+    """Delete all rows of that id and of its descendants, running or not.
+
+    Without a row of that id, instances that name it as their parent stay.
     """
     if has_anything(tx, root_id):
         for member in tree_of(tx, root_id):
@@ -69,7 +70,7 @@ def delete_tree(tx: Transaction, root_id: str) -> None:
 
 def delete_instance(tx: Transaction, instance_id: str) -> DeleteResult:
     """Remove one instance, its messages, locks and state; nothing is checked."""
-    key, execution_id, pending_since, _ = tx.row(queries.STANDING, (instance_id,))
+    key, execution_id, pending_since, _ = tx.row(statements.EXISTENCE_OF, (instance_id,))
     executions = events = 0
     if key is not None:
         events = tx.change("DELETE FROM history WHERE instance_key = ?", (key,))
@@ -82,7 +83,7 @@ def delete_instance(tx: Transaction, instance_id: str) -> DeleteResult:
     messages += tx.change("DELETE FROM worker_queue WHERE instance_id = ?", (instance_id,))
     for (session_id,) in sessions:
         tx.execute(_DELETE_EMPTY_SESSION, (session_id,))
-    tx.execute(queries.DELETE_LOCK, (instance_id,))
+    statements.DELETE_LOCKS.execute(tx, [instance_id])
     tx.changed_instances.append(instance_id)
     return DeleteResult(
         instances=int(bool(execution_id) or pending_since is not None),

@@ -11,9 +11,9 @@ import msgspec
 from perdure.errors import NotFound
 from perdure.model.failures import Block
 from perdure.model.status import Status
-from perdure.providers._shared import rules
-from perdure.providers.items import InstanceInfo, InstancePage, InstanceQuery, SystemMetrics
-from perdure.providers.sqlite import queries
+from perdure.providers import rules
+from perdure.providers.records import InstanceInfo, InstancePage, InstanceQuery, SystemMetrics
+from perdure.providers.sqlite import instances, statements
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -57,7 +57,7 @@ _MENTIONS: Final = """(
     OR instr(lower(i.custom_status), ?)
     OR octet_length(i.custom_status) <> length(i.custom_status)
 )"""
-"""Keeps all that may mention an ASCII text in any case; whatever is not ASCII is judged later."""
+"""Keeps all rows that may contain an ASCII text; rows that are not ASCII are checked later."""
 
 _OTHER_STATUS_COUNTS: Final = """
 SELECT status, count(*) FROM instances
@@ -78,7 +78,7 @@ WITH nameless AS MATERIALIZED (
 )
 SELECT count(*) FROM nameless AS i
 """
-"""First the hardly any without a name: an index of another filter may fit nearly all."""
+"""Instances without a name first: they are rare, and the index of another filter may not be."""
 _COUNT_PENDING: Final = """
 SELECT l.suspended, l.block IS NOT NULL, count(*) FROM instance_locks AS l
 """
@@ -129,8 +129,8 @@ def count(snapshot: Snapshot, query: InstanceQuery | None) -> int:
 
 def count_by_status(snapshot: Snapshot) -> dict[Status, int]:
     counts = {Status(status): number for status, number in snapshot.rows(_OTHER_STATUS_COUNTS)}
-    everybody = snapshot.row(_COUNT_ALL_STARTED)[0]
-    completed = everybody - sum(counts.values())
+    started = snapshot.row(_COUNT_ALL_STARTED)[0]
+    completed = started - sum(counts.values())
     if completed:
         counts[Status.COMPLETED] = completed
     pending = _COUNT_PENDING + "WHERE l.pending_since IS NOT NULL GROUP BY 1, 2"
@@ -156,7 +156,7 @@ def system_metrics(snapshot: Snapshot) -> SystemMetrics:
 def _matching(
     snapshot: Snapshot, query: InstanceQuery | None, before: _Place | None
 ) -> Iterator[InstanceInfo]:
-    """Everything that fits, newest first: what SQL has let through is checked exactly."""
+    """Yield the instances that fit, newest first. SQL narrows them down, Python checks them."""
     query = query or InstanceQuery()
     if query.instance_ids is not None:
         infos: Iterator[InstanceInfo] = _named(snapshot, query.instance_ids, before)
@@ -187,8 +187,8 @@ def _named(
 def _started_sources(
     snapshot: Snapshot, query: InstanceQuery, before: _Place | None
 ) -> list[Iterator[InstanceInfo]]:
-    """Ordered walks that together meet everything: one for each status that is asked for, so that
-    none has to be sorted, and one for instances that go by a queued start.
+    """Return ordered queries whose union has all instances: one for each status, so that none has
+    to be sorted, and one for instances that only a queued start names.
     """
     statuses: Iterable[Status | None] = (None,) if query.statuses is None else query.statuses
     sources = [
@@ -196,17 +196,17 @@ def _started_sources(
         for status in statuses
         if status is not Status.PENDING
     ]
-    if _asks_who(query):
+    if _asks_identity(query):
         sources.append(_nameless_source(snapshot, before))
     return sources
 
 
-def _asks_who(query: InstanceQuery) -> bool:
+def _asks_identity(query: InstanceQuery) -> bool:
     return not (query.name is query.version is query.parent_instance_id is None)
 
 
 def _nameless_source(snapshot: Snapshot, before: _Place | None) -> Iterator[InstanceInfo]:
-    """Instances that no turn has named and that consumed no start: hardly any."""
+    """Yield instances that no turn has named and that consumed no start. They are rare."""
     where = _Conditions("i.execution_id > 0 AND i.name IS NULL")
     if before is not None:
         where.add("(i.created_at, i.instance_id) < (?, ?)", *before)
@@ -222,7 +222,7 @@ def _started_source(
         where.add("(i.created_at, i.instance_id) < (?, ?)", *before)
     if status is not None:
         where.add("i.status = ?", status)
-    if _asks_who(query):
+    if _asks_identity(query):
         where.add("i.name IS NOT NULL")
     _add_identity(where, query, "i.name = ?", "i.version = ?")
     if query.parent_instance_id is not None:
@@ -246,7 +246,7 @@ def _started_source(
 def _pending_source(
     snapshot: Snapshot, query: InstanceQuery, before: _Place | None
 ) -> Iterator[InstanceInfo]:
-    """Instances whose start is queued."""
+    """Yield instances whose start is queued."""
     if not _may_be_pending(query):
         return
     where = _Conditions("l.pending_since IS NOT NULL")
@@ -277,9 +277,9 @@ def _count_started(snapshot: Snapshot, query: InstanceQuery) -> int:
     if query.id_prefix:
         start, end = query.id_prefix, _after_prefix(query.id_prefix)
         where.add("i.instance_id >= ? AND i.instance_id < ?", start, end)
-    everybody = snapshot.row(_COUNT_STARTED + where.sql, where.values)[0]
+    started = snapshot.row(_COUNT_STARTED + where.sql, where.values)[0]
     nameless = snapshot.row(_COUNT_NAMELESS + where.sql, where.values)[0]
-    return int(everybody - nameless)
+    return int(started - nameless)
 
 
 def _count_nameless(snapshot: Snapshot, query: InstanceQuery) -> int:
@@ -346,13 +346,13 @@ def _add_times(where: _Conditions, query: InstanceQuery) -> None:
 
 
 def _may_be_pending(query: InstanceQuery) -> bool:
-    shown = {Status.PENDING, Status.SUSPENDED, Status.BLOCKED}
+    shown = {Status.PENDING, Status.PAUSED, Status.BLOCKED}
     has_ended = query.completed_after_ms is not None or query.completed_before_ms is not None
     return not has_ended and (query.statuses is None or bool(query.statuses & shown))
 
 
 def _after_prefix(prefix: str) -> str:
-    """The least text that is greater than every text with that prefix."""
+    """Return the least text that is greater than every text with that prefix."""
     last = ord(prefix[-1])
     if last == 0x10FFFF:
         return prefix + "\U0010ffff"
@@ -366,7 +366,7 @@ def _started_info(snapshot: Snapshot, row: Any) -> InstanceInfo:
     created_at, instance_id, name, version, parent, execution_id, status, *rest = row
     output, updated_at, completed_at, custom_status, custom_version, block = rest
     if name is None:
-        name, version, parent = who(snapshot, instance_id)
+        name, version, parent = identity(snapshot, instance_id)
     return InstanceInfo(
         instance_id=instance_id,
         name=name,
@@ -386,10 +386,10 @@ def _started_info(snapshot: Snapshot, row: Any) -> InstanceInfo:
 
 def _pending_info(snapshot: Snapshot, row: Any) -> InstanceInfo:
     created_at, instance_id, key, suspended, block, custom_status, custom_version = row
-    name, version, parent = who(snapshot, instance_id)
+    name, version, parent = identity(snapshot, instance_id)
     execution_id = 1
     if key is not None:
-        execution_id = snapshot.row(queries.LAST_HISTORY_EXECUTION, (key,))[0]
+        execution_id = snapshot.row(instances.LAST_HISTORY_EXECUTION, (key,))[0]
     return InstanceInfo(
         instance_id=instance_id,
         name=name,
@@ -411,9 +411,9 @@ def _pending_status(suspended: object, blocked: object) -> Status:
     return rules.shown_status(None, suspended=bool(suspended), blocked=bool(blocked))
 
 
-def who(snapshot: Snapshot, instance_id: str) -> tuple[str, str | None, str | None]:
-    """Name, version and parent of an instance that no turn has named: its first queued start."""
-    start = snapshot.row(queries.QUEUED_START, (instance_id,))
+def identity(snapshot: Snapshot, instance_id: str) -> tuple[str, str | None, str | None]:
+    """Return name, version and parent from the first queued start of an instance without turns."""
+    start = snapshot.row(statements.QUEUED_START, (instance_id,))
     return (rules.UNKNOWN_NAME, None, None) if start is None else start[:3]
 
 

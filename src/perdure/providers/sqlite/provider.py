@@ -1,25 +1,41 @@
-"""The verbs of the contract on one SQLite file."""
+"""The verbs of the contract on the SQLite engine, and the store in one file."""
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from perdure.arguments import check_path
-from perdure.clock import SystemClock
+from perdure.arguments import Duration, check_path, to_milliseconds
 from perdure.errors import InvalidValue
-from perdure.limits import ORPHAN_GRACE_MS, check_id
-from perdure.providers._shared import refusals
-from perdure.providers._shared.polling import Poll
+from perdure.limits import ORPHAN_GRACE_SECONDS
 from perdure.providers.capabilities import Capabilities
 from perdure.providers.contract import Provider
-from perdure.providers.items import EnqueueCondition, TagFilter, TagMode
-from perdure.providers.sqlite import commits, orchestrator_queue, reading, turns, worker_queue
+from perdure.providers.records import EnqueueCondition, TagFilter
+from perdure.providers.sqlite import reading
 from perdure.providers.sqlite.admin import SqliteAdmin
-from perdure.providers.sqlite.handle import Handle
+from perdure.providers.sqlite.commit import ACK_TURN, APPEND_EVENTS, START_INSTANCE
+from perdure.providers.sqlite.database import FileDatabase
+from perdure.providers.sqlite.messages import ENQUEUE_MESSAGE, ENQUEUE_MESSAGES
+from perdure.providers.sqlite.store import Store
+from perdure.providers.sqlite.system import System
+from perdure.providers.sqlite.turns import ABANDON_TURN, FETCH_TURN, RENEW_TURN, RENEW_TURNS
+from perdure.providers.sqlite.verb import Verb
+from perdure.providers.sqlite.work import (
+    ABANDON_WORK,
+    ACK_WORK,
+    CLEAN_SESSIONS,
+    ENQUEUE_WORK,
+    FETCH_WORK,
+    FETCH_WORK_ITEMS,
+    RENEW_SESSIONS,
+    RENEW_WORK,
+    RENEW_WORK_ITEMS,
+    SETTLE_IN_TRANSACTION,
+)
+from perdure.providers.waiting import Poll
 
 if TYPE_CHECKING:
+    import asyncio
     import os
     from collections.abc import Callable, Sequence
 
@@ -27,8 +43,8 @@ if TYPE_CHECKING:
 
     from perdure.clock import Clock
     from perdure.model.failures import Block
-    from perdure.providers._shared.migrate import Migration
-    from perdure.providers.items import (
+    from perdure.providers.migrate import Migration
+    from perdure.providers.records import (
         FetchedOrchestration,
         FetchedWork,
         HistoryRecord,
@@ -39,8 +55,9 @@ if TYPE_CHECKING:
         TurnCommit,
         WorkerMessage,
     )
+    from perdure.providers.sqlite.admin import EngineAdmin
     from perdure.providers.sqlite.connection import Durability
-    from perdure.providers.watching import Signal, Watch
+    from perdure.providers.waiting import Signal, Watch
 
 VERSION: Final = "1"
 
@@ -50,134 +67,75 @@ _SMALL_CHARACTERS: Final = 32_768
 _CAPABILITIES: Final = Capabilities(other_loops=True, transactions=True)
 
 
-class SqliteProvider(Provider):
-    """One local file, used by any number of processes of one machine.
+class EngineProvider(Provider):
+    """The verbs of the contract on a ``Store`` of any kind."""
 
-    ``durability="full"`` survives power loss; ``"relaxed"`` is faster on slow disks and may forget
-    the last commits when the power fails. Verbs queue whole operations to one writer thread, and
-    whatever arrives while a commit is running shares the next one.
-    """
-
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        durability: Durability = "full",
-        clock: Clock | None = None,
-        orphan_grace_ms: int = ORPHAN_GRACE_MS,
-        allow_moved: bool = False,
-    ) -> None:
-        text = check_path(path)
-        if text == ":memory:":
-            raise InvalidValue(
-                f"{text!r} is no file; for a store that forgets use InMemoryProvider or 'memory:'"
-            )
-        if durability not in {"full", "relaxed"}:
-            raise InvalidValue(f"durability must be 'full' or 'relaxed', not {durability!r}")
-        refusals.check_number(orphan_grace_ms, "orphan_grace_ms", minimum=0)
+    def __init__(self, store: Store, admin: EngineAdmin, *, allow_moved: bool) -> None:
+        self._store = store
+        self._admin = admin
         self._allow_moved = allow_moved
-        self._handle = Handle(
-            Path(text).absolute(),
-            durability,
-            SystemClock() if clock is None else clock,
-            self._reached,
-            orphan_grace_ms=orphan_grace_ms,
-        )
-        self._admin = SqliteAdmin(self._handle, durability)
-
-    @property
-    def name(self) -> str:
-        return "sqlite"
 
     @property
     def version(self) -> str:
         return VERSION
 
-    @property
-    def capabilities(self) -> Capabilities:
-        return _CAPABILITIES
-
-    def _reached(self, point: str) -> None:
-        """Called by the writer at named points of each commit; fault campaigns override it."""
-
     # --- life of the handle
 
     async def open(self) -> None:
-        await self._handle.open(allow_moved=self._allow_moved)
+        await self._store.open(allow_moved=self._allow_moved)
 
     async def close(self) -> None:
-        await self._handle.close()
+        await self._store.close()
 
-    async def migrate(self, *, dry_run: bool = False) -> Sequence[Migration]:
-        """Apply the migrations that are due, or only tell them; the provider need not be open."""
-        due = await asyncio.to_thread(self._handle.due_migrations)
-        if due and not dry_run:
-            async with self:
-                pass
-        return due
+    def _require_open(self, operation: str) -> None:
+        self._store.require_open(operation)
 
     # --- turns
 
-    def fetch_orchestration_item(
+    def _fetch_orchestration_item(
         self,
         lock_timeout_ms: int,
         poll_timeout_ms: int,
-        filter: OrchestrationFilter | None = None,  # noqa: A002
-        owner: str | None = None,
+        filter: OrchestrationFilter | None,  # noqa: A002
+        owner: str | None,
     ) -> asyncio.Future[FetchedOrchestration | None]:
-        refusals.check_fetch(lock_timeout_ms, poll_timeout_ms, owner)
-        return self._handle.write(
-            "fetch_orchestration_item",
-            turns.fetch,
+        return self._store.write(
+            FETCH_TURN,
             lock_timeout_ms,
             filter,
             owner,
-            poll=self._poll(self._handle.turns, poll_timeout_ms),
+            poll=self._poll(self._store.signals.turns, poll_timeout_ms),
         )
 
-    def ack_orchestration_item(self, lock_token: str, commit: TurnCommit) -> asyncio.Future[None]:
-        refusals.check_commit(commit)
-        return self._handle.write(
-            "ack_orchestration_item", turns.ack, lock_token, commit, is_small=_is_small(commit)
-        )
+    def _ack_orchestration_item(self, lock_token: str, commit: TurnCommit) -> asyncio.Future[None]:
+        return self._store.write(ACK_TURN, lock_token, commit, is_small=_is_small(commit))
 
-    def abandon_orchestration_item(
+    def _abandon_orchestration_item(
         self,
         lock_token: str,
-        delay_ms: int | None = None,
+        delay_ms: int | None,
         *,
-        ignore_attempt: bool = False,
-        block: Block | None = None,
+        ignore_attempt: bool,
+        block: Block | None,
     ) -> asyncio.Future[None]:
-        refusals.check_abandon(delay_ms, block)
-        return self._handle.write(
-            "abandon_orchestration_item", turns.abandon, lock_token, delay_ms, block, ignore_attempt
-        )
+        return self._store.write(ABANDON_TURN, lock_token, delay_ms, block, ignore_attempt)
 
-    def renew_orchestration_item_lock(
+    def _renew_orchestration_item_lock(
         self, lock_token: str, extend_for_ms: int
     ) -> asyncio.Future[None]:
-        refusals.check_number(extend_for_ms, "extend_for_ms", minimum=1)
-        return self._handle.write(
-            "renew_orchestration_item_lock", turns.renew, lock_token, extend_for_ms
-        )
+        return self._store.write(RENEW_TURN, lock_token, extend_for_ms)
 
-    async def renew_orchestration_item_locks(
-        self, lock_tokens: Sequence[str], extend_for_ms: int
+    async def _renew_orchestration_item_locks(
+        self, lock_tokens: tuple[str, ...], extend_for_ms: int
     ) -> frozenset[str]:
-        refusals.check_number(extend_for_ms, "extend_for_ms", minimum=1)
-        lost: frozenset[str] = await self._handle.write(
-            "renew_orchestration_item_locks", turns.renew_many, tuple(lock_tokens), extend_for_ms
-        )
+        lost: frozenset[str] = await self._store.write(RENEW_TURNS, lock_tokens, extend_for_ms)
         return lost
 
-    def start_orchestration_item(
+    def _start_orchestration_item(
         self, start: OrchestratorMessage, commit: TurnCommit, lock_token: str, owner: str
     ) -> asyncio.Future[bool]:
-        refusals.check_first_turn(start, commit, lock_token, owner)
-        return self._handle.write(
-            "start_orchestration_item",
-            commits.start_instance,
+        return self._store.write(
+            START_INSTANCE,
             start,
             commit,
             lock_token,
@@ -187,170 +145,113 @@ class SqliteProvider(Provider):
 
     # --- history
 
-    def read(self, instance_id: str) -> asyncio.Future[list[HistoryRecord]]:
-        check_id(instance_id, "instance id")
-        return self._handle.read("read", reading.read, instance_id)
+    def _read(self, instance_id: str) -> asyncio.Future[list[HistoryRecord]]:
+        return self._store.read(Verb("read", reading.read), instance_id)
 
-    def read_with_execution(
-        self,
-        instance_id: str,
-        execution_id: int,
-        *,
-        after_event_id: int = 0,
-        limit: int | None = None,
+    def _read_with_execution(
+        self, instance_id: str, execution_id: int, after_event_id: int, limit: int | None
     ) -> asyncio.Future[list[HistoryRecord]]:
-        check_id(instance_id, "instance id")
-        refusals.check_history_page(after_event_id, limit)
-        return self._handle.read(
-            "read_with_execution",
-            reading.read_page,
+        return self._store.read(
+            Verb("read_with_execution", reading.read_page),
             instance_id,
             execution_id,
             after_event_id,
             -1 if limit is None else limit,
         )
 
-    def append_with_execution(
-        self, instance_id: str, execution_id: int, records: Sequence[HistoryRecord]
+    def _append_with_execution(
+        self, instance_id: str, execution_id: int, records: tuple[HistoryRecord, ...]
     ) -> asyncio.Future[None]:
-        check_id(instance_id, "instance id")
-        refusals.check_number(execution_id, "execution_id", minimum=1)
-        refusals.check_records(records)
-        return self._handle.write(
-            "append_with_execution", commits.append, instance_id, execution_id, tuple(records)
-        )
+        return self._store.write(APPEND_EVENTS, instance_id, execution_id, records)
 
     # --- worker queue
 
-    def enqueue_for_worker(self, message: WorkerMessage) -> asyncio.Future[None]:
-        refusals.check_work(message)
-        return self._handle.write("enqueue_for_worker", worker_queue.insert, message)
+    def _enqueue_for_worker(self, message: WorkerMessage) -> asyncio.Future[None]:
+        return self._store.write(ENQUEUE_WORK, message)
 
-    def fetch_work_item(
+    def _fetch_work_item(
         self,
         lock_timeout_ms: int,
         poll_timeout_ms: int,
-        session: SessionFetch | None = None,
-        tag_filter: TagFilter | None = None,
-        activities: frozenset[str] | None = None,
+        session: SessionFetch | None,
+        tags: TagFilter,
+        activities: frozenset[str] | None,
     ) -> asyncio.Future[FetchedWork | None]:
-        refusals.check_fetch(lock_timeout_ms, poll_timeout_ms)
-        refusals.check_session_fetch(session)
-        tags = tag_filter or TagFilter.default_only()
-        can_wait = tags.mode is not TagMode.NONE
-        return self._handle.write(
-            "fetch_work_item",
-            worker_queue.fetch,
+        return self._store.write(
+            FETCH_WORK,
             lock_timeout_ms,
             session,
             tags,
             activities,
-            poll=self._poll(self._handle.work, poll_timeout_ms) if can_wait else None,
+            poll=self._poll(self._store.signals.work, poll_timeout_ms),
         )
 
-    async def fetch_work_items(
+    async def _fetch_work_items(
         self,
         limit: int,
         lock_timeout_ms: int,
         poll_timeout_ms: int,
-        session: SessionFetch | None = None,
-        tag_filter: TagFilter | None = None,
-        activities: frozenset[str] | None = None,
+        session: SessionFetch | None,
+        tags: TagFilter,
+        activities: frozenset[str] | None,
     ) -> list[FetchedWork]:
-        refusals.check_number(limit, "limit", minimum=1)
-        refusals.check_fetch(lock_timeout_ms, poll_timeout_ms)
-        refusals.check_session_fetch(session)
-        tags = tag_filter or TagFilter.default_only()
-        can_wait = tags.mode is not TagMode.NONE
-        found: list[FetchedWork] | None = await self._handle.write(
-            "fetch_work_items",
-            worker_queue.fetch_several,
+        found: list[FetchedWork] | None = await self._store.write(
+            FETCH_WORK_ITEMS,
             limit,
             lock_timeout_ms,
             session,
             tags,
             activities,
-            poll=self._poll(self._handle.work, poll_timeout_ms) if can_wait else None,
+            poll=self._poll(self._store.signals.work, poll_timeout_ms),
         )
         return found or []
 
-    def ack_work_item(
+    def _ack_work_item(
         self,
         lock_token: str,
-        completion: OrchestratorMessage | None = None,
-        retry: WorkerMessage | None = None,
+        completion: OrchestratorMessage | None,
+        retry: WorkerMessage | None,
     ) -> asyncio.Future[None]:
-        refusals.check_follow_up(completion, retry)
-        return self._handle.write("ack_work_item", worker_queue.ack, lock_token, completion, retry)
+        return self._store.write(ACK_WORK, lock_token, completion, retry)
 
-    def settle_in_transaction(
-        self, lock_token: str, settle: Callable[[apsw.Connection], OrchestratorMessage]
+    def _abandon_work_item(
+        self, lock_token: str, delay_ms: int | None, *, ignore_attempt: bool
     ) -> asyncio.Future[None]:
-        # On the writer's thread: the connection is an apsw.Connection inside a transaction.
-        return self._handle.write(
-            "settle_in_transaction",
-            worker_queue.settle_in_transaction,
-            lock_token,
-            settle,
-            alone=True,
-        )
+        return self._store.write(ABANDON_WORK, lock_token, delay_ms, ignore_attempt)
 
-    def abandon_work_item(
-        self, lock_token: str, delay_ms: int | None = None, *, ignore_attempt: bool = False
+    def _renew_work_item_lock(
+        self, lock_token: str, extend_for_ms: int, heartbeat: str | None
     ) -> asyncio.Future[None]:
-        refusals.check_abandon(delay_ms)
-        return self._handle.write(
-            "abandon_work_item", worker_queue.abandon, lock_token, delay_ms, ignore_attempt
-        )
+        return self._store.write(RENEW_WORK, lock_token, extend_for_ms, heartbeat)
 
-    def renew_work_item_lock(
-        self, lock_token: str, extend_for_ms: int, heartbeat: str | None = None
-    ) -> asyncio.Future[None]:
-        refusals.check_number(extend_for_ms, "extend_for_ms", minimum=1)
-        refusals.check_text(heartbeat, "heartbeat")
-        return self._handle.write(
-            "renew_work_item_lock", worker_queue.renew, lock_token, extend_for_ms, heartbeat
-        )
-
-    async def renew_work_item_locks(
-        self, lock_tokens: Sequence[str], extend_for_ms: int
+    async def _renew_work_item_locks(
+        self, lock_tokens: tuple[str, ...], extend_for_ms: int
     ) -> frozenset[str]:
-        refusals.check_number(extend_for_ms, "extend_for_ms", minimum=1)
-        lost: frozenset[str] = await self._handle.write(
-            "renew_work_item_locks", worker_queue.renew_many, tuple(lock_tokens), extend_for_ms
-        )
+        lost: frozenset[str] = await self._store.write(RENEW_WORK_ITEMS, lock_tokens, extend_for_ms)
         return lost
 
     # --- sessions
 
-    def renew_session_lock(
-        self, owner_ids: Sequence[str], extend_for_ms: int, idle_timeout_ms: int
+    def _renew_session_lock(
+        self, owner_ids: tuple[str, ...], extend_for_ms: int, idle_timeout_ms: int
     ) -> asyncio.Future[int]:
-        refusals.check_number(extend_for_ms, "extend_for_ms", minimum=1)
-        refusals.check_number(idle_timeout_ms, "idle_timeout_ms", minimum=0)
-        return self._handle.write(
-            "renew_session_lock",
-            worker_queue.renew_sessions,
-            tuple(owner_ids),
+        return self._store.write(
+            RENEW_SESSIONS,
+            owner_ids,
             extend_for_ms,
             idle_timeout_ms,
         )
 
-    def cleanup_orphaned_sessions(self) -> asyncio.Future[int]:
-        return self._handle.write("cleanup_orphaned_sessions", worker_queue.clean_sessions)
+    def _cleanup_orphaned_sessions(self) -> asyncio.Future[int]:
+        return self._store.write(CLEAN_SESSIONS)
 
     # --- orchestrator queue
 
-    def enqueue_for_orchestrator(
-        self,
-        message: OrchestratorMessage,
-        delay_ms: int | None = None,
-        condition: EnqueueCondition | None = None,
+    def _enqueue_for_orchestrator(
+        self, message: OrchestratorMessage, delay_ms: int | None, condition: EnqueueCondition
     ) -> asyncio.Future[bool]:
-        refusals.check_enqueue(message, delay_ms, condition)
-        return self._handle.write(
-            "enqueue_for_orchestrator",
-            orchestrator_queue.enqueue,
+        return self._store.write(
+            ENQUEUE_MESSAGE,
             message,
             delay_ms,
             condition,
@@ -359,17 +260,15 @@ class SqliteProvider(Provider):
             and len(message.body) <= _SMALL_CHARACTERS,
         )
 
-    async def enqueue_many_for_orchestrator(
+    async def _enqueue_many_for_orchestrator(
         self,
-        messages: Sequence[OrchestratorMessage],
-        delay_ms: int | None = None,
-        condition: EnqueueCondition | None = None,
+        messages: tuple[OrchestratorMessage, ...],
+        delay_ms: int | None,
+        condition: EnqueueCondition,
     ) -> list[bool]:
-        refusals.check_enqueue_many(messages, delay_ms, condition)
-        taken: list[bool] = await self._handle.write(
-            "enqueue_many_for_orchestrator",
-            orchestrator_queue.enqueue_many,
-            tuple(messages),
+        taken: list[bool] = await self._store.write(
+            ENQUEUE_MESSAGES,
+            messages,
             delay_ms,
             condition,
         )
@@ -377,36 +276,96 @@ class SqliteProvider(Provider):
 
     # --- what clients read
 
-    def get_custom_status(
-        self, instance_id: str, last_seen_version: int = 0
+    def _get_custom_status(
+        self, instance_id: str, last_seen_version: int
     ) -> asyncio.Future[tuple[str | None, int] | None]:
-        check_id(instance_id, "instance id")
-        return self._handle.read(
-            "get_custom_status", reading.custom_status, instance_id, last_seen_version
+        return self._store.read(
+            Verb("get_custom_status", reading.custom_status), instance_id, last_seen_version
         )
 
-    def get_kv_value(self, instance_id: str, key: str) -> asyncio.Future[str | None]:
-        check_id(instance_id, "instance id")
-        refusals.check_text(key, "key of a value")
-        return self._handle.read("get_kv_value", reading.kv_value, instance_id, key)
+    def _get_kv_value(self, instance_id: str, key: str) -> asyncio.Future[str | None]:
+        return self._store.read(Verb("get_kv_value", reading.kv_value), instance_id, key)
 
-    def get_kv_all_values(self, instance_id: str) -> asyncio.Future[dict[str, KvEntry]]:
-        check_id(instance_id, "instance id")
-        return self._handle.read("get_kv_all_values", reading.kv_all_values, instance_id)
+    def _get_kv_all_values(self, instance_id: str) -> asyncio.Future[dict[str, KvEntry]]:
+        return self._store.read(Verb("get_kv_all_values", reading.kv_all_values), instance_id)
 
-    def watch(self, instance_id: str) -> Watch:
-        check_id(instance_id, "instance id")
-        return self._handle.watch(instance_id)
+    def _watch(self, instance_id: str) -> Watch:
+        return self._store.watch(instance_id)
 
-    def admin(self) -> SqliteAdmin:
+    @property
+    def admin(self) -> EngineAdmin:
         return self._admin
 
     def _poll(self, signal: Signal, timeout_ms: int) -> Poll | None:
-        return Poll(signal, self._handle.clock, timeout_ms) if timeout_ms else None
+        return Poll(signal, self._store.clock, timeout_ms) if timeout_ms else None
+
+
+class SqliteProvider(EngineProvider):
+    """One local file, used by any number of processes of one machine.
+
+    ``durability="full"`` survives power loss; ``"relaxed"`` is faster on slow disks and may forget
+    the last commits when the power fails. Verbs queue whole operations to one writer thread, and
+    all that arrive while a commit is running share the next one.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        durability: Durability = "full",
+        clock: Clock | None = None,
+        orphan_grace: Duration = ORPHAN_GRACE_SECONDS,
+        allow_moved: bool = False,
+    ) -> None:
+        text = check_path(path)
+        if text == ":memory:":
+            raise InvalidValue(
+                f"{text!r} is no file; for a store that forgets use InMemoryProvider or 'memory:'"
+            )
+        if durability not in {"full", "relaxed"}:
+            raise InvalidValue(f"durability must be 'full' or 'relaxed', not {durability!r}")
+        self._database = FileDatabase(
+            Path(text).absolute(),
+            durability,
+            System(clock),
+            orphan_grace_ms=to_milliseconds(orphan_grace, "orphan_grace"),
+        )
+        store = Store(self._database, reached=self._reached)
+        super().__init__(store, SqliteAdmin(store, self._database), allow_moved=allow_moved)
+
+    @property
+    def name(self) -> str:
+        return "sqlite"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return _CAPABILITIES
+
+    def _reached(self, point: str) -> None:
+        """Called by the writer at named points of each commit; fault campaigns override it."""
+
+    async def migrate(self, *, dry_run: bool = False) -> Sequence[Migration]:
+        """Apply the migrations that are due, or only tell them; the provider need not be open."""
+        database = self._database
+        due = await database.system.run_in_thread(database.due_migrations)
+        if due and not dry_run:
+            async with self:
+                pass
+        return due
+
+    def _settle_in_transaction(
+        self, lock_token: str, settle: Callable[[apsw.Connection], OrchestratorMessage]
+    ) -> asyncio.Future[None]:
+        # On the writer's thread: the connection is an apsw.Connection inside a transaction.
+        return self._store.write(
+            SETTLE_IN_TRANSACTION,
+            lock_token,
+            settle,
+        )
 
 
 def _is_small(commit: TurnCommit) -> bool:
-    """What a turn adds stands in its history, but for what it carries to its next execution."""
+    """Return whether the commit has few rows and little text."""
     records = commit.history_delta
     if len(records) > _SMALL_ROWS or len(commit.consumed or ()) > _SMALL_ROWS:
         return False

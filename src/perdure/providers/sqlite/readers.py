@@ -3,56 +3,47 @@
 from __future__ import annotations
 
 import queue
-import threading
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import apsw
 
 from perdure.errors import InternalError, PerdureError
-from perdure.providers.sqlite.connection import (
-    breaks_connection,
-    connect_reader,
-    disconnect,
-    translate,
-)
-from perdure.providers.sqlite.entries import Delivery
+from perdure.providers.sqlite.connection import breaks_connection, disconnect, translate
 from perdure.providers.sqlite.transaction import Snapshot
+from perdure.providers.sqlite.verb import Delivery
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable
-    from pathlib import Path
 
-    from perdure.clock import Clock
-    from perdure.providers.sqlite.entries import Entry
+    from perdure.providers.sqlite.database import Database
+    from perdure.providers.sqlite.verb import Entry, Outcome
 
 BATCH_QUERIES_MAX: Final = 64
 
 
 class Reader:
-    """One thread; whatever is waiting shares one look at the file."""
+    """One thread; all queries that wait share one snapshot of the database."""
 
-    def __init__(
-        self, path: Path, clock: Clock, deliver: Callable[[Delivery], None], name: str
-    ) -> None:
-        self._path = path
-        self._clock = clock
+    def __init__(self, database: Database, deliver: Callable[[Delivery], None], name: str) -> None:
+        self._database = database
         self._deliver = deliver
+        self._name = name
         self._queue: queue.SimpleQueue[Entry | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread: threading.Thread | None = None
         self._snapshot: Snapshot | None = None
 
     def start(self) -> None:
-        self._thread.start()
+        self._thread = self._database.system.start_thread(self._run, self._name)
 
-    def submit(self, entry: Entry) -> None:
+    def query(self, entry: Entry) -> None:
         self._queue.put(entry)
 
     def stop(self) -> None:
-        """Finish what was accepted, then close; does not wait."""
+        """Finish what was accepted and close the connection; wait for that."""
         self._queue.put(None)
-
-    def join(self) -> None:
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
 
     def _run(self) -> None:
         is_running = True
@@ -78,45 +69,50 @@ class Reader:
         delivery = Delivery()
         try:
             snapshot = self._opened()
-            snapshot.begin(self._clock.now_ms)
+            snapshot.begin(self._database.system.clock.now_ms)
             try:
-                delivery.outcomes = [self._outcome(entry, snapshot) for entry in entries]
+                delivery.outcomes = [answer(self._database, each, snapshot) for each in entries]
             finally:
                 snapshot.end()
         except (apsw.Error, PerdureError) as error:
-            known = self._known_error(error, entries[0].name)
+            known = _known_error(self._database, error, entries[0].verb.name)
             delivery.outcomes = [(entry, None, known) for entry in entries]
             if isinstance(error, apsw.Error) and breaks_connection(error):
                 self._close()
         return delivery
 
-    def _outcome(self, entry: Entry, snapshot: Snapshot) -> tuple[Entry, Any, BaseException | None]:
-        try:
-            return entry, entry.operation(snapshot, *entry.args), None
-        except apsw.Error as error:
-            if breaks_connection(error):
-                raise
-            return entry, None, self._known_error(error, entry.name)
-        except PerdureError as refusal:
-            return entry, None, refusal
-        except Exception as bug:  # noqa: BLE001 - the thread must outlive a bug of one query
-            wrapped = InternalError(f"{entry.name}: {bug!r}")
-            wrapped.__cause__ = bug
-            return entry, None, wrapped
-
-    def _known_error(self, error: apsw.Error | PerdureError, operation: str) -> PerdureError:
-        if isinstance(error, PerdureError):
-            return error
-        known = translate(operation, error, self._path)
-        known.__cause__ = error
-        return known
-
     def _opened(self) -> Snapshot:
         if self._snapshot is None:
-            self._snapshot = Snapshot(connect_reader(self._path))
+            self._snapshot = Snapshot(self._database.connect_reader())
         return self._snapshot
 
     def _close(self) -> None:
         snapshot, self._snapshot = self._snapshot, None
         if snapshot is not None:
             disconnect(snapshot.connection)
+
+
+def answer(database: Database, entry: Entry, snapshot: Snapshot) -> Outcome:
+    """Run a query and return its outcome. Errors: apsw.Error that breaks the connection."""
+    try:
+        return entry, entry.verb.run(snapshot, *entry.args), None
+    except apsw.Error as error:
+        if breaks_connection(error):
+            raise
+        return entry, None, _known_error(database, error, entry.verb.name)
+    except PerdureError as refusal:
+        return entry, None, refusal
+    except Exception as bug:  # noqa: BLE001 - the thread must outlive a bug of one query
+        wrapped = InternalError(f"{entry.verb.name}: {bug!r}")
+        wrapped.__cause__ = bug
+        return entry, None, wrapped
+
+
+def _known_error(
+    database: Database, error: apsw.Error | PerdureError, operation: str
+) -> PerdureError:
+    if isinstance(error, PerdureError):
+        return error
+    known = translate(operation, error, database.label)
+    known.__cause__ = error
+    return known

@@ -1,23 +1,18 @@
-"""What clients read of one instance, from a snapshot."""
+"""Reads of one instance for clients: history, custom status, key-value state."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
 from perdure.errors import CorruptData
-from perdure.providers._shared import rules
-from perdure.providers.items import HistoryRecord, KvEntry
-from perdure.providers.sqlite import queries
+from perdure.providers import rules
+from perdure.providers.records import HistoryRecord, KvEntry
+from perdure.providers.sqlite import instances
 
 if TYPE_CHECKING:
     from perdure.providers.sqlite.transaction import Snapshot
 
 _KEY: Final = "SELECT instance_key, execution_id FROM instances WHERE instance_id = ?"
-
-_HISTORY_PAGE: Final = """
-SELECT event_id, data FROM history
-WHERE instance_key = ? AND execution_id = ? AND event_id > ? ORDER BY event_id LIMIT ?
-"""
 
 _CUSTOM_STATUS: Final = """
 SELECT custom_status, custom_status_version FROM instances
@@ -34,28 +29,26 @@ WHERE i.instance_id = ?1
 
 
 def read(snapshot: Snapshot, instance_id: str) -> list[HistoryRecord]:
-    """The latest execution's history."""
+    """Return the history of the latest execution."""
     found = snapshot.row(_KEY, (instance_id,))
     if found is None:
         return []
     key, current = found
-    last = snapshot.row(queries.LAST_HISTORY_EXECUTION, (key,))[0] or 0
+    last = snapshot.row(instances.LAST_HISTORY_EXECUTION, (key,))[0] or 0
     return read_page(snapshot, instance_id, max(current, last), 0, -1)
 
 
 def read_page(
     snapshot: Snapshot, instance_id: str, execution_id: int, after_event_id: int, limit: int
 ) -> list[HistoryRecord]:
-    """One execution's history past an event; a limit of -1 means all of it."""
+    """Return the history of one execution after an event; a limit of -1 means all of it."""
     found = snapshot.row(_KEY, (instance_id,))
     if found is None:
         return []
     try:
         return [
             HistoryRecord(event_id=event_id, data=data)
-            for event_id, data in snapshot.execute(
-                _HISTORY_PAGE, (found[0], execution_id, after_event_id, limit)
-            )
+            for event_id, data in snapshot.events(found[0], execution_id, after_event_id, limit)
         ]
     except UnicodeDecodeError as error:
         raise CorruptData(
@@ -88,21 +81,21 @@ def kv_all_values(snapshot: Snapshot, instance_id: str) -> dict[str, KvEntry]:
 def kv_store(snapshot: Snapshot, instance_key: int) -> dict[str, KvEntry]:
     return {
         key: KvEntry(value=value, updated_at_ms=updated_at)
-        for key, value, updated_at in snapshot.execute(queries.KV_STORE, (instance_key,))
+        for key, value, updated_at in snapshot.execute(instances.KV_STORE, (instance_key,))
     }
 
 
 def kv_delta(snapshot: Snapshot, instance_key: int) -> dict[str, KvEntry | None]:
     return {
         key: None if value is None else KvEntry(value=value, updated_at_ms=updated_at)
-        for key, value, updated_at in snapshot.execute(queries.KV_DELTA, (instance_key,))
+        for key, value, updated_at in snapshot.execute(instances.KV_DELTA, (instance_key,))
     }
 
 
 def readable(snapshot: Snapshot, statement: str, parameters: tuple[Any, ...]) -> list[Any]:
-    """Rows whose bodies are damaged, with an escape for each byte that is no text.
+    """Return rows whose bodies are damaged, with an escape for each byte that is not text.
 
-    Nobody takes such a body for JSON: whoever gets it parks its instance, and the others go on.
+    Such a body is not JSON: the runtime that gets it blocks its instance, and the others go on.
     """
     raw = statement.replace("body", "CAST(body AS BLOB)", 1)
     return [

@@ -1,13 +1,11 @@
-"""What an operation works with: one consistent look at the file, or a share in one commit."""
+"""Snapshots and transactions: each operation of the store gets one as its first argument."""
 
 # apsw's own stubs leave the type of a buffer open.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
-
-from perdure.providers.sqlite.tokens import new_tokens
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -16,6 +14,11 @@ if TYPE_CHECKING:
 
 _READ_SEQUENCE: Final = "SELECT next_message_id FROM store_info"
 _WRITE_SEQUENCE: Final = "UPDATE store_info SET next_message_id = ?"
+
+_EVENTS: Final = """
+SELECT event_id, data FROM history
+WHERE instance_key = ? AND execution_id = ? AND event_id > ? ORDER BY event_id LIMIT ?
+"""
 
 
 class Snapshot:
@@ -38,11 +41,11 @@ class Snapshot:
             self.execute("ROLLBACK")
 
     def row(self, sql: str, bindings: Sequence[Any] = ()) -> Any:
-        """The first row as a tuple, or None."""
+        """Return the first row as a tuple, or None."""
         return self.execute(sql, bindings).fetchone()
 
     def held(self, sql: str, token: object) -> Any:
-        """The row that a lock token names, or None; whatever cannot be a token names nothing."""
+        """Return the row of a lock token, or None; a value that cannot be a token has no row."""
         try:
             if isinstance(token, str):
                 return self.execute(sql, (token,)).fetchone()
@@ -53,9 +56,31 @@ class Snapshot:
     def rows(self, sql: str, bindings: Sequence[Any] = ()) -> list[Any]:
         return self.execute(sql, bindings).fetchall()
 
+    def events(
+        self, instance_key: int, execution_id: int, after_event_id: int = 0, limit: int = -1
+    ) -> list[tuple[int, str]]:
+        """Return (event id, text) of one execution in order; a limit of -1 means all of them.
+
+        A store that keeps texts elsewhere overrides this. Errors: CorruptData, or
+        UnicodeDecodeError for a text that is damaged.
+        """
+        return self.rows(_EVENTS, (instance_key, execution_id, after_event_id, limit))
+
+
+class CommitHook(Protocol):
+    """Takes part in each commit of a store, for example to write a journal first."""
+
+    def before_commit(self) -> None:
+        """Called just before COMMIT. Takes as long as it needs; an error rolls everything back."""
+        ...
+
+    def rolled_back(self) -> None:
+        """Called after a rollback, also if nothing was changed."""
+        ...
+
 
 class Transaction(Snapshot):
-    """A write transaction: fresh message ids, and a note of who has to be woken afterwards.
+    """A write transaction: it gives out new message ids, and notes which waiters to wake.
 
     Message ids are never used twice, not even after their message is gone: a commit that is
     repeated must not consume a younger message. Work items go by their tokens, so their ids need
@@ -63,7 +88,9 @@ class Transaction(Snapshot):
     """
 
     __slots__ = (
+        "_hook",
         "_next_message_id",
+        "_random_hex",
         "_tokens",
         "_write",
         "changed_instances",
@@ -75,9 +102,17 @@ class Transaction(Snapshot):
         "work_changed",
     )
 
-    def __init__(self, connection: apsw.Connection, orphan_grace_ms: int) -> None:
+    def __init__(
+        self,
+        connection: apsw.Connection,
+        orphan_grace_ms: int,
+        random_hex: Callable[[int], str],
+        hook: CommitHook | None = None,
+    ) -> None:
         super().__init__(connection)
         self.orphan_grace_ms = orphan_grace_ms
+        self._random_hex = random_hex
+        self._hook = hook
         self.execute_many: Callable[..., apsw.Cursor] = connection.executemany
         # For statements without rows: a cursor for each of them costs as much as a small one.
         self._write: Callable[..., apsw.Cursor] = connection.cursor().execute
@@ -89,9 +124,9 @@ class Transaction(Snapshot):
         self.work_changed = False
         """A work item may have become ready to be fetched, now or later."""
         self.turns_awake = False
-        """Instances whose time has come by ``now`` have been looked at."""
+        """``readiness.wake`` has run in this transaction."""
         self.work_awake = False
-        """Work items whose time has come by ``now`` have been looked at."""
+        """Work items whose wake time has come are ready."""
         self.changed_instances: list[str] = []
 
     def begin(self, now_ms: Callable[[], int]) -> None:
@@ -108,13 +143,20 @@ class Transaction(Snapshot):
     def commit(self) -> None:
         if self._next_message_id is not None:
             self._write(_WRITE_SEQUENCE, (self._next_message_id,))
+        if self._hook is not None:
+            self._hook.before_commit()
         self._write("COMMIT")
+
+    def end(self) -> None:
+        super().end()
+        if self._hook is not None:
+            self._hook.rolled_back()
 
     def new_message_id(self) -> int:
         return self.new_message_ids(1)
 
     def new_message_ids(self, count: int) -> int:
-        """The first of so many ids in a row."""
+        """Return the first of so many consecutive ids."""
         first = self._next_message_id
         if first is None:
             first = int(self.execute(_READ_SEQUENCE).get)
@@ -125,11 +167,34 @@ class Transaction(Snapshot):
         return self.new_lock_tokens(1)[0]
 
     def new_lock_tokens(self, count: int) -> list[str]:
-        tokens = new_tokens(self.now, self._tokens, count)
+        tokens = _new_tokens(self._random_hex, self.now, self._tokens, count)
         self._tokens += count
         return tokens
 
     def change(self, sql: str, bindings: Sequence[Any]) -> int:
-        """Run it and say how many rows it touched."""
+        """Run a statement without rows and return how many rows it touched."""
         self._write(sql, bindings)
         return self.connection.changes()
+
+
+def _new_tokens(
+    random_hex: Callable[[int], str], now_ms: int, first_number: int, count: int
+) -> list[str]:
+    """Return new tokens: unguessable, and different by their numbers if made in one moment.
+
+    A token begins with its time and a number, so that an index of tokens grows at one end. Tokens
+    that callers make up themselves may lie anywhere in the index.
+    """
+    secret, moment = random_hex(16 * count), f"{now_ms & 0xFFFFFFFFFFF:011x}"
+    return [
+        f"{moment}{first_number + index & 0xFFFFF:05x}{secret[32 * index : 32 * index + 32]}"
+        for index in range(count)
+    ]
+
+
+def is_text(token: str) -> bool:
+    """Return whether a token can be stored as text; a value that cannot is not a token."""
+    try:
+        return token.isascii() or bool(token.encode())
+    except UnicodeEncodeError:
+        return False

@@ -1,37 +1,53 @@
-"""Fetching, committing and giving back turns, inside a transaction of the writer."""
+"""Fetching turns, giving them back and renewing their locks, inside a transaction.
+
+``commit`` commits them.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 
 from perdure.arguments import INTEGER_MAX
+from perdure.errors import CorruptData
 from perdure.model.status import Status
-from perdure.providers._shared import rules
-from perdure.providers.items import (
+from perdure.providers import rules
+from perdure.providers.records import (
     Delivery,
     FetchedOrchestration,
     HistoryRecord,
     KvEntry,
     OrchestrationItem,
 )
-from perdure.providers.sqlite import locks, queries
-from perdure.providers.sqlite.commits import apply_commit
+from perdure.providers.sqlite import instances, readiness, statements
+from perdure.providers.sqlite.batch import PreconditionChanged
+from perdure.providers.sqlite.instances import parse_version
 from perdure.providers.sqlite.many_rows import as_list, rows_at_once
-from perdure.providers.sqlite.nothing import Nothing
+from perdure.providers.sqlite.readiness import NoWork
 from perdure.providers.sqlite.reading import readable
-from perdure.providers.sqlite.tokens import is_text
+from perdure.providers.sqlite.statements import Candidate, HeldLock, MessageRow, OnlyStart
+from perdure.providers.sqlite.transaction import is_text
+from perdure.providers.sqlite.verb import Verb
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from perdure.model.failures import Block
-    from perdure.providers.items import OrchestrationFilter, TurnCommit
+    from perdure.providers.records import OrchestrationFilter
     from perdure.providers.sqlite.transaction import Transaction
+
+_Identity: TypeAlias = tuple[str, str | None, str | None]
+"""Name, version and parent."""
+
+_ABANDON: Final = "abandon_orchestration_item"
+_RENEW: Final = "renew_orchestration_item_lock"
 
 _MISFITS_BEFORE_SEEKING: Final = 50
 """After so many instances that do not fit the filter, each handler is looked up by its name."""
+_READY_MAX: Final = 1_000
+"""So many instances are fetched at once; further fetches are run in another round."""
 
 
 def fetch(
@@ -39,26 +55,50 @@ def fetch(
     lock_timeout_ms: int,
     filter: OrchestrationFilter | None,  # noqa: A002
     owner: str | None,
-) -> FetchedOrchestration | Nothing:
-    locks.wake(tx)
+) -> FetchedOrchestration | NoWork:
+    """Lock the next instance that fits, or hand new messages to the owner of a kept lock."""
+    readiness.wake(tx)
     ready = _find_ready(tx, filter)
     while owner is not None and (kept := _find_kept(tx, filter, owner)) is not None:
-        if ready is not None and ready[4:6] < kept[4:6]:
+        if ready is not None and ready.place < kept.place:
             break
-        if (continued := _continue(tx, kept[0], kept[7])) is not None:
+        if (continued := _continue(tx, kept)) is not None:
             return continued
     while ready is not None:
-        if (fetched := lock_batch(tx, ready[0], ready[1], lock_timeout_ms, owner)) is not None:
+        if (fetched := _lock(tx, ready, lock_timeout_ms, owner)) is not None:
             return fetched
         ready = _find_ready(tx, filter)
-    return Nothing(locks.next_due(tx, owner))
+    return NoWork(readiness.next_due(tx, owner))
 
 
-def ack(tx: Transaction, lock_token: str, commit: TurnCommit) -> None:
-    lock = tx.held(queries.LOCK_HELD, lock_token)
-    if lock is None or lock[2] <= tx.now:
-        raise rules.lock_lost("ack_orchestration_item", lock_token)
-    apply_commit(tx, lock_token, lock, commit)
+def fetch_many(
+    tx: Transaction, fetches: Sequence[tuple[int, OrchestrationFilter | None, str | None]]
+) -> Sequence[FetchedOrchestration | NoWork]:
+    """Run fetches that want the same; none of them while a kept lock could be continued."""
+    lock_timeout_ms, wanted, owner = fetches[0]
+    alike = sum(1 for _ in takewhile(fetches[0].__eq__, fetches))
+    readiness.wake(tx)
+    if owner is not None and tx.row(statements.FIND_KEPT, (tx.now, owner)) is not None:
+        return ()
+    limit = min(alike, _READY_MAX)
+    rows = rows_at_once(tx, statements.FIND_MANY_READY, (tx.now, limit))
+    split = len(Candidate._fields)
+    found = [(Candidate._make(row[:split]), OnlyStart._make(row[split:])) for row in rows]
+    found.sort(key=lambda each: each[0].place)
+    fitting = [each for each in found if wanted is None or _fits(tx, each[0], wanted)]
+    starts = [each for each in fitting if each[1].body is not None]
+    locked_starts = iter(_lock_starts(tx, starts, lock_timeout_ms, owner))
+    answers: list[FetchedOrchestration | NoWork] = []
+    for candidate, start in fitting:
+        if start.body is not None:
+            answers.append(next(locked_starts))
+        elif (fetched := _lock(tx, candidate, lock_timeout_ms, owner)) is not None:
+            answers.append(fetched)
+        else:
+            raise PreconditionChanged
+    if len(found) == limit:
+        return answers
+    return answers + [NoWork(readiness.next_due(tx, owner))] * (alike - len(answers))
 
 
 def abandon(
@@ -68,22 +108,24 @@ def abandon(
     block: Block | None,
     ignore_attempt: bool,
 ) -> None:
-    lock = tx.held(queries.LOCK_HELD, lock_token)
-    if lock is None:
-        raise rules.lock_lost("abandon_orchestration_item", lock_token)
-    instance_id, instance_key, _, _, carried_until, suspended, not_before, old_block, *_ = lock
+    """Release a lock, live or expired, without a turn. Errors: LockLost."""
+    row = tx.held(statements.LOCK_HELD, lock_token)
+    if row is None:
+        raise rules.lock_lost(_ABANDON, lock_token)
+    lock = HeldLock._make(row)
     if ignore_attempt:
-        tx.execute(queries.FORGIVE_CARRIED, (instance_id, carried_until, lock_token))
-    tx.execute(queries.DROP_LOCK, (instance_id,))
-    if delay_ms is not None:
-        not_before = tx.now + delay_ms
+        carried = (lock.instance_id, lock.carried_until, lock_token)
+        tx.change(statements.FORGIVE_CARRIED, carried)
+    tx.change(statements.DROP_LOCK, (lock.instance_id,))
+    not_before = lock.not_before if delay_ms is None else tx.now + delay_ms
+    block_text = lock.block
     if block is not None:
-        old_block = msgspec.json.encode(block).decode()
-        tx.changed_instances.append(instance_id)
-        if instance_key is not None:
-            show_status(tx, instance_key, suspended=bool(suspended), blocked=True)
-    tx.execute(queries.SET_HOLDS, (suspended, not_before, old_block, instance_id))
-    locks.refresh(tx, instance_id)
+        block_text = msgspec.json.encode(block).decode()
+        tx.changed_instances.append(lock.instance_id)
+        if lock.instance_key is not None:
+            show_status(tx, lock.instance_key, suspended=bool(lock.suspended), blocked=True)
+    tx.change(statements.SET_HOLDS, (lock.suspended, not_before, block_text, lock.instance_id))
+    readiness.refresh(tx, lock.instance_id)
 
 
 def give_back(tx: Transaction, fetched: FetchedOrchestration) -> None:
@@ -92,26 +134,29 @@ def give_back(tx: Transaction, fetched: FetchedOrchestration) -> None:
         abandon(tx, fetched.lock_token, None, None, ignore_attempt=True)
         return
     tx.execute_many(
-        queries.UNTAG_MESSAGE,
+        statements.UNTAG_MESSAGE,
         [(each.message_id, fetched.lock_token) for each in fetched.item.messages],
     )
-    locks.refresh(tx, fetched.item.instance_id)
+    readiness.refresh(tx, fetched.item.instance_id)
 
 
 def renew(tx: Transaction, lock_token: str, extend_for_ms: int) -> None:
-    lock = tx.held(queries.LOCK_HELD, lock_token)
-    if lock is None or lock[2] <= tx.now:
-        raise rules.lock_lost("renew_orchestration_item_lock", lock_token)
-    tx.execute(queries.RENEW_LOCK, (tx.now + extend_for_ms, lock[0]))
-    # Whoever waits for a lock to end looks again then; only an earlier end is news.
-    tx.turns_changed |= tx.now + extend_for_ms < lock[2]
+    """Extend a live lock. Errors: LockLost."""
+    row = tx.held(statements.LOCK_HELD, lock_token)
+    if row is None or (lock := HeldLock._make(row)).locked_until <= tx.now:
+        raise rules.lock_lost(_RENEW, lock_token)
+    locked_until = tx.now + extend_for_ms
+    tx.change(statements.RENEW_LOCK, (locked_until, lock.instance_id))
+    # Waiters already poll at the old expiry; wake them only if the lock now expires earlier.
+    tx.turns_changed |= locked_until < lock.locked_until
 
 
 def renew_many(tx: Transaction, lock_tokens: Sequence[str], extend_for_ms: int) -> frozenset[str]:
+    """Extend the live locks and return the tokens of the others."""
     given = as_list([token for token in lock_tokens if is_text(token)])
-    live = dict(rows_at_once(tx, queries.LIVE_LOCKS, (given, tx.now)))
+    live = dict(rows_at_once(tx, statements.LIVE_LOCKS, (given, tx.now)))
     locked_until = tx.now + extend_for_ms
-    tx.execute(queries.RENEW_LOCKS, (as_list(live), locked_until))
+    tx.execute(statements.RENEW_LOCKS, (as_list(live), locked_until))
     lost = frozenset(lock_tokens).difference(live)
     tx.turns_changed |= bool(lost) or locked_until < max(live.values(), default=0)
     return lost
@@ -120,152 +165,232 @@ def renew_many(tx: Transaction, lock_tokens: Sequence[str], extend_for_ms: int) 
 def take_over(
     tx: Transaction, instance_id: str, instance_key: int | None, lock_timeout_ms: int
 ) -> FetchedOrchestration:
-    """Lock an existing instance whoever holds it, without any message."""
-    if tx.row(queries.PLACE, (instance_id,)) is None:
-        tx.execute(queries.INSERT_BARE_LOCK, (instance_id, instance_key))
+    """Lock an existing instance without any message, also if it is locked."""
+    if tx.row(statements.PLACE, (instance_id,)) is None:
+        tx.execute(statements.INSERT_BARE_LOCK, (instance_id, instance_key))
     token = tx.new_lock_token()
     locked_until = tx.now + lock_timeout_ms
     tx.execute(
-        queries.TAKE_LOCK,
-        (locked_until, token, None, None, None, None, instance_id),
+        statements.TAKE_LOCK,
+        (locked_until, token, None, None, None, None, tx.now, instance_id),
     )
-    locks.refresh(tx, instance_id)
-    start = tx.row(queries.VISIBLE_START, (instance_id, INTEGER_MAX))  # visible or not
+    readiness.refresh(tx, instance_id)
+    start = tx.row(statements.VISIBLE_START, (instance_id, INTEGER_MAX))  # visible or not
     item = _item(tx, instance_id, instance_key, (), start)
     return FetchedOrchestration(item=item, lock_token=token, attempt_count=0)
 
 
 def show_status(tx: Transaction, instance_key: int, *, suspended: bool, blocked: bool) -> None:
-    """Bring the status that people see up to date after a hold has changed."""
-    row = tx.row(queries.CURRENT_STATUS, (instance_key,))
+    """Write the status that people see after a hold has changed."""
+    row = tx.row(instances.CURRENT_STATUS, (instance_key,))
     if row is not None:
         shown = rules.shown_status(Status(row[0]), suspended=suspended, blocked=blocked)
-        tx.execute(queries.SET_STATUS, (shown, instance_key))
+        tx.execute(instances.SET_STATUS, (shown, instance_key))
 
 
 def read_history(tx: Transaction, instance_key: int, execution_id: int) -> list[HistoryRecord]:
+    """Return the events of one execution."""
     return [
         HistoryRecord(event_id=event_id, data=data)
-        for event_id, data in tx.execute(queries.HISTORY, (instance_key, execution_id))
+        for event_id, data in tx.events(instance_key, execution_id)
     ]
+
+
+FETCH_TURN: Final = Verb("fetch_orchestration_item", fetch, run_many=fetch_many)
+ABANDON_TURN: Final = Verb(_ABANDON, abandon)
+GIVE_BACK_TURN: Final = Verb(_ABANDON, give_back)
+RENEW_TURN: Final = Verb(_RENEW, renew)
+RENEW_TURNS: Final = Verb("renew_orchestration_item_locks", renew_many)
 
 
 # --- fetching
 
 
-def _find_ready(tx: Transaction, filter: OrchestrationFilter | None) -> Any:  # noqa: A002
-    """The ready instance with the oldest message that fits the filter, as a row."""
+def _find_ready(
+    tx: Transaction,
+    filter: OrchestrationFilter | None,  # noqa: A002
+) -> Candidate | None:
+    """Return the ready instance with the oldest message that fits the filter."""
     if filter is None or (filter.handlers is None and filter.framework_versions is None):
-        return tx.row(queries.FIND_READY, (tx.now,))
-    for misfits, row in enumerate(tx.execute(queries.FIND_READY, (tx.now,))):
-        if fits(tx, row, filter):
-            return row
+        row = tx.row(statements.FIND_READY, (tx.now,))
+        return None if row is None else Candidate._make(row)
+    for misfits, row in enumerate(tx.execute(statements.FIND_READY, (tx.now,))):
+        candidate = Candidate._make(row)
+        if _fits(tx, candidate, filter):
+            return candidate
         if misfits == _MISFITS_BEFORE_SEEKING and filter.handlers is not None:
             return _seek_ready(tx, filter)
     return None
 
 
-def _find_kept(tx: Transaction, filter: OrchestrationFilter | None, owner: str) -> Any:  # noqa: A002
-    """Of the instances whose locks this owner keeps, as ``_find_ready``."""
-    for row in tx.execute(queries.FIND_KEPT, (tx.now, owner)):
-        if filter is None or fits(tx, row[:7], filter):
-            return row
+def _find_kept(
+    tx: Transaction,
+    filter: OrchestrationFilter | None,  # noqa: A002
+    owner: str,
+) -> Candidate | None:
+    """Return the first instance with new messages whose lock this owner keeps."""
+    for row in tx.execute(statements.FIND_KEPT, (tx.now, owner)):
+        candidate = Candidate._make(row)
+        if filter is None or _fits(tx, candidate, filter):
+            return candidate
     return None
 
 
-def _seek_ready(tx: Transaction, filter: OrchestrationFilter) -> Any:  # noqa: A002
-    """As ``_find_ready``, by way of the names that fit."""
+def _seek_ready(tx: Transaction, filter: OrchestrationFilter) -> Candidate | None:  # noqa: A002
+    """Find the same as ``_find_ready``, by the names that fit."""
     names: set[str | None] = {name for name, _ in filter.handlers or ()}
-    found = [row for name in names | {None} for row in _first_fit_by_name(tx, filter, name)]
-    return min(found, key=lambda row: (row[4], row[5]), default=None)
+    found = [
+        candidate
+        for name in names | {None}
+        if (candidate := _first_fit_by_name(tx, filter, name)) is not None
+    ]
+    return min(found, key=lambda candidate: candidate.place, default=None)
 
 
 def _first_fit_by_name(
     tx: Transaction,
     filter: OrchestrationFilter,  # noqa: A002
     name: str | None,
-) -> Iterator[Any]:
-    for row in tx.execute(queries.FIND_READY_BY_NAME, (tx.now, name)):
-        if fits(tx, row, filter):
-            yield row
-            return
+) -> Candidate | None:
+    for row in tx.execute(statements.FIND_READY_BY_NAME, (tx.now, name)):
+        candidate = Candidate._make(row)
+        if _fits(tx, candidate, filter):
+            return candidate
+    return None
 
 
-def fits(tx: Transaction, row: Any, filter: OrchestrationFilter) -> bool:  # noqa: A002
-    """Whether a row of ``_find_ready`` fits."""
-    instance_id, _, name, version, _, _, framework_version = row
-    pinned = None if framework_version is None else parse_version(framework_version)
-    if not rules.fits_framework(filter, pinned):
+def _fits(tx: Transaction, candidate: Candidate, filter: OrchestrationFilter) -> bool:  # noqa: A002
+    pinned = candidate.framework_version
+    if not rules.fits_framework(filter, None if pinned is None else parse_version(pinned)):
         return False
+    name, version = candidate.name, candidate.version
     if name is None:
-        start = tx.row(queries.VISIBLE_START, (instance_id, tx.now))
+        start = tx.row(statements.VISIBLE_START, (candidate.instance_id, tx.now))
         name, version = (rules.UNKNOWN_NAME, None) if start is None else start[:2]
     return rules.fits_handlers(filter, name, version)
 
 
-def lock_batch(
-    tx: Transaction,
-    instance_id: str,
-    instance_key: int | None,
-    lock_timeout_ms: int,
-    owner: str | None,
+def _lock(
+    tx: Transaction, candidate: Candidate, lock_timeout_ms: int, owner: str | None
 ) -> FetchedOrchestration | None:
     """Lock a ready instance with all that is visible; None if it is not ready after all."""
+    instance_id, instance_key = candidate.instance_id, candidate.instance_key
     try:
-        batch, later = _due(tx, tx.execute(queries.MESSAGES_BY_TIME, (instance_id,)))
+        found, later = _due(tx, tx.execute(statements.MESSAGES_BY_TIME, (instance_id,)))
     except UnicodeDecodeError:
-        batch, later = _due(tx, readable(tx, queries.MESSAGES_BY_TIME, (instance_id,)))
-    batch.sort()
-    start = next((row[5:8] for row in batch if row[5] is not None), None)
+        found, later = _due(tx, readable(tx, statements.MESSAGES_BY_TIME, (instance_id,)))
+    found.sort()
+    start = _first_start(found)
     if instance_key is None and start is None:
         # The clock went back to before the time of its start.
-        locks.refresh(tx, instance_id)
+        readiness.refresh(tx, instance_id)
         return None
     token = tx.new_lock_token()
-    _tag(tx, batch, token)
+    _tag(tx, found, token)
     locked_until = tx.now + lock_timeout_ms
-    tx.execute(queries.TAKE_LOCK, (locked_until, token, owner, tx.now, *later, instance_id))
+    values = (locked_until, token, owner, tx.now, *later, tx.now, instance_id)
+    tx.change(statements.TAKE_LOCK, values)
     return FetchedOrchestration(
-        item=_item(tx, instance_id, instance_key, _deliveries(batch), start),
+        item=_item(tx, instance_id, instance_key, _deliveries(found), start),
         lock_token=token,
-        attempt_count=max(row[2] for row in batch),
+        attempt_count=max(message.attempt_count for message in found),
     )
 
 
-def _due(tx: Transaction, rows: Iterable[Any]) -> tuple[list[Any], tuple[int | None, int | None]]:
-    """The messages that are visible, and time and id of the first that is not."""
-    batch: list[Any] = []
+def _lock_starts(
+    tx: Transaction,
+    starts: Sequence[tuple[Candidate, OnlyStart]],
+    lock_timeout_ms: int,
+    owner: str | None,
+) -> list[FetchedOrchestration]:
+    """Lock instances of which there is nothing but a start."""
+    tokens = tx.new_lock_tokens(len(starts))
+    taken = [(candidate, token) for (candidate, _), token in zip(starts, tokens, strict=True)]
+    until = tx.now + lock_timeout_ms
+    tagged = statements.TAG_MESSAGES.execute(
+        tx, [(candidate.ready_id, token) for candidate, token in taken]
+    )
+    locked = statements.TAKE_LOCKS.execute(
+        tx,
+        [(candidate.instance_id, token) for candidate, token in taken],
+        (until, until, owner, tx.now, tx.now),
+    )
+    if not tagged == locked == len(starts):
+        raise PreconditionChanged
+    return [_fetched_start(*each, token) for each, token in zip(starts, tokens, strict=True)]
+
+
+def _fetched_start(candidate: Candidate, start: OnlyStart, token: str) -> FetchedOrchestration:
+    assert candidate.name is not None
+    assert start.body is not None
+    assert start.attempt_count is not None
+    delivery = Delivery(
+        message_id=candidate.ready_id, body=start.body, attempt_count=start.attempt_count
+    )
+    item = OrchestrationItem(
+        instance_id=candidate.instance_id,
+        name=candidate.name,
+        version=candidate.version,
+        execution_id=1,
+        history=(),
+        messages=(delivery,),
+        kv_snapshot={},
+        parent_instance_id=start.parent_instance_id,
+    )
+    return FetchedOrchestration(item=item, lock_token=token, attempt_count=start.attempt_count)
+
+
+def _due(
+    tx: Transaction, rows: Iterable[Any]
+) -> tuple[list[MessageRow], tuple[int | None, int | None]]:
+    """Return the messages that are visible, and time and id of the first that is not."""
+    visible: list[MessageRow] = []
     for row in rows:
-        if row[3] > tx.now:
-            return batch, (row[3], row[0])
-        batch.append(row)
-    return batch, (None, None)
+        message = MessageRow._make(row)
+        if message.visible_at > tx.now:
+            return visible, (message.visible_at, message.message_id)
+        visible.append(message)
+    return visible, (None, None)
 
 
-def _continue(tx: Transaction, instance_id: str, lock_token: str) -> FetchedOrchestration | None:
-    whose = (instance_id, tx.now, lock_token)
+def _first_start(found: Sequence[MessageRow]) -> _Identity | None:
+    """Return name, version and parent of the first start among the messages."""
+    for message in found:
+        if message.start_name is not None:
+            return message.start_name, message.start_version, message.start_parent_id
+    return None
+
+
+def _continue(tx: Transaction, kept: Candidate) -> FetchedOrchestration | None:
+    """Hand the new messages of an instance to the owner that keeps its lock."""
+    instance_id, token = kept.instance_id, kept.lock_token
+    assert token is not None
+    bindings = (instance_id, tx.now, token)
     try:
-        batch = tx.rows(queries.VISIBLE_FREE_MESSAGES, whose)
+        rows = tx.rows(statements.VISIBLE_FREE_MESSAGES, bindings)
     except UnicodeDecodeError:
-        batch = readable(tx, queries.VISIBLE_FREE_MESSAGES, whose)
-    batch.sort()
-    _tag(tx, batch, lock_token)
-    later = tx.row(queries.FIRST_FREE_MESSAGE, (instance_id, lock_token)) or (None, None)
-    tx.execute(queries.CARRY_MORE, (*later, tx.now, instance_id))
-    if not batch:
+        rows = readable(tx, statements.VISIBLE_FREE_MESSAGES, bindings)
+    found = sorted(map(MessageRow._make, rows))
+    _tag(tx, found, token)
+    later = tx.row(statements.FIRST_FREE_MESSAGE, (instance_id, token)) or (None, None)
+    tx.change(statements.CARRY_MORE, (*later, tx.now, instance_id))
+    if not found:
         # The clock went back to before the end of a lock that had seemed to be over.
         return None
     return FetchedOrchestration(
-        item=rules.continuing_item(instance_id, _deliveries(batch)),
-        lock_token=lock_token,
-        attempt_count=max(row[2] for row in batch),
+        item=rules.continuing_item(instance_id, _deliveries(found)),
+        lock_token=token,
+        attempt_count=max(message.attempt_count for message in found),
         continues=True,
     )
 
 
-def _tag(tx: Transaction, batch: list[Any], lock_token: str) -> None:
-    """Put a batch under a lock; its rows count the attempt already."""
-    tx.execute_many(queries.TAG_MESSAGE, [(lock_token, row[2], row[0]) for row in batch])
+def _tag(tx: Transaction, found: Sequence[MessageRow], lock_token: str) -> None:
+    """Put messages under a lock; their rows count the attempt already."""
+    tx.execute_many(
+        statements.TAG_MESSAGE,
+        [(lock_token, message.attempt_count, message.message_id) for message in found],
+    )
 
 
 def _item(
@@ -273,25 +398,26 @@ def _item(
     instance_id: str,
     instance_key: int | None,
     messages: tuple[Delivery, ...],
-    start: tuple[str, str | None, str | None] | None,
+    start: _Identity | None,
 ) -> OrchestrationItem:
+    """Read what a turn starts from."""
     who: tuple[str | None, str | None, str | None] = (None, None, None)
     execution_id = 1
     history: tuple[HistoryRecord, ...] = ()
     kv_snapshot: dict[str, KvEntry] = {}
     history_error: str | None = None
     if instance_key is not None:
-        name, version, execution_id, parent = tx.row(queries.INSTANCE_BY_KEY, (instance_key,))
+        name, version, execution_id, parent = tx.row(instances.INSTANCE_BY_KEY, (instance_key,))
         who = (name, version, parent)
         if execution_id == 0:
-            execution_id = tx.row(queries.LAST_HISTORY_EXECUTION, (instance_key,))[0]
+            execution_id = tx.row(instances.LAST_HISTORY_EXECUTION, (instance_key,))[0]
         try:
             history = tuple(read_history(tx, instance_key, execution_id))
             kv_snapshot = {
                 key: KvEntry(value=value, updated_at_ms=updated_at)
-                for key, value, updated_at in tx.execute(queries.KV_STORE, (instance_key,))
+                for key, value, updated_at in tx.execute(instances.KV_STORE, (instance_key,))
             }
-        except UnicodeDecodeError as error:
+        except (UnicodeDecodeError, CorruptData) as error:
             history_error = f"history of {instance_id!r} is unreadable: {error}"
     if who[0] is None:
         who = start or (rules.UNKNOWN_NAME, None, None)
@@ -310,16 +436,17 @@ def _item(
     )
 
 
-def _deliveries(batch: Sequence[Any]) -> tuple[Delivery, ...]:
-    """Of rows in the order of the queue."""
+def _deliveries(found: Sequence[MessageRow]) -> tuple[Delivery, ...]:
+    """Return messages, given in the order of the queue, as they came due."""
     return tuple(
         [
-            Delivery(message_id=row[0], body=row[1], attempt_count=row[2])
-            for row in rules.in_due_order(batch, lambda row: row[3:5])
+            Delivery(
+                message_id=message.message_id,
+                body=message.body,
+                attempt_count=message.attempt_count,
+            )
+            for message in rules.in_due_order(
+                found, lambda message: (message.visible_at, message.enqueued_at)
+            )
         ]
     )
-
-
-def parse_version(text: str) -> tuple[int, int, int]:
-    major, minor, patch = text.split(".")
-    return int(major), int(minor), int(patch)

@@ -100,7 +100,7 @@ CREATE INDEX orchestrator_queue_by_instance
     ON orchestrator_queue (instance_id, visible_at, message_id);
 CREATE INDEX orchestrator_queue_by_parent
     ON orchestrator_queue (start_parent_id) WHERE start_parent_id IS NOT NULL;
--- Few: whoever sends to an instance that has not begun must not read all that it has not read yet.
+-- Few rows: a message for an instance that has not begun must not read all its queued messages.
 CREATE INDEX orchestrator_queue_starts
     ON orchestrator_queue (instance_id, message_id) WHERE start_name IS NOT NULL;
 CREATE INDEX orchestrator_queue_by_timer
@@ -110,7 +110,7 @@ CREATE INDEX orchestrator_queue_by_timer
 -- has a message, a lock or a hold: so a fetch looks at one row and never past the ones that have to
 -- wait. state: 0 ready from due_at on, 1 waits until wake_at, 2 unknown (dead at wake_at),
 -- 3 suspended. (due_at, first_message_id) is the oldest message that no live lock carries.
--- wake_at may be early, never late: whoever passes it looks again. The messages that a lock
+-- wake_at may be early, never late: the row is computed again at that time. The messages that a lock
 -- carries have its token and were visible at carried_until; a token of an earlier lock means nothing.
 -- touched_at is the time of the instance's last turn if it changed nothing else of its row in instances:
 -- such a turn writes only here.

@@ -1,0 +1,273 @@
+"""The functions that orchestration code can call besides handlers and asyncio."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import math
+import sys
+import traceback
+import uuid
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar, get_type_hints, overload
+
+import msgspec
+
+from perdure.arguments import to_seconds
+from perdure.authoring.definitions import Orchestration
+from perdure.authoring.recorder import require_recorder
+from perdure.errors import InvalidValue
+from perdure.limits import check_id
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, MutableMapping
+    from random import Random
+    from types import UnionType
+
+    from perdure.arguments import Duration
+    from perdure.authoring.recorder import Recorder, Step
+    from perdure.model.work import ParentLink
+
+    LoggerAdapter = logging.LoggerAdapter[logging.Logger]
+else:
+    LoggerAdapter = logging.LoggerAdapter
+    Random = object
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+
+
+@overload
+def wait_for_event(name: str) -> Step[Any]: ...
+@overload
+def wait_for_event(name: str, type: type[T]) -> Step[T]: ...
+@overload
+def wait_for_event(name: str, type: None) -> Step[None]: ...
+@overload
+def wait_for_event(name: str, type: UnionType) -> Step[Any]: ...
+def wait_for_event(name: str, type: Any = Any) -> Step[Any]:  # noqa: A002
+    """Wait for the next event of that name. An event that arrived before the call is kept for it.
+
+    Data that does not fit the type raises PayloadError at the ``await``.
+    """
+    recorder = require_recorder("wait_for_event()")
+    return recorder.wait_for_event(check_id(name, "event name"), type)
+
+
+@overload
+def next_message(queue: str) -> Step[Any]: ...
+@overload
+def next_message(queue: str, type: type[T]) -> Step[T]: ...
+@overload
+def next_message(queue: str, type: None) -> Step[None]: ...
+@overload
+def next_message(queue: str, type: UnionType) -> Step[Any]: ...
+def next_message(queue: str, type: Any = Any) -> Step[Any]:  # noqa: A002
+    """Wait for the next message of that mailbox, first in, first out.
+
+    Data that does not fit the type raises PayloadError at the ``await``.
+    """
+    recorder = require_recorder("next_message()")
+    return recorder.next_message(check_id(queue, "queue name"), type)
+
+
+def now() -> datetime.datetime:
+    """Return the time of the turn, in UTC: the same on every replay."""
+    return _EPOCH + datetime.timedelta(milliseconds=require_recorder("now()").now_ms)
+
+
+def uuid4() -> uuid.UUID:
+    """Return a random UUID that is the same on every replay."""
+    return uuid.UUID(int=require_recorder("uuid4()").rng().getrandbits(128), version=4)
+
+
+class Randomness(Random):
+    """``random()`` returns a number from 0 to below 1; the methods are those of random.Random.
+
+    Each branch has a seeded generator, so the numbers are the same on every replay.
+    """
+
+    def __call__(self) -> float:
+        return require_recorder("random()").rng().random()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_"):
+                raise AttributeError(name)
+            return getattr(require_recorder(f"random.{name}()").rng(), name)
+
+
+random = Randomness()
+
+
+@overload
+def side_effect(fn: Callable[[], T]) -> T: ...
+@overload
+def side_effect(fn: Callable[[], Any], type: type[T]) -> T: ...
+def side_effect(fn: Callable[[], Any], type: Any = None) -> Any:  # noqa: A002
+    """Call the function once, record its result, and return the recorded result on every replay.
+
+    For something quick that cannot fail, such as reading a setting. Work that can fail or takes
+    time belongs into an activity: an exception here ends the orchestration.
+    """
+    recorder = require_recorder("side_effect()")
+    return recorder.side_effect(fn, _result_type(fn) if type is None else type)
+
+
+def set_custom_status(value: object) -> None:
+    """Publish a JSON value as the custom status of the instance; None removes it."""
+    recorder = require_recorder("set_custom_status()")
+    if value is None:
+        recorder.set_custom_status(None)
+    else:
+        recorder.set_custom_status(bytes(recorder.codec.encode(value, where="status")).decode())
+
+
+def continue_as_new(*args: Any, version: str | None = None, **kwargs: Any) -> NoReturn:
+    """End this execution and begin the next one with these arguments and an empty history.
+
+    Never returns. State, status and unread events and messages go along. An arrival is unread if
+    the code never read it from its wait; ``done()`` does not read it. Without a version the latest
+    one is used; a given version gets its arguments by position.
+    """
+    require_recorder("continue_as_new()").continue_as_new(args, kwargs, version)
+
+
+def start_detached(
+    orchestration: Orchestration[P, Any],
+    *args: Any,
+    id: str | None = None,  # noqa: A002
+    version: str | None = None,
+    delay: Duration = 0,
+    **kwargs: Any,
+) -> str:
+    """Start an independent orchestration and return its instance id.
+
+    ``delay`` is a number of seconds, or a timedelta. No result comes back: to get
+    one, call the orchestration.
+    """
+    recorder = require_recorder("start_detached()")
+    if not isinstance(orchestration, Orchestration):
+        raise InvalidValue(f"start_detached() takes an orchestration, not {orchestration!r}")
+    if id is not None:
+        orchestration = orchestration.options(id=id)
+    if version is not None:
+        orchestration = orchestration.options(version=version)
+    return recorder.start_detached(
+        orchestration, args, kwargs, delay_seconds=to_seconds(delay, "delay", minimum=-math.inf)
+    )
+
+
+def patched(name: str) -> bool:
+    """Return True if this instance runs the new code: guards a change of code in flight.
+
+    True for an execution that comes here for the first time. False for an execution whose history
+    shows that it passed here before the change:
+
+        if patched("send-receipt"):
+            await send_receipt(order)
+    """
+    return require_recorder("patched()").is_patched(check_id(name, "patch name"))
+
+
+def _result_type(fn: Callable[[], Any]) -> Any:
+    try:
+        return get_type_hints(fn).get("return", Any)
+    except Exception:  # noqa: BLE001  # no annotation can be read: any JSON value fits
+        return Any
+
+
+class Current:
+    """The running orchestration, as its own code sees it."""
+
+    __slots__ = ("_recorder",)
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    @property
+    def instance_id(self) -> str:
+        return self._recorder.instance_id
+
+    @property
+    def execution_id(self) -> int:
+        return self._recorder.execution_id
+
+    @property
+    def name(self) -> str:
+        return self._recorder.name
+
+    @property
+    def version(self) -> str:
+        return self._recorder.version
+
+    @property
+    def turn(self) -> int:
+        return self._recorder.turn
+
+    @property
+    def is_replaying(self) -> bool:
+        """True while the code repeats its history. No step may depend on it."""
+        return self._recorder.is_replaying
+
+    @property
+    def parent(self) -> ParentLink | None:
+        """The orchestration that started this one as its child, or None."""
+        return self._recorder.parent
+
+    @property
+    def status(self) -> Any:
+        """The last value of ``set_custom_status``, also from the execution before."""
+        text = self._recorder.custom_status
+        if text is None:
+            return None
+        return self._recorder.decode(msgspec.Raw(text.encode()), where="custom status")
+
+    @property
+    def logger(self) -> ReplayLogger:
+        """A logger that is silent while replaying, with the ids in ``extra``."""
+        return ReplayLogger(self._recorder)
+
+
+class ReplayLogger(LoggerAdapter):
+    """The logger ``perdure.orchestration.<name>``, off while replaying."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__(logging.getLogger(f"perdure.orchestration.{recorder.name}"))
+        self._recorder = recorder
+
+    # The name is that of the standard library.
+    def isEnabledFor(self, level: int) -> bool:  # noqa: N802
+        return not self._recorder.is_replaying and self.logger.isEnabledFor(level)
+
+    def process(
+        self, msg: Any, kwargs: MutableMapping[str, Any]
+    ) -> tuple[Any, MutableMapping[str, Any]]:
+        recorder = self._recorder
+        fields: Mapping[str, Any] = {
+            "instance_id": recorder.instance_id,
+            "execution_id": recorder.execution_id,
+            "orchestration_name": recorder.name,
+            "orchestration_version": recorder.version,
+        }
+        kwargs["extra"] = {**fields, **(kwargs.get("extra") or {})}
+        return msg, kwargs
+
+    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
+        """Log; print the exception of a broken filter or handler to stderr instead of raising it.
+
+        The code would see the exception live but not on replay, and go another way.
+        """
+        try:
+            kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1
+            super().log(level, msg, *args, **kwargs)
+        except Exception:  # noqa: BLE001
+            if logging.raiseExceptions and sys.stderr is not None:
+                traceback.print_exc(file=sys.stderr)
+
+
+def current() -> Current:
+    """Return the orchestration that is running here."""
+    return Current(require_recorder("current()"))

@@ -1,0 +1,328 @@
+"""``perdure export`` and ``perdure import``: instances as lines of a file."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+import click
+
+from perdure.cli.command import command, complete_ids, output_option
+from perdure.cli.escape import clean_json
+from perdure.cli.export_files import end_line, read_snapshots
+from perdure.cli.inputs import interruptible
+from perdure.cli.render import Cell, data_stream, echo, glyph, print_ids, print_json, warn
+from perdure.cli.session import run
+from perdure.errors import (
+    AlreadyExists,
+    CorruptData,
+    InstanceStillRunning,
+    InvalidValue,
+    NotFound,
+    UsageError,
+)
+from perdure.model import events, wire, work
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Generator, Iterable, Iterator
+
+    from perdure.cli.session import Session
+    from perdure.providers.administration import ProviderAdmin
+    from perdure.providers.records import InstanceSnapshot
+
+
+@command(
+    "export",
+    examples=[
+        "perdure export o-1 > o-1.jsonl",
+        "perdure export --query 'status:failed created:<1d' --file failed.jsonl",
+    ],
+)
+@click.argument("instance_ids", metavar="[ID]...", nargs=-1, shell_complete=complete_ids)
+@click.option("--query", metavar="QUERY", help="All that fit; see perdure list --help.")
+@click.option(
+    "--file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="A new file instead of standard output.",
+)
+def export(instance_ids: tuple[str, ...], query: str | None, file: Path | None) -> None:
+    """Write instances, whole, as one JSON document a line: history, state, queued messages.
+
+    A last line counts them: a file without it is a part, and is not imported. An instance that is
+    named comes with its children, for which it may wait. They can be imported into any store, and
+    replayed with perdure replay. Several that run are refused if one goes on meanwhile: pause them
+    first.
+    """
+    if bool(instance_ids) == (query is not None):
+        raise UsageError("name instances or a query: perdure export o-1, or --query status:failed")
+
+    async def body(session: Session) -> None:
+        if file is None:
+            await _write(session, instance_ids, query, data_stream())
+            return
+        with _private_file(file) as target:
+            number = await _write(session, instance_ids, query, target)
+        echo(Cell(f"{glyph('completed')} ", "green"), f"wrote {number} instances to {file}")
+
+    run(body)
+
+
+@contextmanager
+def _private_file(path: Path) -> Generator[IO[str]]:
+    """Open a new file that only its owner can read; it appears only when it is complete."""
+    there_already = AlreadyExists(f"{str(path)!r} exists already; name a new file")
+    if path.exists() or path.is_symlink():
+        raise there_already
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            yield file
+            file.flush()
+            os.fsync(descriptor)
+        os.link(draft, path)
+    except FileExistsError:
+        raise there_already from None
+    finally:
+        draft.unlink()
+
+
+async def _write(
+    session: Session, instance_ids: tuple[str, ...], query: str | None, target: IO[str]
+) -> int:
+    from perdure.client.moving import encode_snapshot
+
+    number = 0
+    alive: dict[str, int] = {}
+    async for instance_id in _chosen(session, instance_ids, query):
+        try:
+            snapshot = await session.admin.export_instance(instance_id)
+        except NotFound:
+            if query is None:
+                raise await session.unknown(instance_id) from None
+            continue  # deleted since it was listed
+        text = encode_snapshot(snapshot)
+        # Escaping breaks the checksum, so only output to a terminal is escaped.
+        target.write((clean_json(text) if target.isatty() else text) + "\n")
+        number += 1
+        if not snapshot.executions or not snapshot.executions[-1].status.is_final:
+            alive[instance_id] = hash(text)
+    if number > 1:
+        await _check_stillness(session, alive)
+    target.write(end_line(number) + "\n")
+    return number
+
+
+async def _check_stillness(session: Session, written: dict[str, int]) -> None:
+    """Raise InstanceStillRunning if an instance changed while the others were read.
+
+    Each instance is read by itself. A message between two of them could be in neither.
+    """
+    from perdure.client.moving import encode_snapshot
+
+    for instance_id, digest in written.items():
+        try:
+            now = encode_snapshot(await session.admin.export_instance(instance_id))
+            is_same = hash(now) == digest
+        except NotFound:
+            is_same = False
+        if not is_same:
+            raise InstanceStillRunning(
+                f"{instance_id!r} went on while it was written, so parents and children may not "
+                "fit together: pause it, or stop its workers, and export once more"
+            )
+
+
+async def _chosen(
+    session: Session, instance_ids: tuple[str, ...], query: str | None
+) -> AsyncIterator[str]:
+    from perdure.client.search import parse_search
+
+    members: dict[str, None] = {}
+    for instance_id in instance_ids:
+        try:
+            tree = await session.admin.get_instance_tree(instance_id)
+        except NotFound:
+            raise await session.unknown(instance_id) from None
+        members |= dict.fromkeys(
+            tree.instance_ids
+        )  # an id occurs once, even if a child is named too
+    for member in members:
+        yield member
+    if query is not None:
+        async for info in parse_search(query, session.now_ms()).instances(session.admin):
+            yield info.instance_id
+
+
+@command(
+    "import",
+    examples=["perdure import o-1.jsonl", "perdure export o-1 | perdure import - --store copy.db"],
+)
+@click.argument("file")
+@click.option("--replace", is_flag=True, help="Overwrite instances that exist and differ.")
+@click.option("--keep", is_flag=True, help="Leave alone instances that exist and differ.")
+@click.option("--paused", is_flag=True, help="Import them paused: no worker touches them.")
+@click.option(
+    "--partial", is_flag=True, help="Also a part of an export, and parents without their children."
+)
+@output_option("table", "json", "ids")
+def import_command(
+    file: str, replace: bool, keep: bool, paused: bool, partial: bool, output: str
+) -> None:
+    """Read instances written by perdure export from FILE (- for standard input).
+
+    Nothing is imported from a file that is damaged, cut, or has a parent but not the children for
+    which it waits. They go on where they stood: waiting work runs again when a worker serves the
+    store.
+
+    An instance that is there already and is the same is left alone, so an import that was
+    interrupted can be repeated; with --keep also while workers go on with a part of it.
+    """
+    if replace and keep:
+        raise UsageError("either --replace or --keep: what is to become of those that exist?")
+    done = _Done()
+
+    async def body(session: Session) -> None:
+        import msgspec
+
+        for snapshot in await _checked(session, file, partial=partial):
+            chosen = snapshot
+            if paused and not has_ended(snapshot):
+                chosen = msgspec.structs.replace(snapshot, suspended=True)
+            done.begun = snapshot.instance_id
+            try:
+                await session.admin.import_instance(chosen, replace=replace)
+            except AlreadyExists as error:
+                if not keep and not await _is_same(session, chosen):
+                    number = len(done.imported)
+                    before = f" ({number} before it were imported)" if number else ""
+                    raise AlreadyExists(
+                        f"{error}{before}; --replace overwrites it, --keep leaves it as it is"
+                    ) from None
+                done.already_there.append(snapshot.instance_id)
+            else:
+                done.imported.append(snapshot.instance_id)
+
+    try:
+        run(body, creates=True)
+    except KeyboardInterrupt:
+        # The store may or may not have imported this one.
+        perhaps = "" if done.begun is None else f", and perhaps {done.begun!r}"
+        warn(
+            f"interrupted: {len(done.imported)} instances are imported{perhaps}; the others are "
+            "not, and the same command goes on where it was"
+        )
+        raise
+    _print_imported(done, output)
+
+
+@dataclass
+class _Done:
+    """The progress of an import."""
+
+    imported: list[str] = field(default_factory=list[str])
+    already_there: list[str] = field(default_factory=list[str])
+    begun: str | None = None
+    """The last instance that was given to the store."""
+
+
+async def _is_same(session: Session, snapshot: InstanceSnapshot) -> bool:
+    """Return True if the store holds the same snapshot, as after an interrupted import."""
+    from perdure.client.moving import snapshot_hash
+
+    try:
+        found = await session.admin.export_instance(snapshot.instance_id)
+    except NotFound:
+        return False
+    return snapshot_hash(found) == snapshot_hash(snapshot)
+
+
+async def _checked(session: Session, file: str, *, partial: bool) -> Iterable[InstanceSnapshot]:
+    """Read the whole file before anything is written: a damaged file imports nothing."""
+    families = MissingChildrenCheck()
+    with interruptible():
+        kept = list(read_snapshots(file, partial=partial)) if file == "-" else None
+        for snapshot in read_snapshots(file, partial=partial) if kept is None else kept:
+            families.add(snapshot)
+    if not partial:
+        await families.check(session.admin, file)
+    return read_snapshots(file, partial=partial) if kept is None else kept
+
+
+def _print_imported(done: _Done, output: str) -> None:
+    if output == "json":
+        print_json({"imported": done.imported, "already_there": done.already_there})
+    elif output == "ids":
+        print_ids([*done.imported, *done.already_there])
+    elif not done.imported and not done.already_there:
+        warn("the file holds no instances")
+    else:
+        number = len(done.imported)
+        there = f", {len(done.already_there)} were there already" if done.already_there else ""
+        said = f"imported {number} instance{'' if number == 1 else 's'}{there}"
+        echo(Cell(f"{glyph('completed')} ", "green"), said)
+
+
+class MissingChildrenCheck:
+    """Finds parents in a file whose open children are neither in the file nor in the store."""
+
+    def __init__(self) -> None:
+        self._here: set[str] = set()
+        self._needed: dict[str, str] = {}
+        """Maps the id of an open child to the id of its parent."""
+
+    def add(self, snapshot: InstanceSnapshot) -> None:
+        self._here.add(snapshot.instance_id)
+        if not has_ended(snapshot):
+            for child in _open_children(snapshot):
+                self._needed.setdefault(child, snapshot.instance_id)
+
+    async def check(self, admin: ProviderAdmin, file: str) -> None:
+        """Errors: InvalidValue if a child is neither in the file nor in the store."""
+        for child, parent in self._needed.items():
+            if child not in self._here and not await _is_there(admin, child):
+                raise InvalidValue(
+                    f"{file}: {parent!r} waits for {child!r}, which is neither in the file nor in "
+                    "this store: it would wait for ever. An export of the parent by its id has its "
+                    "children, too; --partial imports it as it is"
+                )
+
+
+def has_ended(snapshot: InstanceSnapshot) -> bool:
+    current = [e for e in snapshot.executions if e.execution_id == snapshot.execution_id]
+    return bool(current) and current[0].status.is_final
+
+
+def _open_children(snapshot: InstanceSnapshot) -> Iterator[str]:
+    try:
+        history = [
+            wire.decode_event(record.data)
+            for execution in snapshot.executions
+            if execution.execution_id == snapshot.execution_id
+            for record in execution.history
+        ]
+        items = [wire.decode_item(queued.message.body) for queued in snapshot.messages]
+    except CorruptData:
+        return  # replay reports what is wrong with it
+    answered = {event.source_event_id for event in history if isinstance(event, events.Resolving)}
+    answered |= {
+        item.event_id
+        for item in items
+        if isinstance(item, work.SubOrchCompleted | work.SubOrchFailed)
+        and item.execution_id == snapshot.execution_id
+    }
+    for event in history:
+        if isinstance(event, events.SubOrchestrationScheduled) and event.event_id not in answered:
+            yield event.child_instance_id
+
+
+async def _is_there(admin: ProviderAdmin, instance_id: str) -> bool:
+    try:
+        await admin.export_instance(instance_id)  # also an instance that has only messages
+    except NotFound:
+        return False
+    return True

@@ -1,0 +1,370 @@
+"""Everything about one instance, read at once and printed on one screen."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections import Counter
+from dataclasses import dataclass
+from itertools import groupby
+from statistics import median
+from typing import TYPE_CHECKING, Final
+
+from perdure.cli.escape import clean_block
+from perdure.cli.instances import named, shown_status
+from perdure.cli.render import (
+    Cell,
+    echo,
+    echo_wrapped,
+    glyph,
+    is_terminal,
+    print_facts,
+    print_steps,
+    status_style,
+)
+from perdure.cli.session import suggest_commands
+from perdure.client.durations import shown_duration, shown_time
+from perdure.client.insights import QUEUE_LIMIT, Insight, QueueContext, explain, read_queue_context
+from perdure.client.steps import BranchView, StepView, branches_of, shortened, steps_of
+from perdure.client.view import failure_of
+from perdure.errors import CorruptData, NotFound
+from perdure.limits import HISTORY_EVENTS_WARN
+from perdure.model import events, wire
+from perdure.model.failures import BlockReason
+from perdure.model.status import Status
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    import msgspec
+
+    from perdure.cli.session import Session
+    from perdure.client.insights import Attempt
+    from perdure.providers.administration import ProviderAdmin
+    from perdure.providers.records import InstanceInfo
+
+_EVENTS_READ: Final = 5_000
+"""Of a longer history only the last events are shown."""
+_TEXT_MAX: Final = 500
+_ADVICE: Final = {
+    BlockReason.UNDECODABLE: "What is stored stays as it is: let the annotation or the type in the "
+    "code fit it, and deploy. A worker with other code tries again by itself.",
+    BlockReason.POISON: "A worker with other code tries again by itself; with the same code, "
+    "after retry.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceDetails:
+    """Everything that is shown of one instance."""
+
+    info: InstanceInfo
+    insight: Insight
+    around: QueueContext
+    steps: list[StepView]
+    input: msgspec.Raw | None
+    event_count: int
+    left_out: int
+    problem: str | None
+
+
+async def read_details(session: Session, instance_id: str) -> InstanceDetails:
+    info = await session.info(instance_id)
+    admin = session.admin
+    workers = await admin.list_workers()
+    around = await read_queue_context(admin, instance_id, workers)
+    event_count, left_out, problem = await _count_events(admin, info), 0, None
+    history: list[events.Event] = []
+    started: msgspec.Raw | None = None
+    if event_count:
+        left_out = max(0, event_count - _EVENTS_READ)
+        read = session.provider.read_with_execution
+        try:
+            records = await read(instance_id, info.execution_id, after_event_id=left_out)
+            first = await read(instance_id, info.execution_id, limit=1)
+            history = wire.decode_history(record.data for record in records)
+            beginning = wire.decode_event(first[0].data) if first else None
+        except CorruptData as error:
+            history, problem = [], f"the history cannot be read: {error.message}"
+        else:
+            if isinstance(beginning, events.OrchestrationStarted):
+                started = beginning.input
+    steps = steps_of(history)
+    return InstanceDetails(
+        info=info,
+        insight=explain(info, steps, around, session.now_ms()),
+        around=around,
+        steps=steps,
+        input=started,
+        event_count=event_count,
+        left_out=left_out,
+        problem=problem,
+    )
+
+
+async def _count_events(admin: ProviderAdmin, info: InstanceInfo) -> int:
+    try:
+        return (await admin.get_execution_info(info.instance_id, info.execution_id)).event_count
+    except NotFound:  # it has not begun
+        return 0
+
+
+def print_details(details: InstanceDetails, now_ms: int, *, is_whole: bool = False) -> None:
+    info, insight = details.info, details.insight
+    status = "Retrying" if insight.doing == "retrying" else shown_status(info)
+    echo(
+        Cell(f"{named(info)}  ", "bold"),
+        Cell(f"{info.instance_id}  ", "bold"),
+        Cell(f"{glyph(status)} {status.upper()}", status_style(info.status)),
+    )
+    echo_wrapped(Cell(insight.sentence, "red" if insight.error else ""))
+    print_facts(_facts(details, now_ms))
+    if details.left_out:
+        echo("  ", Cell(f"(the first {details.left_out} events are left out)", "dim"))
+    if details.steps:
+        echo("")
+        print_steps(lines_of(details.steps, details.around.attempts, now_ms, is_whole=is_whole))
+    _print_trouble(details)
+    if is_terminal():
+        echo("")
+        suggest_commands(*_next_commands(details))
+
+
+def _facts(details: InstanceDetails, now_ms: int) -> list[tuple[str, str]]:
+    info = details.info
+    ago = shown_duration(now_ms - info.created_at_ms)
+    facts = [("started", f"{shown_time(info.created_at_ms)} ({ago} ago)")]
+    if details.input is not None:
+        facts.append(("input", shortened(bytes(details.input).decode(), _TEXT_MAX)))
+    if info.status is Status.COMPLETED:
+        facts.append(("output", shortened(info.output or "null", _TEXT_MAX)))
+    if info.custom_status is not None:
+        facts.append(("status", shortened(info.custom_status, _TEXT_MAX)))
+    if info.parent_instance_id is not None:
+        facts.append(("parent", info.parent_instance_id))
+    if details.event_count:
+        long = "; long: continue_as_new() starts a fresh one"
+        warning = long if details.event_count >= HISTORY_EVENTS_WARN else ""
+        counted = f"{details.event_count} events, execution {info.execution_id}{warning}"
+        facts.append(("history", counted))
+    waiting = sum(queued.visible_at_ms <= now_ms for queued in details.around.messages)
+    if waiting and not info.status.is_final:
+        facts.append(("queued", f"{waiting} message{'s' if waiting > 1 else ''} for it"))
+    return facts
+
+
+def _print_trouble(details: InstanceDetails) -> None:
+    if details.problem is not None:
+        echo("")
+        echo("  ", Cell(details.problem, "red"))
+    block, failure = details.info.block, failure_of(details.info)
+    if block is not None and details.info.status is Status.BLOCKED:
+        if block.detail:
+            _print_block(str(block.detail))
+        else:
+            echo("")
+            echo_wrapped(Cell(block.message, "dim"))
+        if block.reason in _ADVICE:
+            echo("")
+            echo_wrapped(Cell(_ADVICE[block.reason], "dim"))
+    elif failure is not None and failure.traceback:
+        _print_block(own_frames(failure.traceback))
+
+
+def _print_block(text: str) -> None:
+    echo("")
+    for line in clean_block(text.rstrip()).splitlines():
+        echo("  ", Cell(line, "dim"))
+
+
+def _next_commands(details: InstanceDetails) -> list[str]:
+    info = details.info
+    shown = shlex.quote(info.instance_id)
+    match info.status:
+        case Status.PENDING:
+            return ["worker MODULE", f"watch {shown}", f"cancel {shown}"]
+        case Status.PAUSED:
+            return [f"resume {shown}", f"history {shown}"]
+        case Status.BLOCKED if not details.event_count:  # its start message cannot be processed
+            return [f"retry {shown}", f"rerun {shown} --input JSON", f"terminate {shown}"]
+        case Status.BLOCKED:
+            return [f"retry {shown}", f"replay MODULE {shown}"]
+        case Status.FAILED | Status.CANCELLED | Status.TERMINATED:
+            rerun = f"rerun {shown} --from-event N"
+            return [f"retry {shown}", rerun, f"history {shown} --failed"]
+        case Status.COMPLETED:
+            return [f"history {shown}", f"rerun {shown}"]
+        case _:
+            awaited = [s.name for s in details.steps if s.state == "open" and s.kind == "event"]
+            sends = [f"send {shown} {awaited[0]} --data JSON"] if awaited else []
+            return [*sends, f"watch {shown}", f"stack {shown} -m MODULE"]
+
+
+_FOLD_FROM: Final = 6
+"""This many consecutive steps of one name are shown as one line."""
+_OPEN_SHOWN: Final = 3
+_STYLES: Final = {"done": "green", "failed": "bold red", "open": "cyan", "dropped": "dim"}
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The line of one step, or of several steps shown as one."""
+
+    depth: int
+    state: str
+    call: str
+    took: str
+    outcome: str
+    is_bad: bool = False
+
+    def cells(self) -> list[str | Cell]:
+        style = _STYLES[self.state] if not self.is_bad else _STYLES["failed"]
+        sign = "retrying" if self.is_bad and self.state == "open" else self.state
+        call = f"{'│ ' * self.depth}{glyph(sign)} {self.call}"
+        return [
+            Cell(call, "dim" if self.state == "dropped" else ""),
+            Cell(self.took, "dim"),
+            Cell(self.outcome, style if self.state != "done" else ""),
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Queue:
+    """Activities that are queued or running."""
+
+    attempts: dict[int, Attempt]
+    is_all: bool
+    """True if an activity that is missing here has ended."""
+
+
+def lines_of(
+    steps: Iterable[StepView], attempts: Sequence[Attempt], now_ms: int, *, is_whole: bool = False
+) -> list[Line]:
+    """Return the lines in the order of the code; leave out steps that were not needed."""
+    queue = _Queue(
+        {attempt.activity_id: attempt for attempt in attempts},
+        is_all=len(attempts) < QUEUE_LIMIT,
+    )
+    shown = [step for step in steps if is_whole or step.state != "dropped"]
+    return list(_branch_lines(branches_of(shown), 0, queue, now_ms, is_whole))
+
+
+def _branch_lines(
+    branch: BranchView, depth: int, queue: _Queue, now_ms: int, is_whole: bool
+) -> Iterable[Line]:
+    for _, group in groupby(branch.items, key=_likeness):
+        members = list(group)
+        if len(members) >= _FOLD_FROM and not is_whole:
+            yield _folded(members, depth, now_ms)
+            members = [member for member in members if _is_notable(member)][:_OPEN_SHOWN]
+        for member in members:
+            if isinstance(member, StepView):
+                yield _line(member, depth, queue, now_ms)
+            else:
+                yield from _branch_lines(member, depth + 1, queue, now_ms, is_whole)
+
+
+def _likeness(item: StepView | BranchView) -> tuple[str, ...]:
+    if isinstance(item, StepView):
+        return (item.kind, item.name)
+    return ("task", *(name for member in item.items for name in _likeness(member)))
+
+
+def _is_notable(item: StepView | BranchView) -> bool:
+    steps = [item] if isinstance(item, StepView) else item.steps()
+    return any(step.state in {"open", "failed"} for step in steps)
+
+
+def _folded(members: Sequence[StepView | BranchView], depth: int, now_ms: int) -> Line:
+    steps = [
+        step
+        for member in members
+        for step in ([member] if isinstance(member, StepView) else member.steps())
+    ]
+    states = Counter(step.state for step in steps)
+    took = sorted((step.ended_ms or now_ms) - step.since_ms for step in steps)
+    first = members[0]
+    if isinstance(first, StepView):
+        what = f"{len(members)} x {first.name or first.kind}"
+    else:
+        names = dict.fromkeys(step.name or step.kind for step in first.steps())
+        what = f"{len(members)} tasks of {', '.join(names)}"
+    counted = ", ".join(f"{number} {word}" for word, number in states.most_common())
+    spread = " / ".join(map(shown_duration, (took[0], round(median(took)), took[-1])))
+    return Line(
+        depth=depth,
+        state="open" if states["open"] else "failed" if states["failed"] else "done",
+        call=what,
+        took=shown_duration(took[-1]),
+        outcome=f"{counted}; min / median / max {spread}",
+        is_bad=bool(states["failed"]),
+    )
+
+
+def _line(step: StepView, depth: int, queue: _Queue, now_ms: int) -> Line:
+    call, attempt = step.call, queue.attempts.get(step.event_id)
+    if step.child_id is not None:
+        call = f"▸ {call} {step.child_id}"
+    return Line(
+        depth=depth,
+        state=step.state,
+        call=call,
+        took=shown_duration((step.ended_ms or now_ms) - step.since_ms),
+        outcome=_outcome_text(step, queue, now_ms),
+        is_bad=step.state == "failed" or (attempt is not None and attempt.last_error is not None),
+    )
+
+
+def _outcome_text(step: StepView, queue: _Queue, now_ms: int) -> str:
+    match step.state:
+        case "done":
+            again = f" ({step.attempts} attempts)" if step.attempts > 1 else ""
+            returned = step.result if step.result not in {None, "null"} else ""
+            return f"→ {returned}{again}" if returned else again.strip()
+        case "failed":
+            again = f" ({step.attempts} attempts)" if step.attempts > 1 else ""
+            return f"{step.error}{again}"
+        case "dropped":
+            return "not needed"
+        case "open":
+            return _open_text(step, queue, now_ms)
+
+
+def _open_text(step: StepView, queue: _Queue, now_ms: int) -> str:
+    attempt = queue.attempts.get(step.event_id)
+    if attempt is not None:
+        doing = "running" if attempt.is_running else "queued"
+        if attempt.next_ms > now_ms:
+            doing = f"next in {shown_duration(attempt.next_ms - now_ms)}"
+        number = f"attempt {attempt.number} of {attempt.of}, " if attempt.of > 1 else ""
+        error = f": {attempt.last_error}" if attempt.last_error else ""
+        return f"{number}{doing}{error}"
+    if step.due_ms is not None:
+        left_ms = step.due_ms - now_ms
+        return f"due in {shown_duration(left_ms)}" if left_ms > 0 else "due"
+    if step.kind == "activity" and queue.is_all:
+        return "ended, not taken up yet"
+    return "waiting" if step.kind in {"event", "message"} else "running"
+
+
+_FRAME: Final = re.compile(r'(\s*)File "([^"]*)", line \d+')
+_OURS: Final = re.compile(
+    r"[/\\]perdure[/\\](runtime|engine)[/\\]|[/\\]concurrent[/\\]futures[/\\]|[/\\]asyncio[/\\]"
+)
+
+
+def own_frames(text: str) -> str:
+    """Leave out the frames of the runtime and of the threads in which it runs activities."""
+    return "\n".join(_kept(text.splitlines()))
+
+
+def _kept(lines: list[str]) -> Iterator[str]:
+    indent: int | None = None
+    for line in lines:
+        frame = _FRAME.match(line)
+        if frame is not None:
+            indent = len(frame[1]) if _OURS.search(frame[2]) else None
+        elif indent is not None and len(line) - len(line.lstrip()) <= indent:
+            indent = None  # the frame and its source line have ended
+        if indent is None:
+            yield line

@@ -1,0 +1,214 @@
+"""Replay of recorded executions against the code at hand, and comparison of two executions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import msgspec
+
+from perdure.client.steps import StepView, steps_of
+from perdure.errors import CorruptData, Nondeterminism, NotFound, NotRegistered, PayloadError
+from perdure.model import events, wire
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from perdure.authoring.registry import Registry
+    from perdure.codec import Codec
+    from perdure.model.failures import Mismatch
+    from perdure.providers.administration import ProviderAdmin
+    from perdure.providers.contract import Provider
+    from perdure.providers.records import InstanceInfo, InstanceSnapshot
+
+Verdict: TypeAlias = Literal["ok", "diverges", "no code", "bad data"]
+
+
+# --- recorded executions
+
+
+class Recorded(msgspec.Struct, frozen=True, kw_only=True):
+    """The recorded data that a replay needs."""
+
+    instance_id: str
+    name: str
+    version: str
+    history: list[events.Event]
+    kv: dict[str, str]
+    """State at the end of the previous execution."""
+
+
+async def read_recorded(provider: Provider, admin: ProviderAdmin, info: InstanceInfo) -> Recorded:
+    """Return the current execution of an instance. Raises NotFound before its first turn."""
+    kv: dict[str, str] = {}
+    if info.execution_id > 1:
+        # Only a snapshot holds the state before this execution. The first execution has none.
+        snapshot = await admin.export_instance(info.instance_id)
+        kv = {key: entry.value for key, entry in snapshot.kv_store.items()}
+    records = await provider.read_with_execution(info.instance_id, info.execution_id)
+    history = wire.decode_history(record.data for record in records)
+    return recorded_history(info.instance_id, history, kv)
+
+
+def recorded_in(snapshot: InstanceSnapshot) -> Recorded:
+    """Return the current execution of a snapshot."""
+    records = next(
+        (e.history for e in snapshot.executions if e.execution_id == snapshot.execution_id), ()
+    )
+    history = wire.decode_history(record.data for record in records)
+    kv = {key: entry.value for key, entry in snapshot.kv_store.items()}
+    return recorded_history(snapshot.instance_id, history, kv)
+
+
+def recorded_history(
+    instance_id: str, history: Sequence[events.Event], kv: Mapping[str, str]
+) -> Recorded:
+    """Return the recorded execution with this history. Raises NotFound if it is empty."""
+    if not history:
+        raise NotFound(f"{instance_id!r} has no history yet: no turn of it has run")
+    started = history[0]
+    if not isinstance(started, events.OrchestrationStarted):
+        raise CorruptData("replay", f"the history begins with {type(started).__name__}")
+    return Recorded(
+        instance_id=instance_id,
+        name=started.name,
+        version=started.version,
+        history=list(history),
+        kv=dict(kv),
+    )
+
+
+# --- the check
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of one replay."""
+
+    instance_id: str
+    name: str
+    version: str
+    verdict: Verdict
+    event_id: int | None = None
+    """The recorded event that the code does not repeat."""
+    recorded: str = ""
+    performed: str = ""
+    site: str = ""
+    """``file:line`` in the current code, or of the recorded call."""
+    report: str = ""
+
+
+def check(recorded: Recorded, registry: Registry, codec: Codec) -> Finding:
+    """Replay one execution. Writes nothing and runs no activity."""
+    from perdure.engine.execution import Execution  # commands that only read do not load the engine
+
+    try:
+        handler = registry.resolve_orchestration(recorded.name, recorded.version)
+        execution = Execution.replay(handler, recorded.history, kv=recorded.kv, codec=codec)
+    except Nondeterminism as error:
+        return _divergence(recorded, error)
+    except NotRegistered as error:
+        return _finding(recorded, "no code", str(error))
+    except (CorruptData, PayloadError) as error:
+        return _finding(recorded, "bad data", str(error))
+    execution.close()
+    return _finding(recorded, "ok")
+
+
+def _finding(recorded: Recorded, verdict: Verdict, report: str = "") -> Finding:
+    return Finding(
+        instance_id=recorded.instance_id,
+        name=recorded.name,
+        version=recorded.version,
+        verdict=verdict,
+        report=report,
+    )
+
+
+def _divergence(recorded: Recorded, error: Nondeterminism) -> Finding:
+    mismatch: Mismatch | None = error.mismatch
+    return Finding(
+        instance_id=recorded.instance_id,
+        name=recorded.name,
+        version=recorded.version,
+        verdict="diverges",
+        event_id=error.event_id,
+        recorded=str(error) if mismatch is None else mismatch.recorded,
+        performed="" if mismatch is None else mismatch.performed,
+        site="" if mismatch is None else mismatch.site,
+        report=error.report,
+    )
+
+
+# --- two executions side by side
+
+
+class ComparedStep(msgspec.Struct, frozen=True, kw_only=True):
+    """The calls of both sides under one operation key; None for a side that made none."""
+
+    op: str
+    left: str | None
+    right: str | None
+
+    @property
+    def is_same(self) -> bool:
+        return self.left == self.right
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """The calls of both sides, in the order of the left one, then the rest of the right one."""
+
+    steps: tuple[ComparedStep, ...]
+    ends: ComparedStep
+
+    @property
+    def first_difference(self) -> ComparedStep | None:
+        different = (step for step in (*self.steps, self.ends) if not step.is_same)
+        return next(different, None)
+
+
+def compare(left: Sequence[events.Event], right: Sequence[events.Event]) -> Comparison:
+    """Compare two histories. Times and event ids always differ and are not compared."""
+    left_steps = {step.op: _line(step) for step in steps_of(left)}
+    right_steps = {step.op: _line(step) for step in steps_of(right)}
+    keys = [*left_steps, *(key for key in right_steps if key not in left_steps)]
+    beginnings = ComparedStep(op="input", left=_beginning(left), right=_beginning(right))
+    steps = (
+        ComparedStep(op=key, left=left_steps.get(key), right=right_steps.get(key)) for key in keys
+    )
+    return Comparison(
+        steps=(beginnings, *steps),
+        ends=ComparedStep(op="end", left=_end(left), right=_end(right)),
+    )
+
+
+def _line(step: StepView) -> str:
+    match step.state:
+        case "done":
+            outcome = "" if step.result is None else f" -> {step.result}"
+        case "failed":
+            outcome = f" -> raised {step.error}"
+        case "dropped":
+            outcome = " (not needed)"
+        case "open":
+            outcome = " (open)"
+    return step.call + outcome
+
+
+def _beginning(history: Sequence[events.Event]) -> str | None:
+    first = history[0] if history else None
+    if not isinstance(first, events.OrchestrationStarted):
+        return None
+    return f"{first.name}@{first.version} {bytes(first.input).decode()}"
+
+
+def _end(history: Sequence[events.Event]) -> str | None:
+    match history[-1] if history else None:
+        case events.OrchestrationCompleted(output=output):
+            return f"return {bytes(output).decode()}"
+        case events.OrchestrationFailed(failure=failure):
+            return f"raise {failure}"
+        case events.OrchestrationContinuedAsNew(input=input):
+            return f"continue_as_new {bytes(input).decode()}"
+        case events.OrchestrationCancelled() | events.OrchestrationTerminated() as event:
+            return type(event).__name__.removeprefix("Orchestration").lower()
+        case _:
+            return None

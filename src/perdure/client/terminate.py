@@ -1,0 +1,277 @@
+"""End an instance for an operator, without running its code."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+import msgspec
+
+from perdure.errors import CorruptData, InstanceFinished, LockLost
+from perdure.model import events, wire, work
+from perdure.model.failures import Category, Failure
+from perdure.model.status import Status
+from perdure.model.work import parent_link, started_by
+from perdure.providers.envelopes import envelope
+from perdure.providers.records import (
+    ExecutionMetadata,
+    HistoryRecord,
+    OrchestratorMessage,
+    TurnCommit,
+)
+from perdure.version import VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Iterator, Sequence
+
+    from perdure.clock import Clock
+    from perdure.providers.administration import ProviderAdmin
+    from perdure.providers.contract import Provider
+    from perdure.providers.records import OrchestrationItem, QueuedMessage
+
+_LOCK_MS = 10_000
+_TRIES = 5
+_OTHER_OPERATOR_MS = 500
+_QUEUE_LIMIT = 100_000
+
+_Ended: TypeAlias = events.OrchestrationTerminated | events.OrchestrationCancelled
+_Start = TypeVar("_Start", work.StartOrchestration, work.ContinueAsNew)
+
+_under_way: set[asyncio.Task[None]] = set()
+
+
+class _HasBegun(Exception):
+    """Raised if the instance has begun: then its code must see the request and may clean up."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    status: Status
+    category: Category
+    events: tuple[type[events.OrchestrationCancelRequested | _Ended], ...]
+
+
+_TERMINATED = _Verdict(Status.TERMINATED, Category.TERMINATED, (events.OrchestrationTerminated,))
+_CANCELLED = _Verdict(
+    Status.CANCELLED,
+    Category.CANCELLED,
+    (events.OrchestrationCancelRequested, events.OrchestrationCancelled),
+)
+
+
+async def terminate(
+    provider: Provider, admin: ProviderAdmin, instance_id: str, reason: str, clock: Clock
+) -> None:
+    """Take the lock from its holder and commit the end. Works on corrupt histories."""
+    await _run_to_end(_end_as(_TERMINATED, provider, admin, instance_id, reason, clock))
+
+
+async def cancel_delayed(
+    provider: Provider, admin: ProviderAdmin, instance_id: str, reason: str, clock: Clock
+) -> bool:
+    """Cancel an instance whose delayed start is still queued: none of its code runs.
+
+    Return False if it may have begun, or has ended.
+    """
+    info = await admin.get_instance_info(instance_id)
+    if info.status not in {Status.PENDING, Status.PAUSED}:
+        return False
+    queued = await admin.list_messages(instance_id, limit=_QUEUE_LIMIT)
+    starts = [each.visible_at_ms for each in queued if each.message.start is not None]
+    if not starts or min(starts) <= clock.now_ms():
+        return False
+    try:
+        await _run_to_end(_end_as(_CANCELLED, provider, admin, instance_id, reason, clock))
+    except _HasBegun:
+        return False
+    return True
+
+
+async def _run_to_end(ending: Coroutine[Any, Any, None]) -> None:
+    """Run to the end even if the caller is cancelled: half done, it would leave a lock."""
+    task = asyncio.ensure_future(ending)
+    _under_way.add(task)
+    task.add_done_callback(_note_end)
+    await asyncio.shield(task)
+
+
+def _note_end(task: asyncio.Task[None]) -> None:
+    _under_way.discard(task)
+    if not task.cancelled():
+        task.exception()  # the caller got it from the shield
+
+
+async def _end_as(
+    verdict: _Verdict,
+    provider: Provider,
+    admin: ProviderAdmin,
+    instance_id: str,
+    reason: str,
+    clock: Clock,
+) -> None:
+    with provider.watch(instance_id) as watch:
+        for tries_left in reversed(range(_TRIES)):
+            info = await admin.get_instance_info(instance_id)
+            if info.status.is_final:
+                raise InstanceFinished(f"{instance_id!r} has ended already: {info.status}")
+            fetched = await admin.lock_instance(instance_id, _LOCK_MS)
+            try:
+                commit = await _final_commit(verdict, admin, fetched.item, reason, clock.now_ms())
+                await provider.ack_orchestration_item(fetched.lock_token, commit)
+            except LockLost:
+                if not tries_left:
+                    raise
+            except BaseException:
+                with suppress(LockLost):
+                    await provider.abandon_orchestration_item(
+                        fetched.lock_token, ignore_attempt=True
+                    )
+                raise
+            else:
+                return
+            # Another operator took the lock; wait for its commit before the next try.
+            await watch.wait(_OTHER_OPERATOR_MS)
+
+
+async def _final_commit(
+    verdict: _Verdict, admin: ProviderAdmin, item: OrchestrationItem, reason: str, now_ms: int
+) -> TurnCommit:
+    failure = Failure(category=verdict.category, message=reason)
+    queued_work = await admin.list_work(item.instance_id, limit=_QUEUE_LIMIT)
+    messages = await admin.list_messages(item.instance_id, limit=_QUEUE_LIMIT)
+    place = _place_to_end(item, messages, now_ms)
+    if verdict is _CANCELLED and place.started is None:
+        raise _HasBegun
+    ending = [
+        kind(
+            event_id=event_id,
+            instance_id=item.instance_id,
+            execution_id=place.execution_id,
+            timestamp_ms=now_ms,
+            turn=place.last_turn + 1,
+            reason=reason,
+        )
+        for event_id, kind in enumerate(verdict.events, place.last_event_id + 1)
+    ]
+    outgoing = await _cancelled_children(admin, item.instance_id, place.children)
+    if place.parent is not None:
+        outgoing.append(
+            envelope(
+                work.SubOrchFailed(
+                    instance_id=place.parent.instance_id,
+                    execution_id=place.parent.execution_id,
+                    event_id=place.parent.event_id,
+                    child_instance_id=item.instance_id,
+                    failure=failure,
+                )
+            )
+        )
+    return TurnCommit(
+        execution_id=place.execution_id,
+        history_delta=tuple(
+            HistoryRecord(event_id=each.event_id, data=wire.encode(each))
+            for each in (place.started, *ending)
+            if each is not None
+        ),
+        orchestrator_items=tuple(outgoing),
+        metadata=_metadata(place, verdict.status, failure),
+        cancelled_activities=tuple(queued.message.identity for queued in queued_work),
+        cancelled_timers=tuple(
+            queued.message.timer for queued in messages if queued.message.timer is not None
+        ),
+    )
+
+
+def _metadata(place: _Place, status: Status, failure: Failure) -> ExecutionMetadata:
+    ended = ExecutionMetadata(status=status, output=msgspec.json.encode(failure).decode())
+    if place.started is None:
+        return ended
+    return msgspec.structs.replace(
+        ended,
+        name=place.started.name,
+        version=place.started.version or None,
+        parent_instance_id=place.started.parent_instance_id,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The execution that is to end, and where its history stands."""
+
+    execution_id: int
+    last_event_id: int
+    last_turn: int
+    parent: work.ParentLink | None
+    children: frozenset[str] | None = None
+    """Those that end with it; None: all, as far as anybody can tell."""
+    started: events.OrchestrationStarted | None = None
+    """Its first event, if it has not begun: then it begins and ends at once."""
+
+
+def _place_to_end(
+    item: OrchestrationItem, messages: Sequence[QueuedMessage], now_ms: int
+) -> _Place:
+    """Return the latest execution, or the next one if its start is queued.
+
+    Raises InstanceFinished if it has ended for good.
+    """
+    last_event_id = max((record.event_id for record in item.history), default=0)
+    try:
+        history = wire.decode_history(record.data for record in item.history)
+    except CorruptData:
+        return _Place(item.execution_id, last_event_id, 0, None)
+    if not history:
+        for start in _queued(messages, work.StartOrchestration):
+            return _before_it_begins(start, start.version or "", now_ms)
+    first = history[0] if history else None
+    started = first if isinstance(first, events.OrchestrationStarted) else None
+    if started is None or not isinstance(history[-1], events.TERMINAL_KINDS):
+        turn = max((event.turn for event in history), default=0)
+        parent = None if started is None else parent_link(started)
+        children = frozenset(
+            event.child_instance_id
+            for event in history
+            if isinstance(event, events.SubOrchestrationScheduled)
+            and event.on_parent_close != "abandon"
+        )
+        return _Place(item.execution_id, last_event_id, turn, parent, children)
+    for following in _queued(messages, work.ContinueAsNew):
+        if following.execution_id == item.execution_id + 1:
+            return _before_it_begins(following, following.version or started.version, now_ms)
+    ended = type(history[-1]).__name__.removeprefix("Orchestration")
+    raise InstanceFinished(f"{item.instance_id!r} has ended already: {ended}")
+
+
+def _queued(messages: Sequence[QueuedMessage], kind: type[_Start]) -> Iterator[_Start]:
+    for queued in messages:
+        if queued.message.kind == kind.__name__:
+            item = wire.decode_item(queued.message.body)
+            if isinstance(item, kind):
+                yield item
+
+
+def _before_it_begins(
+    start: work.StartOrchestration | work.ContinueAsNew, version: str, now_ms: int
+) -> _Place:
+    begun = started_by(start, version=version, framework_version=VERSION, now_ms=now_ms)
+    return _Place(begun.execution_id, 1, 0, start.parent, frozenset(), begun)
+
+
+async def _cancelled_children(
+    admin: ProviderAdmin, instance_id: str, ending: frozenset[str] | None
+) -> list[OrchestratorMessage]:
+    outgoing: list[OrchestratorMessage] = []
+    for child_id in await admin.list_children(instance_id):
+        if ending is not None and child_id not in ending:
+            continue  # it is to outlive its parent
+        info = await admin.get_instance_info(child_id)
+        if not info.status.is_final:
+            cancel = work.CancelInstance(
+                instance_id=child_id,
+                reason="parent was terminated",
+                parent_instance_id=instance_id,
+            )
+            outgoing.append(envelope(cancel))
+    return outgoing

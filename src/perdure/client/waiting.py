@@ -1,0 +1,247 @@
+"""Wait for the end of an instance: in this process if it runs here, else through the store.
+
+A plain client talks to the store only. A ``Runtime`` is a client that also runs instances, so its
+starts can skip the queue, and its waits can skip the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeAlias, TypeVar
+
+import msgspec
+
+from perdure.errors import UsageError, WaitTimeout
+from perdure.model.status import Status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+    from contextvars import Context
+
+    from perdure.clock import Clock
+    from perdure.model import work
+    from perdure.providers.administration import ProviderAdmin
+    from perdure.providers.contract import Provider
+    from perdure.providers.records import InstanceInfo
+
+T = TypeVar("T")
+
+log = logging.getLogger("perdure.client")
+
+
+class Ending(msgspec.Struct, frozen=True, gc=False):
+    """The committed end of an instance."""
+
+    status: Status
+    output: str | None
+    name: str
+    """Of the orchestration."""
+
+
+Finished: TypeAlias = asyncio.Future[Ending | None]
+"""The end of an instance that runs in this process; None if it leaves the process before."""
+
+
+class PendingStart:
+    """A start that the runtime of this process has taken up."""
+
+    __slots__ = ("committed", "ended", "item")
+
+    def __init__(self, item: work.StartOrchestration, loop: asyncio.AbstractEventLoop) -> None:
+        self.item = item
+        self.committed: asyncio.Future[bool] = loop.create_future()
+        """True once the first turn is in the store; False if the start must be enqueued instead.
+        Raises what the store raised. Cancelling it withdraws a start that has not begun."""
+        self.ended: Finished = loop.create_future()
+        """The committed end; None if the instance leaves this process before it ends."""
+
+
+class LocalInstances(Protocol):
+    """The live instances of a running runtime."""
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop that drives them."""
+        ...
+
+    @property
+    def room(self) -> int:
+        """The number of instances that can be started without evicting a live one."""
+        ...
+
+    def begin(self, item: work.StartOrchestration) -> PendingStart | None:
+        """Create an instance and commit its first turn. None: enqueue the start instead."""
+        ...
+
+    def ended(self, instance_id: str) -> Finished | None:
+        """Return the future of the instance's end; None if it is not live here."""
+        ...
+
+    def terminated(self, instance_id: str) -> None:
+        """Stop working on an instance that an operator has ended."""
+        ...
+
+
+class EndWaiter:
+    """Waits for the ends of instances of one store."""
+
+    def __init__(
+        self, provider: Provider, clock: Clock, admin: Callable[[], ProviderAdmin]
+    ) -> None:
+        self._provider = provider
+        self._clock = clock
+        self._admin = admin
+        self.local: LocalInstances | None = None
+        """The instances that are live in this process, while a runtime runs them."""
+        self.watch_ms = 5_000
+        """The store notices changes, also of other processes. This bounds a missed notice."""
+
+    async def wait(
+        self, instance_id: str, finished: Finished | None, deadline_ms: int | None
+    ) -> Ending:
+        """Return the end of the instance, or raise WaitTimeout.
+
+        ``finished`` is the future of its end if it was started in this process.
+        """
+        if finished is None or _may_have_been_retried(finished):
+            finished = self._find_here(instance_id)
+        while True:
+            ending = None if finished is None else await self._wait_here(finished, deadline_ms)
+            if ending is None:
+                ending, finished = await self._wait_for_store(instance_id, deadline_ms)
+            if ending is not None:
+                return ending
+
+    def rest_ms(self, info: InstanceInfo, deadline_ms: int | None) -> int:
+        """Return how long to watch the store before the next look, or raise WaitTimeout."""
+        if deadline_ms is None:
+            return self.watch_ms
+        left_ms = deadline_ms - self._clock.now_ms()
+        if left_ms <= 0:
+            raise WaitTimeout(
+                f"{info.instance_id!r} has not got there in time and goes on: it is "
+                f"{_status_text(info)}"
+            )
+        return min(left_ms, self.watch_ms)
+
+    async def _wait_here(self, finished: Finished, deadline_ms: int | None) -> Ending | None:
+        """Wait for an end in this process. None: it left the process, or no time is left."""
+        check_loop(finished.get_loop())
+        if finished.done():
+            return finished.result()
+        if deadline_ms is None:
+            return await Shielded(finished)
+        seconds = (deadline_ms - self._clock.now_ms()) / 1000
+        alarm = asyncio.ensure_future(self._clock.sleep(seconds))
+        try:
+            await asyncio.wait((finished, alarm), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            alarm.cancel()
+        return finished.result() if finished.done() else None
+
+    async def _wait_for_store(
+        self, instance_id: str, deadline_ms: int | None
+    ) -> tuple[Ending | None, Finished | None]:
+        """Return the stored end, or its future as soon as the instance runs in this process."""
+        has_warned = False
+        with self._provider.watch(instance_id) as watch:
+            while True:
+                info = await self._read_info(instance_id)
+                if info is not None:
+                    if info.status.is_final:
+                        return Ending(info.status, info.output, info.name or instance_id), None
+                    if info.status is Status.BLOCKED and not has_warned:
+                        # A caller without a timeout would wait for ever and not learn why.
+                        log.warning("%r is %s; still waiting", instance_id, _status_text(info))
+                        has_warned = True
+                    rest_ms = self.rest_ms(info, deadline_ms)
+                    if self._find_here(instance_id) is None:
+                        await watch.wait(rest_ms)
+                finished = self._find_here(instance_id)
+                if finished is not None:
+                    return None, finished
+
+    async def _read_info(self, instance_id: str) -> InstanceInfo | None:
+        """Read the stored status. None: the instance came to this process while a busy store
+        had not answered yet.
+        """
+        was_here = self._find_here(instance_id) is not None
+        reading = asyncio.ensure_future(self._admin().get_instance_info(instance_id))
+        try:
+            with self._provider.watch(instance_id) as watch:
+                while not reading.done():
+                    if not was_here and self._find_here(instance_id) is not None:
+                        return None
+                    changing = asyncio.ensure_future(watch.wait(self.watch_ms))
+                    try:
+                        await asyncio.wait((reading, changing), return_when=asyncio.FIRST_COMPLETED)
+                    finally:
+                        changing.cancel()
+            return reading.result()
+        finally:
+            reading.cancel()
+
+    def _find_here(self, instance_id: str) -> Finished | None:
+        """Return the future of the instance's end if it runs in this process."""
+        return None if self.local is None else self.local.ended(instance_id)
+
+
+class Shielded(Generic[T]):
+    """A future that several tasks await: a waiter that is cancelled does not cancel it.
+
+    ``asyncio.shield`` puts a second future in between, which costs one more pass of the event loop.
+    Here the task waits for the future itself, and only its cancellation is kept away from it. To
+    asyncio, an object with these members is a future.
+    """
+
+    __slots__ = ("_asyncio_future_blocking", "_context", "_future", "_message", "_wake")
+
+    def __init__(self, future: asyncio.Future[T]) -> None:
+        self._future = future
+
+    def __await__(self) -> Generator[Any, None, T]:
+        self._asyncio_future_blocking = True  # says that this is awaited, not just yielded
+        yield self
+        return self._future.result()
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        return self._future.get_loop()
+
+    def add_done_callback(self, wake: Callable[[Any], object], *, context: Context) -> None:
+        self._wake = wake
+        self._context = context
+        self._future.add_done_callback(wake, context=context)
+
+    def cancel(self, msg: Any = None) -> bool:
+        """Wake this waiter only; False if it is being woken already."""
+        if not self._future.remove_done_callback(self._wake):
+            return False
+        self._message = msg
+        self.get_loop().call_soon(self._wake, self, context=self._context)
+        return True
+
+    def result(self) -> NoReturn:
+        """Raise CancelledError in a waiter that the future did not wake."""
+        raise asyncio.CancelledError(*() if self._message is None else (self._message,))
+
+
+def check_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """Raise UsageError on another event loop: instances of this process run and end on one."""
+    if asyncio.get_running_loop() is not loop:
+        raise UsageError(
+            "this runtime runs on another event loop: from here, hand the call over to it with "
+            "asyncio.run_coroutine_threadsafe(..., its_loop), or use a Client of your own"
+        )
+
+
+def _may_have_been_retried(finished: Finished) -> bool:
+    """Return True after a bad end: an operator may have let the instance begin again since."""
+    ending = finished.result() if finished.done() else None
+    return ending is not None and ending.status is not Status.COMPLETED
+
+
+def _status_text(info: InstanceInfo) -> str:
+    if info.status is Status.BLOCKED and info.block is not None:
+        return f"Blocked: {info.block.message}"
+    return str(info.status)

@@ -1,0 +1,541 @@
+"""Implements the recorder of authoring: each call of user code becomes a decision or a value."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+
+from perdure import limits
+from perdure.authoring.definitions import parse_version
+from perdure.authoring.recorder import Step, running
+from perdure.engine import guards
+from perdure.engine.closing import Unwinding, release_future
+from perdure.engine.loop import DurableLoop, DurableTimer
+from perdure.engine.operations import (
+    ACTIVITY,
+    CHILD,
+    EVENT,
+    MESSAGE,
+    TIMER,
+    Mailboxes,
+    Operation,
+    Operations,
+)
+from perdure.engine.outcome import CustomStatusWrite, KvWrite, ScheduledActivity, TurnOutcome
+from perdure.engine.tasks import ArrivalStep
+from perdure.errors import CannotUnwrap, ForbiddenInOrchestration, InvalidValue, PayloadError
+from perdure.interruption import is_interruption
+from perdure.model import events, work
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Mapping
+
+    import msgspec
+
+    from perdure.authoring.definitions import Activity, Orchestration
+    from perdure.codec import Codec
+    from perdure.engine.journal import Journal
+    from perdure.engine.matching import Cancelling
+    from perdure.engine.operations import Family
+    from perdure.engine.tasks import Branch
+
+S = TypeVar("S", bound=events.Scheduled)
+
+_CANCELLING: Final[Mapping[Family, type[Cancelling]]] = {
+    ACTIVITY: events.ActivityCancelRequested,
+    TIMER: events.TimerCancelled,
+    EVENT: events.ExternalSubscribedCancelled,
+    MESSAGE: events.QueueSubscriptionCancelled,
+    CHILD: events.SubOrchestrationCancelRequested,
+}
+_STEP: Final[type[Step[Any]]] = Step
+_TIME_MS_MAX: Final = 253_402_300_799_999  # the end of the year 9999
+
+
+class CodeRecorder:
+    """Answers user code, keeps its open steps and its state, and collects what the turn sends.
+
+    Once closed it answers with steps that never resolve and writes nothing: code that is being
+    unwound must come to an ``await`` to be stopped there.
+    """
+
+    def __init__(
+        self,
+        handler: Orchestration[Any, Any],
+        started: events.OrchestrationStarted,
+        journal: Journal,
+        kv: Mapping[str, str],
+        codec: Codec,
+    ) -> None:
+        self.instance_id = started.instance_id
+        self.execution_id = started.execution_id
+        self.name = started.name
+        self.version = started.version
+        self.codec = codec
+        self.custom_status = started.initial_custom_status
+        self.handler = handler
+        self.depth = started.depth
+        self.journal = journal
+        self.loop = DurableLoop(started.seed, self, self)
+        self.operations = Operations()
+        self.continued: tuple[msgspec.Raw, str | None] | None = None
+        """Arguments and version of the next execution, once the code asked for it."""
+        self.cancel_reason: str | None = None
+        """Reason of the cancellation, once one was requested."""
+        self.is_cancelled_late = False
+        """True if the function had ended before: then its error does not come from the clean-up."""
+        self.is_closed = False
+        self.outcome: TurnOutcome | None = None
+        """Outcome of the live turn; None while replaying."""
+        self.marked_patches: frozenset[str] = frozenset()
+        """Names of patches that have a marker in history."""
+        self._patches: dict[str, bool] = {}
+        self.has_cancelled_in_turn = False
+        """True if the turn has given up a step that it opened itself."""
+        self._kv = dict(kv)
+        self._mailboxes: Mailboxes | None = None
+        self._started = started
+
+    @property
+    def parent(self) -> work.ParentLink | None:
+        return work.parent_link(self._started)
+
+    @property
+    def mailboxes(self) -> Mailboxes:
+        """Created on first use: most executions never wait for an event or a message."""
+        if self._mailboxes is None:
+            self._mailboxes = Mailboxes()
+        return self._mailboxes
+
+    @property
+    def is_replaying(self) -> bool:
+        return self.journal.is_replaying or self.is_closed
+
+    @property
+    def now_ms(self) -> int:
+        return self.journal.now_ms
+
+    @property
+    def turn(self) -> int:
+        return self.journal.turn
+
+    # Steps
+
+    def schedule_activity(
+        self, activity: Activity[Any, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Step[Any]:
+        branch = self.loop.branch()
+        if self.is_closed:
+            return self.loop.create_step(_STEP, self, branch)
+        signature = activity.signature
+        payload = signature.encode_arguments(args, kwargs, self.codec)
+        if not signature.is_plain():  # plain arguments that do not fit fail in the activity
+            self._check_call(branch, activity, args, kwargs, payload)
+        self._check_going()
+        try:
+            event = self.journal.schedule_activity(
+                branch.next_operation(), branch.site, activity.name, payload, activity.settings
+            )
+        except CannotUnwrap as error:  # as in _schedule()
+            self._stop(error)
+        outcome = self.outcome
+        if outcome is not None:
+            retry, timeout_ms, heartbeat_ms, deadline_ms = activity.bounds
+            outcome.activities.append(
+                ScheduledActivity(event, retry, timeout_ms, heartbeat_ms, deadline_ms)
+            )
+        step = self.loop.create_step(_STEP, self, branch, event.event_id)
+        self.operations.add(Operation(ACTIVITY, event, step, activity))
+        return step
+
+    def schedule_child(
+        self, child: Orchestration[Any, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Step[Any]:
+        branch = self.loop.branch()
+        if self.is_closed:
+            return self.loop.create_step(_STEP, self, branch)
+        if self.depth >= limits.CHILD_DEPTH_MAX:
+            raise InvalidValue(
+                f"orchestration {child.name!r} would be {self.depth + 1} levels deep; "
+                f"at most {limits.CHILD_DEPTH_MAX} are allowed"
+            )
+        payload = child.signature.encode_arguments(args, kwargs, self.codec)
+        self._check_call(branch, child, args, kwargs, payload)
+        event = self._schedule(
+            branch,
+            events.SubOrchestrationScheduled,
+            {
+                "name": child.name,
+                "child_instance_id": child.call.id or self._automatic_id(),
+                "input": payload,
+                "version": child.call.version,
+                "on_parent_close": child.call.on_parent_close,
+            },
+        )
+        self._note("children", event)
+        step = self.loop.create_step(_STEP, self, branch, event.event_id)
+        self.operations.add(Operation(CHILD, event, step, child))
+        return step
+
+    def wait_for_event(self, name: str, type_: Any) -> Step[Any]:
+        branch = self.loop.branch()
+        if self.is_closed:
+            return self.loop.create_step(_STEP, self, branch)
+        event = self._schedule(branch, events.ExternalSubscribed, {"name": name})
+        return self._open_wait(branch, EVENT, event, type_)
+
+    def next_message(self, queue: str, type_: Any) -> Step[Any]:
+        branch = self.loop.branch()
+        if self.is_closed:
+            return self.loop.create_step(_STEP, self, branch)
+        event = self._schedule(branch, events.QueueSubscribed, {"name": queue})
+        return self._open_wait(branch, MESSAGE, event, type_)
+
+    def timer_started(self, timer: DurableTimer, seconds: float) -> None:
+        if not self.is_closed:
+            event = self._schedule(
+                self.loop.branch(), events.TimerCreated, {"fire_at_ms": self._fire_at_ms(seconds)}
+            )
+            self._open_timer(timer, event)
+
+    def start_detached(
+        self,
+        orchestration: Orchestration[Any, Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        delay_seconds: float,
+    ) -> str:
+        if self.is_closed:
+            return ""
+        branch = self.loop.branch()
+        payload = orchestration.signature.encode_arguments(args, kwargs, self.codec)
+        self._check_call(branch, orchestration, args, kwargs, payload)
+        delay_ms = max(0, self._fire_at_ms(delay_seconds) - self.now_ms)
+        event = self._schedule(
+            branch,
+            events.OrchestrationChained,
+            {
+                "name": orchestration.name,
+                "target_instance_id": orchestration.call.id or self._automatic_id(),
+                "input": payload,
+                "version": orchestration.call.version,
+                "delay_ms": delay_ms,
+            },
+        )
+        self._note("detached", event)
+        return event.target_instance_id
+
+    def start_cleanup_timer(self, callback: Callable[[], None], seconds: float) -> DurableTimer:
+        """Start the timer that bounds the clean-up. Its key belongs to no branch."""
+        fire_at_ms = self._fire_at_ms(seconds)
+        timer = DurableTimer(fire_at_ms / 1000, callback, (), None, self)
+        event = self.journal.schedule(
+            events.TimerCreated, "cancel/1", "", {"fire_at_ms": fire_at_ms}
+        )
+        self._open_timer(timer, event)
+        return timer
+
+    # Values
+
+    def rng(self) -> random.Random:
+        return self.loop.branch().rng()
+
+    def side_effect(self, fn: Callable[[], Any], type_: Any) -> Any:
+        if self.is_closed:
+            raise Unwinding
+        value = events.NULL if self.journal.is_replaying else self._call_once(fn)
+        event = self._schedule(self.loop.branch(), events.SideEffectRecorded, {"value": value})
+        return self.decode(event.value, type_, where="side_effect()")
+
+    def decode(self, raw: msgspec.Raw, type_: Any = Any, *, where: str) -> Any:
+        """Decode for the code. CannotUnwrap ends the turn: another codec may read the data."""
+        try:
+            return self.codec.decode(raw, type_, where=where)
+        except CannotUnwrap as error:
+            self._stop(error)
+
+    def is_patched(self, name: str) -> bool:
+        known = self._patches.get(name)
+        if known is None and not self.is_closed:
+            known = name in self.marked_patches or not self.journal.is_replaying
+            if known and not self.journal.is_replaying:
+                self.journal.schedule(events.PatchMarked, f"patch/{name}", "", {"name": name})
+            self._patches[name] = known
+        return bool(known)
+
+    def continue_as_new(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], version: str | None
+    ) -> NoReturn:
+        if self.is_closed:
+            raise Unwinding
+        if self.loop.is_ending:
+            raise ForbiddenInOrchestration("continue_as_new() is too late: the function has ended")
+        if version is None:
+            signature = self.handler.signature
+            payload = signature.encode_arguments(args, kwargs, self.codec)
+            # Checked here, so that the call fails and not the start of the next execution.
+            signature.check_arguments(args, kwargs, payload, self.codec)
+        else:
+            parse_version(version)
+            if kwargs:
+                raise TypeError("continue_as_new() with a version takes arguments by position only")
+            payload = self.codec.encode(args, where="arguments of continue_as_new()")
+        if self.continued is None:
+            self.continued = (payload, version)
+        self.loop.stop_with(None)
+        raise Unwinding
+
+    # Status and state
+
+    def set_custom_status(self, text: str | None) -> None:
+        if self.is_closed:
+            return
+        size = 0 if text is None else len(text.encode())
+        if size > limits.CUSTOM_STATUS_BYTES_MAX:
+            raise InvalidValue(
+                f"the status takes {size} bytes, "
+                f"at most {limits.CUSTOM_STATUS_BYTES_MAX} are allowed"
+            )
+        self._schedule(self.loop.branch(), events.CustomStatusUpdated, {"status": text})
+        self.custom_status = text
+        if self.outcome is not None:
+            self.outcome.custom_status = CustomStatusWrite(text)
+
+    def state_values(self) -> Mapping[str, str]:
+        return self._kv
+
+    def state_set(self, key: str, text: str) -> None:
+        if self.is_closed:
+            return
+        limits.check_id(key, "state key")
+        size = len(text.encode())
+        if size > limits.KV_VALUE_BYTES_MAX:
+            raise InvalidValue(
+                f"state[{key!r}] takes {size} bytes, "
+                f"at most {limits.KV_VALUE_BYTES_MAX} are allowed"
+            )
+        if key not in self._kv and len(self._kv) >= limits.KV_KEYS_MAX:
+            raise InvalidValue(
+                f"state[{key!r}] would be one key too many; "
+                f"at most {limits.KV_KEYS_MAX} are allowed"
+            )
+        self._schedule(self.loop.branch(), events.KeyValueSet, {"key": key, "value": text})
+        self._kv[key] = text
+        self._note("kv_writes", KvWrite(key, text))
+
+    def state_delete(self, key: str) -> None:
+        if not self.is_closed:
+            self._schedule(self.loop.branch(), events.KeyValueCleared, {"key": key})
+            self._kv.pop(key, None)
+            self._note("kv_writes", KvWrite(key, None))
+
+    def state_clear(self) -> None:
+        if not self.is_closed:
+            self._schedule(self.loop.branch(), events.KeyValuesCleared, {})
+            self._kv.clear()
+            self._note("kv_writes", KvWrite(None, None))
+
+    # Giving up
+
+    def step_cancelled(self, step: Step[Any]) -> None:
+        operation = self.operations.open.get(step.event_id)
+        if operation is not None and not self._outlives_parent(operation):
+            self.give_up(operation, "cancelled by the code")
+
+    def _outlives_parent(self, operation: Operation) -> bool:
+        """Return True for a child that goes on after its parent, which is about to end."""
+        is_ending = self.cancel_reason is not None or self.loop.is_ending
+        return is_ending and getattr(operation.event, "on_parent_close", "") == "abandon"
+
+    def timer_cancelled(self, timer: DurableTimer) -> None:
+        operation = self.operations.open.get(timer.event_id)
+        if operation is not None:
+            self.give_up(operation, "")
+
+    def give_up(self, operation: Operation, reason: str) -> None:
+        """Close an open step that the code has cancelled or left behind."""
+        event = operation.event
+        if self.is_closed or self.operations.open.pop(event.event_id, None) is None:
+            return
+        family = operation.family
+        fields = {} if family is TIMER else {"reason": reason}
+        self.journal.cancel(_CANCELLING[family], event.event_id, **fields)
+        if self.outcome is None:
+            return
+        if event.turn == self.journal.turn:
+            self.has_cancelled_in_turn = True  # it was not sent yet, so it needs no cancelling
+        elif family is ACTIVITY:
+            self._note("cancelled_activities", event.event_id)
+        elif family is TIMER:
+            self._note("cancelled_timers", event.event_id)
+        elif family is CHILD:
+            self._note("cancelled_children", event.child_instance_id)
+
+    def drop_cancelled_in_turn(self, outcome: TurnOutcome) -> None:
+        """Remove steps from the outcome that the turn has both opened and given up."""
+        self.has_cancelled_in_turn = False
+        is_open = self.operations.open
+        outcome.activities = [a for a in outcome.activities if a.event.event_id in is_open]
+        outcome.timers = [timer for timer in outcome.timers if timer.event_id in is_open]
+        outcome.children = [child for child in outcome.children if child.event_id in is_open]
+
+    def close(self) -> None:
+        """Close the code and release everything that it waits for."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self.loop.abandon()
+        for operation in self.operations.open.values():
+            if operation.family is not TIMER:
+                release_future(operation.target)
+        self.operations.open.clear()
+        self._mailboxes = None
+
+    def deliver(self, operation: Operation, data: msgspec.Raw, number: int) -> None:
+        """Resolve a wait with arrived data; data that does not fit raises at the ``await``.
+
+        ``number``: the number of the arrival among all arrivals.
+        """
+        event = operation.event
+        kind = "event" if operation.family is EVENT else "message in"
+        self.operations.open.pop(event.event_id, None)
+        self.mailboxes.note_unread(number, data, operation)
+        try:
+            value = self.codec.decode(data, operation.definition, where=f"{kind} {event.name!r}")
+        except CannotUnwrap as error:
+            self.loop.stop_with(error)
+        except PayloadError as error:
+            operation.target.set_exception(error)
+        else:
+            operation.target.set_result(value)
+
+    def arrival_returned(self, step: Step[Any]) -> None:
+        """Deliver an arrival to the next wait: its own was cancelled before the code read it."""
+        if not self.is_closed:
+            number, data, operation = self.mailboxes.put_back(step)
+            if operation is not None:
+                self.deliver(operation, data, number)
+
+    # Internal
+
+    def _check_call(
+        self,
+        branch: Branch,
+        called: Activity[Any, Any] | Orchestration[Any, Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        payload: msgspec.Raw,
+    ) -> None:
+        """Raise PayloadError in the call for arguments that do not fit, before they are sent.
+
+        A call that history has is not checked: it fitted the annotation of its time.
+        """
+        try:
+            if not self.journal.has_call(branch.coming_operation(), called.name, payload):
+                called.signature.check_arguments(args, kwargs, payload, self.codec)
+        except CannotUnwrap as error:
+            self._stop(error)
+
+    def _schedule(self, branch: Branch, kind: type[S], fields: dict[str, Any]) -> S:
+        self._check_going()
+        try:
+            return self.journal.schedule(kind, branch.next_operation(), branch.site, fields)
+        except CannotUnwrap as error:  # the recorded payload cannot be compared
+            self._stop(error)
+
+    def _check_going(self) -> None:
+        """Stop code that must not ask for another step."""
+        journal = self.journal
+        if self.loop.crash is not None:
+            raise Unwinding  # the end is decided: the code goes on in vain
+        if journal.commands >= limits.COMMANDS_PER_TURN_MAX:
+            self._stop(
+                InvalidValue(
+                    f"more than {limits.COMMANDS_PER_TURN_MAX} steps in one turn; "
+                    "is there an endless loop?"
+                )
+            )
+        if journal.last_event_id >= limits.HISTORY_EVENTS_MAX:
+            self._stop(history_too_long())
+
+    def _stop(self, error: BaseException) -> NoReturn:
+        """End the execution with the error, even if the code catches it."""
+        self.loop.stop_with(error)
+        raise Unwinding
+
+    def _open_wait(self, branch: Branch, family: Family, event: Any, type_: Any) -> Step[Any]:
+        step = self.loop.create_step(ArrivalStep, self, branch, event.event_id)
+        operation = Operation(family, event, step, type_)
+        self.operations.add(operation)
+        arrived = self.mailboxes.wait(operation)
+        if arrived is not None:
+            number, data = arrived
+            self.deliver(operation, data, number)
+        return step
+
+    def _open_timer(self, timer: DurableTimer, event: events.TimerCreated) -> None:
+        timer.event_id = event.event_id
+        self.operations.add(Operation(TIMER, event, timer, None))
+        self._note("timers", event)
+
+    def _note(self, field: str, value: object) -> None:
+        """Append to a list of the outcome. Lists are created on first use: most turns need few."""
+        outcome = self.outcome
+        if outcome is None:
+            return
+        noted = getattr(outcome, field)
+        if noted:
+            noted.append(value)
+        else:
+            setattr(outcome, field, [value])
+
+    def _fire_at_ms(self, seconds: float) -> int:
+        if not math.isfinite(seconds):
+            raise InvalidValue(f"a durable timer needs a finite delay, not {seconds!r} seconds")
+        # Rounded first: the float arithmetic of a deadline must not add a millisecond.
+        fire_at_ms = self.now_ms + max(0, math.ceil(round(seconds * 1000, 2)))
+        if fire_at_ms > _TIME_MS_MAX:
+            raise InvalidValue(f"a durable timer must end before the year 10000: {seconds!r} s")
+        return fire_at_ms
+
+    def _automatic_id(self) -> str | None:
+        """Return an id made of the place in history; None on replay, as the recorded id is used."""
+        if self.journal.is_replaying:
+            return None
+        tail = f"::{self.execution_id}.{self.journal.last_event_id + 1}"
+        full = self.instance_id + tail
+        if len(full) <= limits.ID_CHARACTERS_MAX:
+            return full
+        digest = hashlib.blake2b(self.instance_id.encode(), digest_size=16).hexdigest()
+        head = self.instance_id[: limits.ID_CHARACTERS_MAX - len(tail) - len(digest) - 1]
+        return f"{head}~{digest}{tail}"
+
+    def _call_once(self, fn: Callable[[], Any]) -> msgspec.Raw:
+        # Called outside of the loop: steps that the function calls must not be recorded.
+        asyncio._set_running_loop(None)  # noqa: SLF001
+        thread = get_ident()
+        del running[thread]
+        guards.leave()
+        try:
+            return self.codec.encode(fn(), where="side_effect()")
+        except BaseException as error:
+            if is_interruption(error):
+                raise
+            # The code cannot catch it: on replay there is no error to raise again.
+            self._stop(error)
+        finally:
+            running[thread] = self
+            guards.enter()
+            asyncio._set_running_loop(self.loop)  # noqa: SLF001
+
+
+def history_too_long() -> InvalidValue:
+    return InvalidValue(
+        f"the history has reached {limits.HISTORY_EVENTS_MAX} events; "
+        "use continue_as_new() in long loops"
+    )

@@ -1,0 +1,27 @@
+"""Random ids: of instances, executions, lock tokens and workers.
+
+The random bytes are fetched from the system for many ids at once: one call costs more than
+everything else that a new instance needs, and it releases the interpreter lock.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+_IDS_PER_CALL: Final = 256
+_unused: list[str] = []
+
+
+def new_id() -> str:
+    """Return 32 random hexadecimal digits; no other call returns the same ones."""
+    try:
+        return _unused.pop()
+    except IndexError:
+        digits = os.urandom(16 * _IDS_PER_CALL).hex()
+        _unused.extend(digits[start : start + 32] for start in range(32, len(digits), 32))
+        return digits[:32]
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_unused.clear)  # a fork must not use the same ids

@@ -1,1 +1,0 @@
-"""Pure rules and small mechanisms that more than one provider needs."""

@@ -1,0 +1,366 @@
+-- Fetching turns. A fetch looks at the first instances of each route, so that instances for other
+-- handlers do not slow it down. It finds nothing only if no instance can be locked.
+
+-- Returns every route that has an instance with a message, by one index lookup for each.
+CREATE OR REPLACE FUNCTION waiting_routes() RETURNS text[]
+LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN ARRAY(
+        WITH RECURSIVE found (route) AS (
+            (
+                SELECT l.route FROM instance_locks l
+                WHERE l.route IS NOT NULL AND l.ready_at IS NOT NULL
+                    AND l.lock_token IS NULL AND l.not_before IS NULL AND NOT l.suspended
+                ORDER BY l.route LIMIT 1
+            )
+            UNION ALL
+            SELECT (
+                SELECT l.route FROM instance_locks l
+                WHERE l.route > f.route AND l.ready_at IS NOT NULL
+                    AND l.lock_token IS NULL AND l.not_before IS NULL AND NOT l.suspended
+                ORDER BY l.route LIMIT 1
+            )
+            FROM found f
+            WHERE f.route IS NOT NULL
+        )
+        SELECT f.route FROM found f WHERE f.route IS NOT NULL
+    );
+END $$;
+
+-- Tells whether the version that an execution is pinned to is in one of the ranges; NULL ranges:
+-- any.
+CREATE OR REPLACE FUNCTION fits_versions(p_pinned bigint[], p_ranges jsonb) RETURNS boolean
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT p_ranges IS NULL OR p_pinned IS NULL OR EXISTS (
+        SELECT FROM jsonb_to_recordset(p_ranges) AS r (minimum bigint[], maximum bigint[])
+        WHERE p_pinned BETWEEN r.minimum AND r.maximum
+    )
+$$;
+
+-- Returns instances that can be locked, oldest message first: unlocked ones, ones whose lock or
+-- delay has ended, and ones with a new message whose lock this owner keeps.
+CREATE OR REPLACE FUNCTION turn_candidates(
+    p_now bigint, p_owner text, p_routes text[], p_filtered boolean, p_ranges jsonb, p_limit integer
+) RETURNS text[]
+LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN ARRAY(
+        SELECT c.instance_id
+        FROM (
+            SELECT h.instance_id, h.ready_at, h.ready_id
+            FROM unnest(p_routes) AS r (route)
+            CROSS JOIN LATERAL (
+                SELECT l.instance_id, l.ready_at, l.ready_id
+                FROM instance_locks l
+                WHERE l.route = r.route AND l.ready_at <= p_now
+                    AND l.lock_token IS NULL AND l.not_before IS NULL AND NOT l.suspended
+                    AND (l.opens_at IS NULL OR l.opens_at <= p_now)
+                    AND fits_versions(l.framework_version, p_ranges)
+                ORDER BY l.ready_at, l.ready_id
+                LIMIT p_limit
+            ) h
+            UNION ALL
+            SELECT l.instance_id, q.visible_at, q.message_id
+            FROM instance_locks l
+            CROSS JOIN LATERAL (
+                SELECT m.visible_at, m.message_id
+                FROM orchestrator_queue m
+                WHERE m.instance_id = l.instance_id
+                ORDER BY m.visible_at, m.message_id
+                LIMIT 1
+            ) q
+            WHERE l.wake_at <= p_now AND l.route IS NOT NULL AND NOT l.suspended
+                AND q.visible_at <= p_now
+                AND (l.opens_at IS NULL OR l.opens_at <= p_now)
+                AND (NOT p_filtered OR l.route = ANY (p_routes))
+                AND fits_versions(l.framework_version, p_ranges)
+            UNION ALL
+            SELECT l.instance_id, l.ready_at, l.ready_id
+            FROM instance_locks l
+            WHERE l.owner = p_owner AND l.kept AND NOT l.suspended
+                AND l.ready_at <= p_now AND l.locked_until > p_now
+                AND (NOT p_filtered OR l.route = ANY (p_routes))
+                AND fits_versions(l.framework_version, p_ranges)
+        ) c
+        ORDER BY c.ready_at, c.ready_id
+        LIMIT p_limit
+    );
+END $$;
+
+-- Returns when the next instance may become ready: a hint for how long to wait.
+CREATE OR REPLACE FUNCTION next_turn_at(
+    p_now bigint, p_owner text, p_routes text[], p_filtered boolean
+) RETURNS bigint
+LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN least(
+        (
+            SELECT min(h.due_at)
+            FROM unnest(p_routes) AS r (route)
+            CROSS JOIN LATERAL (
+                (
+                    SELECT greatest(l.ready_at, l.opens_at) AS due_at
+                    FROM instance_locks l
+                    WHERE l.route = r.route AND l.ready_at > p_now
+                        AND l.lock_token IS NULL AND l.not_before IS NULL AND NOT l.suspended
+                    ORDER BY l.ready_at
+                    LIMIT 1
+                )
+                UNION ALL
+                SELECT min(l.opens_at)
+                FROM instance_locks l
+                WHERE l.route = r.route AND l.ready_at <= p_now AND l.opens_at > p_now
+                    AND l.lock_token IS NULL AND l.not_before IS NULL AND NOT l.suspended
+            ) h
+        ),
+        (
+            SELECT l.wake_at FROM instance_locks l
+            WHERE l.wake_at > p_now AND l.route IS NOT NULL AND NOT l.suspended
+                AND (NOT p_filtered OR l.route = ANY (p_routes))
+            ORDER BY l.wake_at LIMIT 1
+        ),
+        (
+            SELECT l.ready_at FROM instance_locks l
+            WHERE l.owner = p_owner AND l.kept AND NOT l.suspended AND l.ready_at > p_now
+            ORDER BY l.ready_at LIMIT 1
+        )
+    );
+END $$;
+
+-- Moves visible messages that have waited longer than the grace period for a start to dead_letters.
+CREATE OR REPLACE FUNCTION dead_letter_orphans(p_now bigint, p_grace_ms bigint) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_ids text[] := ARRAY(
+        SELECT l.instance_id FROM instance_locks l
+        WHERE l.route IS NULL AND l.orphaned_at <= p_now - p_grace_ms
+        ORDER BY l.orphaned_at
+        LIMIT 1000
+        FOR UPDATE SKIP LOCKED
+    );
+BEGIN
+    WITH buried AS (
+        DELETE FROM orchestrator_queue q
+        WHERE q.instance_id = ANY (v_ids)
+            AND q.enqueued_at <= p_now - p_grace_ms AND q.visible_at <= p_now
+        RETURNING q.*
+    )
+    INSERT INTO dead_letters (instance_id, reason, dead_since, message)
+    SELECT
+        b.instance_id, 'no instance and no start with that id', p_now,
+        jsonb_strip_nulls(jsonb_build_object(
+            'instance_id', b.instance_id, 'kind', b.kind, 'body', b.body,
+            'visible_at_ms', b.given_at, 'timer', CASE WHEN b.timer_id IS NOT NULL THEN
+                jsonb_build_object('execution_id', b.timer_execution_id, 'timer_id', b.timer_id)
+            END
+        ))
+    FROM buried b
+    ORDER BY greatest(b.visible_at, b.enqueued_at + p_grace_ms), b.message_id;
+    PERFORM update_readiness(v_ids);
+    PERFORM delete_idle_locks(v_ids);
+END $$;
+
+-- Locks instances and marks their visible messages: instance p_ids[i] for delivery p_deliveries[i].
+CREATE OR REPLACE FUNCTION deliver_turns(
+    p_ids text[], p_deliveries text[], p_continues boolean[], p_lock_ms bigint, p_owner text,
+    p_now bigint
+) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE instance_locks l SET
+        lock_token = CASE WHEN t.continues THEN l.lock_token ELSE t.delivery END,
+        locked_at = CASE WHEN t.continues THEN l.locked_at ELSE p_now END,
+        locked_until = CASE WHEN t.continues THEN l.locked_until ELSE p_now + p_lock_ms END,
+        owner = CASE WHEN t.continues THEN l.owner ELSE p_owner END,
+        kept = t.continues,
+        ready_at = f.visible_at,
+        ready_id = f.message_id,
+        wake_at = CASE WHEN t.continues THEN l.locked_until ELSE p_now + p_lock_ms END
+    FROM unnest(p_ids, p_deliveries, p_continues) AS t (instance_id, delivery, continues)
+    LEFT JOIN LATERAL (
+        SELECT q.visible_at, q.message_id
+        FROM orchestrator_queue q
+        WHERE q.instance_id = t.instance_id AND q.visible_at > p_now
+        ORDER BY q.visible_at, q.message_id
+        LIMIT 1
+    ) f ON true
+    WHERE l.instance_id = t.instance_id;
+    UPDATE orchestrator_queue q SET
+        lock_token = l.lock_token, delivery = t.delivery, attempt_count = q.attempt_count + 1
+    FROM unnest(p_ids, p_deliveries) AS t (instance_id, delivery)
+    JOIN instance_locks l ON l.instance_id = t.instance_id
+    WHERE q.instance_id = t.instance_id AND q.visible_at <= p_now
+        AND q.lock_token IS DISTINCT FROM l.lock_token;
+END $$;
+
+-- Locks up to one instance for each token and returns them with their messages; if there is none,
+-- one row without an instance that says when to fetch again. With p_again the tokens were sent
+-- before and the answer was lost: the same instances are returned again.
+CREATE OR REPLACE FUNCTION fetch_turns(
+    p_tokens text[], p_again boolean, p_lock_ms bigint, p_owner text, p_routes text[],
+    p_ranges jsonb, p_grace_ms bigint, p_with_history boolean
+) RETURNS TABLE (
+    instance_id text, lock_token text, continues boolean, name text, version text,
+    parent_instance_id text, execution_id bigint,
+    message_ids bigint[], bodies text[], attempts bigint[], event_ids bigint[], events text[],
+    kv_keys text[], kv_values text[], kv_times bigint[], now_at bigint, due_at bigint
+)
+LANGUAGE plpgsql SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    v_now bigint := now_ms();
+    v_routes text[] := p_routes;
+    v_candidates text[];
+    v_ids text[];
+    v_continues boolean[];
+    v_deliveries text[];
+BEGIN
+    -- Do not wait for the disk: a lock that a crash of the server loses is like one that has
+    -- expired.
+    PERFORM set_config('synchronous_commit', 'off', true),
+        pg_advisory_xact_lock(hashtextextended(p_tokens[1], 0));
+    IF p_again THEN
+        SELECT array_agg(d.instance_id), array_agg(d.delivery),
+            array_agg(l.lock_token <> d.delivery)
+        INTO v_ids, v_deliveries, v_continues
+        FROM (
+            SELECT DISTINCT q.instance_id, q.delivery, q.lock_token
+            FROM orchestrator_queue q WHERE q.delivery = ANY (p_tokens)
+        ) d
+        JOIN instance_locks l
+            ON l.instance_id = d.instance_id AND l.lock_token = d.lock_token
+            AND l.locked_until > v_now;
+        IF v_ids IS NULL THEN
+            -- The locks have expired, and no client knows these tokens: release them.
+            WITH released AS (
+                UPDATE instance_locks l
+                SET lock_token = NULL, locked_at = NULL, locked_until = NULL, owner = NULL
+                WHERE l.lock_token = ANY (p_tokens)
+                RETURNING l.instance_id
+            )
+            SELECT array_agg(r.instance_id) INTO v_candidates FROM released r;
+            PERFORM update_readiness(v_candidates);
+        END IF;
+    END IF;
+    IF v_ids IS NULL AND EXISTS (
+        SELECT FROM instance_locks l
+        WHERE l.route IS NULL AND l.orphaned_at <= v_now - p_grace_ms
+    ) THEN
+        PERFORM dead_letter_orphans(v_now, p_grace_ms);
+    END IF;
+    WHILE v_ids IS NULL LOOP
+        IF p_routes IS NULL THEN
+            v_routes := waiting_routes();
+        END IF;
+        v_candidates := turn_candidates(
+            v_now, p_owner, v_routes, p_routes IS NOT NULL, p_ranges, cardinality(p_tokens) + 16
+        );
+        IF v_candidates = '{}' THEN
+            RETURN QUERY SELECT
+                NULL, NULL, NULL::boolean, NULL, NULL, NULL, NULL::bigint, NULL::bigint[],
+                NULL::text[], NULL::bigint[], NULL::bigint[], NULL::text[], NULL::text[],
+                NULL::text[], NULL::bigint[], v_now, next_turn_at(
+                    v_now, p_owner, v_routes, p_routes IS NOT NULL
+                );
+            RETURN;
+        END IF;
+        SELECT
+            array_agg(s.instance_id ORDER BY s.position), array_agg(s.continues ORDER BY s.position)
+        INTO v_ids, v_continues
+        FROM (
+            SELECT l.instance_id, coalesce(l.locked_until > v_now, false) AS continues, c.position
+            FROM unnest(v_candidates) WITH ORDINALITY AS c (instance_id, position)
+            JOIN instance_locks l ON l.instance_id = c.instance_id
+            WHERE l.route IS NOT NULL AND NOT l.suspended
+                AND (l.opens_at IS NULL OR l.opens_at <= v_now)
+                AND CASE
+                    WHEN l.locked_until > v_now
+                        THEN l.kept AND l.owner = p_owner AND l.ready_at <= v_now
+                    WHEN l.not_before > v_now THEN false
+                    WHEN l.lock_token IS NULL THEN l.ready_at <= v_now
+                    ELSE EXISTS (
+                        SELECT FROM orchestrator_queue q
+                        WHERE q.instance_id = l.instance_id AND q.visible_at <= v_now
+                    )
+                END
+                AND (p_routes IS NULL OR l.route = ANY (p_routes))
+                AND fits_versions(l.framework_version, p_ranges)
+            ORDER BY c.position
+            LIMIT cardinality(p_tokens)
+            FOR UPDATE OF l SKIP LOCKED
+        ) s;
+        IF v_ids IS NULL THEN
+            -- Other transactions have locked all of them. Wait for the first one, then look again.
+            PERFORM 1 FROM instance_locks l WHERE l.instance_id = v_candidates[1] FOR UPDATE;
+            v_now := now_ms();
+        ELSE
+            -- Read the clock again: messages committed since the first reading are visible too.
+            v_now := now_ms();
+            v_deliveries := p_tokens[:cardinality(v_ids)];
+            PERFORM deliver_turns(v_ids, v_deliveries, v_continues, p_lock_ms, p_owner, v_now);
+        END IF;
+    END LOOP;
+
+    RETURN QUERY
+    SELECT
+        t.instance_id, l.lock_token, t.continues, w.name, w.version, w.parent_instance_id,
+        w.execution_id, b.message_ids, b.bodies, b.attempts, h.event_ids, h.events,
+        k.kv_keys, k.kv_values, k.kv_times, v_now, NULL::bigint
+    FROM unnest(v_ids, v_deliveries, v_continues)
+        WITH ORDINALITY AS t (instance_id, delivery, continues, position)
+    JOIN instance_locks l ON l.instance_id = t.instance_id
+    CROSS JOIN LATERAL (
+        SELECT
+            array_agg(q.message_id ORDER BY q.due_at, q.message_id) AS message_ids,
+            array_agg(q.body ORDER BY q.due_at, q.message_id) AS bodies,
+            array_agg(q.attempt_count ORDER BY q.due_at, q.message_id) AS attempts,
+            min(q.message_id) FILTER (WHERE q.start_name IS NOT NULL) AS start_id
+        FROM (
+            -- A delayed message is ordered by the end of its delay. All others keep their order,
+            -- even if the clock was set back in between.
+            SELECT
+                m.message_id, m.body, m.attempt_count, m.start_name,
+                CASE
+                    WHEN m.visible_at > m.enqueued_at THEN m.visible_at
+                    ELSE max(m.enqueued_at) FILTER (WHERE m.visible_at <= m.enqueued_at)
+                        OVER (ORDER BY m.message_id)
+                END AS due_at
+            FROM orchestrator_queue m
+            WHERE m.instance_id = t.instance_id AND m.visible_at <= v_now
+                AND m.delivery = t.delivery
+        ) q
+    ) b
+    LEFT JOIN instances i ON i.instance_id = t.instance_id
+    LEFT JOIN orchestrator_queue s
+        ON s.instance_id = t.instance_id AND s.message_id = b.start_id
+        AND NOT coalesce(i.named OR i.started, false)
+    CROSS JOIN LATERAL (
+        SELECT
+            coalesce(s.start_name, i.name, 'unknown') AS name,
+            CASE WHEN s.start_name IS NULL THEN i.version ELSE s.start_version END AS version,
+            CASE
+                WHEN s.start_name IS NULL THEN i.parent_instance_id ELSE s.start_parent
+            END AS parent_instance_id,
+            coalesce(nullif(i.execution_id, 0), (
+                SELECT max(e.execution_id) FROM history e WHERE e.instance_id = t.instance_id
+            ), 1) AS execution_id
+    ) w
+    LEFT JOIN LATERAL (
+        SELECT
+            array_agg(e.event_id ORDER BY e.event_id) AS event_ids,
+            array_agg(e.data ORDER BY e.event_id) AS events
+        FROM history e
+        WHERE p_with_history AND NOT t.continues
+            AND e.instance_id = t.instance_id AND e.execution_id = w.execution_id
+    ) h ON true
+    LEFT JOIN LATERAL (
+        SELECT
+            array_agg(v.key ORDER BY v.key) AS kv_keys,
+            array_agg(v.value ORDER BY v.key) AS kv_values,
+            array_agg(v.updated_at ORDER BY v.key) AS kv_times
+        FROM kv_store v
+        WHERE NOT t.continues AND v.instance_id = t.instance_id
+    ) k ON true
+    ORDER BY t.position;
+END $$;

@@ -1,0 +1,413 @@
+"""Group commit over the network: operations that arrive during a commit share the next one.
+
+A lane has one batch in flight. Each batch has a number, under which the server keeps its answer: a
+batch whose answer was lost is sent again with the same number and applied once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, LiteralString, TypeAlias
+
+import msgspec
+import psycopg
+
+from perdure.errors import (
+    DuplicateEvent,
+    InstanceFinished,
+    InvalidValue,
+    LockLost,
+    NotFound,
+    PerdureError,
+    ProviderError,
+    StoreClosed,
+)
+from perdure.providers import rules
+from perdure.providers.postgres.faults import (
+    Backoff,
+    Remedy,
+    outcome_unknown,
+    refusal,
+    remedy_for,
+    violated,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from perdure.providers.postgres.pool import ConnectionPool
+    from perdure.providers.postgres.statements import Statements
+
+Refusal: TypeAlias = tuple[str, str | None]
+"""A code, and the token, instance or status that it is about."""
+
+_OPERATIONS_MAX: Final = 500
+_BYTES_MAX: Final = 4 * 1024 * 1024
+_ONE_BYTES_MAX: Final = 256 * 1024 * 1024
+"""For one operation; a bigger one exceeds the statement timeout or cannot be sent at all."""
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """The answer of the server to a batch."""
+
+    now: int
+    refused: dict[str, Refusal] | None = None
+    """Refused operations by position in the batch."""
+    turns_at: int | None = None
+    """When an instance becomes ready because of the batch."""
+    work_at: int | None = None
+    """When a work item becomes ready because of the batch."""
+
+
+_answers: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
+_encoder = msgspec.json.Encoder()
+
+
+@dataclass(slots=True, eq=False)
+class _Operation:
+    """One call, waiting for the batch that carries it."""
+
+    name: str
+    template: LiteralString
+    row: dict[str, Any]
+    key: str
+    parts: int
+    weight: int
+    done: Callable[[], None] | None
+    answers: bool
+    outcome: asyncio.Future[Any]
+
+    def complete(self, refused: Refusal | None) -> None:
+        """Set the outcome from the answer of the server."""
+        try:
+            is_done = _raise_refusal(self.name, self.row, refused)
+            if is_done and self.done is not None:
+                self.done()
+        except Exception as error:  # noqa: BLE001 - the caller gets it
+            if not self.outcome.done():
+                self.outcome.set_exception(error)
+        else:
+            if not self.outcome.done():
+                self.outcome.set_result(is_done if self.answers else None)
+
+    def fail(self, error: Exception) -> None:
+        if self.outcome.done():
+            return
+        if isinstance(error, PerdureError):
+            own = _contract_error(self.name, error, self.row)
+            own.__cause__ = error.__cause__
+            error = own
+        self.outcome.set_exception(error)
+
+
+@dataclass(slots=True, eq=False)
+class _Lane:
+    name: str
+    batch: int = 0
+    """The number of the last batch that was sent."""
+
+
+class CommitPipeline:
+    """A few lanes that take the waiting operations in turn."""
+
+    def __init__(
+        self,
+        pool: ConnectionPool,
+        statements: Statements,
+        *,
+        lanes: int,
+        in_order: str,
+        retry_seconds: float,
+        applied: Callable[[Answer, float], None],
+    ) -> None:
+        self._pool = pool
+        self._statements = statements
+        self._retry_seconds = retry_seconds
+        self._applied = applied
+        handle = secrets.token_hex(8)
+        self._lanes = [_Lane(f"{handle}-{number}") for number in range(lanes)]
+        self._idle: list[_Lane] = []
+        self._under_way = 0
+        self._waiting: dict[str, deque[_Operation]] = {}
+        self._in_order = in_order
+        """Operations of this statement are committed in the order in which they were sent."""
+        self._is_ordering = False
+        self._is_waking = False
+        self._is_open = False
+        self._at_rest = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def lane_names(self) -> list[str]:
+        return [lane.name for lane in self._lanes]
+
+    def open(self) -> None:
+        self._is_open = True
+        self._idle = list(self._lanes)
+        self._under_way = 0
+        self._is_ordering = self._is_waking = False
+        self._at_rest = asyncio.Event()
+
+    async def close(self) -> None:
+        """Commit what was accepted, then accept nothing more."""
+        self._is_open = False
+        while self._under_way or self._waiting:
+            self._at_rest.clear()
+            await self._at_rest.wait()
+
+    def send(
+        self,
+        name: str,
+        template: LiteralString,
+        row: dict[str, Any],
+        *,
+        key: str,
+        parts: int = 0,
+        weight: int = 0,
+        done: Callable[[], None] | None = None,
+        answers: bool = True,
+    ) -> asyncio.Future[Any]:
+        """Commit an operation together with others; it is queued when this returns.
+
+        The future gives False if the instance exists already, otherwise True, or None without
+        ``answers``; it raises if the server refuses the operation. ``done`` is called after the
+        commit, also if the future was cancelled meanwhile.
+        ``key``: two operations with one key never share a batch, because the second must see the
+        effect of the first. Any number of operations with an empty key share one.
+        """
+        outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        if not self._is_open:
+            outcome.set_exception(StoreClosed(name, f"{self._pool.location} is not open"))
+        elif weight > _ONE_BYTES_MAX:
+            outcome.set_exception(
+                InvalidValue(
+                    f"{name}: {weight >> 20} MB are too much for one commit on Postgres, at most "
+                    f"{_ONE_BYTES_MAX >> 20} are possible; start fewer steps at once, or store the "
+                    "values elsewhere and pass references"
+                )
+            )
+        else:
+            self._waiting.setdefault(template, deque()).append(
+                _Operation(name, template, row, key, parts, weight, done, answers, outcome)
+            )
+            self._wake()
+        return outcome
+
+    # --- lanes
+
+    def _wake(self) -> None:
+        # Not at once: operations that arrive in this round of the event loop join the batch.
+        if self._idle and not self._is_waking:
+            self._is_waking = True
+            asyncio.get_running_loop().call_soon(self._start)
+
+    def _start(self) -> None:
+        """Send a batch of the waiting operations if a lane is idle."""
+        self._is_waking = False
+        batch = self._take() if self._idle else []
+        if not batch:
+            return
+        lane = self._idle.pop()
+        self._under_way += 1
+        if self._waiting:
+            self._wake()
+        self._is_ordering = self._is_ordering or batch[0].template == self._in_order
+        lane.batch += 1
+        try:
+            statement, parameters = self._call_of(lane, batch, again=False)
+        except Exception as failure:  # noqa: BLE001 - the lane must become idle again
+            _fail(batch, failure, failure)
+            self._finish(lane, batch)
+            return
+        sent_at = time.monotonic()
+
+        def answered(text: bytes, error: BaseException | None) -> None:
+            if error is None:
+                self._complete(batch, text, sent_at)
+                self._finish(lane, batch)
+            else:
+                self._commit_in_task(lane, batch, error)
+
+        if not self._pool.call_now(statement, parameters, answered):
+            self._commit_in_task(lane, batch, None)
+
+    def _finish(self, lane: _Lane, batch: list[_Operation]) -> None:
+        if batch[0].template == self._in_order:
+            self._is_ordering = False
+        self._idle.append(lane)
+        self._under_way -= 1
+        self._start()
+        if not self._under_way:
+            self._at_rest.set()
+
+    def _commit_in_task(
+        self, lane: _Lane, batch: list[_Operation], error: BaseException | None
+    ) -> None:
+        """Commit with waiting and repeating. ``error``: the error of the first try, if any."""
+        task = asyncio.create_task(self._run(lane, batch, error), name=f"perdure-lane-{lane.name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, lane: _Lane, batch: list[_Operation], error: BaseException | None) -> None:
+        try:
+            await self._commit(lane, batch, error)
+        finally:
+            self._finish(lane, batch)
+
+    def _take(self) -> list[_Operation]:
+        """Return a batch for the statement whose operations have waited longest."""
+        template = next(
+            (each for each in self._waiting if not (self._is_ordering and each == self._in_order)),
+            None,
+        )
+        if template is None:
+            return []
+        waiting = self._waiting.pop(template)
+        if len(waiting) == 1:
+            return [waiting[0]]
+        batch: list[_Operation] = []
+        put_off: list[_Operation] = []
+        keys: set[str] = set()
+        weight = 0
+        while waiting and len(batch) < _OPERATIONS_MAX and weight <= _BYTES_MAX:
+            operation = waiting.popleft()
+            if operation.key:
+                if operation.key in keys:
+                    put_off.append(operation)
+                    continue
+                keys.add(operation.key)
+            weight += operation.weight
+            batch.append(operation)
+        waiting.extendleft(reversed(put_off))
+        if waiting:
+            self._waiting[template] = waiting
+        return batch
+
+    async def _commit(
+        self, lane: _Lane, batch: list[_Operation], error: BaseException | None
+    ) -> None:
+        try:
+            text, sent_at = await self._send(lane, batch, error)
+        except psycopg.Error as refused:
+            if len(batch) > 1:
+                # One of them cannot be written. Sent alone, each operation gets its own answer.
+                for operation in batch:
+                    lane.batch += 1
+                    await self._commit(lane, [operation], None)
+            else:
+                failure = refusal(batch[0].name, refused, self._pool.location)
+                _fail(batch, failure, refused)
+        except Exception as failure:  # noqa: BLE001 - the lane must become idle again
+            _fail(batch, failure, failure)
+        else:
+            self._complete(batch, text, sent_at)
+
+    def _complete(self, batch: list[_Operation], text: bytes, sent_at: float) -> None:
+        try:
+            answer = _answers.decode(text)
+            self._applied(answer, sent_at)
+        except Exception as failure:  # noqa: BLE001 - the lane must become idle again
+            _fail(batch, failure, failure)
+            return
+        refused = answer.refused or {}
+        for position, operation in enumerate(batch):
+            operation.complete(refused.get(str(position)))
+
+    def _call_of(
+        self, lane: _Lane, batch: list[_Operation], *, again: bool
+    ) -> tuple[bytes, tuple[bytes, ...]]:
+        parts = 0
+        for position, operation in enumerate(batch):
+            operation.row["n"] = position
+            parts |= operation.parts
+        rows = _encoder.encode([operation.row for operation in batch])
+        number, mark = b"%d" % lane.batch, b"t" if again else b"f"
+        statement = self._statements(batch[0].template)
+        return statement, (lane.name.encode(), number, mark, rows, b"%d" % parts)
+
+    async def _send(
+        self, lane: _Lane, batch: list[_Operation], error: BaseException | None
+    ) -> tuple[bytes, float]:
+        """Return the answer, and the time at which its statement was sent.
+
+        Raises psycopg.Error if nothing was written and repeating cannot help.
+        """
+        name = batch[0].name
+        backoff = Backoff(self._retry_seconds)
+        is_unknown = False
+        while True:
+            sent_at = time.monotonic()
+            try:
+                if error is not None:
+                    raise error
+                statement, parameters = self._call_of(lane, batch, again=is_unknown)
+                return await self._pool.call_once(name, statement, parameters), sent_at
+            except (psycopg.Error, OSError) as failure:
+                error = None
+                remedy = remedy_for(failure)
+                if remedy is Remedy.NONE and isinstance(failure, psycopg.Error):
+                    raise
+                is_unknown = is_unknown or remedy is Remedy.RECONNECT
+                if not await backoff.pause():
+                    told = refusal(name, failure, self._pool.location)
+                    if is_unknown and isinstance(told, ProviderError):
+                        told = outcome_unknown(name, told)
+                    raise told from failure
+
+
+def _fail(batch: list[_Operation], failure: Exception, cause: BaseException) -> None:
+    for operation in batch:
+        failure.__cause__ = cause if cause is not failure else None
+        operation.fail(failure)
+
+
+# --- answers in the terms of the contract
+
+
+def _raise_refusal(operation: str, row: dict[str, Any], refused: Refusal | None) -> bool:
+    """Return True for an applied operation, False for one whose instance exists; else raise."""
+    match refused:
+        case None:
+            return True
+        case ("present", _):
+            return False
+        case ("lost", token):
+            raise rules.lock_lost(operation, token or "")
+        case ("missing", _):
+            raise NotFound(f"there is no instance {row['instance_id']!r}")
+        case ("child", parent_id):
+            raise rules.not_a_root(row["instance_id"], parent_id or "")
+        case ("ended", status):
+            raise InstanceFinished(f"{row['instance_id']!r} has ended: {status}")
+        case _:
+            raise InvalidValue(
+                f"{operation}: the message belongs to another instance or work item than the lock "
+                f"of {row['instance_id']!r}"
+            )
+
+
+def _contract_error(operation: str, error: PerdureError, row: dict[str, Any]) -> PerdureError:
+    """Translate a violated unique constraint, or an error code that a function raised."""
+    cause = error.__cause__
+    constraint = None if cause is None else violated(cause)
+    if constraint == "history_pkey":
+        detail = cause.diag.message_detail if isinstance(cause, psycopg.Error) else ""
+        return DuplicateEvent(
+            operation, f"{row['instance_id']!r} has an event with that id already: {detail}"
+        )
+    if constraint is not None:
+        return InvalidValue(f"{operation}: one of the given lock tokens is in use")
+    match cause.sqlstate if isinstance(cause, psycopg.Error) else None:
+        case "PD001":
+            return LockLost(operation, "a work item that the turn completes is not held")
+        case "PD002":
+            return InvalidValue(
+                f"{operation}: a work item that the turn completes belongs to another instance"
+            )
+        case _:
+            pass
+    return error

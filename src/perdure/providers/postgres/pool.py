@@ -1,0 +1,446 @@
+"""A bounded pool of connections that repeats statements while repeating can help.
+
+Knows nothing about the meaning of the statements.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+
+import psycopg
+
+from perdure.errors import StoreBusy, StoreClosed
+from perdure.providers.postgres.address import ANSWER_SECONDS
+from perdure.providers.postgres.calling import (
+    Receiver,
+    answer_within,
+    call,
+    call_back,
+    call_for_rows,
+)
+from perdure.providers.postgres.faults import Backoff, Remedy, refusal, remedy_for
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from perdure.providers.postgres.address import StoreAddress
+
+Row: TypeAlias = tuple[Any, ...]
+Parameters: TypeAlias = "Sequence[Any] | Mapping[str, Any]"
+_Connection: TypeAlias = "psycopg.AsyncConnection[Row]"
+_Answer = TypeVar("_Answer")
+
+RETRY_SECONDS: Final = 10.0
+"""Long enough for a restart or a failover of the server."""
+
+_OPEN_AFTER_SECONDS: Final = 0.02
+"""A statement waits this long for a connection in use before the pool opens another one. A new
+connection has to plan every statement first, which costs the server more than most statements."""
+_PREPARE_AFTER_RUNS: Final = 3
+"""Preparing a statement takes a round trip; a short program does not get it back."""
+_LIFE_SECONDS: Final = 3600.0
+"""Older connections are closed: the memory of a server process grows with its age."""
+
+
+@dataclass(slots=True, eq=False)
+class PooledConnection:
+    """An open connection."""
+
+    connection: _Connection
+    opened_at: float
+    receiver: Receiver
+    runs: Counter[bytes] = field(default_factory=Counter[bytes])
+    """Number of runs of each statement. The server does not plan a known statement again."""
+    prepared: set[bytes] = field(default_factory=set[bytes])
+    """The statements that are prepared on it."""
+
+
+class ConnectionPool:
+    """Connections in autocommit: each statement is a transaction.
+
+    A statement goes to a free connection that has run it before, otherwise to the one that was used
+    last. If none is free it waits in line; after ``_OPEN_AFTER_SECONDS`` the pool opens another
+    connection for it, one at a time. Commits wait in a line of their own, which goes first.
+    """
+
+    def __init__(
+        self, address: StoreAddress, *, size: int, prepare: bool, retry_seconds: float
+    ) -> None:
+        self._address = address
+        self._size = size
+        self._retry_seconds = retry_seconds
+        self._prepares = prepare
+        self._free: list[PooledConnection] = []
+        self._count = 0
+        """Connections that are free or in use."""
+        self._waiting_commits: deque[asyncio.Future[PooledConnection | None]] = deque()
+        self._waiting: deque[asyncio.Future[PooledConnection | None]] = deque()
+        self._is_opening = False
+        self._is_open = False
+
+    @property
+    def location(self) -> str:
+        return self._address.location
+
+    async def connect(self) -> _Connection:
+        """Return a connection outside the pool; raises what the driver raises."""
+        return await psycopg.AsyncConnection[Row].connect(
+            self._address.conninfo,
+            autocommit=True,
+            prepare_threshold=_PREPARE_AFTER_RUNS if self._prepares else None,
+        )
+
+    def open(self) -> None:
+        self._is_open = True
+
+    def adopt(self, connection: _Connection) -> None:
+        """Make a connection from ``connect`` part of the pool."""
+        self._count += 1
+        self._give_back(_pooled(connection))
+
+    def close(self) -> None:
+        self._is_open = False
+        self._close_free()
+        while (turn := self._next_turn()) is not None:
+            turn.set_result(None)  # it finds the pool closed
+
+    # --- statements
+
+    async def run(
+        self,
+        operation: str,
+        statement: bytes,
+        parameters: Parameters = (),
+        *,
+        binary: bool = False,
+        seconds: float = ANSWER_SECONDS,
+    ) -> list[Row]:
+        """Return the rows of a statement that may be repeated, and is while that can help.
+
+        ``seconds``: how long an answer may take.
+        """
+        return await self._repeat(
+            operation,
+            statement,
+            lambda pooled, _: _ask(
+                pooled.connection, statement, parameters, binary=binary, seconds=seconds
+            ),
+        )
+
+    async def fetch(
+        self,
+        operation: str,
+        statement: bytes,
+        parameters: Callable[[bool], Sequence[bytes | None]],
+        *,
+        was_sent: bool,
+    ) -> list[Row]:
+        """As ``run``; ``parameters`` is told whether the statement may have run before."""
+        return await self._repeat(
+            operation,
+            statement,
+            lambda pooled, again: call_for_rows(
+                pooled.connection,
+                statement,
+                parameters(again),
+                prepared=self._prepared_on(pooled, statement),
+                seconds=ANSWER_SECONDS,
+            ),
+            was_sent=was_sent,
+        )
+
+    async def _repeat(
+        self,
+        operation: str,
+        statement: bytes,
+        ask: Callable[[PooledConnection, bool], Awaitable[list[Row]]],
+        *,
+        was_sent: bool = False,
+    ) -> list[Row]:
+        async def ask_on(pooled: PooledConnection) -> list[Row]:
+            return await ask(pooled, was_sent)
+
+        backoff = Backoff(self._retry_seconds)
+        while True:
+            try:
+                return await self._on_connection(operation, statement, ask_on)
+            except (psycopg.Error, OSError) as error:
+                remedy = remedy_for(error)
+                if remedy is Remedy.NONE or not await backoff.pause():
+                    raise refusal(operation, error, self.location) from error
+                was_sent = was_sent or remedy is Remedy.RECONNECT
+
+    async def run_once(
+        self,
+        operation: str,
+        statement: bytes,
+        parameters: Parameters = (),
+        *,
+        binary: bool = False,
+        seconds: float = ANSWER_SECONDS,
+    ) -> list[Row]:
+        """Try once; raises what the driver raises, TimeoutError if there is no answer."""
+        return await self._on_connection(
+            operation,
+            statement,
+            lambda pooled: _ask(
+                pooled.connection, statement, parameters, binary=binary, seconds=seconds
+            ),
+        )
+
+    async def call_once(
+        self, operation: str, statement: bytes, parameters: Sequence[bytes]
+    ) -> bytes:
+        """Try a commit once and return its text. Raises what the driver raises."""
+        return await self._on_connection(
+            operation,
+            statement,
+            lambda pooled: call(
+                pooled.connection,
+                statement,
+                parameters,
+                prepared=self._prepared_on(pooled, statement),
+                seconds=ANSWER_SECONDS,
+            ),
+            is_commit=True,
+        )
+
+    def call_now(
+        self,
+        statement: bytes,
+        parameters: Sequence[bytes],
+        done: Callable[[bytes, BaseException | None], None],
+    ) -> bool:
+        """As ``call_once`` if a connection that knows the statement is free, otherwise False.
+
+        ``done`` is called with the text, or with the error that the driver would raise.
+        """
+        pooled = self._pick_ready(statement) if self._is_open else None
+        if pooled is None:
+            return False
+
+        def answered(text: bytes, error: BaseException | None) -> None:
+            self._give_back(pooled, error)
+            done(text, error)
+
+        try:
+            call_back(
+                pooled.connection,
+                pooled.receiver,
+                statement,
+                parameters,
+                is_prepared=self._prepares,
+                seconds=ANSWER_SECONDS,
+                done=answered,
+            )
+        except (psycopg.Error, OSError) as error:
+            answered(b"", error)
+        return True
+
+    async def _on_connection(
+        self,
+        operation: str,
+        statement: bytes,
+        ask: Callable[[PooledConnection], Awaitable[_Answer]],
+        *,
+        is_commit: bool = False,
+    ) -> _Answer:
+        pooled = await self._take(operation, statement, is_commit=is_commit)
+        pooled.receiver.stop()
+        try:
+            answer = await ask(pooled)
+        except BaseException as error:
+            self._give_back(pooled, error)
+            raise
+        pooled.runs[statement] += 1
+        self._give_back(pooled)
+        return answer
+
+    def _prepared_on(self, pooled: PooledConnection, statement: bytes) -> set[bytes] | None:
+        """Return the set of prepared statements if this statement is to be prepared."""
+        is_worth_it = self._prepares and pooled.runs[statement] >= _PREPARE_AFTER_RUNS
+        return pooled.prepared if is_worth_it else None
+
+    # --- taking and giving back connections
+
+    async def _take(self, operation: str, statement: bytes, *, is_commit: bool) -> PooledConnection:
+        self._require_open(operation)
+        pooled = self._pick(statement)
+        if pooled is not None:
+            return pooled
+        line = self._waiting_commits if is_commit else self._waiting
+        now = asyncio.get_running_loop().time()
+        open_at = now if self._count == 0 else now + _OPEN_AFTER_SECONDS
+        give_up_at = now + self._retry_seconds
+        while True:
+            may_open = now >= open_at and self._count < self._size
+            if may_open and not self._is_opening:
+                return await self._open_another()
+            # Past give_up_at a connection is being opened, which has a time limit of its own.
+            until = open_at if now < open_at else give_up_at if now < give_up_at else None
+            pooled = await self._wait_in(line, until)
+            if pooled is None:
+                # One may have become free after this wait ended and before it came to this line.
+                pooled = self._pick(statement)
+            if pooled is not None:
+                return pooled
+            self._require_open(operation)
+            now = asyncio.get_running_loop().time()
+            if self._count == 0:
+                open_at = now  # no connection is left that could become free
+            if now >= give_up_at and self._count >= self._size:
+                raise StoreBusy(
+                    operation,
+                    f"{self.location}: all connections were in use for {self._retry_seconds} s; "
+                    "raise pool_size, or look for what blocks them",
+                )
+
+    def _require_open(self, operation: str) -> None:
+        if not self._is_open:
+            raise StoreClosed(operation, f"{self.location} is not open")
+
+    async def _wait_in(
+        self, line: deque[asyncio.Future[PooledConnection | None]], until: float | None
+    ) -> PooledConnection | None:
+        """Return the connection that was handed over, or None at that time or if woken earlier."""
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[PooledConnection | None] = loop.create_future()
+        line.append(turn)
+        timer = None if until is None else loop.call_at(until, _end_wait, turn)
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
+                # It was this caller's turn, and it does not use it.
+                pooled = turn.result()
+                if pooled is None:
+                    self._wake_one()
+                else:
+                    self._give_back(pooled)
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def _pick(self, statement: bytes) -> PooledConnection | None:
+        for position in range(len(self._free) - 1, -1, -1):
+            pooled = self._free[position]
+            if pooled.connection.closed:
+                self._count -= 1
+                _close(self._free.pop(position))
+            elif statement in pooled.runs:
+                return self._free.pop(position)
+        return self._free.pop() if self._free else None
+
+    def _pick_ready(self, statement: bytes) -> PooledConnection | None:
+        """Return a free connection on which the statement needs no preparing."""
+        for position in range(len(self._free) - 1, -1, -1):
+            pooled = self._free[position]
+            is_ready = statement in (pooled.prepared if self._prepares else pooled.runs)
+            if is_ready and not pooled.connection.closed:
+                return self._free.pop(position)
+        return None
+
+    async def _open_another(self) -> PooledConnection:
+        self._is_opening = True
+        try:
+            pooled = _pooled(await self.connect())
+        except (psycopg.Error, OSError) as error:
+            # Others would wait as long and fail too, one after the other.
+            for line in (self._waiting_commits, self._waiting):
+                while line:
+                    _fail_wait(line.popleft(), error)
+            self._close_if_broken(error)
+            raise
+        else:
+            self._count += 1
+            return pooled
+        finally:
+            self._is_opening = False
+            self._wake_one()
+
+    def _give_back(self, pooled: PooledConnection, error: BaseException | None = None) -> None:
+        if error is not None:
+            _close_if_unusable(pooled, error)
+            self._close_if_broken(error)
+        age = asyncio.get_running_loop().time() - pooled.opened_at
+        if self._is_open and age < _LIFE_SECONDS and not pooled.connection.closed:
+            turn = self._next_turn()
+            if turn is None:
+                self._free.append(pooled)
+            else:
+                turn.set_result(pooled)
+        else:
+            self._count -= 1
+            _close(pooled)
+            self._wake_one()
+
+    def _next_turn(self) -> asyncio.Future[PooledConnection | None] | None:
+        for line in (self._waiting_commits, self._waiting):
+            while line:
+                turn = line.popleft()
+                if not turn.done():
+                    return turn
+        return None
+
+    def _wake_one(self) -> None:
+        """Let the first in line see whether it may open a connection now."""
+        turn = self._next_turn()
+        if turn is not None:
+            turn.set_result(None)
+
+    def _close_if_broken(self, error: BaseException) -> None:
+        if remedy_for(error) is Remedy.RECONNECT:
+            # The same has likely happened to all of them.
+            self._close_free()
+
+    def _close_free(self) -> None:
+        while self._free:
+            self._count -= 1
+            _close(self._free.pop())
+
+
+def _pooled(connection: _Connection) -> PooledConnection:
+    now = asyncio.get_running_loop().time()
+    return PooledConnection(connection, now, Receiver(connection.pgconn))
+
+
+def _close_if_unusable(pooled: PooledConnection, error: BaseException) -> None:
+    # An open connection keeps a stale plan, and an answer that was not awaited would be taken for
+    # the answer to the next statement.
+    if remedy_for(error) is Remedy.RECONNECT or not isinstance(error, psycopg.Error):
+        _close(pooled)
+
+
+def _close(pooled: PooledConnection) -> None:
+    """Close it as the driver does, without awaiting."""
+    pooled.receiver.stop()
+    pooled.connection.pgconn.finish()
+
+
+def _end_wait(turn: asyncio.Future[PooledConnection | None]) -> None:
+    if not turn.done():
+        turn.set_result(None)
+
+
+def _fail_wait(turn: asyncio.Future[PooledConnection | None], error: Exception) -> None:
+    if not turn.done():
+        turn.set_exception(error)
+
+
+async def _ask(
+    connection: _Connection,
+    statement: bytes,
+    parameters: Parameters,
+    *,
+    binary: bool,
+    seconds: float,
+) -> list[Row]:
+    cursor = connection.cursor(binary=binary)
+    with answer_within(connection, seconds):
+        await cursor.execute(statement, parameters)
+        result = cursor.pgresult
+        return await cursor.fetchall() if result is not None and result.nfields else []

@@ -1,0 +1,344 @@
+"""Converts records of the contract to parameters of the schema's functions, and rows to records.
+
+Operations are sent as JSON, which msgspec writes faster than the driver writes arrays.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from perdure.errors import DuplicateEvent
+from perdure.model.failures import Block
+from perdure.model.status import Status
+from perdure.providers import rules
+from perdure.providers.records import (
+    ActivityIdentity,
+    Delivery,
+    ExecutionInfo,
+    FetchedOrchestration,
+    FetchedWork,
+    HistoryRecord,
+    InstanceInfo,
+    KvClear,
+    KvClearAll,
+    KvEntry,
+    KvSet,
+    OrchestrationItem,
+    TagMode,
+    Version,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from perdure.providers.postgres.pool import Row
+    from perdure.providers.records import (
+        KvChange,
+        OrchestrationFilter,
+        OrchestratorMessage,
+        TagFilter,
+        TurnCommit,
+    )
+
+# The steps of apply_turns that a turn needs.
+COMPLETES_WORK: Final = 1
+CONSUMES: Final = 2
+UPDATES_EXECUTION: Final = 4
+CHANGES_STATE: Final = 8
+ENDS_EXECUTION: Final = 16
+ADDS_WORK: Final = 32
+CANCELS_WORK: Final = 64
+ADDS_MESSAGES: Final = 128
+CANCELS_TIMERS: Final = 256
+NAMES: Final = 512
+UNCOMMON: Final = 1024
+"""The turn needs the general form: the short forms in commits.sql do not cover it."""
+
+_UNCOMMON_PARTS: Final = CHANGES_STATE | CANCELS_WORK | ADDS_MESSAGES | CANCELS_TIMERS
+_UNCOMMON_FIRST: Final = _UNCOMMON_PARTS | CONSUMES | COMPLETES_WORK | ENDS_EXECUTION
+_UNCOMMON_LATER: Final = _UNCOMMON_PARTS | NAMES
+_CONSUMED_MAX: Final = 20
+"""The general form is faster for more messages than this."""
+
+# The conditions that enqueue_messages has to check.
+SOME_ALIVE: Final = 1
+SOME_ABSENT: Final = 2
+
+_SEPARATOR: Final = "\x1f"
+_blocks: msgspec.json.Decoder[Block] = msgspec.json.Decoder(Block)
+
+
+# --- into the store
+
+
+def check_no_repeated_event(
+    records: Sequence[HistoryRecord], execution_id: int, operation: str
+) -> None:
+    if len({record.event_id for record in records}) < len(records):
+        raise DuplicateEvent(operation, f"an event of execution {execution_id} is given twice")
+
+
+def turn_row(
+    instance_id: str, token: str, commit: TurnCommit, *, is_first: bool
+) -> tuple[dict[str, Any], int]:
+    """Return a turn as ``apply_turns`` takes it, and the steps that it needs."""
+    metadata = commit.metadata
+    row: dict[str, Any] = {
+        "instance_id": instance_id,
+        "token": token,
+        "execution_id": commit.execution_id,
+    }
+    parts = 0
+    if commit.history_delta:
+        row["history_delta"] = commit.history_delta
+    if commit.settled_work:
+        row["settled_work"] = commit.settled_work
+        parts |= COMPLETES_WORK
+    if commit.consumed is None or commit.consumed:
+        row["consumed"] = commit.consumed
+        parts |= CONSUMES
+    else:
+        row["consumed"] = ()
+    if commit.worker_items:
+        row["worker_items"] = commit.worker_items
+        parts |= ADDS_WORK
+    if commit.cancelled_activities:
+        row["cancelled_activities"] = commit.cancelled_activities
+        parts |= CANCELS_WORK
+    if commit.orchestrator_items:
+        row["orchestrator_items"] = commit.orchestrator_items
+        parts |= ADDS_MESSAGES
+    if commit.cancelled_timers:
+        row["cancelled_timers"] = commit.cancelled_timers
+        parts |= CANCELS_TIMERS
+    if commit.keep_lock_ms is not None:
+        row["keep_lock_ms"] = commit.keep_lock_ms
+    if metadata.name is not None:
+        row["name"], row["version"] = metadata.name, metadata.version
+        row["parent_instance_id"] = metadata.parent_instance_id
+        parts |= NAMES
+    if commit.custom_status is not None:
+        row["custom_status"] = commit.custom_status
+    if commit.kv_changes:
+        row["kv_cleared"], row["kv"] = _folded(commit.kv_changes)
+        parts |= CHANGES_STATE
+    parts |= _execution_parts(row, commit)
+    is_common = _is_common_start if is_first else _is_common_step
+    return row, parts if is_common(parts, commit) else parts | UNCOMMON
+
+
+def _is_common_start(parts: int, commit: TurnCommit) -> bool:
+    return (
+        not parts & _UNCOMMON_FIRST
+        and commit.keep_lock_ms is not None
+        and commit.custom_status is None
+        and commit.metadata.output is None
+    )
+
+
+def _is_common_step(parts: int, commit: TurnCommit) -> bool:
+    if commit.keep_lock_ms is None:
+        status = commit.metadata.status
+        if status is None or not status.is_final or commit.metadata.framework_version is not None:
+            return False
+    elif parts & UPDATES_EXECUTION:
+        return False
+    return (
+        not parts & _UNCOMMON_LATER
+        and commit.custom_status is None
+        and len(commit.settled_work) <= 1
+        and (commit.consumed is not None and len(commit.consumed) <= _CONSUMED_MAX)
+    )
+
+
+def _execution_parts(row: dict[str, Any], commit: TurnCommit) -> int:
+    metadata = commit.metadata
+    parts = 0
+    for name in ("status", "output", "framework_version"):
+        value = getattr(metadata, name)
+        if value is not None:
+            row[name] = value
+            parts = UPDATES_EXECUTION
+    if metadata.status is not None and metadata.status.ends_execution:
+        parts |= ENDS_EXECUTION
+    return parts
+
+
+def _folded(changes: Iterable[KvChange]) -> tuple[bool, list[dict[str, Any]]]:
+    """Return whether all older values are cleared, and the last change of each key after that."""
+    cleared = False
+    last: dict[str, dict[str, Any]] = {}
+    for change in changes:
+        match change:
+            case KvSet():
+                last[change.key] = {
+                    "key": change.key,
+                    "value": change.value,
+                    "updated_at_ms": change.updated_at_ms,
+                }
+            case KvClear():
+                last[change.key] = {"key": change.key, "value": None}
+            case KvClearAll():
+                cleared = True
+                last = {key: {"key": key, "value": None} for key in last}
+    return cleared, list(last.values())
+
+
+def weight_of(commit: TurnCommit) -> int:
+    """Return roughly the size of a turn, to limit a batch."""
+    return (
+        sum(len(record.data) for record in commit.history_delta)
+        + sum(len(work.body) for work in commit.worker_items)
+        + sum(len(message.body) for message in commit.orchestrator_items)
+    )
+
+
+def message_row(message: OrchestratorMessage, delay_ms: int | None) -> dict[str, Any]:
+    row: dict[str, Any] = msgspec.structs.asdict(message)
+    if delay_ms is not None:
+        row["delay_ms"] = delay_ms
+    return row
+
+
+# --- filters
+
+
+def routes_of(filter: OrchestrationFilter | None) -> list[str] | None:  # noqa: A002
+    """Return the routes (name and version) of instances that fit; None: any."""
+    if filter is not None and filter.framework_versions == ():
+        return []
+    if filter is None or filter.handlers is None:
+        return None
+    routes = {f"{name}{_SEPARATOR}#{version}" for name, version in filter.handlers}
+    return sorted(routes | {f"{name}{_SEPARATOR}" for name, _ in filter.handlers})
+
+
+def ranges_of(filter: OrchestrationFilter | None) -> str | None:  # noqa: A002
+    if filter is None or filter.framework_versions is None:
+        return None
+    return msgspec.json.encode(filter.framework_versions).decode()
+
+
+def suffixes_of(tags: TagFilter) -> list[str] | None:
+    """Return the parts of a route after the activity's name that fit; None: any."""
+    if tags.mode is TagMode.ANY:
+        return None
+    suffixes = [f"#{tag}" for tag in sorted(tags.tags)]
+    return suffixes if tags.mode is TagMode.TAGS else ["", *suffixes]
+
+
+def work_routes(names: Sequence[str] | None, suffixes: Sequence[str] | None) -> list[str] | None:
+    """Return all routes that a worker takes, or None if they cannot be listed."""
+    if names is None or suffixes is None:
+        return None
+    return [f"{name}{_SEPARATOR}{suffix}" for name in names for suffix in suffixes]
+
+
+def parameter(value: str | int | Sequence[str] | None) -> bytes | None:
+    """Return the value as text that the server reads as a parameter."""
+    match value:
+        case None:
+            return None
+        case str():
+            return value.encode()
+        case bool():
+            return b"t" if value else b"f"
+        case int():
+            return b"%d" % value
+        case _:
+            return f"{{{','.join(map(_quoted, value))}}}".encode()
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+# --- out of the store
+
+
+def fetched_turn(row: Row, history_error: str | None = None) -> FetchedOrchestration:
+    (instance_id, token, continues, name, version, parent, execution_id, *arrays) = row[:15]
+    message_ids, bodies, attempts, event_ids, events, keys, values, times = arrays
+    messages = tuple(
+        Delivery(message_id=message_id, body=body, attempt_count=attempt)
+        for message_id, body, attempt in zip(message_ids, bodies, attempts, strict=True)
+    )
+    if continues:
+        item = rules.continuing_item(instance_id, messages)
+    else:
+        item = OrchestrationItem(
+            instance_id=instance_id,
+            name=name,
+            version=version,
+            execution_id=execution_id,
+            history=records(zip(event_ids or (), events or (), strict=True)),
+            messages=messages,
+            kv_snapshot=kv_entries(zip(keys or (), values or (), times or (), strict=True)),
+            parent_instance_id=parent,
+            history_error=history_error,
+        )
+    return FetchedOrchestration(
+        item=item, lock_token=token, attempt_count=max(attempts), continues=continues
+    )
+
+
+def fetched_work(row: Row) -> FetchedWork:
+    instance_id, execution_id, activity_id, name, body, token, attempts, *rest = row
+    session_id, tag, heartbeat = rest[:3]
+    return FetchedWork(
+        identity=ActivityIdentity(
+            instance_id=instance_id, execution_id=execution_id, activity_id=activity_id
+        ),
+        name=name,
+        body=body,
+        lock_token=token,
+        attempt_count=attempts,
+        session_id=session_id,
+        tag=tag,
+        heartbeat=heartbeat,
+    )
+
+
+def records(rows: Iterable[Row]) -> tuple[HistoryRecord, ...]:
+    return tuple(HistoryRecord(event_id=event_id, data=data) for event_id, data in rows)
+
+
+def kv_entries(rows: Iterable[Row]) -> dict[str, KvEntry]:
+    return {key: KvEntry(value=value, updated_at_ms=at_ms) for key, value, at_ms in rows}
+
+
+def instance_info(row: Row) -> InstanceInfo:
+    return InstanceInfo(
+        instance_id=row[0],
+        name=row[1],
+        version=row[2],
+        execution_id=row[3],
+        status=Status(row[4]),
+        output=row[5],
+        created_at_ms=row[6],
+        updated_at_ms=row[7],
+        completed_at_ms=row[8],
+        parent_instance_id=row[9],
+        custom_status=row[10],
+        custom_status_version=row[11],
+        block=None if row[12] is None else _blocks.decode(row[12]),
+    )
+
+
+def execution_info(row: Row) -> ExecutionInfo:
+    return ExecutionInfo(
+        execution_id=row[0],
+        status=Status(row[1]),
+        output=row[2],
+        started_at_ms=row[3],
+        completed_at_ms=row[4],
+        event_count=row[5],
+        framework_version=_version(row[6]),
+    )
+
+
+def _version(parts: list[int] | None) -> Version | None:
+    return None if parts is None else (parts[0], parts[1], parts[2])

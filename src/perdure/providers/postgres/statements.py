@@ -1,0 +1,337 @@
+"""Every statement that the store sends. ``{schema}`` is the quoted schema.
+
+Statements that write call a function of the schema (see ``functions``): one call, one transaction.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, LiteralString
+
+from psycopg import sql
+
+if TYPE_CHECKING:
+    from perdure.providers.records import InstanceQuery
+
+
+class Statements:
+    """Turns templates into statements for one schema, whose name was checked."""
+
+    def __init__(self, schema: str) -> None:
+        self._schema = sql.Identifier(schema)
+        self._ready: dict[LiteralString, bytes] = {}
+
+    def __call__(self, template: LiteralString) -> bytes:
+        statement = self._ready.get(template)
+        if statement is None:
+            composed = sql.SQL(template).format(schema=self._schema)
+            statement = self._ready[template] = composed.as_bytes(None)
+        return statement
+
+
+# --- batches: (lane, batch number, sent again, operations, parts) to an answer
+
+COMMIT_TURNS: Final = "SELECT {schema}.commit_turns($1, $2, $3, $4, $5)"
+START_TURNS: Final = "SELECT {schema}.start_turns($1, $2, $3, $4, $5)"
+ABANDON_TURNS: Final = "SELECT {schema}.abandon_turns($1, $2, $3, $4, $5)"
+COMPLETE_WORK: Final = "SELECT {schema}.complete_work($1, $2, $3, $4, $5)"
+ABANDON_WORK: Final = "SELECT {schema}.abandon_work($1, $2, $3, $4, $5)"
+ENQUEUE_WORK: Final = "SELECT {schema}.enqueue_work($1, $2, $3, $4, $5)"
+ENQUEUE_MESSAGES: Final = "SELECT {schema}.enqueue_messages($1, $2, $3, $4, $5)"
+REPLACE_INSTANCES: Final = "SELECT {schema}.replace_instances($1, $2, $3, $4, $5)"
+APPEND_HISTORY: Final = "SELECT {schema}.append_history($1, $2, $3, $4, $5)"
+
+# --- turns and work
+
+FETCH_TURNS: Final = "SELECT * FROM {schema}.fetch_turns($1, $2, $3, $4, $5, $6, $7, $8)"
+FETCH_WORK: Final = "SELECT * FROM {schema}.fetch_work($1, $2, $3, $4, $5, $6, $7, $8, $9)"
+RENEW_TURNS: Final = "SELECT {schema}.renew_turns($1)"
+RENEW_WORK: Final = "SELECT {schema}.renew_work($1)"
+FIND_TURNS: Final = """
+    SELECT lock_token, instance_id FROM {schema}.instance_locks WHERE lock_token = ANY ($1)
+"""
+FIND_WORK: Final = """
+    SELECT lock_token, instance_id FROM {schema}.worker_queue WHERE lock_token = ANY ($1)
+"""
+RENEW_SESSIONS: Final = "SELECT {schema}.renew_sessions($1, $2, $3)"
+CLEANUP_SESSIONS: Final = "SELECT {schema}.cleanup_sessions()"
+
+# --- reading
+
+READ_HISTORY: Final = """
+    SELECT event_id, data FROM {schema}.history
+    WHERE instance_id = %s AND execution_id = %s AND event_id > %s
+    ORDER BY event_id LIMIT %s
+"""
+READ_LATEST_HISTORY: Final = """
+    SELECT event_id, data FROM {schema}.history
+    WHERE instance_id = %(id)s AND execution_id = greatest(
+        (SELECT execution_id FROM {schema}.instances WHERE instance_id = %(id)s),
+        (SELECT max(execution_id) FROM {schema}.history WHERE instance_id = %(id)s)
+    )
+    ORDER BY event_id
+"""
+GET_CUSTOM_STATUS: Final = """
+    SELECT custom_status, custom_status_version FROM {schema}.instances
+    WHERE instance_id = %s AND custom_status_version > %s
+"""
+GET_KV_VALUE: Final = """
+    SELECT CASE WHEN d.instance_id IS NULL THEN s.value ELSE d.value END
+    FROM (VALUES (%s, %s)) AS k (instance_id, key)
+    LEFT JOIN {schema}.kv_delta d ON d.instance_id = k.instance_id AND d.key = k.key
+    LEFT JOIN {schema}.kv_store s ON s.instance_id = k.instance_id AND s.key = k.key
+"""
+GET_KV_VALUES: Final = """
+    SELECT coalesce(d.key, s.key),
+        CASE WHEN d.key IS NULL THEN s.value ELSE d.value END,
+        CASE WHEN d.key IS NULL THEN s.updated_at ELSE d.updated_at END
+    FROM (SELECT * FROM {schema}.kv_store WHERE instance_id = %(id)s) s
+    FULL JOIN (SELECT * FROM {schema}.kv_delta WHERE instance_id = %(id)s) d USING (key)
+    WHERE d.key IS NULL OR d.value IS NOT NULL
+    ORDER BY 1
+"""
+GET_KV_STORE: Final = """
+    SELECT key, value, updated_at FROM {schema}.kv_store WHERE instance_id = %s ORDER BY key
+"""
+
+# --- administration
+
+LIST_EXECUTIONS: Final = """
+    SELECT execution_id FROM {schema}.executions WHERE instance_id = %s ORDER BY execution_id
+"""
+LATEST_EXECUTION_ID: Final = """
+    SELECT greatest(
+        (SELECT max(execution_id) FROM {schema}.executions WHERE instance_id = %(id)s),
+        (SELECT max(execution_id) FROM {schema}.history WHERE instance_id = %(id)s)
+    )
+"""
+GET_EXECUTION: Final = """
+    SELECT x.execution_id, x.status, x.output, x.started_at, x.completed_at, (
+        SELECT count(*) FROM {schema}.history h
+        WHERE h.instance_id = x.instance_id AND h.execution_id = x.execution_id
+    ), x.framework_version
+    FROM {schema}.executions x WHERE x.instance_id = %s AND x.execution_id = %s
+"""
+LIST_CHILDREN: Final = """
+    SELECT instance_id FROM {schema}.instances WHERE parent_instance_id = %s
+    ORDER BY created_at, instance_id
+"""
+GET_TREE: Final = """
+    SELECT {schema}.tree_of(instance_id) FROM {schema}.instances WHERE instance_id = %s
+"""
+SUSPEND_INSTANCE: Final = "SELECT {schema}.suspend_instance(%s)"
+RESUME_INSTANCE: Final = "SELECT {schema}.resume_instance(%s)"
+LOCK_INSTANCE: Final = "SELECT {schema}.lock_instance(%s, %s, %s)"
+GET_DEPTHS: Final = """
+    WITH clock AS MATERIALIZED (SELECT {schema}.now_ms() AS now), entries AS (
+        SELECT 'orchestrator' AS queue, q.visible_at, l.instance_id IS NOT NULL AS is_locked
+        FROM clock CROSS JOIN {schema}.orchestrator_queue q
+        LEFT JOIN {schema}.instance_locks l
+            ON l.instance_id = q.instance_id AND l.lock_token = q.lock_token
+            AND l.locked_until > clock.now
+        UNION ALL
+        SELECT 'worker', w.visible_at, coalesce(w.locked_until > clock.now, false)
+        FROM clock CROSS JOIN {schema}.worker_queue w
+    )
+    SELECT e.queue,
+        count(*) FILTER (WHERE NOT e.is_locked AND e.visible_at <= clock.now),
+        count(*) FILTER (WHERE NOT e.is_locked AND e.visible_at > clock.now),
+        count(*) FILTER (WHERE e.is_locked),
+        max(clock.now - e.visible_at)
+            FILTER (WHERE NOT e.is_locked AND e.visible_at <= clock.now)
+    FROM clock CROSS JOIN entries e GROUP BY e.queue
+    UNION ALL
+    SELECT 'dead_letters', count(*), 0, 0, NULL FROM {schema}.dead_letters
+"""
+LIST_MESSAGES: Final = """
+    SELECT coalesce(json_agg(m.entry ORDER BY m.message_id), '[]')::text
+    FROM (
+        SELECT q.message_id,
+            {schema}.queued_message(q, l.instance_id IS NOT NULL) AS entry
+        FROM {schema}.orchestrator_queue q
+        LEFT JOIN {schema}.instance_locks l
+            ON l.instance_id = q.instance_id AND l.lock_token = q.lock_token
+            AND l.locked_until > (SELECT {schema}.now_ms())
+        WHERE q.instance_id = %s
+        ORDER BY q.message_id LIMIT %s
+    ) m
+"""
+LIST_WORK: Final = """
+    SELECT coalesce(json_agg(m.entry ORDER BY m.message_id), '[]')::text
+    FROM (
+        SELECT w.message_id, {schema}.queued_work(
+            w, CASE WHEN w.locked_until > (SELECT {schema}.now_ms()) THEN w.locked_until END
+        ) AS entry
+        FROM {schema}.worker_queue w
+        WHERE w.instance_id = %s
+        ORDER BY w.message_id LIMIT %s
+    ) m
+"""
+LIST_DEAD_LETTERS: Final = """
+    SELECT letter_id, reason, dead_since, message FROM {schema}.dead_letters
+    ORDER BY letter_id LIMIT %s
+"""
+REQUEUE_LETTER: Final = "SELECT {schema}.requeue_letter(%s)"
+DELETE_LETTER: Final = "DELETE FROM {schema}.dead_letters WHERE letter_id = %s RETURNING letter_id"
+DELETE_INSTANCES: Final = "SELECT {schema}.delete_instances(%s, %s)::text"
+LIST_FINISHED_ROOTS: Final = """
+    SELECT i.created_at, i.instance_id FROM {schema}.instances i
+    WHERE (%s::text[] IS NULL OR i.instance_id = ANY (%s))
+        AND (%s::bigint IS NULL OR i.completed_at < %s)
+        AND i.parent_instance_id IS NULL AND {schema}.has_ended(i)
+        AND (i.created_at, i.instance_id) > (%s, %s)
+    ORDER BY i.created_at, i.instance_id LIMIT %s
+"""
+LIST_BEGUN: Final = """
+    SELECT i.created_at, i.instance_id FROM {schema}.instances i
+    WHERE (%s::text[] IS NULL OR i.instance_id = ANY (%s))
+        AND (%s::bigint IS NULL OR i.completed_at < %s) AND i.execution_id > 0
+        AND (i.created_at, i.instance_id) > (%s, %s)
+    ORDER BY i.created_at, i.instance_id LIMIT %s
+"""
+PRUNE_INSTANCE: Final = "SELECT {schema}.prune_instance(%s, %s, %s)::text"
+GET_TOTALS: Final = """
+    SELECT (SELECT count(*) FROM {schema}.instances),
+        (SELECT count(*) FROM {schema}.executions), (SELECT count(*) FROM {schema}.history)
+"""
+COUNT_BY_STATUS: Final = "SELECT status, count(*) FROM {schema}.instances GROUP BY status"
+REGISTER_WORKER: Final = """
+    INSERT INTO {schema}.workers (worker_id, info, lapses_at)
+    SELECT %(id)s, jsonb_set(%(info)s::jsonb, '{{seen_at_ms}}', to_jsonb(c.now)),
+        c.now + %(ttl)s
+    FROM (SELECT {schema}.now_ms() AS now) c
+    ON CONFLICT (worker_id) DO UPDATE
+        SET info = EXCLUDED.info, lapses_at = EXCLUDED.lapses_at
+"""
+REMOVE_WORKER: Final = "DELETE FROM {schema}.workers WHERE worker_id = %s"
+LIST_WORKERS: Final = """
+    SELECT info FROM {schema}.workers WHERE lapses_at > (SELECT {schema}.now_ms())
+    ORDER BY worker_id
+"""
+EXPORT_INSTANCE: Final = "SELECT {schema}.export_instance(%s)"
+IMPORT_INSTANCE: Final = "SELECT {schema}.import_instance(%s::jsonb, %s)"
+MARK_MOVED: Final = "UPDATE {schema}.store SET moved_to = %s"
+GET_STORE: Final = """
+    SELECT s.format_version, s.moved_to, (SELECT max(number) FROM {schema}.migrations),
+        {schema}.now_ms()
+    FROM {schema}.store s
+"""
+GET_FACTS: Final = """
+    SELECT pg_is_in_recovery()::text AS in_recovery,
+        current_setting('server_version_num') AS server_version_num,
+        current_setting('server_encoding') AS server_encoding,
+        current_setting('transaction_read_only') AS transaction_read_only,
+        current_setting('transaction_isolation') AS transaction_isolation
+"""
+OPEN_STORE: Final = """
+    SELECT pg_is_in_recovery()::text AS in_recovery,
+        current_setting('server_version_num') AS server_version_num,
+        current_setting('server_encoding') AS server_encoding,
+        current_setting('transaction_read_only') AS transaction_read_only,
+        current_setting('transaction_isolation') AS transaction_isolation,
+        (
+            SELECT jsonb_agg(jsonb_build_array(m.number, m.name, m.checksum))
+            FROM {schema}.migrations m
+        ) AS applied,
+        s.functions_version, s.functions_checksum, s.format_version, s.moved_to,
+        {schema}.now_ms() AS now_ms
+    FROM {schema}.store s
+"""
+GET_SIZE: Final = """
+    SELECT sum(pg_total_relation_size(oid))::bigint FROM pg_class
+    WHERE relnamespace = %s::regnamespace AND relkind = 'r'
+"""
+REMOVE_LANES: Final = """
+    DELETE FROM {schema}.lanes
+    WHERE lane = ANY (%s) OR used_at < (SELECT {schema}.now_ms()) - %s
+"""
+
+# --- instances that match a query: fixed pieces of SQL, chosen by the fields of the query
+
+_COLUMNS: Final[LiteralString] = """
+    SELECT i.instance_id, coalesce(i.name, 'unknown'), i.version,
+        coalesce(nullif(i.execution_id, 0), (
+            SELECT max(h.execution_id) FROM {schema}.history h WHERE h.instance_id = i.instance_id
+        ), 1),
+        i.status, x.output, i.created_at, i.updated_at, i.completed_at, i.parent_instance_id,
+        i.custom_status, i.custom_status_version, l.block
+    FROM {schema}.instances i
+    LEFT JOIN {schema}.executions x
+        ON x.instance_id = i.instance_id AND x.execution_id = i.execution_id
+    LEFT JOIN {schema}.instance_locks l ON l.instance_id = i.instance_id
+"""
+_COUNT: Final[LiteralString] = "SELECT count(*) FROM {schema}.instances i"
+_ORDER: Final[LiteralString] = " ORDER BY i.created_at DESC, i.instance_id DESC LIMIT %(limit)s"
+
+GET_INFO: Final[LiteralString] = _COLUMNS + " WHERE i.instance_id = %s"
+
+# By field of the query; each condition binds the parameter of the same name.
+_CONDITIONS: Final[dict[str, LiteralString]] = {
+    "statuses": "i.status = ANY (%(statuses)s)",
+    "name": "coalesce(i.name, 'unknown') = %(name)s",
+    "version": "i.version = %(version)s",
+    "instance_ids": "i.instance_id = ANY (%(instance_ids)s)",
+    "id_prefix": "starts_with(i.instance_id, %(id_prefix)s) AND i.instance_id >= %(id_prefix)s",
+    "parent_instance_id": "i.parent_instance_id = %(parent_instance_id)s",
+    "created_after_ms": "i.created_at > %(created_after_ms)s",
+    "created_before_ms": "i.created_at < %(created_before_ms)s",
+    "completed_after_ms": "i.completed_at > %(completed_after_ms)s",
+    "completed_before_ms": "i.completed_at < %(completed_before_ms)s",
+}
+_ROOTS: Final[LiteralString] = "i.parent_instance_id IS NULL"
+_PAGE: Final[LiteralString] = "(i.created_at, i.instance_id) < (%(before_ms)s, %(before_id)s)"
+
+# Python compares the text without regard to case. The server leaves out rows that cannot match: for
+# plain ASCII lower() is enough, any other text is left to Python.
+_TEXT: Final[LiteralString] = """EXISTS (
+    SELECT FROM unnest(ARRAY[i.instance_id, i.name, i.custom_status, (
+        SELECT o.output FROM {schema}.executions o
+        WHERE o.instance_id = i.instance_id AND o.execution_id = i.execution_id
+    )]) AS t (text)
+    WHERE octet_length(t.text) <> char_length(t.text)
+        OR strpos(lower(t.text COLLATE "C"), %(text)s) > 0
+)"""
+
+
+def select_page(
+    query: InstanceQuery | None, before: tuple[int, str] | None, limit: int
+) -> tuple[LiteralString, dict[str, Any]]:
+    """Select a page, newest first. With ``text`` the caller still has to check each row."""
+    conditions, parameters = _conditions(query)
+    if before is not None:
+        conditions.append(_PAGE)
+        parameters["before_ms"], parameters["before_id"] = before
+    parameters["limit"] = limit
+    return _COLUMNS + _where(conditions) + _ORDER, parameters
+
+
+def select_count(query: InstanceQuery | None) -> tuple[LiteralString, dict[str, Any]]:
+    """Count matching instances; only for queries without ``text``."""
+    conditions, parameters = _conditions(query)
+    return _COUNT + _where(conditions), parameters
+
+
+def _conditions(query: InstanceQuery | None) -> tuple[list[LiteralString], dict[str, Any]]:
+    conditions: list[LiteralString] = []
+    parameters: dict[str, Any] = {}
+    if query is None:
+        return conditions, parameters
+    for field, condition in _CONDITIONS.items():
+        value = getattr(query, field)
+        if value is not None:
+            conditions.append(condition)
+            parameters[field] = value
+    if query.statuses is not None:
+        parameters["statuses"] = [str(status) for status in query.statuses]
+    if query.instance_ids is not None:
+        parameters["instance_ids"] = list(query.instance_ids)
+    if query.roots_only:
+        conditions.append(_ROOTS)
+    if query.text is not None:
+        conditions.append(_TEXT)
+        folded = query.text.casefold()
+        parameters["text"] = folded if folded.isascii() else "\x7f"
+    return conditions, parameters
+
+
+def _where(conditions: list[LiteralString]) -> LiteralString:
+    return " WHERE " + " AND ".join(conditions) if conditions else ""

@@ -1,0 +1,356 @@
+"""The parts of an open store, used by the provider and its administration.
+
+Opens and closes pool, pipeline, fetches, renewals and listener together. The verbs of the contract
+are in ``provider`` and ``admin``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import msgspec
+import psycopg
+
+from perdure.clock import SystemClock
+from perdure.errors import PerdureError, StoreClosed, UsageError
+from perdure.providers.postgres import statements
+from perdure.providers.postgres.address import address_of
+from perdure.providers.postgres.clock import ServerClock
+from perdure.providers.postgres.faults import Backoff, asks_for_patience, refusal
+from perdure.providers.postgres.listener import BUCKETS, Channels, Listener, Notifier, bucket_of
+from perdure.providers.postgres.opening import migrate, pending, prepare_store, read_files
+from perdure.providers.postgres.pipeline import CommitPipeline
+from perdure.providers.postgres.pool import ConnectionPool
+from perdure.providers.postgres.renewals import Renewals
+from perdure.providers.waiting import ChangeHub
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from typing import LiteralString
+
+    from perdure.providers.migrate import Migration
+    from perdure.providers.postgres.fetching import FetchCoalescer
+    from perdure.providers.postgres.pipeline import Answer
+    from perdure.providers.postgres.pool import Parameters, Row
+
+_Result = TypeVar("_Result")
+
+_LANES: Final = 3
+_POLL_SECONDS: Final = 5.0
+_POLL_SECONDS_WITHOUT_LISTENING: Final = 1.5
+_LANE_LIFE_MS: Final = 24 * 3600 * 1000
+_CLEANUP_SECONDS: Final = 3.0
+"""Limit for the clean-up at closing, which the store can do without."""
+
+
+class PostgresStore:
+    """An open store and its connections."""
+
+    def __init__(
+        self,
+        dsn: str,
+        schema: str,
+        *,
+        pool_size: int,
+        listen: bool,
+        prepare: bool,
+        retry_seconds: float,
+    ) -> None:
+        self.address = address_of(dsn, schema, sessions=prepare)
+        self.statements = statements.Statements(schema)
+        self._retry_seconds = retry_seconds
+        # One connection of the pool's size is kept for renewals.
+        self._pool = ConnectionPool(
+            self.address, size=pool_size - 1, prepare=prepare, retry_seconds=retry_seconds
+        )
+        self._renewals = Renewals(self.address, prepare=prepare, retry_seconds=retry_seconds)
+        self._pipeline = CommitPipeline(
+            self._pool,
+            self.statements,
+            lanes=min(_LANES, max(1, pool_size - 2)),
+            in_order=statements.ENQUEUE_MESSAGES,
+            retry_seconds=retry_seconds,
+            applied=self._applied,
+        )
+        self._listens = listen
+        self._channels = Channels(schema)
+        self._notifier = Notifier(self._pool)
+        self._listener = Listener(
+            self.address, self._channels, self._notifier.sessions, self._notified
+        )
+        self._hubs = [ChangeHub(SystemClock()) for _ in range(BUCKETS)]
+        self._poll_task: asyncio.Task[None] | None = None
+        self._process_id = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.clock = ServerClock()
+        self.turn_fetches: FetchCoalescer[Any, Any] | None = None
+        self.work_fetches: FetchCoalescer[Any, Any] | None = None
+
+    # --- opening and closing
+
+    async def open(self, *, allow_moved: bool, auto_migrate: bool) -> None:
+        self._process_id, self._loop = os.getpid(), asyncio.get_running_loop()
+        try:
+            opening = self._on_own_connection(
+                "open",
+                lambda connection: prepare_store(
+                    connection,
+                    self.address,
+                    self.statements,
+                    self.clock,
+                    allow_moved=allow_moved,
+                    auto_migrate=auto_migrate,
+                ),
+                keep=True,
+            )
+            self._pool.open()
+            await asyncio.gather(opening, read_files())
+        except BaseException:
+            self._pool.close()
+            self._process_id = 0
+            raise
+        self._renewals.open()
+        self._pipeline.open()
+        if self._listens:
+            self._listener.open()
+        self._poll_task = asyncio.create_task(self._poll(), name="perdure-poll")
+        for fetches in self._fetches:
+            fetches.open()
+
+    async def close(self) -> None:
+        if self._process_id != os.getpid():
+            return
+        if self._poll_task is not None:
+            self._poll_task.cancel()
+            self._poll_task = None
+        for fetches in self._fetches:
+            await fetches.close()
+        self._process_id = 0
+        await self._pipeline.close()
+        await self._listener.close()
+        await self._notifier.close()
+        await self._remove_lanes()
+        await self._renewals.close()
+        self._pool.close()
+        for hub in self._hubs:
+            hub.notify_all()
+
+    def require_open(self, operation: str) -> None:
+        if self._process_id != os.getpid():
+            reason = "is not open" if self._process_id == 0 else "was inherited by a fork"
+            raise StoreClosed(operation, f"{self.address.location} {reason}; open a handle here")
+
+    def require_here(self, operation: str) -> None:
+        """Raise UsageError on another event loop than the one that owns the pool.
+
+        Renewals have a thread of their own and work from any event loop.
+        """
+        self.require_open(operation)
+        if asyncio.get_running_loop() is not self._loop:
+            raise UsageError(
+                f"{operation}: only locks can be renewed from another event loop; use the one that "
+                f"opened the handle on {self.address.location}"
+            )
+
+    async def migrate(self, *, dry_run: bool) -> Sequence[Migration]:
+        """Apply the migrations that are due, or only return them."""
+        work = pending if dry_run else migrate
+        return await self._on_own_connection(
+            "migrate", lambda connection: work(connection, self.address)
+        )
+
+    async def _on_own_connection(
+        self,
+        operation: str,
+        work: Callable[[psycopg.AsyncConnection[Row]], Awaitable[_Result]],
+        *,
+        keep: bool = False,
+    ) -> _Result:
+        """Run ``work`` on a new connection, which the pool takes over with ``keep``.
+
+        Repeats only if the server expects that to help: a wrong address must be reported at once.
+        """
+        backoff = Backoff(self._retry_seconds)
+        while True:
+            try:
+                connection = await self._pool.connect()
+                try:
+                    result = await work(connection)
+                except BaseException:
+                    await connection.close()
+                    raise
+            except (psycopg.Error, OSError) as error:
+                if not asks_for_patience(error) or not await backoff.pause():
+                    raise refusal(operation, error, self.address.location) from error
+            else:
+                if keep:
+                    self._pool.adopt(connection)
+                else:
+                    await connection.close()
+                return result
+
+    async def _remove_lanes(self) -> None:
+        """Delete the lanes of this handle and old ones of handles that were not closed."""
+        statement = self.statements(statements.REMOVE_LANES)
+        with contextlib.suppress(psycopg.Error, OSError, PerdureError):
+            await self._pool.run_once(
+                "close",
+                statement,
+                (self._pipeline.lane_names, _LANE_LIFE_MS),
+                binary=True,
+                seconds=_CLEANUP_SECONDS,
+            )
+
+    # --- statements
+
+    async def ask(
+        self,
+        operation: str,
+        template: LiteralString,
+        parameters: Parameters = (),
+        *,
+        binary: bool = False,
+    ) -> list[Row]:
+        """Return the rows of a statement that may be repeated."""
+        self.require_here(operation)
+        return await self._pool.run(operation, self.statements(template), parameters, binary=binary)
+
+    async def ask_once(
+        self, operation: str, template: LiteralString, parameters: Parameters
+    ) -> list[Row]:
+        """Try once; raises the driver's own errors."""
+        return await self._pool.run_once(
+            operation, self.statements(template), parameters, binary=True
+        )
+
+    async def fetch(
+        self,
+        operation: str,
+        template: LiteralString,
+        parameters: Callable[[bool], Sequence[bytes | None]],
+        *,
+        was_sent: bool,
+    ) -> list[Row]:
+        """Return the rows of a fetch; ``parameters`` is told whether it may have run before."""
+        sent_at = time.monotonic()
+        found = await self._pool.fetch(
+            operation, self.statements(template), parameters, was_sent=was_sent
+        )
+        self.clock.note(found[0][-2], sent_at)
+        return found
+
+    def send(
+        self,
+        operation: str,
+        template: LiteralString,
+        row: dict[str, Any],
+        *,
+        key: str,
+        parts: int = 0,
+        weight: int = 0,
+        done: Callable[[], None] | None = None,
+        answers: bool = True,
+    ) -> asyncio.Future[Any]:
+        """Commit an operation together with others: see ``CommitPipeline.send``."""
+        try:
+            self.require_here(operation)
+        except PerdureError as error:
+            refused: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            refused.set_exception(error)
+            return refused
+        return self._pipeline.send(
+            operation,
+            template,
+            row,
+            key=key,
+            parts=parts,
+            weight=weight,
+            done=done,
+            answers=answers,
+        )
+
+    async def renew(
+        self, operation: str, template: LiteralString, parameters: Sequence[Any]
+    ) -> list[Row]:
+        """As ``ask``, on the connection that is kept for renewals."""
+        return await self._renewals.run(operation, self.statements(template), parameters)
+
+    async def renew_locks(
+        self,
+        operation: str,
+        template: LiteralString,
+        renewals: list[dict[str, Any]],
+        tokens: Sequence[str],
+    ) -> frozenset[str]:
+        """Renew locks and return the tokens of lost ones: those not in ``renewals`` are lost."""
+        lost = frozenset(tokens) - {renewal["token"] for renewal in renewals}
+        if renewals:
+            text = msgspec.json.encode(renewals).decode()
+            ((found,),) = await self.renew(operation, template, (text,))
+            lost |= frozenset(found)
+        return lost
+
+    # --- waking waiters
+
+    def hub_of(self, instance_id: str) -> ChangeHub:
+        return self._hubs[bucket_of(instance_id)]
+
+    def changed(self, instance_ids: Iterable[str], *, notify: bool = True) -> None:
+        """Wake watchers of these instances, with ``notify`` also those in other processes."""
+        for instance_id in instance_ids:
+            bucket = bucket_of(instance_id)
+            self._hubs[bucket].notify((instance_id,))
+            if notify and self._listens:
+                self._notifier.notify((self._channels.changes[bucket],))
+
+    def released(self) -> None:
+        """Wake fetches of turns: an operator may have made instances ready."""
+        self._wake(self.turn_fetches, self._channels.turns, 0)
+
+    @property
+    def poll_seconds(self) -> float:
+        if self._listener.is_listening:
+            return _POLL_SECONDS
+        return _POLL_SECONDS_WITHOUT_LISTENING
+
+    @property
+    def _fetches(self) -> list[FetchCoalescer[Any, Any]]:
+        return [each for each in (self.turn_fetches, self.work_fetches) if each is not None]
+
+    def _applied(self, answer: Answer, sent_at: float) -> None:
+        self.clock.note(answer.now, sent_at)
+        if answer.turns_at is not None:
+            self._wake(self.turn_fetches, self._channels.turns, answer.turns_at - answer.now)
+        if answer.work_at is not None:
+            self._wake(self.work_fetches, self._channels.work, answer.work_at - answer.now)
+
+    def _wake(
+        self, fetches: FetchCoalescer[Any, Any] | None, channel: str, milliseconds: int
+    ) -> None:
+        if fetches is not None:
+            fetches.wake_after(milliseconds / 1000)
+        if self._listens:
+            self._notifier.notify((channel,))
+
+    def _notified(self, channel: str | None) -> None:
+        """Handle a notification; with None, notifications may have been missed."""
+        if channel in {None, self._channels.turns} and self.turn_fetches is not None:
+            self.turn_fetches.on_notify()
+        if channel in {None, self._channels.work} and self.work_fetches is not None:
+            self.work_fetches.on_notify()
+        if channel is None:
+            for hub in self._hubs:
+                hub.notify_all()
+        elif channel in self._channels.changes:
+            self._hubs[self._channels.changes.index(channel)].notify_all()
+
+    async def _poll(self) -> None:
+        """Wake all watchers at intervals, because notifications can be lost."""
+        while True:
+            await asyncio.sleep(self.poll_seconds)
+            for hub in self._hubs:
+                hub.notify_all()

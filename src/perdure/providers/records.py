@@ -1,0 +1,603 @@
+"""The records that go in and out of a store.
+
+A provider stores ``body`` and ``data`` texts without looking inside them; everything that it needs
+for routing, visibility, identity and state travels beside them in typed fields.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final, TypeAlias
+
+import msgspec
+
+from perdure.arguments import (
+    INTEGER_MAX,
+    check_flag,
+    check_ids,
+    check_members,
+    check_number,
+    check_string,
+    check_tag,
+)
+from perdure.errors import InvalidValue
+from perdure.limits import TAGS_PER_FILTER_MAX
+from perdure.model.failures import Block
+from perdure.model.status import Status
+
+Version: TypeAlias = tuple[int, int, int]
+"""A semantic version without pre-release: compares as it should."""
+
+
+class _Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Holds texts, numbers and records, so it is never part of a cycle: the collector skips it."""
+
+
+# --- history and messages
+
+
+class HistoryRecord(_Record, frozen=True):
+    """One event of a history: its position, and its JSON text."""
+
+    event_id: int
+    data: str
+
+
+class StartRouting(_Record, frozen=True, omit_defaults=True):
+    """Beside a message that can create an instance or its next execution."""
+
+    name: str
+    version: str | None = None
+    parent_instance_id: str | None = None
+
+
+class TimerIdentity(_Record, frozen=True):
+    """Beside a timer message, so that it can be removed when its timer is cancelled."""
+
+    execution_id: int
+    timer_id: int
+
+
+class OrchestratorMessage(_Record, frozen=True, omit_defaults=True):
+    """A message on its way into the orchestrator queue."""
+
+    instance_id: str
+    kind: str
+    """Type tag of the work item; for people and filters, never for decisions of the provider."""
+    body: str
+    visible_at_ms: int | None = None
+    """None: at once. A time in the past is kept as it is."""
+    start: StartRouting | None = None
+    timer: TimerIdentity | None = None
+
+
+class ActivityIdentity(_Record, frozen=True):
+    """Names one scheduled activity of one execution."""
+
+    instance_id: str
+    execution_id: int
+    activity_id: int
+
+
+class Claim(_Record, frozen=True):
+    """A work item that is written already locked by the runtime that commits it."""
+
+    lock_token: str
+    lock_timeout_ms: int
+
+
+class WorkerMessage(_Record, frozen=True, omit_defaults=True):
+    """A message on its way into the worker queue."""
+
+    identity: ActivityIdentity
+    name: str
+    """Name of the activity: workers fetch only what they can run."""
+    body: str
+    session_id: str | None = None
+    tag: str | None = None
+    visible_at_ms: int | None = None
+    claim: Claim | None = None
+    """Only without a session. Counts as the first attempt."""
+
+
+class Delivery(_Record, frozen=True):
+    """A message as it comes out of the orchestrator queue."""
+
+    message_id: int
+    """Position in the queue; names the message in ``TurnCommit.consumed``."""
+    body: str
+    attempt_count: int
+
+
+class EnqueueCondition(StrEnum):
+    """The condition under which a message is taken, checked in the same transaction."""
+
+    ALWAYS = "always"
+    ALIVE = "alive"
+    """The instance exists (or its start is queued) and has not ended. Else: NotFound,
+    InstanceFinished."""
+    ABSENT = "absent"
+    """No instance and no queued start with that id. Else nothing is written and False is
+    returned."""
+    REPLACE = "replace"
+    """An instance with that id is deleted with its tree, running or not. Else, for a child
+    whose parent is there and has not ended: NotARoot."""
+
+
+# --- turns
+
+
+class KvSet(_Record, frozen=True, tag="set"):
+    key: str
+    value: str
+    updated_at_ms: int
+
+
+class KvClear(_Record, frozen=True, tag="clear"):
+    key: str
+
+
+class KvClearAll(_Record, frozen=True, tag="clear_all"):
+    pass
+
+
+KvChange: TypeAlias = KvSet | KvClear | KvClearAll
+
+
+class CustomStatusChange(_Record, frozen=True):
+    """Sets the custom status, or clears it with None. Adds one to its version."""
+
+    value: str | None
+
+
+class ExecutionMetadata(_Record, frozen=True, omit_defaults=True):
+    """The state of the execution after this turn. None leaves a field as it is."""
+
+    status: Status | None = None
+    """RUNNING, or a status that ends the execution."""
+    output: str | None = None
+    """JSON text of the result, of the failure, or of the next execution's input."""
+    name: str | None = None
+    version: str | None = None
+    """Set with the name, which creates the instance if it is missing. A name without a version:
+    any version of the handler may run what comes next."""
+    parent_instance_id: str | None = None
+    """Stored when the instance is created; never changed afterwards."""
+    framework_version: Version | None = None
+    """Pins the execution for capability filters; overwrites."""
+
+
+class TurnCommit(_Record, frozen=True, omit_defaults=True):
+    """Everything that one turn changes; applied as a whole or not at all."""
+
+    execution_id: int
+    history_delta: tuple[HistoryRecord, ...] = ()
+    worker_items: tuple[WorkerMessage, ...] = ()
+    orchestrator_items: tuple[OrchestratorMessage, ...] = ()
+    metadata: ExecutionMetadata = ExecutionMetadata()
+    custom_status: CustomStatusChange | None = None
+    kv_changes: tuple[KvChange, ...] = ()
+    cancelled_activities: tuple[ActivityIdentity, ...] = ()
+    cancelled_timers: tuple[TimerIdentity, ...] = ()
+    """Timers of this instance that shall not fire, those that this commit adds included."""
+    consumed: tuple[int, ...] | None = None
+    """``message_id`` of each delivery that the turn used up. None: all that carry this token."""
+    keep_lock_ms: int | None = None
+    """Hot path: keep the instance lock for that long from now instead of releasing it."""
+    settled_work: tuple[str, ...] = ()
+    """Hot path: lock tokens of work items whose completions this turn has already consumed; each
+    must be held, and each item is removed."""
+
+
+class TrustedCommit(TurnCommit, frozen=True):
+    """A turn that a runtime built. Stores do not validate it: its parts were checked before."""
+
+
+class KvEntry(_Record, frozen=True):
+    value: str
+    updated_at_ms: int
+
+
+class OrchestrationItem(_Record, frozen=True):
+    """The state from which a turn starts."""
+
+    instance_id: str
+    name: str
+    version: str | None
+    """None when not yet known."""
+    execution_id: int
+    history: tuple[HistoryRecord, ...]
+    messages: tuple[Delivery, ...]
+    kv_snapshot: dict[str, KvEntry]
+    """State at the end of the previous execution, never of the current one."""
+    parent_instance_id: str | None = None
+    history_error: str | None = None
+    """Set when stored history could not even be read; then ``history`` is empty."""
+
+
+class FetchedOrchestration(_Record, frozen=True):
+    """An instance lock and what it covers."""
+
+    item: OrchestrationItem
+    lock_token: str
+    attempt_count: int
+    """The highest of the batch."""
+    continues: bool = False
+    """True: the caller held this lock already; only ``instance_id`` and ``messages`` are filled."""
+
+
+class FetchedWork(_Record, frozen=True):
+    """A locked work item."""
+
+    identity: ActivityIdentity
+    name: str
+    body: str
+    lock_token: str
+    attempt_count: int
+    session_id: str | None = None
+    tag: str | None = None
+    heartbeat: str | None = None
+    """What an earlier delivery last reported."""
+
+
+# --- filters
+
+
+class VersionRange(_Record, frozen=True):
+    """Both ends included."""
+
+    minimum: Version
+    maximum: Version
+
+    def contains(self, version: Version) -> bool:
+        return self.minimum <= version <= self.maximum
+
+
+class OrchestrationFilter(_Record, frozen=True):
+    """The handlers that a dispatcher has. Applied before anything is locked or read."""
+
+    framework_versions: tuple[VersionRange, ...] | None = None
+    """None: any. Empty: nothing. An execution without a pinned version always fits."""
+    handlers: frozenset[tuple[str, str]] | None = None
+    """(name, version) pairs; None: any. An instance without a version fits by its name alone."""
+
+
+class TagMode(StrEnum):
+    DEFAULT_ONLY = "default_only"
+    TAGS = "tags"
+    DEFAULT_AND = "default_and"
+    ANY = "any"
+    NONE = "none"
+
+
+_MODES_WITH_TAGS = frozenset({TagMode.TAGS, TagMode.DEFAULT_AND})
+
+
+class TagFilter(_Record, frozen=True):
+    """Which work items a worker takes by their tag. Build it with the class methods."""
+
+    mode: TagMode = TagMode.DEFAULT_ONLY
+    tags: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        mode: object = self.mode
+        if not isinstance(mode, TagMode) or (self.tags and mode not in _MODES_WITH_TAGS):
+            given = ", ".join(map(repr, sorted(self.tags or {"gpu"})))
+            raise InvalidValue(
+                f"a TagFilter is made by TagFilter.only({given}) and the like, not with the mode "
+                f"{mode!r}"
+            )
+
+    @classmethod
+    def default_only(cls) -> TagFilter:
+        return cls()
+
+    @classmethod
+    def only(cls, *tags: str) -> TagFilter:
+        return cls(mode=TagMode.TAGS, tags=_checked_tags(tags))
+
+    @classmethod
+    def default_and(cls, *tags: str) -> TagFilter:
+        return cls(mode=TagMode.DEFAULT_AND, tags=_checked_tags(tags))
+
+    @classmethod
+    def any(cls) -> TagFilter:
+        return cls(mode=TagMode.ANY)
+
+    @classmethod
+    def none(cls) -> TagFilter:
+        return cls(mode=TagMode.NONE)
+
+    def matches(self, tag: str | None) -> bool:
+        match self.mode:
+            case TagMode.DEFAULT_ONLY:
+                return tag is None
+            case TagMode.TAGS:
+                return tag in self.tags
+            case TagMode.DEFAULT_AND:
+                return tag is None or tag in self.tags
+            case TagMode.ANY:
+                return True
+            case TagMode.NONE:
+                return False
+
+
+def _checked_tags(tags: tuple[str, ...]) -> frozenset[str]:
+    checked = frozenset(map(check_tag, tags))
+    if not 1 <= len(checked) <= TAGS_PER_FILTER_MAX:
+        raise InvalidValue(f"a tag filter takes 1 to {TAGS_PER_FILTER_MAX} tags, not {tags!r}")
+    return checked
+
+
+class SessionFetch(_Record, frozen=True):
+    """Lets a worker take items that belong to a session."""
+
+    owner_id: str
+    lock_timeout_ms: int
+    only_owned: bool = False
+    """At capacity: items of sessions that this owner already holds, but no new session."""
+
+
+# --- administration
+
+_STATUSES: Final = "a set of Status members, such as {Status.RUNNING}"
+
+
+def _check_bounds(record: _Record, *names: str) -> None:
+    """Moments in milliseconds, where they are given."""
+    for name in names:
+        if (moment := getattr(record, name)) is not None:
+            check_number(moment, name, minimum=-INTEGER_MAX)
+
+
+class InstanceQuery(_Record, frozen=True, omit_defaults=True):
+    """Filters, all of which must fit. None: any."""
+
+    statuses: frozenset[Status] | None = None
+    name: str | None = None
+    version: str | None = None
+    instance_ids: tuple[str, ...] | None = None
+    id_prefix: str | None = None
+    text: str | None = None
+    """Occurs in the id, name, output or custom status, in upper or lower case."""
+    parent_instance_id: str | None = None
+    roots_only: bool = False
+    created_after_ms: int | None = None
+    created_before_ms: int | None = None
+    completed_after_ms: int | None = None
+    completed_before_ms: int | None = None
+    """Strict, as all the time bounds."""
+
+    def __post_init__(self) -> None:
+        if self.statuses is not None:
+            check_members(self.statuses, Status, "statuses", _STATUSES)
+        if self.instance_ids is not None:
+            check_ids(self.instance_ids, "instance_ids")
+        for name in ("name", "version", "id_prefix", "text", "parent_instance_id"):
+            if (text := getattr(self, name)) is not None:
+                check_string(text, name)
+        check_flag(self.roots_only, "roots_only")
+        _check_bounds(self, "created_after_ms", "created_before_ms")
+        _check_bounds(self, "completed_after_ms", "completed_before_ms")
+
+
+class InstanceInfo(_Record, frozen=True):
+    instance_id: str
+    name: str
+    version: str | None
+    execution_id: int
+    status: Status
+    output: str | None
+    created_at_ms: int
+    updated_at_ms: int
+    completed_at_ms: int | None
+    parent_instance_id: str | None
+    custom_status: str | None
+    custom_status_version: int
+    block: Block | None = None
+
+
+class InstancePage(_Record, frozen=True):
+    """Newest first."""
+
+    instances: tuple[InstanceInfo, ...]
+    next_cursor: str | None
+    """Hand it back for the next page; None: this was the last."""
+
+
+class ExecutionInfo(_Record, frozen=True):
+    execution_id: int
+    status: Status
+    output: str | None
+    started_at_ms: int
+    completed_at_ms: int | None
+    event_count: int
+    framework_version: Version | None
+
+
+class SystemMetrics(_Record, frozen=True):
+    total_instances: int
+    total_executions: int
+    total_events: int
+    by_status: dict[Status, int]
+
+
+class QueueDepth(_Record, frozen=True):
+    visible: int
+    """Ready to be fetched, not locked."""
+    delayed: int
+    locked: int
+    oldest_visible_age_ms: int | None
+
+
+class QueueDepths(_Record, frozen=True):
+    orchestrator: QueueDepth
+    worker: QueueDepth
+    dead_letters: int
+
+
+class QueuedMessage(_Record, frozen=True):
+    """A message as it lies in the orchestrator queue."""
+
+    message_id: int
+    message: OrchestratorMessage
+    visible_at_ms: int
+    enqueued_at_ms: int
+    attempt_count: int
+    locked: bool
+
+
+class QueuedWork(_Record, frozen=True):
+    """A message as it lies in the worker queue."""
+
+    message_id: int
+    message: WorkerMessage
+    visible_at_ms: int
+    enqueued_at_ms: int
+    attempt_count: int
+    locked_until_ms: int | None
+    heartbeat: str | None
+
+
+class DeadLetter(_Record, frozen=True):
+    """A message for which no instance appeared; kept until it is requeued or deleted."""
+
+    letter_id: int
+    reason: str
+    dead_since_ms: int
+    message: OrchestratorMessage
+
+
+class InstanceTree(_Record, frozen=True):
+    root_id: str
+    instance_ids: tuple[str, ...]
+    """All of them, the root included, parents before their children."""
+
+
+class DeleteFilter(_Record, frozen=True, omit_defaults=True):
+    """Which finished roots to delete; all conditions must fit."""
+
+    instance_ids: tuple[str, ...] | None = None
+    completed_before_ms: int | None = None
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.instance_ids is not None:
+            check_ids(self.instance_ids, "instance_ids")
+        _check_bounds(self, "completed_before_ms")
+
+
+class DeleteResult(_Record, frozen=True):
+    instances: int = 0
+    executions: int = 0
+    events: int = 0
+    messages: int = 0
+
+    def plus(self, other: DeleteResult) -> DeleteResult:
+        """Both together."""
+        return DeleteResult(
+            instances=self.instances + other.instances,
+            executions=self.executions + other.executions,
+            events=self.events + other.events,
+            messages=self.messages + other.messages,
+        )
+
+
+class PruneOptions(_Record, frozen=True, omit_defaults=True):
+    """Which past executions to drop; all conditions must fit. The current one always stays."""
+
+    keep_last: int | None = None
+    completed_before_ms: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_bounds(self, "completed_before_ms")
+
+
+class PruneResult(_Record, frozen=True):
+    instances_processed: int = 0
+    executions: int = 0
+    events: int = 0
+
+    def plus(self, other: PruneResult) -> PruneResult:
+        """Return the sum of both results."""
+        return PruneResult(
+            instances_processed=self.instances_processed + other.instances_processed,
+            executions=self.executions + other.executions,
+            events=self.events + other.events,
+        )
+
+
+class WorkerInfo(_Record, frozen=True, omit_defaults=True):
+    """A runtime that serves this store."""
+
+    worker_id: str
+    host: str
+    process_id: int
+    started_at_ms: int
+    framework_version: str
+    handlers: tuple[tuple[str, str], ...] = ()
+    activities: tuple[str, ...] = ()
+    slots: int = 0
+    busy: int = 0
+    seen_at_ms: int = 0
+
+
+# --- moving
+
+
+class ExecutionSnapshot(_Record, frozen=True):
+    execution_id: int
+    status: Status
+    output: str | None
+    started_at_ms: int
+    completed_at_ms: int | None
+    framework_version: Version | None
+    history: tuple[HistoryRecord, ...]
+
+
+class InstanceSnapshot(_Record, frozen=True):
+    """One instance, whole: enough to go on in another store. Locks are not part of it."""
+
+    instance_id: str
+    name: str | None
+    """None: only messages exist so far."""
+    version: str | None
+    execution_id: int
+    created_at_ms: int
+    updated_at_ms: int
+    parent_instance_id: str | None
+    custom_status: str | None
+    custom_status_version: int
+    suspended: bool
+    block: Block | None
+    not_before_ms: int | None
+    executions: tuple[ExecutionSnapshot, ...]
+    kv_store: dict[str, KvEntry]
+    """State at the end of the previous execution."""
+    kv_delta: dict[str, KvEntry | None]
+    """Changes of the current execution; None: cleared."""
+    messages: tuple[QueuedMessage, ...]
+    work: tuple[QueuedWork, ...]
+
+
+DAMAGED: Final = "damaged: "
+
+
+class StoreInfo(_Record, frozen=True):
+    """The location of the data and the versions of its format."""
+
+    provider: str
+    provider_version: str
+    location: str
+    format_version: int
+    schema_version: int
+    size_bytes: int | None
+    moved_to: str | None
+    details: dict[str, str]
+    """For people. What cannot be read and is left aside has a key that begins with DAMAGED."""
+
+    @property
+    def damages(self) -> dict[str, str]:
+        """Return the reason for each part of the store that is left aside, by its place."""
+        found = self.details.items()
+        return {key.removeprefix(DAMAGED): why for key, why in found if key.startswith(DAMAGED)}

@@ -1,0 +1,326 @@
+"""Guards of a database file: where it may lie, that it stays the same file, that no other SQLite
+copy opens it.
+
+- ``prepare_file`` and ``check_existing`` refuse unsafe places before SQLite touches anything.
+- ``FileIdentity`` notices that the file, or a file beside it, was removed or replaced.
+- ``warn_if_open``, ``forbid`` and ``allow`` keep Python's own ``sqlite3`` away from a file that is
+  open as a store in this process. It is a second copy of SQLite. Locks on files belong to a
+  process, so the two copies do not see each other: when one of them closes the file, it takes the
+  other's locks away, and removes its log.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import stat
+import sys
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from urllib.parse import unquote, urlsplit
+
+from perdure.errors import StoreRefused, StoreUnavailable, UsageError
+from perdure.providers.local_files import (
+    NETWORK_FILE_SYSTEMS,
+    file_system_of,
+    sync_directory,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_log = logging.getLogger("perdure.sqlite")
+
+_HEADER_BYTES: Final = 100
+
+LOG_BYTES_RESERVED: Final = 4 * 1024 * 1024
+_ZEROS_BYTES: Final = 64 * 1024
+_TEMPORARY_FILE: Final[int | None] = getattr(os, "O_TMPFILE", None)
+_MEMORY_FILE_SYSTEMS: Final = frozenset({"ramfs", "tmpfs"})
+"""File systems without a disk."""
+
+
+def prepare_file(path: Path) -> None:
+    """Check the place and make sure that a private file is there.
+
+    A new file is readable by its owner only, with any umask; SQLite gives the same mode to the
+    files that it creates beside it. A file that exists is never opened here: closing it would take
+    away the locks that other connections of this process hold on it.
+    """
+    _check_directory(path)
+    _check_file_system(path)
+    if path.exists() or path.is_symlink():
+        check_existing(path)
+    else:
+        _create(path)
+
+
+def create_draft(path: Path) -> Path:
+    """Create an empty private file beside a path, to be put in its place."""
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+    try:
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.fchmod(descriptor, 0o600)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise StoreUnavailable(
+            "open", f"cannot create {str(path)!r}: {error.strerror}; choose a writable directory"
+        ) from error
+    return draft
+
+
+def put_in_place(draft: Path, path: Path) -> None:
+    """Give a draft its name, durably. Errors: FileExistsError."""
+    os.link(draft, path)
+    sync_directory(path.parent)
+
+
+def reserve_log(path: Path) -> None:
+    """Put a log of zeros beside a new file that is not open: SQLite takes it for empty.
+
+    A commit that overwrites blocks waits for the disk about half as long as one that makes its file
+    longer, because the new length is written too. It is only a matter of speed: where it cannot be
+    done, SQLite makes the log as it goes.
+    """
+    log = path.with_name(f"{path.name}-wal")
+    if _TEMPORARY_FILE is None or file_system_of(path) in _MEMORY_FILE_SYSTEMS or log.exists():
+        return
+    try:
+        model = path.stat()
+        # Without a name until it is whole: a crash leaves nothing behind.
+        descriptor = os.open(path.parent, _TEMPORARY_FILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        try:
+            os.fchmod(descriptor, stat.S_IMODE(model.st_mode))
+            if (model.st_uid, model.st_gid) != (os.geteuid(), os.getegid()):
+                os.fchown(descriptor, model.st_uid, model.st_gid)
+            for _ in range(LOG_BYTES_RESERVED // _ZEROS_BYTES):
+                os.write(descriptor, bytes(_ZEROS_BYTES))
+            os.fsync(descriptor)
+            if os.fstat(descriptor).st_size == LOG_BYTES_RESERVED:
+                os.link(f"/proc/self/fd/{descriptor}", log, src_dir_fd=descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError:
+        pass  # no room, no such files here, or another process was faster
+
+
+def _create(path: Path) -> None:
+    """Put an empty file in place in one step, so that it cannot have been opened before."""
+    draft = create_draft(path)
+    try:
+        put_in_place(draft, path)
+    except FileExistsError:
+        pass  # another process was faster, and that is as good
+    except OSError as error:
+        raise StoreUnavailable("open", f"cannot create {str(path)!r}: {error.strerror}") from error
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _check_directory(path: Path) -> None:
+    parent = path.parent
+    if not parent.is_dir():
+        raise StoreUnavailable(
+            "open",
+            f"the directory {str(parent)!r} of {path.name!r} does not exist; create it first, or "
+            "check the path",
+        )
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise StoreUnavailable(
+            "open",
+            f"the directory {str(parent)!r} cannot be written; SQLite needs to create files beside "
+            f"{path.name!r}. Change its permissions, or choose another place",
+        )
+
+
+def _check_file_system(path: Path) -> None:
+    kind = file_system_of(path)
+    if kind in NETWORK_FILE_SYSTEMS:
+        raise StoreRefused(
+            "open",
+            f"{str(path)!r} lies on a network file system ({kind}), where SQLite would lose data; "
+            "use a local disk, or a postgresql:// store for several machines",
+        )
+
+
+def _check_names(path: Path) -> None:
+    """SQLite names the log after the file, so a file with two names would get two logs."""
+    if path.stat().st_nlink > 1:
+        _remove_drafts(path.resolve())
+    names = path.stat().st_nlink
+    if names > 1:
+        raise StoreRefused(
+            "open",
+            f"{str(path)!r} has {names} names (hard links); if it were opened under another one as "
+            "well, commits would be lost. Remove the other names, or copy the file",
+        )
+
+
+def _remove_drafts(path: Path) -> None:
+    """Remove the drafts of processes that create the file now, or were killed while doing so."""
+    for each in path.parent.iterdir():
+        if each.name.startswith(f".{path.name}."):
+            with suppress(FileNotFoundError):  # its process has just removed it
+                if each.samefile(path):
+                    each.unlink()
+
+
+def not_a_database(path: Path) -> StoreRefused:
+    return StoreRefused(
+        "open", f"{str(path)!r} is not an SQLite database; name another file for the store"
+    )
+
+
+def check_existing(path: Path) -> None:
+    """Raise an error if the file cannot be a store of ours. It is not opened."""
+    try:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise StoreRefused("open", f"{str(path)!r} is not a regular file; name a database file")
+        _check_names(path)
+        if 0 < found.st_size < _HEADER_BYTES:
+            # SQLite would take it for an empty database, and overwrite it.
+            raise not_a_database(path)
+        if not os.access(path, os.R_OK | os.W_OK):
+            raise StoreUnavailable(
+                "open", f"{str(path)!r} cannot be read and written; change its permissions"
+            )
+    except OSError as error:
+        raise StoreUnavailable("open", f"cannot read {str(path)!r}: {error.strerror}") from error
+
+
+# --- the same file
+
+_SETTLED_NS: Final = 100_000_000
+"""File systems stamp in steps: two changes further apart than this have different times."""
+
+_Mark = tuple[int, int, int]
+
+
+class FileIdentity:
+    """Notices that a name of the store no longer leads to the file that is open.
+
+    A commit would then go to a file without a name; or, without the index of the log (-shm), where
+    SQLite keeps its locks, collide with another process. The time of the directory shows that no
+    name in it has changed.
+    """
+
+    def __init__(self, path: Path, now_ns: Callable[[], int]) -> None:
+        self._now_ns = now_ns
+        name, real = os.fspath(path), os.path.realpath(path)
+        self._names = (name, f"{real}-wal", f"{real}-shm")
+        self._directories = tuple({os.path.dirname(each) for each in (name, real)})  # noqa: PTH120
+        self._files: tuple[_Mark, ...] = ()
+        self._unchanged_marks: tuple[_Mark, ...] | None = None
+        """State of the directory when all names were right; None if its time is too recent."""
+
+    def note(self) -> None:
+        """Remember the files, which are open now."""
+        self._files = self._find_files()
+        self._unchanged_marks = None
+
+    def unchanged(self) -> bool:
+        marks = tuple([_mark(each, is_file=False) for each in self._directories])
+        if marks == self._unchanged_marks:
+            return True
+        is_right = self._find_files() == self._files
+        settled = self._now_ns() - _SETTLED_NS
+        is_settled = all(0 < changed_at < settled for _, _, changed_at in marks)
+        self._unchanged_marks = marks if is_right and is_settled else None
+        return is_right
+
+    def _find_files(self) -> tuple[_Mark, ...]:
+        return tuple([_mark(each, is_file=True) for each in self._names])
+
+
+def _mark(path: str, *, is_file: bool) -> _Mark:
+    """Return what identifies the file, and for a directory when a name in it was last changed.
+
+    That is not its mtime, which a tool that restores a backup sets back.
+    """
+    try:
+        found = os.stat(path)  # noqa: PTH116 - several times for each commit, and twice as fast
+    except OSError:
+        return (0, 0, 0)
+    return found.st_dev, found.st_ino, 0 if is_file else found.st_ctime_ns
+
+
+# --- no other copy of SQLite
+
+File: TypeAlias = "tuple[int, int] | None"
+"""Device and inode; None if it is not there."""
+
+_open: Counter[File] = Counter()
+"""Stores of this process."""
+_hooks: list[object] = []
+_DESCRIPTORS: Final = Path("/proc/self/fd")
+
+
+def warn_if_open(path: Path) -> None:
+    """Log a warning if this process has the file open before it becomes a store."""
+    file = _find(path)
+    if file is None or file in _open or "sqlite3" not in sys.modules:
+        return
+    try:
+        descriptors = list(_DESCRIPTORS.iterdir())
+    except OSError:
+        return  # the system does not say
+    if any(_find(each) == file for each in descriptors):
+        _log.warning(
+            "%r is open in this program already: if that was sqlite3.connect(), its end takes the "
+            "log of the store away. Close it before, or use the package apsw",
+            str(path),
+        )
+
+
+def forbid(path: Path) -> File:
+    """Let ``sqlite3.connect`` of this file raise UsageError; pass the result to ``allow``."""
+    if not _hooks:
+        _hooks.append(_audit)
+        sys.addaudithook(_audit)
+    file = _find(path)
+    _open[file] += 1
+    return file
+
+
+def allow(file: File) -> None:
+    """End one ``forbid``."""
+    _open[file] -= 1
+    if _open[file] <= 0:
+        del _open[file]
+
+
+def forget_all() -> None:
+    """End every ``forbid``, in a forked child, which has no locks of its parent."""
+    _open.clear()
+
+
+def _audit(event: str, args: tuple[Any, ...]) -> None:
+    if event == "sqlite3.connect" and _open and _is_open(args[0]):
+        raise UsageError(
+            f"{args[0]!r} is a store that this program has open: a second copy of SQLite would "
+            "take its locks and its log away. Read it with the package apsw here, which shares "
+            "the store's copy, or with sqlite3 from another process"
+        )
+
+
+def _is_open(database: Any) -> bool:
+    try:
+        name = os.fsdecode(database)
+        file = _find(unquote(urlsplit(name).path) if name.startswith("file:") else name)
+    except (TypeError, ValueError):
+        return False
+    return file is not None and file in _open
+
+
+def _find(path: str | Path) -> File:
+    try:
+        found = os.stat(path)  # noqa: PTH116 - also of names that are no paths
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

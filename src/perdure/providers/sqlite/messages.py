@@ -1,0 +1,192 @@
+"""The orchestrator queue: adding messages, under a condition if the caller gives one."""
+
+from __future__ import annotations
+
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, Final
+
+from perdure.errors import InstanceFinished, NotFound
+from perdure.model.status import Status
+from perdure.providers import rules
+from perdure.providers.records import EnqueueCondition
+from perdure.providers.sqlite import deletion, instances, listing, readiness, statements
+from perdure.providers.sqlite.many_rows import as_list, rows_at_once
+from perdure.providers.sqlite.statements import Existence
+from perdure.providers.sqlite.verb import Verb
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from perdure.providers.records import OrchestratorMessage, StartRouting
+    from perdure.providers.sqlite.transaction import Transaction
+
+
+def enqueue(
+    tx: Transaction,
+    message: OrchestratorMessage,
+    delay_ms: int | None,
+    condition: EnqueueCondition | None,
+) -> bool:
+    """Add a message if the condition is met; return whether it was added.
+
+    Errors: NotFound, InstanceFinished, NotARoot, by condition.
+    """
+    if condition is not None and not _is_met(tx, message.instance_id, condition):
+        return False
+    insert(tx, message, rules.visible_at(message.visible_at_ms, tx.now, delay_ms))
+    return True
+
+
+def enqueue_many(
+    tx: Transaction,
+    messages: Sequence[OrchestratorMessage],
+    delay_ms: int | None,
+    condition: EnqueueCondition | None,
+) -> list[bool]:
+    """Add messages under the same condition; return for each whether it was added."""
+    if condition is EnqueueCondition.ABSENT:
+        taken = _enqueue_new(tx, messages, delay_ms)
+        if taken is not None:
+            return taken
+    return [enqueue(tx, message, delay_ms, condition) for message in messages]
+
+
+def _enqueue_new(
+    tx: Transaction, messages: Sequence[OrchestratorMessage], delay_ms: int | None
+) -> list[bool] | None:
+    """Add the starts of new instances; None, and nothing is added, if a message is another case."""
+    ids = [message.instance_id for message in messages]
+    if len(set(ids)) != len(ids):
+        return None
+    existing: set[str] = set()
+    for instance_id, *row in rows_at_once(tx, statements.EXISTENCE_OF_MANY, (as_list(ids),)):
+        if not Existence._make(row).is_taken:
+            return None
+        existing.add(instance_id)
+    absent = [message for message in messages if message.instance_id not in existing]
+    if not absent:
+        return [False] * len(messages)
+    queued: list[tuple[Any, ...]] = []
+    ready: list[tuple[Any, ...]] = []
+    for message_id, message in enumerate(absent, tx.new_message_ids(len(absent))):
+        instance_id, start = message.instance_id, message.start
+        if start is None:
+            return None
+        visible_at = rules.visible_at(message.visible_at_ms, tx.now, delay_ms)
+        queued.append(_row(tx, message, visible_at, message_id))
+        ready.append(readiness.ready_row(tx, instance_id, visible_at, message_id, start))
+    statements.INSERT_MESSAGE.execute(tx, queued)
+    statements.INSERT_READY.execute(tx, ready)
+    tx.changed_instances += [row[1] for row in queued]
+    tx.turns_changed = True
+    return [instance_id not in existing for instance_id in ids]
+
+
+def enqueue_each(
+    tx: Transaction,
+    calls: Sequence[tuple[OrchestratorMessage, int | None, EnqueueCondition | None]],
+) -> list[bool]:
+    """Run calls of ``enqueue`` for starts of instances that must be new, up to the first other."""
+    starts = [
+        message
+        for message, *_ in takewhile(
+            lambda call: (
+                call[2] is EnqueueCondition.ABSENT and call[1] is None and call[0].start is not None
+            ),
+            calls,
+        )
+    ]
+    return enqueue_many(tx, starts, None, EnqueueCondition.ABSENT)
+
+
+ENQUEUE_MESSAGE: Final = Verb("enqueue_for_orchestrator", enqueue, run_many=enqueue_each)
+ENQUEUE_MESSAGES: Final = Verb("enqueue_many_for_orchestrator", enqueue_many)
+
+
+def insert_all(tx: Transaction, messages: Sequence[OrchestratorMessage]) -> None:
+    """Add new messages; each is visible at its own time, or at once."""
+    for message in messages:
+        insert(tx, message, rules.visible_at(message.visible_at_ms, tx.now))
+
+
+def insert(tx: Transaction, message: OrchestratorMessage, visible_at: int) -> None:
+    """Add a new message and bring the readiness row of its instance up to date."""
+    message_id = tx.new_message_id()
+    statements.INSERT_MESSAGE.execute(tx, [_row(tx, message, visible_at, message_id)])
+    readiness.note_message(tx, message.instance_id, visible_at, message_id, message.start)
+    tx.changed_instances.append(message.instance_id)
+
+
+def exists(tx: Transaction, instance_id: str) -> bool:
+    """Return whether there is an instance, or its start is queued."""
+    return find_existence(tx, instance_id).is_taken
+
+
+def find_existence(tx: Transaction, instance_id: str) -> Existence:
+    """Return what there is under that id."""
+    return Existence._make(tx.row(statements.EXISTENCE_OF, (instance_id,)))
+
+
+def has_ended(tx: Transaction, instance_id: str) -> bool:
+    """Return whether an instance has begun and ended for good."""
+    instance = tx.row(instances.INSTANCE_BY_ID, (instance_id,))
+    if instance is None or instance[1] == 0:
+        return False
+    status = Status(tx.row(instances.CURRENT_STATUS, (instance[0],))[0])
+    if status is not Status.CONTINUED_AS_NEW:
+        return status.is_final
+    start_queued = tx.row(statements.QUEUED_START, (instance_id,)) is not None
+    return rules.has_ended(status, start_queued=start_queued)
+
+
+def _is_met(tx: Transaction, instance_id: str, condition: EnqueueCondition) -> bool:
+    match condition:
+        case EnqueueCondition.ALWAYS:
+            return True
+        case EnqueueCondition.ABSENT:
+            return not exists(tx, instance_id)
+        case EnqueueCondition.ALIVE:
+            require_alive(tx, instance_id)
+            return True
+        case EnqueueCondition.REPLACE:
+            _refuse_to_take_from_parent(tx, instance_id)
+            deletion.delete_tree(tx, instance_id)
+            return True
+
+
+def require_alive(tx: Transaction, instance_id: str) -> None:
+    """Raise NotFound for an unknown instance, InstanceFinished for one that has ended."""
+    if not exists(tx, instance_id):
+        raise NotFound(f"there is no instance {instance_id!r}")
+    if has_ended(tx, instance_id):
+        raise InstanceFinished(f"{instance_id!r} has ended")
+
+
+def _refuse_to_take_from_parent(tx: Transaction, child_id: str) -> None:
+    """Raise NotARoot for a child whose parent has not ended."""
+    child = listing.find_info(tx, child_id)
+    parent_id = None if child is None else child.parent_instance_id
+    if parent_id is not None and exists(tx, parent_id) and not has_ended(tx, parent_id):
+        raise rules.not_a_root(child_id, parent_id)
+
+
+def _row(
+    tx: Transaction, message: OrchestratorMessage, visible_at: int, message_id: int
+) -> tuple[Any, ...]:
+    start, timer = message.start, message.timer
+    return (
+        message_id,
+        message.instance_id,
+        message.kind,
+        message.body,
+        visible_at,
+        tx.now,
+        0,
+        message.visible_at_ms,
+        *((None, None, None) if start is None else _routing(start)),
+        *((None, None) if timer is None else (timer.execution_id, timer.timer_id)),
+    )
+
+
+def _routing(start: StartRouting) -> tuple[str, str | None, str | None]:
+    return start.name, start.version, start.parent_instance_id

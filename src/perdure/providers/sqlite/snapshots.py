@@ -1,0 +1,203 @@
+"""Export of one whole instance, and its import."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from perdure.errors import AlreadyExists, NotFound
+from perdure.model.status import Status
+from perdure.providers import rules
+from perdure.providers.records import ExecutionSnapshot, InstanceSnapshot
+from perdure.providers.sqlite import (
+    deletion,
+    instances,
+    listing,
+    queues,
+    readiness,
+    reading,
+    statements,
+    work_statements,
+)
+from perdure.providers.sqlite.instances import format_version, parse_version
+
+if TYPE_CHECKING:
+    from perdure.providers.records import QueuedMessage, QueuedWork
+    from perdure.providers.sqlite.transaction import Snapshot, Transaction
+
+_INSTANCE: Final = """
+SELECT i.instance_key, i.name, i.version, i.parent_instance_id, i.execution_id, i.created_at,
+       coalesce(l.touched_at, i.updated_at), i.custom_status, i.custom_status_version
+FROM instances AS i LEFT JOIN instance_locks AS l ON l.instance_id = i.instance_id
+WHERE i.instance_id = ?
+"""
+
+_NO_INSTANCE: Final[Any] = (None, None, None, None, 0, 0, 0, None, 0)
+
+_HOLDS: Final = """
+SELECT suspended, not_before, block, pending_since FROM instance_locks WHERE instance_id = ?
+"""
+
+_NO_HOLDS: Final[Any] = (0, None, None, None)
+
+_EXECUTIONS: Final = """
+SELECT execution_id, status, output, started_at, completed_at, framework_version
+FROM executions WHERE instance_key = ?1
+UNION ALL
+SELECT DISTINCT execution_id, 'Running', NULL, 0, NULL, NULL
+FROM history WHERE instance_key = ?1 AND execution_id NOT IN
+    (SELECT execution_id FROM executions WHERE instance_key = ?1)
+ORDER BY execution_id
+"""
+
+
+def export(snapshot: Snapshot, instance_id: str) -> InstanceSnapshot:
+    row: Any = snapshot.row(_INSTANCE, (instance_id,))
+    holds: Any = snapshot.row(_HOLDS, (instance_id,))
+    messages = queues.list_messages(snapshot, instance_id, -1)
+    work = queues.list_work(snapshot, instance_id, -1)
+    if row is None and not messages and not work:
+        raise NotFound(f"there is no instance {instance_id!r}")
+    suspended, not_before, block, pending_since = holds or _NO_HOLDS
+    key, name, version, parent, execution_id, created_at, updated_at, *custom = row or _NO_INSTANCE
+    if name is None:
+        name, version, parent = listing.identity(snapshot, instance_id)
+        if key is None:
+            name = version = None
+    if not execution_id:
+        created_at = updated_at = pending_since or 0
+        last = snapshot.row(instances.LAST_HISTORY_EXECUTION, (key,))[0]
+        execution_id = last or 1
+    return InstanceSnapshot(
+        instance_id=instance_id,
+        name=name,
+        version=version,
+        execution_id=execution_id,
+        created_at_ms=created_at,
+        updated_at_ms=updated_at,
+        parent_instance_id=parent,
+        custom_status=custom[0],
+        custom_status_version=custom[1],
+        suspended=bool(suspended),
+        block=listing.decode_block(block),
+        not_before_ms=not_before,
+        executions=_executions(snapshot, instance_id, key),
+        kv_store={} if key is None else reading.kv_store(snapshot, key),
+        kv_delta={} if key is None else reading.kv_delta(snapshot, key),
+        messages=tuple(msgspec.structs.replace(each, locked=False) for each in messages),
+        work=tuple(msgspec.structs.replace(each, locked_until_ms=None) for each in work),
+    )
+
+
+def restore(tx: Transaction, snapshot: InstanceSnapshot, replace: bool) -> None:
+    instance_id = snapshot.instance_id
+    if deletion.has_anything(tx, instance_id):
+        if not replace:
+            raise AlreadyExists(f"{instance_id!r} is already in this store")
+        deletion.delete_instance(tx, instance_id)
+    key: int | None = None
+    if snapshot.executions:
+        key = _restore_turns(tx, snapshot)
+    block = snapshot.block
+    if snapshot.suspended or block is not None or snapshot.not_before_ms is not None:
+        tx.execute(statements.INSERT_BARE_LOCK, (instance_id, key))
+        text = None if block is None else msgspec.json.encode(block).decode()
+        holds = (int(snapshot.suspended), snapshot.not_before_ms, text, instance_id)
+        tx.execute(statements.SET_HOLDS, holds)
+    for message in snapshot.messages:
+        _restore_message(tx, message)
+    for work in snapshot.work:
+        _restore_work(tx, work)
+    readiness.refresh(tx, instance_id)
+    tx.work_changed = True
+    tx.changed_instances.append(instance_id)
+
+
+def _executions(
+    snapshot: Snapshot, instance_id: str, key: int | None
+) -> tuple[ExecutionSnapshot, ...]:
+    if key is None:
+        return ()
+    return tuple(
+        ExecutionSnapshot(
+            execution_id=execution_id,
+            status=Status(status),
+            output=output,
+            started_at_ms=started_at,
+            completed_at_ms=completed_at,
+            framework_version=None if pinned is None else parse_version(pinned),
+            history=tuple(reading.read_page(snapshot, instance_id, execution_id, 0, -1)),
+        )
+        for execution_id, status, output, started_at, completed_at, pinned in snapshot.rows(
+            _EXECUTIONS, (key,)
+        )
+    )
+
+
+def _restore_turns(tx: Transaction, snapshot: InstanceSnapshot) -> int:
+    current = next(
+        (each for each in snapshot.executions if each.execution_id == snapshot.execution_id), None
+    )
+    shown = rules.shown_status(
+        Status.RUNNING if current is None else current.status,
+        suspended=snapshot.suspended,
+        blocked=snapshot.block is not None,
+    )
+    pinned = None if current is None else _version_text(current.framework_version)
+    values = (
+        None, snapshot.instance_id, 1, snapshot.name, snapshot.version, snapshot.parent_instance_id,
+        snapshot.execution_id, shown, pinned, snapshot.custom_status,
+        snapshot.custom_status_version, snapshot.created_at_ms, snapshot.updated_at_ms,
+        None if current is None else current.completed_at_ms,
+    )  # fmt: skip
+    instances.INSERT_INSTANCE.execute(tx, [values])
+    key = tx.connection.last_insert_rowid()
+    for each in snapshot.executions:
+        tx.execute(
+            instances.INSERT_EXECUTION,
+            (key, each.execution_id, each.status, each.output,
+             _version_text(each.framework_version), each.started_at_ms, each.completed_at_ms),
+        )  # fmt: skip
+        instances.INSERT_EVENT.execute(
+            tx, [(key, each.execution_id, record.event_id, record.data) for record in each.history]
+        )
+    for name, entry in snapshot.kv_store.items():
+        tx.execute(instances.PUT_KV_STORE, (key, name, entry.value, entry.updated_at_ms))
+    for name, change in snapshot.kv_delta.items():
+        value, updated_at = (None, None) if change is None else (change.value, change.updated_at_ms)
+        tx.execute(instances.PUT_KV_DELTA, (key, name, value, updated_at))
+    return key
+
+
+def _restore_message(tx: Transaction, entry: QueuedMessage) -> None:
+    message = entry.message
+    start: Any = (None, None, None)
+    if message.start is not None:
+        routing = message.start
+        start = (routing.name, routing.version, routing.parent_instance_id)
+    timer: Any = (None, None)
+    if message.timer is not None:
+        timer = (message.timer.execution_id, message.timer.timer_id)
+    row = (
+        tx.new_message_id(), message.instance_id, message.kind, message.body, entry.visible_at_ms,
+        entry.enqueued_at_ms, entry.attempt_count, message.visible_at_ms, *start, *timer,
+    )  # fmt: skip
+    statements.INSERT_MESSAGE.execute(tx, [row])
+
+
+def _restore_work(tx: Transaction, entry: QueuedWork) -> None:
+    message, identity = entry.message, entry.message.identity
+    is_visible = rules.is_visible(entry.visible_at_ms, tx.now)
+    row = (
+        None, identity.instance_id, identity.execution_id, identity.activity_id,
+        message.name, message.body, message.session_id, message.tag, entry.visible_at_ms,
+        entry.enqueued_at_ms, entry.attempt_count, 0 if is_visible else 1,
+        None if is_visible else entry.visible_at_ms, None, None, None, entry.heartbeat,
+        message.visible_at_ms,
+    )  # fmt: skip
+    work_statements.INSERT_WORK.execute(tx, [row])
+
+
+def _version_text(version: tuple[int, int, int] | None) -> str | None:
+    return None if version is None else format_version(version)

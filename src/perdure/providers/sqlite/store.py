@@ -1,0 +1,461 @@
+"""The store: accepts operations, routes them to the writer and delivers their outcomes.
+
+This module, with ``Database``, ``System`` and ``EngineProvider``, is the surface on which other
+stores are built:
+
+- a ``System`` has the clock, the random numbers and the threads;
+- a ``Database`` has the connection. Subclass it to open and to close it in another way, and give it
+  a ``CommitHook`` to take part in each commit, for example to write a journal line before COMMIT;
+- a ``Store`` runs operations, with a writer in a thread or, ``on_loop=True``, on the event loop.
+  If the database has no connections for readers, the writer reads too;
+- an ``EngineProvider`` has all verbs of the contract on a store, and ``EngineAdmin`` those of its
+  administration.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import weakref
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
+
+from perdure.errors import StoreClosed
+from perdure.providers.records import FetchedOrchestration, FetchedWork
+from perdure.providers.sqlite import guards
+from perdure.providers.sqlite.bell import Bell
+from perdure.providers.sqlite.committer import unknown_outcome
+from perdure.providers.sqlite.readers import Reader
+from perdure.providers.sqlite.readiness import NoWork
+from perdure.providers.sqlite.turns import GIVE_BACK_TURN
+from perdure.providers.sqlite.verb import Delivery, Entry
+from perdure.providers.sqlite.work import ABANDON_WORK
+from perdure.providers.sqlite.writer import BATCH_OPERATIONS_MAX, LoopWriter, ThreadWriter
+from perdure.providers.waiting import ChangeHub, Signal, Watch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+    from typing import Self
+
+    from perdure.clock import Clock
+    from perdure.providers.sqlite.database import Database
+    from perdure.providers.sqlite.verb import Verb
+    from perdure.providers.sqlite.writer import Writer
+    from perdure.providers.waiting import Poll
+
+_log = logging.getLogger("perdure.sqlite")
+
+
+class Signals:
+    """Wake those who wait for turns, for work, or for a change of an instance.
+
+    Stores that share a database share these too.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.turns = Signal(clock)
+        self.work = Signal(clock)
+        self.changes = ChangeHub(clock)
+
+    def notify_all(self) -> None:
+        self.turns.notify()
+        self.work.notify()
+        self.changes.notify_all()
+
+
+class Store:
+    """Accepts operations while it is open. The verbs themselves are functions elsewhere."""
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        on_loop: bool = False,
+        signals: Signals | None = None,
+        reached: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.database = database
+        self.clock = database.system.clock
+        self.signals = Signals(self.clock) if signals is None else signals
+        self._on_loop = on_loop
+        self._reached = reached
+        """Called at named points of each commit; only fault campaigns do something there."""
+        self._is_open = False
+        self._opening = asyncio.Lock()
+        self._closing: asyncio.Future[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread_id = 0
+        self._bell: Bell | None = None
+        self._writer: Writer | None = None
+        self._quick: Reader | Writer | None = None
+        self._slow: Reader | Writer | None = None
+        self._accepted: list[Entry] = []
+        self._watchers = 0
+        self._is_lone = False
+        """The last commit held one operation, so commit the next one inline."""
+        self._under_way: set[Entry] = set()
+        """Operations of this loop that were handed to the writer and not answered yet."""
+        self._waits: set[asyncio.Task[None]] = set()
+
+    # --- opening and closing
+
+    async def open(self, *, allow_moved: bool) -> None:
+        async with self._opening:
+            if not self._is_open:
+                await self._open(allow_moved=allow_moved)
+
+    async def _open(self, *, allow_moved: bool) -> None:
+        database = self.database
+        if self._on_loop:
+            database.open(allow_moved=allow_moved)
+        else:
+            await database.system.run_in_thread(database.open, allow_moved=allow_moved)
+        self._loop = asyncio.get_running_loop()
+        if self._on_loop:
+            self._writer = LoopWriter(database, self._deliver_now, self._reached)
+            self._quick = self._slow = self._writer
+        else:
+            self._thread_id = get_ident()
+            self._bell = Bell(self._loop, self._hear, database.label)
+            self._writer = ThreadWriter(database, self._deliver_soon, self._reached)
+            self._quick = self._slow = self._writer
+            if database.has_readers:
+                self._quick = self._start_reader("perdure-sqlite-quick")
+                self._slow = self._start_reader("perdure-sqlite-slow")
+            _open_stores.add(self)
+        self._writer.start()
+        self._is_open = True
+        database.started()
+
+    def _start_reader(self, name: str) -> Reader:
+        reader = Reader(self.database, self._deliver_soon, name)
+        reader.start()
+        return reader
+
+    async def close(self) -> None:
+        if not self._is_open:
+            return
+        self._is_open = False
+        # Carried through when the caller is cancelled: it cannot be closed a second time.
+        self._closing = asyncio.ensure_future(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        _open_stores.discard(self)
+        self.signals.notify_all()
+        if self._waits:
+            await asyncio.wait(self._waits)
+        self._hand_over()
+        if self._on_loop:
+            self._stop()
+        else:
+            await self.database.system.run_in_thread(self._stop)
+        if self._bell is not None:
+            self._bell.close()
+        self.database.stopped()
+
+    def _stop(self) -> None:
+        # The writer last: only a connection that may write can clear the log away.
+        for each in (self._quick, self._slow):
+            if isinstance(each, Reader):
+                each.stop()
+        if self._writer is not None:
+            self._writer.stop()
+
+    # --- accepting operations
+
+    def write(
+        self,
+        verb: Verb,
+        *args: Any,
+        is_small: bool = False,
+        poll: Poll | None = None,
+        raw: bool = False,
+    ) -> asyncio.Future[Any]:
+        writer = self._writer
+        if not self._is_open or writer is None:
+            raise self.closed(verb.name)
+        future = self._new_future()
+        entry = Entry(future, verb, args, is_small=is_small, poll=poll, raw=raw)
+        loop = future.get_loop()
+        if loop is not self._loop:
+            # For a writer on the loop, this is a loop that took the place of the first one.
+            writer.submit([entry])
+        elif self._is_lone:
+            self._is_lone = False
+            self._write_one(writer, entry)
+        elif self._accepted:
+            self._accepted.append(entry)
+        else:
+            # Handed over when every task that is ready has had its say: one by one, the writer
+            # would wake at the first and fight over the interpreter with those that follow.
+            self._accepted.append(entry)
+            loop.call_soon(self._hand_over)
+        return future
+
+    def _hand_over(self) -> None:
+        accepted, self._accepted = self._accepted, []
+        writer = self._writer
+        if writer is None:
+            return
+        if len(accepted) == 1 and self._is_open:
+            self._write_one(writer, accepted[0])
+            return
+        self._under_way.update(accepted)
+        # In parts, so that the first need not wait for the commit of ten thousand others.
+        for start in range(0, len(accepted), BATCH_OPERATIONS_MAX):
+            writer.submit(accepted[start : start + BATCH_OPERATIONS_MAX])
+
+    def _write_one(self, writer: Writer, entry: Entry) -> None:
+        """Here, if it is small and nothing was handed over before it; else in the other thread."""
+        may_pass = entry.is_small and not self._under_way
+        if not may_pass or not self._write_here(writer, entry):
+            self._under_way.add(entry)
+            writer.submit([entry])
+
+    def _write_here(self, writer: Writer, entry: Entry) -> bool:
+        delivery = Delivery()
+        try:
+            is_done = writer.commit_here(entry, delivery)
+        except BaseException as signal:  # noqa: BLE001 - raised again when this is answered
+            assert self._loop is not None
+            self._loop.call_soon(_raise, signal)
+            is_done = True  # or half done: the thread must not write it once more
+            if not delivery.outcomes:
+                delivery.outcomes.append(
+                    (entry, None, unknown_outcome(self.database.label, signal))
+                )
+        if is_done:
+            # By the first of its callbacks: what else is written now would not be alone.
+            entry.future.add_done_callback(self._note_lone)
+            self._deliver(delivery)
+        return is_done
+
+    def _note_lone(self, _: object) -> None:
+        self._is_lone = not self._accepted and not self._under_way
+
+    def read(self, verb: Verb, *args: Any) -> asyncio.Future[Any]:
+        """For a few rows."""
+        return self._query(self._quick, verb, args)
+
+    def search(self, verb: Verb, *args: Any) -> asyncio.Future[Any]:
+        """For a query that may take its time."""
+        return self._query(self._slow, verb, args)
+
+    def _query(
+        self,
+        reader: Reader | Writer | None,
+        verb: Verb,
+        args: tuple[Any, ...],
+    ) -> asyncio.Future[Any]:
+        if not self._is_open or reader is None:
+            raise self.closed(verb.name)
+        future = self._new_future()
+        reader.query(Entry(future, verb, args))
+        return future
+
+    def _new_future(self) -> asyncio.Future[Any]:
+        # Asking for the running loop costs a system call, and is nearly always this one.
+        loop = self._loop if get_ident() == self._thread_id else asyncio.get_running_loop()
+        assert loop is not None
+        return loop.create_future()
+
+    def require_open(self, operation: str) -> None:
+        if not self._is_open:
+            raise self.closed(operation)
+
+    def closed(self, operation: str) -> StoreClosed:
+        return StoreClosed(
+            operation,
+            f"the provider of {self.database.label} is not open here; use async with, in this "
+            "process",
+        )
+
+    # --- back on the event loop
+
+    def _deliver_soon(self, delivery: Delivery) -> None:
+        """Called by the threads. Each answer goes to the loop that asked: the home loop may be
+        blocked while another one, in a thread of its own, must go on.
+        """
+        home, bell = self._loop, self._bell
+        assert bell is not None
+        for entry, value, error in delivery.outcomes:
+            loop = entry.future.get_loop()
+            if loop is not home:
+                try:
+                    loop.call_soon_threadsafe(self._settle, entry, value, error)
+                except RuntimeError:
+                    _log.warning("the event loop of a caller is gone; its answer was dropped")
+        bell.ring(delivery)
+
+    def _deliver_now(self, delivery: Delivery) -> None:
+        """Called by a writer on the event loop."""
+        self._under_way.difference_update([entry for entry, _, _ in delivery.outcomes])
+        self._notify(delivery)
+        for entry, value, error in delivery.outcomes:
+            self._settle(entry, value, error)
+        self._is_lone = False
+        if len(delivery.outcomes) == 1:
+            self._note_lone(delivery)
+
+    def _hear(self, delivery: Delivery) -> None:
+        """Called on the event loop for a delivery of one of the threads."""
+        self._under_way.difference_update([entry for entry, _, _ in delivery.outcomes])
+        self._deliver(delivery)
+        self._is_lone = False
+        if len(delivery.outcomes) == 1:
+            self._note_lone(delivery)
+
+    def _notify(self, delivery: Delivery) -> None:
+        signals = self.signals
+        if delivery.foreign:
+            signals.notify_all()
+            return
+        if delivery.turns_changed:
+            signals.turns.notify()
+        if delivery.work_changed:
+            signals.work.notify()
+        if delivery.changed_instances:
+            signals.changes.notify(delivery.changed_instances)
+
+    def _deliver(self, delivery: Delivery) -> None:
+        # First the signals: a wait that begins below must see that they have been given.
+        self._notify(delivery)
+        for entry, value, error in delivery.outcomes:
+            if entry.future.get_loop() is self._loop:
+                self._settle(entry, value, error)
+
+    def _settle(self, entry: Entry, value: Any, error: BaseException | None) -> None:
+        future = entry.future
+        if future.done():
+            self._release_fetched(value)
+        elif error is not None:
+            future.set_exception(error)
+        elif value.__class__ is not NoWork or entry.raw:
+            future.set_result(value)
+        elif entry.poll is None or not self._is_open:
+            future.set_result(None)
+        else:
+            self._wait(entry, entry.poll, value)
+
+    def _release_fetched(self, value: Any) -> None:
+        """Release what a fetch has locked after its caller was cancelled."""
+        if not self._is_open:
+            return
+        if value.__class__ is list:
+            for member in value:
+                self._release_fetched(member)
+            return
+        if isinstance(value, FetchedOrchestration):
+            given = self.write(GIVE_BACK_TURN, value)
+        elif isinstance(value, FetchedWork):
+            given = self.write(ABANDON_WORK, value.lock_token, None, True)
+        else:
+            return
+        given.add_done_callback(_note_failure)
+
+    # --- waiting
+
+    def _wait(self, entry: Entry, poll: Poll, nothing: NoWork) -> None:
+        task = entry.future.get_loop().create_task(self._keep_looking(entry, poll, nothing))
+        self._waits.add(task)
+        task.add_done_callback(self._waits.discard)
+        entry.future.add_done_callback(lambda future: task.cancel() if future.cancelled() else None)
+
+    async def _keep_looking(self, entry: Entry, poll: Poll, nothing: NoWork) -> None:
+        answer: Any = nothing
+        with self.watching():
+            try:
+                while isinstance(answer, NoWork):
+                    if not await poll.wait(answer.retry_at_ms) or not self._is_open:
+                        answer = None
+                    else:
+                        answer = await self.write(entry.verb, *entry.args, raw=True)
+            except Exception as error:  # noqa: BLE001 - it belongs to the caller
+                if not entry.future.done():
+                    entry.future.set_exception(error)
+                return
+        if entry.future.done():
+            self._release_fetched(answer)
+        else:
+            entry.future.set_result(answer)
+
+    def watch(self, instance_id: str) -> Watch:
+        if not self._is_open:
+            raise self.closed("watch")
+        return _StoreWatch(self.signals.changes, instance_id, self)
+
+    def watching(self) -> _Watching:
+        """While it is entered, commits of other processes are noticed."""
+        return _Watching(self)
+
+    def add_watcher(self, count: int) -> None:
+        before, self._watchers = self._watchers, self._watchers + count
+        if self._writer is not None and bool(before) != bool(self._watchers):
+            self._writer.watch(is_watching=bool(self._watchers))
+
+    # --- forking
+
+    def disown(self) -> None:
+        """In a forked child: the threads and the file's locks stayed with the parent."""
+        self._is_open = False
+
+
+class _Watching:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def __enter__(self) -> None:
+        self._store.add_watcher(1)
+
+    def __exit__(self, *_: object) -> None:
+        self._store.add_watcher(-1)
+
+
+class _StoreWatch(Watch):
+    """Lets the writer look for commits of other processes while it is entered."""
+
+    def __init__(self, hub: ChangeHub, instance_id: str, store: Store) -> None:
+        super().__init__(hub, instance_id)
+        self._store = store
+
+    def __enter__(self) -> Self:
+        self._store.add_watcher(1)
+        return super().__enter__()
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        super().__exit__(exc_type, exc, traceback)
+        self._store.add_watcher(-1)
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+def _note_failure(given: asyncio.Future[Any]) -> None:
+    if not given.cancelled() and (error := given.exception()) is not None:
+        _log.debug("the lock of a cancelled fetch could not be released: %s", error)
+
+
+_open_stores: weakref.WeakSet[Store] = weakref.WeakSet()
+"""Those with threads."""
+_inherited: list[Store] = []
+"""Kept for ever in a forked child: closing connections there could harm those of the parent."""
+
+
+def _disown_inherited() -> None:
+    for store in list(_open_stores):
+        store.disown()
+        _inherited.append(store)
+    _open_stores.clear()
+    guards.forget_all()
+
+
+os.register_at_fork(after_in_child=_disown_inherited)

@@ -1,0 +1,319 @@
+"""The live instances of a runtime: their state, the bounded cache of them, and their release."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from perdure.errors import LockLost, NotFound
+from perdure.model import work
+from perdure.model.failures import BlockReason
+from perdure.providers.records import ExecutionMetadata, TurnCommit
+from perdure.runtime.metrics import log
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from perdure.client.waiting import Ending, Finished
+    from perdure.clock import Clock
+    from perdure.engine.execution import Execution
+    from perdure.model.failures import Block
+    from perdure.providers.contract import Provider
+    from perdure.providers.records import FetchedOrchestration, OrchestratorMessage
+    from perdure.runtime.background import BackgroundTasks
+    from perdure.runtime.commit_builder import ExecutionFacts
+    from perdure.runtime.intake import Ended
+    from perdure.runtime.metrics import Observer
+
+_EVICTION_CANDIDATES = 16
+"""When the cache is full, only so many of the least recently used are checked for being idle."""
+_REMEMBERED_MAX = 256
+_NEXT_EXECUTION_MS = 500
+"""Delay before an instance between two executions is fetched again. Long enough for a damaged one,
+whose next execution never begins."""
+_BLOCKED_MS = {
+    BlockReason.POISON: 365 * 86_400_000,  # only other code or an operator can continue it
+    BlockReason.NONDETERMINISM: 60_000,
+    BlockReason.UNKNOWN_HANDLER: 5_000,
+    BlockReason.UNDECODABLE: 60_000,
+    BlockReason.LIMIT: 60_000,
+}
+"""The time until a Blocked instance is tried again."""
+_COUNTED_REASONS = frozenset({BlockReason.POISON, BlockReason.LIMIT})
+"""Tries after these count as attempts: code that never returns holds up the whole worker, so it
+must not be tried for ever. For the other reasons, reaching the limit would only hide the reason."""
+
+
+class Arrival(msgspec.Struct, frozen=True, gc=False):
+    """A work item for the next turn, and the row of the store that the turn's commit deletes."""
+
+    item: work.OrchestratorItem
+    message_id: int | None = None
+    """Set if it came through the orchestrator queue."""
+    work_token: str | None = None
+    """Set if it is the completion of an activity that ran here: the lock of its work item."""
+
+
+class LiveInstance:
+    """An instance whose lock this runtime holds. At most one turn is under way at any time."""
+
+    __slots__ = (
+        "busy",
+        "counted_events",
+        "ended",
+        "execution",
+        "facts",
+        "inbox",
+        "instance_id",
+        "lock_token",
+        "start",
+        "used_at_ms",
+    )
+
+    def __init__(
+        self,
+        lock_token: str,
+        execution: Execution,
+        facts: ExecutionFacts,
+        start: OrchestratorMessage | None = None,
+        ended: Finished | None = None,
+    ) -> None:
+        self.instance_id = execution.instance_id
+        self.lock_token = lock_token
+        self.execution = execution
+        self.facts = facts
+        self.start = start
+        """The start message, until the first commit has created the instance in the store."""
+        self.inbox: deque[Arrival] = deque()
+        self.busy = False
+        """A turn is due or was run, and its commit is not answered yet."""
+        self.used_at_ms = 0
+        self.counted_events = 0
+        """The number of events that the cache counts for it."""
+        self.ended: Finished = ended or asyncio.get_running_loop().create_future()
+        """The committed end; None if the instance leaves this runtime before it ends."""
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.busy and not self.inbox
+
+    def close(self, ending: Ending | None = None) -> None:
+        """Drop the coroutine and resolve ``ended``."""
+        self.execution.close()
+        if not self.ended.done():
+            self.ended.set_result(ending)
+
+
+class LiveCache:
+    """The live instances of a runtime, least recently used first, bounded by count and memory."""
+
+    def __init__(
+        self,
+        instances_max: int,
+        events_max: int,
+        enqueue_completion: Callable[[str], None],
+    ) -> None:
+        self._instances_max = instances_max
+        self._events_max = events_max
+        self._enqueue_completion = enqueue_completion
+        """Sends the completion of an activity that ran here through the orchestrator queue."""
+        self._live: OrderedDict[str, LiveInstance] = OrderedDict()
+        self._events = 0
+        self._room_freed = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def __contains__(self, instance_id: str) -> bool:
+        return instance_id in self._live
+
+    def __iter__(self) -> Iterator[LiveInstance]:
+        """Iterate over a copy: instances may leave meanwhile. Safe from another thread."""
+        return iter(list(self._live.values()))
+
+    def get(self, instance_id: str) -> LiveInstance | None:
+        return self._live.get(instance_id)
+
+    @property
+    def room(self) -> int:
+        """The number of instances that fit without evicting one."""
+        if self._events >= self._events_max:
+            return 0
+        return max(0, self._instances_max - len(self._live))
+
+    async def wait_for_room(self) -> None:
+        """Wait until an instance leaves, or ``wake`` is called."""
+        self._room_freed.clear()
+        await self._room_freed.wait()
+
+    def wake(self) -> None:
+        self._room_freed.set()
+
+    def add(self, live: LiveInstance) -> None:
+        """Add an instance. It replaces an entry that has lost its lock without knowing it yet."""
+        stale = self._live.get(live.instance_id)
+        if stale is not None:
+            self._remove(stale)
+        self._live[live.instance_id] = live
+        live.counted_events = live.execution.event_count
+        self._events += live.counted_events
+
+    def used(self, live: LiveInstance, now_ms: int, events: int) -> None:
+        """Note that an instance had a turn, which added so many events to its history."""
+        live.used_at_ms = now_ms
+        if self._live.get(live.instance_id) is live:
+            self._live.move_to_end(live.instance_id)
+            live.counted_events += events
+            self._events += events
+
+    def forget(self, live: LiveInstance, ending: Ending | None = None) -> None:
+        """Drop an instance that has ended, or whose lock is lost or about to be released.
+
+        The completions in its inbox go through the queue, since no turn here will consume them.
+        """
+        self._remove(live)
+        live.close(ending)
+        for arrival in live.inbox:
+            if arrival.work_token is not None:
+                self._enqueue_completion(arrival.work_token)
+        live.inbox.clear()
+
+    def _remove(self, live: LiveInstance) -> None:
+        if self._live.get(live.instance_id) is live:
+            del self._live[live.instance_id]
+            self._events -= live.counted_events
+            self._room_freed.set()
+
+    def oldest_idle(self) -> LiveInstance | None:
+        oldest = islice(self._live.values(), _EVICTION_CANDIDATES)
+        return next((live for live in oldest if live.is_idle), None)
+
+    def idle_since(self, before_ms: int) -> list[LiveInstance]:
+        """Return the idle instances whose last turn is at least that old."""
+        found: list[LiveInstance] = []
+        for live in self._live.values():
+            if live.used_at_ms > before_ms:
+                break  # the rest was used later
+            if live.is_idle:
+                found.append(live)
+        return found
+
+
+class LockReleaser:
+    """Releases instance locks in the background: as they are, Blocked, or without late messages.
+
+    When a release fails, the lock expires instead.
+    """
+
+    def __init__(
+        self, provider: Provider, clock: Clock, observer: Observer, background: BackgroundTasks
+    ) -> None:
+        self._provider = provider
+        self._clock = clock
+        self._observer = observer
+        self._background = background
+        self._errors: dict[str, str] = {}
+        """The last error of instances whose turn failed here."""
+        self._remembered: dict[str, Block] = {}
+
+    def release(self, lock_token: str) -> None:
+        """Release an instance without a fault: the next fetch does not count as a retry."""
+        self._abandon(lock_token, ignore_attempt=True)
+
+    def fail(self, instance_id: str, lock_token: str, error: BaseException) -> None:
+        """Release an instance after an unexpected error of a turn or of its commit."""
+        _make_room(self._errors)
+        self._errors[instance_id] = f"{type(error).__name__}: {error}"
+        self._abandon(lock_token, delay_ms=1000)
+
+    def block(self, instance_id: str, lock_token: str, block: Block) -> None:
+        """Release an instance as Blocked: it cannot continue with the code of this worker."""
+        error = self._errors.pop(instance_id, None)
+        if error is not None and block.reason is BlockReason.POISON:
+            message = f"{block.message}; the last time here: {error}"
+            block = msgspec.structs.replace(block, message=message)
+        log.warning("%r is blocked: %s: %s", instance_id, block.reason, block.message)
+        self._observer.blocked(block.reason)
+        self._background.spawn_logged(self._block(instance_id, lock_token, block))
+
+    async def _block(self, instance_id: str, lock_token: str, block: Block) -> None:
+        try:
+            await self._provider.abandon_orchestration_item(
+                lock_token,
+                _BLOCKED_MS[block.reason],
+                ignore_attempt=block.reason not in _COUNTED_REASONS,
+                block=msgspec.structs.replace(block, since_ms=self._clock.now_ms()),
+            )
+        except LockLost:
+            if block.reason is BlockReason.LIMIT:
+                # The turn that ran too long also kept the event loop from renewing its lock.
+                self.remember_block(instance_id, block)
+            raise
+
+    def remember_block(self, instance_id: str, block: Block) -> None:
+        """Block an instance at its next fetch: running it again would hold up the worker again."""
+        _make_room(self._remembered)
+        self._remembered[instance_id] = block
+
+    def block_remembered(self, fetched: FetchedOrchestration) -> bool:
+        """Block a fetched instance if ``remember_block`` was called for it; return True if so."""
+        block = self._remembered.pop(fetched.item.instance_id, None)
+        if block is not None:
+            self.block(fetched.item.instance_id, fetched.lock_token, block)
+        return block is not None
+
+    def consume_late_messages(self, fetched: FetchedOrchestration, ended: Ended) -> None:
+        """Delete the messages of an instance that has ended, and release it."""
+        self._background.spawn_logged(self._consume_late_messages(fetched, ended))
+
+    async def _consume_late_messages(self, fetched: FetchedOrchestration, ended: Ended) -> None:
+        instance_id = fetched.item.instance_id
+        if await self._has_next_execution(instance_id):
+            # The next execution will read them. Its start is not visible yet: the clock was set
+            # back, or the fetch read the clock before the start was written.
+            await self._provider.abandon_orchestration_item(
+                fetched.lock_token, _NEXT_EXECUTION_MS, ignore_attempt=True
+            )
+            return
+        if ended.unread:
+            log.warning("%r has ended without reading %s", instance_id, ", ".join(ended.unread))
+        else:  # a completion, timer or cancellation that crossed the end: that is usual
+            log.debug("%r has ended before %d messages", instance_id, len(ended.message_ids))
+        commit = TurnCommit(
+            execution_id=ended.execution_id,
+            orchestrator_items=tuple(ended.replies),
+            consumed=tuple(ended.message_ids),
+            metadata=ExecutionMetadata(),
+        )
+        await self._provider.ack_orchestration_item(fetched.lock_token, commit)
+
+    async def _has_next_execution(self, instance_id: str) -> bool:
+        """Return True if the instance is alive although its last execution has ended.
+
+        Called while the instance is locked.
+        """
+        if not self._provider.capabilities.admin:
+            return False
+        admin = self._provider.admin
+        try:
+            return not (await admin.get_instance_info(instance_id)).status.is_final
+        except NotFound:
+            return False
+
+    def _abandon(
+        self, lock_token: str, *, delay_ms: int | None = None, ignore_attempt: bool = False
+    ) -> None:
+        self._background.spawn_logged(
+            self._provider.abandon_orchestration_item(
+                lock_token, delay_ms, ignore_attempt=ignore_attempt
+            )
+        )
+
+
+def _make_room(remembered: dict[str, Any]) -> None:
+    if len(remembered) >= _REMEMBERED_MAX:
+        del remembered[next(iter(remembered))]

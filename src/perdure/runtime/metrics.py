@@ -1,0 +1,229 @@
+"""The logger, the counts and the spans of a runtime. All names of metrics are defined here.
+
+Counting adds to a dictionary. Exporters (Prometheus, OpenTelemetry) subscribe, and cost nothing
+when there are none. No label ever holds an instance id or a session id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
+
+from perdure.engine.outcome import Cancelled, Completed, ContinuedAsNew, Failed, Waiting
+from perdure.errors import NotRegistered, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from contextlib import AbstractContextManager
+    from types import TracebackType
+
+    from perdure.authoring.registry import Registry
+    from perdure.clock import Clock
+    from perdure.engine.execution import Execution
+    from perdure.engine.outcome import TurnOutcome
+    from perdure.model import work
+    from perdure.model.failures import BlockReason, Failure
+
+log = logging.getLogger("perdure.runtime")
+
+_RESULTS: dict[type[object], str] = {
+    Completed: "success",
+    Failed: "failed",
+    Cancelled: "cancelled",
+    ContinuedAsNew: "continuedAsNew",
+}
+# The names of counts are built once, because every turn and every activity needs one.
+_END_COUNTS: dict[type[object], str] = {
+    kind: f"orchestration_{status}" for kind, status in _RESULTS.items()
+}
+_ACTIVITY_COUNTS = {each: f"activity_{each}" for each in ("success", "failed", "cancelled")}
+
+_EXPORTER_ERRORS: Final = (Exception, asyncio.CancelledError)
+"""Errors of an exporter that are logged and then ignored. A CancelledError is always the exporter's
+own: a real cancellation arrives at an ``await``, and an exporter has none."""
+
+
+@runtime_checkable
+class Sink(Protocol):
+    """An exporter of metrics."""
+
+    def add(self, name: str, labels: Mapping[str, str], value: float = 1.0) -> None:
+        """Add to a counter."""
+        ...
+
+    def record(self, name: str, labels: Mapping[str, str], value: float) -> None:
+        """Record a value in a histogram."""
+        ...
+
+
+class SpanNote:
+    """The outcome of an attempt, for the span that covers it."""
+
+    __slots__ = ("failure",)
+
+    def __init__(self) -> None:
+        self.failure: Failure | None = None
+
+
+@runtime_checkable
+class SpanMaker(Protocol):
+    """A tracer."""
+
+    def carrier(self) -> str | None:
+        """Return the current trace as text, to be stored with a start."""
+        ...
+
+    def activity(self, item: work.ActivityExecute, note: SpanNote) -> AbstractContextManager[None]:
+        """Return the span of one attempt."""
+        ...
+
+
+class GuardedSpan:
+    """A span whose tracer can neither raise into the work nor swallow an exception of it."""
+
+    __slots__ = ("_item", "_note", "_span", "_spans")
+
+    def __init__(self, spans: SpanMaker, item: work.ActivityExecute, note: SpanNote) -> None:
+        self._spans = spans
+        self._item = item
+        self._note = note
+        self._span: AbstractContextManager[None] | None = None
+
+    def __enter__(self) -> None:
+        try:
+            span = self._spans.activity(self._item, self._note)
+            span.__enter__()
+        except _EXPORTER_ERRORS:
+            log.exception("a tracer failed")
+        else:
+            self._span = span
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._span is None:
+            return
+        try:
+            self._span.__exit__(kind, error, traceback)
+        except _EXPORTER_ERRORS as raised:
+            if raised is not error:
+                log.exception("a tracer failed")
+
+
+class Observer:
+    """Counts for ``metrics_snapshot``, and passes each metric on to the sinks, if there are any."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.counts: defaultdict[str, int] = defaultdict(int)
+        self.spans: SpanMaker | None = None
+        self._sinks: list[Sink] = []
+
+    def subscribe(self, exporter: object) -> None:
+        if isinstance(exporter, type) or not isinstance(exporter, (Sink, SpanMaker)):
+            raise UsageError(
+                "observe() takes an exporter, such as PrometheusMetrics() or OpenTelemetry(), "
+                f"not {exporter!r}"
+            )
+        if isinstance(exporter, Sink):
+            self._sinks.append(exporter)
+        if isinstance(exporter, SpanMaker):
+            self.spans = exporter
+
+    def turn_committed(self, execution: Execution, outcome: TurnOutcome) -> None:
+        counts = self.counts
+        counts["turns"] += 1
+        if outcome.turn == 1:
+            counts["orchestration_starts"] += 1
+        ended = _END_COUNTS.get(type(outcome.result))
+        if ended is not None:
+            counts[ended] += 1
+        if self._sinks:
+            self._export_turn(execution, outcome)
+
+    def _export_turn(self, execution: Execution, outcome: TurnOutcome) -> None:
+        handler, result = execution.handler, outcome.result
+        labels = {"orchestration_name": handler.name, "version": handler.version}
+        if outcome.turn == 1:
+            initiated_by = "continueAsNew" if execution.execution_id > 1 else "client"
+            if execution.started.parent_instance_id is not None:
+                initiated_by = "suborchestration"
+            self._add("orchestration_starts_total", {**labels, "initiated_by": initiated_by})
+        if isinstance(result, Waiting):
+            return
+        status = _RESULTS[type(result)]
+        self._add("orchestration_completions_total", {**labels, "status": status})
+        if isinstance(result, Failed):
+            self._add(
+                "orchestration_failures_total",
+                {**labels, "error_category": result.failure.category},
+            )
+        if isinstance(result, ContinuedAsNew):
+            self._add("orchestration_continue_as_new_total", {"orchestration_name": handler.name})
+        name_only = {"orchestration_name": handler.name}
+        took_ms = outcome.delta[-1].timestamp_ms - execution.started.timestamp_ms
+        self._record("orchestration_duration_seconds", {**labels, "status": status}, took_ms / 1000)
+        self._record("orchestration_turns", name_only, outcome.turn)
+        self._record("orchestration_history_size", name_only, execution.event_count)
+
+    def blocked(self, reason: BlockReason) -> None:
+        self.counts["orchestration_blocked"] += 1
+        self._add("orchestration_blocked_total", {"reason": reason})
+
+    def activity_poisoned(self, name: str) -> None:
+        self.counts["activity_poison"] += 1
+        self._add("activity_poison_total", {"activity_name": name})
+
+    def activity_ended(self, item: work.ActivityExecute, outcome: str, started_ms: int) -> None:
+        self.counts[_ACTIVITY_COUNTS[outcome]] += 1
+        if self._sinks:
+            took_ms = self._clock.now_ms() - started_ms
+            labels = {"activity_name": item.name, "outcome": outcome, "tag": item.tag or "default"}
+            attempt = str(item.attempt - 1) if item.attempt < 4 else "3+"
+            self._add("activity_executions_total", {**labels, "retry_attempt": attempt})
+            self._record("activity_duration_seconds", labels, took_ms / 1000)
+
+    def _add(self, name: str, labels: Mapping[str, str]) -> None:
+        for sink in self._sinks:
+            try:
+                sink.add(f"perdure_{name}", labels)
+            except _EXPORTER_ERRORS:
+                log.exception("a metrics sink failed")
+
+    def _record(self, name: str, labels: Mapping[str, str], value: float) -> None:
+        for sink in self._sinks:
+            try:
+                sink.record(f"perdure_{name}", labels, value)
+            except _EXPORTER_ERRORS:
+                log.exception("a metrics sink failed")
+
+
+class UnregisteredHandlerLog:
+    """Logs, once for each, the handlers that running code asks for and this runtime does not have.
+
+    That can be intended, because another worker has them. If it is not, the work waits for ever.
+    """
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._checked: set[tuple[str | None, ...]] = set()
+
+    def check_activity(self, name: str) -> None:
+        self._check(self._registry.resolve_activity, name)
+
+    def check_orchestration(self, name: str, version: str | None) -> None:
+        self._check(self._registry.resolve_orchestration, name, version)
+
+    def _check(self, resolve: Callable[..., Any], *key: str | None) -> None:
+        if key in self._checked:
+            return
+        self._checked.add(key)
+        try:
+            resolve(*key)
+        except NotRegistered as error:
+            log.warning("%s; it waits for a worker that has it", error)

@@ -1,0 +1,117 @@
+"""Faults at the door: what is taken, what is answered, and how long a fetch waits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from model import ModelProvider, turns
+from perdure.errors import LockLost, StoreBusy, StoreClosed
+from perdure.providers.records import EnqueueCondition
+
+if TYPE_CHECKING:
+    from perdure.providers.records import (
+        FetchedOrchestration,
+        OrchestrationFilter,
+        OrchestratorMessage,
+        TurnCommit,
+        WorkerMessage,
+    )
+
+
+class TakesAnyId(ModelProvider):
+    """Ids are not looked at."""
+
+    async def enqueue_for_orchestrator(
+        self,
+        message: OrchestratorMessage,
+        delay_ms: int | None = None,
+        condition: EnqueueCondition | None = None,
+    ) -> bool:
+        self._store.add_message(message, self._store.clock.now_ms(), delay_ms)
+        return True
+
+
+class TakesAnySize(ModelProvider):
+    """Work items are not looked at, however big."""
+
+    async def enqueue_for_worker(self, message: WorkerMessage) -> None:
+        self._store.add_work(message, self._store.clock.now_ms())
+
+
+class TakesEventZero(ModelProvider):
+    """Event ids are not looked at."""
+
+    async def ack_orchestration_item(self, lock_token: str, commit: TurnCommit) -> None:
+        turns.ack(self._store, lock_token, commit)
+
+
+class StartsTwice(ModelProvider):
+    """Whether the id is new is not looked at."""
+
+    async def enqueue_for_orchestrator(
+        self,
+        message: OrchestratorMessage,
+        delay_ms: int | None = None,
+        condition: EnqueueCondition | None = None,
+    ) -> bool:
+        if condition is EnqueueCondition.ABSENT:
+            condition = None
+        return await super().enqueue_for_orchestrator(message, delay_ms, condition)
+
+
+class CallsALostLockBusy(ModelProvider):
+    """A lost lock looks like a transient error, and is retried for ever."""
+
+    async def ack_orchestration_item(self, lock_token: str, commit: TurnCommit) -> None:
+        try:
+            await super().ack_orchestration_item(lock_token, commit)
+        except LockLost as error:
+            raise StoreBusy("ack_orchestration_item", "try again") from error
+
+
+class AnswersErrorsWithNoWork(ModelProvider):
+    """A store that cannot be reached looks like one without work."""
+
+    async def fetch_orchestration_item(
+        self,
+        lock_timeout_ms: int,
+        poll_timeout_ms: int,
+        filter: OrchestrationFilter | None = None,  # noqa: A002
+        owner: str | None = None,
+    ) -> FetchedOrchestration | None:
+        try:
+            return await super().fetch_orchestration_item(
+                lock_timeout_ms, poll_timeout_ms, filter, owner
+            )
+        except StoreClosed:
+            return None
+
+
+class NeverWaits(ModelProvider):
+    """Declares long polling, and returns at once."""
+
+    async def fetch_orchestration_item(
+        self,
+        lock_timeout_ms: int,
+        poll_timeout_ms: int,
+        filter: OrchestrationFilter | None = None,  # noqa: A002
+        owner: str | None = None,
+    ) -> FetchedOrchestration | None:
+        return await super().fetch_orchestration_item(lock_timeout_ms, 0, filter, owner)
+
+
+class WaitsToTheEnd(ModelProvider):
+    """A waiting fetch looks again only when its time is up."""
+
+    async def fetch_orchestration_item(
+        self,
+        lock_timeout_ms: int,
+        poll_timeout_ms: int,
+        filter: OrchestrationFilter | None = None,  # noqa: A002
+        owner: str | None = None,
+    ) -> FetchedOrchestration | None:
+        found = await super().fetch_orchestration_item(lock_timeout_ms, 0, filter, owner)
+        if found is None and poll_timeout_ms:
+            await self._store.clock.sleep(poll_timeout_ms / 1000)
+            found = await super().fetch_orchestration_item(lock_timeout_ms, 0, filter, owner)
+        return found

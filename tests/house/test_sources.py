@@ -1,0 +1,116 @@
+"""The rules of CONTRIBUTING that a reader of the sources relies on."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = ROOT / "src" / "perdure"
+MODULES = sorted(SOURCES.rglob("*.py"))
+TEXTS = [*MODULES, *sorted(SOURCES.rglob("*.sql"))]
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+
+LINES_MAX = 650
+DEFERRED = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
+VAGUE = re.compile(r"\b(nobody|whoever|somebody|whatever)\b", re.IGNORECASE)
+QUESTION = re.compile(r"(What|Who|Whether|Where|How)\b")
+
+VAGUE_LEFT = {"providers/filesystem": 27}
+"""How many vague words a package may still have. The numbers only shrink."""
+QUESTIONS_LEFT = {"providers/filesystem": 26}
+"""How many docstrings of a package may still begin with a question word. They only shrink."""
+
+SAME_NAME = {
+    "__init__": "each package has one",
+    "admin": "the administration of the client and of each store",
+    "administration": "the contract, and the state machine's rules for it",
+    "clock": "the clock of the process and that of the Postgres server",
+    "control": "pausing and resuming: the command, the verb and its checks",
+    "deletion": "the verb and its checks",
+    "documents": "texts of a store",
+    "faults": "errors of Postgres, and faults that tests plant",
+    "guards": "checks around an orchestration's code, and around an SQLite file",
+    "history": "the command and the files",
+    "histories": "history files",
+    "instances": "live instances in each layer",
+    "journal": "the journal of the directory store and of a replay",
+    "listing": "the command and the verb in each store",
+    "moving": "exports: the client's part, the store's part and its checks",
+    "provider": "the provider of each store",
+    "queues": "the queues of a store",
+    "recorder": "what an orchestration's code calls, and what the engine does",
+    "records": "the contract's records, and how Postgres stores them",
+    "replay": "the command and the assertion for tests",
+    "rerun": "the command and the client's part",
+    "snapshots": "the export of an instance: its file, and its rows",
+    "state": "the state of an instance, and of a store",
+    "statements": "the SQL of each store",
+    "store": "the open store of each backend",
+    "turns": "the verbs in each store, and the state machine's rules for them",
+    "waiting": "signals and the long poll, and a client that waits for a result",
+    "work": "work items in the model, and in a store",
+}
+"""Why several packages have a module of that name."""
+
+
+def package_of(path: Path) -> str:
+    return path.parent.relative_to(SOURCES).as_posix()
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCES)))
+def test_the_first_line_of_a_module_says_its_duty(path):
+    assert ast.get_docstring(ast.parse(path.read_text()))
+
+
+def test_nothing_is_deferred_by_a_mark():
+    marked = [path for path in [*TEXTS, *PAGES] if DEFERRED.search(path.read_text())]
+
+    assert marked == []
+
+
+def test_a_module_can_be_read_at_one_sitting():
+    long = {str(path.relative_to(SOURCES)): len(path.read_text().splitlines()) for path in MODULES}
+
+    assert {name: lines for name, lines in long.items() if lines > LINES_MAX} == {}
+
+
+def test_a_sentence_has_a_named_subject():
+    found = Counter(package_of(path) for path in TEXTS for _ in VAGUE.findall(path.read_text()))
+
+    assert {name: count for name, count in found.items() if count > VAGUE_LEFT.get(name, 0)} == {}
+
+
+def test_a_page_names_its_subjects():
+    vague = {
+        path.relative_to(ROOT / "docs").as_posix()
+        for path in PAGES
+        if VAGUE.search(path.read_text())
+    }
+
+    assert vague == set()
+
+
+def test_a_docstring_says_what_happens_and_asks_no_question():
+    found: Counter[str] = Counter()
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                found[package_of(path)] += bool(QUESTION.match(ast.get_docstring(node) or ""))
+
+    assert {
+        name: count for name, count in found.items() if count > QUESTIONS_LEFT.get(name, 0)
+    } == {}
+
+
+def test_a_name_of_a_module_means_one_thing():
+    packages = defaultdict(list)
+    for path in MODULES:
+        packages[path.stem].append(package_of(path))
+
+    shared = {name for name, places in packages.items() if len(places) > 1}
+    assert shared <= set(SAME_NAME)

@@ -1,0 +1,311 @@
+"""Validation of arguments, written apart from the library's: both must refuse the same calls."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from perdure import arguments
+from perdure.errors import InvalidValue
+from perdure.limits import (
+    BULK_INSTANCES_MAX,
+    CARRY_FORWARD_BYTES_MAX,
+    CUSTOM_STATUS_BYTES_MAX,
+    KV_VALUE_BYTES_MAX,
+    PAGE_ITEMS_MAX,
+    PAYLOAD_BYTES_MAX,
+    TAG_BYTES_MAX,
+    check_id,
+)
+from perdure.model.status import Status
+from perdure.providers.records import (
+    EnqueueCondition,
+    KvClearAll,
+    KvSet,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from perdure.model.failures import Block
+    from perdure.providers.records import (
+        ActivityIdentity,
+        DeleteFilter,
+        ExecutionMetadata,
+        HistoryRecord,
+        InstanceSnapshot,
+        KvChange,
+        OrchestratorMessage,
+        PruneOptions,
+        SessionFetch,
+        TurnCommit,
+        WorkerInfo,
+        WorkerMessage,
+    )
+
+BODY_BYTES_MAX: Final = PAYLOAD_BYTES_MAX + CARRY_FORWARD_BYTES_MAX + 64 * 1024
+"""A stored text holds one payload, what a continued execution carries along, and an envelope."""
+
+_INTEGER_MAX: Final = arguments.INTEGER_MAX
+
+check_number = arguments.check_number
+
+
+def check_commit(commit: TurnCommit) -> None:
+    """Check every commit, also those that the stores trust."""
+    check_number(commit.execution_id, "execution_id", minimum=1)
+    check_records(commit.history_delta)
+    for work in commit.worker_items:
+        check_work(work)
+    for message in commit.orchestrator_items:
+        check_message(message)
+    check_metadata(commit.metadata)
+    if commit.custom_status is not None:
+        check_text(commit.custom_status.value, "custom status", CUSTOM_STATUS_BYTES_MAX)
+    for change in commit.kv_changes:
+        _check_kv_change(change)
+    for identity in commit.cancelled_activities:
+        check_identity(identity)
+    _check_hot_path(commit)
+
+
+def _check_hot_path(commit: TurnCommit) -> None:
+    claims = [work.claim.lock_token for work in commit.worker_items if work.claim is not None]
+    settled = commit.settled_work
+    if len({*claims, *settled}) < len(claims) + len(settled):
+        for tokens, what in ((claims, "claims"), (settled, "settled_work")):
+            if len(set(tokens)) < len(tokens):
+                raise InvalidValue(f"{what} of a commit name one lock token twice")
+        raise InvalidValue("a commit claims an item with a lock token that it settles")
+    if commit.keep_lock_ms is None:
+        return
+    check_number(commit.keep_lock_ms, "keep_lock_ms", minimum=1)
+    adds = commit.worker_items or commit.orchestrator_items or commit.custom_status
+    if adds and not commit.history_delta:
+        raise InvalidValue(
+            "a commit that keeps the lock and adds items must add history: only a repeated event "
+            "id shows that the commit is repeated"
+        )
+
+
+def check_metadata(metadata: ExecutionMetadata) -> None:
+    if metadata.name is not None:
+        check_id(metadata.name, "name")
+        if metadata.version is not None:
+            check_id(metadata.version, "version")
+    elif metadata.version is not None:
+        raise InvalidValue(f"the version {metadata.version!r} needs a name beside it")
+    if metadata.parent_instance_id is not None:
+        check_id(metadata.parent_instance_id, "parent")
+    status = metadata.status
+    if status is not None and status is not Status.RUNNING and not status.ends_execution:
+        raise InvalidValue(f"a turn leaves its execution running or ended, not {status}")
+    check_text(metadata.output, "output")
+    for part in metadata.framework_version or ():
+        check_number(part, "framework_version", minimum=0)
+
+
+def check_records(records: Sequence[HistoryRecord]) -> None:
+    for record in records:
+        check_number(record.event_id, "event_id", minimum=1)
+        check_text(record.data, "event")
+
+
+def check_message(message: OrchestratorMessage) -> None:
+    check_id(message.instance_id, "instance id")
+    check_id(message.kind, "kind")
+    check_text(message.body, "body of a message")
+    if message.visible_at_ms is not None:
+        check_number(message.visible_at_ms, "visible_at_ms", minimum=-_INTEGER_MAX)
+    if message.start is not None:
+        start = message.start
+        check_id(start.name, "name")
+        if start.version is not None:
+            check_id(start.version, "version")
+        if start.parent_instance_id is not None:
+            check_id(start.parent_instance_id, "parent")
+    if message.timer is not None:
+        check_number(message.timer.execution_id, "execution_id", minimum=1)
+        check_number(message.timer.timer_id, "timer_id", minimum=1)
+
+
+def check_enqueue(
+    message: OrchestratorMessage,
+    delay_ms: int | None = None,
+    condition: EnqueueCondition | None = None,
+) -> None:
+    check_message(message)
+    if delay_ms is not None:
+        check_number(delay_ms, "delay_ms", minimum=0)
+    needs_start = condition in {EnqueueCondition.ABSENT, EnqueueCondition.REPLACE}
+    if needs_start and message.start is None:
+        raise InvalidValue(f"only a message with 'start' can be enqueued with {condition!r}")
+
+
+def check_enqueue_many(
+    messages: Sequence[OrchestratorMessage],
+    delay_ms: int | None = None,
+    condition: EnqueueCondition | None = None,
+) -> None:
+    if condition is EnqueueCondition.ALIVE:
+        raise InvalidValue(
+            f"{condition!r} may refuse one of many after others were taken; enqueue them one by one"
+        )
+    for message in messages:
+        check_enqueue(message, delay_ms, condition)
+
+
+def check_work(message: WorkerMessage) -> None:
+    check_identity(message.identity)
+    check_id(message.name, "name of an activity")
+    check_text(message.body, "body of a work item")
+    if message.session_id is not None:
+        check_id(message.session_id, "session")
+    check_text(message.tag, "tag", TAG_BYTES_MAX)
+    if message.visible_at_ms is not None:
+        check_number(message.visible_at_ms, "visible_at_ms", minimum=-_INTEGER_MAX)
+    if message.claim is not None:
+        check_id(message.claim.lock_token, "lock token")
+        check_number(message.claim.lock_timeout_ms, "lock_timeout_ms", minimum=1)
+        if message.session_id is not None:
+            raise InvalidValue("a work item of a session cannot be claimed; it is fetched")
+
+
+def check_identity(identity: ActivityIdentity) -> None:
+    check_id(identity.instance_id, "instance id")
+    check_number(identity.execution_id, "execution_id", minimum=1)
+    check_number(identity.activity_id, "activity_id", minimum=1)
+
+
+def check_first_turn(
+    start: OrchestratorMessage, commit: TurnCommit, lock_token: str, owner: str
+) -> None:
+    """For ``start_orchestration_item``."""
+    check_message(start)
+    check_commit(commit)
+    check_id(lock_token, "lock token")
+    check_id(owner, "owner")
+    if start.start is None or commit.metadata.name is None:
+        raise InvalidValue("a first turn needs 'start' beside its message, and a name")
+
+
+def check_settlement(
+    identity: ActivityIdentity,
+    completion: OrchestratorMessage | None,
+    retry: WorkerMessage | None,
+) -> None:
+    """What may follow from the work item with that identity, once it is known."""
+    if completion is not None and completion.instance_id != identity.instance_id:
+        raise InvalidValue(
+            f"the completion goes to {completion.instance_id!r}, the work item belongs to "
+            f"{identity.instance_id!r}"
+        )
+    if retry is not None and retry.identity != identity:
+        raise InvalidValue(f"the retry is for {retry.identity}, the work item is {identity}")
+
+
+def check_follow_up(completion: OrchestratorMessage | None, retry: WorkerMessage | None) -> None:
+    """What may follow from a work item, before it is known."""
+    if completion is not None and retry is not None:
+        raise InvalidValue("a work item is either completed or retried, not both")
+    if completion is not None:
+        check_message(completion)
+    if retry is not None:
+        check_work(retry)
+
+
+def check_fetch(lock_timeout_ms: int, poll_timeout_ms: int, owner: str | None = None) -> None:
+    check_number(lock_timeout_ms, "lock_timeout_ms", minimum=1)
+    check_number(poll_timeout_ms, "poll_timeout_ms", minimum=0)
+    _check_optional_ids(owner=owner)
+
+
+def check_session_fetch(session: SessionFetch | None) -> None:
+    if session is not None:
+        check_id(session.owner_id, "owner")
+        check_number(session.lock_timeout_ms, "lock_timeout_ms", minimum=1)
+
+
+def check_abandon(delay_ms: int | None, block: Block | None = None) -> None:
+    if delay_ms is not None:
+        check_number(delay_ms, "delay_ms", minimum=0)
+    if block is not None:
+        for text in (block.message, block.detail, block.code):
+            check_text(text, "block")
+
+
+def check_history_page(after_event_id: int, limit: int | None) -> None:
+    check_number(after_event_id, "after_event_id", minimum=0)
+    if limit is not None:
+        check_number(limit, "limit", minimum=1)
+
+
+def check_page(limit: int, maximum: int = PAGE_ITEMS_MAX) -> None:
+    check_number(limit, "limit", minimum=1, maximum=maximum)
+
+
+def check_delete_filter(filter: DeleteFilter) -> None:  # noqa: A002
+    for instance_id in filter.instance_ids or ():
+        check_id(instance_id, "instance id")
+    if filter.limit is not None:
+        check_page(filter.limit, BULK_INSTANCES_MAX)
+
+
+def check_prune_options(options: PruneOptions) -> None:
+    if options.keep_last is not None:
+        check_number(options.keep_last, "keep_last", minimum=0)
+
+
+def check_worker(worker: WorkerInfo, ttl_ms: int) -> None:
+    check_id(worker.worker_id, "worker id")
+    check_number(ttl_ms, "ttl_ms", minimum=0)
+
+
+def check_snapshot(snapshot: InstanceSnapshot) -> None:
+    """One instance, whole: everything in it must be its own."""
+    check_id(snapshot.instance_id, "instance id")
+    _check_optional_ids(
+        name=snapshot.name, version=snapshot.version, parent=snapshot.parent_instance_id
+    )
+    check_text(snapshot.custom_status, "custom status", CUSTOM_STATUS_BYTES_MAX)
+    for execution in snapshot.executions:
+        check_number(execution.execution_id, "execution_id", minimum=1)
+        check_records(execution.history)
+    for message in snapshot.messages:
+        check_message(message.message)
+    for work in snapshot.work:
+        check_work(work.message)
+    owners = {message.message.instance_id for message in snapshot.messages}
+    owners |= {work.message.identity.instance_id for work in snapshot.work}
+    if owners - {snapshot.instance_id}:
+        raise InvalidValue(f"the snapshot of {snapshot.instance_id!r} holds parts of others")
+
+
+def check_text(text: str | None, what: str, bytes_max: int = BODY_BYTES_MAX) -> None:
+    """A text that every store can keep: UTF-8 without NUL, and not too long. None is fine."""
+    if text is None or (text.isascii() and len(text) <= bytes_max and "\0" not in text):
+        return
+    try:
+        size = len(text) if text.isascii() else len(text.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidValue(f"the {what} holds lone surrogates: {text[:40]!r}...") from error
+    if size > bytes_max:
+        raise InvalidValue(
+            f"the {what} has {size} bytes, at most {bytes_max} are allowed; keep big values "
+            "elsewhere and pass a reference"
+        )
+    if "\0" in text:
+        raise InvalidValue(f"the {what} holds a NUL character: {text[:40]!r}...")
+
+
+def _check_kv_change(change: KvChange) -> None:
+    if not isinstance(change, KvClearAll):
+        check_text(change.key, "key of a value")
+    if isinstance(change, KvSet):
+        check_text(change.value, "value", KV_VALUE_BYTES_MAX)
+        check_number(change.updated_at_ms, "updated_at_ms", minimum=0)
+
+
+def _check_optional_ids(**ids: str | None) -> None:
+    for what, value in ids.items():
+        if value is not None:
+            check_id(value, what)

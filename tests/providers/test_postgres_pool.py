@@ -1,0 +1,185 @@
+"""The pool of connections to Postgres: waiting in line, opening, closing and cancelling."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+
+from perdure.errors import StoreBusy, StoreClosed, StoreUnavailable
+from perdure.providers.postgres import pool
+from perdure.providers.postgres.address import address_of
+from perdure.providers.postgres.pool import ConnectionPool
+from postgres_factory import new_schema
+from postgres_server import shared_server
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+HOLD = b"SELECT pg_sleep(0.1)::text"
+
+
+@asynccontextmanager
+async def opened(*, size: int = 5, retry_seconds: float = 5.0) -> AsyncGenerator[ConnectionPool]:
+    address = address_of(shared_server().dsn, new_schema(), sessions=True)
+    connections = ConnectionPool(address, size=size, prepare=True, retry_seconds=retry_seconds)
+    connections.open()
+    try:
+        async with asyncio.timeout(30):
+            yield connections
+    finally:
+        connections.close()
+
+
+async def session_of(connections: ConnectionPool) -> Any:
+    ((pid,),) = await connections.run("test", b"SELECT pg_backend_pid()")
+    return pid
+
+
+def test_statements_after_one_another_use_one_connection() -> None:
+    async def check() -> None:
+        async with opened() as connections:
+            sessions = {await session_of(connections) for _ in range(5)}
+
+            assert len(sessions) == 1
+
+    asyncio.run(check())
+
+
+def test_a_statement_that_waits_too_long_gets_a_new_connection() -> None:
+    async def check() -> None:
+        async with opened() as connections:
+            first = await session_of(connections)
+            holding = asyncio.create_task(connections.run("test", HOLD))
+            await asyncio.sleep(0)
+
+            second = await session_of(connections)
+
+            assert not holding.done()
+            assert second != first
+            await holding
+
+    asyncio.run(check())
+
+
+def test_a_commit_goes_before_others_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "_OPEN_AFTER_SECONDS", 60.0)
+    order: list[str] = []
+
+    async def read(connections: ConnectionPool) -> None:
+        await connections.run("test", b"SELECT 1")
+        order.append("read")
+
+    async def commit(connections: ConnectionPool) -> None:
+        await connections.call_once("test", b"SELECT 'x'", ())
+        order.append("commit")
+
+    async def check() -> None:
+        async with opened() as connections:
+            await session_of(connections)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(connections.run("test", HOLD))
+                await asyncio.sleep(0)
+                group.create_task(read(connections))
+                group.create_task(read(connections))
+                await asyncio.sleep(0)
+                group.create_task(commit(connections))
+
+            assert order == ["commit", "read", "read"]
+
+    asyncio.run(check())
+
+
+def test_many_callers_share_few_connections() -> None:
+    async def check() -> None:
+        async with opened(size=2) as connections:
+            reads = [session_of(connections) for _ in range(50)]
+            commits = [connections.call_once("test", b"SELECT 'x'", ()) for _ in range(50)]
+
+            sessions = await asyncio.gather(*reads)
+            assert await asyncio.gather(*commits) == [b"x"] * 50
+
+            assert len(set(sessions)) <= 2
+
+    asyncio.run(check())
+
+
+def test_a_connection_is_not_lost_with_a_caller_that_was_cancelled_at_its_turn() -> None:
+    async def check() -> None:
+        async with opened(size=1) as connections:
+            holding = asyncio.create_task(connections.run("test", HOLD))
+            await asyncio.sleep(0.03)
+            waiting = asyncio.create_task(session_of(connections))
+            holding.add_done_callback(lambda _: waiting.cancel())
+            await holding
+            await asyncio.gather(waiting, return_exceptions=True)
+
+            assert await session_of(connections)
+
+    asyncio.run(check())
+
+
+def test_a_pool_whose_connections_are_all_in_use_says_so() -> None:
+    async def check() -> None:
+        async with opened(size=1, retry_seconds=0.05) as connections:
+            await session_of(connections)
+            holding = asyncio.create_task(connections.run("test", b"SELECT pg_sleep(0.5)::text"))
+            await asyncio.sleep(0)
+
+            with pytest.raises(StoreBusy, match="all connections were in use"):
+                await session_of(connections)
+
+            await holding
+            assert await session_of(connections)
+
+    asyncio.run(check())
+
+
+def test_closing_ends_the_wait_for_a_connection() -> None:
+    async def check() -> None:
+        async with opened(size=1, retry_seconds=20.0) as connections:
+            holding = asyncio.create_task(connections.run("test", HOLD))
+            await asyncio.sleep(0.03)
+            waiting = [asyncio.create_task(session_of(connections)) for _ in range(3)]
+            await asyncio.sleep(0)
+
+            connections.close()
+
+            for task in waiting:
+                with pytest.raises(StoreClosed):
+                    await task
+            await holding
+
+    asyncio.run(check())
+
+
+def test_those_who_wait_go_on_after_their_connection_broke() -> None:
+    async def check() -> None:
+        async with opened(size=1) as connections:
+            pid = await session_of(connections)
+            holding = asyncio.create_task(connections.run("test", HOLD))
+            await asyncio.sleep(0.03)
+            waiting = [asyncio.create_task(session_of(connections)) for _ in range(3)]
+            with psycopg.connect(shared_server().dsn, autocommit=True) as other:
+                other.execute("SELECT pg_terminate_backend(%s)", (pid,))
+
+            assert pid not in await asyncio.gather(*waiting)
+            await holding
+
+    asyncio.run(check())
+
+
+def test_a_server_that_is_away_fails_all_who_wait() -> None:
+    async def check() -> None:
+        address = address_of("postgresql://me@127.0.0.1:1/shop", "s", sessions=True)
+        connections = ConnectionPool(address, size=2, prepare=True, retry_seconds=0.05)
+        connections.open()
+        asked = [connections.run("test", b"SELECT 1") for _ in range(5)]
+
+        for outcome in await asyncio.gather(*asked, return_exceptions=True):
+            assert isinstance(outcome, StoreUnavailable)
+
+    asyncio.run(check())

@@ -1,0 +1,256 @@
+"""The public verbs of the contract: they refuse wrong calls before a store is asked."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from perdure.errors import InvalidValue, StoreClosed
+from perdure.providers.administration import ProviderAdmin
+from perdure.providers.contract import Provider
+from perdure.providers.records import (
+    ActivityIdentity,
+    DeleteFilter,
+    EnqueueCondition,
+    ExecutionMetadata,
+    ExecutionSnapshot,
+    HistoryRecord,
+    InstanceSnapshot,
+    OrchestratorMessage,
+    PruneOptions,
+    SessionFetch,
+    StartRouting,
+    TagFilter,
+    TurnCommit,
+    WorkerInfo,
+    WorkerMessage,
+)
+
+ZERO = HistoryRecord(event_id=0, data="{}")
+MESSAGE = OrchestratorMessage(
+    instance_id="a", kind="Start", body="{}", start=StartRouting(name="n")
+)
+NO_ID = OrchestratorMessage(instance_id="", kind="Start", body="{}")
+NO_VERSION = OrchestratorMessage(
+    instance_id="a", kind="Start", body="{}", start=StartRouting(name="n", version="")
+)
+NO_PARENT = OrchestratorMessage(
+    instance_id="a", kind="Start", body="{}", start=StartRouting(name="n", parent_instance_id="")
+)
+WORK = WorkerMessage(
+    identity=ActivityIdentity(instance_id="a", execution_id=1, activity_id=1), name="w", body="{}"
+)
+NO_NAME = WorkerMessage(identity=WORK.identity, name="", body="{}")
+COMMIT = TurnCommit(execution_id=1, metadata=ExecutionMetadata(name="n"))
+WRONG_COMMITS = [
+    TurnCommit(execution_id=0),
+    TurnCommit(execution_id=1, metadata=ExecutionMetadata(name="n", version="")),
+]
+WORKER = WorkerInfo(worker_id="w", host="h", process_id=1, started_at_ms=0, framework_version="1")
+NUL = "a\0b"
+IDS = ["", 1, "x" * 5_000]
+
+
+def stand_in(contract: type) -> type:
+    """Return a provider or administration that notes the calls that reach it."""
+
+    def note(name):
+        return lambda self, *args, **kwargs: self.asked.append((name, args, kwargs))
+
+    def require_open(self, operation):
+        if not self.is_open:
+            raise StoreClosed(operation, "closed by the test")
+
+    members = {name: note(name) for name in contract.__abstractmethods__ if name[0] == "_"}
+    others = {name: None for name in contract.__abstractmethods__ if name[0] != "_"}
+    made = type("StandIn", (contract,), {**others, **members, "_require_open": require_open})
+    made.is_open = True
+    made.asked = property(lambda self: self.__dict__.setdefault("calls", []))
+    return made
+
+
+CALLS = {
+    Provider: {
+        "fetch_orchestration_item": ((1000, 0), {0: [0], 1: [-1], 3: [""]}),
+        "ack_orchestration_item": (("t", COMMIT), {1: WRONG_COMMITS}),
+        "abandon_orchestration_item": (("t", 1), {1: [-1]}),
+        "renew_orchestration_item_lock": (("t", 1), {1: [0]}),
+        "renew_orchestration_item_locks": ((["t"], 1), {1: [0]}),
+        "start_orchestration_item": (
+            (MESSAGE, COMMIT, "t", "o"),
+            {0: [NO_ID, NO_VERSION, NO_PARENT], 1: WRONG_COMMITS, 2: [""], 3: [""]},
+        ),
+        "read": (("a",), {0: IDS}),
+        "read_with_execution": (("a", 1), {0: IDS}),
+        "append_with_execution": (("a", 1, []), {0: IDS, 1: [0], 2: [[ZERO]]}),
+        "enqueue_for_worker": ((WORK,), {0: [NO_NAME]}),
+        "fetch_work_item": (
+            (1000, 0),
+            {0: [0], 1: [-1], 2: [SessionFetch(owner_id="", lock_timeout_ms=1)]},
+        ),
+        "fetch_work_items": (
+            (1, 1000, 0),
+            {0: [0], 1: [0], 2: [-1], 3: [SessionFetch(owner_id="o", lock_timeout_ms=0)]},
+        ),
+        "ack_work_item": (("t", MESSAGE), {1: [NO_ID], 2: [WORK]}),
+        "settle_in_transaction": (("t", None), {}),
+        "abandon_work_item": (("t", 1), {1: [-1]}),
+        "renew_work_item_lock": (("t", 1), {1: [0], 2: [NUL]}),
+        "renew_work_item_locks": ((["t"], 1), {1: [0]}),
+        "renew_session_lock": ((["o"], 1, 0), {1: [0], 2: [-1]}),
+        "cleanup_orphaned_sessions": ((), {}),
+        "enqueue_for_orchestrator": (
+            (MESSAGE, 0),
+            {0: [NO_ID, NO_VERSION, NO_PARENT], 1: [-1]},
+        ),
+        "enqueue_many_for_orchestrator": (
+            ([MESSAGE], 0),
+            {0: [[MESSAGE, NO_ID]], 1: [-1], 2: [EnqueueCondition.ALIVE]},
+        ),
+        "get_custom_status": (("a",), {0: IDS}),
+        "get_kv_value": (("a", "k"), {0: IDS, 1: [NUL]}),
+        "get_kv_all_values": (("a",), {0: IDS}),
+        "watch": (("a",), {0: IDS}),
+    },
+    ProviderAdmin: {
+        "list_instances": ((), {"limit": [0, 10**6], "cursor": ["no cursor"]}),
+        "count_instances": ((), {}),
+        "get_instance_info": (("a",), {0: IDS}),
+        "list_executions": (("a",), {0: IDS}),
+        "latest_execution_id": (("a",), {0: IDS}),
+        "get_execution_info": (("a", 1), {0: IDS}),
+        "read_history_with_execution_id": (("a", 1), {0: IDS}),
+        "list_children": (("a",), {0: IDS}),
+        "get_instance_tree": (("a",), {0: IDS}),
+        "suspend_instance": (("a",), {0: IDS}),
+        "resume_instance": (("a",), {0: IDS}),
+        "lock_instance": (("a", 1), {0: IDS, 1: [0]}),
+        "get_queue_depths": ((), {}),
+        "list_messages": (("a",), {0: IDS, "limit": [0]}),
+        "list_work": (("a",), {0: IDS, "limit": [0]}),
+        "list_dead_letters": ((), {"limit": [0]}),
+        "requeue_dead_letter": ((1,), {}),
+        "delete_dead_letter": ((1,), {}),
+        "delete_instances_atomic": ((["a"],), {0: [["a", ""]]}),
+        "prune_executions": (
+            ("a", PruneOptions()),
+            {0: IDS, 1: [PruneOptions(keep_last=-1)]},
+        ),
+        "prune_executions_bulk": (
+            (DeleteFilter(), PruneOptions()),
+            {
+                0: [DeleteFilter(limit=0)],
+                1: [PruneOptions(keep_last=-1)],
+            },
+        ),
+        "get_system_metrics": ((), {}),
+        "get_store_info": ((), {}),
+        "register_worker": ((WORKER, 0), {1: [-1]}),
+        "list_workers": ((), {}),
+        "export_instance": (("a",), {0: IDS}),
+        "mark_moved": (("there",), {0: [NUL]}),
+    },
+}
+DERIVED = {
+    "list_instances_by_status",
+    "get_parent_id",
+    "delete_instance",
+    "delete_instance_bulk",
+    "import_instance",
+}
+LIFE = {"name", "version", "capabilities", "clock", "open", "close", "admin"}
+
+ALL = [(contract, verb) for contract, verbs in CALLS.items() for verb in verbs]
+WRONG = [
+    (contract, verb, place, value)
+    for contract, verbs in CALLS.items()
+    for verb, (_, wrong) in verbs.items()
+    for place, values in wrong.items()
+    for value in values
+]
+
+
+def replaced(args, place, value):
+    given = [*args, *[None] * (place + 1 - len(args))] if isinstance(place, int) else [*args]
+    if not isinstance(place, int):
+        return given, {place: value}
+    given[place] = value
+    return given, {}
+
+
+def test_every_verb_is_in_the_table():
+    public = {
+        name
+        for contract in CALLS
+        for name, member in vars(contract).items()
+        if name[0] != "_" and (inspect.isfunction(member) or isinstance(member, property))
+    }
+
+    assert public == {verb for _, verb in ALL} | DERIVED | LIFE
+
+
+@pytest.mark.parametrize(("contract", "verb"), ALL, ids=[verb for _, verb in ALL])
+def test_a_closed_store_is_not_asked(contract, verb):
+    store = stand_in(contract)()
+    store.is_open = False
+
+    with pytest.raises(StoreClosed, match=verb):
+        getattr(store, verb)(*CALLS[contract][verb][0])
+    assert store.asked == []
+
+
+@pytest.mark.parametrize(
+    ("contract", "verb", "place", "value"),
+    WRONG,
+    ids=[f"{verb}-{place}" for _, verb, place, _ in WRONG],
+)
+def test_a_wrong_argument_is_refused_before_the_store_is_asked(contract, verb, place, value):
+    store = stand_in(contract)()
+    given, named = replaced(CALLS[contract][verb][0], place, value)
+
+    with pytest.raises(InvalidValue):
+        getattr(store, verb)(*given, **named)
+    assert store.asked == []
+
+
+@pytest.mark.parametrize(
+    ("contract", "verb"),
+    [each for each in ALL if hasattr(each[0], f"_{each[1]}")],
+    ids=[verb for contract, verb in ALL if hasattr(contract, f"_{verb}")],
+)
+def test_a_good_call_reaches_the_store_once(contract, verb):
+    made = stand_in(contract)
+    setattr(made, f"_{verb}", lambda self, *_, **__: self.asked.append(verb))
+    store = made()
+
+    getattr(store, verb)(*CALLS[contract][verb][0])
+
+    assert store.asked == [verb]
+
+
+def test_a_snapshot_with_a_wrong_event_is_not_imported():
+    admin = stand_in(ProviderAdmin)()
+    execution = ExecutionSnapshot(
+        execution_id=1, status="Running", output=None, started_at_ms=0, completed_at_ms=None,
+        framework_version=None, history=(ZERO,),
+    )  # fmt: skip
+
+    with pytest.raises(InvalidValue):
+        admin.import_instance(_snapshot(execution))
+    assert admin.asked == []
+
+
+def _snapshot(execution):
+    fields = dict.fromkeys(InstanceSnapshot.__struct_fields__)
+    fields |= {"instance_id": "a", "executions": (execution,), "messages": (), "work": ()}
+    return InstanceSnapshot(**fields)
+
+
+def test_a_filter_that_lets_nothing_through_does_not_reach_the_store():
+    store = stand_in(Provider)()
+
+    store.fetch_work_item(1000, 0, None, TagFilter.none()).close()
+    store.fetch_work_items(1, 1000, 0, None, TagFilter.none()).close()
+
+    assert store.asked == []

@@ -1,0 +1,63 @@
+"""The live cache counts the instances that it holds, also when one replaces another."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from perdure.runtime.live_instances import LiveCache
+
+
+def instance(instance_id, events):
+    return SimpleNamespace(
+        instance_id=instance_id,
+        execution=SimpleNamespace(event_count=events),
+        counted_events=0,
+        used_at_ms=0,
+        is_idle=True,
+        inbox=[],
+        close=lambda _ending: None,
+    )
+
+
+@pytest.fixture
+def cache():
+    async def make():
+        return LiveCache(instances_max=10, events_max=100, enqueue_completion=print)
+
+    return asyncio.run(make())
+
+
+def test_an_instance_that_replaces_another_is_counted_alone(cache):
+    stale, fresh = instance("a", 90), instance("a", 95)
+    cache.add(stale)
+    cache.add(fresh)
+    cache.used(stale, 5, 50)
+    cache.forget(stale)
+
+    assert cache.get("a") is fresh
+    assert cache.room == 9
+    cache.used(fresh, 6, 5)
+    assert cache.room == 0
+    cache.forget(fresh)
+    assert cache.room == 10
+
+
+def test_events_of_a_failed_turn_are_not_subtracted(cache):
+    for number in range(30):
+        live = instance("a", 60)
+        cache.add(live)
+        live.execution.event_count += 10  # the turn failed after it had recorded these
+        cache.forget(live)
+        assert cache.room == 10, number
+    cache.add(instance("b", 100))
+    assert cache.room == 0
+
+
+def test_an_instance_that_is_not_in_the_cache_changes_nothing(cache):
+    cache.add(instance("a", 40))
+    other = instance("b", 40)
+    cache.used(other, 1, 100)
+    cache.forget(other)
+
+    assert cache.room == 9
