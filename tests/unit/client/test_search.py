@@ -11,9 +11,9 @@ from perdure.client.search import count_names, parse_search, parse_statuses
 from perdure.client.view import OPEN
 from perdure.clock import ManualClock
 from perdure.errors import InvalidValue
+from perdure.model.envelopes import envelope
 from perdure.model.status import Status
 from perdure.model.work import StartOrchestration
-from perdure.providers.envelopes import envelope
 from perdure.providers.records import InstanceQuery
 from perdure.providers.sqlite.memory import InMemoryProvider
 
