@@ -7,6 +7,7 @@ go into the two queues are part of the model, and can be imported from here too.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, TypeAlias
 
@@ -33,6 +34,37 @@ from perdure.model.status import Status
 
 Version: TypeAlias = tuple[int, int, int]
 """A semantic version without pre-release: compares as it should."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """The features that a provider declares. The conformance kit checks each that is declared.
+
+    Decisions depend on them, never on the name of a provider.
+    """
+
+    durable: bool = True
+    """What was committed survives the process."""
+    several_handles: bool = True
+    """A second handle may be opened on the same store while the first is in use."""
+    several_processes: bool = True
+    """The second handle may be in another process."""
+    long_poll: bool = True
+    """A fetch waits for work up to its poll timeout and returns as soon as there is some."""
+    hot_path: bool = True
+    """``TurnCommit.keep_lock``, ``settled_work``, claimed work items, ``owner`` on fetch, and
+    ``start_orchestration_item``."""
+    admin: bool = True
+    """The provider is also a ``ProviderAdmin``."""
+    injected_clock: bool = True
+    """Leases and visibility follow the clock that was handed in, not one of the store's own."""
+    other_loops: bool = False
+    """Verbs may also be awaited on another event loop, in another thread, and get done even while
+    the loop that opened the handle is blocked."""
+    transactions: bool = False
+    """``settle_in_transaction``: user code may write to the store's own database."""
+    time_resolution_ms: int = 1
+
 
 # --- history and messages
 
@@ -416,19 +448,6 @@ class InstanceTree(Record, frozen=True):
     root_id: str
     instance_ids: tuple[str, ...]
     """All of them, the root included, parents before their children."""
-
-
-class DeleteFilter(Record, frozen=True, omit_defaults=True):
-    """Which finished roots to delete; all conditions must fit."""
-
-    instance_ids: tuple[str, ...] | None = None
-    completed_before_ms: int | None = None
-    limit: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.instance_ids is not None:
-            check_ids(self.instance_ids, "instance_ids")
-        _check_bounds(self, "completed_before_ms")
 
 
 class DeleteResult(Record, frozen=True):

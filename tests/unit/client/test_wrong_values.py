@@ -22,7 +22,7 @@ from perdure.codec import Codec
 from perdure.errors import UsageError
 from perdure.limits import PAYLOAD_BYTES_MAX
 from perdure.providers.postgres import PostgresProvider
-from perdure.providers.records import DeleteFilter, PruneOptions
+from perdure.providers.records import PruneOptions
 
 
 @orchestration
@@ -48,8 +48,8 @@ MADE = [
     (lambda: InstanceQuery(created_after_ms="x"), "created_after_ms must be an integer.*'x'"),
     (lambda: InstanceQuery(created_before_ms=1.5), "created_before_ms must be an integer.*1.5"),
     (lambda: InstanceQuery(roots_only="no"), "roots_only must be True or False, not 'no'"),
-    (lambda: DeleteFilter(instance_ids="order-1"), r"\('order-1',\), not 'order-1'"),
-    (lambda: DeleteFilter(completed_before_ms="x"), "completed_before_ms.*'x'"),
+    (lambda: InstanceQuery(instance_ids="order-1"), r"\('order-1',\), not 'order-1'"),
+    (lambda: InstanceQuery(completed_before_ms="x"), "completed_before_ms.*'x'"),
     (lambda: PruneOptions(completed_before_ms="x"), "completed_before_ms.*'x'"),
     (lambda: TagFilter.only(5), "tag must be a string.*5"),
     (lambda: TagFilter.only(""), "tag must not be empty"),

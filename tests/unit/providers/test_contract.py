@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 
 import pytest
 
-from perdure.errors import InvalidValue, StoreClosed
+from perdure.errors import InvalidValue, LockLost, StoreClosed
 from perdure.providers.administration import ProviderAdmin
 from perdure.providers.contract import Provider
 from perdure.providers.records import (
     ActivityIdentity,
-    DeleteFilter,
     EnqueueCondition,
     ExecutionMetadata,
     ExecutionSnapshot,
     HistoryRecord,
+    InstanceQuery,
     InstanceSnapshot,
     OrchestratorMessage,
     PruneOptions,
@@ -137,13 +138,6 @@ CALLS = {
             ("a", PruneOptions()),
             {0: IDS, 1: [PruneOptions(keep_last=-1)]},
         ),
-        "prune_executions_bulk": (
-            (DeleteFilter(), PruneOptions()),
-            {
-                0: [DeleteFilter(limit=0)],
-                1: [PruneOptions(keep_last=-1)],
-            },
-        ),
         "get_system_metrics": ((), {}),
         "get_store_info": ((), {}),
         "register_worker": ((WORKER, 0), {1: [-1]}),
@@ -157,6 +151,7 @@ DERIVED = {
     "get_parent_id",
     "delete_instance",
     "delete_instance_bulk",
+    "prune_executions_bulk",
     "import_instance",
 }
 LIFE = {"name", "version", "capabilities", "clock", "open", "close", "admin"}
@@ -250,7 +245,63 @@ def _snapshot(execution):
 def test_a_filter_that_lets_nothing_through_does_not_reach_the_store():
     store = stand_in(Provider)()
 
-    store.fetch_work_item(1000, 0, None, TagFilter.none()).close()
-    store.fetch_work_items(1, 1000, 0, None, TagFilter.none()).close()
+    async def fetch():
+        assert await store.fetch_work_item(1000, 0, None, TagFilter.none()) is None
+        assert await store.fetch_work_items(1, 1000, 0, None, TagFilter.none()) == []
 
+    asyncio.run(fetch())
     assert store.asked == []
+
+
+@pytest.mark.parametrize(
+    ("single", "many", "expected"),
+    [
+        ("renew_orchestration_item_lock", "_renew_orchestration_item_locks", (("t",), 5)),
+        ("renew_work_item_lock", "_renew_work_item_locks", (("t",), 5, None)),
+    ],
+)
+def test_one_lock_is_renewed_by_the_verb_for_many(single, many, expected):
+    made, asked = stand_in(Provider), []
+    made.renewed = True
+
+    async def renew(self, tokens, *rest):
+        asked.append((tokens, *rest))
+        return frozenset() if self.renewed else frozenset(tokens)
+
+    setattr(made, many, renew)
+    store = made()
+
+    asyncio.run(_awaited(getattr(store, single)("t", 5)))
+    store.renewed = False
+    with pytest.raises(LockLost, match="'t'") as caught:
+        asyncio.run(_awaited(getattr(store, single)("t", 5)))
+
+    assert asked == [expected, expected]
+    assert caught.value.operation == single
+
+
+async def _awaited(answer):
+    return await answer
+
+
+@pytest.mark.parametrize(
+    ("verb", "args"),
+    [("delete_instance_bulk", ()), ("prune_executions_bulk", (PruneOptions(),))],
+)
+def test_a_bulk_verb_checks_that_the_store_is_open_and_its_limit(verb, args):
+    admin = stand_in(ProviderAdmin)()
+
+    for limit in (0, -1, 1_001, 1.0, True):
+        with pytest.raises(InvalidValue, match="limit"):
+            asyncio.run(getattr(admin, verb)(InstanceQuery(), *args, limit=limit))
+    admin.is_open = False
+    with pytest.raises(StoreClosed, match=verb):
+        asyncio.run(getattr(admin, verb)(InstanceQuery(), *args))
+    assert admin.asked == []
+
+
+def test_bulk_pruning_checks_its_options():
+    admin = stand_in(ProviderAdmin)()
+
+    with pytest.raises(InvalidValue, match="keep_last"):
+        asyncio.run(admin.prune_executions_bulk(InstanceQuery(), PruneOptions(keep_last=-1)))

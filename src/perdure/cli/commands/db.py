@@ -276,7 +276,7 @@ def prune(
 
     async def body(session: Session) -> int:
         from perdure.client.search import parse_search
-        from perdure.providers.records import DeleteFilter, PruneOptions
+        from perdure.providers.records import InstanceQuery, PruneOptions
 
         bound_ms = None if older_ms is None else session.now_ms() - older_ms
         options = PruneOptions(keep_last=keep_last, completed_before_ms=bound_ms)
@@ -298,7 +298,7 @@ def prune(
             return Exit.OK
         executions = 0
         for start in range(0, len(ids), _CHUNK):
-            chosen = DeleteFilter(instance_ids=tuple(ids[start : start + _CHUNK]), limit=_CHUNK)
+            chosen = InstanceQuery(instance_ids=tuple(ids[start : start + _CHUNK]))
             executions += (await session.admin.prune_executions_bulk(chosen, options)).executions
         _print(
             {"dry_run": False, "instances": len(ids), "executions": executions}, output, "dropped"

@@ -13,7 +13,6 @@ from perdure.conformance.observation import list_whole
 from perdure.errors import NotFound
 from perdure.model.status import Status
 from perdure.providers.records import (
-    DeleteFilter,
     HistoryRecord,
     InstanceQuery,
     OrchestrationFilter,
@@ -25,6 +24,7 @@ from perdure.providers.records import (
 instance_lists = st.lists(plans.instances, max_size=3)
 small_executions = st.integers(1, 2)
 bounds = st.sampled_from((None, None, -1, 0, 5))
+names = st.sampled_from((None, None, *plans.NAMES))
 """A time around now, in ticks, moved by half of one so that clocks need not agree exactly."""
 
 
@@ -74,13 +74,15 @@ class AdminRules(WorkRules):
             )
         )
 
-    @action(1, instance_ids=st.one_of(st.none(), instance_lists), bound=bounds)
-    def delete_bulk(self, instance_ids: list[str] | None, bound: int | None) -> None:
+    @action(1, instance_ids=st.one_of(st.none(), instance_lists), name=names, bound=bounds)
+    def delete_bulk(
+        self, instance_ids: list[str] | None, name: str | None, bound: int | None
+    ) -> None:
         self.run(
             self.ask(
                 "delete_instance_bulk",
                 lambda side: side.admin.delete_instance_bulk(
-                    self._delete_filter(side, instance_ids, bound)
+                    self._bulk_query(side, instance_ids, name, bound)
                 ),
             )
         )
@@ -102,21 +104,24 @@ class AdminRules(WorkRules):
             )
         )
 
-    @action(1, instance_ids=st.one_of(st.none(), instance_lists), bound=bounds)
-    def prune_bulk(self, instance_ids: list[str] | None, bound: int | None) -> None:
+    @action(1, instance_ids=st.one_of(st.none(), instance_lists), name=names, bound=bounds)
+    def prune_bulk(
+        self, instance_ids: list[str] | None, name: str | None, bound: int | None
+    ) -> None:
         self.run(
             self.ask(
                 "prune_executions_bulk",
                 lambda side: side.admin.prune_executions_bulk(
-                    self._delete_filter(side, instance_ids, bound), PruneOptions()
+                    self._bulk_query(side, instance_ids, name, bound), PruneOptions()
                 ),
             )
         )
 
-    def _delete_filter(
-        self, side: Side, instance_ids: list[str] | None, bound: int | None
-    ) -> DeleteFilter:
-        return DeleteFilter(
+    def _bulk_query(
+        self, side: Side, instance_ids: list[str] | None, name: str | None, bound: int | None
+    ) -> InstanceQuery:
+        return InstanceQuery(
+            name=name,
             instance_ids=None if instance_ids is None else tuple(instance_ids),
             completed_before_ms=self._bound(side, bound),
         )
@@ -274,7 +279,7 @@ class AdminRules(WorkRules):
     @action(
         1,
         statuses=st.one_of(st.none(), st.frozensets(st.sampled_from(tuple(Status)), max_size=3)),
-        name=st.sampled_from((None, None, *plans.NAMES)),
+        name=names,
         roots_only=st.booleans(),
         parent=st.sampled_from((None, None, "a")),
         text=st.sampled_from((None, None, "SHOP", "out", "busy", "%")),

@@ -14,7 +14,6 @@ from perdure.errors import (
     NotFound,
     TreeChanged,
 )
-from perdure.limits import BULK_INSTANCES_MAX
 from perdure.model.status import Status
 from perdure.providers import rules
 from perdure.providers.administration import ProviderAdmin
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
     from perdure.providers.postgres.fetching import TokenCache
     from perdure.providers.postgres.store import PostgresStore
     from perdure.providers.records import (
-        DeleteFilter,
         ExecutionInfo,
         HistoryRecord,
         InstanceInfo,
@@ -276,13 +274,22 @@ class PostgresAdmin(ProviderAdmin):
                     "orphaned; read the tree again and delete it as a whole"
                 )
 
-    async def _list_finished_roots(
+    async def _list_oldest(
         self,
-        filter: DeleteFilter,  # noqa: A002
+        instance_ids: tuple[str, ...] | None,
+        completed_before_ms: int | None,
         after: tuple[int, str],
         limit: int,
+        *,
+        finished_roots: bool,
     ) -> list[tuple[int, str]]:
-        return await self._matching(statements.LIST_FINISHED_ROOTS, filter, after, limit)
+        named, before_ms = None if instance_ids is None else list(instance_ids), completed_before_ms
+        found = await self._ask(
+            "list_oldest",
+            statements.LIST_FINISHED_ROOTS if finished_roots else statements.LIST_BEGUN,
+            (named, named, before_ms, before_ms, *after, limit),
+        )
+        return [(created_at_ms, instance_id) for created_at_ms, instance_id in found]
 
     async def _delete_finished_tree(self, root_id: str) -> DeleteResult:
         try:
@@ -291,54 +298,14 @@ class PostgresAdmin(ProviderAdmin):
             return DeleteResult()
 
     async def _prune_executions(self, instance_id: str, options: PruneOptions) -> PruneResult:
-        pruned = await self._prune(instance_id, options)
-        if pruned is None:
-            raise _no_instance(instance_id)
-        return pruned
-
-    async def _prune_executions_bulk(
-        self,
-        filter: DeleteFilter,  # noqa: A002
-        options: PruneOptions,
-    ) -> PruneResult:
-        results: list[PruneResult] = []
-        after, found = _BEFORE_ALL, [_BEFORE_ALL]
-        most = filter.limit or BULK_INSTANCES_MAX
-        while found and len(results) < most:
-            found = await self._matching(statements.LIST_BEGUN, filter, after, _PAGE_ROWS)
-            for after in found:
-                pruned = await self._prune(after[1], options)
-                if pruned is not None:
-                    results.append(pruned)
-                if len(results) == most:
-                    break
-        return PruneResult(
-            instances_processed=len(results),
-            executions=sum(result.executions for result in results),
-            events=sum(result.events for result in results),
-        )
-
-    async def _prune(self, instance_id: str, options: PruneOptions) -> PruneResult | None:
         ((text,),) = await self._ask(
             "prune_executions",
             statements.PRUNE_INSTANCE,
             (instance_id, options.keep_last or 0, options.completed_before_ms),
         )
-        return None if text is None else msgspec.json.decode(text, type=PruneResult)
-
-    async def _matching(
-        self,
-        template: LiteralString,
-        filter: DeleteFilter,  # noqa: A002
-        after: tuple[int, str],
-        limit: int,
-    ) -> list[tuple[int, str]]:
-        """Return creation time and id of instances that a bulk filter names, oldest first."""
-        named = None if filter.instance_ids is None else list(filter.instance_ids)
-        before_ms = filter.completed_before_ms
-        parameters = (named, named, before_ms, before_ms, *after, limit)
-        found = await self._ask("list_matching", template, parameters)
-        return [(created_at_ms, instance_id) for created_at_ms, instance_id in found]
+        if text is None:
+            raise _no_instance(instance_id)
+        return msgspec.json.decode(text, type=PruneResult)
 
     # --- the store
 

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from perdure.providers.records import (
         DeadLetter,
-        DeleteFilter,
         FetchedOrchestration,
         HistoryRecord,
         InstanceInfo,
@@ -165,14 +164,22 @@ class EngineAdmin(ProviderAdmin):
             Verb("delete_instances_atomic", control.delete_atomic), instance_ids, force
         )
 
-    def _list_finished_roots(
+    def _list_oldest(
         self,
-        filter: DeleteFilter,  # noqa: A002
+        instance_ids: tuple[str, ...] | None,
+        completed_before_ms: int | None,
         after: tuple[int, str],
         limit: int,
+        *,
+        finished_roots: bool,
     ) -> asyncio.Future[list[tuple[int, str]]]:
         return self._store.search(
-            Verb("delete_instance_bulk", control.next_deletable_roots), filter, after, limit
+            Verb("list_oldest", control.list_oldest),
+            instance_ids,
+            completed_before_ms,
+            after,
+            limit,
+            finished_roots,
         )
 
     def _delete_finished_tree(self, root_id: str) -> asyncio.Future[DeleteResult]:
@@ -184,13 +191,6 @@ class EngineAdmin(ProviderAdmin):
         self, instance_id: str, options: PruneOptions
     ) -> asyncio.Future[PruneResult]:
         return self._store.write(Verb("prune_executions", control.prune), instance_id, options)
-
-    def _prune_executions_bulk(
-        self,
-        filter: DeleteFilter,  # noqa: A002
-        options: PruneOptions,
-    ) -> asyncio.Future[PruneResult]:
-        return self._store.write(Verb("prune_executions_bulk", control.prune_bulk), filter, options)
 
     # --- the store
 
