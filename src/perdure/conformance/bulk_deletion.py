@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from perdure.client.durations import utc_time
 from perdure.conformance.factories import (
     activity,
     continue_as_new,
@@ -72,10 +73,12 @@ class TestBulkDeletion:
         assert len(completed_at) == 2
         ids = ("one", "two")
 
-        at_the_moment = InstanceQuery(instance_ids=ids, completed_before_ms=min(completed_at))
+        at_the_moment = InstanceQuery(
+            instance_ids=ids, completed_before=utc_time(min(completed_at))
+        )
         assert (await store.admin.delete_instance_bulk(at_the_moment)).instances == 0
 
-        after = InstanceQuery(instance_ids=ids, completed_before_ms=max(completed_at) + 1)
+        after = InstanceQuery(instance_ids=ids, completed_before=utc_time(max(completed_at) + 1))
         assert (await store.admin.delete_instance_bulk(after)).instances == 2
         assert await left(store) == ["other"]
 

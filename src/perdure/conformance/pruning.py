@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from perdure.client.durations import utc_time
 from perdure.conformance.factories import (
     create,
     enqueue,
@@ -126,10 +127,10 @@ class TestPruning:
             for execution in (1, 2)
         ]
 
-        early = PruneOptions(completed_before_ms=min(ends))
+        early = PruneOptions(completed_before=utc_time(min(ends)))
         assert (await store.admin.prune_executions("long", early)).executions == 0
 
-        late = PruneOptions(completed_before_ms=max(ends) + 1)
+        late = PruneOptions(completed_before=utc_time(max(ends) + 1))
         assert (await store.admin.prune_executions("long", late)).executions == 2
 
     async def test_both_options_must_fit(self, store: Store) -> None:
@@ -137,7 +138,7 @@ class TestPruning:
         everything = await store.now_ms() + 1_000
 
         result = await store.admin.prune_executions(
-            "long", PruneOptions(keep_last=3, completed_before_ms=everything)
+            "long", PruneOptions(keep_last=3, completed_before=utc_time(everything))
         )
 
         assert result.executions == 1

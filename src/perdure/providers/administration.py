@@ -347,7 +347,10 @@ class ProviderAdmin(ABC):
         """Yield the ids of instances that fit and have begun, oldest first."""
         ids: list[tuple[str, ...] | None] = [query.instance_ids]
         before_ms = query.completed_before_ms
-        if query != InstanceQuery(instance_ids=query.instance_ids, completed_before_ms=before_ms):
+        plain = InstanceQuery(
+            instance_ids=query.instance_ids, completed_before=query.completed_before
+        )
+        if query != plain:
             if finished_roots:
                 ended = frozenset(status for status in Status if status.ends_execution)
                 statuses = ended if query.statuses is None else ended & query.statuses

@@ -8,17 +8,18 @@ go into the two queues are part of the model, and can be imported from here too.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 from typing import Final, TypeAlias
 
 from perdure.arguments import (
-    INTEGER_MAX,
     check_flag,
     check_ids,
     check_members,
-    check_number,
+    check_moment,
     check_string,
     check_tag,
+    whole_milliseconds,
 )
 from perdure.errors import InvalidValue
 from perdure.limits import TAGS_PER_FILTER_MAX
@@ -320,10 +321,21 @@ _STATUSES: Final = "a set of Status members, such as {Status.RUNNING}"
 
 
 def _check_bounds(record: Record, *names: str) -> None:
-    """Moments in milliseconds, where they are given."""
     for name in names:
         if (moment := getattr(record, name)) is not None:
-            check_number(moment, name, minimum=-INTEGER_MAX)
+            check_moment(moment, name)
+
+
+# A stored time has whole milliseconds. It is past a bound if it is past the bound rounded down, and
+# before it if it is before the bound rounded up.
+
+
+def _after_ms(bound: datetime | None) -> int | None:
+    return None if bound is None else whole_milliseconds(bound, round_up=False)
+
+
+def _before_ms(bound: datetime | None) -> int | None:
+    return None if bound is None else whole_milliseconds(bound, round_up=True)
 
 
 class InstanceQuery(Record, frozen=True, omit_defaults=True):
@@ -338,10 +350,10 @@ class InstanceQuery(Record, frozen=True, omit_defaults=True):
     """Occurs in the id, name, output or custom status, in upper or lower case."""
     parent_instance_id: str | None = None
     roots_only: bool = False
-    created_after_ms: int | None = None
-    created_before_ms: int | None = None
-    completed_after_ms: int | None = None
-    completed_before_ms: int | None = None
+    created_after: datetime | None = None
+    created_before: datetime | None = None
+    completed_after: datetime | None = None
+    completed_before: datetime | None = None
     """Strict, as all the time bounds."""
 
     def __post_init__(self) -> None:
@@ -353,8 +365,24 @@ class InstanceQuery(Record, frozen=True, omit_defaults=True):
             if (text := getattr(self, name)) is not None:
                 check_string(text, name)
         check_flag(self.roots_only, "roots_only")
-        _check_bounds(self, "created_after_ms", "created_before_ms")
-        _check_bounds(self, "completed_after_ms", "completed_before_ms")
+        _check_bounds(self, "created_after", "created_before")
+        _check_bounds(self, "completed_after", "completed_before")
+
+    @property
+    def created_after_ms(self) -> int | None:
+        return _after_ms(self.created_after)
+
+    @property
+    def created_before_ms(self) -> int | None:
+        return _before_ms(self.created_before)
+
+    @property
+    def completed_after_ms(self) -> int | None:
+        return _after_ms(self.completed_after)
+
+    @property
+    def completed_before_ms(self) -> int | None:
+        return _before_ms(self.completed_before)
 
 
 class InstanceInfo(Record, frozen=True):
@@ -470,10 +498,14 @@ class PruneOptions(Record, frozen=True, omit_defaults=True):
     """Which past executions to drop; all conditions must fit. The current one always stays."""
 
     keep_last: int | None = None
-    completed_before_ms: int | None = None
+    completed_before: datetime | None = None
 
     def __post_init__(self) -> None:
-        _check_bounds(self, "completed_before_ms")
+        _check_bounds(self, "completed_before")
+
+    @property
+    def completed_before_ms(self) -> int | None:
+        return _before_ms(self.completed_before)
 
 
 class PruneResult(Record, frozen=True):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta, timezone
+
 import pytest
 
+from perdure.client.durations import utc_time
 from perdure.errors import InvalidValue, LockLost
 from perdure.model.status import Status
 from perdure.providers import rules, validation
@@ -142,9 +145,9 @@ def info(**fields):
         ({"statuses": frozenset()}, False),
         ({"text": "ORDER"}, True),
         ({"text": "nothing"}, False),
-        ({"created_after_ms": 99, "created_before_ms": 101}, True),
-        ({"created_after_ms": 100}, False),
-        ({"completed_before_ms": 1000}, False),
+        ({"created_after": utc_time(99), "created_before": utc_time(101)}, True),
+        ({"created_after": utc_time(100)}, False),
+        ({"completed_before": utc_time(1000)}, False),
         ({"roots_only": True}, True),
         ({"parent_instance_id": "p"}, False),
         ({"instance_ids": ()}, False),
@@ -183,7 +186,9 @@ def test_pruning_spares_the_current_the_running_and_the_last():
 
     assert rules.executions_to_prune(executions, 4, PruneOptions()) == [1, 3]
     assert rules.executions_to_prune(executions, 4, PruneOptions(keep_last=2)) == [1]
-    assert rules.executions_to_prune(executions, 4, PruneOptions(completed_before_ms=10)) == []
+    assert (
+        rules.executions_to_prune(executions, 4, PruneOptions(completed_before=utc_time(10))) == []
+    )
 
 
 @pytest.mark.parametrize("instance_id", ["a", "ordé/…", '"', "x" * 255])
@@ -277,3 +282,22 @@ def test_what_follows_from_a_work_item_belongs_to_it():
 def test_a_number_is_an_integer_within_its_bounds(value):
     with pytest.raises(InvalidValue):
         validation.check_number(value, "limit", minimum=1, maximum=10)
+
+
+def test_a_time_bound_between_two_milliseconds_parts_them():
+    between = utc_time(100) + timedelta(microseconds=500)
+
+    after = InstanceQuery(created_after=between, completed_after=between)
+    before = InstanceQuery(created_before=between, completed_before=between)
+
+    assert (after.created_after_ms, after.completed_after_ms) == (100, 100)
+    assert (before.created_before_ms, before.completed_before_ms) == (101, 101)
+    assert PruneOptions(completed_before=between).completed_before_ms == 101
+    assert InstanceQuery(created_before=utc_time(100)).created_before_ms == 100
+    assert InstanceQuery().created_after_ms is InstanceQuery().completed_before_ms is None
+
+
+def test_a_time_bound_may_be_of_any_time_zone():
+    noon = datetime(1970, 1, 1, 12, tzinfo=timezone(timedelta(hours=2)))
+
+    assert InstanceQuery(created_after=noon).created_after_ms == 10 * 3_600_000

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hypothesis import strategies as st
 
+from perdure.client.durations import utc_time
 from perdure.conformance._machine import plans
 from perdure.conformance._machine.comparison import MODEL, SUBJECT, Side, action
 from perdure.conformance._machine.working import WorkRules
@@ -21,10 +22,13 @@ from perdure.providers.records import (
     WorkerInfo,
 )
 
+if TYPE_CHECKING:
+    from datetime import datetime
+
 instance_lists = st.lists(plans.instances, max_size=3)
 small_executions = st.integers(1, 2)
-bounds = st.sampled_from((None, None, -1, 0, 5))
 names = st.sampled_from((None, None, *plans.NAMES))
+bounds = st.sampled_from((None, None, -1, 0, 5))
 """A time around now, in ticks, moved by half of one so that clocks need not agree exactly."""
 
 
@@ -99,7 +103,7 @@ class AdminRules(WorkRules):
                 "prune_executions",
                 lambda side: side.admin.prune_executions(
                     instance_id,
-                    PruneOptions(keep_last=keep_last, completed_before_ms=self._bound(side, bound)),
+                    PruneOptions(keep_last=keep_last, completed_before=self._bound(side, bound)),
                 ),
             )
         )
@@ -123,11 +127,13 @@ class AdminRules(WorkRules):
         return InstanceQuery(
             name=name,
             instance_ids=None if instance_ids is None else tuple(instance_ids),
-            completed_before_ms=self._bound(side, bound),
+            completed_before=self._bound(side, bound),
         )
 
-    def _bound(self, side: Side, ticks: int | None) -> int | None:
-        return None if ticks is None else side.now_ms + self.ticks(ticks) + self.tick_ms // 2
+    def _bound(self, side: Side, ticks: int | None) -> datetime | None:
+        if ticks is None:
+            return None
+        return utc_time(side.now_ms + self.ticks(ticks) + self.tick_ms // 2)
 
     # --- history by hand
 
@@ -303,7 +309,7 @@ class AdminRules(WorkRules):
                 roots_only=roots_only,
                 parent_instance_id=parent,
                 text=text,
-                created_before_ms=self._bound(side, bound),
+                created_before=self._bound(side, bound),
             )
 
         self.run(
