@@ -15,7 +15,7 @@ from perdure.errors import InstanceFinished, NotFound, TreeChanged
 from perdure.limits import PAGE_ITEMS_MAX, check_id
 from perdure.model.status import Status
 from perdure.providers import rules, validation
-from perdure.providers.records import DeleteResult, InstanceQuery, PruneResult
+from perdure.providers.records import DeleteResult, InstancePage, InstanceQuery, PruneResult
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Sequence
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
         FetchedOrchestration,
         HistoryRecord,
         InstanceInfo,
-        InstancePage,
         InstanceSnapshot,
         InstanceTree,
         PruneOptions,
@@ -66,13 +65,13 @@ class ProviderAdmin(ABC):
         self._require_open("list_instances")
         validation.check_page(limit)
         before = None if cursor is None else rules.decode_cursor(cursor)
-        return self._list_instances(query, before, limit)
+        return _page_of(self._list_instances(query, before, limit + 1), limit)
 
     @abstractmethod
     def _list_instances(
         self, query: InstanceQuery | None, before: tuple[int, str] | None, limit: int
-    ) -> Awaitable[InstancePage]:
-        """Return the page behind the instance with that creation time and id."""
+    ) -> Awaitable[list[InstanceInfo]]:
+        """Return instances behind the one with that creation time and id, newest first."""
 
     async def list_instances_by_status(self, status: Status) -> list[str]:
         """Ids of all instances with that status, newest first."""
@@ -489,3 +488,15 @@ class ProviderAdmin(ABC):
 
     @abstractmethod
     def _mark_moved(self, location: str | None) -> Awaitable[None]: ...
+
+
+async def _page_of(listing: Awaitable[list[InstanceInfo]], limit: int) -> InstancePage:
+    """Make a page of the first instances; one more of them shows that there is another page."""
+    found = await listing
+    if len(found) <= limit:
+        return InstancePage(instances=tuple(found), next_cursor=None)
+    last = found[limit - 1]
+    return InstancePage(
+        instances=tuple(found[:limit]),
+        next_cursor=rules.encode_cursor(last.created_at_ms, last.instance_id),
+    )

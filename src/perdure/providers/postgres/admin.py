@@ -7,12 +7,9 @@ from typing import TYPE_CHECKING, Any, Final, LiteralString
 import msgspec
 
 from perdure.errors import (
-    AlreadyExists,
-    InstanceFinished,
     InstanceStillRunning,
     NotARoot,
     NotFound,
-    TreeChanged,
 )
 from perdure.model.status import Status
 from perdure.providers import rules
@@ -22,7 +19,6 @@ from perdure.providers.records import (
     DeadLetter,
     DeleteResult,
     FetchedOrchestration,
-    InstancePage,
     InstanceSnapshot,
     InstanceTree,
     OrchestrationItem,
@@ -69,15 +65,13 @@ class PostgresAdmin(ProviderAdmin):
 
     async def _list_instances(
         self, query: InstanceQuery | None, before: tuple[int, str] | None, limit: int
-    ) -> InstancePage:
+    ) -> list[InstanceInfo]:
         page: list[InstanceInfo] = []
-        async for info in self._infos(query, before, limit + 1):
-            if len(page) == limit:
-                last = page[-1]
-                next_cursor = rules.encode_cursor(last.created_at_ms, last.instance_id)
-                return InstancePage(instances=tuple(page), next_cursor=next_cursor)
+        async for info in self._infos(query, before, limit):
             page.append(info)
-        return InstancePage(instances=tuple(page), next_cursor=None)
+            if len(page) == limit:
+                break
+        return page
 
     async def _count_instances(self, query: InstanceQuery | None) -> int:
         if query is not None and query.text is not None:
@@ -104,7 +98,7 @@ class PostgresAdmin(ProviderAdmin):
     async def _get_instance_info(self, instance_id: str) -> InstanceInfo:
         found = await self._store.ask("get_instance_info", statements.GET_INFO, (instance_id,))
         if not found:
-            raise _no_instance(instance_id)
+            raise rules.no_instance(instance_id)
         return records.instance_info(found[0])
 
     async def _list_executions(self, instance_id: str) -> list[int]:
@@ -116,7 +110,7 @@ class PostgresAdmin(ProviderAdmin):
             "latest_execution_id", statements.LATEST_EXECUTION_ID, {"id": instance_id}
         )
         if latest is None:
-            raise NotFound(f"{instance_id!r} has no execution")
+            raise rules.no_execution(instance_id)
         return int(latest)
 
     async def _get_execution_info(self, instance_id: str, execution_id: int) -> ExecutionInfo:
@@ -124,7 +118,7 @@ class PostgresAdmin(ProviderAdmin):
             "get_execution_info", statements.GET_EXECUTION, (instance_id, execution_id)
         )
         if not found:
-            raise NotFound(f"there is no execution {execution_id} of {instance_id!r}")
+            raise rules.no_execution(instance_id, execution_id)
         return records.execution_info(found[0])
 
     async def _read_history_with_execution_id(
@@ -144,7 +138,7 @@ class PostgresAdmin(ProviderAdmin):
     async def _get_instance_tree(self, instance_id: str) -> InstanceTree:
         found = await self._of(instance_id, "get_instance_tree", statements.GET_TREE)
         if not found:
-            raise _no_instance(instance_id)
+            raise rules.no_instance(instance_id)
         return InstanceTree(root_id=instance_id, instance_ids=tuple(found[0][0]))
 
     # --- control
@@ -159,9 +153,9 @@ class PostgresAdmin(ProviderAdmin):
     async def _control(self, instance_id: str, operation: str, template: LiteralString) -> None:
         ((refused,),) = await self._of(instance_id, operation, template)
         if refused == "missing":
-            raise _no_instance(instance_id)
+            raise rules.no_instance(instance_id)
         if refused is not None:
-            raise InstanceFinished(f"{instance_id!r} has ended")
+            raise rules.instance_finished(instance_id)
         self._store.changed((instance_id,))
 
     async def _lock_instance(self, instance_id: str, lock_timeout_ms: int) -> FetchedOrchestration:
@@ -171,7 +165,7 @@ class PostgresAdmin(ProviderAdmin):
             operation, statements.LOCK_INSTANCE, (instance_id, token, lock_timeout_ms)
         )
         if refused is not None:
-            raise NotFound(f"there is no instance {instance_id!r}")
+            raise rules.no_instance(instance_id)
         self._tokens.note(token, instance_id)
         # The lock is held, so the instance does not change between these reads.
         info = await self._get_instance_info(instance_id)
@@ -239,13 +233,13 @@ class PostgresAdmin(ProviderAdmin):
             "requeue_dead_letter", statements.REQUEUE_LETTER, (letter_id,)
         )
         if refused is not None:
-            raise _no_letter(letter_id)
+            raise rules.no_dead_letter(letter_id)
         self._store.released()
 
     async def _delete_dead_letter(self, letter_id: int) -> None:
         found = await self._ask("delete_dead_letter", statements.DELETE_LETTER, (letter_id,))
         if not found:
-            raise _no_letter(letter_id)
+            raise rules.no_dead_letter(letter_id)
 
     # --- deletion
 
@@ -262,17 +256,11 @@ class PostgresAdmin(ProviderAdmin):
                 self._store.changed(named)
                 return msgspec.convert(answer, DeleteResult)
             case "missing":
-                raise NotFound(f"none of these instances exists: {named[:10]}")
+                raise rules.none_exists(named)
             case "running":
-                raise InstanceStillRunning(
-                    f"{answer['instance_id']!r} is still running ({answer['status']}); wait for "
-                    "its end or force the deletion"
-                )
+                raise rules.still_running(answer["instance_id"], answer["status"])
             case _:
-                raise TreeChanged(
-                    f"the child {answer['status']!r} of {answer['instance_id']!r} would be "
-                    "orphaned; read the tree again and delete it as a whole"
-                )
+                raise rules.would_orphan(answer["status"], answer["instance_id"])
 
     async def _list_oldest(
         self,
@@ -304,7 +292,7 @@ class PostgresAdmin(ProviderAdmin):
             (instance_id, options.keep_last or 0, options.completed_before_ms),
         )
         if text is None:
-            raise _no_instance(instance_id)
+            raise rules.no_instance(instance_id)
         return msgspec.json.decode(text, type=PruneResult)
 
     # --- the store
@@ -356,7 +344,7 @@ class PostgresAdmin(ProviderAdmin):
     async def _export_instance(self, instance_id: str) -> InstanceSnapshot:
         ((text,),) = await self._of(instance_id, "export_instance", statements.EXPORT_INSTANCE)
         if text is None:
-            raise _no_instance(instance_id)
+            raise rules.no_instance(instance_id)
         return msgspec.json.decode(text, type=InstanceSnapshot)
 
     async def _import_instance(self, snapshot: InstanceSnapshot, *, replace: bool) -> None:
@@ -365,7 +353,7 @@ class PostgresAdmin(ProviderAdmin):
             "import_instance", statements.IMPORT_INSTANCE, (text, replace)
         )
         if refused is not None:
-            raise AlreadyExists(f"{snapshot.instance_id!r} is already in this store")
+            raise rules.already_exists(snapshot.instance_id)
         self._store.changed((snapshot.instance_id,))
         self._store.released()
 
@@ -381,11 +369,3 @@ class PostgresAdmin(ProviderAdmin):
 
     async def _of(self, instance_id: str, operation: str, template: LiteralString) -> list[Any]:
         return await self._ask(operation, template, (instance_id,))
-
-
-def _no_instance(instance_id: str) -> NotFound:
-    return NotFound(f"there is no instance {instance_id!r}")
-
-
-def _no_letter(letter_id: int) -> NotFound:
-    return NotFound(f"there is no dead letter {letter_id}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from perdure.errors import InstanceStillRunning, NotFound, TreeChanged
 from perdure.model.status import Status
 from perdure.providers import rules
 from perdure.providers.records import DeleteResult, PruneResult
@@ -73,7 +72,7 @@ def resume(tx: Transaction, instance_id: str) -> None:
 def lock(tx: Transaction, instance_id: str, lock_timeout_ms: int) -> FetchedOrchestration:
     key, execution_id, pending_since, _ = tx.row(statements.EXISTENCE_OF, (instance_id,))
     if not execution_id and pending_since is None:
-        raise NotFound(f"there is no instance {instance_id!r}")
+        raise rules.no_instance(instance_id)
     return turns.take_over(tx, instance_id, key, lock_timeout_ms)
 
 
@@ -81,20 +80,15 @@ def delete_atomic(tx: Transaction, instance_ids: Sequence[str], force: bool) -> 
     named = dict.fromkeys(instance_ids)
     existing = [each for each in named if messages.exists(tx, each)]
     if not existing:
-        raise NotFound(f"none of these instances exists: {sorted(named)[:10]}")
+        raise rules.none_exists(named)
     for instance_id in existing:
         if not force and not messages.has_ended(tx, instance_id):
-            raise InstanceStillRunning(
-                f"{instance_id!r} is still running; wait for its end or force the deletion"
-            )
+            raise rules.still_running(instance_id)
     found = [each for each in named if deletion.has_anything(tx, each)]
     for instance_id in found:
         for child_id, _ in tx.rows(deletion.CHILDREN, (instance_id,)):
             if child_id not in named:
-                raise TreeChanged(
-                    f"the child {child_id!r} of {instance_id!r} would be orphaned; read the tree "
-                    "again and delete it as a whole"
-                )
+                raise rules.would_orphan(child_id, instance_id)
     return deletion.add_up([deletion.delete_instance(tx, each) for each in found])
 
 
@@ -135,7 +129,7 @@ def prune(tx: Transaction, instance_id: str, options: PruneOptions) -> PruneResu
     key, execution_id, pending_since, _ = tx.row(statements.EXISTENCE_OF, (instance_id,))
     if not execution_id:
         if pending_since is None:
-            raise NotFound(f"there is no instance {instance_id!r}")
+            raise rules.no_instance(instance_id)
         return PruneResult(instances_processed=1)
     executions = {
         number: (Status(status), completed_at)

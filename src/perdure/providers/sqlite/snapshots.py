@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from perdure.errors import AlreadyExists, NotFound
 from perdure.model.status import Status
 from perdure.providers import rules
 from perdure.providers.records import ExecutionSnapshot, InstanceSnapshot
@@ -58,7 +57,7 @@ def export(snapshot: Snapshot, instance_id: str) -> InstanceSnapshot:
     messages = queues.list_messages(snapshot, instance_id, -1)
     work = queues.list_work(snapshot, instance_id, -1)
     if row is None and not messages and not work:
-        raise NotFound(f"there is no instance {instance_id!r}")
+        raise rules.no_instance(instance_id)
     suspended, not_before, block, pending_since = holds or _NO_HOLDS
     key, name, version, parent, execution_id, created_at, updated_at, *custom = row or _NO_INSTANCE
     if name is None:
@@ -94,7 +93,7 @@ def restore(tx: Transaction, snapshot: InstanceSnapshot, replace: bool) -> None:
     instance_id = snapshot.instance_id
     if deletion.has_anything(tx, instance_id):
         if not replace:
-            raise AlreadyExists(f"{instance_id!r} is already in this store")
+            raise rules.already_exists(instance_id)
         deletion.delete_instance(tx, instance_id)
     key: int | None = None
     if snapshot.executions:
