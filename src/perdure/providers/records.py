@@ -385,20 +385,25 @@ class InstanceQuery(Record, frozen=True, omit_defaults=True):
         return _before_ms(self.completed_before)
 
 
-class InstanceInfo(Record, frozen=True):
+class _Instance(Record, frozen=True, kw_only=True):
+    """The values of an instance that a listing shows and an export carries."""
+
     instance_id: str
-    name: str
     version: str | None
     execution_id: int
-    status: Status
-    output: str | None
     created_at_ms: int
     updated_at_ms: int
-    completed_at_ms: int | None
     parent_instance_id: str | None
     custom_status: str | None
     custom_status_version: int
     block: Block | None = None
+
+
+class InstanceInfo(_Instance, frozen=True, kw_only=True):
+    name: str
+    status: Status
+    output: str | None
+    completed_at_ms: int | None
 
 
 class InstancePage(Record, frozen=True):
@@ -550,21 +555,12 @@ class ExecutionSnapshot(Record, frozen=True):
     history: tuple[HistoryRecord, ...]
 
 
-class InstanceSnapshot(Record, frozen=True):
+class InstanceSnapshot(_Instance, frozen=True, kw_only=True):
     """One instance, whole: enough to go on in another store. Locks are not part of it."""
 
-    instance_id: str
     name: str | None
     """None: only messages exist so far."""
-    version: str | None
-    execution_id: int
-    created_at_ms: int
-    updated_at_ms: int
-    parent_instance_id: str | None
-    custom_status: str | None
-    custom_status_version: int
     suspended: bool
-    block: Block | None
     not_before_ms: int | None
     executions: tuple[ExecutionSnapshot, ...]
     kv_store: dict[str, KvEntry]
