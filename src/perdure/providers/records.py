@@ -53,10 +53,10 @@ class Capabilities:
     long_poll: bool = True
     """A fetch waits for work up to its poll timeout and returns as soon as there is some."""
     hot_path: bool = True
-    """``TurnCommit.keep_lock``, ``settled_work``, claimed work items, ``owner`` on fetch, and
+    """``TurnCommit.keep_lock_ms``, ``settled_work``, claimed work items, ``owner`` on fetch, and
     ``start_orchestration_item``."""
     admin: bool = True
-    """The provider is also a ``ProviderAdmin``."""
+    """The property ``admin`` is a ``ProviderAdmin``."""
     injected_clock: bool = True
     """Leases and visibility follow the clock that was handed in, not one of the store's own."""
     other_loops: bool = False

@@ -7,7 +7,7 @@ import inspect
 
 import pytest
 
-from perdure.errors import InvalidValue, LockLost, StoreClosed
+from perdure.errors import InvalidValue, LockLost, NotSupported, StoreClosed
 from perdure.providers.administration import ProviderAdmin
 from perdure.providers.contract import Provider
 from perdure.providers.records import (
@@ -33,6 +33,7 @@ MESSAGE = OrchestratorMessage(
     instance_id="a", kind="Start", body="{}", start=StartRouting(name="n")
 )
 NO_ID = OrchestratorMessage(instance_id="", kind="Start", body="{}")
+NO_START = OrchestratorMessage(instance_id="a", kind="Event", body="{}")
 NO_VERSION = OrchestratorMessage(
     instance_id="a", kind="Start", body="{}", start=StartRouting(name="n", version="")
 )
@@ -47,8 +48,10 @@ COMMIT = TurnCommit(execution_id=1, metadata=ExecutionMetadata(name="n"))
 WRONG_COMMITS = [
     TurnCommit(execution_id=0),
     TurnCommit(execution_id=1, metadata=ExecutionMetadata(name="n", version="")),
+    TurnCommit(execution_id=1, metadata=ExecutionMetadata(name="n", output="a\0b")),
 ]
 WORKER = WorkerInfo(worker_id="w", host="h", process_id=1, started_at_ms=0, framework_version="1")
+NO_WORKER = WorkerInfo(worker_id="", host="h", process_id=1, started_at_ms=0, framework_version="1")
 NUL = "a\0b"
 IDS = ["", 1, "x" * 5_000]
 
@@ -80,7 +83,7 @@ CALLS = {
         "renew_orchestration_item_locks": ((["t"], 1), {1: [0]}),
         "start_orchestration_item": (
             (MESSAGE, COMMIT, "t", "o"),
-            {0: [NO_ID, NO_VERSION, NO_PARENT], 1: WRONG_COMMITS, 2: [""], 3: [""]},
+            {0: [NO_ID, NO_START, NO_VERSION, NO_PARENT], 1: WRONG_COMMITS, 2: [""], 3: [""]},
         ),
         "read": (("a",), {0: IDS}),
         "read_with_execution": (("a", 1), {0: IDS}),
@@ -140,7 +143,7 @@ CALLS = {
         ),
         "get_system_metrics": ((), {}),
         "get_store_info": ((), {}),
-        "register_worker": ((WORKER, 0), {1: [-1]}),
+        "register_worker": ((WORKER, 0), {0: [NO_WORKER], 1: [-1]}),
         "list_workers": ((), {}),
         "export_instance": (("a",), {0: IDS}),
         "mark_moved": (("there",), {0: [NUL]}),
@@ -226,11 +229,12 @@ def test_a_good_call_reaches_the_store_once(contract, verb):
     assert store.asked == [verb]
 
 
-def test_a_snapshot_with_a_wrong_event_is_not_imported():
+@pytest.mark.parametrize(("execution_id", "history"), [(1, (ZERO,)), (0, ())])
+def test_a_snapshot_with_a_wrong_part_is_not_imported(execution_id, history):
     admin = stand_in(ProviderAdmin)()
     execution = ExecutionSnapshot(
-        execution_id=1, status="Running", output=None, started_at_ms=0, completed_at_ms=None,
-        framework_version=None, history=(ZERO,),
+        execution_id=execution_id, status="Running", output=None, started_at_ms=0,
+        completed_at_ms=None, framework_version=None, history=history,
     )  # fmt: skip
 
     with pytest.raises(InvalidValue):
@@ -258,8 +262,8 @@ def test_a_filter_that_lets_nothing_through_does_not_reach_the_store():
 @pytest.mark.parametrize(
     ("single", "many", "expected"),
     [
-        ("renew_orchestration_item_lock", "_renew_orchestration_item_locks", (("t",), 5)),
-        ("renew_work_item_lock", "_renew_work_item_locks", (("t",), 5, None)),
+        ("renew_orchestration_item_lock", "_renew_orchestration_item_locks", (("t",), 1)),
+        ("renew_work_item_lock", "_renew_work_item_locks", (("t",), 1, None)),
     ],
 )
 def test_one_lock_is_renewed_by_the_verb_for_many(single, many, expected):
@@ -273,10 +277,10 @@ def test_one_lock_is_renewed_by_the_verb_for_many(single, many, expected):
     setattr(made, many, renew)
     store = made()
 
-    asyncio.run(_awaited(getattr(store, single)("t", 5)))
+    asyncio.run(_awaited(getattr(store, single)("t", 1)))
     store.renewed = False
     with pytest.raises(LockLost, match="'t'") as caught:
-        asyncio.run(_awaited(getattr(store, single)("t", 5)))
+        asyncio.run(_awaited(getattr(store, single)("t", 1)))
 
     assert asked == [expected, expected]
     assert caught.value.operation == single
@@ -307,3 +311,10 @@ def test_bulk_pruning_checks_its_options():
 
     with pytest.raises(InvalidValue, match="keep_last"):
         asyncio.run(admin.prune_executions_bulk(InstanceQuery(), PruneOptions(keep_last=-1)))
+
+
+def test_a_provider_without_administration_says_so():
+    store = stand_in(Provider)()
+
+    with pytest.raises(NotSupported, match="has no administration"):
+        _ = store.admin

@@ -301,3 +301,25 @@ def test_a_time_bound_may_be_of_any_time_zone():
     noon = datetime(1970, 1, 1, 12, tzinfo=timezone(timedelta(hours=2)))
 
     assert InstanceQuery(created_after=noon).created_after_ms == 10 * 3_600_000
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (rules.no_instance("a"), "there is no instance 'a'"),
+        (rules.none_exists({"b", "a"}), "none of these instances exists: ['a', 'b']"),
+        (rules.no_execution("a"), "'a' has no execution"),
+        (rules.no_execution("a", 2), "there is no execution 2 of 'a'"),
+        (rules.no_dead_letter(7), "there is no dead letter 7"),
+        (rules.already_exists("a"), "'a' is already in this store"),
+        (rules.instance_finished("a"), "'a' has ended"),
+        (rules.instance_finished("a", "Failed"), "'a' has ended: Failed"),
+        (rules.still_running("a"), "'a' is still running; wait"),
+        (rules.still_running("a", "Paused"), "'a' is still running (Paused); wait"),
+        (rules.would_orphan("c", "p"), "the child 'c' of 'p' would be orphaned"),
+        (rules.not_a_root("c", "p"), "'c' is a sub-orchestration of 'p'"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_an_error_names_what_it_is_about(error, text):
+    assert str(error).startswith(text)
