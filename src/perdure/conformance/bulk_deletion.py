@@ -9,12 +9,16 @@ from perdure.conformance.factories import (
     activity,
     continue_as_new,
     create,
+    enqueue,
     event,
     finish,
+    raised,
+    take,
     take_work,
 )
 from perdure.conformance.harness import checks
 from perdure.conformance.requires import requires
+from perdure.model.failures import Block, BlockReason
 from perdure.model.status import Status
 from perdure.providers.records import InstanceQuery
 
@@ -147,6 +151,22 @@ class TestBulkDeletion:
         result = await store.admin.delete_instance_bulk(InstanceQuery())
 
         assert (result.instances, await left(store)) == (0, ["eternal"])
+
+    async def test_a_blocked_root_whose_next_start_is_gone_has_ended(self, store: Store) -> None:
+        for instance in ("a-1", "a-2"):
+            await create(store, instance)
+            await finish(store, instance, Status.CONTINUED_AS_NEW)
+            await enqueue(store, raised(instance))
+            held = await take(store, instance)
+            block = Block(reason=BlockReason.LIMIT, message="too much")
+            await store.provider.abandon_orchestration_item(held.lock_token, 60_000, block=block)
+
+        plain = InstanceQuery(instance_ids=("a-1",))
+        assert (await store.admin.delete_instance_bulk(plain)).instances == 1
+        nothing = InstanceQuery(statuses=frozenset())
+        assert (await store.admin.delete_instance_bulk(nothing)).instances == 0
+        by_status = InstanceQuery(statuses=frozenset({Status.BLOCKED}))
+        assert (await store.admin.delete_instance_bulk(by_status)).instances == 1
 
     async def test_everything_that_was_deleted_is_counted(self, store: Store) -> None:
         await create(store, "one", worker_items=(activity("one"), activity("one", activity_id=3)))

@@ -344,23 +344,21 @@ class ProviderAdmin(ABC):
 
     async def _oldest(self, query: InstanceQuery, *, finished_roots: bool) -> AsyncIterator[str]:
         """Yield the ids of instances that fit and have begun, oldest first."""
-        ids: list[tuple[str, ...] | None] = [query.instance_ids]
-        before_ms = query.completed_before_ms
         plain = InstanceQuery(
             instance_ids=query.instance_ids, completed_before=query.completed_before
         )
+        chunks: list[tuple[str, ...] | None] = [query.instance_ids]
         if query != plain:
+            # A store finds the oldest by these two conditions only; all others need a listing.
             if finished_roots:
-                ended = frozenset(status for status in Status if status.ends_execution)
-                statuses = ended if query.statuses is None else ended & query.statuses
-                query = replace(query, statuses=statuses, roots_only=True)
-            listed = (await self._list_ids(query))[::-1]
-            ids = [tuple(listed[start : start + _PAGE]) for start in range(0, len(listed), _PAGE)]
-        for named in ids:
+                query = _may_have_ended(query)
+            ids = (await self._list_ids(query))[::-1]
+            chunks = [tuple(ids[start : start + _PAGE]) for start in range(0, len(ids), _PAGE)]
+        for chunk in chunks:
             after = _BEFORE_ALL
             while True:
                 page = await self._list_oldest(
-                    named, before_ms, after, _PAGE, finished_roots=finished_roots
+                    chunk, query.completed_before_ms, after, _PAGE, finished_roots=finished_roots
                 )
                 for after in page:
                     yield after[1]
@@ -488,6 +486,12 @@ class ProviderAdmin(ABC):
 
     @abstractmethod
     def _mark_moved(self, location: str | None) -> Awaitable[None]: ...
+
+
+def _may_have_ended(query: InstanceQuery) -> InstanceQuery:
+    """Narrow a query to roots that may have ended, also while they are Blocked or Paused."""
+    statuses = frozenset(Status) if query.statuses is None else query.statuses
+    return replace(query, statuses=statuses - {Status.PENDING, Status.RUNNING}, roots_only=True)
 
 
 async def _page_of(listing: Awaitable[list[InstanceInfo]], limit: int) -> InstancePage:
