@@ -490,7 +490,7 @@ class ProviderAdmin(ABC):
 
 def _may_have_ended(query: InstanceQuery) -> InstanceQuery:
     """Narrow a query to roots that may have ended, also while they are Blocked or Paused."""
-    statuses = frozenset(Status) if query.statuses is None else query.statuses
+    statuses = frozenset(Status if query.statuses is None else query.statuses)
     return replace(query, statuses=statuses - {Status.PENDING, Status.RUNNING}, roots_only=True)
 
 

@@ -76,7 +76,7 @@ def stand_in(contract: type) -> type:
 
 CALLS = {
     Provider: {
-        "fetch_orchestration_item": ((1000, 0), {0: [0], 1: [-1], 3: [""]}),
+        "fetch_orchestration_item": ((1, 0), {0: [0], 1: [-1], 3: [""]}),
         "ack_orchestration_item": (("t", COMMIT), {1: WRONG_COMMITS}),
         "abandon_orchestration_item": (("t", 1), {1: [-1]}),
         "renew_orchestration_item_lock": (("t", 1), {1: [0]}),
@@ -94,7 +94,7 @@ CALLS = {
             {0: [0], 1: [-1], 2: [SessionFetch(owner_id="", lock_timeout_ms=1)]},
         ),
         "fetch_work_items": (
-            (1, 1000, 0),
+            (1, 1, 0, SessionFetch(owner_id="o", lock_timeout_ms=1)),
             {0: [0], 1: [0], 2: [-1], 3: [SessionFetch(owner_id="o", lock_timeout_ms=0)]},
         ),
         "ack_work_item": (("t", MESSAGE), {1: [NO_ID], 2: [WORK]}),
@@ -318,3 +318,27 @@ def test_a_provider_without_administration_says_so():
 
     with pytest.raises(NotSupported, match="has no administration"):
         _ = store.admin
+
+
+@pytest.mark.parametrize(
+    ("verb", "args"),
+    [("list_messages", ("a",)), ("list_work", ("a",)), ("list_dead_letters", ())],
+)
+def test_a_listing_may_be_of_one(verb, args):
+    admin = stand_in(ProviderAdmin)()
+
+    getattr(admin, verb)(*args, limit=1)
+
+    assert admin.asked == [(f"_{verb}", (*args, 1), {})]
+
+
+@pytest.mark.parametrize(
+    ("verb", "args", "text"),
+    [
+        ("start_orchestration_item", (MESSAGE, COMMIT, "t", "o"), "does not declare hot_path"),
+        ("settle_in_transaction", ("t", None), "does not declare transactions"),
+    ],
+)
+def test_a_verb_that_is_not_declared_is_not_supported(verb, args, text):
+    with pytest.raises(NotSupported, match=text):
+        getattr(stand_in(Provider)(), verb)(*args)

@@ -151,8 +151,14 @@ def info(**fields):
         ({"roots_only": True}, True),
         ({"parent_instance_id": "p"}, False),
         ({"instance_ids": ()}, False),
+        ({"instance_ids": ("Order-1", "x")}, True),
         ({"id_prefix": "Order"}, True),
+        ({"id_prefix": "order"}, False),
+        ({"name": "checkout", "version": "1"}, True),
         ({"name": "checkout", "version": "2"}, False),
+        ({"name": "other"}, False),
+        ({"created_before": utc_time(100)}, False),
+        ({"completed_after": utc_time(1)}, False),
     ],
 )
 def test_all_conditions_of_a_query_must_fit(query, fits):
@@ -323,3 +329,33 @@ def test_a_time_bound_may_be_of_any_time_zone():
 )
 def test_an_error_names_what_it_is_about(error, text):
     assert str(error).startswith(text)
+
+
+def test_roots_only_leaves_children_out():
+    child = info(parent_instance_id="p")
+
+    assert not rules.fits_query(child, InstanceQuery(roots_only=True))
+    assert rules.fits_query(child, InstanceQuery(parent_instance_id="p"))
+
+
+def claimed(token):
+    identity = ActivityIdentity(instance_id="a", execution_id=1, activity_id=1)
+    claim = Claim(lock_token=token, lock_timeout_ms=1)
+    return WorkerMessage(identity=identity, name="w", body="{}", claim=claim)
+
+
+@pytest.mark.parametrize(
+    ("claims", "settled", "text"),
+    [
+        (("t", "t"), ("s",), "claims of a commit name one lock token twice"),
+        (("t",), ("s", "s"), "settled_work of a commit name one lock token twice"),
+        (("t",), ("s", "t"), "claims an item with a lock token that it settles"),
+    ],
+)
+def test_a_commit_names_each_lock_token_once(claims, settled, text):
+    commit = TurnCommit(
+        execution_id=1, worker_items=tuple(map(claimed, claims)), settled_work=settled
+    )
+
+    with pytest.raises(InvalidValue, match=text):
+        validation.check_commit(commit)
