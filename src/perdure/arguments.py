@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeAlias, cast
 
 from perdure.errors import InvalidValue
@@ -19,6 +19,8 @@ INTEGER_MAX: Final = 2**63 - 1
 Duration: TypeAlias = float | timedelta
 """A length of time in the public API: a number of seconds, or a timedelta."""
 
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND: Final = timedelta(milliseconds=1)
 _SHOWN_CHARACTERS: Final = 200
 
 
@@ -62,6 +64,21 @@ def to_milliseconds(value: Any, what: str, *, minimum: float = 0) -> int:
     """Return a length of time in milliseconds; one above 0 gives at least 1."""
     length = to_seconds(value, what, minimum=minimum)
     return max(1, round(length * 1000)) if length > 0 else round(length * 1000)
+
+
+def check_moment(value: object, what: str) -> None:
+    """Raise InvalidValue unless the value is a datetime with a time zone."""
+    if not isinstance(value, datetime) or value.utcoffset() is None:
+        raise InvalidValue(
+            f"{what} must be a datetime with a time zone, such as datetime.now(UTC), not "
+            f"{shown(value)}"
+        )
+
+
+def whole_milliseconds(moment: datetime, *, round_up: bool) -> int:
+    """Return a checked moment in milliseconds since 1970."""
+    since = moment - _EPOCH
+    return -(-since // _MILLISECOND) if round_up else since // _MILLISECOND
 
 
 def timeout_seconds(value: object) -> float:

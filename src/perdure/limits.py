@@ -47,7 +47,7 @@ ORPHAN_GRACE_MS: Final = round(ORPHAN_GRACE_SECONDS * 1000)
 # Deliveries of one message before it counts as poison.
 ATTEMPTS_MAX: Final = 10
 
-# Bulk administration touches at most this many instances in one call.
+# The largest limit of a call that deletes or prunes many instances.
 BULK_INSTANCES_MAX: Final = 1000
 PAGE_ITEMS_MAX: Final = 1000
 

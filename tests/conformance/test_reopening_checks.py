@@ -12,7 +12,7 @@ import pytest
 
 from perdure.conformance.harness import ProviderFactory
 from perdure.conformance.reopening import TestSurvivingARestart  # noqa: F401
-from perdure.providers.capabilities import Capabilities
+from perdure.providers.records import Capabilities
 from perdure.providers.sqlite.memory import InMemoryProvider, MemoryStore
 
 if TYPE_CHECKING:

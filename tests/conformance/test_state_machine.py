@@ -19,8 +19,8 @@ from perdure.providers.sqlite import SqliteProvider
 from perdure.providers.sqlite.memory import InMemoryProvider, MemoryStore
 
 if TYPE_CHECKING:
-    from perdure.providers.capabilities import Capabilities
     from perdure.providers.contract import Provider
+    from perdure.providers.records import Capabilities
 
 
 class MemoryFactory(ProviderFactory):

@@ -20,7 +20,7 @@ from perdure import (
 from perdure.client.rerun import retry
 from perdure.clock import SystemClock
 from perdure.model import work
-from perdure.providers.envelopes import envelope
+from perdure.model.envelopes import envelope
 from perdure.providers.sqlite.memory import MemoryStore
 
 

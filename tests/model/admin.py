@@ -14,7 +14,7 @@ from perdure.errors import (
     NotFound,
     TreeChanged,
 )
-from perdure.limits import BULK_INSTANCES_MAX, check_id
+from perdure.limits import check_id
 from perdure.model.status import Status
 from perdure.model.wire import FORMAT_VERSION
 from perdure.providers.records import (
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from model.store import ModelStore
     from perdure.providers.records import (
         DeadLetter,
-        DeleteFilter,
         FetchedOrchestration,
         HistoryRecord,
         InstanceQuery,
@@ -216,17 +215,19 @@ class ModelAdmin(WholeAdmin):
                     )
         return self._delete(found)
 
-    async def delete_instance_bulk(self, filter: DeleteFilter) -> DeleteResult:  # noqa: A002
+    async def delete_instance_bulk(
+        self, query: InstanceQuery, *, limit: int | None = None
+    ) -> DeleteResult:
         self._require_open("delete_instance_bulk")
-        validation.check_delete_filter(filter)
+        validation.check_bulk_limit(limit)
         roots = [
             instance
-            for instance in self._matching(filter)
+            for instance in self._matching(query)
             if instance.who().parent_instance_id is None
         ]
         trees = [self._store.tree_of(root) for root in roots]
         finished = [tree for tree in trees if all(member.has_ended for member in tree)]
-        doomed = finished[: filter.limit or BULK_INSTANCES_MAX]
+        doomed = finished[:limit]
         return _total(self._delete(tree) for tree in doomed)
 
     async def prune_executions(self, instance_id: str, options: PruneOptions) -> PruneResult:
@@ -235,17 +236,13 @@ class ModelAdmin(WholeAdmin):
         return _prune(instance, options)
 
     async def prune_executions_bulk(
-        self,
-        filter: DeleteFilter,  # noqa: A002
-        options: PruneOptions,
+        self, query: InstanceQuery, options: PruneOptions, *, limit: int | None = None
     ) -> PruneResult:
         self._require_open("prune_executions_bulk")
-        validation.check_delete_filter(filter)
+        validation.check_bulk_limit(limit)
         validation.check_prune_options(options)
-        matching = [instance for instance in self._matching(filter) if instance.has_turns]
-        results = [
-            _prune(instance, options) for instance in matching[: filter.limit or BULK_INSTANCES_MAX]
-        ]
+        matching = [instance for instance in self._matching(query) if instance.has_turns]
+        results = [_prune(instance, options) for instance in matching[:limit]]
         return PruneResult(
             instances_processed=len(results),
             executions=sum(result.executions for result in results),
@@ -338,19 +335,10 @@ class ModelAdmin(WholeAdmin):
             if rules.fits_query(info, query):
                 yield info
 
-    def _matching(self, filter: DeleteFilter) -> list[Instance]:  # noqa: A002
-        """Instances that a bulk filter names, oldest first."""
-        named = None if filter.instance_ids is None else frozenset(filter.instance_ids)
-        found = [
-            self._store.instances[instance_id]
-            for _, instance_id in self._store.listing
-            if named is None or instance_id in named
-        ]
-        return [
-            instance
-            for instance in found
-            if rules.is_before(_info(instance).completed_at_ms, filter.completed_before_ms)
-        ]
+    def _matching(self, query: InstanceQuery) -> list[Instance]:
+        """Instances that a bulk query names, oldest first."""
+        found = [self._store.instances[instance_id] for _, instance_id in self._store.listing]
+        return [instance for instance in found if rules.fits_query(_info(instance), query)]
 
     def _take_letter(self, letter_id: int, operation: str) -> DeadLetter:
         self._require_open(operation)

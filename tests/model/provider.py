@@ -16,8 +16,7 @@ from perdure.errors import (
     UsageError,
 )
 from perdure.limits import ORPHAN_GRACE_MS, check_id
-from perdure.providers.capabilities import Capabilities
-from perdure.providers.records import EnqueueCondition, TagFilter, TagMode
+from perdure.providers.records import Capabilities, EnqueueCondition, TagFilter, TagMode
 from perdure.providers.whole import WholeProvider
 
 if TYPE_CHECKING:

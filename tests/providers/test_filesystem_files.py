@@ -23,7 +23,7 @@ from perdure.clock import ManualClock
 from perdure.conformance import factories
 from perdure.errors import StoreClosed, StoreMoved, StoreRefused
 from perdure.model.status import Status
-from perdure.providers.embedding import embed, extract
+from perdure.providers.documents import embed, extract
 from perdure.providers.filesystem import FileSystemProvider, documents, layout, readable
 from perdure.providers.filesystem.history import History
 from perdure.providers.filesystem.mounts import find_type

@@ -8,6 +8,7 @@ import re
 import apsw
 import pytest
 
+from perdure.client.durations import utc_time
 from perdure.model.status import Status
 from perdure.providers.records import InstanceQuery
 from perdure.providers.sqlite import (
@@ -136,7 +137,10 @@ QUERIES = {
     "name": (InstanceQuery(name="checkout"), "instances_by_name"),
     "name and status": (InstanceQuery(name="checkout", statuses=FAILED), "instances_by_"),
     "parent": (InstanceQuery(parent_instance_id="root"), "instances_by_parent"),
-    "created": (InstanceQuery(created_after_ms=1, created_before_ms=9), "instances_by_creation"),
+    "created": (
+        InstanceQuery(created_after=utc_time(1), created_before=utc_time(9)),
+        "instances_by_creation",
+    ),
     "ids": (InstanceQuery(instance_ids=("a", "b")), "autoindex_instances_1"),
 }
 

@@ -27,7 +27,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "limits.md").read_tex
         ("a length of time", (limits.SECONDS_MAX,)),
         ("`multiplier`", (limits.RETRY_MULTIPLIER_MAX,)),
         ("deliveries", (limits.ATTEMPTS_MAX,)),
-        ("instances that one call of `admin.prune_many`", (limits.BULK_INSTANCES_MAX,)),
+        ("`limit` of one call of `admin.delete_many`", (limits.BULK_INSTANCES_MAX,)),
     ],
 )
 def test_each_limit_is_told_as_it_is(what, values):

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from perdure.arguments import check_flag, check_kind, check_number, check_string
-from perdure.client.view import ENDED, InstanceStatus, view_of
+from perdure.client.view import InstanceStatus, view_of
 from perdure.limits import BULK_INSTANCES_MAX, PAGE_ITEMS_MAX
 from perdure.providers.records import (
-    DeleteFilter,
     DeleteResult,
     InstanceQuery,
     PruneOptions,
@@ -98,34 +95,7 @@ class Administration:
         _check_query(query)
         if limit is not None:
             check_number(limit, "limit", minimum=1, maximum=BULK_INSTANCES_MAX)
-        total = DeleteResult()
-        if query == InstanceQuery(
-            instance_ids=query.instance_ids, completed_before_ms=query.completed_before_ms
-        ):
-            # The store selects by these two itself.
-            chosen = DeleteFilter(
-                instance_ids=query.instance_ids,
-                completed_before_ms=query.completed_before_ms,
-                limit=limit,
-            )
-            while (done := await self._admin.delete_instance_bulk(chosen)).instances:
-                total = total.plus(done)
-                if limit is not None:
-                    break
-            return total
-        statuses = ENDED if query.statuses is None else ENDED & query.statuses
-        roots = msgspec.structs.replace(query, statuses=statuses, roots_only=True)
-        ids, deleted = await self._ids(roots), 0
-        # With a limit, one root at a time: a result counts trees and does not tell their number.
-        size = BULK_INSTANCES_MAX if limit is None else 1
-        for first in range(0, len(ids), size):
-            chosen = DeleteFilter(instance_ids=ids[first : first + size])
-            done = await self._admin.delete_instance_bulk(chosen)
-            total = total.plus(done)
-            deleted += bool(done.instances)
-            if deleted == limit:
-                break
-        return total
+        return await self._admin.delete_instance_bulk(query, limit=limit)
 
     async def prune(self, instance_id: str, options: PruneOptions | None = None) -> PruneResult:
         """Drop past executions of an instance. The current one and the state stay."""
@@ -136,17 +106,7 @@ class Administration:
     ) -> PruneResult:
         """Drop past executions of every instance that fits, running ones and children included."""
         _check_query(query)
-        checked = _checked_options(options)
-        ids, total = await self._ids(query), PruneResult()
-        for first in range(0, len(ids), BULK_INSTANCES_MAX):
-            chunk = ids[first : first + BULK_INSTANCES_MAX]
-            chosen = DeleteFilter(instance_ids=chunk, limit=len(chunk))
-            total = total.plus(await self._admin.prune_executions_bulk(chosen, checked))
-        return total
-
-    async def _ids(self, query: InstanceQuery) -> tuple[str, ...]:
-        """Return the ids of the instances that fit, oldest first."""
-        return tuple([view.id async for view in self.instances(query)][::-1])
+        return await self._admin.prune_executions_bulk(query, _checked_options(options))
 
     async def metrics(self) -> SystemMetrics:
         """Return totals over the store."""

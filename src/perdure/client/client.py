@@ -44,9 +44,9 @@ from perdure.errors import AlreadyExists, NotFound, UsageError
 from perdure.ids import new_id
 from perdure.limits import check_id
 from perdure.model import events, wire, work
+from perdure.model.envelopes import envelope
 from perdure.model.failures import Failure
 from perdure.model.status import Status
-from perdure.providers.envelopes import envelope
 from perdure.providers.records import EnqueueCondition, InstanceQuery
 from perdure.providers.rules import UNKNOWN_NAME
 from perdure.providers.url import open_provider

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import re
+from contextlib import suppress
 from typing import Final
 
 from perdure.errors import InvalidValue
@@ -36,16 +37,13 @@ def parse_duration_ms(text: str) -> int:
     return round(milliseconds)
 
 
-def parse_moment_ms(text: str, now_ms: int) -> int:
+def parse_moment(text: str, now_ms: int) -> datetime.datetime:
     """Parse ``2h`` (that long ago), ``2026-11-15`` or ``2026-11-15T18:52`` (local time)."""
-    try:
+    with suppress(ValueError, OverflowError):  # of another form, or local time before the year 1
         moment = datetime.datetime.fromisoformat(text)
-    except ValueError:
-        pass
-    else:
-        return round(moment.timestamp() * 1000)
+        return moment if moment.tzinfo else moment.astimezone()
     try:
-        return now_ms - parse_duration_ms(text)
+        return utc_time(now_ms - parse_duration_ms(text))
     except InvalidValue:
         raise InvalidValue(
             f"{text!r} is no moment; write an age (2h, 7d) or a date (2026-11-15, "

@@ -23,9 +23,9 @@ from perdure.errors import (
 )
 from perdure.limits import ID_CHARACTERS_MAX, check_id
 from perdure.model import events, wire, work
+from perdure.model.envelopes import activity_envelope, envelope
 from perdure.model.status import Status
 from perdure.model.work import parent_link
-from perdure.providers.envelopes import activity_envelope, envelope
 from perdure.providers.records import (
     EnqueueCondition,
     ExecutionMetadata,

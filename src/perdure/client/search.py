@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 
-from perdure.client.durations import parse_duration_ms, parse_moment_ms
+from perdure.client.durations import parse_duration_ms, parse_moment, utc_time
 from perdure.client.view import ENDED, OPEN
 from perdure.errors import InvalidValue
 from perdure.limits import PAGE_ITEMS_MAX
@@ -22,6 +22,7 @@ from perdure.model.status import Status
 from perdure.providers.records import InstanceInfo, InstanceQuery
 
 if TYPE_CHECKING:
+    import datetime
     from collections.abc import AsyncIterator
 
     from perdure.providers.administration import ProviderAdmin
@@ -216,8 +217,8 @@ def _add(
         case "parent":
             _set(fields, "parent_instance_id", value, qualifier)
         case "created" | "completed":
-            bound, moment_ms = _time_bound(qualifier, value, now_ms)
-            _set(fields, bound, moment_ms, qualifier)
+            bound, moment = _time_bound(qualifier, value, now_ms)
+            _set(fields, bound, moment, qualifier)
         case _:
             near = difflib.get_close_matches(qualifier, QUALIFIERS, n=1)
             meant = f"; did you mean {near[0]!r}?" if near else ""
@@ -270,7 +271,7 @@ def _mentions(text: str) -> Test:
     return mentions
 
 
-def _time_bound(qualifier: str, value: str, now_ms: int) -> tuple[str, int]:
+def _time_bound(qualifier: str, value: str, now_ms: int) -> tuple[str, datetime.datetime]:
     """Return the field and the moment of a bound.
 
     ``>2h`` means older than two hours, so before that moment; ``>2026-11-01`` means after it.
@@ -282,7 +283,7 @@ def _time_bound(qualifier: str, value: str, now_ms: int) -> tuple[str, int]:
             f"{qualifier}:>7d (older than a week) or {qualifier}:>2026-11-01 (later than that day)"
         )
     try:
-        moment_ms, is_age = now_ms - parse_duration_ms(rest), True
+        moment, is_age = utc_time(now_ms - parse_duration_ms(rest)), True
     except InvalidValue:
-        moment_ms, is_age = parse_moment_ms(rest, now_ms), False
-    return f"{qualifier}_{'before' if (sign == '>') is is_age else 'after'}_ms", moment_ms
+        moment, is_age = parse_moment(rest, now_ms), False
+    return f"{qualifier}_{'before' if (sign == '>') is is_age else 'after'}", moment

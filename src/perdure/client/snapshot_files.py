@@ -13,8 +13,7 @@ import msgspec
 from perdure.errors import InvalidValue
 from perdure.limits import HISTORY_EVENTS_MAX, KV_KEYS_MAX, KV_VALUE_BYTES_MAX
 from perdure.providers import documents, validation
-from perdure.providers.documents import Document
-from perdure.providers.embedding import extract
+from perdure.providers.documents import Document, extract
 from perdure.providers.records import (
     ExecutionSnapshot,
     HistoryRecord,

@@ -11,10 +11,10 @@ import msgspec
 
 from perdure.errors import CorruptData, InstanceFinished, LockLost
 from perdure.model import events, wire, work
+from perdure.model.envelopes import envelope
 from perdure.model.failures import Category, Failure
 from perdure.model.status import Status
 from perdure.model.work import parent_link, started_by
-from perdure.providers.envelopes import envelope
 from perdure.providers.records import (
     ExecutionMetadata,
     HistoryRecord,

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from perdure.client.durations import utc_time
 from perdure.conformance.factories import (
     activity,
     continue_as_new,
     create,
+    enqueue,
     event,
     finish,
+    raised,
+    take,
     take_work,
 )
 from perdure.conformance.harness import checks
 from perdure.conformance.requires import requires
+from perdure.model.failures import Block, BlockReason
 from perdure.model.status import Status
-from perdure.providers.records import DeleteFilter, InstanceQuery
+from perdure.providers.records import InstanceQuery
 
 if TYPE_CHECKING:
     from perdure.conformance.harness import Store
@@ -40,22 +45,24 @@ class TestBulkDeletion:
     async def test_ids_delete_exactly_those_and_no_filter_deletes_all(self, store: Store) -> None:
         await ended(store, "one", "two", "three", "four")
 
-        result = await store.admin.delete_instance_bulk(DeleteFilter(instance_ids=("one", "two")))
+        result = await store.admin.delete_instance_bulk(InstanceQuery(instance_ids=("one", "two")))
         assert (result.instances, await left(store)) == (2, ["four", "three"])
 
-        result = await store.admin.delete_instance_bulk(DeleteFilter(instance_ids=("unknown",)))
+        result = await store.admin.delete_instance_bulk(InstanceQuery(instance_ids=("unknown",)))
         assert (result.instances, await left(store)) == (0, ["four", "three"])
 
-        result = await store.admin.delete_instance_bulk(DeleteFilter())
+        result = await store.admin.delete_instance_bulk(InstanceQuery())
         assert (result.instances, await left(store)) == (2, [])
 
     async def test_running_ones_are_skipped_and_the_limit_counts_roots(self, store: Store) -> None:
         await ended(store, "one", "two", "three", "four")
         await create(store, "busy")
         listed = ("busy", "one", "two", "three", "four")
-        batch = DeleteFilter(instance_ids=listed, limit=2)
+        query = InstanceQuery(instance_ids=listed)
 
-        deleted = [(await store.admin.delete_instance_bulk(batch)).instances for _ in range(3)]
+        deleted = [
+            (await store.admin.delete_instance_bulk(query, limit=2)).instances for _ in range(3)
+        ]
 
         assert deleted == [2, 2, 0]
         assert await left(store) == ["busy"]
@@ -70,12 +77,31 @@ class TestBulkDeletion:
         assert len(completed_at) == 2
         ids = ("one", "two")
 
-        at_the_moment = DeleteFilter(instance_ids=ids, completed_before_ms=min(completed_at))
+        at_the_moment = InstanceQuery(
+            instance_ids=ids, completed_before=utc_time(min(completed_at))
+        )
         assert (await store.admin.delete_instance_bulk(at_the_moment)).instances == 0
 
-        after = DeleteFilter(instance_ids=ids, completed_before_ms=max(completed_at) + 1)
+        after = InstanceQuery(instance_ids=ids, completed_before=utc_time(max(completed_at) + 1))
         assert (await store.admin.delete_instance_bulk(after)).instances == 2
         assert await left(store) == ["other"]
+
+    async def test_any_query_selects_the_roots_and_the_oldest_go_first(self, store: Store) -> None:
+        for instance in ("a-3", "a-1", "b-1", "a-2"):
+            await ended(store, instance)
+            await store.advance(store.tick_ms)
+        await ended(store, "a-child", parent="b-1")
+        await create(store, "a-busy")
+        query = InstanceQuery(id_prefix="a-", statuses=frozenset({Status.COMPLETED}))
+
+        result = await store.admin.delete_instance_bulk(query, limit=2)
+        assert (result.instances, await left(store)) == (2, ["a-2", "a-busy", "a-child", "b-1"])
+
+        other = InstanceQuery(id_prefix="a-", statuses=frozenset({Status.FAILED, Status.RUNNING}))
+        assert (await store.admin.delete_instance_bulk(other)).instances == 0
+
+        result = await store.admin.delete_instance_bulk(InstanceQuery(id_prefix="a-"))
+        assert (result.instances, await left(store)) == (1, ["a-busy", "a-child", "b-1"])
 
     async def test_roots_take_their_children_with_them(self, store: Store) -> None:
         await ended(store, "root-1", "root-2", "root-3")
@@ -83,7 +109,7 @@ class TestBulkDeletion:
         await ended(store, "child-2", parent="root-2")
         await ended(store, "grandchild-2", parent="child-2")
 
-        result = await store.admin.delete_instance_bulk(DeleteFilter())
+        result = await store.admin.delete_instance_bulk(InstanceQuery())
 
         assert (result.instances, result.executions, result.events) == (7, 7, 7)
         assert await left(store) == []
@@ -91,7 +117,7 @@ class TestBulkDeletion:
     async def test_no_ids_at_all_delete_nothing(self, store: Store) -> None:
         await ended(store, "one")
 
-        result = await store.admin.delete_instance_bulk(DeleteFilter(instance_ids=()))
+        result = await store.admin.delete_instance_bulk(InstanceQuery(instance_ids=()))
 
         assert (result.instances, await left(store)) == (0, ["one"])
 
@@ -99,7 +125,7 @@ class TestBulkDeletion:
         await ended(store, "root")
         await ended(store, "child", parent="root")
 
-        result = await store.admin.delete_instance_bulk(DeleteFilter(instance_ids=("child",)))
+        result = await store.admin.delete_instance_bulk(InstanceQuery(instance_ids=("child",)))
 
         assert (result.instances, await left(store)) == (0, ["child", "root"])
 
@@ -108,7 +134,7 @@ class TestBulkDeletion:
         await ended(store, "child", parent="root")
         await create(store, "grandchild", parent="child")
 
-        result = await store.admin.delete_instance_bulk(DeleteFilter())
+        result = await store.admin.delete_instance_bulk(InstanceQuery())
 
         assert result.instances == 1
         assert await left(store) == ["child", "grandchild", "root"]
@@ -122,16 +148,32 @@ class TestBulkDeletion:
             orchestrator_items=(continue_as_new("eternal", 2),),
         )
 
-        result = await store.admin.delete_instance_bulk(DeleteFilter())
+        result = await store.admin.delete_instance_bulk(InstanceQuery())
 
         assert (result.instances, await left(store)) == (0, ["eternal"])
+
+    async def test_a_blocked_root_whose_next_start_is_gone_has_ended(self, store: Store) -> None:
+        for instance in ("a-1", "a-2"):
+            await create(store, instance)
+            await finish(store, instance, Status.CONTINUED_AS_NEW)
+            await enqueue(store, raised(instance))
+            held = await take(store, instance)
+            block = Block(reason=BlockReason.LIMIT, message="too much")
+            await store.provider.abandon_orchestration_item(held.lock_token, 60_000, block=block)
+
+        plain = InstanceQuery(instance_ids=("a-1",))
+        assert (await store.admin.delete_instance_bulk(plain)).instances == 1
+        nothing = InstanceQuery(statuses=frozenset())
+        assert (await store.admin.delete_instance_bulk(nothing)).instances == 0
+        by_status = InstanceQuery(statuses=frozenset({Status.BLOCKED}))
+        assert (await store.admin.delete_instance_bulk(by_status)).instances == 1
 
     async def test_everything_that_was_deleted_is_counted(self, store: Store) -> None:
         await create(store, "one", worker_items=(activity("one"), activity("one", activity_id=3)))
         await finish(store, "one", history_delta=(event("one", 2), event("one", 3)))
         await take_work(store)
 
-        result = await store.admin.delete_instance_bulk(DeleteFilter())
+        result = await store.admin.delete_instance_bulk(InstanceQuery())
 
         assert (result.instances, result.executions) == (1, 1)
         assert (result.events, result.messages) == (3, 2)

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from perdure.clock import ManualClock
     from perdure.providers.administration import ProviderAdmin
-    from perdure.providers.capabilities import Capabilities
     from perdure.providers.contract import Provider
+    from perdure.providers.records import Capabilities
 
 RUNNER_FIXTURE = "conformance_runner"
 UNTIL_SECONDS_MAX = 10.0

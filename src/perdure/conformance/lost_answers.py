@@ -37,9 +37,9 @@ from perdure.errors import AlreadyExists, DuplicateEvent, LockLost, NotFound, Pe
 from perdure.limits import ORPHAN_GRACE_MS
 from perdure.providers.records import (
     CustomStatusChange,
-    DeleteFilter,
     EnqueueCondition,
     ExecutionMetadata,
+    InstanceQuery,
     KvSet,
     PruneOptions,
     SessionFetch,
@@ -315,7 +315,7 @@ class TestLostAnswersOfAdministration:
             await finish(store, name)
 
         deleted = await repeat(
-            store, lambda: store.admin.delete_instance_bulk(DeleteFilter(instance_ids=("a",)))
+            store, lambda: store.admin.delete_instance_bulk(InstanceQuery(instance_ids=("a",)))
         )
 
         assert [each.instances for each in deleted] == [1, 0]
@@ -327,7 +327,7 @@ class TestLostAnswersOfAdministration:
 
         one = await repeat(store, lambda: store.admin.prune_executions("a", PruneOptions()))
         many = await repeat(
-            store, lambda: store.admin.prune_executions_bulk(DeleteFilter(), PruneOptions())
+            store, lambda: store.admin.prune_executions_bulk(InstanceQuery(), PruneOptions())
         )
 
         assert [each.executions for each in one + many] == [2, 0, 0, 0]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from perdure.client.durations import utc_time
 from perdure.conformance.factories import (
     activity,
     create,
@@ -149,14 +150,14 @@ class TestListing:
         assert completed is not None
 
         for query, expected in (
-            (InstanceQuery(created_after_ms=created), []),
-            (InstanceQuery(created_after_ms=created - 1), ["one"]),
-            (InstanceQuery(created_before_ms=created), []),
-            (InstanceQuery(created_before_ms=created + 1), ["one"]),
-            (InstanceQuery(completed_after_ms=completed), []),
-            (InstanceQuery(completed_after_ms=completed - 1), ["one"]),
-            (InstanceQuery(completed_before_ms=completed), []),
-            (InstanceQuery(completed_before_ms=completed + 1), ["one"]),
+            (InstanceQuery(created_after=utc_time(created)), []),
+            (InstanceQuery(created_after=utc_time(created - 1)), ["one"]),
+            (InstanceQuery(created_before=utc_time(created)), []),
+            (InstanceQuery(created_before=utc_time(created + 1)), ["one"]),
+            (InstanceQuery(completed_after=utc_time(completed)), []),
+            (InstanceQuery(completed_after=utc_time(completed - 1)), ["one"]),
+            (InstanceQuery(completed_before=utc_time(completed)), []),
+            (InstanceQuery(completed_before=utc_time(completed + 1)), ["one"]),
         ):
             assert await listed(store, query) == expected, query
 

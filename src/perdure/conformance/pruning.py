@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from perdure.client.durations import utc_time
 from perdure.conformance.factories import (
     create,
     enqueue,
@@ -13,6 +14,7 @@ from perdure.conformance.factories import (
     finish,
     next_execution,
     raised,
+    start,
     take,
     turn,
 )
@@ -22,7 +24,7 @@ from perdure.errors import NotFound
 from perdure.model.status import Status
 from perdure.providers.records import (
     CustomStatusChange,
-    DeleteFilter,
+    InstanceQuery,
     KvSet,
     PruneOptions,
     TurnCommit,
@@ -75,18 +77,43 @@ class TestPruning:
             await finish(store, instance)
 
         result = await store.admin.prune_executions_bulk(
-            DeleteFilter(instance_ids=("one", "two")), PruneOptions()
+            InstanceQuery(instance_ids=("one", "two")), PruneOptions()
         )
 
         assert (result.instances_processed, result.executions) == (2, 4)
         assert await store.admin.list_executions("one") == [3]
         assert await store.admin.list_executions("other") == [1, 2, 3]
 
+    async def test_any_query_selects_what_is_pruned_and_the_limit_counts_instances(
+        self, store: Store
+    ) -> None:
+        for instance in ("a-2", "b-1", "a-1", "a-3"):
+            await with_executions(store, instance, 2)
+            await store.advance(store.tick_ms)
+        query = InstanceQuery(id_prefix="a-")
+
+        result = await store.admin.prune_executions_bulk(query, PruneOptions(), limit=2)
+        assert (result.instances_processed, result.executions) == (2, 2)
+        left = {name: await store.admin.list_executions(name) for name in ("a-1", "a-2", "a-3")}
+        assert left == {"a-1": [2], "a-2": [2], "a-3": [1, 2]}
+
+        result = await store.admin.prune_executions_bulk(query, PruneOptions())
+        assert (result.instances_processed, result.executions) == (3, 1)
+        assert await store.admin.list_executions("b-1") == [1, 2]
+
+    async def test_bulk_pruning_leaves_out_a_start_that_is_only_queued(self, store: Store) -> None:
+        await with_executions(store, "a-1", 2)
+        await store.provider.enqueue_for_orchestrator(start("a-2"))
+
+        for query in (InstanceQuery(), InstanceQuery(id_prefix="a-")):
+            result = await store.admin.prune_executions_bulk(query, PruneOptions())
+            assert result.instances_processed == 1
+
     async def test_bulk_pruning_includes_running_instances(self, store: Store) -> None:
         await with_executions(store, "busy", 3)
 
         result = await store.admin.prune_executions_bulk(
-            DeleteFilter(instance_ids=("busy",)), PruneOptions()
+            InstanceQuery(instance_ids=("busy",)), PruneOptions()
         )
 
         assert (result.instances_processed, result.executions) == (1, 2)
@@ -100,10 +127,10 @@ class TestPruning:
             for execution in (1, 2)
         ]
 
-        early = PruneOptions(completed_before_ms=min(ends))
+        early = PruneOptions(completed_before=utc_time(min(ends)))
         assert (await store.admin.prune_executions("long", early)).executions == 0
 
-        late = PruneOptions(completed_before_ms=max(ends) + 1)
+        late = PruneOptions(completed_before=utc_time(max(ends) + 1))
         assert (await store.admin.prune_executions("long", late)).executions == 2
 
     async def test_both_options_must_fit(self, store: Store) -> None:
@@ -111,7 +138,7 @@ class TestPruning:
         everything = await store.now_ms() + 1_000
 
         result = await store.admin.prune_executions(
-            "long", PruneOptions(keep_last=3, completed_before_ms=everything)
+            "long", PruneOptions(keep_last=3, completed_before=utc_time(everything))
         )
 
         assert result.executions == 1
@@ -120,7 +147,7 @@ class TestPruning:
     async def test_an_instance_with_nothing_to_prune_is_still_counted(self, store: Store) -> None:
         await create(store, "single")
 
-        result = await store.admin.prune_executions_bulk(DeleteFilter(), PruneOptions())
+        result = await store.admin.prune_executions_bulk(InstanceQuery(), PruneOptions())
 
         assert (result.instances_processed, result.executions, result.events) == (1, 0, 0)
 
@@ -129,7 +156,7 @@ class TestPruning:
         await create(store, "child", parent="root")
         await next_execution(store, "child", 2)
 
-        result = await store.admin.prune_executions_bulk(DeleteFilter(), PruneOptions())
+        result = await store.admin.prune_executions_bulk(InstanceQuery(), PruneOptions())
 
         assert (result.instances_processed, result.executions) == (2, 1)
         assert await store.admin.list_executions("child") == [2]

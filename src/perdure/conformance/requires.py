@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from perdure.providers.capabilities import Capabilities
+    from perdure.providers.records import Capabilities
 
 REQUIRES = "perdure_requires"
 REQUIRES_ABSENT = "perdure_requires_absent"

@@ -4,7 +4,7 @@ A backend is imported where it is needed, so that a program loads only the one t
 """
 
 from perdure.providers.administration import ProviderAdmin
-from perdure.providers.capabilities import Capabilities
 from perdure.providers.contract import Provider
+from perdure.providers.records import Capabilities
 
 __all__ = ["Capabilities", "Provider", "ProviderAdmin"]

@@ -5,32 +5,30 @@ A provider may do without it. The rules for every method are those of ``contract
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from msgspec.structs import replace
+
 from perdure.errors import InstanceFinished, NotFound, TreeChanged
-from perdure.limits import BULK_INSTANCES_MAX, check_id
+from perdure.limits import PAGE_ITEMS_MAX, check_id
+from perdure.model.status import Status
 from perdure.providers import rules, validation
-from perdure.providers.backend import AdminBackend
-from perdure.providers.records import DeleteResult
+from perdure.providers.records import DeleteResult, InstancePage, InstanceQuery, PruneResult
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Sequence
 
-    from perdure.model.status import Status
     from perdure.providers.records import (
         DeadLetter,
-        DeleteFilter,
         ExecutionInfo,
         FetchedOrchestration,
         HistoryRecord,
         InstanceInfo,
-        InstancePage,
-        InstanceQuery,
         InstanceSnapshot,
         InstanceTree,
         PruneOptions,
-        PruneResult,
         QueueDepths,
         QueuedMessage,
         QueuedWork,
@@ -39,12 +37,20 @@ if TYPE_CHECKING:
         WorkerInfo,
     )
 
-_ROOTS_PER_PAGE: Final = 200
+_PAGE: Final = 200
 _BEFORE_ALL: Final = (-(2**63), "")
 
 
-class ProviderAdmin(AdminBackend):
-    """Reading, moving and cleaning up. Never on the path of a turn."""
+class ProviderAdmin(ABC):
+    """Reading, moving and cleaning up. Never on the path of a turn.
+
+    As in ``Provider``, a store implements the verbs with an underscore. Public verbs without one
+    are made of others.
+    """
+
+    @abstractmethod
+    def _require_open(self, operation: str) -> None:
+        """Raise StoreClosed unless the handle that this belongs to is open in this process."""
 
     # --- instances
 
@@ -59,15 +65,23 @@ class ProviderAdmin(AdminBackend):
         self._require_open("list_instances")
         validation.check_page(limit)
         before = None if cursor is None else rules.decode_cursor(cursor)
-        return self._list_instances(query, before, limit)
+        return _page_of(self._list_instances(query, before, limit + 1), limit)
+
+    @abstractmethod
+    def _list_instances(
+        self, query: InstanceQuery | None, before: tuple[int, str] | None, limit: int
+    ) -> Awaitable[list[InstanceInfo]]:
+        """Return instances behind the one with that creation time and id, newest first."""
 
     async def list_instances_by_status(self, status: Status) -> list[str]:
         """Ids of all instances with that status, newest first."""
-        from perdure.providers.records import InstanceQuery
+        return await self._list_ids(InstanceQuery(statuses=frozenset({status})))
 
-        query, cursor, ids = InstanceQuery(statuses=frozenset({status})), None, list[str]()
+    async def _list_ids(self, query: InstanceQuery) -> list[str]:
+        """Return the ids of all instances that fit, newest first."""
+        cursor, ids = None, list[str]()
         while True:
-            page = await self.list_instances(query, cursor=cursor, limit=1000)
+            page = await self.list_instances(query, cursor=cursor, limit=PAGE_ITEMS_MAX)
             ids += [info.instance_id for info in page.instances]
             if (cursor := page.next_cursor) is None:
                 return ids
@@ -76,6 +90,9 @@ class ProviderAdmin(AdminBackend):
         """Return the number of instances that fit."""
         self._require_open("count_instances")
         return self._count_instances(query)
+
+    @abstractmethod
+    def _count_instances(self, query: InstanceQuery | None) -> Awaitable[int]: ...
 
     def get_instance_info(self, instance_id: str) -> Awaitable[InstanceInfo]:
         """One instance: a queued start counts as Pending. Errors: NotFound.
@@ -87,11 +104,17 @@ class ProviderAdmin(AdminBackend):
         check_id(instance_id, "instance id")
         return self._get_instance_info(instance_id)
 
+    @abstractmethod
+    def _get_instance_info(self, instance_id: str) -> Awaitable[InstanceInfo]: ...
+
     def list_executions(self, instance_id: str) -> Awaitable[list[int]]:
         """Ascending; empty if unknown."""
         self._require_open("list_executions")
         check_id(instance_id, "instance id")
         return self._list_executions(instance_id)
+
+    @abstractmethod
+    def _list_executions(self, instance_id: str) -> Awaitable[list[int]]: ...
 
     def latest_execution_id(self, instance_id: str) -> Awaitable[int]:
         """The highest. Errors: NotFound."""
@@ -99,11 +122,19 @@ class ProviderAdmin(AdminBackend):
         check_id(instance_id, "instance id")
         return self._latest_execution_id(instance_id)
 
+    @abstractmethod
+    def _latest_execution_id(self, instance_id: str) -> Awaitable[int]: ...
+
     def get_execution_info(self, instance_id: str, execution_id: int) -> Awaitable[ExecutionInfo]:
         """One execution. Errors: NotFound."""
         self._require_open("get_execution_info")
         check_id(instance_id, "instance id")
         return self._get_execution_info(instance_id, execution_id)
+
+    @abstractmethod
+    def _get_execution_info(
+        self, instance_id: str, execution_id: int
+    ) -> Awaitable[ExecutionInfo]: ...
 
     def read_history_with_execution_id(
         self, instance_id: str, execution_id: int
@@ -113,11 +144,19 @@ class ProviderAdmin(AdminBackend):
         check_id(instance_id, "instance id")
         return self._read_history_with_execution_id(instance_id, execution_id)
 
+    @abstractmethod
+    def _read_history_with_execution_id(
+        self, instance_id: str, execution_id: int
+    ) -> Awaitable[list[HistoryRecord]]: ...
+
     def list_children(self, instance_id: str) -> Awaitable[list[str]]:
         """Direct children, oldest first; empty for a leaf and for an unknown id."""
         self._require_open("list_children")
         check_id(instance_id, "instance id")
         return self._list_children(instance_id)
+
+    @abstractmethod
+    def _list_children(self, instance_id: str) -> Awaitable[list[str]]: ...
 
     async def get_parent_id(self, instance_id: str) -> str | None:
         """The parent, None for a root. Errors: NotFound."""
@@ -128,6 +167,9 @@ class ProviderAdmin(AdminBackend):
         self._require_open("get_instance_tree")
         check_id(instance_id, "instance id")
         return self._get_instance_tree(instance_id)
+
+    @abstractmethod
+    def _get_instance_tree(self, instance_id: str) -> Awaitable[InstanceTree]: ...
 
     # --- control
 
@@ -140,6 +182,9 @@ class ProviderAdmin(AdminBackend):
         check_id(instance_id, "instance id")
         return self._suspend_instance(instance_id)
 
+    @abstractmethod
+    def _suspend_instance(self, instance_id: str) -> Awaitable[None]: ...
+
     def resume_instance(self, instance_id: str) -> Awaitable[None]:
         """Undo a suspension, a block and a ``not_before``; attempt counts start again at 0.
 
@@ -148,6 +193,9 @@ class ProviderAdmin(AdminBackend):
         self._require_open("resume_instance")
         check_id(instance_id, "instance id")
         return self._resume_instance(instance_id)
+
+    @abstractmethod
+    def _resume_instance(self, instance_id: str) -> Awaitable[None]: ...
 
     def lock_instance(
         self, instance_id: str, lock_timeout_ms: int
@@ -164,12 +212,20 @@ class ProviderAdmin(AdminBackend):
         validation.check_number(lock_timeout_ms, "lock_timeout_ms", minimum=1)
         return self._lock_instance(instance_id, lock_timeout_ms)
 
+    @abstractmethod
+    def _lock_instance(
+        self, instance_id: str, lock_timeout_ms: int
+    ) -> Awaitable[FetchedOrchestration]: ...
+
     # --- queues
 
     def get_queue_depths(self) -> Awaitable[QueueDepths]:
         """Both queues, with expired locks counted as visible."""
         self._require_open("get_queue_depths")
         return self._get_queue_depths()
+
+    @abstractmethod
+    def _get_queue_depths(self) -> Awaitable[QueueDepths]: ...
 
     def list_messages(
         self, instance_id: str, *, limit: int = 1000
@@ -180,6 +236,9 @@ class ProviderAdmin(AdminBackend):
         validation.check_number(limit, "limit", minimum=1)
         return self._list_messages(instance_id, limit)
 
+    @abstractmethod
+    def _list_messages(self, instance_id: str, limit: int) -> Awaitable[list[QueuedMessage]]: ...
+
     def list_work(self, instance_id: str, *, limit: int = 1000) -> Awaitable[list[QueuedWork]]:
         """Return the work items in the worker queue for the instance, in queue order."""
         self._require_open("list_work")
@@ -187,21 +246,33 @@ class ProviderAdmin(AdminBackend):
         validation.check_number(limit, "limit", minimum=1)
         return self._list_work(instance_id, limit)
 
+    @abstractmethod
+    def _list_work(self, instance_id: str, limit: int) -> Awaitable[list[QueuedWork]]: ...
+
     def list_dead_letters(self, *, limit: int = 1000) -> Awaitable[list[DeadLetter]]:
         """Return messages for which no instance appeared, oldest first."""
         self._require_open("list_dead_letters")
         validation.check_number(limit, "limit", minimum=1)
         return self._list_dead_letters(limit)
 
+    @abstractmethod
+    def _list_dead_letters(self, limit: int) -> Awaitable[list[DeadLetter]]: ...
+
     def requeue_dead_letter(self, letter_id: int) -> Awaitable[None]:
         """Put it back into the queue as a fresh message. Errors: NotFound."""
         self._require_open("requeue_dead_letter")
         return self._requeue_dead_letter(letter_id)
 
+    @abstractmethod
+    def _requeue_dead_letter(self, letter_id: int) -> Awaitable[None]: ...
+
     def delete_dead_letter(self, letter_id: int) -> Awaitable[None]:
         """Drop it for good. Errors: NotFound."""
         self._require_open("delete_dead_letter")
         return self._delete_dead_letter(letter_id)
+
+    @abstractmethod
+    def _delete_dead_letter(self, letter_id: int) -> Awaitable[None]: ...
 
     # --- deletion
 
@@ -239,28 +310,77 @@ class ProviderAdmin(AdminBackend):
         named = tuple(check_id(each, "instance id") for each in instance_ids)
         return self._delete_instances_atomic(named, force=force)
 
-    async def delete_instance_bulk(self, filter: DeleteFilter) -> DeleteResult:  # noqa: A002
-        """Delete finished roots that fit, each with its tree in a transaction of its own.
+    @abstractmethod
+    def _delete_instances_atomic(
+        self, instance_ids: tuple[str, ...], *, force: bool
+    ) -> Awaitable[DeleteResult]: ...
+
+    async def delete_instance_bulk(
+        self, query: InstanceQuery, *, limit: int | None = None
+    ) -> DeleteResult:
+        """Delete finished roots that fit, oldest first, each with its tree in one transaction.
 
         Running ones, children and unknown ids are skipped, and so is a tree with a running
-        descendant. ``instance_ids=()`` fits nothing; ``limit`` counts roots (default 1000).
+        descendant. ``instance_ids=()`` fits nothing; ``limit`` counts roots (None: all).
         """
         self._require_open("delete_instance_bulk")
-        validation.check_delete_filter(filter)
-        left = filter.limit or BULK_INSTANCES_MAX
-        after, deleted = _BEFORE_ALL, DeleteResult()
-        while left:
-            roots = await self._list_finished_roots(filter, after, _ROOTS_PER_PAGE)
-            for root in roots:
-                result = await self._delete_finished_tree(root[1])
-                deleted = deleted.plus(result)
-                left -= bool(result.instances)
-                if not left:
-                    break
-            if len(roots) < _ROOTS_PER_PAGE:
+        validation.check_bulk_limit(limit)
+        deleted, roots = DeleteResult(), 0
+        async for root_id in self._oldest(query, finished_roots=True):
+            result = await self._delete_finished_tree(root_id)
+            deleted = deleted.plus(result)
+            roots += bool(result.instances)
+            if roots == limit:
                 break
-            after = roots[-1]
         return deleted
+
+    @abstractmethod
+    def _delete_finished_tree(self, root_id: str) -> Awaitable[DeleteResult]:
+        """Delete a root with its tree, atomically.
+
+        Return an empty result, and delete nothing, if it is no root, if one of the tree has not
+        ended, or if there is none.
+        """
+
+    async def _oldest(self, query: InstanceQuery, *, finished_roots: bool) -> AsyncIterator[str]:
+        """Yield the ids of instances that fit and have begun, oldest first."""
+        plain = InstanceQuery(
+            instance_ids=query.instance_ids, completed_before=query.completed_before
+        )
+        chunks: list[tuple[str, ...] | None] = [query.instance_ids]
+        if query != plain:
+            # A store finds the oldest by these two conditions only; all others need a listing.
+            if finished_roots:
+                query = _may_have_ended(query)
+            ids = (await self._list_ids(query))[::-1]
+            chunks = [tuple(ids[start : start + _PAGE]) for start in range(0, len(ids), _PAGE)]
+        for chunk in chunks:
+            after = _BEFORE_ALL
+            while True:
+                page = await self._list_oldest(
+                    chunk, query.completed_before_ms, after, _PAGE, finished_roots=finished_roots
+                )
+                for after in page:
+                    yield after[1]
+                if len(page) < _PAGE:
+                    break
+
+    @abstractmethod
+    def _list_oldest(
+        self,
+        instance_ids: tuple[str, ...] | None,
+        completed_before_ms: int | None,
+        after: tuple[int, str],
+        limit: int,
+        *,
+        finished_roots: bool,
+    ) -> Awaitable[list[tuple[int, str]]]:
+        """Return creation time and id of instances that have begun, oldest first.
+
+        Only those with one of the ids, and only those completed before that time, if given.
+        ``after`` is the last entry of the page before. With ``finished_roots`` only roots whose
+        current execution has ended; a tree may still have a running descendant.
+        """
 
     def prune_executions(self, instance_id: str, options: PruneOptions) -> Awaitable[PruneResult]:
         """Drop past executions of one instance, atomically. Errors: NotFound.
@@ -273,16 +393,28 @@ class ProviderAdmin(AdminBackend):
         validation.check_prune_options(options)
         return self._prune_executions(instance_id, options)
 
-    def prune_executions_bulk(
-        self,
-        filter: DeleteFilter,  # noqa: A002
-        options: PruneOptions,
-    ) -> Awaitable[PruneResult]:
-        """Prune every instance that fits, running ones and children included."""
+    @abstractmethod
+    def _prune_executions(
+        self, instance_id: str, options: PruneOptions
+    ) -> Awaitable[PruneResult]: ...
+
+    async def prune_executions_bulk(
+        self, query: InstanceQuery, options: PruneOptions, *, limit: int | None = None
+    ) -> PruneResult:
+        """Prune instances that fit, running ones and children included, oldest first.
+
+        Each is pruned in a transaction of its own. ``limit`` counts instances (None: all).
+        """
         self._require_open("prune_executions_bulk")
-        validation.check_delete_filter(filter)
         validation.check_prune_options(options)
-        return self._prune_executions_bulk(filter, options)
+        validation.check_bulk_limit(limit)
+        pruned = PruneResult()
+        async for instance_id in self._oldest(query, finished_roots=False):
+            with suppress(NotFound):  # it was deleted meanwhile
+                pruned = pruned.plus(await self._prune_executions(instance_id, options))
+            if pruned.instances_processed == limit:
+                break
+        return pruned
 
     # --- the store
 
@@ -291,10 +423,16 @@ class ProviderAdmin(AdminBackend):
         self._require_open("get_system_metrics")
         return self._get_system_metrics()
 
+    @abstractmethod
+    def _get_system_metrics(self) -> Awaitable[SystemMetrics]: ...
+
     def get_store_info(self) -> Awaitable[StoreInfo]:
         """Return the location of the data and the versions of its format."""
         self._require_open("get_store_info")
         return self._get_store_info()
+
+    @abstractmethod
+    def _get_store_info(self) -> Awaitable[StoreInfo]: ...
 
     def register_worker(self, worker: WorkerInfo, ttl_ms: int) -> Awaitable[None]:
         """Announce a runtime, again before ``ttl_ms`` have passed; 0 removes it."""
@@ -302,16 +440,25 @@ class ProviderAdmin(AdminBackend):
         validation.check_worker(worker, ttl_ms)
         return self._register_worker(worker, ttl_ms)
 
+    @abstractmethod
+    def _register_worker(self, worker: WorkerInfo, ttl_ms: int) -> Awaitable[None]: ...
+
     def list_workers(self) -> Awaitable[list[WorkerInfo]]:
         """Runtimes that announced themselves and have not lapsed, by id."""
         self._require_open("list_workers")
         return self._list_workers()
+
+    @abstractmethod
+    def _list_workers(self) -> Awaitable[list[WorkerInfo]]: ...
 
     def export_instance(self, instance_id: str) -> Awaitable[InstanceSnapshot]:
         """Everything about the instance in one consistent read. Errors: NotFound."""
         self._require_open("export_instance")
         check_id(instance_id, "instance id")
         return self._export_instance(instance_id)
+
+    @abstractmethod
+    def _export_instance(self, instance_id: str) -> Awaitable[InstanceSnapshot]: ...
 
     def import_instance(
         self, snapshot: InstanceSnapshot, *, replace: bool = False
@@ -324,6 +471,9 @@ class ProviderAdmin(AdminBackend):
         validation.check_snapshot(snapshot)
         return self._import_instance(snapshot, replace=replace)
 
+    @abstractmethod
+    def _import_instance(self, snapshot: InstanceSnapshot, *, replace: bool) -> Awaitable[None]: ...
+
     def mark_moved(self, location: str | None) -> Awaitable[None]:
         """Refuse to be opened from now on (StoreMoved), pointing at the new place; None undoes it.
 
@@ -333,3 +483,24 @@ class ProviderAdmin(AdminBackend):
         self._require_open("mark_moved")
         validation.check_text(location, "location")
         return self._mark_moved(location)
+
+    @abstractmethod
+    def _mark_moved(self, location: str | None) -> Awaitable[None]: ...
+
+
+def _may_have_ended(query: InstanceQuery) -> InstanceQuery:
+    """Narrow a query to roots that may have ended, also while they are Blocked or Paused."""
+    statuses = frozenset(Status if query.statuses is None else query.statuses)
+    return replace(query, statuses=statuses - {Status.PENDING, Status.RUNNING}, roots_only=True)
+
+
+async def _page_of(listing: Awaitable[list[InstanceInfo]], limit: int) -> InstancePage:
+    """Make a page of the first instances; one more of them shows that there is another page."""
+    found = await listing
+    if len(found) <= limit:
+        return InstancePage(instances=tuple(found), next_cursor=None)
+    last = found[limit - 1]
+    return InstancePage(
+        instances=tuple(found[:limit]),
+        next_cursor=rules.encode_cursor(last.created_at_ms, last.instance_id),
+    )

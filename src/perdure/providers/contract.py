@@ -10,13 +10,12 @@ call that raised has written nothing, except for an unknown outcome, which is re
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, TypeVar
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
 
 from perdure.errors import NotSupported
 from perdure.limits import check_id
-from perdure.providers import validation
-from perdure.providers.backend import Backend
+from perdure.providers import rules, validation
 from perdure.providers.records import EnqueueCondition, TagFilter, TagMode
 
 if TYPE_CHECKING:
@@ -27,8 +26,8 @@ if TYPE_CHECKING:
     from perdure.clock import Clock
     from perdure.model.failures import Block
     from perdure.providers.administration import ProviderAdmin
-    from perdure.providers.capabilities import Capabilities
     from perdure.providers.records import (
+        Capabilities,
         FetchedOrchestration,
         FetchedWork,
         HistoryRecord,
@@ -41,14 +40,14 @@ if TYPE_CHECKING:
     )
     from perdure.providers.waiting import Watch
 
-_T = TypeVar("_T")
 
-
-class Provider(Backend):
+class Provider(ABC):
     """History, two queues, locks, sessions, custom status and state of many instances.
 
-    The public verbs check their arguments and that the store is open; then they call the verb of
-    the same name with an underscore, which ``Backend`` declares and a store implements.
+    A public verb checks that the store is open and that its arguments are valid, fills in defaults,
+    and calls the verb with an underscore that follows it here. A store implements that one: what it
+    must do is the docstring of the public verb. It may be a coroutine function, or return a future.
+    One that has a body here is optional.
     """
 
     @property
@@ -92,6 +91,10 @@ class Provider(Backend):
 
         Repeats: closing a closed handle does nothing. Errors: later calls raise StoreClosed.
         """
+
+    @abstractmethod
+    def _require_open(self, operation: str) -> None:
+        """Raise StoreClosed unless this handle is open in this process."""
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -138,6 +141,15 @@ class Provider(Backend):
         validation.check_fetch(lock_timeout_ms, poll_timeout_ms, owner)
         return self._fetch_orchestration_item(lock_timeout_ms, poll_timeout_ms, filter, owner)
 
+    @abstractmethod
+    def _fetch_orchestration_item(
+        self,
+        lock_timeout_ms: int,
+        poll_timeout_ms: int,
+        filter: OrchestrationFilter | None,  # noqa: A002
+        owner: str | None,
+    ) -> Awaitable[FetchedOrchestration | None]: ...
+
     def ack_orchestration_item(self, lock_token: str, commit: TurnCommit) -> Awaitable[None]:
         """Commit a turn.
 
@@ -162,6 +174,9 @@ class Provider(Backend):
         validation.check_commit(commit)
         return self._ack_orchestration_item(lock_token, commit)
 
+    @abstractmethod
+    def _ack_orchestration_item(self, lock_token: str, commit: TurnCommit) -> Awaitable[None]: ...
+
     def abandon_orchestration_item(
         self,
         lock_token: str,
@@ -185,6 +200,16 @@ class Provider(Backend):
             lock_token, delay_ms, ignore_attempt=ignore_attempt, block=block
         )
 
+    @abstractmethod
+    def _abandon_orchestration_item(
+        self,
+        lock_token: str,
+        delay_ms: int | None,
+        *,
+        ignore_attempt: bool,
+        block: Block | None,
+    ) -> Awaitable[None]: ...
+
     def renew_orchestration_item_lock(self, lock_token: str, extend_for_ms: int) -> Awaitable[None]:
         """Let the lock live until now + ``extend_for_ms``.
 
@@ -192,7 +217,8 @@ class Provider(Backend):
         """
         self._require_open("renew_orchestration_item_lock")
         validation.check_number(extend_for_ms, "extend_for_ms", minimum=1)
-        return self._renew_orchestration_item_lock(lock_token, extend_for_ms)
+        lost = self._renew_orchestration_item_locks((lock_token,), extend_for_ms)
+        return _all_renewed(lost, "renew_orchestration_item_lock", lock_token)
 
     def renew_orchestration_item_locks(
         self, lock_tokens: Sequence[str], extend_for_ms: int
@@ -201,6 +227,11 @@ class Provider(Backend):
         self._require_open("renew_orchestration_item_locks")
         validation.check_number(extend_for_ms, "extend_for_ms", minimum=1)
         return self._renew_orchestration_item_locks(tuple(lock_tokens), extend_for_ms)
+
+    @abstractmethod
+    def _renew_orchestration_item_locks(
+        self, lock_tokens: tuple[str, ...], extend_for_ms: int
+    ) -> Awaitable[frozenset[str]]: ...
 
     def start_orchestration_item(
         self, start: OrchestratorMessage, commit: TurnCommit, lock_token: str, owner: str
@@ -217,6 +248,11 @@ class Provider(Backend):
         validation.check_first_turn(start, commit, lock_token, owner)
         return self._start_orchestration_item(start, commit, lock_token, owner)
 
+    def _start_orchestration_item(
+        self, start: OrchestratorMessage, commit: TurnCommit, lock_token: str, owner: str
+    ) -> Awaitable[bool]:
+        raise NotSupported("start_orchestration_item", f"{self.name} does not declare hot_path")
+
     # --- history
 
     def read(self, instance_id: str) -> Awaitable[list[HistoryRecord]]:
@@ -224,6 +260,9 @@ class Provider(Backend):
         self._require_open("read")
         check_id(instance_id, "instance id")
         return self._read(instance_id)
+
+    @abstractmethod
+    def _read(self, instance_id: str) -> Awaitable[list[HistoryRecord]]: ...
 
     def read_with_execution(
         self,
@@ -239,6 +278,11 @@ class Provider(Backend):
         validation.check_history_page(after_event_id, limit)
         return self._read_with_execution(instance_id, execution_id, after_event_id, limit)
 
+    @abstractmethod
+    def _read_with_execution(
+        self, instance_id: str, execution_id: int, after_event_id: int, limit: int | None
+    ) -> Awaitable[list[HistoryRecord]]: ...
+
     def append_with_execution(
         self, instance_id: str, execution_id: int, records: Sequence[HistoryRecord]
     ) -> Awaitable[None]:
@@ -252,6 +296,11 @@ class Provider(Backend):
         validation.check_records(records)
         return self._append_with_execution(instance_id, execution_id, tuple(records))
 
+    @abstractmethod
+    def _append_with_execution(
+        self, instance_id: str, execution_id: int, records: tuple[HistoryRecord, ...]
+    ) -> Awaitable[None]: ...
+
     # --- worker queue
 
     def enqueue_for_worker(self, message: WorkerMessage) -> Awaitable[None]:
@@ -259,6 +308,9 @@ class Provider(Backend):
         self._require_open("enqueue_for_worker")
         validation.check_work(message)
         return self._enqueue_for_worker(message)
+
+    @abstractmethod
+    def _enqueue_for_worker(self, message: WorkerMessage) -> Awaitable[None]: ...
 
     def fetch_work_item(
         self,
@@ -280,12 +332,11 @@ class Provider(Backend):
         Visible when: as ``fetch_orchestration_item``. TagFilter.none() returns None at once.
         """
         self._require_open("fetch_work_item")
-        validation.check_fetch(lock_timeout_ms, poll_timeout_ms)
-        validation.check_session_fetch(session)
-        tags = tag_filter or TagFilter.default_only()
-        if tags.mode is TagMode.NONE:
-            return _answer(None)
-        return self._fetch_work_item(lock_timeout_ms, poll_timeout_ms, session, tags, activities)
+        return _first(
+            self.fetch_work_items(
+                1, lock_timeout_ms, poll_timeout_ms, session, tag_filter, activities
+            )
+        )
 
     def fetch_work_items(
         self,
@@ -307,10 +358,21 @@ class Provider(Backend):
         validation.check_session_fetch(session)
         tags = tag_filter or TagFilter.default_only()
         if tags.mode is TagMode.NONE:
-            return _answer([])
+            return _no_work()
         return self._fetch_work_items(
             limit, lock_timeout_ms, poll_timeout_ms, session, tags, activities
         )
+
+    @abstractmethod
+    def _fetch_work_items(
+        self,
+        limit: int,
+        lock_timeout_ms: int,
+        poll_timeout_ms: int,
+        session: SessionFetch | None,
+        tags: TagFilter,
+        activities: frozenset[str] | None,
+    ) -> Awaitable[list[FetchedWork]]: ...
 
     def ack_work_item(
         self,
@@ -332,6 +394,14 @@ class Provider(Backend):
         validation.check_follow_up(completion, retry)
         return self._ack_work_item(lock_token, completion, retry)
 
+    @abstractmethod
+    def _ack_work_item(
+        self,
+        lock_token: str,
+        completion: OrchestratorMessage | None,
+        retry: WorkerMessage | None,
+    ) -> Awaitable[None]: ...
+
     def settle_in_transaction(
         self, lock_token: str, settle: Callable[[Any], OrchestratorMessage]
     ) -> Awaitable[None]:
@@ -346,6 +416,11 @@ class Provider(Backend):
         self._require_open("settle_in_transaction")
         return self._settle_in_transaction(lock_token, settle)
 
+    def _settle_in_transaction(
+        self, lock_token: str, settle: Callable[[Any], OrchestratorMessage]
+    ) -> Awaitable[None]:
+        raise NotSupported("settle_in_transaction", f"{self.name} does not declare transactions")
+
     def abandon_work_item(
         self, lock_token: str, delay_ms: int | None = None, *, ignore_attempt: bool = False
     ) -> Awaitable[None]:
@@ -358,6 +433,11 @@ class Provider(Backend):
         validation.check_abandon(delay_ms)
         return self._abandon_work_item(lock_token, delay_ms, ignore_attempt=ignore_attempt)
 
+    @abstractmethod
+    def _abandon_work_item(
+        self, lock_token: str, delay_ms: int | None, *, ignore_attempt: bool
+    ) -> Awaitable[None]: ...
+
     def renew_work_item_lock(
         self, lock_token: str, extend_for_ms: int, heartbeat: str | None = None
     ) -> Awaitable[None]:
@@ -369,7 +449,8 @@ class Provider(Backend):
         self._require_open("renew_work_item_lock")
         validation.check_number(extend_for_ms, "extend_for_ms", minimum=1)
         validation.check_text(heartbeat, "heartbeat")
-        return self._renew_work_item_lock(lock_token, extend_for_ms, heartbeat)
+        lost = self._renew_work_item_locks((lock_token,), extend_for_ms, heartbeat)
+        return _all_renewed(lost, "renew_work_item_lock", lock_token)
 
     def renew_work_item_locks(
         self, lock_tokens: Sequence[str], extend_for_ms: int
@@ -377,7 +458,12 @@ class Provider(Backend):
         """Renew many at once; returns the tokens that were lost."""
         self._require_open("renew_work_item_locks")
         validation.check_number(extend_for_ms, "extend_for_ms", minimum=1)
-        return self._renew_work_item_locks(tuple(lock_tokens), extend_for_ms)
+        return self._renew_work_item_locks(tuple(lock_tokens), extend_for_ms, None)
+
+    @abstractmethod
+    def _renew_work_item_locks(
+        self, lock_tokens: tuple[str, ...], extend_for_ms: int, heartbeat: str | None
+    ) -> Awaitable[frozenset[str]]: ...
 
     # --- sessions
 
@@ -394,6 +480,11 @@ class Provider(Backend):
         validation.check_number(idle_timeout_ms, "idle_timeout_ms", minimum=0)
         return self._renew_session_lock(tuple(owner_ids), extend_for_ms, idle_timeout_ms)
 
+    @abstractmethod
+    def _renew_session_lock(
+        self, owner_ids: tuple[str, ...], extend_for_ms: int, idle_timeout_ms: int
+    ) -> Awaitable[int]: ...
+
     def cleanup_orphaned_sessions(self) -> Awaitable[int]:
         """Remove sessions whose lease has expired and that have no item, locked or not.
 
@@ -401,6 +492,9 @@ class Provider(Backend):
         """
         self._require_open("cleanup_orphaned_sessions")
         return self._cleanup_orphaned_sessions()
+
+    @abstractmethod
+    def _cleanup_orphaned_sessions(self) -> Awaitable[int]: ...
 
     # --- orchestrator queue
 
@@ -426,6 +520,11 @@ class Provider(Backend):
             message, delay_ms, condition or EnqueueCondition.ALWAYS
         )
 
+    @abstractmethod
+    def _enqueue_for_orchestrator(
+        self, message: OrchestratorMessage, delay_ms: int | None, condition: EnqueueCondition
+    ) -> Awaitable[bool]: ...
+
     def enqueue_many_for_orchestrator(
         self,
         messages: Sequence[OrchestratorMessage],
@@ -444,6 +543,18 @@ class Provider(Backend):
             tuple(messages), delay_ms, condition or EnqueueCondition.ALWAYS
         )
 
+    async def _enqueue_many_for_orchestrator(
+        self,
+        messages: tuple[OrchestratorMessage, ...],
+        delay_ms: int | None,
+        condition: EnqueueCondition,
+    ) -> list[bool]:
+        """Enqueue one after the other."""
+        return [
+            await self._enqueue_for_orchestrator(message, delay_ms, condition)
+            for message in messages
+        ]
+
     # --- what clients read
 
     def get_custom_status(
@@ -453,6 +564,11 @@ class Provider(Backend):
         self._require_open("get_custom_status")
         check_id(instance_id, "instance id")
         return self._get_custom_status(instance_id, last_seen_version)
+
+    @abstractmethod
+    def _get_custom_status(
+        self, instance_id: str, last_seen_version: int
+    ) -> Awaitable[tuple[str | None, int] | None]: ...
 
     def get_kv_value(self, instance_id: str, key: str) -> Awaitable[str | None]:
         """The live value: changes of the current execution over the state before it.
@@ -466,11 +582,17 @@ class Provider(Backend):
         validation.check_text(key, "key of a value")
         return self._get_kv_value(instance_id, key)
 
+    @abstractmethod
+    def _get_kv_value(self, instance_id: str, key: str) -> Awaitable[str | None]: ...
+
     def get_kv_all_values(self, instance_id: str) -> Awaitable[dict[str, KvEntry]]:
         """All live values by key, sorted by key."""
         self._require_open("get_kv_all_values")
         check_id(instance_id, "instance id")
         return self._get_kv_all_values(instance_id)
+
+    @abstractmethod
+    def _get_kv_all_values(self, instance_id: str) -> Awaitable[dict[str, KvEntry]]: ...
 
     def watch(self, instance_id: str) -> Watch:
         """A context manager that notices commits which may concern the instance.
@@ -483,12 +605,27 @@ class Provider(Backend):
         check_id(instance_id, "instance id")
         return self._watch(instance_id)
 
+    @abstractmethod
+    def _watch(self, instance_id: str) -> Watch: ...
+
     @property
     def admin(self) -> ProviderAdmin:
         """The administration of this store. Errors: NotSupported without the capability."""
         raise NotSupported("admin", f"the provider {self.name!r} has no administration")
 
 
-async def _answer(value: _T) -> _T:
-    """Answer without asking the backend."""
-    return value
+async def _no_work() -> list[FetchedWork]:
+    """Answer without asking the store."""
+    return []
+
+
+async def _first(fetching: Awaitable[list[FetchedWork]]) -> FetchedWork | None:
+    found = await fetching
+    return found[0] if found else None
+
+
+async def _all_renewed(
+    renewing: Awaitable[frozenset[str]], operation: str, lock_token: str
+) -> None:
+    if await renewing:
+        raise rules.lock_lost(operation, lock_token)

@@ -3,6 +3,8 @@
 Exports and copies write a record (an instance, an execution, an event, a message, a work item) as a
 JSON document. ``Field`` says for each value how the document writes it and where a snapshot holds
 it. A new field of a record is one new line here.
+
+A payload is a JSON text inside such a document: shown as what it is, and given back to the letter.
 """
 
 from __future__ import annotations
@@ -17,13 +19,49 @@ import msgspec
 
 from perdure.model.failures import Block
 from perdure.model.status import Status
-from perdure.providers.embedding import NO_JSON, embed, extract
 from perdure.providers.records import StartRouting, TimerIdentity, Version
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _REQUIRED: Final = object()
+
+# --- JSON texts inside JSON documents
+
+NO_JSON: Final = msgspec.Raw()
+_NESTING_SPARE: Final = 64
+
+
+def embed(text: str | None) -> tuple[msgspec.Raw, str | None]:
+    """A text for a document: as JSON, or as a string if it would not come back unchanged."""
+    if text is None:
+        return NO_JSON, None
+    data = text.encode()
+    try:
+        if msgspec.json.format(data, indent=-1) == data and not _is_deep(data):
+            return msgspec.Raw(data), None
+    except (msgspec.MsgspecError, RecursionError):
+        pass
+    return NO_JSON, text
+
+
+def extract(json: msgspec.Raw, text: str | None) -> str | None:
+    """Inverse of ``embed``, for a document without spaces between its tokens."""
+    return bytes(json).decode() if json != NO_JSON else text
+
+
+def _is_deep(data: bytes) -> bool:
+    """Return True if the text is nested too deeply to be read inside a document."""
+    if data.count(b"[") + data.count(b"{") <= _NESTING_SPARE:
+        return False
+    try:
+        msgspec.json.format(b"[" * _NESTING_SPARE + data + b"]" * _NESTING_SPARE, indent=-1)
+    except RecursionError:
+        return True
+    return False
+
+
+# --- fields and documents
 
 
 class Kind(Enum):

@@ -1,27 +1,35 @@
 """The records that go in and out of a store.
 
 A provider stores ``body`` and ``data`` texts without looking inside them; everything that it needs
-for routing, visibility, identity and state travels beside them in typed fields.
+for routing, visibility, identity and state travels beside them in typed fields. The messages that
+go into the two queues are part of the model, and can be imported from here too.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 from typing import Final, TypeAlias
 
-import msgspec
-
 from perdure.arguments import (
-    INTEGER_MAX,
     check_flag,
     check_ids,
     check_members,
-    check_number,
+    check_moment,
     check_string,
     check_tag,
+    whole_milliseconds,
 )
 from perdure.errors import InvalidValue
 from perdure.limits import TAGS_PER_FILTER_MAX
+from perdure.model.envelopes import ActivityIdentity as ActivityIdentity
+from perdure.model.envelopes import Claim as Claim
+from perdure.model.envelopes import OrchestratorMessage as OrchestratorMessage
+from perdure.model.envelopes import Record
+from perdure.model.envelopes import StartRouting as StartRouting
+from perdure.model.envelopes import TimerIdentity as TimerIdentity
+from perdure.model.envelopes import WorkerMessage as WorkerMessage
 from perdure.model.failures import Block
 from perdure.model.status import Status
 
@@ -29,78 +37,47 @@ Version: TypeAlias = tuple[int, int, int]
 """A semantic version without pre-release: compares as it should."""
 
 
-class _Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Holds texts, numbers and records, so it is never part of a cycle: the collector skips it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """The features that a provider declares. The conformance kit checks each that is declared.
+
+    Decisions depend on them, never on the name of a provider.
+    """
+
+    durable: bool = True
+    """What was committed survives the process."""
+    several_handles: bool = True
+    """A second handle may be opened on the same store while the first is in use."""
+    several_processes: bool = True
+    """The second handle may be in another process."""
+    long_poll: bool = True
+    """A fetch waits for work up to its poll timeout and returns as soon as there is some."""
+    hot_path: bool = True
+    """``TurnCommit.keep_lock_ms``, ``settled_work``, claimed work items, ``owner`` on fetch, and
+    ``start_orchestration_item``."""
+    admin: bool = True
+    """The property ``admin`` is a ``ProviderAdmin``."""
+    injected_clock: bool = True
+    """Leases and visibility follow the clock that was handed in, not one of the store's own."""
+    other_loops: bool = False
+    """Verbs may also be awaited on another event loop, in another thread, and get done even while
+    the loop that opened the handle is blocked."""
+    transactions: bool = False
+    """``settle_in_transaction``: user code may write to the store's own database."""
+    time_resolution_ms: int = 1
 
 
 # --- history and messages
 
 
-class HistoryRecord(_Record, frozen=True):
+class HistoryRecord(Record, frozen=True):
     """One event of a history: its position, and its JSON text."""
 
     event_id: int
     data: str
 
 
-class StartRouting(_Record, frozen=True, omit_defaults=True):
-    """Beside a message that can create an instance or its next execution."""
-
-    name: str
-    version: str | None = None
-    parent_instance_id: str | None = None
-
-
-class TimerIdentity(_Record, frozen=True):
-    """Beside a timer message, so that it can be removed when its timer is cancelled."""
-
-    execution_id: int
-    timer_id: int
-
-
-class OrchestratorMessage(_Record, frozen=True, omit_defaults=True):
-    """A message on its way into the orchestrator queue."""
-
-    instance_id: str
-    kind: str
-    """Type tag of the work item; for people and filters, never for decisions of the provider."""
-    body: str
-    visible_at_ms: int | None = None
-    """None: at once. A time in the past is kept as it is."""
-    start: StartRouting | None = None
-    timer: TimerIdentity | None = None
-
-
-class ActivityIdentity(_Record, frozen=True):
-    """Names one scheduled activity of one execution."""
-
-    instance_id: str
-    execution_id: int
-    activity_id: int
-
-
-class Claim(_Record, frozen=True):
-    """A work item that is written already locked by the runtime that commits it."""
-
-    lock_token: str
-    lock_timeout_ms: int
-
-
-class WorkerMessage(_Record, frozen=True, omit_defaults=True):
-    """A message on its way into the worker queue."""
-
-    identity: ActivityIdentity
-    name: str
-    """Name of the activity: workers fetch only what they can run."""
-    body: str
-    session_id: str | None = None
-    tag: str | None = None
-    visible_at_ms: int | None = None
-    claim: Claim | None = None
-    """Only without a session. Counts as the first attempt."""
-
-
-class Delivery(_Record, frozen=True):
+class Delivery(Record, frozen=True):
     """A message as it comes out of the orchestrator queue."""
 
     message_id: int
@@ -127,30 +104,30 @@ class EnqueueCondition(StrEnum):
 # --- turns
 
 
-class KvSet(_Record, frozen=True, tag="set"):
+class KvSet(Record, frozen=True, tag="set"):
     key: str
     value: str
     updated_at_ms: int
 
 
-class KvClear(_Record, frozen=True, tag="clear"):
+class KvClear(Record, frozen=True, tag="clear"):
     key: str
 
 
-class KvClearAll(_Record, frozen=True, tag="clear_all"):
+class KvClearAll(Record, frozen=True, tag="clear_all"):
     pass
 
 
 KvChange: TypeAlias = KvSet | KvClear | KvClearAll
 
 
-class CustomStatusChange(_Record, frozen=True):
+class CustomStatusChange(Record, frozen=True):
     """Sets the custom status, or clears it with None. Adds one to its version."""
 
     value: str | None
 
 
-class ExecutionMetadata(_Record, frozen=True, omit_defaults=True):
+class ExecutionMetadata(Record, frozen=True, omit_defaults=True):
     """The state of the execution after this turn. None leaves a field as it is."""
 
     status: Status | None = None
@@ -167,7 +144,7 @@ class ExecutionMetadata(_Record, frozen=True, omit_defaults=True):
     """Pins the execution for capability filters; overwrites."""
 
 
-class TurnCommit(_Record, frozen=True, omit_defaults=True):
+class TurnCommit(Record, frozen=True, omit_defaults=True):
     """Everything that one turn changes; applied as a whole or not at all."""
 
     execution_id: int
@@ -193,12 +170,12 @@ class TrustedCommit(TurnCommit, frozen=True):
     """A turn that a runtime built. Stores do not validate it: its parts were checked before."""
 
 
-class KvEntry(_Record, frozen=True):
+class KvEntry(Record, frozen=True):
     value: str
     updated_at_ms: int
 
 
-class OrchestrationItem(_Record, frozen=True):
+class OrchestrationItem(Record, frozen=True):
     """The state from which a turn starts."""
 
     instance_id: str
@@ -215,7 +192,7 @@ class OrchestrationItem(_Record, frozen=True):
     """Set when stored history could not even be read; then ``history`` is empty."""
 
 
-class FetchedOrchestration(_Record, frozen=True):
+class FetchedOrchestration(Record, frozen=True):
     """An instance lock and what it covers."""
 
     item: OrchestrationItem
@@ -226,7 +203,7 @@ class FetchedOrchestration(_Record, frozen=True):
     """True: the caller held this lock already; only ``instance_id`` and ``messages`` are filled."""
 
 
-class FetchedWork(_Record, frozen=True):
+class FetchedWork(Record, frozen=True):
     """A locked work item."""
 
     identity: ActivityIdentity
@@ -243,7 +220,7 @@ class FetchedWork(_Record, frozen=True):
 # --- filters
 
 
-class VersionRange(_Record, frozen=True):
+class VersionRange(Record, frozen=True):
     """Both ends included."""
 
     minimum: Version
@@ -253,7 +230,7 @@ class VersionRange(_Record, frozen=True):
         return self.minimum <= version <= self.maximum
 
 
-class OrchestrationFilter(_Record, frozen=True):
+class OrchestrationFilter(Record, frozen=True):
     """The handlers that a dispatcher has. Applied before anything is locked or read."""
 
     framework_versions: tuple[VersionRange, ...] | None = None
@@ -273,7 +250,7 @@ class TagMode(StrEnum):
 _MODES_WITH_TAGS = frozenset({TagMode.TAGS, TagMode.DEFAULT_AND})
 
 
-class TagFilter(_Record, frozen=True):
+class TagFilter(Record, frozen=True):
     """Which work items a worker takes by their tag. Build it with the class methods."""
 
     mode: TagMode = TagMode.DEFAULT_ONLY
@@ -329,7 +306,7 @@ def _checked_tags(tags: tuple[str, ...]) -> frozenset[str]:
     return checked
 
 
-class SessionFetch(_Record, frozen=True):
+class SessionFetch(Record, frozen=True):
     """Lets a worker take items that belong to a session."""
 
     owner_id: str
@@ -343,14 +320,25 @@ class SessionFetch(_Record, frozen=True):
 _STATUSES: Final = "a set of Status members, such as {Status.RUNNING}"
 
 
-def _check_bounds(record: _Record, *names: str) -> None:
-    """Moments in milliseconds, where they are given."""
+def _check_bounds(record: Record, *names: str) -> None:
     for name in names:
         if (moment := getattr(record, name)) is not None:
-            check_number(moment, name, minimum=-INTEGER_MAX)
+            check_moment(moment, name)
 
 
-class InstanceQuery(_Record, frozen=True, omit_defaults=True):
+# A stored time has whole milliseconds. It is past a bound if it is past the bound rounded down, and
+# before it if it is before the bound rounded up.
+
+
+def _after_ms(bound: datetime | None) -> int | None:
+    return None if bound is None else whole_milliseconds(bound, round_up=False)
+
+
+def _before_ms(bound: datetime | None) -> int | None:
+    return None if bound is None else whole_milliseconds(bound, round_up=True)
+
+
+class InstanceQuery(Record, frozen=True, omit_defaults=True):
     """Filters, all of which must fit. None: any."""
 
     statuses: frozenset[Status] | None = None
@@ -362,10 +350,10 @@ class InstanceQuery(_Record, frozen=True, omit_defaults=True):
     """Occurs in the id, name, output or custom status, in upper or lower case."""
     parent_instance_id: str | None = None
     roots_only: bool = False
-    created_after_ms: int | None = None
-    created_before_ms: int | None = None
-    completed_after_ms: int | None = None
-    completed_before_ms: int | None = None
+    created_after: datetime | None = None
+    created_before: datetime | None = None
+    completed_after: datetime | None = None
+    completed_before: datetime | None = None
     """Strict, as all the time bounds."""
 
     def __post_init__(self) -> None:
@@ -377,27 +365,48 @@ class InstanceQuery(_Record, frozen=True, omit_defaults=True):
             if (text := getattr(self, name)) is not None:
                 check_string(text, name)
         check_flag(self.roots_only, "roots_only")
-        _check_bounds(self, "created_after_ms", "created_before_ms")
-        _check_bounds(self, "completed_after_ms", "completed_before_ms")
+        _check_bounds(self, "created_after", "created_before")
+        _check_bounds(self, "completed_after", "completed_before")
+
+    @property
+    def created_after_ms(self) -> int | None:
+        return _after_ms(self.created_after)
+
+    @property
+    def created_before_ms(self) -> int | None:
+        return _before_ms(self.created_before)
+
+    @property
+    def completed_after_ms(self) -> int | None:
+        return _after_ms(self.completed_after)
+
+    @property
+    def completed_before_ms(self) -> int | None:
+        return _before_ms(self.completed_before)
 
 
-class InstanceInfo(_Record, frozen=True):
+class _Instance(Record, frozen=True, kw_only=True):
+    """The values of an instance that a listing shows and an export carries."""
+
     instance_id: str
-    name: str
     version: str | None
     execution_id: int
-    status: Status
-    output: str | None
     created_at_ms: int
     updated_at_ms: int
-    completed_at_ms: int | None
     parent_instance_id: str | None
     custom_status: str | None
     custom_status_version: int
     block: Block | None = None
 
 
-class InstancePage(_Record, frozen=True):
+class InstanceInfo(_Instance, frozen=True, kw_only=True):
+    name: str
+    status: Status
+    output: str | None
+    completed_at_ms: int | None
+
+
+class InstancePage(Record, frozen=True):
     """Newest first."""
 
     instances: tuple[InstanceInfo, ...]
@@ -405,7 +414,7 @@ class InstancePage(_Record, frozen=True):
     """Hand it back for the next page; None: this was the last."""
 
 
-class ExecutionInfo(_Record, frozen=True):
+class ExecutionInfo(Record, frozen=True):
     execution_id: int
     status: Status
     output: str | None
@@ -415,14 +424,14 @@ class ExecutionInfo(_Record, frozen=True):
     framework_version: Version | None
 
 
-class SystemMetrics(_Record, frozen=True):
+class SystemMetrics(Record, frozen=True):
     total_instances: int
     total_executions: int
     total_events: int
     by_status: dict[Status, int]
 
 
-class QueueDepth(_Record, frozen=True):
+class QueueDepth(Record, frozen=True):
     visible: int
     """Ready to be fetched, not locked."""
     delayed: int
@@ -430,13 +439,13 @@ class QueueDepth(_Record, frozen=True):
     oldest_visible_age_ms: int | None
 
 
-class QueueDepths(_Record, frozen=True):
+class QueueDepths(Record, frozen=True):
     orchestrator: QueueDepth
     worker: QueueDepth
     dead_letters: int
 
 
-class QueuedMessage(_Record, frozen=True):
+class QueuedMessage(Record, frozen=True):
     """A message as it lies in the orchestrator queue."""
 
     message_id: int
@@ -447,7 +456,7 @@ class QueuedMessage(_Record, frozen=True):
     locked: bool
 
 
-class QueuedWork(_Record, frozen=True):
+class QueuedWork(Record, frozen=True):
     """A message as it lies in the worker queue."""
 
     message_id: int
@@ -459,7 +468,7 @@ class QueuedWork(_Record, frozen=True):
     heartbeat: str | None
 
 
-class DeadLetter(_Record, frozen=True):
+class DeadLetter(Record, frozen=True):
     """A message for which no instance appeared; kept until it is requeued or deleted."""
 
     letter_id: int
@@ -468,26 +477,13 @@ class DeadLetter(_Record, frozen=True):
     message: OrchestratorMessage
 
 
-class InstanceTree(_Record, frozen=True):
+class InstanceTree(Record, frozen=True):
     root_id: str
     instance_ids: tuple[str, ...]
     """All of them, the root included, parents before their children."""
 
 
-class DeleteFilter(_Record, frozen=True, omit_defaults=True):
-    """Which finished roots to delete; all conditions must fit."""
-
-    instance_ids: tuple[str, ...] | None = None
-    completed_before_ms: int | None = None
-    limit: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.instance_ids is not None:
-            check_ids(self.instance_ids, "instance_ids")
-        _check_bounds(self, "completed_before_ms")
-
-
-class DeleteResult(_Record, frozen=True):
+class DeleteResult(Record, frozen=True):
     instances: int = 0
     executions: int = 0
     events: int = 0
@@ -503,17 +499,21 @@ class DeleteResult(_Record, frozen=True):
         )
 
 
-class PruneOptions(_Record, frozen=True, omit_defaults=True):
+class PruneOptions(Record, frozen=True, omit_defaults=True):
     """Which past executions to drop; all conditions must fit. The current one always stays."""
 
     keep_last: int | None = None
-    completed_before_ms: int | None = None
+    completed_before: datetime | None = None
 
     def __post_init__(self) -> None:
-        _check_bounds(self, "completed_before_ms")
+        _check_bounds(self, "completed_before")
+
+    @property
+    def completed_before_ms(self) -> int | None:
+        return _before_ms(self.completed_before)
 
 
-class PruneResult(_Record, frozen=True):
+class PruneResult(Record, frozen=True):
     instances_processed: int = 0
     executions: int = 0
     events: int = 0
@@ -527,7 +527,7 @@ class PruneResult(_Record, frozen=True):
         )
 
 
-class WorkerInfo(_Record, frozen=True, omit_defaults=True):
+class WorkerInfo(Record, frozen=True, omit_defaults=True):
     """A runtime that serves this store."""
 
     worker_id: str
@@ -545,7 +545,7 @@ class WorkerInfo(_Record, frozen=True, omit_defaults=True):
 # --- moving
 
 
-class ExecutionSnapshot(_Record, frozen=True):
+class ExecutionSnapshot(Record, frozen=True):
     execution_id: int
     status: Status
     output: str | None
@@ -555,21 +555,12 @@ class ExecutionSnapshot(_Record, frozen=True):
     history: tuple[HistoryRecord, ...]
 
 
-class InstanceSnapshot(_Record, frozen=True):
+class InstanceSnapshot(_Instance, frozen=True, kw_only=True):
     """One instance, whole: enough to go on in another store. Locks are not part of it."""
 
-    instance_id: str
     name: str | None
     """None: only messages exist so far."""
-    version: str | None
-    execution_id: int
-    created_at_ms: int
-    updated_at_ms: int
-    parent_instance_id: str | None
-    custom_status: str | None
-    custom_status_version: int
     suspended: bool
-    block: Block | None
     not_before_ms: int | None
     executions: tuple[ExecutionSnapshot, ...]
     kv_store: dict[str, KvEntry]
@@ -583,7 +574,7 @@ class InstanceSnapshot(_Record, frozen=True):
 DAMAGED: Final = "damaged: "
 
 
-class StoreInfo(_Record, frozen=True):
+class StoreInfo(Record, frozen=True):
     """The location of the data and the versions of its format."""
 
     provider: str

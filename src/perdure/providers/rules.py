@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
-from perdure.errors import InvalidValue, LockLost, NotARoot, StoreMoved
+from perdure.errors import (
+    AlreadyExists,
+    InstanceFinished,
+    InstanceStillRunning,
+    InvalidValue,
+    LockLost,
+    NotARoot,
+    NotFound,
+    StoreMoved,
+    TreeChanged,
+)
 from perdure.ids import new_id
 from perdure.model.status import Status
 from perdure.providers.records import (
@@ -89,12 +99,6 @@ def lock_lost(operation: str, lock_token: str) -> LockLost:
     return LockLost(
         operation,
         f"invalid lock token {lock_token!r}: it is unknown, expired, already used or taken over",
-    )
-
-
-def not_a_root(instance_id: str, parent_id: str) -> NotARoot:
-    return NotARoot(
-        f"{instance_id!r} is a sub-orchestration of {parent_id!r}; delete its root instead"
     )
 
 
@@ -253,6 +257,55 @@ def decode_cursor(cursor: str) -> tuple[int, str]:
         return msgspec.json.decode(text, type=tuple[int, str])
     except ValueError as error:
         raise InvalidValue(f"not a cursor of this listing: {cursor!r}") from error
+
+
+# --- errors that every store words alike
+
+
+def no_instance(instance_id: str) -> NotFound:
+    return NotFound(f"there is no instance {instance_id!r}")
+
+
+def none_exists(instance_ids: Iterable[str]) -> NotFound:
+    return NotFound(f"none of these instances exists: {sorted(instance_ids)[:10]}")
+
+
+def no_execution(instance_id: str, execution_id: int | None = None) -> NotFound:
+    if execution_id is None:
+        return NotFound(f"{instance_id!r} has no execution")
+    return NotFound(f"there is no execution {execution_id} of {instance_id!r}")
+
+
+def no_dead_letter(letter_id: int) -> NotFound:
+    return NotFound(f"there is no dead letter {letter_id}")
+
+
+def already_exists(instance_id: str) -> AlreadyExists:
+    return AlreadyExists(f"{instance_id!r} is already in this store")
+
+
+def instance_finished(instance_id: str, status: str | None = None) -> InstanceFinished:
+    return InstanceFinished(f"{instance_id!r} has ended" + (f": {status}" if status else ""))
+
+
+def still_running(instance_id: str, status: str | None = None) -> InstanceStillRunning:
+    shown = f" ({status})" if status else ""
+    return InstanceStillRunning(
+        f"{instance_id!r} is still running{shown}; wait for its end or force the deletion"
+    )
+
+
+def would_orphan(child_id: str, parent_id: str) -> TreeChanged:
+    return TreeChanged(
+        f"the child {child_id!r} of {parent_id!r} would be orphaned; read the tree again and "
+        "delete it as a whole"
+    )
+
+
+def not_a_root(instance_id: str, parent_id: str) -> NotARoot:
+    return NotARoot(
+        f"{instance_id!r} is a sub-orchestration of {parent_id!r}; delete its root instead"
+    )
 
 
 # --- stores that were moved

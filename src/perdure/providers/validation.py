@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from perdure.model.failures import Block
     from perdure.providers.records import (
         ActivityIdentity,
-        DeleteFilter,
         ExecutionMetadata,
         HistoryRecord,
         InstanceSnapshot,
@@ -255,11 +254,9 @@ def check_page(limit: int, maximum: int = PAGE_ITEMS_MAX) -> None:
     check_number(limit, "limit", minimum=1, maximum=maximum)
 
 
-def check_delete_filter(filter: DeleteFilter) -> None:  # noqa: A002
-    for instance_id in filter.instance_ids or ():
-        check_id(instance_id, "instance id")
-    if filter.limit is not None:
-        check_page(filter.limit, BULK_INSTANCES_MAX)
+def check_bulk_limit(limit: int | None) -> None:
+    if limit is not None:
+        check_page(limit, BULK_INSTANCES_MAX)
 
 
 def check_prune_options(options: PruneOptions) -> None:

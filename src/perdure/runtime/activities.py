@@ -23,8 +23,8 @@ from perdure.errors import (
 )
 from perdure.limits import ERROR_TEXT_CHARACTERS_MAX
 from perdure.model import wire, work
+from perdure.model.envelopes import activity_envelope, envelope
 from perdure.model.failures import Category, Failure
-from perdure.providers.envelopes import activity_envelope, envelope
 from perdure.providers.records import Claim, SessionFetch
 from perdure.providers.rules import new_lock_token
 from perdure.runtime.attempts import (

@@ -13,7 +13,7 @@ from perdure.authoring.activity_context import ActivityInfo, enter_scope
 from perdure.errors import CannotUnwrap, LockLost, PerdureError, ProviderError, UsageError
 from perdure.interruption import is_interruption
 from perdure.model import work
-from perdure.providers.envelopes import envelope
+from perdure.model.envelopes import envelope
 from perdure.runtime.background import Backoff
 from perdure.runtime.metrics import log
 from perdure.runtime.processes import NotBegun, RecordedFailure, failure_from

@@ -15,9 +15,9 @@ from perdure.engine.outcome import (
     Waiting,
 )
 from perdure.model import events, wire, work
+from perdure.model.envelopes import activity_envelope, envelope
 from perdure.model.failures import Category, Failure
 from perdure.model.status import Status
-from perdure.providers.envelopes import activity_envelope, envelope
 from perdure.providers.records import (
     ActivityIdentity,
     Claim,

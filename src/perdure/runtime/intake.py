@@ -13,9 +13,9 @@ import msgspec
 from perdure.engine.execution import Execution
 from perdure.errors import CorruptData, Nondeterminism, NotRegistered, PayloadError
 from perdure.model import events, wire, work
+from perdure.model.envelopes import envelope
 from perdure.model.failures import Block, BlockReason, Failure, Mismatch
 from perdure.model.work import parent_link, started_by
-from perdure.providers.envelopes import envelope
 from perdure.providers.records import OrchestratorMessage
 from perdure.runtime.live_instances import Arrival
 

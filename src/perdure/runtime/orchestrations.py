@@ -14,8 +14,8 @@ from perdure.authoring.definitions import parse_version
 from perdure.client.waiting import PendingStart
 from perdure.errors import CorruptData, NotRegistered
 from perdure.model import wire
+from perdure.model.envelopes import envelope
 from perdure.model.failures import BlockReason
-from perdure.providers.envelopes import envelope
 from perdure.providers.records import FetchedOrchestration, OrchestrationFilter, VersionRange
 from perdure.providers.rules import new_lock_token
 from perdure.runtime.background import BackgroundTasks

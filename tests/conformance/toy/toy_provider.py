@@ -279,10 +279,14 @@ class ToyProvider(Provider):
             instance.not_before_ms = now_ms + delay_ms
         self._release(instance)
 
-    async def _renew_orchestration_item_lock(self, lock_token, extend_for_ms):
+    async def _renew_orchestration_item_locks(self, lock_tokens, extend_for_ms):
         now_ms = self._clock.now_ms()
-        _, instance = self._held("renew_orchestration_item_lock", lock_token, now_ms)
-        instance.locked_until_ms = now_ms + extend_for_ms
+        renewed = set()
+        for instance in self._store.instances.values():
+            if instance.token in lock_tokens and rules.is_live(instance.locked_until_ms, now_ms):
+                instance.locked_until_ms = now_ms + extend_for_ms
+                renewed.add(instance.token)
+        return frozenset(lock_tokens) - renewed
 
     # --- history
 
@@ -321,9 +325,14 @@ class ToyProvider(Provider):
         now_ms = self._clock.now_ms()
         self._store.work.append(self._row(message, now_ms))
 
-    async def _fetch_work_item(self, lock_timeout_ms, poll_timeout_ms, session, tags, activities):
+    async def _fetch_work_items(
+        self, limit, lock_timeout_ms, poll_timeout_ms, session, tags, activities
+    ):
         now_ms = self._clock.now_ms()
+        found = []
         for row in self._store.work:
+            if len(found) == limit:
+                break
             message = row.message
             is_free = not rules.is_live(row.locked_until_ms, now_ms)
             is_ready = is_free and rules.is_visible(row.visible_at_ms, now_ms)
@@ -334,8 +343,8 @@ class ToyProvider(Provider):
                 if message.session_id is not None:
                     until_ms = now_ms + session.lock_timeout_ms
                     self._store.sessions[message.session_id] = (session.owner_id, until_ms, now_ms)
-                return self._fetched(row)
-        return None
+                found.append(self._fetched(row))
+        return found
 
     def _fetched(self, row) -> FetchedWork:
         return FetchedWork(
@@ -392,13 +401,16 @@ class ToyProvider(Provider):
         if ignore_attempt:
             row.attempts = max(row.attempts - 1, 0)
 
-    async def _renew_work_item_lock(self, lock_token, extend_for_ms, heartbeat):
+    async def _renew_work_item_locks(self, lock_tokens, extend_for_ms, heartbeat):
         now_ms = self._clock.now_ms()
-        row = self._held_work("renew_work_item_lock", lock_token, now_ms)
-        row.locked_until_ms = now_ms + extend_for_ms
-        self._touch(row, now_ms)
-        if heartbeat is not None:
-            row.heartbeat = heartbeat
+        renewed = set()
+        for row in self._store.work:
+            if row.token in lock_tokens and rules.is_live(row.locked_until_ms, now_ms):
+                row.locked_until_ms = now_ms + extend_for_ms
+                row.heartbeat = heartbeat or row.heartbeat
+                self._touch(row, now_ms)
+                renewed.add(row.token)
+        return frozenset(lock_tokens) - renewed
 
     # --- sessions
 

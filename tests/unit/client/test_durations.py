@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 from perdure.client.durations import (
     iso_time,
     parse_duration_ms,
-    parse_moment_ms,
+    parse_moment,
     shown_age,
     shown_duration,
+    utc_time,
 )
 from perdure.errors import InvalidValue
 
@@ -84,10 +85,12 @@ def test_an_age_has_one_unit():
 def test_a_moment_is_an_age_or_a_date():
     now_ms = 1_700_000_000_000
 
-    assert parse_moment_ms("2h", now_ms) == now_ms - 7_200_000
-    assert parse_moment_ms("2023-11-14T22:13:20Z", now_ms) == now_ms
+    assert parse_moment("2h", now_ms) == utc_time(now_ms - 7_200_000)
+    assert parse_moment("2023-11-14T22:13:20Z", now_ms) == utc_time(now_ms)
     with pytest.raises(InvalidValue, match="is no moment"):
-        parse_moment_ms("yesterday", now_ms)
+        parse_moment("yesterday", now_ms)
+    with pytest.raises(InvalidValue, match="no moment"):
+        parse_moment("0001-01-01T00:00", now_ms)
 
 
 def test_a_time_is_written_in_utc_with_milliseconds():

@@ -1,7 +1,7 @@
 """Values that are written wrongly: what is made of them is refused at once, by name."""
 
 import math
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 
@@ -22,7 +22,7 @@ from perdure.codec import Codec
 from perdure.errors import UsageError
 from perdure.limits import PAYLOAD_BYTES_MAX
 from perdure.providers.postgres import PostgresProvider
-from perdure.providers.records import DeleteFilter, PruneOptions
+from perdure.providers.records import PruneOptions
 
 
 @orchestration
@@ -45,12 +45,13 @@ MADE = [
     (lambda: InstanceQuery(text=b"x"), "text must be a string.*b'x'"),
     (lambda: InstanceQuery(id_prefix="\ud800"), "id_prefix.*lone surrogate"),
     (lambda: InstanceQuery(version="1\0"), "version.*NUL"),
-    (lambda: InstanceQuery(created_after_ms="x"), "created_after_ms must be an integer.*'x'"),
-    (lambda: InstanceQuery(created_before_ms=1.5), "created_before_ms must be an integer.*1.5"),
+    (lambda: InstanceQuery(created_after="x"), r"datetime.now\(UTC\), not 'x'"),
+    (lambda: InstanceQuery(created_before=1.5), "created_before must be a datetime.*1.5"),
+    (lambda: InstanceQuery(completed_after=datetime.min), "completed_after.*time zone"),  # noqa: DTZ901
     (lambda: InstanceQuery(roots_only="no"), "roots_only must be True or False, not 'no'"),
-    (lambda: DeleteFilter(instance_ids="order-1"), r"\('order-1',\), not 'order-1'"),
-    (lambda: DeleteFilter(completed_before_ms="x"), "completed_before_ms.*'x'"),
-    (lambda: PruneOptions(completed_before_ms="x"), "completed_before_ms.*'x'"),
+    (lambda: InstanceQuery(instance_ids="order-1"), r"\('order-1',\), not 'order-1'"),
+    (lambda: InstanceQuery(completed_before="x"), "completed_before.*'x'"),
+    (lambda: PruneOptions(completed_before="x"), "completed_before.*'x'"),
     (lambda: TagFilter.only(5), "tag must be a string.*5"),
     (lambda: TagFilter.only(""), "tag must not be empty"),
     (lambda: TagFilter.only(["gpu"]), r"tag must be a string.*\['gpu'\]"),

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 
 import pytest
 
-from perdure.errors import InvalidValue, StoreClosed
+from perdure.errors import InvalidValue, LockLost, NotSupported, StoreClosed
 from perdure.providers.administration import ProviderAdmin
 from perdure.providers.contract import Provider
 from perdure.providers.records import (
     ActivityIdentity,
-    DeleteFilter,
     EnqueueCondition,
     ExecutionMetadata,
     ExecutionSnapshot,
     HistoryRecord,
+    InstanceQuery,
     InstanceSnapshot,
     OrchestratorMessage,
     PruneOptions,
@@ -32,6 +33,7 @@ MESSAGE = OrchestratorMessage(
     instance_id="a", kind="Start", body="{}", start=StartRouting(name="n")
 )
 NO_ID = OrchestratorMessage(instance_id="", kind="Start", body="{}")
+NO_START = OrchestratorMessage(instance_id="a", kind="Event", body="{}")
 NO_VERSION = OrchestratorMessage(
     instance_id="a", kind="Start", body="{}", start=StartRouting(name="n", version="")
 )
@@ -46,8 +48,10 @@ COMMIT = TurnCommit(execution_id=1, metadata=ExecutionMetadata(name="n"))
 WRONG_COMMITS = [
     TurnCommit(execution_id=0),
     TurnCommit(execution_id=1, metadata=ExecutionMetadata(name="n", version="")),
+    TurnCommit(execution_id=1, metadata=ExecutionMetadata(name="n", output="a\0b")),
 ]
 WORKER = WorkerInfo(worker_id="w", host="h", process_id=1, started_at_ms=0, framework_version="1")
+NO_WORKER = WorkerInfo(worker_id="", host="h", process_id=1, started_at_ms=0, framework_version="1")
 NUL = "a\0b"
 IDS = ["", 1, "x" * 5_000]
 
@@ -72,14 +76,14 @@ def stand_in(contract: type) -> type:
 
 CALLS = {
     Provider: {
-        "fetch_orchestration_item": ((1000, 0), {0: [0], 1: [-1], 3: [""]}),
+        "fetch_orchestration_item": ((1, 0), {0: [0], 1: [-1], 3: [""]}),
         "ack_orchestration_item": (("t", COMMIT), {1: WRONG_COMMITS}),
         "abandon_orchestration_item": (("t", 1), {1: [-1]}),
         "renew_orchestration_item_lock": (("t", 1), {1: [0]}),
         "renew_orchestration_item_locks": ((["t"], 1), {1: [0]}),
         "start_orchestration_item": (
             (MESSAGE, COMMIT, "t", "o"),
-            {0: [NO_ID, NO_VERSION, NO_PARENT], 1: WRONG_COMMITS, 2: [""], 3: [""]},
+            {0: [NO_ID, NO_START, NO_VERSION, NO_PARENT], 1: WRONG_COMMITS, 2: [""], 3: [""]},
         ),
         "read": (("a",), {0: IDS}),
         "read_with_execution": (("a", 1), {0: IDS}),
@@ -90,7 +94,7 @@ CALLS = {
             {0: [0], 1: [-1], 2: [SessionFetch(owner_id="", lock_timeout_ms=1)]},
         ),
         "fetch_work_items": (
-            (1, 1000, 0),
+            (1, 1, 0, SessionFetch(owner_id="o", lock_timeout_ms=1)),
             {0: [0], 1: [0], 2: [-1], 3: [SessionFetch(owner_id="o", lock_timeout_ms=0)]},
         ),
         "ack_work_item": (("t", MESSAGE), {1: [NO_ID], 2: [WORK]}),
@@ -137,16 +141,9 @@ CALLS = {
             ("a", PruneOptions()),
             {0: IDS, 1: [PruneOptions(keep_last=-1)]},
         ),
-        "prune_executions_bulk": (
-            (DeleteFilter(), PruneOptions()),
-            {
-                0: [DeleteFilter(limit=0)],
-                1: [PruneOptions(keep_last=-1)],
-            },
-        ),
         "get_system_metrics": ((), {}),
         "get_store_info": ((), {}),
-        "register_worker": ((WORKER, 0), {1: [-1]}),
+        "register_worker": ((WORKER, 0), {0: [NO_WORKER], 1: [-1]}),
         "list_workers": ((), {}),
         "export_instance": (("a",), {0: IDS}),
         "mark_moved": (("there",), {0: [NUL]}),
@@ -157,6 +154,7 @@ DERIVED = {
     "get_parent_id",
     "delete_instance",
     "delete_instance_bulk",
+    "prune_executions_bulk",
     "import_instance",
 }
 LIFE = {"name", "version", "capabilities", "clock", "open", "close", "admin"}
@@ -224,16 +222,19 @@ def test_a_good_call_reaches_the_store_once(contract, verb):
     setattr(made, f"_{verb}", lambda self, *_, **__: self.asked.append(verb))
     store = made()
 
-    getattr(store, verb)(*CALLS[contract][verb][0])
+    answer = getattr(store, verb)(*CALLS[contract][verb][0])
+    if inspect.iscoroutine(answer):
+        answer.close()
 
     assert store.asked == [verb]
 
 
-def test_a_snapshot_with_a_wrong_event_is_not_imported():
+@pytest.mark.parametrize(("execution_id", "history"), [(1, (ZERO,)), (0, ())])
+def test_a_snapshot_with_a_wrong_part_is_not_imported(execution_id, history):
     admin = stand_in(ProviderAdmin)()
     execution = ExecutionSnapshot(
-        execution_id=1, status="Running", output=None, started_at_ms=0, completed_at_ms=None,
-        framework_version=None, history=(ZERO,),
+        execution_id=execution_id, status="Running", output=None, started_at_ms=0,
+        completed_at_ms=None, framework_version=None, history=history,
     )  # fmt: skip
 
     with pytest.raises(InvalidValue):
@@ -250,7 +251,94 @@ def _snapshot(execution):
 def test_a_filter_that_lets_nothing_through_does_not_reach_the_store():
     store = stand_in(Provider)()
 
-    store.fetch_work_item(1000, 0, None, TagFilter.none()).close()
-    store.fetch_work_items(1, 1000, 0, None, TagFilter.none()).close()
+    async def fetch():
+        assert await store.fetch_work_item(1000, 0, None, TagFilter.none()) is None
+        assert await store.fetch_work_items(1, 1000, 0, None, TagFilter.none()) == []
 
+    asyncio.run(fetch())
     assert store.asked == []
+
+
+@pytest.mark.parametrize(
+    ("single", "many", "expected"),
+    [
+        ("renew_orchestration_item_lock", "_renew_orchestration_item_locks", (("t",), 1)),
+        ("renew_work_item_lock", "_renew_work_item_locks", (("t",), 1, None)),
+    ],
+)
+def test_one_lock_is_renewed_by_the_verb_for_many(single, many, expected):
+    made, asked = stand_in(Provider), []
+    made.renewed = True
+
+    async def renew(self, tokens, *rest):
+        asked.append((tokens, *rest))
+        return frozenset() if self.renewed else frozenset(tokens)
+
+    setattr(made, many, renew)
+    store = made()
+
+    asyncio.run(_awaited(getattr(store, single)("t", 1)))
+    store.renewed = False
+    with pytest.raises(LockLost, match="'t'") as caught:
+        asyncio.run(_awaited(getattr(store, single)("t", 1)))
+
+    assert asked == [expected, expected]
+    assert caught.value.operation == single
+
+
+async def _awaited(answer):
+    return await answer
+
+
+@pytest.mark.parametrize(
+    ("verb", "args"),
+    [("delete_instance_bulk", ()), ("prune_executions_bulk", (PruneOptions(),))],
+)
+def test_a_bulk_verb_checks_that_the_store_is_open_and_its_limit(verb, args):
+    admin = stand_in(ProviderAdmin)()
+
+    for limit in (0, -1, 1_001, 1.0, True):
+        with pytest.raises(InvalidValue, match="limit"):
+            asyncio.run(getattr(admin, verb)(InstanceQuery(), *args, limit=limit))
+    admin.is_open = False
+    with pytest.raises(StoreClosed, match=verb):
+        asyncio.run(getattr(admin, verb)(InstanceQuery(), *args))
+    assert admin.asked == []
+
+
+def test_bulk_pruning_checks_its_options():
+    admin = stand_in(ProviderAdmin)()
+
+    with pytest.raises(InvalidValue, match="keep_last"):
+        asyncio.run(admin.prune_executions_bulk(InstanceQuery(), PruneOptions(keep_last=-1)))
+
+
+def test_a_provider_without_administration_says_so():
+    store = stand_in(Provider)()
+
+    with pytest.raises(NotSupported, match="has no administration"):
+        _ = store.admin
+
+
+@pytest.mark.parametrize(
+    ("verb", "args"),
+    [("list_messages", ("a",)), ("list_work", ("a",)), ("list_dead_letters", ())],
+)
+def test_a_listing_may_be_of_one(verb, args):
+    admin = stand_in(ProviderAdmin)()
+
+    getattr(admin, verb)(*args, limit=1)
+
+    assert admin.asked == [(f"_{verb}", (*args, 1), {})]
+
+
+@pytest.mark.parametrize(
+    ("verb", "args", "text"),
+    [
+        ("start_orchestration_item", (MESSAGE, COMMIT, "t", "o"), "does not declare hot_path"),
+        ("settle_in_transaction", ("t", None), "does not declare transactions"),
+    ],
+)
+def test_a_verb_that_is_not_declared_is_not_supported(verb, args, text):
+    with pytest.raises(NotSupported, match=text):
+        getattr(stand_in(Provider)(), verb)(*args)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta, timezone
+
 import pytest
 
+from perdure.client.durations import utc_time
 from perdure.errors import InvalidValue, LockLost
 from perdure.model.status import Status
 from perdure.providers import rules, validation
@@ -142,14 +145,20 @@ def info(**fields):
         ({"statuses": frozenset()}, False),
         ({"text": "ORDER"}, True),
         ({"text": "nothing"}, False),
-        ({"created_after_ms": 99, "created_before_ms": 101}, True),
-        ({"created_after_ms": 100}, False),
-        ({"completed_before_ms": 1000}, False),
+        ({"created_after": utc_time(99), "created_before": utc_time(101)}, True),
+        ({"created_after": utc_time(100)}, False),
+        ({"completed_before": utc_time(1000)}, False),
         ({"roots_only": True}, True),
         ({"parent_instance_id": "p"}, False),
         ({"instance_ids": ()}, False),
+        ({"instance_ids": ("Order-1", "x")}, True),
         ({"id_prefix": "Order"}, True),
+        ({"id_prefix": "order"}, False),
+        ({"name": "checkout", "version": "1"}, True),
         ({"name": "checkout", "version": "2"}, False),
+        ({"name": "other"}, False),
+        ({"created_before": utc_time(100)}, False),
+        ({"completed_after": utc_time(1)}, False),
     ],
 )
 def test_all_conditions_of_a_query_must_fit(query, fits):
@@ -183,7 +192,9 @@ def test_pruning_spares_the_current_the_running_and_the_last():
 
     assert rules.executions_to_prune(executions, 4, PruneOptions()) == [1, 3]
     assert rules.executions_to_prune(executions, 4, PruneOptions(keep_last=2)) == [1]
-    assert rules.executions_to_prune(executions, 4, PruneOptions(completed_before_ms=10)) == []
+    assert (
+        rules.executions_to_prune(executions, 4, PruneOptions(completed_before=utc_time(10))) == []
+    )
 
 
 @pytest.mark.parametrize("instance_id", ["a", "ordé/…", '"', "x" * 255])
@@ -277,3 +288,74 @@ def test_what_follows_from_a_work_item_belongs_to_it():
 def test_a_number_is_an_integer_within_its_bounds(value):
     with pytest.raises(InvalidValue):
         validation.check_number(value, "limit", minimum=1, maximum=10)
+
+
+def test_a_time_bound_between_two_milliseconds_parts_them():
+    between = utc_time(100) + timedelta(microseconds=500)
+
+    after = InstanceQuery(created_after=between, completed_after=between)
+    before = InstanceQuery(created_before=between, completed_before=between)
+
+    assert (after.created_after_ms, after.completed_after_ms) == (100, 100)
+    assert (before.created_before_ms, before.completed_before_ms) == (101, 101)
+    assert PruneOptions(completed_before=between).completed_before_ms == 101
+    assert InstanceQuery(created_before=utc_time(100)).created_before_ms == 100
+    assert InstanceQuery().created_after_ms is InstanceQuery().completed_before_ms is None
+
+
+def test_a_time_bound_may_be_of_any_time_zone():
+    noon = datetime(1970, 1, 1, 12, tzinfo=timezone(timedelta(hours=2)))
+
+    assert InstanceQuery(created_after=noon).created_after_ms == 10 * 3_600_000
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (rules.no_instance("a"), "there is no instance 'a'"),
+        (rules.none_exists({"b", "a"}), "none of these instances exists: ['a', 'b']"),
+        (rules.no_execution("a"), "'a' has no execution"),
+        (rules.no_execution("a", 2), "there is no execution 2 of 'a'"),
+        (rules.no_dead_letter(7), "there is no dead letter 7"),
+        (rules.already_exists("a"), "'a' is already in this store"),
+        (rules.instance_finished("a"), "'a' has ended"),
+        (rules.instance_finished("a", "Failed"), "'a' has ended: Failed"),
+        (rules.still_running("a"), "'a' is still running; wait"),
+        (rules.still_running("a", "Paused"), "'a' is still running (Paused); wait"),
+        (rules.would_orphan("c", "p"), "the child 'c' of 'p' would be orphaned"),
+        (rules.not_a_root("c", "p"), "'c' is a sub-orchestration of 'p'"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_an_error_names_what_it_is_about(error, text):
+    assert str(error).startswith(text)
+
+
+def test_roots_only_leaves_children_out():
+    child = info(parent_instance_id="p")
+
+    assert not rules.fits_query(child, InstanceQuery(roots_only=True))
+    assert rules.fits_query(child, InstanceQuery(parent_instance_id="p"))
+
+
+def claimed(token):
+    identity = ActivityIdentity(instance_id="a", execution_id=1, activity_id=1)
+    claim = Claim(lock_token=token, lock_timeout_ms=1)
+    return WorkerMessage(identity=identity, name="w", body="{}", claim=claim)
+
+
+@pytest.mark.parametrize(
+    ("claims", "settled", "text"),
+    [
+        (("t", "t"), ("s",), "claims of a commit name one lock token twice"),
+        (("t",), ("s", "s"), "settled_work of a commit name one lock token twice"),
+        (("t",), ("s", "t"), "claims an item with a lock token that it settles"),
+    ],
+)
+def test_a_commit_names_each_lock_token_once(claims, settled, text):
+    commit = TurnCommit(
+        execution_id=1, worker_items=tuple(map(claimed, claims)), settled_work=settled
+    )
+
+    with pytest.raises(InvalidValue, match=text):
+        validation.check_commit(commit)

@@ -275,11 +275,12 @@ def prune(
         raise UsageError("say what may go: --keep-last N, --older-than 30d, or both")
 
     async def body(session: Session) -> int:
+        from perdure.client.durations import utc_time
         from perdure.client.search import parse_search
-        from perdure.providers.records import DeleteFilter, PruneOptions
+        from perdure.providers.records import InstanceQuery, PruneOptions
 
-        bound_ms = None if older_ms is None else session.now_ms() - older_ms
-        options = PruneOptions(keep_last=keep_last, completed_before_ms=bound_ms)
+        bound = None if older_ms is None else utc_time(session.now_ms() - older_ms)
+        options = PruneOptions(keep_last=keep_last, completed_before=bound)
         selection = parse_search(query, session.now_ms())
         ids = [
             info.instance_id
@@ -298,7 +299,7 @@ def prune(
             return Exit.OK
         executions = 0
         for start in range(0, len(ids), _CHUNK):
-            chosen = DeleteFilter(instance_ids=tuple(ids[start : start + _CHUNK]), limit=_CHUNK)
+            chosen = InstanceQuery(instance_ids=tuple(ids[start : start + _CHUNK]))
             executions += (await session.admin.prune_executions_bulk(chosen, options)).executions
         _print(
             {"dry_run": False, "instances": len(ids), "executions": executions}, output, "dropped"

@@ -20,7 +20,7 @@ from perdure.cli.render import (
     warn,
 )
 from perdure.cli.session import run
-from perdure.client.durations import parse_moment_ms
+from perdure.client.durations import parse_moment
 from perdure.client.search import QUALIFIERS, parse_search
 from perdure.errors import InvalidValue
 from perdure.model.status import Status
@@ -85,11 +85,11 @@ def selection_of(filters: Mapping[str, Any], now_ms: int) -> Selection:
         words += [shlex.quote(f"{qualifier}:{value}") for value in filters[option]]
     selection = parse_search(" ".join(words), now_ms)
     bounds = {}
-    for option, field in (("since", "created_after_ms"), ("until", "created_before_ms")):
+    for option, field in (("since", "created_after"), ("until", "created_before")):
         if filters[option]:
             if getattr(selection.query, field) is not None:
                 raise InvalidValue(f"--{option} and created: say the same twice; put one of them")
-            bounds[field] = parse_moment_ms(filters[option], now_ms)
+            bounds[field] = parse_moment(filters[option], now_ms)
     return selection.with_query(**bounds)
 
 

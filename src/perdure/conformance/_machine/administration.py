@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hypothesis import strategies as st
 
+from perdure.client.durations import utc_time
 from perdure.conformance._machine import plans
 from perdure.conformance._machine.comparison import MODEL, SUBJECT, Side, action
 from perdure.conformance._machine.working import WorkRules
@@ -13,7 +14,6 @@ from perdure.conformance.observation import list_whole
 from perdure.errors import NotFound
 from perdure.model.status import Status
 from perdure.providers.records import (
-    DeleteFilter,
     HistoryRecord,
     InstanceQuery,
     OrchestrationFilter,
@@ -22,8 +22,12 @@ from perdure.providers.records import (
     WorkerInfo,
 )
 
+if TYPE_CHECKING:
+    from datetime import datetime
+
 instance_lists = st.lists(plans.instances, max_size=3)
 small_executions = st.integers(1, 2)
+names = st.sampled_from((None, None, *plans.NAMES))
 bounds = st.sampled_from((None, None, -1, 0, 5))
 """A time around now, in ticks, moved by half of one so that clocks need not agree exactly."""
 
@@ -74,13 +78,15 @@ class AdminRules(WorkRules):
             )
         )
 
-    @action(1, instance_ids=st.one_of(st.none(), instance_lists), bound=bounds)
-    def delete_bulk(self, instance_ids: list[str] | None, bound: int | None) -> None:
+    @action(1, instance_ids=st.one_of(st.none(), instance_lists), name=names, bound=bounds)
+    def delete_bulk(
+        self, instance_ids: list[str] | None, name: str | None, bound: int | None
+    ) -> None:
         self.run(
             self.ask(
                 "delete_instance_bulk",
                 lambda side: side.admin.delete_instance_bulk(
-                    self._delete_filter(side, instance_ids, bound)
+                    self._bulk_query(side, instance_ids, name, bound)
                 ),
             )
         )
@@ -97,32 +103,37 @@ class AdminRules(WorkRules):
                 "prune_executions",
                 lambda side: side.admin.prune_executions(
                     instance_id,
-                    PruneOptions(keep_last=keep_last, completed_before_ms=self._bound(side, bound)),
+                    PruneOptions(keep_last=keep_last, completed_before=self._bound(side, bound)),
                 ),
             )
         )
 
-    @action(1, instance_ids=st.one_of(st.none(), instance_lists), bound=bounds)
-    def prune_bulk(self, instance_ids: list[str] | None, bound: int | None) -> None:
+    @action(1, instance_ids=st.one_of(st.none(), instance_lists), name=names, bound=bounds)
+    def prune_bulk(
+        self, instance_ids: list[str] | None, name: str | None, bound: int | None
+    ) -> None:
         self.run(
             self.ask(
                 "prune_executions_bulk",
                 lambda side: side.admin.prune_executions_bulk(
-                    self._delete_filter(side, instance_ids, bound), PruneOptions()
+                    self._bulk_query(side, instance_ids, name, bound), PruneOptions()
                 ),
             )
         )
 
-    def _delete_filter(
-        self, side: Side, instance_ids: list[str] | None, bound: int | None
-    ) -> DeleteFilter:
-        return DeleteFilter(
+    def _bulk_query(
+        self, side: Side, instance_ids: list[str] | None, name: str | None, bound: int | None
+    ) -> InstanceQuery:
+        return InstanceQuery(
+            name=name,
             instance_ids=None if instance_ids is None else tuple(instance_ids),
-            completed_before_ms=self._bound(side, bound),
+            completed_before=self._bound(side, bound),
         )
 
-    def _bound(self, side: Side, ticks: int | None) -> int | None:
-        return None if ticks is None else side.now_ms + self.ticks(ticks) + self.tick_ms // 2
+    def _bound(self, side: Side, ticks: int | None) -> datetime | None:
+        if ticks is None:
+            return None
+        return utc_time(side.now_ms + self.ticks(ticks) + self.tick_ms // 2)
 
     # --- history by hand
 
@@ -274,7 +285,7 @@ class AdminRules(WorkRules):
     @action(
         1,
         statuses=st.one_of(st.none(), st.frozensets(st.sampled_from(tuple(Status)), max_size=3)),
-        name=st.sampled_from((None, None, *plans.NAMES)),
+        name=names,
         roots_only=st.booleans(),
         parent=st.sampled_from((None, None, "a")),
         text=st.sampled_from((None, None, "SHOP", "out", "busy", "%")),
@@ -298,7 +309,7 @@ class AdminRules(WorkRules):
                 roots_only=roots_only,
                 parent_instance_id=parent,
                 text=text,
-                created_before_ms=self._bound(side, bound),
+                created_before=self._bound(side, bound),
             )
 
         self.run(

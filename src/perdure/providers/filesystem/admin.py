@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from perdure.errors import InstanceFinished, NotFound
-from perdure.limits import BULK_INSTANCES_MAX, check_id
+from perdure.limits import check_id
 from perdure.model.wire import FORMAT_VERSION
 from perdure.providers import rules, validation
 from perdure.providers.filesystem import deletion, queues, snapshots, turns, waiting
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from perdure.providers.filesystem.store import OpenStore
     from perdure.providers.filesystem.tables import Transaction
     from perdure.providers.records import (
-        DeleteFilter,
         FetchedOrchestration,
         HistoryRecord,
         InstanceInfo,
@@ -260,15 +259,17 @@ class FileSystemAdmin(WholeAdmin):  # type: ignore[misc]
             verb, lambda tx: deletion.delete_atomic(store.state, tx, instance_ids, force=force)
         )
 
-    async def delete_instance_bulk(self, filter: DeleteFilter) -> DeleteResult:  # noqa: A002
+    async def delete_instance_bulk(
+        self, query: InstanceQuery, *, limit: int | None = None
+    ) -> DeleteResult:
         verb = "delete_instance_bulk"
         store = self._provider.store(verb)
-        validation.check_delete_filter(filter)
+        validation.check_bulk_limit(limit)
         state = store.state
         trees = await store.look(
-            verb, lambda: deletion.finished_trees(state, deletion.matching(state, filter))
+            verb, lambda: deletion.finished_trees(state, deletion.matching(state, query))
         )
-        roots = [tree[0] for tree in trees[: filter.limit or BULK_INSTANCES_MAX]]
+        roots = [tree[0] for tree in trees[:limit]]
         return deletion.total(
             [
                 await store.change(verb, partial(deletion.delete_finished_tree, state, root))
@@ -288,26 +289,24 @@ class FileSystemAdmin(WholeAdmin):  # type: ignore[misc]
         return await store.change(verb, prune)
 
     async def prune_executions_bulk(
-        self,
-        filter: DeleteFilter,  # noqa: A002
-        options: PruneOptions,
+        self, query: InstanceQuery, options: PruneOptions, *, limit: int | None = None
     ) -> PruneResult:
         verb = "prune_executions_bulk"
         store = self._provider.store(verb)
-        validation.check_delete_filter(filter)
+        validation.check_bulk_limit(limit)
         validation.check_prune_options(options)
         state = store.state
         found = await store.look(
             verb,
             lambda: [
                 instance_id
-                for instance_id in deletion.matching(state, filter)
+                for instance_id in deletion.matching(state, query)
                 if state.standing.has_turns(instance_id)
             ],
         )
         results = [
             await store.change(verb, partial(deletion.prune, state, instance_id, options))
-            for instance_id in found[: filter.limit or BULK_INSTANCES_MAX]
+            for instance_id in found[:limit]
         ]
         return PruneResult(
             instances_processed=len(results),

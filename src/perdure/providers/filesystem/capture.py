@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from perdure.providers.embedding import embed, extract
+from perdure.providers.documents import embed, extract
 from perdure.providers.filesystem.documents import (
     ExecutionDocument,
     InstanceDocument,

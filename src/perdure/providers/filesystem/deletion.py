@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from perdure.providers.filesystem.state import State
     from perdure.providers.filesystem.tables import Transaction
-    from perdure.providers.records import DeleteFilter, PruneOptions
+    from perdure.providers.records import InstanceQuery, PruneOptions
 
 
 def children_of(state: State, instance_id: str) -> list[str]:
@@ -102,18 +102,9 @@ def delete(state: State, tx: Transaction, instance_id: str) -> DeleteResult:
     )
 
 
-def matching(state: State, filter: DeleteFilter) -> list[str]:  # noqa: A002
-    """Instances that a bulk filter names, oldest first."""
-    return [
-        instance_id
-        for instance_id in state.listing.oldest_first(filter.instance_ids)
-        if rules.is_before(_completed_at_ms(state, instance_id), filter.completed_before_ms)
-    ]
-
-
-def _completed_at_ms(state: State, instance_id: str) -> int | None:
-    execution = state.standing.current_execution(instance_id)
-    return execution.completed_at_ms if execution is not None else None
+def matching(state: State, query: InstanceQuery) -> list[str]:
+    """Instances that a bulk query names, oldest first."""
+    return [info.instance_id for info in state.listing.matching(query)][::-1]
 
 
 def finished_trees(state: State, roots: Iterable[str]) -> list[list[str]]:

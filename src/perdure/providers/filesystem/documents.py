@@ -12,7 +12,7 @@ import msgspec
 
 from perdure.model.failures import Block
 from perdure.model.status import Status
-from perdure.providers.embedding import NO_JSON
+from perdure.providers.documents import NO_JSON
 from perdure.providers.filesystem.readable import Time
 from perdure.providers.filesystem.rows import SessionRow, WorkerRow
 from perdure.providers.records import (

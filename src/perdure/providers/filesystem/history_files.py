@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from perdure.errors import CorruptData
-from perdure.providers.embedding import NO_JSON, embed, extract
+from perdure.providers.documents import NO_JSON, embed, extract
 from perdure.providers.filesystem import layout
 from perdure.providers.records import HistoryRecord
 

@@ -87,13 +87,6 @@ class Listing:
             if rules.fits_query(info, query):
                 yield info
 
-    def oldest_first(self, instance_ids: tuple[str, ...] | None) -> list[str]:
-        """All of these that are listed; None: all."""
-        if instance_ids is None:
-            return [instance_id for _, instance_id in heapq.merge(*self._by_status.values())]
-        named = set(instance_ids) & self._entries.keys()
-        return sorted(named, key=lambda instance_id: self._entries[instance_id][0])
-
     def _places(self, query: InstanceQuery | None, before: _Place | None) -> Iterator[_Place]:
         if query is not None and before is None and query.created_before_ms is not None:
             before = (query.created_before_ms, "")

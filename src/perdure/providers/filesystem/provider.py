@@ -14,12 +14,11 @@ from perdure.clock import SystemClock
 from perdure.errors import LockLost, StoreClosed
 from perdure.limits import ORPHAN_GRACE_SECONDS, check_id
 from perdure.providers import rules, validation
-from perdure.providers.capabilities import Capabilities
 from perdure.providers.filesystem import acking, enqueueing, queues, turns, waiting
 from perdure.providers.filesystem.admin import FileSystemAdmin
 from perdure.providers.filesystem.fileops import FileOps
 from perdure.providers.filesystem.store import open_store
-from perdure.providers.records import TagFilter, TagMode
+from perdure.providers.records import Capabilities, TagFilter, TagMode
 from perdure.providers.whole import WholeProvider
 
 if TYPE_CHECKING:

@@ -7,14 +7,10 @@ from typing import TYPE_CHECKING, Any, Final, LiteralString
 import msgspec
 
 from perdure.errors import (
-    AlreadyExists,
-    InstanceFinished,
     InstanceStillRunning,
     NotARoot,
     NotFound,
-    TreeChanged,
 )
-from perdure.limits import BULK_INSTANCES_MAX
 from perdure.model.status import Status
 from perdure.providers import rules
 from perdure.providers.administration import ProviderAdmin
@@ -23,7 +19,6 @@ from perdure.providers.records import (
     DeadLetter,
     DeleteResult,
     FetchedOrchestration,
-    InstancePage,
     InstanceSnapshot,
     InstanceTree,
     OrchestrationItem,
@@ -44,7 +39,6 @@ if TYPE_CHECKING:
     from perdure.providers.postgres.fetching import TokenCache
     from perdure.providers.postgres.store import PostgresStore
     from perdure.providers.records import (
-        DeleteFilter,
         ExecutionInfo,
         HistoryRecord,
         InstanceInfo,
@@ -71,15 +65,13 @@ class PostgresAdmin(ProviderAdmin):
 
     async def _list_instances(
         self, query: InstanceQuery | None, before: tuple[int, str] | None, limit: int
-    ) -> InstancePage:
+    ) -> list[InstanceInfo]:
         page: list[InstanceInfo] = []
-        async for info in self._infos(query, before, limit + 1):
-            if len(page) == limit:
-                last = page[-1]
-                next_cursor = rules.encode_cursor(last.created_at_ms, last.instance_id)
-                return InstancePage(instances=tuple(page), next_cursor=next_cursor)
+        async for info in self._infos(query, before, limit):
             page.append(info)
-        return InstancePage(instances=tuple(page), next_cursor=None)
+            if len(page) == limit:
+                break
+        return page
 
     async def _count_instances(self, query: InstanceQuery | None) -> int:
         if query is not None and query.text is not None:
@@ -106,7 +98,7 @@ class PostgresAdmin(ProviderAdmin):
     async def _get_instance_info(self, instance_id: str) -> InstanceInfo:
         found = await self._store.ask("get_instance_info", statements.GET_INFO, (instance_id,))
         if not found:
-            raise _no_instance(instance_id)
+            raise rules.no_instance(instance_id)
         return records.instance_info(found[0])
 
     async def _list_executions(self, instance_id: str) -> list[int]:
@@ -118,7 +110,7 @@ class PostgresAdmin(ProviderAdmin):
             "latest_execution_id", statements.LATEST_EXECUTION_ID, {"id": instance_id}
         )
         if latest is None:
-            raise NotFound(f"{instance_id!r} has no execution")
+            raise rules.no_execution(instance_id)
         return int(latest)
 
     async def _get_execution_info(self, instance_id: str, execution_id: int) -> ExecutionInfo:
@@ -126,7 +118,7 @@ class PostgresAdmin(ProviderAdmin):
             "get_execution_info", statements.GET_EXECUTION, (instance_id, execution_id)
         )
         if not found:
-            raise NotFound(f"there is no execution {execution_id} of {instance_id!r}")
+            raise rules.no_execution(instance_id, execution_id)
         return records.execution_info(found[0])
 
     async def _read_history_with_execution_id(
@@ -146,7 +138,7 @@ class PostgresAdmin(ProviderAdmin):
     async def _get_instance_tree(self, instance_id: str) -> InstanceTree:
         found = await self._of(instance_id, "get_instance_tree", statements.GET_TREE)
         if not found:
-            raise _no_instance(instance_id)
+            raise rules.no_instance(instance_id)
         return InstanceTree(root_id=instance_id, instance_ids=tuple(found[0][0]))
 
     # --- control
@@ -161,9 +153,9 @@ class PostgresAdmin(ProviderAdmin):
     async def _control(self, instance_id: str, operation: str, template: LiteralString) -> None:
         ((refused,),) = await self._of(instance_id, operation, template)
         if refused == "missing":
-            raise _no_instance(instance_id)
+            raise rules.no_instance(instance_id)
         if refused is not None:
-            raise InstanceFinished(f"{instance_id!r} has ended")
+            raise rules.instance_finished(instance_id)
         self._store.changed((instance_id,))
 
     async def _lock_instance(self, instance_id: str, lock_timeout_ms: int) -> FetchedOrchestration:
@@ -173,7 +165,7 @@ class PostgresAdmin(ProviderAdmin):
             operation, statements.LOCK_INSTANCE, (instance_id, token, lock_timeout_ms)
         )
         if refused is not None:
-            raise NotFound(f"there is no instance {instance_id!r}")
+            raise rules.no_instance(instance_id)
         self._tokens.note(token, instance_id)
         # The lock is held, so the instance does not change between these reads.
         info = await self._get_instance_info(instance_id)
@@ -241,13 +233,13 @@ class PostgresAdmin(ProviderAdmin):
             "requeue_dead_letter", statements.REQUEUE_LETTER, (letter_id,)
         )
         if refused is not None:
-            raise _no_letter(letter_id)
+            raise rules.no_dead_letter(letter_id)
         self._store.released()
 
     async def _delete_dead_letter(self, letter_id: int) -> None:
         found = await self._ask("delete_dead_letter", statements.DELETE_LETTER, (letter_id,))
         if not found:
-            raise _no_letter(letter_id)
+            raise rules.no_dead_letter(letter_id)
 
     # --- deletion
 
@@ -264,25 +256,28 @@ class PostgresAdmin(ProviderAdmin):
                 self._store.changed(named)
                 return msgspec.convert(answer, DeleteResult)
             case "missing":
-                raise NotFound(f"none of these instances exists: {named[:10]}")
+                raise rules.none_exists(named)
             case "running":
-                raise InstanceStillRunning(
-                    f"{answer['instance_id']!r} is still running ({answer['status']}); wait for "
-                    "its end or force the deletion"
-                )
+                raise rules.still_running(answer["instance_id"], answer["status"])
             case _:
-                raise TreeChanged(
-                    f"the child {answer['status']!r} of {answer['instance_id']!r} would be "
-                    "orphaned; read the tree again and delete it as a whole"
-                )
+                raise rules.would_orphan(answer["status"], answer["instance_id"])
 
-    async def _list_finished_roots(
+    async def _list_oldest(
         self,
-        filter: DeleteFilter,  # noqa: A002
+        instance_ids: tuple[str, ...] | None,
+        completed_before_ms: int | None,
         after: tuple[int, str],
         limit: int,
+        *,
+        finished_roots: bool,
     ) -> list[tuple[int, str]]:
-        return await self._matching(statements.LIST_FINISHED_ROOTS, filter, after, limit)
+        named, before_ms = None if instance_ids is None else list(instance_ids), completed_before_ms
+        found = await self._ask(
+            "list_oldest",
+            statements.LIST_FINISHED_ROOTS if finished_roots else statements.LIST_BEGUN,
+            (named, named, before_ms, before_ms, *after, limit),
+        )
+        return [(created_at_ms, instance_id) for created_at_ms, instance_id in found]
 
     async def _delete_finished_tree(self, root_id: str) -> DeleteResult:
         try:
@@ -291,54 +286,14 @@ class PostgresAdmin(ProviderAdmin):
             return DeleteResult()
 
     async def _prune_executions(self, instance_id: str, options: PruneOptions) -> PruneResult:
-        pruned = await self._prune(instance_id, options)
-        if pruned is None:
-            raise _no_instance(instance_id)
-        return pruned
-
-    async def _prune_executions_bulk(
-        self,
-        filter: DeleteFilter,  # noqa: A002
-        options: PruneOptions,
-    ) -> PruneResult:
-        results: list[PruneResult] = []
-        after, found = _BEFORE_ALL, [_BEFORE_ALL]
-        most = filter.limit or BULK_INSTANCES_MAX
-        while found and len(results) < most:
-            found = await self._matching(statements.LIST_BEGUN, filter, after, _PAGE_ROWS)
-            for after in found:
-                pruned = await self._prune(after[1], options)
-                if pruned is not None:
-                    results.append(pruned)
-                if len(results) == most:
-                    break
-        return PruneResult(
-            instances_processed=len(results),
-            executions=sum(result.executions for result in results),
-            events=sum(result.events for result in results),
-        )
-
-    async def _prune(self, instance_id: str, options: PruneOptions) -> PruneResult | None:
         ((text,),) = await self._ask(
             "prune_executions",
             statements.PRUNE_INSTANCE,
             (instance_id, options.keep_last or 0, options.completed_before_ms),
         )
-        return None if text is None else msgspec.json.decode(text, type=PruneResult)
-
-    async def _matching(
-        self,
-        template: LiteralString,
-        filter: DeleteFilter,  # noqa: A002
-        after: tuple[int, str],
-        limit: int,
-    ) -> list[tuple[int, str]]:
-        """Return creation time and id of instances that a bulk filter names, oldest first."""
-        named = None if filter.instance_ids is None else list(filter.instance_ids)
-        before_ms = filter.completed_before_ms
-        parameters = (named, named, before_ms, before_ms, *after, limit)
-        found = await self._ask("list_matching", template, parameters)
-        return [(created_at_ms, instance_id) for created_at_ms, instance_id in found]
+        if text is None:
+            raise rules.no_instance(instance_id)
+        return msgspec.json.decode(text, type=PruneResult)
 
     # --- the store
 
@@ -389,7 +344,7 @@ class PostgresAdmin(ProviderAdmin):
     async def _export_instance(self, instance_id: str) -> InstanceSnapshot:
         ((text,),) = await self._of(instance_id, "export_instance", statements.EXPORT_INSTANCE)
         if text is None:
-            raise _no_instance(instance_id)
+            raise rules.no_instance(instance_id)
         return msgspec.json.decode(text, type=InstanceSnapshot)
 
     async def _import_instance(self, snapshot: InstanceSnapshot, *, replace: bool) -> None:
@@ -398,7 +353,7 @@ class PostgresAdmin(ProviderAdmin):
             "import_instance", statements.IMPORT_INSTANCE, (text, replace)
         )
         if refused is not None:
-            raise AlreadyExists(f"{snapshot.instance_id!r} is already in this store")
+            raise rules.already_exists(snapshot.instance_id)
         self._store.changed((snapshot.instance_id,))
         self._store.released()
 
@@ -414,11 +369,3 @@ class PostgresAdmin(ProviderAdmin):
 
     async def _of(self, instance_id: str, operation: str, template: LiteralString) -> list[Any]:
         return await self._ask(operation, template, (instance_id,))
-
-
-def _no_instance(instance_id: str) -> NotFound:
-    return NotFound(f"there is no instance {instance_id!r}")
-
-
-def _no_letter(letter_id: int) -> NotFound:
-    return NotFound(f"there is no dead letter {letter_id}")

@@ -18,10 +18,8 @@ import psycopg
 
 from perdure.errors import (
     DuplicateEvent,
-    InstanceFinished,
     InvalidValue,
     LockLost,
-    NotFound,
     PerdureError,
     ProviderError,
     StoreClosed,
@@ -378,11 +376,11 @@ def _raise_refusal(operation: str, row: dict[str, Any], refused: Refusal | None)
         case ("lost", token):
             raise rules.lock_lost(operation, token or "")
         case ("missing", _):
-            raise NotFound(f"there is no instance {row['instance_id']!r}")
+            raise rules.no_instance(row["instance_id"])
         case ("child", parent_id):
             raise rules.not_a_root(row["instance_id"], parent_id or "")
         case ("ended", status):
-            raise InstanceFinished(f"{row['instance_id']!r} has ended: {status}")
+            raise rules.instance_finished(row["instance_id"], status)
         case _:
             raise InvalidValue(
                 f"{operation}: the message belongs to another instance or work item than the lock "

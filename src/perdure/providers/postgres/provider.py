@@ -10,8 +10,7 @@ import msgspec
 from perdure.arguments import Duration, check_kind, check_string, to_milliseconds, to_seconds
 from perdure.errors import PerdureError
 from perdure.limits import ORPHAN_GRACE_SECONDS
-from perdure.providers import rules, validation
-from perdure.providers.capabilities import Capabilities
+from perdure.providers import validation
 from perdure.providers.contract import Provider
 from perdure.providers.postgres import records, statements
 from perdure.providers.postgres.admin import PostgresAdmin
@@ -25,7 +24,7 @@ from perdure.providers.postgres.fetching import (
 from perdure.providers.postgres.pool import RETRY_SECONDS
 from perdure.providers.postgres.records import check_no_repeated_event
 from perdure.providers.postgres.store import PostgresStore
-from perdure.providers.records import EnqueueCondition, TagFilter
+from perdure.providers.records import Capabilities, EnqueueCondition, TagFilter
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
@@ -232,11 +231,6 @@ class PostgresProvider(Provider):
         self._turn_tokens.forget((lock_token,))
         self._store.changed((instance_id,), notify=block is not None)
 
-    async def _renew_orchestration_item_lock(self, lock_token: str, extend_for_ms: int) -> None:
-        lost = await self._renew_orchestration_item_locks((lock_token,), extend_for_ms)
-        if lost:
-            raise rules.lock_lost("renew_orchestration_item_lock", lock_token)
-
     async def _renew_orchestration_item_locks(
         self, lock_tokens: tuple[str, ...], extend_for_ms: int
     ) -> frozenset[str]:
@@ -288,19 +282,6 @@ class PostgresProvider(Provider):
         if message.claim is not None:
             self._work_tokens.note(message.claim.lock_token, message.identity.instance_id)
 
-    async def _fetch_work_item(
-        self,
-        lock_timeout_ms: int,
-        poll_timeout_ms: int,
-        session: SessionFetch | None,
-        tags: TagFilter,
-        activities: frozenset[str] | None,
-    ) -> FetchedWork | None:
-        found = await self._fetch_work_items(
-            1, lock_timeout_ms, poll_timeout_ms, session, tags, activities
-        )
-        return found[0] if found else None
-
     async def _fetch_work_items(
         self,
         limit: int,
@@ -350,20 +331,8 @@ class PostgresProvider(Provider):
         await self._store.send(operation, statements.ABANDON_WORK, row, key=lock_token)
         self._work_tokens.forget((lock_token,))
 
-    async def _renew_work_item_lock(
-        self, lock_token: str, extend_for_ms: int, heartbeat: str | None
-    ) -> None:
-        lost = await self._renew_work((lock_token,), extend_for_ms, heartbeat)
-        if lost:
-            raise rules.lock_lost("renew_work_item_lock", lock_token)
-
     async def _renew_work_item_locks(
-        self, lock_tokens: tuple[str, ...], extend_for_ms: int
-    ) -> frozenset[str]:
-        return await self._renew_work(lock_tokens, extend_for_ms, None)
-
-    async def _renew_work(
-        self, lock_tokens: Sequence[str], extend_for_ms: int, heartbeat: str | None
+        self, lock_tokens: tuple[str, ...], extend_for_ms: int, heartbeat: str | None
     ) -> frozenset[str]:
         operation = "renew_work_item_lock"
         instances = await self._work_tokens.instances_of(lock_tokens)

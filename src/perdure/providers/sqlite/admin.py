@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import apsw
 
-from perdure.errors import CorruptData, NotFound
+from perdure.errors import CorruptData
 from perdure.model.status import Status
+from perdure.providers import rules
 from perdure.providers.administration import ProviderAdmin
 from perdure.providers.records import (
     DeleteResult,
@@ -29,11 +30,9 @@ if TYPE_CHECKING:
 
     from perdure.providers.records import (
         DeadLetter,
-        DeleteFilter,
         FetchedOrchestration,
         HistoryRecord,
         InstanceInfo,
-        InstancePage,
         InstanceQuery,
         InstanceSnapshot,
         PruneOptions,
@@ -84,7 +83,7 @@ class EngineAdmin(ProviderAdmin):
 
     def _list_instances(
         self, query: InstanceQuery | None, before: tuple[int, str] | None, limit: int
-    ) -> asyncio.Future[InstancePage]:
+    ) -> asyncio.Future[list[InstanceInfo]]:
         return self._store.search(Verb("list_instances", listing.list_page), query, before, limit)
 
     def _count_instances(self, query: InstanceQuery | None) -> asyncio.Future[int]:
@@ -165,14 +164,22 @@ class EngineAdmin(ProviderAdmin):
             Verb("delete_instances_atomic", control.delete_atomic), instance_ids, force
         )
 
-    def _list_finished_roots(
+    def _list_oldest(
         self,
-        filter: DeleteFilter,  # noqa: A002
+        instance_ids: tuple[str, ...] | None,
+        completed_before_ms: int | None,
         after: tuple[int, str],
         limit: int,
+        *,
+        finished_roots: bool,
     ) -> asyncio.Future[list[tuple[int, str]]]:
         return self._store.search(
-            Verb("delete_instance_bulk", control.next_deletable_roots), filter, after, limit
+            Verb("list_oldest", control.list_oldest),
+            instance_ids,
+            completed_before_ms,
+            after,
+            limit,
+            finished_roots,
         )
 
     def _delete_finished_tree(self, root_id: str) -> asyncio.Future[DeleteResult]:
@@ -184,13 +191,6 @@ class EngineAdmin(ProviderAdmin):
         self, instance_id: str, options: PruneOptions
     ) -> asyncio.Future[PruneResult]:
         return self._store.write(Verb("prune_executions", control.prune), instance_id, options)
-
-    def _prune_executions_bulk(
-        self,
-        filter: DeleteFilter,  # noqa: A002
-        options: PruneOptions,
-    ) -> asyncio.Future[PruneResult]:
-        return self._store.write(Verb("prune_executions_bulk", control.prune_bulk), filter, options)
 
     # --- the store
 
@@ -274,7 +274,7 @@ def _list_executions(snapshot: Snapshot, instance_id: str) -> list[int]:
 def _latest_execution_id(snapshot: Snapshot, instance_id: str) -> int:
     row = snapshot.row(_LATEST, (instance_id,))
     if row is None:
-        raise NotFound(f"{instance_id!r} has no execution")
+        raise rules.no_execution(instance_id)
     latest: int = row[0]
     return latest
 
@@ -282,7 +282,7 @@ def _latest_execution_id(snapshot: Snapshot, instance_id: str) -> int:
 def _execution_info(snapshot: Snapshot, instance_id: str, execution_id: int) -> ExecutionInfo:
     row = snapshot.row(_EXECUTION, (instance_id, execution_id))
     if row is None:
-        raise NotFound(f"there is no execution {execution_id} of {instance_id!r}")
+        raise rules.no_execution(instance_id, execution_id)
     status, output, started_at, completed_at, pinned, events = row
     return ExecutionInfo(
         execution_id=execution_id,

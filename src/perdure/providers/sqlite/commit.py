@@ -163,12 +163,8 @@ def append(
     if found is not None:
         key = found[0]
     elif records:
-        row = InstanceRow(
-            is_named=0, name=None, version=None, parent_instance_id=None, execution_id=0,
-            status=Status.PENDING, framework_version=None, custom_status=None,
-            custom_status_version=0, created_at=0, updated_at=0, completed_at=None,
-        )  # fmt: skip
-        instances.INSERT_INSTANCE.execute(tx, [(None, instance_id, *row)])
+        values = (None, instance_id, *instances.NO_INSTANCE)
+        instances.INSERT_INSTANCE.execute(tx, [values])
         key = tx.connection.last_insert_rowid()
     else:
         return

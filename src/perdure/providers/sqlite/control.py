@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from perdure.errors import InstanceStillRunning, NotFound, TreeChanged
-from perdure.limits import BULK_INSTANCES_MAX
 from perdure.model.status import Status
 from perdure.providers import rules
 from perdure.providers.records import DeleteResult, PruneResult
 from perdure.providers.sqlite import deletion, listing, messages, readiness, statements, turns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
-    from perdure.providers.records import DeleteFilter, FetchedOrchestration, PruneOptions
-    from perdure.providers.sqlite.transaction import Transaction
+    from perdure.providers.records import FetchedOrchestration, PruneOptions
+    from perdure.providers.sqlite.transaction import Snapshot, Transaction
 
 _EXECUTIONS: Final = """
 SELECT execution_id, status, completed_at FROM executions WHERE instance_key = ?
 """
 
+_OLDEST: Final = """
+SELECT created_at, instance_id FROM instances
+WHERE execution_id > 0 AND (?1 IS NULL OR completed_at < ?1)
+  AND (created_at, instance_id) > (?2, ?3)
+ORDER BY created_at, instance_id LIMIT ?4
+"""
+
 _OLDEST_FINISHED_ROOTS: Final = """
-SELECT instance_id FROM instances
+SELECT created_at, instance_id FROM instances
 WHERE execution_id > 0 AND parent_instance_id IS NULL
   AND status NOT IN ('Pending', 'Running')
   AND (?1 IS NULL OR completed_at < ?1)
@@ -30,13 +35,6 @@ WHERE execution_id > 0 AND parent_instance_id IS NULL
 ORDER BY created_at, instance_id LIMIT ?4
 """
 
-_OLDEST: Final = """
-SELECT instance_id FROM instances
-WHERE execution_id > 0 AND (?1 IS NULL OR completed_at < ?1)
-ORDER BY created_at, instance_id LIMIT ?2
-"""
-
-_CREATED_AT: Final = "SELECT created_at FROM instances WHERE instance_id = ?"
 _COMPLETED_AT: Final = """
 SELECT created_at, completed_at, parent_instance_id FROM instances
 WHERE instance_id = ? AND execution_id > 0
@@ -74,7 +72,7 @@ def resume(tx: Transaction, instance_id: str) -> None:
 def lock(tx: Transaction, instance_id: str, lock_timeout_ms: int) -> FetchedOrchestration:
     key, execution_id, pending_since, _ = tx.row(statements.EXISTENCE_OF, (instance_id,))
     if not execution_id and pending_since is None:
-        raise NotFound(f"there is no instance {instance_id!r}")
+        raise rules.no_instance(instance_id)
     return turns.take_over(tx, instance_id, key, lock_timeout_ms)
 
 
@@ -82,40 +80,36 @@ def delete_atomic(tx: Transaction, instance_ids: Sequence[str], force: bool) -> 
     named = dict.fromkeys(instance_ids)
     existing = [each for each in named if messages.exists(tx, each)]
     if not existing:
-        raise NotFound(f"none of these instances exists: {sorted(named)[:10]}")
+        raise rules.none_exists(named)
     for instance_id in existing:
         if not force and not messages.has_ended(tx, instance_id):
-            raise InstanceStillRunning(
-                f"{instance_id!r} is still running; wait for its end or force the deletion"
-            )
+            raise rules.still_running(instance_id)
     found = [each for each in named if deletion.has_anything(tx, each)]
     for instance_id in found:
         for child_id, _ in tx.rows(deletion.CHILDREN, (instance_id,)):
             if child_id not in named:
-                raise TreeChanged(
-                    f"the child {child_id!r} of {instance_id!r} would be orphaned; read the tree "
-                    "again and delete it as a whole"
-                )
+                raise rules.would_orphan(child_id, instance_id)
     return deletion.add_up([deletion.delete_instance(tx, each) for each in found])
 
 
-def next_deletable_roots(
-    tx: Transaction,
-    filter: DeleteFilter,  # noqa: A002
+def list_oldest(
+    snapshot: Snapshot,
+    instance_ids: tuple[str, ...] | None,
+    completed_before_ms: int | None,
     after: tuple[int, str],
     limit: int,
+    finished_roots: bool,
 ) -> list[tuple[int, str]]:
-    """Return finished roots that fit, oldest first, after a position in that order."""
-    if filter.instance_ids is None:
-        before, (created_at, instance_id) = filter.completed_before_ms, after
-        rows = tx.rows(_OLDEST_FINISHED_ROOTS, (before, created_at, instance_id, limit))
-        return [(tx.row(_CREATED_AT, row)[0], row[0]) for row in rows]
+    """Return instances that have begun, or finished roots, after a place in their order."""
+    if instance_ids is None:
+        statement = _OLDEST_FINISHED_ROOTS if finished_roots else _OLDEST
+        return list(snapshot.rows(statement, (completed_before_ms, *after, limit)))
     found: list[tuple[int, str]] = []
-    for instance_id in set(filter.instance_ids):
-        row = tx.row(_COMPLETED_AT, (instance_id,))
-        if row is not None and rules.is_before(row[1], filter.completed_before_ms):
+    for instance_id in set(instance_ids):
+        row = snapshot.row(_COMPLETED_AT, (instance_id,))
+        if row is not None and rules.is_before(row[1], completed_before_ms):
             place = (row[0], instance_id)
-            if row[2] is None and place > after:
+            if place > after and not (finished_roots and row[2] is not None):
                 found.append(place)
     return sorted(found)[:limit]
 
@@ -135,7 +129,7 @@ def prune(tx: Transaction, instance_id: str, options: PruneOptions) -> PruneResu
     key, execution_id, pending_since, _ = tx.row(statements.EXISTENCE_OF, (instance_id,))
     if not execution_id:
         if pending_since is None:
-            raise NotFound(f"there is no instance {instance_id!r}")
+            raise rules.no_instance(instance_id)
         return PruneResult(instances_processed=1)
     executions = {
         number: (Status(status), completed_at)
@@ -152,29 +146,3 @@ def prune(tx: Transaction, instance_id: str, options: PruneOptions) -> PruneResu
         )
     tx.changed_instances.append(instance_id)
     return PruneResult(instances_processed=1, executions=len(pruned), events=events)
-
-
-def prune_bulk(
-    tx: Transaction,
-    filter: DeleteFilter,  # noqa: A002
-    options: PruneOptions,
-) -> PruneResult:
-    results = [prune(tx, instance_id, options) for instance_id in _prunable(tx, filter)]
-    return PruneResult(
-        instances_processed=len(results),
-        executions=sum(result.executions for result in results),
-        events=sum(result.events for result in results),
-    )
-
-
-def _prunable(tx: Transaction, filter: DeleteFilter) -> Iterator[str]:  # noqa: A002
-    limit = filter.limit or BULK_INSTANCES_MAX
-    if filter.instance_ids is None:
-        rows: list[Any] = tx.rows(_OLDEST, (filter.completed_before_ms, limit))
-        return (row[0] for row in rows)
-    found: list[tuple[int, str]] = []
-    for instance_id in set(filter.instance_ids):
-        row = tx.row(_COMPLETED_AT, (instance_id,))
-        if row is not None and rules.is_before(row[1], filter.completed_before_ms):
-            found.append((row[0], instance_id))
-    return (instance_id for _, instance_id in sorted(found)[:limit])

@@ -38,6 +38,11 @@ class InstanceRow(NamedTuple):
     updated_at: int
     completed_at: int | None
 
+    @classmethod
+    def columns(cls) -> str:
+        """Return the columns, of ``instances AS i``, as a SELECT names them."""
+        return ", ".join(f"i.{column}" for column in cls._fields)
+
 
 class ExecutionRow(NamedTuple):
     """The columns of ``executions`` that a turn can change."""
@@ -48,15 +53,13 @@ class ExecutionRow(NamedTuple):
     completed_at: int | None
 
 
-INSTANCE_ROW: Final = """
-SELECT i.is_named, i.name, i.version, i.parent_instance_id, i.execution_id, i.status,
-       i.framework_version, i.custom_status, i.custom_status_version, i.created_at, i.updated_at,
-       i.completed_at,
+INSTANCE_ROW: Final = f"""
+SELECT {InstanceRow.columns()},
        coalesce(e.status, 'Running'), e.output, e.framework_version, e.completed_at
 FROM instances AS i
 LEFT JOIN executions AS e ON e.instance_key = i.instance_key AND e.execution_id = ?2
 WHERE i.instance_key = ?1
-"""
+"""  # noqa: S608 - of constants
 """InstanceRow, and ExecutionRow of one of its executions, as new if it is yet to come."""
 
 TOUCH_INSTANCES: Final = ForKeys("UPDATE instances SET updated_at = ?2 WHERE instance_key {given}")
@@ -84,21 +87,16 @@ SET status = excluded.status, output = coalesce(excluded.output, output),
 NEXT_INSTANCE_KEY: Final = "SELECT coalesce(max(instance_key), 0) + 1 FROM instances"
 
 INSERT_INSTANCE: Final = ManyRows(
-    """
-INSERT OR FAIL INTO instances
-    (instance_key, instance_id, is_named, name, version, parent_instance_id, execution_id, status,
-     framework_version, custom_status, custom_status_version, created_at, updated_at, completed_at)
+    f"""
+INSERT OR FAIL INTO instances (instance_key, instance_id, {", ".join(InstanceRow._fields)})
 """,
-    14,
+    2 + len(InstanceRow._fields),
 )
 
-UPDATE_INSTANCE: Final = """
-UPDATE instances
-SET is_named = ?, name = ?, version = ?, parent_instance_id = ?, execution_id = ?, status = ?,
-    framework_version = ?, custom_status = ?, custom_status_version = ?, created_at = ?,
-    updated_at = ?, completed_at = ?
+UPDATE_INSTANCE: Final = f"""
+UPDATE instances SET {", ".join(f"{column} = ?" for column in InstanceRow._fields)}
 WHERE instance_key = ?
-"""
+"""  # noqa: S608 - of constants
 
 SET_STATUS: Final = "UPDATE instances SET status = ?1 WHERE instance_key = ?2"
 
@@ -166,6 +164,13 @@ EMPTY_KV_DELTA: Final = "DELETE FROM kv_delta WHERE instance_key = ?"
 
 
 # --- rows after a turn
+
+NO_INSTANCE: Final = InstanceRow(
+    is_named=0, name=None, version=None, parent_instance_id=None, execution_id=0,
+    status=Status.PENDING, framework_version=None, custom_status=None, custom_status_version=0,
+    created_at=0, updated_at=0, completed_at=None,
+)  # fmt: skip
+"""Before the first turn: only history exists, or only messages."""
 
 NEW_EXECUTION: Final = ExecutionRow(
     status=Status.RUNNING, output=None, framework_version=None, completed_at=None

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 
-from perdure.errors import NotFound
 from perdure.model.failures import Block
 from perdure.model.status import Status
 from perdure.providers import rules
-from perdure.providers.records import InstanceInfo, InstancePage, InstanceQuery, SystemMetrics
+from perdure.providers.records import InstanceInfo, InstanceQuery, SystemMetrics
 from perdure.providers.sqlite import instances, statements
 
 if TYPE_CHECKING:
@@ -87,7 +86,7 @@ SELECT l.suspended, l.block IS NOT NULL, count(*) FROM instance_locks AS l
 def get_info(snapshot: Snapshot, instance_id: str) -> InstanceInfo:
     found = find_info(snapshot, instance_id)
     if found is None:
-        raise NotFound(f"there is no instance {instance_id!r}")
+        raise rules.no_instance(instance_id)
     return found
 
 
@@ -105,13 +104,8 @@ def find_info(snapshot: Snapshot, instance_id: str) -> InstanceInfo | None:
 
 def list_page(
     snapshot: Snapshot, query: InstanceQuery | None, before: _Place | None, limit: int
-) -> InstancePage:
-    page = list(islice(_matching(snapshot, query, before), limit + 1))
-    next_cursor: str | None = None
-    if len(page) > limit:
-        page.pop()
-        next_cursor = rules.encode_cursor(page[-1].created_at_ms, page[-1].instance_id)
-    return InstancePage(instances=tuple(page), next_cursor=next_cursor)
+) -> list[InstanceInfo]:
+    return list(islice(_matching(snapshot, query, before), limit))
 
 
 def count(snapshot: Snapshot, query: InstanceQuery | None) -> int:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Final
 from perdure.arguments import Duration, to_milliseconds
 from perdure.errors import UsageError
 from perdure.limits import ORPHAN_GRACE_SECONDS
-from perdure.providers.capabilities import Capabilities
-from perdure.providers.records import StoreInfo
+from perdure.providers.records import Capabilities, StoreInfo
 from perdure.providers.sqlite.admin import EngineAdmin
 from perdure.providers.sqlite.database import Database
 from perdure.providers.sqlite.provider import VERSION, EngineProvider

@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final
 
-from perdure.errors import InstanceFinished, NotFound
 from perdure.model.status import Status
 from perdure.providers import rules
 from perdure.providers.records import EnqueueCondition
@@ -157,9 +156,9 @@ def _is_met(tx: Transaction, instance_id: str, condition: EnqueueCondition) -> b
 def require_alive(tx: Transaction, instance_id: str) -> None:
     """Raise NotFound for an unknown instance, InstanceFinished for one that has ended."""
     if not exists(tx, instance_id):
-        raise NotFound(f"there is no instance {instance_id!r}")
+        raise rules.no_instance(instance_id)
     if has_ended(tx, instance_id):
-        raise InstanceFinished(f"{instance_id!r} has ended")
+        raise rules.instance_finished(instance_id)
 
 
 def _refuse_to_take_from_parent(tx: Transaction, child_id: str) -> None:

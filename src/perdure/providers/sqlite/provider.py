@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Final
 from perdure.arguments import Duration, check_path, to_milliseconds
 from perdure.errors import InvalidValue
 from perdure.limits import ORPHAN_GRACE_SECONDS
-from perdure.providers.capabilities import Capabilities
 from perdure.providers.contract import Provider
-from perdure.providers.records import EnqueueCondition, TagFilter
+from perdure.providers.records import Capabilities, EnqueueCondition, TagFilter
 from perdure.providers.sqlite import reading
 from perdure.providers.sqlite.admin import SqliteAdmin
 from perdure.providers.sqlite.commit import ACK_TURN, APPEND_EVENTS, START_INSTANCE
@@ -18,17 +17,15 @@ from perdure.providers.sqlite.database import FileDatabase
 from perdure.providers.sqlite.messages import ENQUEUE_MESSAGE, ENQUEUE_MESSAGES
 from perdure.providers.sqlite.store import Store
 from perdure.providers.sqlite.system import System
-from perdure.providers.sqlite.turns import ABANDON_TURN, FETCH_TURN, RENEW_TURN, RENEW_TURNS
+from perdure.providers.sqlite.turns import ABANDON_TURN, FETCH_TURN, RENEW_TURNS
 from perdure.providers.sqlite.verb import Verb
 from perdure.providers.sqlite.work import (
     ABANDON_WORK,
     ACK_WORK,
     CLEAN_SESSIONS,
     ENQUEUE_WORK,
-    FETCH_WORK,
     FETCH_WORK_ITEMS,
     RENEW_SESSIONS,
-    RENEW_WORK,
     RENEW_WORK_ITEMS,
     SETTLE_IN_TRANSACTION,
 )
@@ -120,16 +117,10 @@ class EngineProvider(Provider):
     ) -> asyncio.Future[None]:
         return self._store.write(ABANDON_TURN, lock_token, delay_ms, block, ignore_attempt)
 
-    def _renew_orchestration_item_lock(
-        self, lock_token: str, extend_for_ms: int
-    ) -> asyncio.Future[None]:
-        return self._store.write(RENEW_TURN, lock_token, extend_for_ms)
-
-    async def _renew_orchestration_item_locks(
+    def _renew_orchestration_item_locks(
         self, lock_tokens: tuple[str, ...], extend_for_ms: int
-    ) -> frozenset[str]:
-        lost: frozenset[str] = await self._store.write(RENEW_TURNS, lock_tokens, extend_for_ms)
-        return lost
+    ) -> asyncio.Future[frozenset[str]]:
+        return self._store.write(RENEW_TURNS, lock_tokens, extend_for_ms)
 
     def _start_orchestration_item(
         self, start: OrchestratorMessage, commit: TurnCommit, lock_token: str, owner: str
@@ -169,23 +160,6 @@ class EngineProvider(Provider):
     def _enqueue_for_worker(self, message: WorkerMessage) -> asyncio.Future[None]:
         return self._store.write(ENQUEUE_WORK, message)
 
-    def _fetch_work_item(
-        self,
-        lock_timeout_ms: int,
-        poll_timeout_ms: int,
-        session: SessionFetch | None,
-        tags: TagFilter,
-        activities: frozenset[str] | None,
-    ) -> asyncio.Future[FetchedWork | None]:
-        return self._store.write(
-            FETCH_WORK,
-            lock_timeout_ms,
-            session,
-            tags,
-            activities,
-            poll=self._poll(self._store.signals.work, poll_timeout_ms),
-        )
-
     async def _fetch_work_items(
         self,
         limit: int,
@@ -219,16 +193,10 @@ class EngineProvider(Provider):
     ) -> asyncio.Future[None]:
         return self._store.write(ABANDON_WORK, lock_token, delay_ms, ignore_attempt)
 
-    def _renew_work_item_lock(
-        self, lock_token: str, extend_for_ms: int, heartbeat: str | None
-    ) -> asyncio.Future[None]:
-        return self._store.write(RENEW_WORK, lock_token, extend_for_ms, heartbeat)
-
-    async def _renew_work_item_locks(
-        self, lock_tokens: tuple[str, ...], extend_for_ms: int
-    ) -> frozenset[str]:
-        lost: frozenset[str] = await self._store.write(RENEW_WORK_ITEMS, lock_tokens, extend_for_ms)
-        return lost
+    def _renew_work_item_locks(
+        self, lock_tokens: tuple[str, ...], extend_for_ms: int, heartbeat: str | None
+    ) -> asyncio.Future[frozenset[str]]:
+        return self._store.write(RENEW_WORK_ITEMS, lock_tokens, extend_for_ms, heartbeat)
 
     # --- sessions
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from perdure.errors import NotFound
 from perdure.providers import rules
 from perdure.providers.records import (
     ActivityIdentity,
@@ -137,7 +136,7 @@ def requeue_dead_letter(tx: Transaction, letter_id: int) -> None:
 
 def delete_dead_letter(tx: Transaction, letter_id: int) -> None:
     if tx.change("DELETE FROM dead_letters WHERE letter_id = ?", (letter_id,)) != 1:
-        raise NotFound(f"there is no dead letter {letter_id}")
+        raise rules.no_dead_letter(letter_id)
 
 
 def register_worker(tx: Transaction, worker: WorkerInfo, ttl_ms: int) -> None:

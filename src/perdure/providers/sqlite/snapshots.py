@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from perdure.errors import AlreadyExists, NotFound
 from perdure.model.status import Status
 from perdure.providers import rules
 from perdure.providers.records import ExecutionSnapshot, InstanceSnapshot
@@ -20,20 +19,17 @@ from perdure.providers.sqlite import (
     statements,
     work_statements,
 )
-from perdure.providers.sqlite.instances import format_version, parse_version
+from perdure.providers.sqlite.instances import InstanceRow, format_version, parse_version
 
 if TYPE_CHECKING:
     from perdure.providers.records import QueuedMessage, QueuedWork
     from perdure.providers.sqlite.transaction import Snapshot, Transaction
 
-_INSTANCE: Final = """
-SELECT i.instance_key, i.name, i.version, i.parent_instance_id, i.execution_id, i.created_at,
-       coalesce(l.touched_at, i.updated_at), i.custom_status, i.custom_status_version
+_INSTANCE: Final = f"""
+SELECT i.instance_key, coalesce(l.touched_at, i.updated_at), {InstanceRow.columns()}
 FROM instances AS i LEFT JOIN instance_locks AS l ON l.instance_id = i.instance_id
 WHERE i.instance_id = ?
-"""
-
-_NO_INSTANCE: Final[Any] = (None, None, None, None, 0, 0, 0, None, 0)
+"""  # noqa: S608 - of constants
 
 _HOLDS: Final = """
 SELECT suspended, not_before, block, pending_since FROM instance_locks WHERE instance_id = ?
@@ -58,9 +54,12 @@ def export(snapshot: Snapshot, instance_id: str) -> InstanceSnapshot:
     messages = queues.list_messages(snapshot, instance_id, -1)
     work = queues.list_work(snapshot, instance_id, -1)
     if row is None and not messages and not work:
-        raise NotFound(f"there is no instance {instance_id!r}")
+        raise rules.no_instance(instance_id)
     suspended, not_before, block, pending_since = holds or _NO_HOLDS
-    key, name, version, parent, execution_id, created_at, updated_at, *custom = row or _NO_INSTANCE
+    key, updated_at, *columns = row or (None, 0, *instances.NO_INSTANCE)
+    instance = InstanceRow._make(columns)
+    name, version, parent = instance.name, instance.version, instance.parent_instance_id
+    execution_id, created_at = instance.execution_id, instance.created_at
     if name is None:
         name, version, parent = listing.identity(snapshot, instance_id)
         if key is None:
@@ -77,8 +76,8 @@ def export(snapshot: Snapshot, instance_id: str) -> InstanceSnapshot:
         created_at_ms=created_at,
         updated_at_ms=updated_at,
         parent_instance_id=parent,
-        custom_status=custom[0],
-        custom_status_version=custom[1],
+        custom_status=instance.custom_status,
+        custom_status_version=instance.custom_status_version,
         suspended=bool(suspended),
         block=listing.decode_block(block),
         not_before_ms=not_before,
@@ -94,7 +93,7 @@ def restore(tx: Transaction, snapshot: InstanceSnapshot, replace: bool) -> None:
     instance_id = snapshot.instance_id
     if deletion.has_anything(tx, instance_id):
         if not replace:
-            raise AlreadyExists(f"{instance_id!r} is already in this store")
+            raise rules.already_exists(instance_id)
         deletion.delete_instance(tx, instance_id)
     key: int | None = None
     if snapshot.executions:
@@ -145,13 +144,21 @@ def _restore_turns(tx: Transaction, snapshot: InstanceSnapshot) -> int:
         blocked=snapshot.block is not None,
     )
     pinned = None if current is None else _version_text(current.framework_version)
-    values = (
-        None, snapshot.instance_id, 1, snapshot.name, snapshot.version, snapshot.parent_instance_id,
-        snapshot.execution_id, shown, pinned, snapshot.custom_status,
-        snapshot.custom_status_version, snapshot.created_at_ms, snapshot.updated_at_ms,
-        None if current is None else current.completed_at_ms,
-    )  # fmt: skip
-    instances.INSERT_INSTANCE.execute(tx, [values])
+    row = InstanceRow(
+        is_named=1,
+        name=snapshot.name,
+        version=snapshot.version,
+        parent_instance_id=snapshot.parent_instance_id,
+        execution_id=snapshot.execution_id,
+        status=shown,
+        framework_version=pinned,
+        custom_status=snapshot.custom_status,
+        custom_status_version=snapshot.custom_status_version,
+        created_at=snapshot.created_at_ms,
+        updated_at=snapshot.updated_at_ms,
+        completed_at=None if current is None else current.completed_at_ms,
+    )
+    instances.INSERT_INSTANCE.execute(tx, [(None, snapshot.instance_id, *row)])
     key = tx.connection.last_insert_rowid()
     for each in snapshot.executions:
         tx.execute(

@@ -324,10 +324,6 @@ SET state = ?, wake_at = NULL, ready_at = ?, ready_id = ?, lock_token = NULL,
 WHERE instance_id = ?
 """
 
-RENEW_LOCK: Final = """
-UPDATE instance_locks SET locked_until = ?1, wake_at = ?1 WHERE instance_id = ?2
-"""
-
 LIVE_LOCKS: Final = """
 SELECT json_group_array(json_array(l.lock_token, l.locked_until))
 FROM json_each(?) AS given CROSS JOIN instance_locks AS l ON l.lock_token = given.value

@@ -42,7 +42,6 @@ _Identity: TypeAlias = tuple[str, str | None, str | None]
 """Name, version and parent."""
 
 _ABANDON: Final = "abandon_orchestration_item"
-_RENEW: Final = "renew_orchestration_item_lock"
 
 _MISFITS_BEFORE_SEEKING: Final = 50
 """After so many instances that do not fit the filter, each handler is looked up by its name."""
@@ -140,17 +139,6 @@ def give_back(tx: Transaction, fetched: FetchedOrchestration) -> None:
     readiness.refresh(tx, fetched.item.instance_id)
 
 
-def renew(tx: Transaction, lock_token: str, extend_for_ms: int) -> None:
-    """Extend a live lock. Errors: LockLost."""
-    row = tx.held(statements.LOCK_HELD, lock_token)
-    if row is None or (lock := HeldLock._make(row)).locked_until <= tx.now:
-        raise rules.lock_lost(_RENEW, lock_token)
-    locked_until = tx.now + extend_for_ms
-    tx.change(statements.RENEW_LOCK, (locked_until, lock.instance_id))
-    # Waiters already poll at the old expiry; wake them only if the lock now expires earlier.
-    tx.turns_changed |= locked_until < lock.locked_until
-
-
 def renew_many(tx: Transaction, lock_tokens: Sequence[str], extend_for_ms: int) -> frozenset[str]:
     """Extend the live locks and return the tokens of the others."""
     given = as_list([token for token in lock_tokens if is_text(token)])
@@ -199,7 +187,6 @@ def read_history(tx: Transaction, instance_key: int, execution_id: int) -> list[
 FETCH_TURN: Final = Verb("fetch_orchestration_item", fetch, run_many=fetch_many)
 ABANDON_TURN: Final = Verb(_ABANDON, abandon)
 GIVE_BACK_TURN: Final = Verb(_ABANDON, give_back)
-RENEW_TURN: Final = Verb(_RENEW, renew)
 RENEW_TURNS: Final = Verb("renew_orchestration_item_locks", renew_many)
 
 

@@ -216,20 +216,14 @@ def abandon(tx: Transaction, lock_token: str, delay_ms: int | None, ignore_attem
     tx.work_changed = True
 
 
-def renew(tx: Transaction, lock_token: str, extend_for_ms: int, heartbeat: str | None) -> None:
-    """Extend a live lock and store what the worker reports. Errors: LockLost."""
-    item = _held(tx, lock_token, "renew_work_item_lock")
-    values = (tx.now + extend_for_ms, heartbeat, item.message_id)
-    tx.execute(work_statements.RENEW_WORK, values)
-    if item.session_id is not None:
-        tx.execute(work_statements.TOUCH_SESSION, (tx.now, item.session_id))
-
-
-def renew_many(tx: Transaction, lock_tokens: Sequence[str], extend_for_ms: int) -> frozenset[str]:
-    """Extend the live locks and return the tokens of the others."""
+def renew_many(
+    tx: Transaction, lock_tokens: Sequence[str], extend_for_ms: int, heartbeat: str | None
+) -> frozenset[str]:
+    """Extend the live locks, store what the worker reports, and return the other tokens."""
     given = as_list([token for token in lock_tokens if is_text(token)])
     live = dict(rows_at_once(tx, work_statements.LIVE_WORK_LOCKS, (given, tx.now)))
-    tx.execute(work_statements.RENEW_WORK_LOCKS, (as_list(live), tx.now + extend_for_ms))
+    values = (as_list(live), tx.now + extend_for_ms, heartbeat)
+    tx.execute(work_statements.RENEW_WORK_LOCKS, values)
     if sessions := {session_id for session_id in live.values() if session_id is not None}:
         tx.execute(work_statements.TOUCH_SESSIONS, (as_list(sessions), tx.now))
     lost = frozenset(lock_tokens).difference(live)
@@ -256,12 +250,10 @@ def clean_sessions(tx: Transaction) -> int:
 
 
 ENQUEUE_WORK: Final = Verb("enqueue_for_worker", insert)
-FETCH_WORK: Final = Verb("fetch_work_item", fetch)
 FETCH_WORK_ITEMS: Final = Verb("fetch_work_items", fetch_several)
 ACK_WORK: Final = Verb("ack_work_item", ack)
 SETTLE_IN_TRANSACTION: Final = Verb("settle_in_transaction", settle_in_transaction, alone=True)
 ABANDON_WORK: Final = Verb("abandon_work_item", abandon)
-RENEW_WORK: Final = Verb("renew_work_item_lock", renew)
 RENEW_WORK_ITEMS: Final = Verb("renew_work_item_locks", renew_many)
 RENEW_SESSIONS: Final = Verb("renew_session_lock", renew_sessions)
 CLEAN_SESSIONS: Final = Verb("cleanup_orphaned_sessions", clean_sessions)

@@ -196,11 +196,6 @@ SET state = ?, wake_at = ?, visible_at = ?, lock_token = NULL, locked_at = NULL,
 WHERE message_id = ?
 """
 
-RENEW_WORK: Final = """
-UPDATE worker_queue SET locked_until = ?1, wake_at = ?1, heartbeat = coalesce(?2, heartbeat)
-WHERE message_id = ?3
-"""
-
 LIVE_WORK_LOCKS: Final = """
 SELECT json_group_array(json_array(w.lock_token, w.session_id))
 FROM json_each(?) AS given CROSS JOIN worker_queue AS w ON w.lock_token = given.value
@@ -208,7 +203,7 @@ WHERE w.locked_until > ?
 """
 
 RENEW_WORK_LOCKS: Final = """
-UPDATE worker_queue SET locked_until = ?2, wake_at = ?2
+UPDATE worker_queue SET locked_until = ?2, wake_at = ?2, heartbeat = coalesce(?3, heartbeat)
 WHERE lock_token IN (SELECT value FROM json_each(?1))
 """
 

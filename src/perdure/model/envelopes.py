@@ -1,0 +1,121 @@
+"""Envelopes: work items in the records by which stores route them.
+
+Clients and runtimes share this protocol. No other module fills routing data.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from perdure.model import wire, work
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Holds texts, numbers and records, so it is never part of a cycle: the collector skips it."""
+
+
+# --- the records
+
+
+class StartRouting(Record, frozen=True, omit_defaults=True):
+    """Beside a message that can create an instance or its next execution."""
+
+    name: str
+    version: str | None = None
+    parent_instance_id: str | None = None
+
+
+class TimerIdentity(Record, frozen=True):
+    """Beside a timer message, so that it can be removed when its timer is cancelled."""
+
+    execution_id: int
+    timer_id: int
+
+
+class OrchestratorMessage(Record, frozen=True, omit_defaults=True):
+    """A message on its way into the orchestrator queue."""
+
+    instance_id: str
+    kind: str
+    """Type tag of the work item; for people and filters, never for decisions of the provider."""
+    body: str
+    visible_at_ms: int | None = None
+    """None: at once. A time in the past is kept as it is."""
+    start: StartRouting | None = None
+    timer: TimerIdentity | None = None
+
+
+class ActivityIdentity(Record, frozen=True):
+    """Names one scheduled activity of one execution."""
+
+    instance_id: str
+    execution_id: int
+    activity_id: int
+
+
+class Claim(Record, frozen=True):
+    """A work item that is written already locked by the runtime that commits it."""
+
+    lock_token: str
+    lock_timeout_ms: int
+
+
+class WorkerMessage(Record, frozen=True, omit_defaults=True):
+    """A message on its way into the worker queue."""
+
+    identity: ActivityIdentity
+    name: str
+    """Name of the activity: workers fetch only what they can run."""
+    body: str
+    session_id: str | None = None
+    tag: str | None = None
+    visible_at_ms: int | None = None
+    claim: Claim | None = None
+    """Only without a session. Counts as the first attempt."""
+
+
+# --- wrapping work items
+
+
+def envelope(
+    item: work.OrchestratorItem, *, visible_at_ms: int | None = None
+) -> OrchestratorMessage:
+    """Wrap a work item for the orchestrator queue."""
+    start: StartRouting | None = None
+    timer: TimerIdentity | None = None
+    if isinstance(item, (work.StartOrchestration, work.ContinueAsNew)):
+        start = StartRouting(
+            name=item.name,
+            version=item.version,
+            parent_instance_id=item.parent.instance_id if item.parent else None,
+        )
+    elif isinstance(item, work.TimerFired):
+        timer = TimerIdentity(execution_id=item.execution_id, timer_id=item.timer_id)
+        visible_at_ms = item.fire_at_ms
+    return OrchestratorMessage(
+        instance_id=item.instance_id,
+        kind=type(item).__name__,
+        body=wire.encode(item),
+        visible_at_ms=visible_at_ms,
+        start=start,
+        timer=timer,
+    )
+
+
+def activity_envelope(
+    item: work.ActivityExecute, *, visible_at_ms: int | None = None, claim: Claim | None = None
+) -> WorkerMessage:
+    """Wrap an activity for the worker queue."""
+    return WorkerMessage(
+        identity=ActivityIdentity(
+            instance_id=item.instance_id,
+            execution_id=item.execution_id,
+            activity_id=item.activity_id,
+        ),
+        name=item.name,
+        body=wire.encode(item),
+        session_id=item.session_id,
+        tag=item.tag,
+        visible_at_ms=visible_at_ms,
+        claim=claim,
+    )
