@@ -25,8 +25,8 @@ from perdure.cli.render import (
 from perdure.cli.session import suggest_commands
 from perdure.client.durations import shown_duration, shown_time
 from perdure.client.insights import QUEUE_LIMIT, Insight, QueueContext, explain, read_queue_context
+from perdure.client.instance import failure_of
 from perdure.client.steps import BranchView, StepView, branches_of, shortened, steps_of
-from perdure.client.view import failure_of
 from perdure.errors import CorruptData, NotFound
 from perdure.limits import HISTORY_EVENTS_WARN
 from perdure.model import events, wire

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from perdure.client.replay_check import Recorded, recorded_history, recorded_in
+from perdure.client.checks import Recorded, recorded_history, recorded_in
 from perdure.errors import CorruptData, InvalidValue
 from perdure.model import wire
 

@@ -15,8 +15,8 @@ from perdure.client.insights import (
     read_last_steps,
     read_queue_context,
 )
+from perdure.client.instance import failure_of
 from perdure.client.steps import shortened
-from perdure.client.view import failure_of
 from perdure.errors import NotFound
 from perdure.model.status import Status
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from perdure.arguments import check_flag, check_kind, check_number, check_string
-from perdure.client.view import ENDED, InstanceStatus, view_of
+from perdure.client.instance import ENDED, InstanceStatus, view_of
 from perdure.limits import BULK_INSTANCES_MAX, PAGE_ITEMS_MAX
 from perdure.providers.records import (
     DeleteFilter,
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from perdure.providers.records import (
         DeadLetter,
         ExecutionInfo,
+        InstanceInfo,
         InstanceTree,
         QueueDepths,
         StoreInfo,
@@ -57,13 +58,10 @@ class Administration:
 
     async def instances(self, query: InstanceQuery | None = None) -> AsyncIterator[InstanceStatus]:
         """Iterate over all instances that fit, newest first, page by page."""
-        cursor: str | None = None
-        while True:
-            views, cursor = await self.page(query, cursor=cursor, limit=PAGE_ITEMS_MAX)
-            for view in views:
-                yield view
-            if cursor is None:
-                return
+        if query is not None:
+            _check_query(query)
+        async for info in read_instances(self._admin, query):
+            yield view_of(info, self._codec)
 
     async def count(self, query: InstanceQuery | None = None) -> int:
         """Return the number of instances that fit."""
@@ -146,7 +144,8 @@ class Administration:
 
     async def _ids(self, query: InstanceQuery) -> tuple[str, ...]:
         """Return the ids of the instances that fit, oldest first."""
-        return tuple([view.id async for view in self.instances(query)][::-1])
+        ids = [info.instance_id async for info in read_instances(self._admin, query)]
+        return tuple(reversed(ids))
 
     async def metrics(self) -> SystemMetrics:
         """Return totals over the store."""
@@ -175,6 +174,19 @@ class Administration:
     async def store(self) -> StoreInfo:
         """Return the location and the format of the store."""
         return await self._admin.get_store_info()
+
+
+async def read_instances(
+    admin: ProviderAdmin, query: InstanceQuery | None = None
+) -> AsyncIterator[InstanceInfo]:
+    """Iterate over all instances that fit, newest first, page by page."""
+    cursor: str | None = None
+    while True:
+        page = await admin.list_instances(query, cursor=cursor, limit=PAGE_ITEMS_MAX)
+        for info in page.instances:
+            yield info
+        if (cursor := page.next_cursor) is None:
+            return
 
 
 def _check_query(query: object) -> None:

@@ -33,10 +33,15 @@ from perdure.arguments import (
 from perdure.authoring import Orchestration
 from perdure.authoring.definitions import parse_version
 from perdure.client.admin import Administration
-from perdure.client.handle import Handle
+from perdure.client.instance import (
+    Handle,
+    InstanceStatus,
+    failure_error,
+    failure_in_output,
+    view_of,
+)
 from perdure.client.steps import read_open_steps
 from perdure.client.terminate import cancel_delayed, terminate
-from perdure.client.view import InstanceStatus, failure_error, failure_in_output, view_of
 from perdure.client.waiting import EndWaiter, check_loop
 from perdure.clock import SystemClock
 from perdure.codec import JSON, Codec
@@ -281,15 +286,9 @@ class Client:
                 f"{item.instance_id!r} exists already; use if_exists='get' or 'replace', "
                 "or another id"
             )
-        if not self.provider.capabilities.admin:
-            return
-        try:
-            info = await self.provider.admin.get_instance_info(item.instance_id)
-        except NotFound:
-            return  # deleted since; a call of the handle raises NotFound
-        if info.name not in {item.name, UNKNOWN_NAME}:
+        for name in (await self._other_names([item])).values():
             raise AlreadyExists(
-                f"the id {item.instance_id!r} belongs to an instance of {info.name!r}, "
+                f"the id {item.instance_id!r} belongs to an instance of {name!r}, "
                 f"not of {item.name!r}; use another id"
             )
 
@@ -377,7 +376,8 @@ class Client:
         )
         existing = [item for item, ok in zip(items, taken, strict=True) if not ok]
         if if_exists == "get":
-            existing = await self._of_other_names(existing)
+            others = await self._other_names(existing)
+            existing = [item for item in existing if item.instance_id in others]
         if existing:
             what = "exist already" if if_exists == "fail" else "belong to another orchestration"
             raise AlreadyExists(
@@ -385,21 +385,15 @@ class Client:
                 f"{[item.instance_id for item in existing[:5]]}"
             )
 
-    async def _of_other_names(
-        self, items: Sequence[work.StartOrchestration]
-    ) -> list[work.StartOrchestration]:
-        """Return those whose id belongs to an instance of another orchestration."""
-        found: list[work.StartOrchestration] = []
+    async def _other_names(self, items: Sequence[work.StartOrchestration]) -> dict[str, str]:
+        """Return the ids that belong to an instance of another orchestration, with its name."""
+        found: dict[str, str] = {}
         for first in range(0, len(items) if self.provider.capabilities.admin else 0, _PAGE):
-            page = items[first : first + _PAGE]
-            query = InstanceQuery(instance_ids=tuple(item.instance_id for item in page))
-            infos = (await self._admin().list_instances(query, limit=_PAGE)).instances
-            names = {info.instance_id: info.name for info in infos}
-            found += [
-                item
-                for item in page
-                if names.get(item.instance_id, UNKNOWN_NAME) not in {item.name, UNKNOWN_NAME}
-            ]
+            names = {item.instance_id: item.name for item in items[first : first + _PAGE]}
+            query = InstanceQuery(instance_ids=tuple(names))
+            for info in (await self._admin().list_instances(query, limit=_PAGE)).instances:
+                if info.name not in {names[info.instance_id], UNKNOWN_NAME}:
+                    found[info.instance_id] = info.name
         return found
 
     # --- handles and waiting

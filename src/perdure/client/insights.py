@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 import msgspec
 
 from perdure.client.durations import shown_duration
-from perdure.client.steps import StepView, steps_of
-from perdure.client.view import failure_of
+from perdure.client.instance import failure_of
+from perdure.client.steps import StepView, read_steps
 from perdure.errors import CorruptData
 from perdure.model import wire, work
 from perdure.model.status import Status
@@ -72,13 +72,9 @@ async def read_last_steps(
 ) -> list[StepView]:
     """Return the last steps of the current execution; none if its history cannot be read."""
     execution = await admin.get_execution_info(info.instance_id, info.execution_id)
+    after = max(0, execution.event_count - TAIL_EVENTS)
     try:
-        records = await provider.read_with_execution(
-            info.instance_id,
-            info.execution_id,
-            after_event_id=max(0, execution.event_count - TAIL_EVENTS),
-        )
-        return steps_of(wire.decode_history(record.data for record in records))
+        return await read_steps(provider, info.instance_id, info.execution_id, after_event_id=after)
     except CorruptData:
         return []
 

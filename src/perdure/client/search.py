@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 
+from perdure.client.admin import read_instances
 from perdure.client.durations import parse_duration_ms, parse_moment_ms
-from perdure.client.view import ENDED, OPEN
+from perdure.client.instance import ENDED, OPEN
 from perdure.errors import InvalidValue
 from perdure.limits import PAGE_ITEMS_MAX
 from perdure.model.status import Status
 from perdure.providers.records import InstanceInfo, InstanceQuery
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterable
 
     from perdure.providers.administration import ProviderAdmin
 
@@ -111,14 +112,9 @@ class Selection:
 
     async def instances(self, admin: ProviderAdmin) -> AsyncIterator[InstanceInfo]:
         """Iterate over all instances that fit, page by page."""
-        cursor: str | None = None
-        while True:
-            page = await admin.list_instances(self.query, cursor=cursor, limit=PAGE_ITEMS_MAX)
-            for info in page.instances:
-                if self.fits(info):
-                    yield info
-            if (cursor := page.next_cursor) is None:
-                return
+        async for info in read_instances(admin, self.query):
+            if self.fits(info):
+                yield info
 
     async def count(self, admin: ProviderAdmin) -> int:
         if self.name_patterns:
@@ -219,8 +215,7 @@ def _add(
             bound, moment_ms = _time_bound(qualifier, value, now_ms)
             _set(fields, bound, moment_ms, qualifier)
         case _:
-            near = difflib.get_close_matches(qualifier, QUALIFIERS, n=1)
-            meant = f"; did you mean {near[0]!r}?" if near else ""
+            meant = _meant(qualifier, QUALIFIERS)
             raise InvalidValue(
                 f"there is no qualifier {qualifier!r}{meant}; known: {', '.join(QUALIFIERS)}. "
                 f"To search for the text itself: text:{shlex.quote(f'{qualifier}:{value}')}"
@@ -233,13 +228,17 @@ def parse_statuses(text: str) -> frozenset[Status]:
     for word in text.split(","):
         statuses = _STATUSES.get(word.strip().lower())
         if statuses is None:
-            near = difflib.get_close_matches(word.lower(), _STATUSES, n=1)
-            meant = f"; did you mean {near[0]!r}?" if near else ""
             raise InvalidValue(
-                f"there is no status {word!r}{meant}; known: {', '.join(sorted(_STATUSES))}"
+                f"there is no status {word!r}{_meant(word.lower(), _STATUSES)}; known: "
+                f"{', '.join(sorted(_STATUSES))}"
             )
         found |= statuses
     return found
+
+
+def _meant(word: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(word, known, n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def _set(fields: dict[str, Any], field: str, value: object, qualifier: str) -> None:

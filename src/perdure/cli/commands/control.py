@@ -17,8 +17,8 @@ from perdure.cli.inputs import is_wanted
 from perdure.cli.render import Cell, echo, glyph, print_json, warn
 from perdure.cli.session import Session, run
 from perdure.client.durations import shown_duration
+from perdure.client.instance import ENDED, OPEN
 from perdure.client.search import parse_search
-from perdure.client.view import ENDED, OPEN
 from perdure.errors import (
     InstanceFinished,
     InvalidValue,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
 
     from perdure.cli.session import Session
-    from perdure.client.store_check import Damage
+    from perdure.client.checks import Damage
     from perdure.providers.migrate import Migration
     from perdure.providers.records import PruneOptions
 
@@ -205,7 +205,7 @@ def check(quick: bool, output: str) -> int:
     """Read the whole store and say what is damaged. Nothing is changed; exit code 1 if so."""
 
     async def body(session: Session) -> int:
-        from perdure.client.store_check import check_instances
+        from perdure.client.checks import check_instances
 
         damages = await quick_check(session)
         checked = 0
@@ -229,7 +229,7 @@ def check(quick: bool, output: str) -> int:
 
 async def quick_check(session: Session) -> list[Damage]:
     """Return the damage that the store itself finds, without reading every history."""
-    from perdure.client.store_check import Damage
+    from perdure.client.checks import Damage
 
     aside = (await session.admin.get_store_info()).damages
     damages = [Damage(instance_id="", message=f"{path}: {why}") for path, why in aside.items()]

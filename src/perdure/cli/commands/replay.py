@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from perdure.authoring.registry import Registry
     from perdure.cli.session import Session
-    from perdure.client.replay_check import ComparedStep, Comparison, Finding, Recorded
+    from perdure.client.checks import ComparedStep, Comparison, Finding, Recorded
     from perdure.codec import Codec
     from perdure.model import events
 
@@ -58,7 +58,7 @@ def replay(module: str, sources: tuple[str, ...], query: str, is_long: bool, out
     findings: list[Finding] = []
 
     async def body(session: Session) -> None:
-        from perdure.client.replay_check import check
+        from perdure.client.checks import check
 
         recorded = _by_ids(session, ids) if ids else _in_flight(session, query)
         async for execution in recorded:
@@ -76,7 +76,7 @@ def _is_file(source: str) -> bool:
 
 
 async def _by_ids(session: Session, ids: list[str]) -> AsyncIterator[Recorded]:
-    from perdure.client.replay_check import read_recorded
+    from perdure.client.checks import read_recorded
 
     for instance_id in ids:
         info = await session.info(instance_id)
@@ -84,7 +84,7 @@ async def _by_ids(session: Session, ids: list[str]) -> AsyncIterator[Recorded]:
 
 
 async def _in_flight(session: Session, query: str) -> AsyncIterator[Recorded]:
-    from perdure.client.replay_check import read_recorded
+    from perdure.client.checks import read_recorded
     from perdure.client.search import parse_search
 
     selection = parse_search(query, session.now_ms())
@@ -97,7 +97,7 @@ async def _in_flight(session: Session, query: str) -> AsyncIterator[Recorded]:
 
 def _check_files(files: list[str], registry: Registry, codec: Codec) -> Iterable[Finding]:
     from perdure.cli.export_files import read_recordings
-    from perdure.client.replay_check import check
+    from perdure.client.checks import check
 
     for file in files:
         for recorded in read_recordings(Path(file)):
@@ -161,7 +161,7 @@ def diff(left: str, right: str, exit_code: bool, is_whole: bool, output: str) ->
     """
 
     async def body(session: Session) -> int:
-        from perdure.client.replay_check import compare
+        from perdure.client.checks import compare
 
         comparison = compare(
             await _read_history(session, left), await _read_history(session, right)

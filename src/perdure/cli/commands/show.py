@@ -140,7 +140,7 @@ def stack(instance_id: str, modules: tuple[str, ...], output: str) -> None:
     codec = load_codec(named)
 
     async def body(session: Session) -> None:
-        from perdure.client.replay_check import read_recorded
+        from perdure.client.checks import read_recorded
         from perdure.engine.execution import Execution
 
         info = await session.info(instance_id)

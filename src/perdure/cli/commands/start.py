@@ -27,7 +27,7 @@ from perdure.cli.render import (
 )
 from perdure.cli.session import current_settings, run, suggest_commands
 from perdure.cli.settings import shown_store
-from perdure.client.view import failure_of
+from perdure.client.instance import failure_of
 from perdure.errors import AlreadyExists, NotFound, UsageError, WaitTimeout
 from perdure.limits import check_id
 from perdure.model.status import Status

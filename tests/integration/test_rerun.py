@@ -1,0 +1,42 @@
+"""A rerun from an event: which ids its children get."""
+
+import asyncio
+
+from integration.conditions import until
+from perdure import Runtime, orchestration, wait_for_event
+from perdure.client.rerun import rerun_from_event
+
+
+@orchestration
+async def part() -> str:
+    return await wait_for_event("go", str)
+
+
+@orchestration
+async def order() -> list[str]:
+    own = part.options(id="order-1/stock")
+    of_another_order = part.options(id="order-10/stock")
+    return list(await asyncio.gather(own(), of_another_order(), part()))
+
+
+def child_ids(history):
+    return {event.child_instance_id for event in history if hasattr(event, "child_instance_id")}
+
+
+async def test_only_ids_made_of_the_id_of_the_parent_are_renamed():
+    async with Runtime("memory:", [order, part]) as runtime:
+        handle = await runtime.start(order, id="order-1")
+
+        async def has_begun():
+            return len(child_ids(await handle.history())) == 3
+
+        await until(has_begun)
+        await rerun_from_event(
+            runtime.provider, runtime.provider.admin, "order-1", "copy", 2, clock=runtime.clock
+        )
+
+        renamed = child_ids(await runtime.history("copy"))
+
+    automatic = {each for each in renamed if each.startswith("copy::")}
+    assert len(automatic) == 1
+    assert renamed - automatic == {"copy/stock", "order-10/stock"}
