@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+from functools import wraps
 from importlib import import_module
+from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
@@ -75,25 +77,51 @@ class Command(click.Command):
 def command(
     name: str, *, examples: Sequence[str], store: bool = True, **kwargs: Any
 ) -> Callable[[Callable[..., Any]], Command]:
-    """Return the decorator that makes a ``Command``: ``@command("list", examples=[...])``."""
-    return click.command(name, cls=Command, examples=examples, store=store, **kwargs)
+    """Return the decorator that makes a ``Command``: ``@command("list", examples=[...])``.
+
+    An async function gets the open store, a ``Session``, as its first argument.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Command:
+        callback = _with_session(function) if iscoroutinefunction(function) else function
+        made = click.command(name, cls=Command, examples=examples, store=store, **kwargs)
+        return made(callback)
+
+    return decorate
+
+
+def _with_session(function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def callback(**given: Any) -> Any:
+        from perdure.cli.session import run
+
+        return run(lambda session: function(session, **given))
+
+    return callback
 
 
 class LazyGroup(click.Group):
     """A group that imports a command's module only when the command is invoked.
 
-    ``sections`` maps a heading to its commands: name to (``module:attribute``, short help).
+    ``sections`` maps a heading to its commands: name to (``module:attribute``, short help). The
+    modules are in ``perdure.cli.commands``.
     """
 
     def __init__(
         self,
-        *args: Any,
+        name: str,
+        *,
+        help: str,  # noqa: A002
         sections: Mapping[str, Mapping[str, tuple[str, str]]],
         aliases: Mapping[str, str] | None = None,
-        **kwargs: Any,
     ) -> None:
-        kwargs["context_settings"] = SETTINGS
-        super().__init__(*args, **kwargs)
+        super().__init__(
+            name,
+            help=help,
+            no_args_is_help=True,
+            params=[store_option(), traceback_option()],
+            context_settings=SETTINGS,
+        )
         self.sections = sections
         self.aliases = dict(aliases or {})
         self.commands_by_name = {
@@ -109,7 +137,7 @@ class LazyGroup(click.Group):
             return None
         home, short_help = entry
         module, _, attribute = home.partition(":")
-        found: click.Command = getattr(import_module(module), attribute)
+        found: click.Command = getattr(import_module(f"perdure.cli.commands.{module}"), attribute)
         found.short_help = short_help
         return found
 

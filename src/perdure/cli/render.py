@@ -12,7 +12,7 @@ from perdure.cli.escape import clean, clean_json
 from perdure.model.status import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from rich.console import Console, RenderableType
     from rich.text import Text
@@ -135,6 +135,11 @@ def echo(*parts: str | Cell, is_cut: bool = False) -> None:
         console().print(line, no_wrap=True, overflow="ellipsis", crop=True)
     else:
         console().print(line, soft_wrap=True)
+
+
+def print_done(*parts: str | Cell) -> None:
+    """Print a line that says what was done."""
+    echo(Cell(f"{glyph('completed')} ", "green"), *parts)
 
 
 def echo_wrapped(part: str | Cell) -> None:
@@ -281,3 +286,41 @@ def print_json(value: Any) -> None:
 
 def print_json_line(value: Any) -> None:
     sys.stdout.write(json_text(value) + "\n")
+
+
+def print_document(output: str, document: Any) -> None:
+    """Print one document: ``json`` with an indent, ``jsonl`` on a line."""
+    (print_json if output == "json" else print_json_line)(document)
+
+
+def print_outcome(output: str, document: Any, *said: str | Cell) -> None:
+    """Print the outcome of a command: for ``json`` the document, else the words."""
+    if output == "json":
+        print_json(document)
+    else:
+        print_done(*said)
+
+
+def print_records(
+    output: str,
+    records: Sequence[Any],
+    *,
+    id_of: Callable[[Any], str],
+    document: Callable[[Any], Any],
+    columns: Sequence[Column],
+    row: Callable[[Any], Sequence[str | Cell]],
+    if_none: str,
+) -> None:
+    """Print records as ids, as JSON, as a line of JSON each, or as a table."""
+    match output:
+        case "ids":
+            print_ids(map(id_of, records))
+        case "json":
+            print_json([document(record) for record in records])
+        case "jsonl":
+            for record in records:
+                print_json_line(document(record))
+        case _:
+            print_table(columns, [row(record) for record in records])
+            if not records:
+                note(if_none)

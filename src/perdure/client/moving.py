@@ -207,7 +207,8 @@ def _check(snapshot: InstanceSnapshot) -> None:
             raise InvalidValue(
                 f"the events of execution {execution.execution_id} are too many or out of order"
             )
-    for entry in (*snapshot.messages, *snapshot.work):
+    queued: list[QueuedMessage | QueuedWork] = [*snapshot.messages, *snapshot.work]
+    for entry in queued:
         validation.check_number(entry.visible_at_ms, "visible_at_ms", minimum=-_TIME_MAX)
         validation.check_number(entry.enqueued_at_ms, "enqueued_at_ms", minimum=0)
         validation.check_number(entry.attempt_count, "attempt_count", minimum=0)

@@ -154,31 +154,27 @@ def _print_finding(finding: Finding, is_long: bool) -> None:
 @click.option("--exit-code", is_flag=True, help="Exit with 1 when they differ.")
 @click.option("--all", "is_whole", is_flag=True, help="Also the steps that are the same.")
 @output_option("table", "json")
-def diff(left: str, right: str, exit_code: bool, is_whole: bool, output: str) -> int:
+async def diff(
+    session: Session, left: str, right: str, exit_code: bool, is_whole: bool, output: str
+) -> int:
     """Compare two instances step by step: calls, results, ends. ID#N names the execution N.
 
     Steps are matched by their place in the code, not by time: branches may interleave differently.
     """
+    from perdure.client.checks import compare
 
-    async def body(session: Session) -> int:
-        from perdure.client.checks import compare
-
-        comparison = compare(
-            await _read_history(session, left), await _read_history(session, right)
+    comparison = compare(await _read_history(session, left), await _read_history(session, right))
+    if output == "json":
+        print_json(
+            {
+                "same": comparison.first_difference is None,
+                "first_difference": comparison.first_difference,
+                "steps": [*comparison.steps, comparison.ends],
+            }
         )
-        if output == "json":
-            print_json(
-                {
-                    "same": comparison.first_difference is None,
-                    "first_difference": comparison.first_difference,
-                    "steps": [*comparison.steps, comparison.ends],
-                }
-            )
-        else:
-            _print_comparison(comparison, left, right, is_whole)
-        return Exit.ERROR if exit_code and comparison.first_difference else Exit.OK
-
-    return run(body)
+    else:
+        _print_comparison(comparison, left, right, is_whole)
+    return Exit.ERROR if exit_code and comparison.first_difference else Exit.OK
 
 
 async def _read_history(session: Session, name: str) -> list[events.Event]:

@@ -33,17 +33,13 @@ if TYPE_CHECKING:
 @id_argument()
 @click.option("--all", "is_whole", is_flag=True, help="Every step: nothing folded or left out.")
 @output_option("table", "json")
-def show(instance_id: str, is_whole: bool, output: str) -> None:
+async def show(session: Session, instance_id: str, is_whole: bool, output: str) -> None:
     """Say what an instance is doing or waiting for, and since when; show its steps."""
-
-    async def body(session: Session) -> None:
-        details = await read_details(session, instance_id)
-        if output == "json":
-            print_json(_details_document(details))
-        else:
-            print_details(details, session.now_ms(), is_whole=is_whole)
-
-    run(body)
+    details = await read_details(session, instance_id)
+    if output == "json":
+        print_json(_details_document(details))
+    else:
+        print_details(details, session.now_ms(), is_whole=is_whole)
 
 
 def _details_document(details: InstanceDetails) -> dict[str, Any]:
@@ -64,29 +60,25 @@ def _details_document(details: InstanceDetails) -> dict[str, Any]:
 )
 @id_argument()
 @output_option("table", "json", "ids")
-def tree(instance_id: str, output: str) -> None:
+async def tree(session: Session, instance_id: str, output: str) -> None:
     """Show an instance with its children and theirs, and what each is doing."""
+    from perdure.cli.instances import insight_of
 
-    async def body(session: Session) -> None:
-        from perdure.cli.instances import insight_of
-
-        await session.info(instance_id)
-        members = await session.admin.get_instance_tree(instance_id)
-        if output == "ids":
-            print_ids(members.instance_ids)
-            return
-        workers = await session.admin.list_workers()
-        infos = [await session.info(member) for member in members.instance_ids]
-        insights = {i.instance_id: await insight_of(session, i, workers) for i in infos}
-        children: dict[str, list[InstanceInfo]] = {}
-        for info in infos[1:]:
-            children.setdefault(info.parent_instance_id or "", []).append(info)
-        if output == "json":
-            print_json(_tree_document(infos[0], children, insights))
-        else:
-            _print_tree(infos[0], children, insights, "", "")
-
-    run(body)
+    await session.info(instance_id)
+    members = await session.admin.get_instance_tree(instance_id)
+    if output == "ids":
+        print_ids(members.instance_ids)
+        return
+    workers = await session.admin.list_workers()
+    infos = [await session.info(member) for member in members.instance_ids]
+    insights = {i.instance_id: await insight_of(session, i, workers) for i in infos}
+    children: dict[str, list[InstanceInfo]] = {}
+    for info in infos[1:]:
+        children.setdefault(info.parent_instance_id or "", []).append(info)
+    if output == "json":
+        print_json(_tree_document(infos[0], children, insights))
+    else:
+        _print_tree(infos[0], children, insights, "", "")
 
 
 def _tree_document(

@@ -21,7 +21,6 @@ from perdure.cli.render import (
     table_of,
     text_of,
 )
-from perdure.cli.session import run
 from perdure.cli.settings import shown_store
 from perdure.model.status import Status
 
@@ -106,17 +105,13 @@ _PLAIN_LIVE: Final[dict[str, Any]] = {
     examples=["perdure watch o-1", "perdure watch", "perdure watch o-1 | tee o-1.log"],
 )
 @click.argument("instance_id", metavar="[ID]", required=False, shell_complete=complete_ids)
-def watch(instance_id: str | None) -> int:
+async def watch(session: Session, instance_id: str | None) -> int:
     """Follow an instance until it ends (exit 4 if not well), or the whole store until Ctrl-C."""
-
-    async def body(session: Session) -> int:
-        if instance_id is None:
-            return await _watch_store(session)
-        if is_terminal():
-            return await _watch_live(session, instance_id)
-        return await _watch_lines(session, instance_id)
-
-    return run(body)
+    if instance_id is None:
+        return await _watch_store(session)
+    if is_terminal():
+        return await _watch_live(session, instance_id)
+    return await _watch_lines(session, instance_id)
 
 
 async def _watch_live(session: Session, instance_id: str) -> int:

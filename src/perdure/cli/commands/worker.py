@@ -17,18 +17,8 @@ import click
 
 from perdure.cli.command import command, duration_option, log_option, output_option
 from perdure.cli.escape import clean, clean_block
-from perdure.cli.render import (
-    Cell,
-    Column,
-    echo,
-    glyph,
-    note,
-    print_ids,
-    print_json,
-    print_json_line,
-    print_table,
-)
-from perdure.cli.session import current_settings, run
+from perdure.cli.render import Cell, Column, echo, glyph, note, print_records
+from perdure.cli.session import current_settings
 from perdure.cli.settings import shown_store
 from perdure.errors import UsageError
 
@@ -113,7 +103,6 @@ def _options(
     drain_ms: int | None,
     lock_ms: int | None,
 ) -> RuntimeOptions:
-    from perdure.errors import UsageError
     from perdure.providers.records import TagFilter
     from perdure.runtime.options import RuntimeOptions
 
@@ -157,25 +146,18 @@ def start_logging(level: str) -> None:
     examples=["perdure workers", "perdure workers -o json | jq '.[].handlers'"],
 )
 @output_option("table", "json", "jsonl", "ids")
-def workers(output: str) -> None:
+async def workers(session: Session, output: str) -> None:
     """List the workers that announced themselves to the store and still live."""
-
-    async def body(session: Session) -> None:
-        found = await session.admin.list_workers()
-        now_ms = session.now_ms()
-        if output == "ids":
-            print_ids(worker.worker_id for worker in found)
-        elif output == "json":
-            print_json([_worker_document(worker) for worker in found])
-        elif output == "jsonl":
-            for worker in found:
-                print_json_line(_worker_document(worker))
-        else:
-            print_table(_COLUMNS, [_worker_row(worker, now_ms) for worker in found])
-            if not found:
-                note("none; 'perdure worker MODULE' starts one")
-
-    run(body)
+    now_ms = session.now_ms()
+    print_records(
+        output,
+        await session.admin.list_workers(),
+        id_of=lambda worker: worker.worker_id,
+        document=_worker_document,
+        columns=_COLUMNS,
+        row=lambda worker: _worker_row(worker, now_ms),
+        if_none="none; 'perdure worker MODULE' starts one",
+    )
 
 
 _COLUMNS = (
