@@ -74,7 +74,7 @@ async def info(session: Session, output: str) -> None:
 
 
 async def _document(session: Session) -> dict[str, Any]:
-    from perdure.cli.commands.watch import count_statuses
+    from perdure.cli.shapes import count_statuses
 
     store = await session.admin.get_store_info()
     counts = await count_statuses(session)

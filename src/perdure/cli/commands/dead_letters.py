@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from perdure.cli.command import LazyGroup, command, output_option
 from perdure.cli.inputs import is_wanted
-from perdure.cli.instances import raw
 from perdure.cli.render import (
     Cell,
     Column,
@@ -20,7 +19,8 @@ from perdure.cli.render import (
     warn,
 )
 from perdure.cli.session import run
-from perdure.client.durations import iso_time, shown_age, shown_time
+from perdure.cli.shapes import letter_document
+from perdure.client.durations import shown_age, shown_time
 from perdure.client.steps import shortened
 from perdure.errors import NotFound, UsageError
 
@@ -74,7 +74,7 @@ async def list_letters(session: Session, limit: int, output: str) -> None:
         output,
         letters,
         id_of=lambda letter: str(letter.letter_id),
-        document=_document,
+        document=letter_document,
         columns=_COLUMNS,
         row=lambda letter: _row(letter, now_ms),
         if_none="none: every message has found its instance",
@@ -93,7 +93,7 @@ async def show_letter(session: Session, letter_id: int, output: str) -> None:
     """Show one dead letter: its message, for which instance, why and since when it is dead."""
     letter = (await _find(session, [letter_id]))[0]
     if output == "json":
-        print_json(_document(letter))
+        print_json(letter_document(letter))
         return
     echo(Cell(f"dead letter {letter.letter_id}", "bold"))
     print_facts(
@@ -157,17 +157,6 @@ async def _find(session: Session, letter_ids: Sequence[int]) -> list[DeadLetter]
     if missing:
         raise NotFound(f"there is no dead letter {missing[0]}; perdure dead-letters list has all")
     return [by_id[letter_id] for letter_id in dict.fromkeys(letter_ids)]
-
-
-def _document(letter: DeadLetter) -> dict[str, Any]:
-    return {
-        "letter": letter.letter_id,
-        "instance": letter.message.instance_id,
-        "kind": letter.message.kind,
-        "dead_since": iso_time(letter.dead_since_ms),
-        "reason": letter.reason,
-        "message": raw(letter.message.body),
-    }
 
 
 def _row(letter: DeadLetter, now_ms: int) -> list[str | Cell]:

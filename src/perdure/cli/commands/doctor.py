@@ -7,7 +7,7 @@ import os
 import platform
 import shutil
 import stat
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from perdure.cli.command import command, output_option
@@ -45,7 +45,7 @@ def doctor(output: str) -> int:
     """
     findings = asyncio.run(examine(current_settings()))
     if output == "json":
-        print_json([finding.document() for finding in findings])
+        print_json(findings)
     else:
         print_facts(_facts(findings), indent=0, label_width=14)
     return Exit.ERROR if any(finding.level == "bad" for finding in findings) else Exit.OK
@@ -73,9 +73,6 @@ class Finding:
     subject: str
     text: str
     advice: str = ""
-
-    def document(self) -> dict[str, str]:
-        return asdict(self)
 
 
 async def examine(settings: Settings) -> list[Finding]:

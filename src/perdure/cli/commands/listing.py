@@ -138,7 +138,7 @@ async def list_command(
         print_ids(info.instance_id for info in infos)
         _print_footer(selection, len(infos), following, limit)
         return
-    from perdure.cli.instances import COLUMNS, insight_of, instance_document, row_of
+    from perdure.cli.shapes import COLUMNS, insight_of, instance_document, row_of
 
     workers = await session.admin.list_workers()
     pairs = [(info, await insight_of(session, info, workers)) for info in infos]
@@ -204,7 +204,7 @@ async def count(session: Session, by: str | None, output: str, **filters: Any) -
 
 
 async def _by_status(session: Session, selection: Selection) -> dict[str, int]:
-    from perdure.cli.commands.watch import merged
+    from perdure.cli.shapes import merged
 
     asked = selection.query.statuses
     counts: dict[Status, int] = {}

@@ -96,7 +96,7 @@ async def _in_flight(session: Session, query: str) -> AsyncIterator[Recorded]:
 
 
 def _check_files(files: list[str], registry: Registry, codec: Codec) -> Iterable[Finding]:
-    from perdure.cli.export_files import read_recordings
+    from perdure.cli.commands.export import read_recordings
     from perdure.client.checks import check
 
     for file in files:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from perdure.cli.command import command, id_argument, module_option, output_option
-from perdure.cli.render import Cell, echo, glyph, print_ids, print_json
+from perdure.cli.render import Cell, print_ids, print_outcome
 from perdure.cli.session import current_settings, run, suggest_commands
 from perdure.errors import UsageError
 
@@ -118,14 +118,9 @@ def _bounds(modules: tuple[str, ...]) -> Callable[[str], dict[str, Any]] | None:
 def _print(old_id: str, new_id: str, kept: int, output: str) -> None:
     if output == "ids":
         print_ids([new_id])
-    elif output == "json":
-        print_json({"id": new_id, "rerun_of": old_id, "events_kept": kept})
-    else:
-        past = f", {kept} events kept" if kept else ""
-        echo(
-            Cell(f"{glyph('completed')} ", "green"),
-            f"rerun of {old_id} as ",
-            Cell(new_id, "bold"),
-            past,
-        )
+        return
+    document = {"id": new_id, "rerun_of": old_id, "events_kept": kept}
+    past = f", {kept} events kept" if kept else ""
+    print_outcome(output, document, f"rerun of {old_id} as ", Cell(new_id, "bold"), past)
+    if output == "table":
         suggest_commands(f"watch {shlex.quote(new_id)}")

@@ -14,10 +14,10 @@ import click
 from perdure.cli.command import command, duration_option, id_argument, output_option
 from perdure.cli.escape import clean_block
 from perdure.cli.exits import Exit
-from perdure.cli.instances import insight_of, instance_document, raw
 from perdure.cli.render import Cell, print_document, print_done, print_ids, print_json, warn
 from perdure.cli.session import current_settings, run, suggest_commands
 from perdure.cli.settings import shown_store
+from perdure.cli.shapes import insight_of, instance_document, raw
 from perdure.client.instance import failure_of
 from perdure.errors import AlreadyExists, NotFound, UsageError, WaitTimeout
 from perdure.limits import check_id

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from typing import TYPE_CHECKING, Any, Final
 
@@ -10,7 +11,6 @@ import click
 
 from perdure.cli.command import command, complete_ids
 from perdure.cli.exits import Exit
-from perdure.cli.instances import COLUMNS, insight_of, row_of
 from perdure.cli.render import (
     Cell,
     console,
@@ -18,15 +18,15 @@ from perdure.cli.render import (
     glyph,
     is_terminal,
     status_style,
+    steps_table,
     table_of,
     text_of,
 )
 from perdure.cli.settings import shown_store
+from perdure.cli.shapes import COLUMNS, count_statuses, insight_of, named, row_of
 from perdure.model.status import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from rich.console import RenderableType
 
     from perdure.cli.details import InstanceDetails
@@ -63,21 +63,6 @@ async def overview_line(session: Session) -> str:
     counts = await count_statuses(session)
     listed = ", ".join(f"{number} {status.lower()}" for status, number in counts.items())
     return f"{listed or 'no instances'}; {await _queues(session)}"
-
-
-async def count_statuses(session: Session) -> dict[Status, int]:
-    """Count the instances of each status with one read of the store."""
-    metrics = await session.admin.get_system_metrics()
-    return merged({status: metrics.by_status.get(status, 0) for status in Status})
-
-
-def merged(counts: Mapping[Status, int]) -> dict[Status, int]:
-    """Count instances between two executions as Running, and leave out statuses without any."""
-    found: dict[Status, int] = {}
-    for status, number in counts.items():
-        if number:
-            found[status.of_instance] = found.get(status.of_instance, 0) + number
-    return found
 
 
 async def _queues(session: Session) -> str:
@@ -137,12 +122,10 @@ def _view(details: InstanceDetails, now_ms: int) -> RenderableType:
     from rich.console import Group
 
     from perdure.cli.details import lines_of
-    from perdure.cli.instances import named
-    from perdure.cli.render import steps_table, text_of
 
     info = details.info
     screen = console()
-    lines = lines_of(details.steps, details.around.attempts, now_ms)
+    lines = lines_of(details, now_ms)
     room = max(5, screen.height - 5)
     hidden = [text_of(Cell(f"  … {len(lines) - room} earlier", "dim"))] if len(lines) > room else []
     return Group(
@@ -156,8 +139,6 @@ def _view(details: InstanceDetails, now_ms: int) -> RenderableType:
 
 async def _watch_lines(session: Session, instance_id: str) -> int:
     """Print a line for each change of what the instance does, for output to a pipe."""
-    from perdure.cli.instances import insight_of
-
     last = None
     with session.provider.watch(instance_id) as changes:
         while True:
@@ -166,8 +147,7 @@ async def _watch_lines(session: Session, instance_id: str) -> int:
             key = (info.status, insight.doing, insight.since_ms, info.custom_status, insight.error)
             if key != last:
                 last = key
-                echo(f"{info.status.lower()}: {insight.sentence}")
-                _flush()
+                _print_now(f"{info.status.lower()}: {insight.sentence}")
             if info.status.is_final:
                 return _code(info.status)
             await changes.wait(_QUIET_MS)
@@ -188,8 +168,7 @@ async def _watch_store(session: Session) -> int:
         line = await overview_line(session)
         if line != last:
             last = line
-            echo(line)
-            _flush()
+            _print_now(line)
         await _rest(began)
 
 
@@ -198,9 +177,8 @@ async def _rest(began: float) -> None:
     await asyncio.sleep(max(_REFRESH_MS / 1000, 4 * (time.monotonic() - began)))
 
 
-def _flush() -> None:
-    import sys
-
+def _print_now(line: str) -> None:
+    echo(line)
     sys.stdout.flush()
 
 

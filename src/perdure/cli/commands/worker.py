@@ -68,8 +68,7 @@ def worker(modules: tuple[str, ...], log_level: str, **options: Any) -> None:
     may finish, nothing new is taken. Again: ends at once.
     """
     from perdure.authoring.registry import Registry
-    from perdure.cli.modules import load_codec, load_handlers
-    from perdure.cli.nondeterminism import warnings_of
+    from perdure.cli.modules import load_codec, load_handlers, warnings_of
     from perdure.runtime.runtime import Runtime
 
     settings = current_settings()
@@ -148,12 +147,14 @@ def start_logging(level: str) -> None:
 @output_option("table", "json", "jsonl", "ids")
 async def workers(session: Session, output: str) -> None:
     """List the workers that announced themselves to the store and still live."""
+    from perdure.cli.shapes import worker_document
+
     now_ms = session.now_ms()
     print_records(
         output,
         await session.admin.list_workers(),
         id_of=lambda worker: worker.worker_id,
-        document=_worker_document,
+        document=worker_document,
         columns=_COLUMNS,
         row=lambda worker: _worker_row(worker, now_ms),
         if_none="none; 'perdure worker MODULE' starts one",
@@ -183,23 +184,6 @@ def _worker_row(worker: WorkerInfo, now_ms: int) -> list[str | Cell]:
         f"{shown_duration(now_ms - worker.seen_at_ms)} ago",
         ", ".join(f"{name}@{version}" for name, version in worker.handlers),
     ]
-
-
-def _worker_document(worker: WorkerInfo) -> dict[str, object]:
-    from perdure.client.durations import iso_time
-
-    return {
-        "id": worker.worker_id,
-        "host": worker.host,
-        "process_id": worker.process_id,
-        "started_at": iso_time(worker.started_at_ms),
-        "seen_at": iso_time(worker.seen_at_ms),
-        "version": worker.framework_version,
-        "slots": worker.slots,
-        "busy": worker.busy,
-        "handlers": [f"{name}@{version}" for name, version in worker.handlers],
-        "activities": list(worker.activities),
-    }
 
 
 _LOOK_SECONDS: Final = 0.3
