@@ -31,9 +31,7 @@ async def test_only_ids_made_of_the_id_of_the_parent_are_renamed():
             return len(child_ids(await handle.history())) == 3
 
         await until(has_begun)
-        await rerun_from_event(
-            runtime.provider, runtime.provider.admin, "order-1", "copy", 2, clock=runtime.clock
-        )
+        await rerun_from_event(runtime.provider, "order-1", "copy", 2, clock=runtime.clock)
 
         renamed = child_ids(await runtime.history("copy"))
 

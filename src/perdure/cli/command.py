@@ -22,37 +22,30 @@ if TYPE_CHECKING:
 SETTINGS: Final[dict[str, Any]] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
-def _keep_store(context: click.Context, _parameter: click.Parameter, value: str | None) -> None:
-    if value is not None:
-        settings: Settings = context.find_root().obj
-        settings.store_flag = value
-
-
-def _keep_traceback(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
-    if value:
-        settings: Settings = context.find_root().obj
-        settings.traceback = True
-
-
 def store_option() -> click.Option:
-    return click.Option(
-        ["--store"],
+    return _setting(
+        "--store",
+        "store_flag",
         metavar="URL",
-        expose_value=False,
-        callback=_keep_store,
         help="The store: shop.db, sqlite:///shop.db, file:./dir, postgresql://... "
         "Default: $PERDURE_STORE, pyproject.toml [tool.perdure] store, ./perdure.db.",
     )
 
 
 def traceback_option() -> click.Option:
-    return click.Option(
-        ["--traceback"],
-        is_flag=True,
-        expose_value=False,
-        callback=_keep_traceback,
-        help="Show the Python traceback of an error.",
+    return _setting(
+        "--traceback", "traceback", is_flag=True, help="Show the Python traceback of an error."
     )
+
+
+def _setting(flag: str, field: str, **extra: Any) -> click.Option:
+    """Return an option whose value, if it is given, becomes a field of the ``Settings``."""
+
+    def keep(context: click.Context, _parameter: click.Parameter, value: Any) -> None:
+        if value not in {None, False}:
+            setattr(context.find_root().obj, field, value)
+
+    return click.Option([flag], expose_value=False, callback=keep, **extra)
 
 
 class Command(click.Command):

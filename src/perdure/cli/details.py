@@ -76,7 +76,7 @@ async def read_details(session: Session, instance_id: str) -> InstanceDetails:
     info = await session.info(instance_id)
     workers = await session.admin.list_workers()
     around = await read_queue_context(session.admin, instance_id, workers)
-    last = await read_last_steps(session.provider, session.admin, info, _EVENTS_READ)
+    last = await read_last_steps(session.provider, info, _EVENTS_READ)
     return InstanceDetails(
         info=info,
         insight=explain(info, last.steps, around, session.now_ms()),

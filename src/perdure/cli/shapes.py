@@ -163,9 +163,7 @@ async def insight_of(
         return explain(info, (), QueueContext(), session.now_ms())
     around = await read_queue_context(session.admin, info.instance_id, workers)
     is_running = info.status.of_instance is Status.RUNNING
-    last = (
-        await read_last_steps(session.provider, session.admin, info) if is_running else LastSteps()
-    )
+    last = await read_last_steps(session.provider, info) if is_running else LastSteps()
     return explain(info, last.steps, around, session.now_ms())
 
 

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from perdure.authoring.registry import Registry
     from perdure.codec import Codec
-    from perdure.providers.administration import ProviderAdmin
     from perdure.providers.contract import Provider
     from perdure.providers.records import InstanceInfo, InstanceSnapshot
 
@@ -48,11 +47,11 @@ class Damage(msgspec.Struct, frozen=True, kw_only=True):
     message: str
 
 
-async def check_instances(provider: Provider, admin: ProviderAdmin) -> AsyncIterator[Damage | None]:
+async def check_instances(provider: Provider) -> AsyncIterator[Damage | None]:
     """Yield the damages of each instance, then one None for the instance."""
-    async for info in read_instances(admin):
+    async for info in read_instances(provider.admin):
         try:
-            messages = await _damages(provider, admin, info)
+            messages = await _damages(provider, info)
         except NotFound:
             continue  # deleted since the page was read
         for message in messages:
@@ -60,7 +59,8 @@ async def check_instances(provider: Provider, admin: ProviderAdmin) -> AsyncIter
         yield None
 
 
-async def _damages(provider: Provider, admin: ProviderAdmin, info: InstanceInfo) -> list[str]:
+async def _damages(provider: Provider, info: InstanceInfo) -> list[str]:
+    admin = provider.admin
     found: list[str] = []
     missing: list[str] = []
     executions = await admin.list_executions(info.instance_id)
@@ -140,12 +140,12 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     """State at the end of the previous execution."""
 
 
-async def read_recorded(provider: Provider, admin: ProviderAdmin, info: InstanceInfo) -> Recorded:
+async def read_recorded(provider: Provider, info: InstanceInfo) -> Recorded:
     """Return the current execution of an instance. Raises NotFound before its first turn."""
     kv: dict[str, str] = {}
     if info.execution_id > 1:
         # Only a snapshot holds the state before this execution. The first execution has none.
-        snapshot = await admin.export_instance(info.instance_id)
+        snapshot = await provider.admin.export_instance(info.instance_id)
         kv = {key: entry.value for key, entry in snapshot.kv_store.items()}
     records = await provider.read_with_execution(info.instance_id, info.execution_id)
     history = wire.decode_history(record.data for record in records)

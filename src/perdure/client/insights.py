@@ -80,12 +80,12 @@ class LastSteps(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def read_last_steps(
-    provider: Provider, admin: ProviderAdmin, info: InstanceInfo, events_max: int = TAIL_EVENTS
+    provider: Provider, info: InstanceInfo, events_max: int = TAIL_EVENTS
 ) -> LastSteps:
     """Read the end of the history only, so that a long one costs no more than a short one."""
     key = (info.instance_id, info.execution_id)
     try:
-        count = (await admin.get_execution_info(*key)).event_count
+        count = (await provider.admin.get_execution_info(*key)).event_count
     except NotFound:  # it has not begun, was deleted, or its next execution has just begun
         return LastSteps()
     left_out = max(0, count - events_max)

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from perdure.clock import Clock
-    from perdure.providers.administration import ProviderAdmin
     from perdure.providers.contract import Provider
     from perdure.providers.records import OrchestrationItem
 
@@ -58,22 +57,22 @@ _GOES_ON = frozenset({Status.BLOCKED, Status.PAUSED})
 # --- retry under the same id
 
 
-async def retry(provider: Provider, admin: ProviderAdmin, instance_id: str) -> int:
+async def retry(provider: Provider, instance_id: str) -> int:
     """Retry an instance; return the id of the execution that continues.
 
     A Blocked or Paused instance continues its execution. One that Failed, was Cancelled or
     Terminated begins its next execution with the same input; its past executions and its state
     stay. Raises InstanceFinished for a Completed instance, InstanceStillRunning for others.
     """
-    info = await admin.get_instance_info(instance_id)
+    info = await provider.admin.get_instance_info(instance_id)
     if info.status in _GOES_ON:
-        await admin.resume_instance(instance_id)
+        await provider.admin.resume_instance(instance_id)
         return info.execution_id
     if info.status is Status.COMPLETED:
         raise InstanceFinished(f"{instance_id!r} has completed; rerun it to do it once more")
     if info.status not in _ENDED_BADLY:
         raise InstanceStillRunning(f"{instance_id!r} is {info.status}: there is nothing to retry")
-    async with operator_lock(provider, admin, instance_id) as (item, token):
+    async with operator_lock(provider, instance_id) as (item, token):
         next_start = _next_start(item, info.custom_status)
         # One commit ends the old execution and queues the next start: no reader sees the old end.
         commit = TurnCommit(
@@ -120,7 +119,6 @@ def fresh_id(instance_id: str) -> str:
 
 async def rerun(
     provider: Provider,
-    admin: ProviderAdmin,
     instance_id: str,
     new_id: str,
     *,
@@ -133,8 +131,8 @@ async def rerun(
     """
     if version is not None:
         parse_version(version)
-    info = await admin.get_instance_info(instance_id)
-    started = await _started(provider, admin, instance_id, info.execution_id)
+    info = await provider.admin.get_instance_info(instance_id)
+    started = await _started(provider, instance_id, info.execution_id)
     start = work.StartOrchestration(
         instance_id=check_id(new_id, "id"),
         name=started.name,
@@ -149,12 +147,12 @@ async def rerun(
 
 
 async def _started(
-    provider: Provider, admin: ProviderAdmin, instance_id: str, execution_id: int
+    provider: Provider, instance_id: str, execution_id: int
 ) -> events.OrchestrationStarted | work.StartOrchestration:
     records = await provider.read_with_execution(instance_id, execution_id, limit=1)
     if records:
         return started_of([wire.decode_event(records[0].data)], "rerun")
-    for queued in await admin.list_messages(instance_id):
+    for queued in await provider.admin.list_messages(instance_id):
         item = wire.decode_item(queued.message.body)
         if isinstance(item, work.StartOrchestration):
             return item
@@ -163,7 +161,6 @@ async def _started(
 
 async def rerun_from_event(
     provider: Provider,
-    admin: ProviderAdmin,
     instance_id: str,
     new_id: str,
     event_id: int,
@@ -178,7 +175,7 @@ async def rerun_from_event(
     instance id into a payload will not repeat its history: such an instance becomes Blocked.
     """
     check_id(new_id, "id")
-    snapshot = await admin.export_instance(instance_id)
+    snapshot = await provider.admin.export_instance(instance_id)
     execution = current_execution(snapshot)
     if execution is None:
         raise InvalidValue(f"{instance_id!r} has not begun: rerun it without an event")
@@ -208,14 +205,14 @@ async def rerun_from_event(
         # Paused until its children are queued, so that a crash leaves no half-started tree.
         suspended=bool(children),
     )
-    await admin.import_instance(copy)
+    await provider.admin.import_instance(copy)
     if children:
-        async with operator_lock(provider, admin, new_id) as (_, token):
+        async with operator_lock(provider, new_id) as (_, token):
             commit = TurnCommit(
                 execution_id=copy.execution_id, orchestrator_items=tuple(map(envelope, children))
             )
             await provider.ack_orchestration_item(token, commit)
-        await admin.resume_instance(new_id)
+        await provider.admin.resume_instance(new_id)
     return len(kept)
 
 

@@ -215,7 +215,7 @@ def _add(
             bound, moment_ms = _time_bound(qualifier, value, now_ms)
             _set(fields, bound, moment_ms, qualifier)
         case _:
-            meant = _meant(qualifier, QUALIFIERS)
+            meant = did_you_mean(qualifier, QUALIFIERS)
             raise InvalidValue(
                 f"there is no qualifier {qualifier!r}{meant}; known: {', '.join(QUALIFIERS)}. "
                 f"To search for the text itself: text:{shlex.quote(f'{qualifier}:{value}')}"
@@ -229,14 +229,15 @@ def parse_statuses(text: str) -> frozenset[Status]:
         statuses = _STATUSES.get(word.strip().lower())
         if statuses is None:
             raise InvalidValue(
-                f"there is no status {word!r}{_meant(word.lower(), _STATUSES)}; known: "
+                f"there is no status {word!r}{did_you_mean(word.lower(), _STATUSES)}; known: "
                 f"{', '.join(sorted(_STATUSES))}"
             )
         found |= statuses
     return found
 
 
-def _meant(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return the end of an error message that names the most similar word, or an empty text."""
     near = difflib.get_close_matches(word, known, n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
 

@@ -62,29 +62,25 @@ _CANCELLED = _Verdict(
 )
 
 
-async def terminate(
-    provider: Provider, admin: ProviderAdmin, instance_id: str, reason: str, clock: Clock
-) -> None:
+async def terminate(provider: Provider, instance_id: str, reason: str, clock: Clock) -> None:
     """Take the lock from its holder and commit the end. Works on corrupt histories."""
-    await _run_to_end(_end_as(_TERMINATED, provider, admin, instance_id, reason, clock))
+    await _run_to_end(_end_as(_TERMINATED, provider, instance_id, reason, clock))
 
 
-async def cancel_delayed(
-    provider: Provider, admin: ProviderAdmin, instance_id: str, reason: str, clock: Clock
-) -> bool:
+async def cancel_delayed(provider: Provider, instance_id: str, reason: str, clock: Clock) -> bool:
     """Cancel an instance whose delayed start is still queued: none of its code runs.
 
     Return False if it may have begun, or has ended.
     """
-    info = await admin.get_instance_info(instance_id)
+    info = await provider.admin.get_instance_info(instance_id)
     if info.status not in {Status.PENDING, Status.PAUSED}:
         return False
-    queued = await admin.list_messages(instance_id, limit=QUEUE_LIMIT)
+    queued = await provider.admin.list_messages(instance_id, limit=QUEUE_LIMIT)
     starts = [each.visible_at_ms for each in queued if each.message.start is not None]
     if not starts or min(starts) <= clock.now_ms():
         return False
     try:
-        await _run_to_end(_end_as(_CANCELLED, provider, admin, instance_id, reason, clock))
+        await _run_to_end(_end_as(_CANCELLED, provider, instance_id, reason, clock))
     except _HasBegun:
         return False
     return True
@@ -106,13 +102,13 @@ def _note_end(task: asyncio.Task[None]) -> None:
 
 @asynccontextmanager
 async def operator_lock(
-    provider: Provider, admin: ProviderAdmin, instance_id: str
+    provider: Provider, instance_id: str
 ) -> AsyncGenerator[tuple[OrchestrationItem, str]]:
     """Take the lock from its holder, for one commit; yield the instance and the lock's token.
 
     If the commit fails, the lock is given back.
     """
-    fetched = await admin.lock_instance(instance_id, _LOCK_MS)
+    fetched = await provider.admin.lock_instance(instance_id, _LOCK_MS)
     try:
         yield fetched.item, fetched.lock_token
     except BaseException:
@@ -122,20 +118,16 @@ async def operator_lock(
 
 
 async def _end_as(
-    verdict: _Verdict,
-    provider: Provider,
-    admin: ProviderAdmin,
-    instance_id: str,
-    reason: str,
-    clock: Clock,
+    verdict: _Verdict, provider: Provider, instance_id: str, reason: str, clock: Clock
 ) -> None:
+    admin = provider.admin
     with provider.watch(instance_id) as watch:
         for tries_left in reversed(range(_TRIES)):
             info = await admin.get_instance_info(instance_id)
             if info.status.is_final:
                 raise InstanceFinished(f"{instance_id!r} has ended already: {info.status}")
             try:
-                async with operator_lock(provider, admin, instance_id) as (item, token):
+                async with operator_lock(provider, instance_id) as (item, token):
                     commit = await _final_commit(verdict, admin, item, reason, clock.now_ms())
                     await provider.ack_orchestration_item(token, commit)
             except LockLost:

@@ -300,7 +300,7 @@ async def retry(session: Session, instance_id: str) -> None:
     """
     from perdure.client.rerun import retry as retry_instance
 
-    await retry_instance(session.provider, session.admin, instance_id)
+    await retry_instance(session.provider, instance_id)
 
 
 @action(

@@ -24,7 +24,14 @@ from perdure.cli.session import (
     run,
 )
 from perdure.cli.settings import is_empty, shown_store
+from perdure.cli.shapes import count_statuses
+from perdure.client.checks import Damage, check_instances
+from perdure.client.moving import CopyReport, copy_store
+from perdure.client.search import parse_search
 from perdure.errors import AlreadyExists, CorruptData, NotFound, NotSupported, UsageError
+from perdure.providers.local_files import sync_directory
+from perdure.providers.records import DeleteFilter, PruneOptions
+from perdure.providers.url import local_path, open_provider
 
 if TYPE_CHECKING:
     import os
@@ -33,11 +40,8 @@ if TYPE_CHECKING:
 
     from perdure.cli.session import Session
     from perdure.cli.settings import Settings
-    from perdure.client.checks import Damage
-    from perdure.client.moving import CopyReport
     from perdure.providers.contract import Provider
     from perdure.providers.migrate import Migration
-    from perdure.providers.records import PruneOptions
 
 db = LazyGroup(
     "db",
@@ -74,8 +78,6 @@ async def info(session: Session, output: str) -> None:
 
 
 async def _document(session: Session) -> dict[str, Any]:
-    from perdure.cli.shapes import count_statuses
-
     store = await session.admin.get_store_info()
     counts = await count_statuses(session)
     return {
@@ -153,8 +155,6 @@ def migrate(output: str, dry_run: bool) -> None:
 
 def _show_due(url: str, output: str) -> None:
     """Print the due migrations without opening the store, which would apply them."""
-    from perdure.providers.url import open_provider
-
     provider = open_provider(url)
     due: Sequence[Migration] = ()
     if isinstance(provider, Migrates):
@@ -188,12 +188,10 @@ class ChecksItself(Protocol):
 @output_option("table", "json")
 async def check(session: Session, quick: bool, output: str) -> int:
     """Read the whole store and say what is damaged. Nothing is changed; exit code 1 if so."""
-    from perdure.client.checks import check_instances
-
     damages = await quick_check(session)
     checked = 0
     if not quick:
-        async for damage in check_instances(session.provider, session.admin):
+        async for damage in check_instances(session.provider):
             checked += damage is None
             damages += [] if damage is None else [damage]
     if output == "json":
@@ -210,8 +208,6 @@ async def check(session: Session, quick: bool, output: str) -> int:
 
 async def quick_check(session: Session) -> list[Damage]:
     """Return the damage that the store itself finds, without reading every history."""
-    from perdure.client.checks import Damage
-
     aside = (await session.admin.get_store_info()).damages
     damages = [Damage(instance_id="", message=f"{path}: {why}") for path, why in aside.items()]
     if isinstance(session.admin, ChecksItself):
@@ -256,9 +252,6 @@ def prune(
         raise UsageError("say what may go: --keep-last N, --older-than 30d, or both")
 
     async def body(session: Session) -> None:
-        from perdure.client.search import parse_search
-        from perdure.providers.records import DeleteFilter, PruneOptions
-
         bound_ms = None if older_ms is None else session.now_ms() - older_ms
         options = PruneOptions(keep_last=keep_last, completed_before_ms=bound_ms)
         selection = parse_search(query, session.now_ms())
@@ -346,8 +339,6 @@ def backup(target: str, output: str) -> None:
 
 def _backup_path(store: str, target: str) -> str:
     """Return the path of TARGET; refuse a URL of another kind of store."""
-    from perdure.providers.url import local_path
-
     path = local_path(target)
     scheme = "file:" if store.startswith("file:") else "sqlite:"
     if path is None or (path != target and not target.startswith(scheme)):
@@ -405,8 +396,6 @@ def _check_places(settings: Settings, source: str, target: str) -> None:
 
 
 async def _copy(source: str, target: str, move: bool, replace: bool) -> CopyReport:
-    from perdure.providers.url import open_provider
-
     origin = open_provider(source, allow_moved=move)
     await refuse_absent(origin, source)
     async with origin:
@@ -414,17 +403,12 @@ async def _copy(source: str, target: str, move: bool, replace: bool) -> CopyRepo
 
 
 async def _into(origin: Provider, target: str, **options: Any) -> CopyReport:
-    from perdure.client.moving import copy_store
-    from perdure.providers.url import open_provider
-
     async with open_provider(target) as destination:
         return await copy_store(origin, destination, on_progress=_progress(), **options)
 
 
 async def _into_directory(origin: Provider, target: Path) -> None:
     """Copy into a draft directory, and rename it when the copy is complete."""
-    from perdure.providers.local_files import sync_directory
-
     draft = target.with_name(f".{target.name}.{secrets.token_hex(6)}")
     try:
         await _into(origin, f"file:{draft}")

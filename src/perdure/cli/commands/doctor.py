@@ -8,15 +8,17 @@ import platform
 import shutil
 import stat
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from perdure.cli.command import command, output_option
+from perdure.cli.commands.db import quick_check
 from perdure.cli.exits import Exit, line_of
 from perdure.cli.render import Cell, glyph, print_facts, print_json
-from perdure.cli.session import current_settings
+from perdure.cli.session import current_settings, open_session
 from perdure.cli.settings import is_empty, shown_store
 from perdure.errors import NotFound, PerdureError
-from perdure.providers.records import DAMAGED
+from perdure.model.status import Status
+from perdure.providers.records import DAMAGED, InstanceQuery
 from perdure.version import VERSION
 
 if TYPE_CHECKING:
@@ -156,8 +158,6 @@ def _room(path: Path) -> Finding:
 
 
 async def _store(settings: Settings, url: str) -> list[Finding]:
-    from perdure.cli.session import open_session
-
     async def body(session: Session) -> list[Finding]:
         info = await session.admin.get_store_info()
         details = "".join(
@@ -178,8 +178,6 @@ async def _store(settings: Settings, url: str) -> list[Finding]:
 
 async def _damages(session: Session) -> list[Finding]:
     """Run the quick part of ``perdure db check``."""
-    from perdure.cli.commands.db import quick_check
-
     advice = "restore it from a backup; the rest of the store works"
     found = [Finding("bad", "damage", each.message, advice) for each in await quick_check(session)]
     if found:
@@ -225,11 +223,8 @@ async def _queues(session: Session) -> list[Finding]:
 
 
 async def _attention(session: Session) -> list[Finding]:
-    from perdure.model.status import Status
-    from perdure.providers.records import InstanceQuery
-
     query = InstanceQuery(statuses=frozenset({Status.BLOCKED}))
-    number: Any = await session.admin.count_instances(query)
+    number = await session.admin.count_instances(query)
     if number:
         advice = "perdure list --status blocked says why"
         return [Finding("warn", "blocked", f"{number} instances are Blocked", advice)]

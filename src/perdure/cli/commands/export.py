@@ -26,6 +26,7 @@ from perdure.client.moving import (
     snapshot_hash,
     stored_hash,
 )
+from perdure.client.search import parse_search
 from perdure.client.steps import steps_of
 from perdure.errors import (
     AlreadyExists,
@@ -155,8 +156,6 @@ async def _check_stillness(session: Session, written: dict[str, int]) -> None:
 async def _chosen(
     session: Session, instance_ids: tuple[str, ...], query: str | None
 ) -> AsyncIterator[str]:
-    from perdure.client.search import parse_search
-
     members: dict[str, None] = {}
     for instance_id in instance_ids:
         try:

@@ -129,7 +129,7 @@ def stack(instance_id: str, modules: tuple[str, ...], output: str) -> None:
         info = await session.info(instance_id)
         if info.status.is_final:
             raise InstanceFinished(f"{instance_id!r} has ended ({info.status}): nothing waits")
-        recorded = await read_recorded(session.provider, session.admin, info)
+        recorded = await read_recorded(session.provider, info)
         handler = registry.resolve_orchestration(recorded.name, recorded.version)
         execution = Execution.replay(handler, recorded.history, kv=recorded.kv, codec=codec)
         try:

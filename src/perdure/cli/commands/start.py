@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import shlex
 import sys
 import uuid
@@ -14,11 +13,13 @@ import click
 from perdure.cli.command import command, duration_option, id_argument, output_option
 from perdure.cli.escape import clean_block
 from perdure.cli.exits import Exit
+from perdure.cli.inputs import read_arguments, read_json
 from perdure.cli.render import Cell, print_document, print_done, print_ids, print_json, warn
 from perdure.cli.session import current_settings, run, suggest_commands
 from perdure.cli.settings import shown_store
 from perdure.cli.shapes import insight_of, instance_document, raw
 from perdure.client.instance import failure_of
+from perdure.client.search import did_you_mean
 from perdure.errors import AlreadyExists, NotFound, UsageError, WaitTimeout
 from perdure.limits import check_id
 from perdure.model.status import Status
@@ -72,8 +73,6 @@ def start(
 
     The code is not needed here: a worker that has NAME takes it from the store.
     """
-    from perdure.cli.inputs import read_arguments
-
     if timeout_ms is not None and not wait:
         raise UsageError("--timeout needs --wait; a start alone waits for nothing")
     arguments = read_arguments(input_text, "--input")
@@ -143,8 +142,7 @@ async def _warn_of_unknown_name(session: Session, name: str) -> None:
     workers = await session.admin.list_workers()
     names = sorted({known for worker in workers for known, _ in worker.handlers})
     if workers and name not in names:
-        near = difflib.get_close_matches(name, names, n=1)
-        meant = f"; did you mean {near[0]!r}?" if near else ""
+        meant = did_you_mean(name, names)
         warn(f"no running worker has the orchestration {name!r}{meant}; it waits until one does")
 
 
@@ -170,8 +168,6 @@ def _warn_of_new_store() -> None:
 @click.option("--mailbox", is_flag=True, help="EVENT is a mailbox: for next_message().")
 def send(instance_id: str, name: str, data: str | None, mailbox: bool) -> None:
     """Send the event EVENT to an instance. One that comes early waits for it."""
-    from perdure.cli.inputs import read_json
-
     value = None if data is None else read_json(data, "--data")
 
     async def body(session: Session) -> None:

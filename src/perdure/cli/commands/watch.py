@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from perdure.cli.command import command, complete_ids
+from perdure.cli.details import lines_of, print_details, read_details
 from perdure.cli.exits import Exit
 from perdure.cli.render import (
     Cell,
@@ -102,8 +103,6 @@ async def watch(session: Session, instance_id: str | None) -> int:
 async def _watch_live(session: Session, instance_id: str) -> int:
     from rich.live import Live
 
-    from perdure.cli.details import print_details, read_details
-
     details = await read_details(session, instance_id)
     with (
         session.provider.watch(instance_id) as changes,
@@ -120,8 +119,6 @@ async def _watch_live(session: Session, instance_id: str) -> int:
 
 def _view(details: InstanceDetails, now_ms: int) -> RenderableType:
     from rich.console import Group
-
-    from perdure.cli.details import lines_of
 
     info = details.info
     screen = console()

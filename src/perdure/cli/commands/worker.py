@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,6 +21,7 @@ from perdure.cli.escape import clean, clean_block
 from perdure.cli.render import Cell, Column, echo, glyph, note, print_records
 from perdure.cli.session import current_settings
 from perdure.cli.settings import shown_store
+from perdure.client.durations import shown_duration
 from perdure.errors import UsageError
 
 if TYPE_CHECKING:
@@ -42,7 +44,11 @@ logger = logging.getLogger("perdure")
 )
 @click.argument("modules", metavar="[MODULE]...", nargs=-1)
 @click.option(
-    "--slots", metavar="N", type=click.IntRange(min=1), help="Activities at once. Default: 1000."
+    "--slots",
+    "activity_slots",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="Activities at once. Default: 1000.",
 )
 @click.option(
     "--threads", metavar="N", type=click.IntRange(min=1), help="For sync activities. Default: 32."
@@ -93,26 +99,16 @@ def worker(modules: tuple[str, ...], log_level: str, **options: Any) -> None:
 
 
 def _options(
-    *,
-    slots: int | None,
-    threads: int | None,
-    tags: tuple[str, ...],
-    only_tags: bool,
-    worker_id: str | None,
-    drain_ms: int | None,
-    lock_ms: int | None,
+    tags: tuple[str, ...], only_tags: bool, drain_ms: int | None, lock_ms: int | None, **given: Any
 ) -> RuntimeOptions:
+    """Return the options of the runtime; one that is not given keeps its default."""
     from perdure.providers.records import TagFilter
     from perdure.runtime.options import RuntimeOptions
 
-    given: dict[str, Any] = {"activity_slots": slots, "threads": threads, "worker_id": worker_id}
     if drain_ms is not None:
         given["drain_timeout"] = drain_ms / 1000
     if lock_ms is not None:
-        given |= {
-            "orchestration_lock_timeout": lock_ms / 1000,
-            "activity_lock_timeout": lock_ms / 1000,
-        }
+        given["orchestration_lock_timeout"] = given["activity_lock_timeout"] = lock_ms / 1000
     if only_tags and not tags:
         raise UsageError("--only-tags needs at least one --tag")
     if tags:
@@ -173,8 +169,6 @@ _COLUMNS = (
 
 
 def _worker_row(worker: WorkerInfo, now_ms: int) -> list[str | Cell]:
-    from perdure.client.durations import shown_duration
-
     return [
         Cell(worker.worker_id, "bold"),
         worker.host,
@@ -294,29 +288,27 @@ class SourceWatch:
         return None
 
     def _look(self) -> dict[str, tuple[int, int]]:
+        files = chain.from_iterable(map(_python_files, self._folders))
         found: dict[str, tuple[int, int]] = {}
-        for folder in self._folders:
-            for entry in _python_files(os.fspath(folder)):
-                try:
-                    status = entry.stat()
-                except OSError:
-                    continue  # removed since it was listed
-                found[entry.path] = (status.st_mtime_ns, status.st_size)
-                if len(found) >= _FILES_MAX:
-                    return found
+        for file in islice(files, _FILES_MAX):
+            with contextlib.suppress(OSError):  # removed since it was listed
+                status = file.stat()
+                found[str(file)] = (status.st_mtime_ns, status.st_size)
         return found
 
 
-def _python_files(folder: str) -> Iterator[os.DirEntry[str]]:
-    try:
-        entries = list(os.scandir(folder))
-    except OSError:
-        return
-    for entry in entries:
-        if entry.name.startswith(".") or entry.name in _SKIPPED:
-            continue
-        if entry.is_dir(follow_symlinks=False):
-            if not Path(entry.path, "pyvenv.cfg").exists():
-                yield from _python_files(entry.path)
-        elif entry.name.endswith(".py"):
-            yield entry
+def _python_files(top: Path) -> Iterator[Path]:
+    for name, folders, files in os.walk(top):
+        folder = Path(name)
+        folders[:] = [
+            each
+            for each in folders
+            if not each.startswith(".")
+            and each not in _SKIPPED
+            and not (folder / each / "pyvenv.cfg").exists()
+        ]
+        yield from (folder / file for file in files if _is_python(file))
+
+
+def _is_python(file: str) -> bool:
+    return file.endswith(".py") and not file.startswith(".")
