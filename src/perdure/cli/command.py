@@ -155,6 +155,17 @@ F = TypeVar("F", bound="Callable[..., Any]")
 _COMPLETIONS_MAX = 50
 
 
+def combined(*options: Callable[[Any], Any]) -> Callable[[F], F]:
+    """Return one decorator that adds several options and arguments, in this order."""
+
+    def decorate(function: F) -> F:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
 def output_option(*formats: str) -> Callable[[F], F]:
     """Return the option ``-o``; the first format is its default."""
     return click.option(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from perdure.cli.escape import clean_block
 from perdure.cli.render import (
     Cell,
+    counted,
     echo,
     echo_wrapped,
     glyph,
@@ -139,7 +140,7 @@ def _facts(details: InstanceDetails, now_ms: int) -> list[tuple[str, str]]:
         facts.append(("history", f"{event_count} events, execution {info.execution_id}{warning}"))
     waiting = sum(queued.visible_at_ms <= now_ms for queued in details.around.messages)
     if waiting and not info.status.is_final:
-        facts.append(("queued", f"{waiting} message{'s' if waiting > 1 else ''} for it"))
+        facts.append(("queued", f"{counted(waiting, 'message')} for it"))
     return facts
 
 

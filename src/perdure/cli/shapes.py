@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from perdure.cli.details import InstanceDetails
     from perdure.cli.session import Session
     from perdure.engine.sites import Wait
-    from perdure.providers.records import DeadLetter, InstanceInfo, WorkerInfo
+    from perdure.providers.records import DeadLetter, InstanceInfo, QueueDepth, WorkerInfo
 
 
 # The values of -o json by their names, with their paths in the record.
@@ -181,6 +181,10 @@ def row_of(info: InstanceInfo, insight: Insight, now_ms: int) -> list[str | Cell
         shown_duration(took_ms),
         Cell(_now(info, insight), "" if not insight.error else "red"),
     ]
+
+
+def shown_queue(depth: QueueDepth) -> str:
+    return f"{depth.visible} ready, {depth.locked} locked, {depth.delayed} later"
 
 
 def named(info: InstanceInfo) -> str:

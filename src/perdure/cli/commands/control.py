@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import click
 
 from perdure.arguments import check_reason
-from perdure.cli.command import Command, command, complete_ids, output_option
+from perdure.cli.command import Command, combined, command, complete_ids, output_option
 from perdure.cli.exits import Exit, code_of, line_of
 from perdure.cli.inputs import is_wanted
-from perdure.cli.render import Cell, echo, print_done, print_json, warn
+from perdure.cli.render import Cell, counted, echo, print_done, print_json, warn
 from perdure.cli.session import Session, run
 from perdure.client.durations import shown_duration
 from perdure.client.instance import ENDED, OPEN
@@ -75,6 +75,16 @@ class Targets:
             )
 
 
+# The fields of ``Targets``.
+_target_options = combined(
+    click.argument("instance_ids", metavar="[ID]...", nargs=-1, shell_complete=complete_ids),
+    click.option("--query", metavar="QUERY", help="All that fit; see perdure list --help."),
+    click.option("--dry-run", is_flag=True, help="Only say what would be done."),
+    click.option("-y", "--yes", is_flag=True, help="Do not ask."),
+    output_option("table", "json"),
+)
+
+
 def action(verb: Verb, *, examples: Sequence[str]) -> Callable[[Apply], Command]:
     """Return the decorator that makes a command of a function for one instance.
 
@@ -91,22 +101,9 @@ def action(verb: Verb, *, examples: Sequence[str]) -> Callable[[Apply], Command]
             chosen = replace(verb, statuses=ENDED | OPEN) if options.get("force") else verb
             return run(lambda session: _act(session, chosen, partial(apply, **options), targets))
 
-        return command(verb.word, examples=examples)(_with_target_options(callback))
+        return command(verb.word, examples=examples)(_target_options(callback))
 
     return decorate
-
-
-def _with_target_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the arguments ids, --query, --dry-run, -y and -o, the fields of ``Targets``."""
-    for option in (
-        output_option("table", "json"),
-        click.option("-y", "--yes", is_flag=True, help="Do not ask."),
-        click.option("--dry-run", is_flag=True, help="Only say what would be done."),
-        click.option("--query", metavar="QUERY", help="All that fit; see perdure list --help."),
-        click.argument("instance_ids", metavar="[ID]...", nargs=-1, shell_complete=complete_ids),
-    ):
-        function = option(function)
-    return function
 
 
 async def _act(session: Session, verb: Verb, apply: Apply, targets: Targets) -> int:
@@ -162,8 +159,8 @@ def _summary(words: str, infos: list[InstanceInfo], now_ms: int) -> str:
         f"{name} {count}" for name, count in Counter(i.name for i in infos).most_common(5)
     )
     oldest = shown_duration(now_ms - min(info.created_at_ms for info in infos))
-    plural = "s" if len(infos) > 1 else ""
-    return f"{words} {len(infos)} instance{plural} ({names}), oldest started {oldest} ago"
+    number = counted(len(infos), "instance")
+    return f"{words} {number} ({names}), oldest started {oldest} ago"
 
 
 async def _apply(
@@ -221,7 +218,7 @@ def _print_ends(verb: Verb, done: list[str], skipped: int, is_query: bool) -> No
     said = verb.said or verb.done
     if is_query:
         more = f", {skipped} had ended meanwhile" if skipped else ""
-        print_done(f"{said} {len(done)} instance{'' if len(done) == 1 else 's'}{more}")
+        print_done(f"{said} {counted(len(done), 'instance')}{more}")
         return
     for instance_id in done:
         print_done(f"{said} {instance_id}")

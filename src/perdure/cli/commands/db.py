@@ -24,7 +24,7 @@ from perdure.cli.session import (
     run,
 )
 from perdure.cli.settings import is_empty, shown_store
-from perdure.cli.shapes import count_statuses
+from perdure.cli.shapes import count_statuses, shown_queue
 from perdure.client.checks import Damage, check_instances
 from perdure.client.moving import CopyReport, copy_store
 from perdure.client.search import parse_search
@@ -110,9 +110,7 @@ def _lines(document: dict[str, Any]) -> list[tuple[str, str]]:
         (f"  {status.lower()}", str(number)) for status, number in document["by_status"].items()
     ]
     for label, queue in (("turns", queues.orchestrator), ("activities", queues.worker)):
-        lines.append(
-            (label, f"{queue.visible} ready, {queue.locked} locked, {queue.delayed} later")
-        )
+        lines.append((label, shown_queue(queue)))
     lines.append(("dead letters", str(queues.dead_letters)))
     lines.append(("workers", str(document["workers"])))
     if document["moved_to"]:
@@ -129,10 +127,7 @@ def shown_bytes(size: int) -> str:
     return f"{amount:.1f} TB"
 
 
-@command(
-    "migrate",
-    examples=["perdure db migrate --store shop.db", "perdure db migrate --dry-run"],
-)
+@command("migrate", examples=["perdure db migrate --store shop.db", "perdure db migrate --dry-run"])
 @click.option("--dry-run", is_flag=True, help="Only say which migrations are due.")
 @output_option("table", "json")
 def migrate(output: str, dry_run: bool) -> None:
@@ -180,10 +175,7 @@ class ChecksItself(Protocol):
         ...
 
 
-@command(
-    "check",
-    examples=["perdure db check", "perdure db check --quick --store shop.db"],
-)
+@command("check", examples=["perdure db check", "perdure db check --quick --store shop.db"])
 @click.option("--quick", is_flag=True, help="Only the store itself, not every history.")
 @output_option("table", "json")
 async def check(session: Session, quick: bool, output: str) -> int:

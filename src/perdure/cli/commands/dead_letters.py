@@ -11,6 +11,7 @@ from perdure.cli.inputs import is_wanted
 from perdure.cli.render import (
     Cell,
     Column,
+    counted,
     echo,
     print_done,
     print_facts,
@@ -139,7 +140,7 @@ def delete(letter_ids: tuple[int, ...], is_all: bool, yes: bool) -> None:
             letters = await session.admin.list_dead_letters(limit=_LIMIT_MAX)
         else:
             letters = await _find(session, letter_ids)
-        count = f"{len(letters)} dead letter{'' if len(letters) == 1 else 's'}"
+        count = counted(len(letters), "dead letter")
         if letters and not yes and not is_wanted(f"delete {count}"):
             return
         for letter in letters:

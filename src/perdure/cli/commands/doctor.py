@@ -16,6 +16,7 @@ from perdure.cli.exits import Exit, line_of
 from perdure.cli.render import Cell, glyph, print_facts, print_json
 from perdure.cli.session import current_settings, open_session
 from perdure.cli.settings import is_empty, shown_store
+from perdure.cli.shapes import shown_queue
 from perdure.errors import NotFound, PerdureError
 from perdure.model.status import Status
 from perdure.providers.records import DAMAGED, InstanceQuery
@@ -35,10 +36,7 @@ _SIGNS = {
 }
 
 
-@command(
-    "doctor",
-    examples=["perdure doctor", "perdure doctor --store shop.db -o json"],
-)
+@command("doctor", examples=["perdure doctor", "perdure doctor --store shop.db -o json"])
 @output_option("table", "json")
 def doctor(output: str) -> int:
     """Check versions, SQLite, file system, permissions, clock, locks, queues and workers.
@@ -204,7 +202,7 @@ async def _queues(session: Session) -> list[Finding]:
     findings: list[Finding] = []
     advice = "" if workers else "no worker is running: perdure worker MODULE"
     for name, queue in (("turns", depths.orchestrator), ("activities", depths.worker)):
-        text = f"{queue.visible} ready, {queue.locked} locked, {queue.delayed} later"
+        text = shown_queue(queue)
         age_ms = queue.oldest_visible_age_ms or 0
         is_stale = bool(queue.visible) and age_ms > _STALE_MS
         if is_stale:

@@ -16,7 +16,7 @@ import msgspec
 from perdure.cli.command import command, complete_ids, output_option
 from perdure.cli.escape import clean_json
 from perdure.cli.inputs import interruptible
-from perdure.cli.render import data_stream, print_done, print_ids, print_json, warn
+from perdure.cli.render import counted, data_stream, print_done, print_ids, print_json, warn
 from perdure.cli.session import run
 from perdure.client.checks import Recorded, recorded_history, recorded_in
 from perdure.client.moving import (
@@ -272,7 +272,7 @@ def _print_imported(done: _Done, output: str) -> None:
     else:
         number = len(done.imported)
         there = f", {len(done.already_there)} were there already" if done.already_there else ""
-        print_done(f"imported {number} instance{'' if number == 1 else 's'}{there}")
+        print_done(f"imported {counted(number, 'instance')}{there}")
 
 
 def _has_ended(snapshot: InstanceSnapshot) -> bool:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shlex
 import sys
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from perdure.cli.command import command, output_option
+from perdure.cli.command import combined, command, output_option
 from perdure.cli.render import (
     Column,
     is_terminal,
@@ -25,17 +25,15 @@ from perdure.errors import InvalidValue
 from perdure.model.status import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from perdure.cli.session import Session
     from perdure.client.search import Selection
 
-F = TypeVar("F", bound="Callable[..., Any]")
-
 _ONE_WORD = frozenset({"status", "version", "created", "completed"})
 """Qualifiers whose values contain no spaces."""
 
-_OPTIONS = (
+filter_options = combined(
     click.argument("words", metavar="[QUERY]...", nargs=-1),
     click.option("--query", metavar="QUERY", help="The same as the argument."),
     click.option(
@@ -66,12 +64,6 @@ _OPTIONS = (
         help="Children of that instance; none: no children.",
     ),
 )
-
-
-def filter_options(function: F) -> F:
-    for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
 
 
 def selection_of(filters: Mapping[str, Any], now_ms: int) -> Selection:

@@ -47,10 +47,7 @@ async def show(session: Session, instance_id: str, is_whole: bool, output: str) 
         print_details(details, session.now_ms(), is_whole=is_whole)
 
 
-@command(
-    "tree",
-    examples=["perdure tree o-1", "perdure tree o-1 -o ids | wc -l"],
-)
+@command("tree", examples=["perdure tree o-1", "perdure tree o-1 -o ids | wc -l"])
 @id_argument()
 @output_option("table", "json", "ids")
 async def tree(session: Session, instance_id: str, output: str) -> None:

@@ -15,6 +15,7 @@ from perdure.cli.exits import Exit
 from perdure.cli.render import (
     Cell,
     console,
+    counted,
     echo,
     glyph,
     is_terminal,
@@ -47,14 +48,13 @@ async def overview(session: Session, height: int) -> RenderableType:
     rows = [
         row_of(info, await insight_of(session, info, workers), now_ms) for info in page.instances
     ]
-    running = "1 worker" if len(workers) == 1 else f"{len(workers)} workers"
     totals = Text()
     for status, number in counts.items():
         totals.append(f"{glyph(status)} {number} {status.lower()}   ", status_style(status))
     return Group(
         text_of(Cell(shown_store(session.url), "bold")),
         totals,
-        text_of(Cell(f"{running} · {await _queues(session)}", "dim")),
+        text_of(Cell(f"{counted(len(workers), 'worker')} · {await _queues(session)}", "dim")),
         "",
         table_of(COLUMNS, rows),
     )

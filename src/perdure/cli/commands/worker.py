@@ -136,10 +136,7 @@ def start_logging(level: str) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler])
 
 
-@command(
-    "workers",
-    examples=["perdure workers", "perdure workers -o json | jq '.[].handlers'"],
-)
+@command("workers", examples=["perdure workers", "perdure workers -o json | jq '.[].handlers'"])
 @output_option("table", "json", "jsonl", "ids")
 async def workers(session: Session, output: str) -> None:
     """List the workers that announced themselves to the store and still live."""
