@@ -84,8 +84,9 @@ def _values(record: object, shape: Mapping[str, str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, path in shape.items():
         value = attrgetter(path)(record)
-        is_time = path.endswith("_ms") and value is not None
-        found[name] = iso_time(value) if is_time else value
+        if value is not None and path.endswith("_ms"):
+            value = iso_time(value)
+        found[name] = value
     return found
 
 
