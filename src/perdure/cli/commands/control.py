@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -95,11 +95,10 @@ def action(verb: Verb, *, examples: Sequence[str]) -> Callable[[Apply], Command]
     def decorate(apply: Apply) -> Command:
         @wraps(apply)
         def callback(**given: Any) -> int:
-            options = {name: given.pop(name) for name in ("reason", "force") if name in given}
-            targets = Targets(**given)
+            targets = Targets(**{each.name: given.pop(each.name) for each in fields(Targets)})
             targets.check(verb.word)
-            chosen = replace(verb, statuses=ENDED | OPEN) if options.get("force") else verb
-            return run(lambda session: _act(session, chosen, partial(apply, **options), targets))
+            chosen = replace(verb, statuses=ENDED | OPEN) if given.get("force") else verb
+            return run(lambda session: _act(session, chosen, partial(apply, **given), targets))
 
         return command(verb.word, examples=examples)(_target_options(callback))
 
