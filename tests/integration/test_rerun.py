@@ -1,10 +1,10 @@
-"""A rerun from an event: which ids its children get."""
+"""A rerun from an event: the ids of its children."""
 
 import asyncio
 
 from integration.conditions import until
 from perdure import Runtime, orchestration, wait_for_event
-from perdure.client.rerun import rerun_from_event
+from perdure.client.rerun import fresh_id, rerun_from_event
 
 
 @orchestration
@@ -38,3 +38,33 @@ async def test_only_ids_made_of_the_id_of_the_parent_are_renamed():
     automatic = {each for each in renamed if each.startswith("copy::")}
     assert len(automatic) == 1
     assert renamed - automatic == {"copy/stock", "order-10/stock"}
+
+
+@orchestration
+async def outer() -> str:
+    return await part()
+
+
+async def test_a_child_of_an_instance_with_a_long_id_gets_an_id_of_its_own():
+    async with Runtime("memory:", [outer, part]) as runtime:
+        long_id = "o" * 250
+        handle = await runtime.start(outer, id=long_id)
+
+        async def waits():
+            return len((await handle.describe()).waiting_for) == 1
+
+        await until(waits)
+        new_id = fresh_id(long_id)
+        await rerun_from_event(runtime.provider, long_id, new_id, 2, clock=runtime.clock)
+        (old_child,) = child_ids(await handle.history())
+        (new_child,) = child_ids(await runtime.history(new_id))
+
+        await until(lambda: has_begun(runtime, new_child))
+        await runtime.raise_event(new_child, "go", "yes")
+
+        assert old_child != new_child
+        assert await runtime.get(new_id).result(10) == "yes"
+
+
+async def has_begun(runtime, instance_id):
+    return bool(await runtime.provider.read(instance_id))

@@ -23,6 +23,7 @@ from perdure.errors import (
     InvalidValue,
     NotFound,
 )
+from perdure.ids import child_id
 from perdure.limits import ID_CHARACTERS_MAX, check_id
 from perdure.model import events, wire, work
 from perdure.model.status import Status
@@ -243,10 +244,13 @@ def _renamed(event: events.Event, old_id: str, new_id: str) -> events.Event:
             "depth": 0,
         }
     elif isinstance(event, events.SubOrchestrationScheduled):
+        place = (event.execution_id, event.event_id)
         rest = event.child_instance_id.removeprefix(old_id)
-        # Rename child ids that are made of the id of the parent, such as "order-1/stock" and
-        # "order-1::1.2" of "order-1", but not "order-10". The code chose the others itself.
-        if rest != event.child_instance_id and not rest[:1].isalnum():
+        if event.child_instance_id == child_id(old_id, *place):
+            changes["child_instance_id"] = child_id(new_id, *place)
+        # The code chose the other ids. Rename those that it made of the id of the parent, such as
+        # "order-1/stock" of "order-1", but not "order-10".
+        elif rest != event.child_instance_id and not rest[:1].isalnum():
             changes["child_instance_id"] = new_id + rest
     return msgspec.structs.replace(event, **changes)
 
