@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 from itertools import groupby
 from statistics import median
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from perdure.cli.escape import clean_block
 from perdure.cli.render import (
@@ -35,7 +35,7 @@ from perdure.client.insights import (
     read_queue_context,
 )
 from perdure.client.instance import failure_of
-from perdure.client.steps import BranchView, StepView, branches_of, shortened, started_of
+from perdure.client.steps import BranchView, State, StepView, branches_of, shortened, started_of
 from perdure.errors import CorruptData
 from perdure.limits import HISTORY_EVENTS_WARN
 from perdure.model import wire
@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from perdure.cli.session import Session
     from perdure.client.insights import Attempt
     from perdure.providers.records import InstanceInfo
+
+Row: TypeAlias = list[Cell]
 
 _EVENTS_READ: Final = 5_000
 """Of a longer history only the last events are shown."""
@@ -197,33 +199,14 @@ def _next_commands(details: InstanceDetails) -> list[str]:
 _FOLD_FROM: Final = 6
 """This many consecutive steps of one name are shown as one line."""
 _OPEN_SHOWN: Final = 3
-_STYLES: Final = {"done": "green", "failed": "bold red", "open": "cyan", "dropped": "dim"}
+_STYLES: Final = {"done": "", "failed": "bold red", "open": "cyan", "dropped": "dim"}
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """The line of one step, or of several steps shown as one."""
+def lines_of(details: InstanceDetails, now_ms: int, *, is_whole: bool = False) -> list[Row]:
+    """Return the lines of the steps in the order of the code: call, duration, outcome.
 
-    depth: int
-    state: str
-    call: str
-    took: str
-    outcome: str
-    is_bad: bool = False
-
-    def cells(self) -> list[str | Cell]:
-        style = _STYLES[self.state] if not self.is_bad else _STYLES["failed"]
-        sign = "retrying" if self.is_bad and self.state == "open" else self.state
-        call = f"{'│ ' * self.depth}{glyph(sign)} {self.call}"
-        return [
-            Cell(call, "dim" if self.state == "dropped" else ""),
-            Cell(self.took, "dim"),
-            Cell(self.outcome, style if self.state != "done" else ""),
-        ]
-
-
-def lines_of(details: InstanceDetails, now_ms: int, *, is_whole: bool = False) -> list[Line]:
-    """Return the lines in the order of the code; leave out steps that were not needed."""
+    Steps that were not needed are left out. Many similar steps in a row are one line.
+    """
     steps = [step for step in details.last.steps if is_whole or step.state != "dropped"]
     lines = _Lines(details.around.attempts, now_ms, is_whole=is_whole)
     return list(lines.of_branch(branches_of(steps), 0))
@@ -238,7 +221,7 @@ class _Lines:
         self._now_ms = now_ms
         self._is_whole = is_whole
 
-    def of_branch(self, branch: BranchView, depth: int) -> Iterator[Line]:
+    def of_branch(self, branch: BranchView, depth: int) -> Iterator[Row]:
         for _, group in groupby(branch.items, key=_likeness):
             members = list(group)
             if len(members) >= _FOLD_FROM and not self._is_whole:
@@ -250,7 +233,7 @@ class _Lines:
                 else:
                     yield from self.of_branch(member, depth + 1)
 
-    def _folded(self, members: Sequence[StepView | BranchView], depth: int) -> Line:
+    def _folded(self, members: Sequence[StepView | BranchView], depth: int) -> Row:
         steps = [step for member in members for step in _steps_in(member)]
         states = Counter(step.state for step in steps)
         took = sorted(map(self._took_ms, steps))
@@ -260,28 +243,28 @@ class _Lines:
         else:
             names = dict.fromkeys(step.name or step.kind for step in first.steps())
             what = f"{len(members)} tasks of {', '.join(names)}"
-        counted = ", ".join(f"{number} {word}" for word, number in states.most_common())
+        totals = ", ".join(f"{number} {word}" for word, number in states.most_common())
         spread = " / ".join(map(shown_duration, (took[0], round(median(took)), took[-1])))
-        return Line(
-            depth=depth,
-            state="open" if states["open"] else "failed" if states["failed"] else "done",
-            call=what,
-            took=shown_duration(took[-1]),
-            outcome=f"{counted}; min / median / max {spread}",
+        return _row(
+            depth,
+            "open" if states["open"] else "failed" if states["failed"] else "done",
+            what,
+            took[-1],
+            f"{totals}; min / median / max {spread}",
             is_bad=bool(states["failed"]),
         )
 
-    def _line(self, step: StepView, depth: int) -> Line:
+    def _line(self, step: StepView, depth: int) -> Row:
         call, attempt = step.call, self._attempts.get(step.event_id)
         if step.child_id is not None:
             call = f"▸ {call} {step.child_id}"
         has_failed = attempt is not None and attempt.last_error is not None
-        return Line(
-            depth=depth,
-            state=step.state,
-            call=call,
-            took=shown_duration(self._took_ms(step)),
-            outcome=self._outcome(step),
+        return _row(
+            depth,
+            step.state,
+            call,
+            self._took_ms(step),
+            self._outcome(step),
             is_bad=step.state == "failed" or has_failed,
         )
 
@@ -316,6 +299,15 @@ class _Lines:
         if step.kind == "activity" and self._has_all_attempts:
             return "ended, not taken up yet"
         return "waiting" if step.kind in {"event", "message"} else "running"
+
+
+def _row(depth: int, state: State, call: str, took_ms: int, outcome: str, *, is_bad: bool) -> Row:
+    sign = "retrying" if is_bad and state == "open" else state
+    return [
+        Cell(f"{'│ ' * depth}{glyph(sign)} {call}", "dim" if state == "dropped" else ""),
+        Cell(shown_duration(took_ms), "dim"),
+        Cell(outcome, _STYLES["failed" if is_bad else state]),
+    ]
 
 
 def _likeness(item: StepView | BranchView) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import os
 import sys
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import IO, TYPE_CHECKING, Any, Final, Protocol, TextIO, cast
+from typing import IO, TYPE_CHECKING, Any, Final, TextIO, cast
 
 from perdure.cli.escape import clean, clean_json
 from perdure.model.status import Status
@@ -64,12 +64,6 @@ class Column:
     """The column fills the rest of the terminal's width and is cut there; at most one a table."""
     width_min: int = 0
     """The column is left out on a narrower terminal."""
-
-
-class StepCells(Protocol):
-    """A line of a step with three cells."""
-
-    def cells(self) -> Sequence[str | Cell]: ...
 
 
 def status_style(status: Status) -> str:
@@ -232,9 +226,8 @@ def _print_plain(titles: list[str], rows: list[list[str]]) -> None:
         sys.stdout.write(padded.rstrip() + "\n")
 
 
-def print_steps(lines: Iterable[StepCells]) -> None:
+def print_steps(rows: Iterable[Sequence[str | Cell]]) -> None:
     """Print lines of call, duration and outcome; the call gets the most space."""
-    rows = [line.cells() for line in lines]
     if not is_terminal():
         for call, took, outcome in rows:
             line = (

@@ -130,7 +130,7 @@ def _view(details: InstanceDetails, now_ms: int) -> RenderableType:
         text_of(Cell(f"  {details.insight.sentence}", status_style(info.status))),
         "",
         *hidden,
-        steps_table([line.cells() for line in lines[-room:]], screen.width),
+        steps_table(lines[-room:], screen.width),
     )
 
 
