@@ -35,17 +35,13 @@ from perdure.client.insights import (
     read_queue_context,
 )
 from perdure.client.instance import failure_of
-from perdure.client.steps import BranchView, State, StepView, branches_of, shortened, started_of
-from perdure.errors import CorruptData
+from perdure.client.steps import BranchView, State, StepView, branches_of, payload_text, shortened
 from perdure.limits import HISTORY_EVENTS_WARN
-from perdure.model import wire
 from perdure.model.failures import BlockReason
 from perdure.model.status import Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    import msgspec
 
     from perdure.cli.session import Session
     from perdure.client.insights import Attempt
@@ -72,34 +68,19 @@ class InstanceDetails:
     insight: Insight
     around: QueueContext
     last: LastSteps
-    input: msgspec.Raw | None
 
 
 async def read_details(session: Session, instance_id: str) -> InstanceDetails:
     info = await session.info(instance_id)
     workers = await session.admin.list_workers()
     around = await read_queue_context(session.admin, instance_id, workers)
-    last = await read_last_steps(session.provider, info, _EVENTS_READ)
+    last = await read_last_steps(session.provider, info, _EVENTS_READ, with_input=True)
     return InstanceDetails(
         info=info,
         insight=explain(info, last.steps, around, session.now_ms()),
         around=around,
         last=last,
-        input=None if last.problem else await _read_input(session, info),
     )
-
-
-async def _read_input(session: Session, info: InstanceInfo) -> msgspec.Raw | None:
-    """Return the input of the execution; None before its first turn, and if it is damaged."""
-    read = session.provider.read_with_execution
-    try:
-        first = [
-            wire.decode_event(record.data)
-            for record in await read(info.instance_id, info.execution_id, limit=1)
-        ]
-        return started_of(first, "show").input
-    except CorruptData:
-        return None
 
 
 def print_details(details: InstanceDetails, now_ms: int, *, is_whole: bool = False) -> None:
@@ -127,8 +108,8 @@ def _facts(details: InstanceDetails, now_ms: int) -> list[tuple[str, str]]:
     info = details.info
     ago = shown_duration(now_ms - info.created_at_ms)
     facts = [("started", f"{shown_time(info.created_at_ms)} ({ago} ago)")]
-    if details.input is not None:
-        facts.append(("input", shortened(bytes(details.input).decode(), _TEXT_MAX)))
+    if details.last.input is not None:
+        facts.append(("input", payload_text(details.last.input, _TEXT_MAX)))
     if info.status is Status.COMPLETED:
         facts.append(("output", shortened(info.output or "null", _TEXT_MAX)))
     if info.custom_status is not None:

@@ -102,7 +102,7 @@ def instance_document(info: InstanceInfo, insight: Insight | None = None) -> dic
 
 def details_document(details: InstanceDetails) -> dict[str, Any]:
     return instance_document(details.info, details.insight) | {
-        "input": details.input,
+        "input": details.last.input,
         "events": details.last.event_count,
         "events_left_out": details.last.left_out,
         "steps": [_values(step, _STEP) for step in details.last.steps],

@@ -10,7 +10,7 @@ from perdure.client.durations import shown_duration
 from perdure.client.instance import failure_of
 from perdure.client.steps import StepView, read_steps
 from perdure.errors import CorruptData, NotFound
-from perdure.model import wire, work
+from perdure.model import events, wire, work
 from perdure.model.status import Status
 from perdure.providers.records import QueuedMessage, WorkerInfo
 
@@ -77,10 +77,16 @@ class LastSteps(msgspec.Struct, frozen=True, kw_only=True):
     """Events before the first of these steps."""
     problem: str | None = None
     """Says why the history cannot be read."""
+    input: msgspec.Raw | None = None
+    """The input of the execution, if it was asked for."""
 
 
 async def read_last_steps(
-    provider: Provider, info: InstanceInfo, events_max: int = TAIL_EVENTS
+    provider: Provider,
+    info: InstanceInfo,
+    events_max: int = TAIL_EVENTS,
+    *,
+    with_input: bool = False,
 ) -> LastSteps:
     """Read the end of the history only, so that a long one costs no more than a short one."""
     key = (info.instance_id, info.execution_id)
@@ -91,10 +97,13 @@ async def read_last_steps(
     left_out = max(0, count - events_max)
     try:
         steps = await read_steps(provider, *key, after_event_id=left_out)
+        first = await provider.read_with_execution(*key, limit=1) if with_input else []
+        begun = [wire.decode_event(record.data) for record in first]
     except CorruptData as error:
         problem = f"the history cannot be read: {error.message}"
         return LastSteps(event_count=count, left_out=left_out, problem=problem)
-    return LastSteps(steps=steps, event_count=count, left_out=left_out)
+    given = next((e.input for e in begun if isinstance(e, events.OrchestrationStarted)), None)
+    return LastSteps(steps=steps, event_count=count, left_out=left_out, input=given)
 
 
 async def read_queue_context(
