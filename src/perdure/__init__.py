@@ -40,8 +40,7 @@ if TYPE_CHECKING:
     from perdure.authoring.state import state as state
     from perdure.client.blocking import BlockingClient
     from perdure.client.client import Client
-    from perdure.client.handle import Handle
-    from perdure.client.view import InstanceStatus
+    from perdure.client.instance import Handle, InstanceStatus
     from perdure.codec import Codec
     from perdure.errors import (
         ActivityFailed,
@@ -91,8 +90,7 @@ _HOMES = {
     "perdure.authoring.registry": ("Handler",),
     "perdure.client.blocking": ("BlockingClient",),
     "perdure.client.client": ("Client",),
-    "perdure.client.handle": ("Handle",),
-    "perdure.client.view": ("InstanceStatus",),
+    "perdure.client.instance": ("Handle", "InstanceStatus"),
     "perdure.codec": ("Codec",),
     "perdure.errors": (
         "ActivityFailed",

@@ -1,4 +1,4 @@
-"""Random ids: of instances, executions, lock tokens and workers.
+"""Ids: random ones of instances, executions, lock tokens and workers, and those of children.
 
 The random bytes are fetched from the system for many ids at once: one call costs more than
 everything else that a new instance needs, and it releases the interpreter lock.
@@ -6,8 +6,11 @@ everything else that a new instance needs, and it releases the interpreter lock.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from typing import Final
+
+from perdure.limits import ID_CHARACTERS_MAX
 
 _IDS_PER_CALL: Final = 256
 _unused: list[str] = []
@@ -25,3 +28,14 @@ def new_id() -> str:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_unused.clear)  # a fork must not use the same ids
+
+
+def child_id(instance_id: str, execution_id: int, event_id: int) -> str:
+    """Return the id of a child for which the code names none: its place in the parent's history."""
+    tail = f"::{execution_id}.{event_id}"
+    full = instance_id + tail
+    if len(full) <= ID_CHARACTERS_MAX:
+        return full
+    digest = hashlib.blake2b(instance_id.encode(), digest_size=16).hexdigest()
+    head = instance_id[: ID_CHARACTERS_MAX - len(tail) - len(digest) - 1]
+    return f"{head}~{digest}{tail}"

@@ -176,8 +176,7 @@ class _Round:
             await asyncio.sleep(rng.random() * 0.02)
 
     async def _terminate(self, client: Client) -> None:
-        rng, admin = self._rng, client.provider.admin
-        assert admin is not None
+        rng = self._rng
         while not self._is_over:
             handle = await client.start(wheel, 0, id=f"w-{self._wheels}")
             self._wheels += 1
@@ -187,7 +186,7 @@ class _Round:
             await handle.terminate("enough")
             if rng.randrange(3) == 0:
                 with contextlib.suppress(InstanceFinished, InstanceStillRunning, NotFound):
-                    await retry(client.provider, admin, handle.id)
+                    await retry(client.provider, handle.id)
                 with contextlib.suppress(InstanceFinished):
                     await handle.terminate("really")
 

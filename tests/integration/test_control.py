@@ -175,7 +175,7 @@ async def test_what_came_for_a_paused_instance_is_read_when_it_is_terminated(mak
         await handle.terminate("enough")
 
         await until(lambda: _has_read_all(runtime, "p"))
-        await retry(runtime.provider, runtime.provider.admin, "p")
+        await retry(runtime.provider, "p")
         await waiting(runtime, "p")
         await runtime.raise_event("p", "go", "on")
         assert await runtime.get("p").result(10) == "on"
@@ -192,7 +192,7 @@ async def test_what_has_not_begun_ends_when_it_is_terminated(make_runtime, is_pa
 
         with pytest.raises(OrchestrationTerminated, match="enough"):
             await handle.result(10)
-        await retry(runtime.provider, runtime.provider.admin, "p")
+        await retry(runtime.provider, "p")
         async with make_runtime(HANDLERS, runtime.provider) as worker:
             await waiting(worker, "p")
             await worker.raise_event("p", "go", "on")
@@ -217,7 +217,7 @@ async def test_what_is_to_begin_later_ends_when_it_is_cancelled(make_runtime, is
         ]
         with pytest.raises(InstanceFinished):
             await handle.cancel("again")
-        await retry(runtime.provider, runtime.provider.admin, "p")
+        await retry(runtime.provider, "p")
         await waiting(runtime, "p")
         await handle.cancel("in its code")
         with pytest.raises(OrchestrationCancelled, match="in its code"):
@@ -265,7 +265,7 @@ async def test_a_handle_tells_of_the_end_after_a_retry(make_runtime):
         await handle.terminate("enough")
         with pytest.raises(OrchestrationTerminated):
             await handle.result(10)
-        await retry(runtime.provider, runtime.provider.admin, "p")
+        await retry(runtime.provider, "p")
         await handle.raise_event("go", "on")
 
         assert await handle.result(10) == "on"
@@ -285,7 +285,7 @@ async def test_terminating_what_has_just_ended_changes_nothing(make_runtime):
 
         admin.get_instance_info = as_it_was
         with pytest.raises(InstanceFinished, match="'p' has ended already: Completed"):
-            await terminate(runtime.provider, admin, "p", "too late", runtime.clock)
+            await terminate(runtime.provider, "p", "too late", runtime.clock)
         del admin.get_instance_info
         assert (await handle.describe()).status is Status.COMPLETED
         await runtime.start(quick, id="p", if_exists="replace")

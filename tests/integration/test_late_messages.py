@@ -131,7 +131,7 @@ async def test_what_comes_between_two_executions_is_kept_for_the_next(tmp_path, 
             await runtime.terminate("r")
     async with Client(make(), clock=clock) as client:
         if retried:
-            await retry(client.provider, client.provider.admin, "r")
+            await retry(client.provider, "r")
         # The start of the next execution lies in the queue. The clock is set back, so that it is
         # not visible, but what comes now is.
         clock.ms = -700

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+from functools import wraps
 from importlib import import_module
+from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
@@ -20,37 +22,30 @@ if TYPE_CHECKING:
 SETTINGS: Final[dict[str, Any]] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
-def _keep_store(context: click.Context, _parameter: click.Parameter, value: str | None) -> None:
-    if value is not None:
-        settings: Settings = context.find_root().obj
-        settings.store_flag = value
-
-
-def _keep_traceback(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
-    if value:
-        settings: Settings = context.find_root().obj
-        settings.traceback = True
-
-
 def store_option() -> click.Option:
-    return click.Option(
-        ["--store"],
+    return _setting(
+        "--store",
+        "store_flag",
         metavar="URL",
-        expose_value=False,
-        callback=_keep_store,
         help="The store: shop.db, sqlite:///shop.db, file:./dir, postgresql://... "
         "Default: $PERDURE_STORE, pyproject.toml [tool.perdure] store, ./perdure.db.",
     )
 
 
 def traceback_option() -> click.Option:
-    return click.Option(
-        ["--traceback"],
-        is_flag=True,
-        expose_value=False,
-        callback=_keep_traceback,
-        help="Show the Python traceback of an error.",
+    return _setting(
+        "--traceback", "traceback", is_flag=True, help="Show the Python traceback of an error."
     )
+
+
+def _setting(flag: str, field: str, **extra: Any) -> click.Option:
+    """Return an option whose value, if it is given, becomes a field of the ``Settings``."""
+
+    def keep(context: click.Context, _parameter: click.Parameter, value: Any) -> None:
+        if value not in {None, False}:
+            setattr(context.find_root().obj, field, value)
+
+    return click.Option([flag], expose_value=False, callback=keep, **extra)
 
 
 class Command(click.Command):
@@ -75,25 +70,51 @@ class Command(click.Command):
 def command(
     name: str, *, examples: Sequence[str], store: bool = True, **kwargs: Any
 ) -> Callable[[Callable[..., Any]], Command]:
-    """Return the decorator that makes a ``Command``: ``@command("list", examples=[...])``."""
-    return click.command(name, cls=Command, examples=examples, store=store, **kwargs)
+    """Return the decorator that makes a ``Command``: ``@command("list", examples=[...])``.
+
+    An async function gets the open store, a ``Session``, as its first argument.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Command:
+        callback = _with_session(function) if iscoroutinefunction(function) else function
+        made = click.command(name, cls=Command, examples=examples, store=store, **kwargs)
+        return made(callback)
+
+    return decorate
+
+
+def _with_session(function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def callback(**given: Any) -> Any:
+        from perdure.cli.session import run
+
+        return run(lambda session: function(session, **given))
+
+    return callback
 
 
 class LazyGroup(click.Group):
     """A group that imports a command's module only when the command is invoked.
 
-    ``sections`` maps a heading to its commands: name to (``module:attribute``, short help).
+    ``sections`` maps a heading to its commands: name to (``module:attribute``, short help). The
+    modules are in ``perdure.cli.commands``.
     """
 
     def __init__(
         self,
-        *args: Any,
+        name: str,
+        *,
+        help: str,  # noqa: A002
         sections: Mapping[str, Mapping[str, tuple[str, str]]],
         aliases: Mapping[str, str] | None = None,
-        **kwargs: Any,
     ) -> None:
-        kwargs["context_settings"] = SETTINGS
-        super().__init__(*args, **kwargs)
+        super().__init__(
+            name,
+            help=help,
+            no_args_is_help=True,
+            params=[store_option(), traceback_option()],
+            context_settings=SETTINGS,
+        )
         self.sections = sections
         self.aliases = dict(aliases or {})
         self.commands_by_name = {
@@ -109,7 +130,7 @@ class LazyGroup(click.Group):
             return None
         home, short_help = entry
         module, _, attribute = home.partition(":")
-        found: click.Command = getattr(import_module(module), attribute)
+        found: click.Command = getattr(import_module(f"perdure.cli.commands.{module}"), attribute)
         found.short_help = short_help
         return found
 
@@ -132,6 +153,17 @@ class LazyGroup(click.Group):
 F = TypeVar("F", bound="Callable[..., Any]")
 
 _COMPLETIONS_MAX = 50
+
+
+def combined(*options: Callable[[Any], Any]) -> Callable[[F], F]:
+    """Return one decorator that adds several options and arguments, in this order."""
+
+    def decorate(function: F) -> F:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
 
 
 def output_option(*formats: str) -> Callable[[F], F]:

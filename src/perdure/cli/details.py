@@ -8,12 +8,12 @@ from collections import Counter
 from dataclasses import dataclass
 from itertools import groupby
 from statistics import median
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from perdure.cli.escape import clean_block
-from perdure.cli.instances import named, shown_status
 from perdure.cli.render import (
     Cell,
+    counted,
     echo,
     echo_wrapped,
     glyph,
@@ -23,25 +23,31 @@ from perdure.cli.render import (
     status_style,
 )
 from perdure.cli.session import suggest_commands
+from perdure.cli.shapes import named, shown_status
 from perdure.client.durations import shown_duration, shown_time
-from perdure.client.insights import QUEUE_LIMIT, Insight, QueueContext, explain, read_queue_context
-from perdure.client.steps import BranchView, StepView, branches_of, shortened, steps_of
-from perdure.client.view import failure_of
-from perdure.errors import CorruptData, NotFound
+from perdure.client.insights import (
+    QUEUE_LIMIT,
+    Insight,
+    LastSteps,
+    QueueContext,
+    explain,
+    read_last_steps,
+    read_queue_context,
+)
+from perdure.client.instance import failure_of
+from perdure.client.steps import BranchView, State, StepView, branches_of, payload_text, shortened
 from perdure.limits import HISTORY_EVENTS_WARN
-from perdure.model import events, wire
 from perdure.model.failures import BlockReason
 from perdure.model.status import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    import msgspec
+    from collections.abc import Iterator, Sequence
 
     from perdure.cli.session import Session
     from perdure.client.insights import Attempt
-    from perdure.providers.administration import ProviderAdmin
     from perdure.providers.records import InstanceInfo
+
+Row: TypeAlias = list[Cell]
 
 _EVENTS_READ: Final = 5_000
 """Of a longer history only the last events are shown."""
@@ -61,52 +67,20 @@ class InstanceDetails:
     info: InstanceInfo
     insight: Insight
     around: QueueContext
-    steps: list[StepView]
-    input: msgspec.Raw | None
-    event_count: int
-    left_out: int
-    problem: str | None
+    last: LastSteps
 
 
 async def read_details(session: Session, instance_id: str) -> InstanceDetails:
     info = await session.info(instance_id)
-    admin = session.admin
-    workers = await admin.list_workers()
-    around = await read_queue_context(admin, instance_id, workers)
-    event_count, left_out, problem = await _count_events(admin, info), 0, None
-    history: list[events.Event] = []
-    started: msgspec.Raw | None = None
-    if event_count:
-        left_out = max(0, event_count - _EVENTS_READ)
-        read = session.provider.read_with_execution
-        try:
-            records = await read(instance_id, info.execution_id, after_event_id=left_out)
-            first = await read(instance_id, info.execution_id, limit=1)
-            history = wire.decode_history(record.data for record in records)
-            beginning = wire.decode_event(first[0].data) if first else None
-        except CorruptData as error:
-            history, problem = [], f"the history cannot be read: {error.message}"
-        else:
-            if isinstance(beginning, events.OrchestrationStarted):
-                started = beginning.input
-    steps = steps_of(history)
+    workers = await session.admin.list_workers()
+    around = await read_queue_context(session.admin, instance_id, workers)
+    last = await read_last_steps(session.provider, info, _EVENTS_READ, with_input=True)
     return InstanceDetails(
         info=info,
-        insight=explain(info, steps, around, session.now_ms()),
+        insight=explain(info, last.steps, around, session.now_ms()),
         around=around,
-        steps=steps,
-        input=started,
-        event_count=event_count,
-        left_out=left_out,
-        problem=problem,
+        last=last,
     )
-
-
-async def _count_events(admin: ProviderAdmin, info: InstanceInfo) -> int:
-    try:
-        return (await admin.get_execution_info(info.instance_id, info.execution_id)).event_count
-    except NotFound:  # it has not begun
-        return 0
 
 
 def print_details(details: InstanceDetails, now_ms: int, *, is_whole: bool = False) -> None:
@@ -119,11 +93,11 @@ def print_details(details: InstanceDetails, now_ms: int, *, is_whole: bool = Fal
     )
     echo_wrapped(Cell(insight.sentence, "red" if insight.error else ""))
     print_facts(_facts(details, now_ms))
-    if details.left_out:
-        echo("  ", Cell(f"(the first {details.left_out} events are left out)", "dim"))
-    if details.steps:
+    if details.last.left_out:
+        echo("  ", Cell(f"(the first {details.last.left_out} events are left out)", "dim"))
+    if details.last.steps:
         echo("")
-        print_steps(lines_of(details.steps, details.around.attempts, now_ms, is_whole=is_whole))
+        print_steps(lines_of(details, now_ms, is_whole=is_whole))
     _print_trouble(details)
     if is_terminal():
         echo("")
@@ -134,29 +108,29 @@ def _facts(details: InstanceDetails, now_ms: int) -> list[tuple[str, str]]:
     info = details.info
     ago = shown_duration(now_ms - info.created_at_ms)
     facts = [("started", f"{shown_time(info.created_at_ms)} ({ago} ago)")]
-    if details.input is not None:
-        facts.append(("input", shortened(bytes(details.input).decode(), _TEXT_MAX)))
+    if details.last.input is not None:
+        facts.append(("input", payload_text(details.last.input, _TEXT_MAX)))
     if info.status is Status.COMPLETED:
         facts.append(("output", shortened(info.output or "null", _TEXT_MAX)))
     if info.custom_status is not None:
         facts.append(("status", shortened(info.custom_status, _TEXT_MAX)))
     if info.parent_instance_id is not None:
         facts.append(("parent", info.parent_instance_id))
-    if details.event_count:
+    event_count = details.last.event_count
+    if event_count:
         long = "; long: continue_as_new() starts a fresh one"
-        warning = long if details.event_count >= HISTORY_EVENTS_WARN else ""
-        counted = f"{details.event_count} events, execution {info.execution_id}{warning}"
-        facts.append(("history", counted))
+        warning = long if event_count >= HISTORY_EVENTS_WARN else ""
+        facts.append(("history", f"{event_count} events, execution {info.execution_id}{warning}"))
     waiting = sum(queued.visible_at_ms <= now_ms for queued in details.around.messages)
     if waiting and not info.status.is_final:
-        facts.append(("queued", f"{waiting} message{'s' if waiting > 1 else ''} for it"))
+        facts.append(("queued", f"{counted(waiting, 'message')} for it"))
     return facts
 
 
 def _print_trouble(details: InstanceDetails) -> None:
-    if details.problem is not None:
+    if details.last.problem is not None:
         echo("")
-        echo("  ", Cell(details.problem, "red"))
+        echo("  ", Cell(details.last.problem, "red"))
     block, failure = details.info.block, failure_of(details.info)
     if block is not None and details.info.status is Status.BLOCKED:
         if block.detail:
@@ -185,7 +159,9 @@ def _next_commands(details: InstanceDetails) -> list[str]:
             return ["worker MODULE", f"watch {shown}", f"cancel {shown}"]
         case Status.PAUSED:
             return [f"resume {shown}", f"history {shown}"]
-        case Status.BLOCKED if not details.event_count:  # its start message cannot be processed
+        case Status.BLOCKED if (
+            not details.last.event_count
+        ):  # its start message cannot be processed
             return [f"retry {shown}", f"rerun {shown} --input JSON", f"terminate {shown}"]
         case Status.BLOCKED:
             return [f"retry {shown}", f"replay MODULE {shown}"]
@@ -195,7 +171,8 @@ def _next_commands(details: InstanceDetails) -> list[str]:
         case Status.COMPLETED:
             return [f"history {shown}", f"rerun {shown}"]
         case _:
-            awaited = [s.name for s in details.steps if s.state == "open" and s.kind == "event"]
+            steps = details.last.steps
+            awaited = [s.name for s in steps if s.state == "open" and s.kind == "event"]
             sends = [f"send {shown} {awaited[0]} --data JSON"] if awaited else []
             return [*sends, f"watch {shown}", f"stack {shown} -m MODULE"]
 
@@ -203,65 +180,115 @@ def _next_commands(details: InstanceDetails) -> list[str]:
 _FOLD_FROM: Final = 6
 """This many consecutive steps of one name are shown as one line."""
 _OPEN_SHOWN: Final = 3
-_STYLES: Final = {"done": "green", "failed": "bold red", "open": "cyan", "dropped": "dim"}
+_STYLES: Final = {"done": "", "failed": "bold red", "open": "cyan", "dropped": "dim"}
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """The line of one step, or of several steps shown as one."""
+def lines_of(details: InstanceDetails, now_ms: int, *, is_whole: bool = False) -> list[Row]:
+    """Return the lines of the steps in the order of the code: call, duration, outcome.
 
-    depth: int
-    state: str
-    call: str
-    took: str
-    outcome: str
-    is_bad: bool = False
-
-    def cells(self) -> list[str | Cell]:
-        style = _STYLES[self.state] if not self.is_bad else _STYLES["failed"]
-        sign = "retrying" if self.is_bad and self.state == "open" else self.state
-        call = f"{'│ ' * self.depth}{glyph(sign)} {self.call}"
-        return [
-            Cell(call, "dim" if self.state == "dropped" else ""),
-            Cell(self.took, "dim"),
-            Cell(self.outcome, style if self.state != "done" else ""),
-        ]
+    Steps that were not needed are left out. Many similar steps in a row are one line.
+    """
+    steps = [step for step in details.last.steps if is_whole or step.state != "dropped"]
+    lines = _Lines(details.around.attempts, now_ms, is_whole=is_whole)
+    return list(lines.of_branch(branches_of(steps), 0))
 
 
-@dataclass(frozen=True, slots=True)
-class _Queue:
-    """Activities that are queued or running."""
+class _Lines:
+    """Makes the lines of steps, with what is known of activities that are queued or running."""
 
-    attempts: dict[int, Attempt]
-    is_all: bool
-    """True if an activity that is missing here has ended."""
+    def __init__(self, attempts: Sequence[Attempt], now_ms: int, *, is_whole: bool) -> None:
+        self._attempts = {attempt.activity_id: attempt for attempt in attempts}
+        self._has_all_attempts = len(attempts) < QUEUE_LIMIT
+        self._now_ms = now_ms
+        self._is_whole = is_whole
+
+    def of_branch(self, branch: BranchView, depth: int) -> Iterator[Row]:
+        for _, group in groupby(branch.items, key=_likeness):
+            members = list(group)
+            if len(members) >= _FOLD_FROM and not self._is_whole:
+                yield self._folded(members, depth)
+                members = [member for member in members if _is_notable(member)][:_OPEN_SHOWN]
+            for member in members:
+                if isinstance(member, StepView):
+                    yield self._line(member, depth)
+                else:
+                    yield from self.of_branch(member, depth + 1)
+
+    def _folded(self, members: Sequence[StepView | BranchView], depth: int) -> Row:
+        steps = [step for member in members for step in _steps_in(member)]
+        states = Counter(step.state for step in steps)
+        took = sorted(map(self._took_ms, steps))
+        first = members[0]
+        if isinstance(first, StepView):
+            what = f"{len(members)} x {first.name or first.kind}"
+        else:
+            names = dict.fromkeys(step.name or step.kind for step in first.steps())
+            what = f"{len(members)} tasks of {', '.join(names)}"
+        totals = ", ".join(f"{number} {word}" for word, number in states.most_common())
+        spread = " / ".join(map(shown_duration, (took[0], round(median(took)), took[-1])))
+        return _row(
+            depth,
+            "open" if states["open"] else "failed" if states["failed"] else "done",
+            what,
+            took[-1],
+            f"{totals}; min / median / max {spread}",
+            is_bad=bool(states["failed"]),
+        )
+
+    def _line(self, step: StepView, depth: int) -> Row:
+        call, attempt = step.call, self._attempts.get(step.event_id)
+        if step.child_id is not None:
+            call = f"▸ {call} {step.child_id}"
+        has_failed = attempt is not None and attempt.last_error is not None
+        return _row(
+            depth,
+            step.state,
+            call,
+            self._took_ms(step),
+            self._outcome(step),
+            is_bad=step.state == "failed" or has_failed,
+        )
+
+    def _took_ms(self, step: StepView) -> int:
+        return (step.ended_ms or self._now_ms) - step.since_ms
+
+    def _outcome(self, step: StepView) -> str:
+        again = f" ({step.attempts} attempts)" if step.attempts > 1 else ""
+        match step.state:
+            case "done":
+                returned = step.result if step.result not in {None, "null"} else ""
+                return f"→ {returned}{again}" if returned else again.strip()
+            case "failed":
+                return f"{step.error}{again}"
+            case "dropped":
+                return "not needed"
+            case "open":
+                return self._progress(step)
+
+    def _progress(self, step: StepView) -> str:
+        attempt = self._attempts.get(step.event_id)
+        if attempt is not None:
+            doing = "running" if attempt.is_running else "queued"
+            if attempt.next_ms > self._now_ms:
+                doing = f"next in {shown_duration(attempt.next_ms - self._now_ms)}"
+            number = f"attempt {attempt.number} of {attempt.of}, " if attempt.of > 1 else ""
+            error = f": {attempt.last_error}" if attempt.last_error else ""
+            return f"{number}{doing}{error}"
+        if step.due_ms is not None:
+            left_ms = step.due_ms - self._now_ms
+            return f"due in {shown_duration(left_ms)}" if left_ms > 0 else "due"
+        if step.kind == "activity" and self._has_all_attempts:
+            return "ended, not taken up yet"
+        return "waiting" if step.kind in {"event", "message"} else "running"
 
 
-def lines_of(
-    steps: Iterable[StepView], attempts: Sequence[Attempt], now_ms: int, *, is_whole: bool = False
-) -> list[Line]:
-    """Return the lines in the order of the code; leave out steps that were not needed."""
-    queue = _Queue(
-        {attempt.activity_id: attempt for attempt in attempts},
-        is_all=len(attempts) < QUEUE_LIMIT,
-    )
-    shown = [step for step in steps if is_whole or step.state != "dropped"]
-    return list(_branch_lines(branches_of(shown), 0, queue, now_ms, is_whole))
-
-
-def _branch_lines(
-    branch: BranchView, depth: int, queue: _Queue, now_ms: int, is_whole: bool
-) -> Iterable[Line]:
-    for _, group in groupby(branch.items, key=_likeness):
-        members = list(group)
-        if len(members) >= _FOLD_FROM and not is_whole:
-            yield _folded(members, depth, now_ms)
-            members = [member for member in members if _is_notable(member)][:_OPEN_SHOWN]
-        for member in members:
-            if isinstance(member, StepView):
-                yield _line(member, depth, queue, now_ms)
-            else:
-                yield from _branch_lines(member, depth + 1, queue, now_ms, is_whole)
+def _row(depth: int, state: State, call: str, took_ms: int, outcome: str, *, is_bad: bool) -> Row:
+    sign = "retrying" if is_bad and state == "open" else state
+    return [
+        Cell(f"{'│ ' * depth}{glyph(sign)} {call}", "dim" if state == "dropped" else ""),
+        Cell(shown_duration(took_ms), "dim"),
+        Cell(outcome, _STYLES["failed" if is_bad else state]),
+    ]
 
 
 def _likeness(item: StepView | BranchView) -> tuple[str, ...]:
@@ -271,80 +298,11 @@ def _likeness(item: StepView | BranchView) -> tuple[str, ...]:
 
 
 def _is_notable(item: StepView | BranchView) -> bool:
-    steps = [item] if isinstance(item, StepView) else item.steps()
-    return any(step.state in {"open", "failed"} for step in steps)
+    return any(step.state in {"open", "failed"} for step in _steps_in(item))
 
 
-def _folded(members: Sequence[StepView | BranchView], depth: int, now_ms: int) -> Line:
-    steps = [
-        step
-        for member in members
-        for step in ([member] if isinstance(member, StepView) else member.steps())
-    ]
-    states = Counter(step.state for step in steps)
-    took = sorted((step.ended_ms or now_ms) - step.since_ms for step in steps)
-    first = members[0]
-    if isinstance(first, StepView):
-        what = f"{len(members)} x {first.name or first.kind}"
-    else:
-        names = dict.fromkeys(step.name or step.kind for step in first.steps())
-        what = f"{len(members)} tasks of {', '.join(names)}"
-    counted = ", ".join(f"{number} {word}" for word, number in states.most_common())
-    spread = " / ".join(map(shown_duration, (took[0], round(median(took)), took[-1])))
-    return Line(
-        depth=depth,
-        state="open" if states["open"] else "failed" if states["failed"] else "done",
-        call=what,
-        took=shown_duration(took[-1]),
-        outcome=f"{counted}; min / median / max {spread}",
-        is_bad=bool(states["failed"]),
-    )
-
-
-def _line(step: StepView, depth: int, queue: _Queue, now_ms: int) -> Line:
-    call, attempt = step.call, queue.attempts.get(step.event_id)
-    if step.child_id is not None:
-        call = f"▸ {call} {step.child_id}"
-    return Line(
-        depth=depth,
-        state=step.state,
-        call=call,
-        took=shown_duration((step.ended_ms or now_ms) - step.since_ms),
-        outcome=_outcome_text(step, queue, now_ms),
-        is_bad=step.state == "failed" or (attempt is not None and attempt.last_error is not None),
-    )
-
-
-def _outcome_text(step: StepView, queue: _Queue, now_ms: int) -> str:
-    match step.state:
-        case "done":
-            again = f" ({step.attempts} attempts)" if step.attempts > 1 else ""
-            returned = step.result if step.result not in {None, "null"} else ""
-            return f"→ {returned}{again}" if returned else again.strip()
-        case "failed":
-            again = f" ({step.attempts} attempts)" if step.attempts > 1 else ""
-            return f"{step.error}{again}"
-        case "dropped":
-            return "not needed"
-        case "open":
-            return _open_text(step, queue, now_ms)
-
-
-def _open_text(step: StepView, queue: _Queue, now_ms: int) -> str:
-    attempt = queue.attempts.get(step.event_id)
-    if attempt is not None:
-        doing = "running" if attempt.is_running else "queued"
-        if attempt.next_ms > now_ms:
-            doing = f"next in {shown_duration(attempt.next_ms - now_ms)}"
-        number = f"attempt {attempt.number} of {attempt.of}, " if attempt.of > 1 else ""
-        error = f": {attempt.last_error}" if attempt.last_error else ""
-        return f"{number}{doing}{error}"
-    if step.due_ms is not None:
-        left_ms = step.due_ms - now_ms
-        return f"due in {shown_duration(left_ms)}" if left_ms > 0 else "due"
-    if step.kind == "activity" and queue.is_all:
-        return "ended, not taken up yet"
-    return "waiting" if step.kind in {"event", "message"} else "running"
+def _steps_in(item: StepView | BranchView) -> list[StepView]:
+    return [item] if isinstance(item, StepView) else item.steps()
 
 
 _FRAME: Final = re.compile(r'(\s*)File "([^"]*)", line \d+')

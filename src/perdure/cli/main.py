@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from perdure.cli.command import LazyGroup, store_option, traceback_option
+from perdure.cli.command import LazyGroup
 from perdure.cli.escape import ESCAPED, clean
 from perdure.cli.exits import Exit, code_of, is_expected, line_of
 from perdure.cli.settings import Settings
@@ -19,51 +19,46 @@ from perdure.version import VERSION
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
-_HERE = "perdure.cli.commands"
-
 SECTIONS = {
     "Run": {
-        "dev": (f"{_HERE}.worker:dev", "Run a worker and restart it when the code changes."),
-        "worker": (f"{_HERE}.worker:worker", "Run orchestrations and activities on the store."),
-        "new": (f"{_HERE}.setup:new", "Write a small program to start from."),
-        "start": (f"{_HERE}.start:start", "Start an instance of an orchestration."),
+        "dev": ("worker:dev", "Run a worker and restart it when the code changes."),
+        "worker": ("worker:worker", "Run orchestrations and activities on the store."),
+        "new": ("setup:new", "Write a small program to start from."),
+        "start": ("start:start", "Start an instance of an orchestration."),
     },
     "Look": {
-        "list": (f"{_HERE}.listing:list_command", "List instances, newest first. Short: ls."),
-        "count": (f"{_HERE}.listing:count", "Count instances."),
-        "show": (f"{_HERE}.show:show", "Say what an instance is doing, and show its steps."),
-        "history": (f"{_HERE}.history:history", "Print the events of an instance."),
-        "tree": (f"{_HERE}.show:tree", "Show an instance with its children."),
-        "stack": (f"{_HERE}.show:stack", "Show the line where each branch of the code waits."),
-        "result": (f"{_HERE}.start:result", "Wait for the end of an instance, print its result."),
-        "watch": (f"{_HERE}.watch:watch", "Follow one instance, or the whole store, live."),
-        "workers": (f"{_HERE}.worker:workers", "List the workers that serve the store."),
+        "list": ("listing:list_command", "List instances, newest first. Short: ls."),
+        "count": ("listing:count", "Count instances."),
+        "show": ("show:show", "Say what an instance is doing, and show its steps."),
+        "history": ("history:history", "Print the events of an instance."),
+        "tree": ("show:tree", "Show an instance with its children."),
+        "stack": ("show:stack", "Show the line where each branch of the code waits."),
+        "result": ("start:result", "Wait for the end of an instance, print its result."),
+        "watch": ("watch:watch", "Follow one instance, or the whole store, live."),
+        "workers": ("worker:workers", "List the workers that serve the store."),
     },
     "Act": {
-        "send": (f"{_HERE}.start:send", "Send an event or a message to an instance."),
-        "cancel": (f"{_HERE}.control:cancel", "Ask instances to stop and clean up."),
-        "terminate": (
-            f"{_HERE}.control:terminate",
-            "End instances now, without running their code.",
-        ),
-        "pause": (f"{_HERE}.control:pause", "Let no further turn of instances run."),
-        "resume": (f"{_HERE}.control:resume", "Let paused instances go on."),
-        "retry": (f"{_HERE}.control:retry", "Let blocked or failed instances try again."),
-        "rerun": (f"{_HERE}.rerun:rerun", "Run an instance once more under another id."),
-        "purge": (f"{_HERE}.control:purge", "Delete instances that have ended."),
+        "send": ("start:send", "Send an event or a message to an instance."),
+        "cancel": ("control:cancel", "Ask instances to stop and clean up."),
+        "terminate": ("control:terminate", "End instances now, without running their code."),
+        "pause": ("control:pause", "Let no further turn of instances run."),
+        "resume": ("control:resume", "Let paused instances go on."),
+        "retry": ("control:retry", "Let blocked or failed instances try again."),
+        "rerun": ("rerun:rerun", "Run an instance once more under another id."),
+        "purge": ("control:purge", "Delete instances that have ended."),
     },
     "Check and move": {
-        "replay": (f"{_HERE}.replay:replay", "Replay histories against today's code."),
-        "diff": (f"{_HERE}.replay:diff", "Compare the steps of two instances."),
-        "export": (f"{_HERE}.export:export", "Write instances to a file."),
-        "import": (f"{_HERE}.export:import_command", "Read instances from a file."),
-        "db": (f"{_HERE}.db:db", "Look after the store: info, check, backup, copy, prune."),
+        "replay": ("replay:replay", "Replay histories against today's code."),
+        "diff": ("replay:diff", "Compare the steps of two instances."),
+        "export": ("export:export", "Write instances to a file."),
+        "import": ("export:import_command", "Read instances from a file."),
+        "db": ("db:db", "Look after the store: info, check, backup, copy, prune."),
         "dead-letters": (
-            f"{_HERE}.dead_letters:dead_letters",
+            "dead_letters:dead_letters",
             "Look at undeliverable messages; requeue or delete them.",
         ),
-        "doctor": (f"{_HERE}.doctor:doctor", "Check the machine, the store and its surroundings."),
-        "completion": (f"{_HERE}.setup:completion", "Print the completion script of a shell."),
+        "doctor": ("doctor:doctor", "Check the machine, the store and its surroundings."),
+        "completion": ("setup:completion", "Print the completion script of a shell."),
     },
 }
 
@@ -210,8 +205,6 @@ root = Root(
     help="Durable async functions: run them, look at them, act on them.\n\n"
     "Exit codes: 0 ok, 1 error, 2 wrong usage, 3 not found, 4 the instance failed, 5 timed out, "
     "6 conflict or refused, 130 interrupted.",
-    no_args_is_help=True,
-    params=[store_option(), traceback_option()],
 )
 click.version_option(VERSION, "--version", prog_name="perdure", message="%(prog)s %(version)s")(
     root

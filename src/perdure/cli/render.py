@@ -6,13 +6,13 @@ import os
 import sys
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import IO, TYPE_CHECKING, Any, Final, Protocol, TextIO, cast
+from typing import IO, TYPE_CHECKING, Any, Final, TextIO, cast
 
 from perdure.cli.escape import clean, clean_json
 from perdure.model.status import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from rich.console import Console, RenderableType
     from rich.text import Text
@@ -64,12 +64,6 @@ class Column:
     """The column fills the rest of the terminal's width and is cut there; at most one a table."""
     width_min: int = 0
     """The column is left out on a narrower terminal."""
-
-
-class StepCells(Protocol):
-    """A line of a step with three cells."""
-
-    def cells(self) -> Sequence[str | Cell]: ...
 
 
 def status_style(status: Status) -> str:
@@ -135,6 +129,16 @@ def echo(*parts: str | Cell, is_cut: bool = False) -> None:
         console().print(line, no_wrap=True, overflow="ellipsis", crop=True)
     else:
         console().print(line, soft_wrap=True)
+
+
+def counted(number: int, noun: str) -> str:
+    """Return ``1 instance``, ``2 instances``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def print_done(*parts: str | Cell) -> None:
+    """Print a line that says what was done."""
+    echo(Cell(f"{glyph('completed')} ", "green"), *parts)
 
 
 def echo_wrapped(part: str | Cell) -> None:
@@ -222,9 +226,8 @@ def _print_plain(titles: list[str], rows: list[list[str]]) -> None:
         sys.stdout.write(padded.rstrip() + "\n")
 
 
-def print_steps(lines: Iterable[StepCells]) -> None:
+def print_steps(rows: Iterable[Sequence[str | Cell]]) -> None:
     """Print lines of call, duration and outcome; the call gets the most space."""
-    rows = [line.cells() for line in lines]
     if not is_terminal():
         for call, took, outcome in rows:
             line = (
@@ -281,3 +284,41 @@ def print_json(value: Any) -> None:
 
 def print_json_line(value: Any) -> None:
     sys.stdout.write(json_text(value) + "\n")
+
+
+def print_document(output: str, document: Any) -> None:
+    """Print one document: ``json`` with an indent, ``jsonl`` on a line."""
+    (print_json if output == "json" else print_json_line)(document)
+
+
+def print_outcome(output: str, document: Any, *said: str | Cell) -> None:
+    """Print the outcome of a command: for ``json`` the document, else the words."""
+    if output == "json":
+        print_json(document)
+    else:
+        print_done(*said)
+
+
+def print_records(
+    output: str,
+    records: Sequence[Any],
+    *,
+    id_of: Callable[[Any], str],
+    document: Callable[[Any], Any],
+    columns: Sequence[Column],
+    row: Callable[[Any], Sequence[str | Cell]],
+    if_none: str,
+) -> None:
+    """Print records as ids, as JSON, as a line of JSON each, or as a table."""
+    match output:
+        case "ids":
+            print_ids(map(id_of, records))
+        case "json":
+            print_json([document(record) for record in records])
+        case "jsonl":
+            for record in records:
+                print_json_line(document(record))
+        case _:
+            print_table(columns, [row(record) for record in records])
+            if not records:
+                note(if_none)

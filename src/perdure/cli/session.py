@@ -96,13 +96,9 @@ class Session:
         return [by_case[found] for found in near]
 
 
-def settings_of(context: click.Context) -> Settings:
-    settings: Settings = context.find_root().obj
-    return settings
-
-
 def current_settings() -> Settings:
-    return settings_of(click.get_current_context())
+    settings: Settings = click.get_current_context().find_root().obj
+    return settings
 
 
 def suggest_commands(*commands: str) -> None:
@@ -141,9 +137,13 @@ async def refuse_absent(provider: Provider, url: str) -> None:
 
     if local_path(url) is not None or not isinstance(provider, Migrates):
         return
-    due = await provider.migrate(dry_run=True)
+    due = await due_migrations(provider)
     if due and due[0].number == 1:
         raise no_store(url)
+
+
+async def due_migrations(provider: Migrates) -> Sequence[Migration]:
+    return await provider.migrate(dry_run=True)
 
 
 def refuse_forgetful(url: str) -> None:

@@ -1,4 +1,7 @@
-"""The store and the modules of a command, from flags, environment and pyproject.toml."""
+"""The store and the modules of a command, from flags, environment and pyproject.toml.
+
+``perdure.providers.url`` is imported inside functions: the import would slow --help.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +84,7 @@ class Settings:
 
     def place(self, url: str) -> Path | None:
         """Return the path of a local store; None for servers, memory and foreign schemes."""
-        from perdure.providers.url import local_path  # imported late: the import would slow --help
+        from perdure.providers.url import local_path
 
         path = local_path(url)
         return None if path is None else self.directory / path
@@ -115,9 +118,7 @@ def is_empty(path: Path) -> bool:
 
 def shown_store(url: str) -> str:
     """Return the store's URL without its password."""
-    from perdure.providers.url import (
-        shown_url,
-    )  # imported late: the import would slow --help
+    from perdure.providers.url import shown_url
 
     return shown_url(url)
 

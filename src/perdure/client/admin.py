@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from perdure.arguments import check_flag, check_kind, check_number, check_string
-from perdure.client.view import InstanceStatus, view_of
+from perdure.client.instance import InstanceStatus, view_of
 from perdure.limits import BULK_INSTANCES_MAX, PAGE_ITEMS_MAX
 from perdure.providers.records import (
     DeleteResult,
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from perdure.providers.records import (
         DeadLetter,
         ExecutionInfo,
+        InstanceInfo,
         InstanceTree,
         QueueDepths,
         StoreInfo,
@@ -54,13 +55,10 @@ class Administration:
 
     async def instances(self, query: InstanceQuery | None = None) -> AsyncIterator[InstanceStatus]:
         """Iterate over all instances that fit, newest first, page by page."""
-        cursor: str | None = None
-        while True:
-            views, cursor = await self.page(query, cursor=cursor, limit=PAGE_ITEMS_MAX)
-            for view in views:
-                yield view
-            if cursor is None:
-                return
+        if query is not None:
+            _check_query(query)
+        async for info in read_instances(self._admin, query):
+            yield view_of(info, self._codec)
 
     async def count(self, query: InstanceQuery | None = None) -> int:
         """Return the number of instances that fit."""
@@ -135,6 +133,19 @@ class Administration:
     async def store(self) -> StoreInfo:
         """Return the location and the format of the store."""
         return await self._admin.get_store_info()
+
+
+async def read_instances(
+    admin: ProviderAdmin, query: InstanceQuery | None = None
+) -> AsyncIterator[InstanceInfo]:
+    """Iterate over all instances that fit, newest first, page by page."""
+    cursor: str | None = None
+    while True:
+        page = await admin.list_instances(query, cursor=cursor, limit=PAGE_ITEMS_MAX)
+        for info in page.instances:
+            yield info
+        if (cursor := page.next_cursor) is None:
+            return
 
 
 def _check_query(query: object) -> None:

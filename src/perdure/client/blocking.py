@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from perdure.arguments import Duration
     from perdure.authoring import Orchestration
     from perdure.client.client import IfExists
-    from perdure.client.handle import Handle
+    from perdure.client.instance import Handle
 
 C = TypeVar("C", bound="Client")
 P = ParamSpec("P")

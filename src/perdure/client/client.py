@@ -33,10 +33,15 @@ from perdure.arguments import (
 from perdure.authoring import Orchestration
 from perdure.authoring.definitions import parse_version
 from perdure.client.admin import Administration
-from perdure.client.handle import Handle
+from perdure.client.instance import (
+    Handle,
+    InstanceStatus,
+    failure_error,
+    failure_in_output,
+    view_of,
+)
 from perdure.client.steps import read_open_steps
 from perdure.client.terminate import cancel_delayed, terminate
-from perdure.client.view import InstanceStatus, failure_error, failure_in_output, view_of
 from perdure.client.waiting import EndWaiter, check_loop
 from perdure.clock import SystemClock
 from perdure.codec import JSON, Codec
@@ -61,7 +66,6 @@ if TYPE_CHECKING:
     from perdure.client.steps import OpenStep
     from perdure.client.waiting import Ending, Finished, LocalInstances
     from perdure.clock import Clock
-    from perdure.providers.administration import ProviderAdmin
     from perdure.providers.contract import Provider
 
 R = TypeVar("R")
@@ -112,7 +116,7 @@ class Client:
         self.provider = open_provider(store, clock=clock)
         self.codec = codec
         self.clock: Clock = clock or self.provider.clock() or SystemClock()
-        self._waiter = EndWaiter(self.provider, self.clock, self._admin)
+        self._waiter = EndWaiter(self.provider, self.clock)
         self._traces: TraceCarrier | None = None
 
     @property
@@ -144,10 +148,7 @@ class Client:
     @property
     def admin(self) -> Administration:
         """Verbs of operators: list, delete, prune, queues, workers, dead letters."""
-        return Administration(self._admin(), self.codec)
-
-    def _admin(self) -> ProviderAdmin:
-        return self.provider.admin
+        return Administration(self.provider.admin, self.codec)
 
     # --- starting
 
@@ -281,15 +282,9 @@ class Client:
                 f"{item.instance_id!r} exists already; use if_exists='get' or 'replace', "
                 "or another id"
             )
-        if not self.provider.capabilities.admin:
-            return
-        try:
-            info = await self.provider.admin.get_instance_info(item.instance_id)
-        except NotFound:
-            return  # deleted since; a call of the handle raises NotFound
-        if info.name not in {item.name, UNKNOWN_NAME}:
+        for name in (await self._other_names([item])).values():
             raise AlreadyExists(
-                f"the id {item.instance_id!r} belongs to an instance of {info.name!r}, "
+                f"the id {item.instance_id!r} belongs to an instance of {name!r}, "
                 f"not of {item.name!r}; use another id"
             )
 
@@ -377,7 +372,8 @@ class Client:
         )
         existing = [item for item, ok in zip(items, taken, strict=True) if not ok]
         if if_exists == "get":
-            existing = await self._of_other_names(existing)
+            others = await self._other_names(existing)
+            existing = [item for item in existing if item.instance_id in others]
         if existing:
             what = "exist already" if if_exists == "fail" else "belong to another orchestration"
             raise AlreadyExists(
@@ -385,21 +381,15 @@ class Client:
                 f"{[item.instance_id for item in existing[:5]]}"
             )
 
-    async def _of_other_names(
-        self, items: Sequence[work.StartOrchestration]
-    ) -> list[work.StartOrchestration]:
-        """Return those whose id belongs to an instance of another orchestration."""
-        found: list[work.StartOrchestration] = []
+    async def _other_names(self, items: Sequence[work.StartOrchestration]) -> dict[str, str]:
+        """Return the ids that belong to an instance of another orchestration, with its name."""
+        found: dict[str, str] = {}
         for first in range(0, len(items) if self.provider.capabilities.admin else 0, _PAGE):
-            page = items[first : first + _PAGE]
-            query = InstanceQuery(instance_ids=tuple(item.instance_id for item in page))
-            infos = (await self._admin().list_instances(query, limit=_PAGE)).instances
-            names = {info.instance_id: info.name for info in infos}
-            found += [
-                item
-                for item in page
-                if names.get(item.instance_id, UNKNOWN_NAME) not in {item.name, UNKNOWN_NAME}
-            ]
+            names = {item.instance_id: item.name for item in items[first : first + _PAGE]}
+            query = InstanceQuery(instance_ids=tuple(names))
+            for info in (await self.provider.admin.list_instances(query, limit=_PAGE)).instances:
+                if info.name not in {names[info.instance_id], UNKNOWN_NAME}:
+                    found[info.instance_id] = info.name
         return found
 
     # --- handles and waiting
@@ -448,17 +438,16 @@ class Client:
         """Wait until the custom status is newer than that version, or the instance has ended."""
         check_number(last_seen_version, "last_seen_version", minimum=0)
         deadline_ms = self._deadline_ms(timeout)
-        admin = self._admin()
         with self.provider.watch(id) as watch:
             while True:
-                info = await admin.get_instance_info(id)
+                info = await self.provider.admin.get_instance_info(id)
                 if info.status.is_final or info.custom_status_version > last_seen_version:
                     return view_of(info, self.codec)
                 await watch.wait(self._waiter.rest_ms(info, deadline_ms))
 
     async def describe(self, id: str, *, waits: bool = True) -> InstanceStatus:  # noqa: A002
         """Return the instance's status, times and open steps. Raises NotFound for an unknown id."""
-        info = await self._admin().get_instance_info(check_id(id, "id"))
+        info = await self.provider.admin.get_instance_info(check_id(id, "id"))
         steps: tuple[OpenStep, ...] = ()
         if waits and not info.status.is_final:
             steps = await read_open_steps(self.provider, id, info.execution_id)
@@ -472,10 +461,13 @@ class Client:
         """
         if execution_id is not None:
             check_number(execution_id, "execution_id", minimum=1)
-        history = await self._history(check_id(id, "id"), execution_id)
-        if not history:
+        if execution_id is None:
+            records = await self.provider.read(check_id(id, "id"))
+        else:
+            records = await self.provider.read_with_execution(check_id(id, "id"), execution_id)
+        if not records:
             await self._check_execution(id, execution_id)
-        return history
+        return wire.decode_history(record.data for record in records)
 
     async def _check_execution(self, instance_id: str, execution_id: int | None) -> None:
         """Raise NotFound for an unknown id or execution instead of returning []."""
@@ -486,13 +478,6 @@ class Client:
             raise NotFound(
                 f"{instance_id!r} has no execution {execution_id}; its latest is {latest}"
             )
-
-    async def _history(self, id: str, execution_id: int | None) -> list[events.Event]:  # noqa: A002
-        if execution_id is None:
-            records = await self.provider.read(id)
-        else:
-            records = await self.provider.read_with_execution(id, execution_id)
-        return wire.decode_history(record.data for record in records)
 
     async def state(self, id: str, key: str, type: Any = Any) -> Any:  # noqa: A002
         """Return the current value of a key of the instance's ``state``, or None."""
@@ -521,7 +506,7 @@ class Client:
         """Request the cancellation of an instance. Raises NotFound or InstanceFinished."""
         request = work.CancelInstance(instance_id=check_id(id, "id"), reason=check_reason(reason))
         if self.provider.capabilities.admin and await cancel_delayed(
-            self.provider, self.provider.admin, id, reason, self.clock
+            self.provider, id, reason, self.clock
         ):
             return
         await self._send(request)
@@ -535,18 +520,18 @@ class Client:
     async def terminate(self, id: str, reason: str = "") -> None:  # noqa: A002
         """End the instance now, without running its code. Its children are cancelled."""
         check_reason(reason)
-        await terminate(self.provider, self._admin(), check_id(id, "id"), reason, self.clock)
+        await terminate(self.provider, check_id(id, "id"), reason, self.clock)
         if self._local is not None:
             # Without this, the runtime of this process notices only at the next lock renewal.
             self._local.terminated(id)
 
     async def pause(self, id: str) -> None:  # noqa: A002
         """Stop running turns of the instance until ``resume``."""
-        await self._admin().suspend_instance(check_id(id, "id"))
+        await self.provider.admin.suspend_instance(check_id(id, "id"))
 
     async def resume(self, id: str) -> None:  # noqa: A002
         """Continue after ``pause``, or retry a Blocked instance."""
-        await self._admin().resume_instance(check_id(id, "id"))
+        await self.provider.admin.resume_instance(check_id(id, "id"))
 
 
 def _current_trace(traces: TraceCarrier) -> str | None:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 import msgspec
 
 from perdure.client.durations import shown_duration
-from perdure.client.steps import StepView, steps_of
-from perdure.client.view import failure_of
-from perdure.errors import CorruptData
-from perdure.model import wire, work
+from perdure.client.instance import failure_of
+from perdure.client.steps import StepView, read_steps
+from perdure.errors import CorruptData, NotFound
+from perdure.model import events, wire, work
 from perdure.model.status import Status
 from perdure.providers.records import QueuedMessage, WorkerInfo
 
@@ -67,20 +67,43 @@ class QueueContext(msgspec.Struct, frozen=True, kw_only=True):
     workers: tuple[WorkerInfo, ...] = ()
 
 
+class LastSteps(msgspec.Struct, frozen=True, kw_only=True):
+    """The last steps of the current execution."""
+
+    steps: list[StepView] = []
+    event_count: int = 0
+    """Events of the execution; 0 before its first turn."""
+    left_out: int = 0
+    """Events before the first of these steps."""
+    problem: str | None = None
+    """Says why the history cannot be read."""
+    input: msgspec.Raw | None = None
+    """The input of the execution, if it was asked for."""
+
+
 async def read_last_steps(
-    provider: Provider, admin: ProviderAdmin, info: InstanceInfo
-) -> list[StepView]:
-    """Return the last steps of the current execution; none if its history cannot be read."""
-    execution = await admin.get_execution_info(info.instance_id, info.execution_id)
+    provider: Provider,
+    info: InstanceInfo,
+    events_max: int = TAIL_EVENTS,
+    *,
+    with_input: bool = False,
+) -> LastSteps:
+    """Read the end of the history only, so that a long one costs no more than a short one."""
+    key = (info.instance_id, info.execution_id)
     try:
-        records = await provider.read_with_execution(
-            info.instance_id,
-            info.execution_id,
-            after_event_id=max(0, execution.event_count - TAIL_EVENTS),
-        )
-        return steps_of(wire.decode_history(record.data for record in records))
-    except CorruptData:
-        return []
+        count = (await provider.admin.get_execution_info(*key)).event_count
+    except NotFound:  # it has not begun, was deleted, or its next execution has just begun
+        return LastSteps()
+    left_out = max(0, count - events_max)
+    try:
+        steps = await read_steps(provider, *key, after_event_id=left_out)
+        first = await provider.read_with_execution(*key, limit=1) if with_input else []
+        begun = [wire.decode_event(record.data) for record in first]
+    except CorruptData as error:
+        problem = f"the history cannot be read: {error.message}"
+        return LastSteps(event_count=count, left_out=left_out, problem=problem)
+    given = next((e.input for e in begun if isinstance(e, events.OrchestrationStarted)), None)
+    return LastSteps(steps=steps, event_count=count, left_out=left_out, input=given)
 
 
 async def read_queue_context(

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 
 from perdure.authoring.definitions import parse_version
-from perdure.client.steps import StepView, steps_of
+from perdure.client.moving import current_execution
+from perdure.client.steps import started_of, steps_of
+from perdure.client.terminate import operator_lock
 from perdure.errors import (
     AlreadyExists,
     CorruptData,
@@ -21,6 +23,7 @@ from perdure.errors import (
     InvalidValue,
     NotFound,
 )
+from perdure.ids import child_id
 from perdure.limits import ID_CHARACTERS_MAX, check_id
 from perdure.model import events, wire, work
 from perdure.model.envelopes import activity_envelope, envelope
@@ -42,14 +45,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from perdure.clock import Clock
-    from perdure.providers.administration import ProviderAdmin
     from perdure.providers.contract import Provider
     from perdure.providers.records import OrchestrationItem
 
 Bounds: TypeAlias = Callable[[str], dict[str, Any]]
 """Options of an activity by its name (``retry``, ``timeout_ms``): history does not hold them."""
 
-_LOCK_MS = 10_000
 _ENDED_BADLY = frozenset({Status.FAILED, Status.CANCELLED, Status.TERMINATED})
 _GOES_ON = frozenset({Status.BLOCKED, Status.PAUSED})
 
@@ -57,36 +58,32 @@ _GOES_ON = frozenset({Status.BLOCKED, Status.PAUSED})
 # --- retry under the same id
 
 
-async def retry(provider: Provider, admin: ProviderAdmin, instance_id: str) -> int:
+async def retry(provider: Provider, instance_id: str) -> int:
     """Retry an instance; return the id of the execution that continues.
 
     A Blocked or Paused instance continues its execution. One that Failed, was Cancelled or
     Terminated begins its next execution with the same input; its past executions and its state
     stay. Raises InstanceFinished for a Completed instance, InstanceStillRunning for others.
     """
-    info = await admin.get_instance_info(instance_id)
+    info = await provider.admin.get_instance_info(instance_id)
     if info.status in _GOES_ON:
-        await admin.resume_instance(instance_id)
+        await provider.admin.resume_instance(instance_id)
         return info.execution_id
     if info.status is Status.COMPLETED:
         raise InstanceFinished(f"{instance_id!r} has completed; rerun it to do it once more")
     if info.status not in _ENDED_BADLY:
         raise InstanceStillRunning(f"{instance_id!r} is {info.status}: there is nothing to retry")
-    fetched = await admin.lock_instance(instance_id, _LOCK_MS)
-    try:
-        next_start = _next_start(fetched.item, info.custom_status)
-    except BaseException:
-        await provider.abandon_orchestration_item(fetched.lock_token, ignore_attempt=True)
-        raise
-    # One commit ends the old execution and queues the next start, so no reader sees the old end.
-    commit = TurnCommit(
-        execution_id=fetched.item.execution_id,
-        orchestrator_items=(envelope(next_start),),
-        metadata=ExecutionMetadata(
-            status=Status.CONTINUED_AS_NEW, output=bytes(next_start.input).decode()
-        ),
-    )
-    await provider.ack_orchestration_item(fetched.lock_token, commit)
+    async with operator_lock(provider, instance_id) as (item, token):
+        next_start = _next_start(item, info.custom_status)
+        # One commit ends the old execution and queues the next start: no reader sees the old end.
+        commit = TurnCommit(
+            execution_id=item.execution_id,
+            orchestrator_items=(envelope(next_start),),
+            metadata=ExecutionMetadata(
+                status=Status.CONTINUED_AS_NEW, output=bytes(next_start.input).decode()
+            ),
+        )
+        await provider.ack_orchestration_item(token, commit)
     return next_start.execution_id
 
 
@@ -94,9 +91,7 @@ def _next_start(item: OrchestrationItem, custom_status: str | None) -> work.Cont
     if item.history_error is not None or not item.history:
         raise CorruptData("retry", item.history_error or f"{item.instance_id!r} has no history")
     history = wire.decode_history(record.data for record in item.history)
-    started = history[0]
-    if not isinstance(started, events.OrchestrationStarted):
-        raise CorruptData("retry", f"the history begins with {type(started).__name__}")
+    started = started_of(history, "retry")
     if not isinstance(history[-1], events.TERMINAL_KINDS):
         raise InstanceStillRunning(f"{item.instance_id!r} is running again; look at it first")
     if isinstance(history[-1], events.OrchestrationCompleted):
@@ -125,7 +120,6 @@ def fresh_id(instance_id: str) -> str:
 
 async def rerun(
     provider: Provider,
-    admin: ProviderAdmin,
     instance_id: str,
     new_id: str,
     *,
@@ -138,8 +132,8 @@ async def rerun(
     """
     if version is not None:
         parse_version(version)
-    info = await admin.get_instance_info(instance_id)
-    started = await _started(provider, admin, instance_id, info.execution_id)
+    info = await provider.admin.get_instance_info(instance_id)
+    started = await _started(provider, instance_id, info.execution_id)
     start = work.StartOrchestration(
         instance_id=check_id(new_id, "id"),
         name=started.name,
@@ -154,15 +148,12 @@ async def rerun(
 
 
 async def _started(
-    provider: Provider, admin: ProviderAdmin, instance_id: str, execution_id: int
+    provider: Provider, instance_id: str, execution_id: int
 ) -> events.OrchestrationStarted | work.StartOrchestration:
     records = await provider.read_with_execution(instance_id, execution_id, limit=1)
     if records:
-        first = wire.decode_event(records[0].data)
-        if isinstance(first, events.OrchestrationStarted):
-            return first
-        raise CorruptData("rerun", f"the history begins with {type(first).__name__}")
-    for queued in await admin.list_messages(instance_id):
+        return started_of([wire.decode_event(records[0].data)], "rerun")
+    for queued in await provider.admin.list_messages(instance_id):
         item = wire.decode_item(queued.message.body)
         if isinstance(item, work.StartOrchestration):
             return item
@@ -171,7 +162,6 @@ async def _started(
 
 async def rerun_from_event(
     provider: Provider,
-    admin: ProviderAdmin,
     instance_id: str,
     new_id: str,
     event_id: int,
@@ -186,34 +176,44 @@ async def rerun_from_event(
     instance id into a payload will not repeat its history: such an instance becomes Blocked.
     """
     check_id(new_id, "id")
-    snapshot = await admin.export_instance(instance_id)
-    execution = next(
-        (e for e in snapshot.executions if e.execution_id == snapshot.execution_id), None
-    )
+    snapshot = await provider.admin.export_instance(instance_id)
+    execution = current_execution(snapshot)
     if execution is None:
         raise InvalidValue(f"{instance_id!r} has not begun: rerun it without an event")
     history = wire.decode_history(record.data for record in execution.history)
-    kept = _prefix(instance_id, history, event_id)
-    renamed = [_renamed(event, instance_id, new_id) for event in kept]
+    kept = [
+        _renamed(event, instance_id, new_id) for event in _prefix(instance_id, history, event_id)
+    ]
+    started = started_of(kept, "rerun")
+    opened = [step.event for step in steps_of(kept) if step.state == "open"]
+    children = [
+        _child(event, started)
+        for event in opened
+        if isinstance(event, events.SubOrchestrationScheduled)
+    ]
     known = {queued.message.identity.activity_id: queued for queued in snapshot.work}
-    copy = _copy(snapshot, execution, renamed, new_id, clock.now_ms())
-    again = _OpenWork(renamed, bounds or (lambda _name: {}), clock.now_ms())
-    children = again.children()
+    activities = [
+        _activity(event, started, known.get(event.event_id), bounds)
+        for event in opened
+        if isinstance(event, events.ActivityScheduled)
+    ]
+    timers = [event for event in opened if isinstance(event, events.TimerCreated)]
+    now_ms = clock.now_ms()
     copy = msgspec.structs.replace(
-        copy,
-        messages=tuple(again.timers()),
-        work=tuple(again.activities(known)),
+        _copy(snapshot, execution, kept, now_ms),
+        messages=tuple(_queued_timer(*each, now_ms) for each in enumerate(timers, 1)),
+        work=tuple(_queued_work(*each, now_ms) for each in enumerate(activities, 1)),
+        # Paused until its children are queued, so that a crash leaves no half-started tree.
         suspended=bool(children),
     )
-    await admin.import_instance(copy)
+    await provider.admin.import_instance(copy)
     if children:
-        # Paused until its children are queued, so that a crash leaves no half-started tree.
-        fetched = await admin.lock_instance(new_id, _LOCK_MS)
-        commit = TurnCommit(
-            execution_id=copy.execution_id, orchestrator_items=tuple(map(envelope, children))
-        )
-        await provider.ack_orchestration_item(fetched.lock_token, commit)
-        await admin.resume_instance(new_id)
+        async with operator_lock(provider, new_id) as (_, token):
+            commit = TurnCommit(
+                execution_id=copy.execution_id, orchestrator_items=tuple(map(envelope, children))
+            )
+            await provider.ack_orchestration_item(token, commit)
+        await provider.admin.resume_instance(new_id)
     return len(kept)
 
 
@@ -243,11 +243,15 @@ def _renamed(event: events.Event, old_id: str, new_id: str) -> events.Event:
             "parent_event_id": None,
             "depth": 0,
         }
-    elif isinstance(event, events.SubOrchestrationScheduled) and event.child_instance_id.startswith(
-        old_id
-    ):
-        # Rename child ids that begin with the id of the parent. The code chose the others itself.
-        changes["child_instance_id"] = new_id + event.child_instance_id[len(old_id) :]
+    elif isinstance(event, events.SubOrchestrationScheduled):
+        place = (event.execution_id, event.event_id)
+        rest = event.child_instance_id.removeprefix(old_id)
+        if event.child_instance_id == child_id(old_id, *place):
+            changes["child_instance_id"] = child_id(new_id, *place)
+        # The code chose the other ids. Rename those that it made of the id of the parent, such as
+        # "order-1/stock" of "order-1", but not "order-10".
+        elif rest != event.child_instance_id and not rest[:1].isalnum():
+            changes["child_instance_id"] = new_id + rest
     return msgspec.structs.replace(event, **changes)
 
 
@@ -255,11 +259,10 @@ def _copy(
     snapshot: InstanceSnapshot,
     execution: ExecutionSnapshot,
     history: Sequence[events.Event],
-    new_id: str,
     now_ms: int,
 ) -> InstanceSnapshot:
-    started = history[0]
-    assert isinstance(started, events.OrchestrationStarted)
+    """Return the instance as it was after that history, without queued messages and work."""
+    started = started_of(history, "rerun")
     custom_status, changes = started.initial_custom_status, 0
     delta: dict[str, KvEntry | None] = {}
     for event in history:
@@ -274,8 +277,9 @@ def _copy(
                 delta = dict.fromkeys({*snapshot.kv_store, *delta})
             case _:
                 pass
+    records = (HistoryRecord(event_id=each.event_id, data=wire.encode(each)) for each in history)
     return InstanceSnapshot(
-        instance_id=new_id,
+        instance_id=started.instance_id,
         name=started.name,
         version=started.version,
         execution_id=snapshot.execution_id,
@@ -288,17 +292,13 @@ def _copy(
         block=None,
         not_before_ms=None,
         executions=(
-            ExecutionSnapshot(
-                execution_id=execution.execution_id,
+            msgspec.structs.replace(
+                execution,
                 status=Status.RUNNING,
                 output=None,
                 started_at_ms=now_ms,
                 completed_at_ms=None,
-                framework_version=execution.framework_version,
-                history=tuple(
-                    HistoryRecord(event_id=event.event_id, data=wire.encode(event))
-                    for event in history
-                ),
+                history=tuple(records),
             ),
         ),
         kv_store=snapshot.kv_store,
@@ -308,106 +308,80 @@ def _copy(
     )
 
 
-class _OpenWork:
-    """Builds the queue entries of the steps that a history prefix leaves open."""
+def _queued_timer(number: int, event: events.TimerCreated, now_ms: int) -> QueuedMessage:
+    """Return the message of an open timer. A timer keeps its time, even a past one."""
+    item = work.TimerFired(
+        instance_id=event.instance_id,
+        execution_id=event.execution_id,
+        timer_id=event.event_id,
+        fire_at_ms=event.fire_at_ms,
+    )
+    return QueuedMessage(
+        message_id=number,
+        message=envelope(item),
+        visible_at_ms=event.fire_at_ms,
+        enqueued_at_ms=now_ms,
+        attempt_count=0,
+        locked=False,
+    )
 
-    def __init__(self, history: Sequence[events.Event], bounds: Bounds, now_ms: int) -> None:
-        started = history[0]
-        assert isinstance(started, events.OrchestrationStarted)
-        self._started = started
-        self._events = {event.event_id: event for event in history}
-        self._open: list[StepView] = [s for s in steps_of(history) if s.state == "open"]
-        self._bounds = bounds
-        self._now_ms = now_ms
 
-    def timers(self) -> list[QueuedMessage]:
-        """Return the open timers. A timer keeps its time, even a past one."""
-        found: list[QueuedMessage] = []
-        for step in self._open:
-            event = self._events[step.event_id]
-            if isinstance(event, events.TimerCreated):
-                item = work.TimerFired(
-                    instance_id=event.instance_id,
-                    execution_id=event.execution_id,
-                    timer_id=event.event_id,
-                    fire_at_ms=event.fire_at_ms,
-                )
-                found.append(
-                    QueuedMessage(
-                        message_id=len(found) + 1,
-                        message=envelope(item),
-                        visible_at_ms=event.fire_at_ms,
-                        enqueued_at_ms=self._now_ms,
-                        attempt_count=0,
-                        locked=False,
-                    )
-                )
-        return found
+def _queued_work(number: int, item: work.ActivityExecute, now_ms: int) -> QueuedWork:
+    return QueuedWork(
+        message_id=number,
+        message=activity_envelope(item),
+        visible_at_ms=now_ms,
+        enqueued_at_ms=now_ms,
+        attempt_count=0,
+        locked_until_ms=None,
+        heartbeat=None,
+    )
 
-    def children(self) -> list[work.StartOrchestration]:
-        opened = [self._events[step.event_id] for step in self._open]
-        return [
-            work.StartOrchestration(
-                instance_id=event.child_instance_id,
-                name=event.name,
-                input=event.input,
-                version=event.version,
-                parent=work.ParentLink(
-                    instance_id=event.instance_id,
-                    execution_id=event.execution_id,
-                    event_id=event.event_id,
-                ),
-                depth=1,
-                trace=self._started.trace,
-            )
-            for event in opened
-            if isinstance(event, events.SubOrchestrationScheduled)
-        ]
 
-    def activities(self, known: dict[int, QueuedWork]) -> list[QueuedWork]:
-        """Return the open activities, with the options of the original if it is still queued."""
-        found: list[QueuedWork] = []
-        for step in self._open:
-            event = self._events[step.event_id]
-            if not isinstance(event, events.ActivityScheduled):
-                continue
-            item = self._activity(event, known.get(event.event_id))
-            found.append(
-                QueuedWork(
-                    message_id=len(found) + 1,
-                    message=activity_envelope(item),
-                    visible_at_ms=self._now_ms,
-                    enqueued_at_ms=self._now_ms,
-                    attempt_count=0,
-                    locked_until_ms=None,
-                    heartbeat=None,
-                )
-            )
-        return found
-
-    def _activity(
-        self, event: events.ActivityScheduled, queued: QueuedWork | None
-    ) -> work.ActivityExecute:
-        if queued is not None:
-            item = wire.decode_activity(queued.message.body)
-            return msgspec.structs.replace(
-                item,
-                instance_id=event.instance_id,
-                attempt=1,
-                redelivered=0,
-                last_failure=None,
-                last_heartbeat=None,
-            )
-        return work.ActivityExecute(
+def _child(
+    event: events.SubOrchestrationScheduled, started: events.OrchestrationStarted
+) -> work.StartOrchestration:
+    return work.StartOrchestration(
+        instance_id=event.child_instance_id,
+        name=event.name,
+        input=event.input,
+        version=event.version,
+        parent=work.ParentLink(
             instance_id=event.instance_id,
             execution_id=event.execution_id,
-            activity_id=event.event_id,
-            name=event.name,
-            input=event.input,
-            orchestration_name=self._started.name,
-            orchestration_version=self._started.version,
-            session_id=event.session_id,
-            tag=event.tag,
-            trace=self._started.trace,
-            **self._bounds(event.name),
+            event_id=event.event_id,
+        ),
+        depth=1,
+        trace=started.trace,
+    )
+
+
+def _activity(
+    event: events.ActivityScheduled,
+    started: events.OrchestrationStarted,
+    queued: QueuedWork | None,
+    bounds: Bounds | None,
+) -> work.ActivityExecute:
+    """Return an open activity, with the options of the original if that is still queued."""
+    if queued is not None:
+        return msgspec.structs.replace(
+            wire.decode_activity(queued.message.body),
+            instance_id=event.instance_id,
+            attempt=1,
+            redelivered=0,
+            last_failure=None,
+            last_heartbeat=None,
         )
+    return work.ActivityExecute(
+        instance_id=event.instance_id,
+        execution_id=event.execution_id,
+        activity_id=event.event_id,
+        name=event.name,
+        input=event.input,
+        orchestration_name=started.name,
+        orchestration_version=started.version,
+        session_id=event.session_id,
+        tag=event.tag,
+        trace=started.trace,
+        **({} if bounds is None else bounds(event.name)),
+    )

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 
+from perdure.client.admin import read_instances
 from perdure.client.durations import parse_duration_ms, parse_moment, utc_time
-from perdure.client.view import ENDED, OPEN
+from perdure.client.instance import ENDED, OPEN
 from perdure.errors import InvalidValue
 from perdure.limits import PAGE_ITEMS_MAX
 from perdure.model.status import Status
@@ -23,7 +24,7 @@ from perdure.providers.records import InstanceInfo, InstanceQuery
 
 if TYPE_CHECKING:
     import datetime
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterable
 
     from perdure.providers.administration import ProviderAdmin
 
@@ -112,14 +113,9 @@ class Selection:
 
     async def instances(self, admin: ProviderAdmin) -> AsyncIterator[InstanceInfo]:
         """Iterate over all instances that fit, page by page."""
-        cursor: str | None = None
-        while True:
-            page = await admin.list_instances(self.query, cursor=cursor, limit=PAGE_ITEMS_MAX)
-            for info in page.instances:
-                if self.fits(info):
-                    yield info
-            if (cursor := page.next_cursor) is None:
-                return
+        async for info in read_instances(admin, self.query):
+            if self.fits(info):
+                yield info
 
     async def count(self, admin: ProviderAdmin) -> int:
         if self.name_patterns:
@@ -220,8 +216,7 @@ def _add(
             bound, moment = _time_bound(qualifier, value, now_ms)
             _set(fields, bound, moment, qualifier)
         case _:
-            near = difflib.get_close_matches(qualifier, QUALIFIERS, n=1)
-            meant = f"; did you mean {near[0]!r}?" if near else ""
+            meant = did_you_mean(qualifier, QUALIFIERS)
             raise InvalidValue(
                 f"there is no qualifier {qualifier!r}{meant}; known: {', '.join(QUALIFIERS)}. "
                 f"To search for the text itself: text:{shlex.quote(f'{qualifier}:{value}')}"
@@ -234,13 +229,18 @@ def parse_statuses(text: str) -> frozenset[Status]:
     for word in text.split(","):
         statuses = _STATUSES.get(word.strip().lower())
         if statuses is None:
-            near = difflib.get_close_matches(word.lower(), _STATUSES, n=1)
-            meant = f"; did you mean {near[0]!r}?" if near else ""
             raise InvalidValue(
-                f"there is no status {word!r}{meant}; known: {', '.join(sorted(_STATUSES))}"
+                f"there is no status {word!r}{did_you_mean(word.lower(), _STATUSES)}; known: "
+                f"{', '.join(sorted(_STATUSES))}"
             )
         found |= statuses
     return found
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return the end of an error message that names the most similar word, or an empty text."""
+    near = difflib.get_close_matches(word, known, n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def _set(fields: dict[str, Any], field: str, value: object, qualifier: str) -> None:

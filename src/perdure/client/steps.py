@@ -13,9 +13,10 @@ from perdure.errors import CorruptData
 from perdure.model import events, wire
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import AsyncIterator, Iterable
 
     from perdure.providers.contract import Provider
+    from perdure.providers.records import HistoryRecord
 
 State: TypeAlias = Literal["open", "done", "failed", "dropped"]
 Kind: TypeAlias = Literal[
@@ -23,32 +24,96 @@ Kind: TypeAlias = Literal[
 ]
 
 _TEXT_MAX: Final = 200
+_PAGE: Final = 2_000
+_KINDS: Final[dict[type[events.Scheduled], Kind]] = {
+    events.ActivityScheduled: "activity",
+    events.TimerCreated: "timer",
+    events.ExternalSubscribed: "event",
+    events.QueueSubscribed: "message",
+    events.SubOrchestrationScheduled: "orchestration",
+    events.OrchestrationChained: "start",
+    events.SideEffectRecorded: "side effect",
+}
+_STATES: Final[dict[type[events.Event], State]] = {
+    events.ActivityCompleted: "done",
+    events.SubOrchestrationCompleted: "done",
+    events.TimerFired: "done",
+    events.ExternalEvent: "done",
+    events.QueueEventDelivered: "done",
+    events.ActivityFailed: "failed",
+    events.SubOrchestrationFailed: "failed",
+}
+"""States by the event of the outcome; every other outcome drops the step."""
+_DONE_AT_ONCE: Final = ("start", "side effect")
 
 
 class StepView(msgspec.Struct, kw_only=True):
-    """One call of the code and its outcome."""
+    """One call of the code and its outcome. The texts are made when they are asked for."""
 
+    event: Any
+    """The event of the call."""
     kind: Kind
     name: str
     event_id: int
     op: str
     site: str
     since_ms: int
-    call: str
-    """Text of the call, such as ``charge("o-1", 1200)``."""
+    due_ms: int | None
+    child_id: str | None
     state: State = "open"
     ended_ms: int | None = None
-    result: str | None = None
-    """JSON text of the result, shortened."""
-    error: str | None = None
-    attempts: int = 0
-    due_ms: int | None = None
-    child_id: str | None = None
+    outcome: Any = None
+    """The event that ended the step."""
+
+    def end(self, outcome: events.Event, at_ms: int) -> None:
+        self.outcome, self.ended_ms = outcome, at_ms
+        self.state = _STATES.get(type(outcome), "dropped")
 
     @property
     def branch(self) -> str:
         """Path of the task that made the call; ``0`` is the orchestration itself."""
         return self.op.partition("/")[0]
+
+    @property
+    def call(self) -> str:
+        """Text of the call, such as ``charge("o-1", 1200)``."""
+        match self.kind:
+            case "timer":
+                return f"timer {shown_duration(self.event.fire_at_ms - self.since_ms)}"
+            case "event":
+                return f'wait_for_event("{self.name}")'
+            case "message":
+                return f'next_message("{self.name}")'
+            case "side effect":
+                return "side_effect()"
+            case "start":
+                return f"start_detached {shown_call(self.name, self.event.input)}"
+            case _:
+                return shown_call(self.name, self.event.input)
+
+    @property
+    def result(self) -> str | None:
+        """JSON text of the result, shortened."""
+        match self.outcome or self.event:
+            case events.ActivityCompleted() | events.SubOrchestrationCompleted() as ended:
+                return payload_text(ended.result)
+            case events.ExternalEvent() | events.QueueEventDelivered() as received:
+                return payload_text(received.data)
+            case events.SideEffectRecorded() as recorded:
+                return payload_text(recorded.value)
+            case _:
+                return None
+
+    @property
+    def error(self) -> str | None:
+        return str(self.outcome.failure) if self.state == "failed" else None
+
+    @property
+    def attempts(self) -> int:
+        """Attempts of an activity, or of the activity that failed a child; else 0."""
+        if self.state == "failed":
+            return int(self.outcome.failure.attempts)
+        return getattr(self.outcome, "attempts", 0)
 
 
 class OpenStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,46 +150,106 @@ class BranchView(msgspec.Struct, kw_only=True):
         return found
 
 
+class _Pairing:
+    """Pairs the calls of an execution with their outcomes, event by event."""
+
+    def __init__(self) -> None:
+        self.open: dict[int, StepView] = {}
+        """Steps without an outcome, by event id, oldest first."""
+        self._waiting: dict[tuple[str, str], deque[StepView]] = defaultdict(deque)
+        self._early: dict[tuple[str, str], deque[events.Event]] = defaultdict(deque)
+
+    def add(self, event: events.Event) -> StepView | None:
+        """Take in the next event; return the step that it begins, if any."""
+        if isinstance(event, events.Scheduled):
+            return self._begin(event)
+        if isinstance(event, events.Resolving):
+            step = self.open.pop(event.source_event_id, None)
+            if step is not None:
+                step.end(event, event.timestamp_ms)
+        elif isinstance(event, (events.ExternalEvent, events.QueueEventDelivered)):
+            self._receive(event)
+        elif isinstance(event, events.TERMINAL_KINDS):
+            for step in self.open.values():
+                step.end(event, event.timestamp_ms)
+            self.open.clear()
+        return None
+
+    def _begin(self, event: events.Scheduled) -> StepView | None:
+        kind = _KINDS.get(type(event))
+        if kind is None:
+            return None
+        step = _opened(event, kind)
+        key = (kind, step.name)
+        if kind in _DONE_AT_ONCE:
+            step.state, step.ended_ms = "done", event.timestamp_ms
+        elif self._early.get(key):
+            step.end(self._early[key].popleft(), event.timestamp_ms)
+        else:
+            self.open[event.event_id] = step
+            if kind in {"event", "message"}:
+                self._waiting[key].append(step)
+        return step
+
+    def _receive(self, event: events.ExternalEvent | events.QueueEventDelivered) -> None:
+        """Give an event or message to the oldest step that waits for it, or keep it."""
+        key = ("event" if isinstance(event, events.ExternalEvent) else "message", event.name)
+        waiting = self._waiting[key]
+        while waiting:
+            step = waiting.popleft()
+            if step.state == "open":
+                del self.open[step.event_id]
+                step.end(event, event.timestamp_ms)
+                return
+        self._early[key].append(event)
+
+
+def _opened(event: Any, kind: Kind) -> StepView:
+    child_id = getattr(event, "child_instance_id", None)
+    return StepView(
+        event=event,
+        kind=kind,
+        name=getattr(event, "name", ""),
+        event_id=event.event_id,
+        op=event.op,
+        site=event.site,
+        since_ms=event.timestamp_ms,
+        due_ms=getattr(event, "fire_at_ms", None),
+        child_id=getattr(event, "target_instance_id", child_id),
+    )
+
+
 def steps_of(history: Iterable[events.Event]) -> list[StepView]:
     """Return every step, in the order of the calls."""
-    steps: dict[int, StepView] = {}
-    waiting_steps: dict[tuple[str, str], deque[StepView]] = defaultdict(deque)
-    early: dict[tuple[str, str], deque[events.ExternalEvent | events.QueueEventDelivered]] = (
-        defaultdict(deque)
+    pairing = _Pairing()
+    return [step for step in map(pairing.add, history) if step is not None]
+
+
+async def read_steps(
+    provider: Provider, instance_id: str, execution_id: int, *, after_event_id: int = 0
+) -> list[StepView]:
+    """Return the steps of the execution that were called after the event."""
+    records = await provider.read_with_execution(
+        instance_id, execution_id, after_event_id=after_event_id
     )
-    for event in history:
-        if isinstance(event, events.Scheduled):
-            step = _opened(event)
-            if step is None:
-                continue
-            steps[event.event_id] = step
-            if step.kind in {"event", "message"}:
-                key = (step.kind, step.name)
-                if early[key]:
-                    _received(step, early[key].popleft(), event.timestamp_ms)
-                else:
-                    waiting_steps[key].append(step)
-        elif isinstance(event, events.Resolving):
-            step = steps.get(event.source_event_id)
-            if step is not None and step.state == "open":
-                _resolve(step, event)
-        elif isinstance(event, (events.ExternalEvent, events.QueueEventDelivered)):
-            key = ("event" if isinstance(event, events.ExternalEvent) else "message", event.name)
-            waiting = waiting_steps[key]
-            while waiting and waiting[0].state != "open":
-                waiting.popleft()
-            if waiting:
-                _received(waiting.popleft(), event, event.timestamp_ms)
-            else:
-                early[key].append(event)
-        elif isinstance(event, events.TERMINAL_KINDS):
-            _close(steps.values(), event.timestamp_ms)
-    return list(steps.values())
+    return steps_of(wire.decode_history(record.data for record in records))
 
 
-def open_steps(history: Iterable[events.Event]) -> list[OpenStep]:
-    """Return the steps that have no outcome yet, oldest first."""
-    return [
+async def read_open_steps(
+    provider: Provider, instance_id: str, execution_id: int
+) -> tuple[OpenStep, ...]:
+    """Return the open steps of the execution; none if its history cannot be read.
+
+    An old step can be open still, so every event is looked at. The history is read page by page,
+    and only open steps are kept.
+    """
+    pairing = _Pairing()
+    try:
+        async for record in read_records(provider, instance_id, execution_id):
+            pairing.add(wire.decode_event(record.data))
+    except CorruptData:
+        return ()
+    return tuple(
         OpenStep(
             kind=step.kind,
             name=step.name,
@@ -135,20 +260,23 @@ def open_steps(history: Iterable[events.Event]) -> list[OpenStep]:
             due_at=None if step.due_ms is None else utc_time(step.due_ms),
             child_id=step.child_id,
         )
-        for step in steps_of(history)
-        if step.state == "open"
-    ]
+        for step in pairing.open.values()
+    )
 
 
-async def read_open_steps(
-    provider: Provider, instance_id: str, execution_id: int
-) -> tuple[OpenStep, ...]:
-    """Return the open steps of the execution; none if its history cannot be read."""
-    try:
-        records = await provider.read_with_execution(instance_id, execution_id)
-        return tuple(open_steps(wire.decode_history(record.data for record in records)))
-    except CorruptData:
-        return ()
+async def read_records(
+    provider: Provider, instance_id: str, execution_id: int, after_event_id: int = 0
+) -> AsyncIterator[HistoryRecord]:
+    """Read the events page by page, so that a long history does not fill memory."""
+    while True:
+        records = await provider.read_with_execution(
+            instance_id, execution_id, after_event_id=after_event_id, limit=_PAGE
+        )
+        for record in records:
+            yield record
+        if len(records) < _PAGE:
+            return
+        after_event_id = records[-1].event_id
 
 
 def branches_of(steps: Iterable[StepView]) -> BranchView:
@@ -158,6 +286,15 @@ def branches_of(steps: Iterable[StepView]) -> BranchView:
     for step in steps:
         _branch(known, step.branch).items.append(step)
     return root
+
+
+def _branch(known: dict[str, BranchView], path: str) -> BranchView:
+    found = known.get(path)
+    if found is None:
+        parent, _, _ = path.rpartition(".")
+        found = known[path] = BranchView(path=path, items=[])
+        _branch(known, parent or "0").items.append(found)
+    return found
 
 
 def shown_call(name: str, payload: Any) -> str:
@@ -175,78 +312,9 @@ def payload_text(payload: Any, limit: int = _TEXT_MAX) -> str:
     return shortened(bytes(payload).decode(), limit)
 
 
-def _branch(known: dict[str, BranchView], path: str) -> BranchView:
-    found = known.get(path)
-    if found is None:
-        parent, _, _ = path.rpartition(".")
-        found = known[path] = BranchView(path=path, items=[])
-        _branch(known, parent or "0").items.append(found)
-    return found
-
-
-def _opened(event: events.Scheduled) -> StepView | None:
-    fields: dict[str, Any]
-    match event:
-        case events.ActivityScheduled():
-            call = shown_call(event.name, event.input)
-            fields = {"kind": "activity", "name": event.name, "call": call}
-        case events.TimerCreated():
-            length = shown_duration(event.fire_at_ms - event.timestamp_ms)
-            fields = {"kind": "timer", "name": "", "call": f"timer {length}"}
-            fields["due_ms"] = event.fire_at_ms
-        case events.ExternalSubscribed():
-            call = f'wait_for_event("{event.name}")'
-            fields = {"kind": "event", "name": event.name, "call": call}
-        case events.QueueSubscribed():
-            call = f'next_message("{event.name}")'
-            fields = {"kind": "message", "name": event.name, "call": call}
-        case events.SubOrchestrationScheduled():
-            call = shown_call(event.name, event.input)
-            fields = {"kind": "orchestration", "name": event.name, "call": call}
-            fields["child_id"] = event.child_instance_id
-        case events.OrchestrationChained():
-            call = f"start_detached {shown_call(event.name, event.input)}"
-            fields = {"kind": "start", "name": event.name, "call": call, "state": "done"}
-            fields |= {"child_id": event.target_instance_id, "ended_ms": event.timestamp_ms}
-        case events.SideEffectRecorded():
-            fields = {"kind": "side effect", "name": "", "call": "side_effect()", "state": "done"}
-            fields |= {"result": payload_text(event.value), "ended_ms": event.timestamp_ms}
-        case _:
-            return None
-    return StepView(
-        event_id=event.event_id,
-        op=event.op,
-        site=event.site,
-        since_ms=event.timestamp_ms,
-        **fields,
-    )
-
-
-def _resolve(step: StepView, event: events.Resolving) -> None:
-    step.ended_ms = event.timestamp_ms
-    match event:
-        case events.ActivityCompleted():
-            step.state, step.attempts = "done", event.attempts
-            step.result = payload_text(event.result)
-        case events.SubOrchestrationCompleted():
-            step.state, step.result = "done", payload_text(event.result)
-        case events.ActivityFailed() | events.SubOrchestrationFailed():
-            step.state, step.error = "failed", str(event.failure)
-            step.attempts = event.failure.attempts
-        case events.TimerFired():
-            step.state = "done"
-        case _:
-            step.state = "dropped"
-
-
-def _received(
-    step: StepView, event: events.ExternalEvent | events.QueueEventDelivered, at_ms: int
-) -> None:
-    step.state, step.ended_ms, step.result = "done", at_ms, payload_text(event.data)
-
-
-def _close(steps: Iterable[StepView], at_ms: int) -> None:
-    """Mark the steps that are open at the end of the execution as dropped."""
-    for step in steps:
-        if step.state == "open":
-            step.state, step.ended_ms = "dropped", at_ms
+def started_of(history: Iterable[events.Event], operation: str) -> events.OrchestrationStarted:
+    """Return the first event. Raises CorruptData if it does not start an execution."""
+    first = next(iter(history), None)
+    if not isinstance(first, events.OrchestrationStarted):
+        raise CorruptData(operation, f"the history begins with {type(first).__name__}")
+    return first

@@ -1,9 +1,9 @@
-"""End an instance for an operator, without running its code."""
+"""End an instance for an operator, without running its code. The operator takes its lock."""
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -24,7 +24,7 @@ from perdure.providers.records import (
 from perdure.version import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterator, Sequence
+    from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
 
     from perdure.clock import Clock
     from perdure.providers.administration import ProviderAdmin
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 _LOCK_MS = 10_000
 _TRIES = 5
 _OTHER_OPERATOR_MS = 500
-_QUEUE_LIMIT = 100_000
+QUEUE_LIMIT = 100_000
+"""More messages or work items than an instance has."""
 
 _Ended: TypeAlias = events.OrchestrationTerminated | events.OrchestrationCancelled
 _Start = TypeVar("_Start", work.StartOrchestration, work.ContinueAsNew)
@@ -61,29 +62,25 @@ _CANCELLED = _Verdict(
 )
 
 
-async def terminate(
-    provider: Provider, admin: ProviderAdmin, instance_id: str, reason: str, clock: Clock
-) -> None:
+async def terminate(provider: Provider, instance_id: str, reason: str, clock: Clock) -> None:
     """Take the lock from its holder and commit the end. Works on corrupt histories."""
-    await _run_to_end(_end_as(_TERMINATED, provider, admin, instance_id, reason, clock))
+    await _run_to_end(_end_as(_TERMINATED, provider, instance_id, reason, clock))
 
 
-async def cancel_delayed(
-    provider: Provider, admin: ProviderAdmin, instance_id: str, reason: str, clock: Clock
-) -> bool:
+async def cancel_delayed(provider: Provider, instance_id: str, reason: str, clock: Clock) -> bool:
     """Cancel an instance whose delayed start is still queued: none of its code runs.
 
     Return False if it may have begun, or has ended.
     """
-    info = await admin.get_instance_info(instance_id)
+    info = await provider.admin.get_instance_info(instance_id)
     if info.status not in {Status.PENDING, Status.PAUSED}:
         return False
-    queued = await admin.list_messages(instance_id, limit=_QUEUE_LIMIT)
+    queued = await provider.admin.list_messages(instance_id, limit=QUEUE_LIMIT)
     starts = [each.visible_at_ms for each in queued if each.message.start is not None]
     if not starts or min(starts) <= clock.now_ms():
         return False
     try:
-        await _run_to_end(_end_as(_CANCELLED, provider, admin, instance_id, reason, clock))
+        await _run_to_end(_end_as(_CANCELLED, provider, instance_id, reason, clock))
     except _HasBegun:
         return False
     return True
@@ -103,32 +100,39 @@ def _note_end(task: asyncio.Task[None]) -> None:
         task.exception()  # the caller got it from the shield
 
 
+@asynccontextmanager
+async def operator_lock(
+    provider: Provider, instance_id: str
+) -> AsyncGenerator[tuple[OrchestrationItem, str]]:
+    """Take the lock from its holder, for one commit; yield the instance and the lock's token.
+
+    If the commit fails, the lock is given back.
+    """
+    fetched = await provider.admin.lock_instance(instance_id, _LOCK_MS)
+    try:
+        yield fetched.item, fetched.lock_token
+    except BaseException:
+        with suppress(LockLost):
+            await provider.abandon_orchestration_item(fetched.lock_token, ignore_attempt=True)
+        raise
+
+
 async def _end_as(
-    verdict: _Verdict,
-    provider: Provider,
-    admin: ProviderAdmin,
-    instance_id: str,
-    reason: str,
-    clock: Clock,
+    verdict: _Verdict, provider: Provider, instance_id: str, reason: str, clock: Clock
 ) -> None:
+    admin = provider.admin
     with provider.watch(instance_id) as watch:
         for tries_left in reversed(range(_TRIES)):
             info = await admin.get_instance_info(instance_id)
             if info.status.is_final:
                 raise InstanceFinished(f"{instance_id!r} has ended already: {info.status}")
-            fetched = await admin.lock_instance(instance_id, _LOCK_MS)
             try:
-                commit = await _final_commit(verdict, admin, fetched.item, reason, clock.now_ms())
-                await provider.ack_orchestration_item(fetched.lock_token, commit)
+                async with operator_lock(provider, instance_id) as (item, token):
+                    commit = await _final_commit(verdict, admin, item, reason, clock.now_ms())
+                    await provider.ack_orchestration_item(token, commit)
             except LockLost:
                 if not tries_left:
                     raise
-            except BaseException:
-                with suppress(LockLost):
-                    await provider.abandon_orchestration_item(
-                        fetched.lock_token, ignore_attempt=True
-                    )
-                raise
             else:
                 return
             # Another operator took the lock; wait for its commit before the next try.
@@ -139,8 +143,8 @@ async def _final_commit(
     verdict: _Verdict, admin: ProviderAdmin, item: OrchestrationItem, reason: str, now_ms: int
 ) -> TurnCommit:
     failure = Failure(category=verdict.category, message=reason)
-    queued_work = await admin.list_work(item.instance_id, limit=_QUEUE_LIMIT)
-    messages = await admin.list_messages(item.instance_id, limit=_QUEUE_LIMIT)
+    queued_work = await admin.list_work(item.instance_id, limit=QUEUE_LIMIT)
+    messages = await admin.list_messages(item.instance_id, limit=QUEUE_LIMIT)
     place = _place_to_end(item, messages, now_ms)
     if verdict is _CANCELLED and place.started is None:
         raise _HasBegun
@@ -185,14 +189,15 @@ async def _final_commit(
 
 
 def _metadata(place: _Place, status: Status, failure: Failure) -> ExecutionMetadata:
-    ended = ExecutionMetadata(status=status, output=msgspec.json.encode(failure).decode())
-    if place.started is None:
-        return ended
-    return msgspec.structs.replace(
-        ended,
-        name=place.started.name,
-        version=place.started.version or None,
-        parent_instance_id=place.started.parent_instance_id,
+    output, started = msgspec.json.encode(failure).decode(), place.started
+    if started is None:
+        return ExecutionMetadata(status=status, output=output)
+    return ExecutionMetadata(
+        status=status,
+        output=output,
+        name=started.name,
+        version=started.version or None,
+        parent_instance_id=started.parent_instance_id,
     )
 
 
@@ -205,7 +210,7 @@ class _Place:
     last_turn: int
     parent: work.ParentLink | None
     children: frozenset[str] | None = None
-    """Those that end with it; None: all, as far as anybody can tell."""
+    """Those that end with it. None: all, because the history cannot be read."""
     started: events.OrchestrationStarted | None = None
     """Its first event, if it has not begun: then it begins and ends at once."""
 

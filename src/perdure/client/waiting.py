@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from perdure.clock import Clock
     from perdure.model import work
-    from perdure.providers.administration import ProviderAdmin
     from perdure.providers.contract import Provider
     from perdure.providers.records import InstanceInfo
 
@@ -86,12 +85,9 @@ class LocalInstances(Protocol):
 class EndWaiter:
     """Waits for the ends of instances of one store."""
 
-    def __init__(
-        self, provider: Provider, clock: Clock, admin: Callable[[], ProviderAdmin]
-    ) -> None:
+    def __init__(self, provider: Provider, clock: Clock) -> None:
         self._provider = provider
         self._clock = clock
-        self._admin = admin
         self.local: LocalInstances | None = None
         """The instances that are live in this process, while a runtime runs them."""
         self.watch_ms = 5_000
@@ -167,7 +163,7 @@ class EndWaiter:
         had not answered yet.
         """
         was_here = self._find_here(instance_id) is not None
-        reading = asyncio.ensure_future(self._admin().get_instance_info(instance_id))
+        reading = asyncio.ensure_future(self._provider.admin.get_instance_info(instance_id))
         try:
             with self._provider.watch(instance_id) as watch:
                 while not reading.done():

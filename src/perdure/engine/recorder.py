@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import math
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
@@ -27,6 +26,7 @@ from perdure.engine.operations import (
 from perdure.engine.outcome import CustomStatusWrite, KvWrite, ScheduledActivity, TurnOutcome
 from perdure.engine.tasks import ArrivalStep
 from perdure.errors import CannotUnwrap, ForbiddenInOrchestration, InvalidValue, PayloadError
+from perdure.ids import child_id
 from perdure.interruption import is_interruption
 from perdure.model import events, work
 
@@ -507,13 +507,7 @@ class CodeRecorder:
         """Return an id made of the place in history; None on replay, as the recorded id is used."""
         if self.journal.is_replaying:
             return None
-        tail = f"::{self.execution_id}.{self.journal.last_event_id + 1}"
-        full = self.instance_id + tail
-        if len(full) <= limits.ID_CHARACTERS_MAX:
-            return full
-        digest = hashlib.blake2b(self.instance_id.encode(), digest_size=16).hexdigest()
-        head = self.instance_id[: limits.ID_CHARACTERS_MAX - len(tail) - len(digest) - 1]
-        return f"{head}~{digest}{tail}"
+        return child_id(self.instance_id, self.execution_id, self.journal.last_event_id + 1)
 
     def _call_once(self, fn: Callable[[], Any]) -> msgspec.Raw:
         # Called outside of the loop: steps that the function calls must not be recorded.

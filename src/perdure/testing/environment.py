@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 from perdure.arguments import Duration, to_seconds
 from perdure.authoring import Activity
 from perdure.authoring.registry import definitions_in
-from perdure.client.steps import open_steps
 from perdure.clock import ManualClock
 from perdure.codec import JSON
 from perdure.errors import PerdureError, UsageError
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from perdure.authoring.registry import Handler
-    from perdure.client.handle import Handle
+    from perdure.client.instance import Handle
     from perdure.client.steps import OpenStep
     from perdure.client.waiting import Ending, Finished
     from perdure.codec import Codec
@@ -203,7 +202,7 @@ class _JumpingRuntime(Runtime):
         lines = ["nothing will happen any more; unfinished instances:"]
         live = frozenset(status for status in Status if not status.is_final)
         async for view in self.admin.instances(InstanceQuery(statuses=live)):
-            steps = open_steps(await self.history(view.id))
+            steps = (await self.describe(view.id)).waiting_for
             waits = ", ".join(map(self._described, steps)) or "nothing"
             if view.name not in {name for name, _ in self.registry.orchestration_keys}:
                 waits = f"{view.name}, which is not registered here"

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.client.durations import utc_time
+from perdure.client.instance import OPEN
 from perdure.client.search import count_names, parse_search, parse_statuses
-from perdure.client.view import OPEN
 from perdure.clock import ManualClock
 from perdure.errors import InvalidValue
 from perdure.model.envelopes import envelope

@@ -1,15 +1,18 @@
 """An execution as steps, and as one sentence."""
 
+import asyncio
+
 import msgspec
 import pytest
 
+from perdure.client import steps
+from perdure.client.checks import compare
 from perdure.client.insights import Attempt, QueueContext, explain
-from perdure.client.replay_check import compare
-from perdure.client.steps import BranchView, branches_of, steps_of
-from perdure.model import events
+from perdure.client.steps import BranchView, branches_of, read_open_steps, steps_of
+from perdure.model import events, wire
 from perdure.model.failures import Block, BlockReason, Failure
 from perdure.model.status import Status
-from perdure.providers.records import InstanceInfo, WorkerInfo
+from perdure.providers.records import HistoryRecord, InstanceInfo, WorkerInfo
 
 NOW = 1_700_000_000_000
 
@@ -279,3 +282,47 @@ def test_two_histories_are_compared_by_operation_and_not_by_order():
     assert compare(left.history, right.history).first_difference is None
     right.add(events.ActivityScheduled, op="0/9", name="more")
     assert compare(left.history, right.history).first_difference.op == "0/9"
+
+
+class Pages:
+    """A provider that has one history and notes the size of each read."""
+
+    def __init__(self, history):
+        self._records = [
+            HistoryRecord(event_id=event.event_id, data=wire.encode(event)) for event in history
+        ]
+        self.sizes = []
+
+    async def read_with_execution(self, _id, _execution, *, after_event_id=0, limit=None):
+        rest = self._records[after_event_id:]
+        page = rest if limit is None else rest[:limit]
+        self.sizes.append(len(page))
+        return page
+
+
+def test_an_old_open_step_of_a_long_history_is_found_page_by_page():
+    book = Book()
+    waiting = book.add(events.ExternalSubscribed, op="0/1", name="go")
+    for number in range(10_000):
+        source = book.add(events.ActivityScheduled, op=f"0/{number + 2}", name="pay")
+        book.add(events.ActivityCompleted, source_event_id=source)
+    pages = Pages(book.history)
+
+    (step,) = asyncio.run(read_open_steps(pages, "o-1", 1))
+
+    assert (step.event_id, str(step)) == (waiting, "event go")
+    assert sum(pages.sizes) == len(book.history)
+    assert max(pages.sizes) <= 2_000
+
+
+def test_no_text_of_a_step_is_made_before_it_is_asked_for(monkeypatch):
+    made = []
+    monkeypatch.setattr(steps, "shortened", lambda text, _limit=0: made.append(text) or text)
+    book = Book()
+    source = book.add(events.ActivityScheduled, op="0/1", name="pay", input=raw("[5]"))
+    book.add(events.ActivityCompleted, source_event_id=source, result=raw("true"))
+
+    (step,) = steps_of(book.history)
+    before = list(made)
+
+    assert (before, step.call, step.result) == ([], "pay(5)", "true")

@@ -5,20 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from dataclasses import dataclass, fields, replace
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import click
 
 from perdure.arguments import check_reason
-from perdure.cli.command import command, complete_ids, output_option
+from perdure.cli.command import Command, combined, command, complete_ids, output_option
 from perdure.cli.exits import Exit, code_of, line_of
 from perdure.cli.inputs import is_wanted
-from perdure.cli.render import Cell, echo, glyph, print_json, warn
+from perdure.cli.render import Cell, counted, echo, print_done, print_json, warn
 from perdure.cli.session import Session, run
 from perdure.client.durations import shown_duration
+from perdure.client.instance import ENDED, OPEN
 from perdure.client.search import parse_search
-from perdure.client.view import ENDED, OPEN
 from perdure.errors import (
     InstanceFinished,
     InvalidValue,
@@ -30,10 +31,11 @@ from perdure.errors import (
 from perdure.model.status import Status
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from perdure.providers.records import InstanceInfo
 
-F = TypeVar("F", bound="Callable[..., Any]")
-Apply: TypeAlias = Callable[[Session, str], Awaitable[None]]
+Apply: TypeAlias = Callable[..., Awaitable[None]]
 
 _AT_ONCE: Final = 64
 
@@ -48,7 +50,6 @@ class Verb:
     """Replaces ``done`` in messages where ``done`` would promise too much."""
     statuses: frozenset[Status]
     """Limits what a query selects; an id given by name is always tried."""
-    apply: Apply
     roots_only: bool = False
 
 
@@ -74,39 +75,47 @@ class Targets:
             )
 
 
-def target_options(function: F) -> F:
-    """Add the arguments ids, --query, --dry-run, -y and -o, the fields of ``Targets``."""
-    for option in (
-        output_option("table", "json"),
-        click.option("-y", "--yes", is_flag=True, help="Do not ask."),
-        click.option("--dry-run", is_flag=True, help="Only say what would be done."),
-        click.option("--query", metavar="QUERY", help="All that fit; see perdure list --help."),
-        click.argument("instance_ids", metavar="[ID]...", nargs=-1, shell_complete=complete_ids),
-    ):
-        function = option(function)
-    return function
+# The fields of ``Targets``.
+_target_options = combined(
+    click.argument("instance_ids", metavar="[ID]...", nargs=-1, shell_complete=complete_ids),
+    click.option("--query", metavar="QUERY", help="All that fit; see perdure list --help."),
+    click.option("--dry-run", is_flag=True, help="Only say what would be done."),
+    click.option("-y", "--yes", is_flag=True, help="Do not ask."),
+    output_option("table", "json"),
+)
 
 
-def act(verb: Verb, **given: Any) -> int:
-    targets = Targets(**given)
-    targets.check(verb.word)
+def action(verb: Verb, *, examples: Sequence[str]) -> Callable[[Apply], Command]:
+    """Return the decorator that makes a command of a function for one instance.
 
-    async def body(session: Session) -> int:
-        if targets.query is None:
-            infos = (
-                None
-                if not targets.dry_run
-                else [await session.info(i) for i in targets.instance_ids]
-            )
-            ids = list(targets.instance_ids)
-        else:
-            infos = await _matching(session, verb, targets.query)
-            ids = [info.instance_id for info in infos]
-        if infos is not None and not _confirmed(verb, infos, targets, session.now_ms()):
-            return Exit.OK
-        return await _apply(session, verb, ids, targets)
+    The command takes ids or a query, asks, and calls the function for each instance. The options
+    of the function itself are its keyword arguments.
+    """
 
-    return run(body)
+    def decorate(apply: Apply) -> Command:
+        @wraps(apply)
+        def callback(**given: Any) -> int:
+            targets = Targets(**{each.name: given.pop(each.name) for each in fields(Targets)})
+            targets.check(verb.word)
+            chosen = replace(verb, statuses=ENDED | OPEN) if given.get("force") else verb
+            return run(lambda session: _act(session, chosen, partial(apply, **given), targets))
+
+        return command(verb.word, examples=examples)(_target_options(callback))
+
+    return decorate
+
+
+async def _act(session: Session, verb: Verb, apply: Apply, targets: Targets) -> int:
+    infos: list[InstanceInfo] | None = None
+    ids = list(targets.instance_ids)
+    if targets.query is not None:
+        infos = await _matching(session, verb, targets.query)
+        ids = [info.instance_id for info in infos]
+    elif targets.dry_run:
+        infos = [await session.info(instance_id) for instance_id in ids]
+    if infos is not None and not _confirmed(verb, infos, targets, session.now_ms()):
+        return Exit.OK
+    return await _apply(session, verb, apply, ids, targets)
 
 
 async def _matching(session: Session, verb: Verb, query: str) -> list[InstanceInfo]:
@@ -116,10 +125,8 @@ async def _matching(session: Session, verb: Verb, query: str) -> list[InstanceIn
     if not statuses:
         shown = ", ".join(sorted(verb.statuses))
         raise InvalidValue(f"the query fits nothing that can be {verb.done}: that is only {shown}")
-    query_changes: dict[str, Any] = {"statuses": statuses}
-    if verb.roots_only:
-        query_changes["roots_only"] = True
-    narrowed = selection.with_query(**query_changes)
+    roots_only = verb.roots_only or selection.query.roots_only
+    narrowed = selection.with_query(statuses=statuses, roots_only=roots_only)
     return [info async for info in narrowed.instances(session.admin)]
 
 
@@ -151,16 +158,18 @@ def _summary(words: str, infos: list[InstanceInfo], now_ms: int) -> str:
         f"{name} {count}" for name, count in Counter(i.name for i in infos).most_common(5)
     )
     oldest = shown_duration(now_ms - min(info.created_at_ms for info in infos))
-    plural = "s" if len(infos) > 1 else ""
-    return f"{words} {len(infos)} instance{plural} ({names}), oldest started {oldest} ago"
+    number = counted(len(infos), "instance")
+    return f"{words} {number} ({names}), oldest started {oldest} ago"
 
 
-async def _apply(session: Session, verb: Verb, ids: list[str], targets: Targets) -> int:
+async def _apply(
+    session: Session, verb: Verb, apply: Apply, ids: list[str], targets: Targets
+) -> int:
     outcomes: list[tuple[str, PerdureError | None]] = []
     for start in range(0, len(ids), _AT_ONCE):
         chunk = ids[start : start + _AT_ONCE]
         try:
-            ends = await asyncio.gather(*(_one(session, verb, i) for i in chunk))
+            ends = await asyncio.gather(*(_one(session, apply, i) for i in chunk))
         except asyncio.CancelledError:  # Ctrl-C
             _warn_of_interruption(verb, sum(e is None for _, e in outcomes), chunk, len(ids))
             raise
@@ -172,13 +181,12 @@ async def _apply(session: Session, verb: Verb, ids: list[str], targets: Targets)
     failed = [
         (i, error) for i, error in outcomes if error is not None and not isinstance(error, harmless)
     ]
+    skipped = len(ids) - len(done) - len(failed)
     if targets.output == "json":
         errors = {instance_id: line_of(error) for instance_id, error in failed}
-        print_json(
-            {verb.done: done, "skipped": len(ids) - len(done) - len(failed), "errors": errors}
-        )
+        print_json({verb.done: done, "skipped": skipped, "errors": errors})
     else:
-        _print_done(verb, done, len(ids) - len(done) - len(failed), is_query)
+        _print_ends(verb, done, skipped, is_query)
     for _, error in failed[:20]:
         warn(line_of(error))
     if len(failed) > 20:
@@ -195,9 +203,9 @@ def _warn_of_interruption(verb: Verb, done: int, chunk: list[str], total: int) -
     )
 
 
-async def _one(session: Session, verb: Verb, instance_id: str) -> PerdureError | None:
+async def _one(session: Session, apply: Apply, instance_id: str) -> PerdureError | None:
     try:
-        await verb.apply(session, instance_id)
+        await apply(session, instance_id)
     except NotFound:
         return await session.unknown(instance_id)
     except PerdureError as error:
@@ -205,15 +213,14 @@ async def _one(session: Session, verb: Verb, instance_id: str) -> PerdureError |
     return None
 
 
-def _print_done(verb: Verb, done: list[str], skipped: int, is_query: bool) -> None:
-    sign = Cell(f"{glyph('completed')} ", "green")
+def _print_ends(verb: Verb, done: list[str], skipped: int, is_query: bool) -> None:
     said = verb.said or verb.done
-    if not is_query:
-        for instance_id in done:
-            echo(sign, f"{said} {instance_id}")
+    if is_query:
+        more = f", {skipped} had ended meanwhile" if skipped else ""
+        print_done(f"{said} {counted(len(done), 'instance')}{more}")
         return
-    more = f", {skipped} had ended meanwhile" if skipped else ""
-    echo(sign, f"{said} {len(done)} instance{'' if len(done) == 1 else 's'}{more}")
+    for instance_id in done:
+        print_done(f"{said} {instance_id}")
 
 
 def _checked_reason(context: click.Context, parameter: click.Parameter, value: str) -> str:
@@ -229,128 +236,91 @@ _REASON: Final = click.option(
 )
 
 
-@command(
-    "cancel",
+@action(
+    Verb(word="cancel", done="cancelled", said="asked to stop:", statuses=OPEN),
     examples=[
         "perdure cancel o-1 --reason 'ordered twice'",
         "perdure cancel --query 'status:running name:import_*' --dry-run",
     ],
 )
-@target_options
 @_REASON
-def cancel(reason: str, **targets: Any) -> int:
+async def cancel(session: Session, instance_id: str, *, reason: str) -> None:
     """Ask instances to stop: CancelledError is raised in their code, which may clean up."""
-
-    async def apply(session: Session, instance_id: str) -> None:
-        await session.client.cancel(instance_id, reason)
-
-    verb = Verb(word="cancel", done="cancelled", said="asked to stop:", statuses=OPEN, apply=apply)
-    return act(verb, **targets)
+    await session.client.cancel(instance_id, reason)
 
 
-@command(
-    "terminate",
+@action(
+    Verb(word="terminate", done="terminated", statuses=OPEN),
     examples=[
         "perdure terminate o-1",
         "perdure terminate --query 'status:blocked created:>7d' --dry-run",
     ],
 )
-@target_options
 @_REASON
-def terminate(reason: str, **targets: Any) -> int:
+async def terminate(session: Session, instance_id: str, *, reason: str) -> None:
     """End instances now, without running any of their code; their children are cancelled."""
-
-    async def apply(session: Session, instance_id: str) -> None:
-        await session.client.terminate(instance_id, reason)
-
-    verb = Verb(word="terminate", done="terminated", statuses=OPEN, apply=apply)
-    return act(verb, **targets)
+    await session.client.terminate(instance_id, reason)
 
 
-@command(
-    "pause",
+@action(
+    Verb(word="pause", done="paused", statuses=OPEN - {Status.PAUSED}),
     examples=["perdure pause o-1", "perdure pause --query 'name:import_feed status:open' -y"],
 )
-@target_options
-def pause(**targets: Any) -> int:
+async def pause(session: Session, instance_id: str) -> None:
     """Let no further turn of the instances run until they are resumed."""
-
-    async def apply(session: Session, instance_id: str) -> None:
-        await session.client.pause(instance_id)
-
-    statuses = OPEN - {Status.PAUSED}
-    return act(Verb(word="pause", done="paused", statuses=statuses, apply=apply), **targets)
+    await session.client.pause(instance_id)
 
 
-@command(
-    "resume",
+@action(
+    Verb(word="resume", done="resumed", statuses=frozenset({Status.PAUSED, Status.BLOCKED})),
     examples=["perdure resume o-1", "perdure resume --query status:paused -y"],
 )
-@target_options
-def resume(**targets: Any) -> int:
+async def resume(session: Session, instance_id: str) -> None:
     """Let paused instances go on; a blocked one is tried again."""
-
-    async def apply(session: Session, instance_id: str) -> None:
-        await session.client.resume(instance_id)
-
-    statuses = frozenset({Status.PAUSED, Status.BLOCKED})
-    return act(Verb(word="resume", done="resumed", statuses=statuses, apply=apply), **targets)
+    await session.client.resume(instance_id)
 
 
-@command(
-    "retry",
+@action(
+    Verb(word="retry", done="retried", statuses=frozenset({Status.BLOCKED, Status.FAILED})),
     examples=[
         "perdure retry o-1",
         "perdure retry --query 'status:blocked name:order' --dry-run",
         "perdure retry --query 'status:failed created:<1d' -y",
     ],
 )
-@target_options
-def retry(**targets: Any) -> int:
+async def retry(session: Session, instance_id: str) -> None:
     """Let instances try again: a blocked one goes on where it stands; a failed, cancelled or
     terminated one starts over under its id with the same input, as its next execution.
 
     To go on from a later step instead, see perdure rerun --from-event.
     """
+    from perdure.client.rerun import retry as retry_instance
 
-    async def apply(session: Session, instance_id: str) -> None:
-        from perdure.client.rerun import retry as retry_instance
-
-        await retry_instance(session.provider, session.admin, instance_id)
-
-    statuses = frozenset({Status.BLOCKED, Status.FAILED})
-    return act(Verb(word="retry", done="retried", statuses=statuses, apply=apply), **targets)
+    await retry_instance(session.provider, instance_id)
 
 
-@command(
-    "purge",
+@action(
+    Verb(word="purge", done="purged", statuses=ENDED, roots_only=True),
     examples=[
         "perdure purge o-1",
         "perdure purge --query 'status:completed completed:>30d' --dry-run",
         "perdure purge --query 'status:ended completed:>90d' -y",
     ],
 )
-@target_options
 @click.option("--force", is_flag=True, help="Also instances that have not ended.")
-def purge(force: bool, **targets: Any) -> int:
+async def purge(session: Session, instance_id: str, *, force: bool) -> None:
     """Delete instances that have ended, each with its children and everything about them.
 
     A query takes roots only: children go with their root. A child whose parent is not in the store
     can be named by its id.
     """
-
-    async def apply(session: Session, instance_id: str) -> None:
-        try:
-            await session.admin.delete_instance(instance_id, force=force)
-        except NotARoot:
-            if not await _is_orphan(session, instance_id):
-                raise
-            tree = await session.admin.get_instance_tree(instance_id)
-            await session.admin.delete_instances_atomic(tree.instance_ids, force=force)
-
-    statuses = ENDED | OPEN if force else ENDED
-    verb = Verb(word="purge", done="purged", statuses=statuses, apply=apply, roots_only=True)
-    return act(verb, **targets)
+    try:
+        await session.admin.delete_instance(instance_id, force=force)
+    except NotARoot:
+        if not await _is_orphan(session, instance_id):
+            raise
+        tree = await session.admin.get_instance_tree(instance_id)
+        await session.admin.delete_instances_atomic(tree.instance_ids, force=force)
 
 
 async def _is_orphan(session: Session, instance_id: str) -> bool:

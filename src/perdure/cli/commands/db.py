@@ -3,54 +3,58 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
+import shutil
+import sys
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 import click
 
-from perdure.cli.command import (
-    LazyGroup,
-    command,
-    duration_option,
-    output_option,
-    store_option,
-    traceback_option,
-)
+from perdure.cli.command import LazyGroup, command, duration_option, output_option
 from perdure.cli.exits import Exit
 from perdure.cli.inputs import is_wanted
-from perdure.cli.render import Cell, echo, glyph, print_json
-from perdure.cli.session import Migrates, current_settings, run
-from perdure.cli.settings import shown_store
-from perdure.errors import CorruptData, UsageError
+from perdure.cli.render import Cell, echo, glyph, print_done, print_json, print_outcome, warn
+from perdure.cli.session import (
+    Migrates,
+    current_settings,
+    due_migrations,
+    refuse_absent,
+    refuse_forgetful,
+    run,
+)
+from perdure.cli.settings import is_empty, shown_store
+from perdure.cli.shapes import count_statuses, shown_queue
+from perdure.client.checks import Damage, check_instances
+from perdure.client.durations import utc_time
+from perdure.client.moving import CopyReport, copy_store
+from perdure.client.search import parse_search
+from perdure.errors import AlreadyExists, CorruptData, NotFound, NotSupported, UsageError
+from perdure.providers.local_files import sync_directory
+from perdure.providers.records import InstanceQuery, PruneOptions
+from perdure.providers.url import local_path, open_provider
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Sequence
+    import os
+    from collections.abc import Awaitable, Callable, Sequence
+    from pathlib import Path
 
     from perdure.cli.session import Session
-    from perdure.client.store_check import Damage
+    from perdure.cli.settings import Settings
+    from perdure.providers.contract import Provider
     from perdure.providers.migrate import Migration
-    from perdure.providers.records import PruneOptions
-
-_HERE = "perdure.cli.commands"
 
 db = LazyGroup(
     "db",
     help="Look after the store as a whole.",
-    params=[store_option(), traceback_option()],
-    no_args_is_help=True,
     sections={
         "Commands": {
-            "info": (
-                f"{_HERE}.db:info",
-                "Show where the data lies, in which shape, and how much.",
-            ),
-            "migrate": (
-                f"{_HERE}.db:migrate",
-                "Bring the store to the schema of this version.",
-            ),
-            "check": (f"{_HERE}.db:check", "Read everything and say what is damaged."),
-            "backup": (f"{_HERE}.db_copy:backup", "Copy the store, as of now, to a new place."),
-            "copy": (f"{_HERE}.db_copy:copy", "Copy everything into another store of any kind."),
-            "prune": (f"{_HERE}.db:prune", "Drop past executions of instances."),
+            "info": ("db:info", "Show where the data lies, in which shape, and how much."),
+            "migrate": ("db:migrate", "Bring the store to the schema of this version."),
+            "check": ("db:check", "Read everything and say what is damaged."),
+            "backup": ("db:backup", "Copy the store, as of now, to a new place."),
+            "copy": ("db:copy", "Copy everything into another store of any kind."),
+            "prune": ("db:prune", "Drop past executions of instances."),
         }
     },
 )
@@ -61,26 +65,20 @@ db = LazyGroup(
     examples=["perdure db info", "perdure db info --store shop.db -o json | jq .instances"],
 )
 @output_option("table", "json")
-def info(output: str) -> None:
+async def info(session: Session, output: str) -> None:
     """Show where the data lies, in which shape, and how much there is."""
-
-    async def body(session: Session) -> None:
-        document = await _document(session)
-        if output == "json":
-            print_json(document)
-            return
-        echo(Cell(document["location"], "bold"))
-        lines = _lines(document)
-        width = max(len(label) for label, _ in lines)
-        for label, value in lines:
-            echo("  ", Cell(f"{label:<{width}}  ", "dim"), value)
-
-    run(body)
+    document = await _document(session)
+    if output == "json":
+        print_json(document)
+        return
+    echo(Cell(document["location"], "bold"))
+    lines = _lines(document)
+    width = max(len(label) for label, _ in lines)
+    for label, value in lines:
+        echo("  ", Cell(f"{label:<{width}}  ", "dim"), value)
 
 
 async def _document(session: Session) -> dict[str, Any]:
-    from perdure.cli.commands.watch import count_statuses
-
     store = await session.admin.get_store_info()
     counts = await count_statuses(session)
     return {
@@ -113,9 +111,7 @@ def _lines(document: dict[str, Any]) -> list[tuple[str, str]]:
         (f"  {status.lower()}", str(number)) for status, number in document["by_status"].items()
     ]
     for label, queue in (("turns", queues.orchestrator), ("activities", queues.worker)):
-        lines.append(
-            (label, f"{queue.visible} ready, {queue.locked} locked, {queue.delayed} later")
-        )
+        lines.append((label, shown_queue(queue)))
     lines.append(("dead letters", str(queues.dead_letters)))
     lines.append(("workers", str(document["workers"])))
     if document["moved_to"]:
@@ -132,10 +128,7 @@ def shown_bytes(size: int) -> str:
     return f"{amount:.1f} TB"
 
 
-@command(
-    "migrate",
-    examples=["perdure db migrate --store shop.db", "perdure db migrate --dry-run"],
-)
+@command("migrate", examples=["perdure db migrate --store shop.db", "perdure db migrate --dry-run"])
 @click.option("--dry-run", is_flag=True, help="Only say which migrations are due.")
 @output_option("table", "json")
 def migrate(output: str, dry_run: bool) -> None:
@@ -149,31 +142,19 @@ def migrate(output: str, dry_run: bool) -> None:
 
     async def body(session: Session) -> None:
         store = await session.admin.get_store_info()
-        if output == "json":
-            print_json(
-                {"location": shown_store(store.location), "schema_version": store.schema_version}
-            )
-        else:
-            sign = Cell(f"{glyph('completed')} ", "green")
-            echo(
-                sign, f"{shown_store(store.location)} has schema {store.schema_version}, up to date"
-            )
+        location, version = shown_store(store.location), store.schema_version
+        document = {"location": location, "schema_version": version}
+        print_outcome(output, document, f"{location} has schema {version}, up to date")
 
     run(body, creates=True)
 
 
-async def _due(provider: Migrates) -> Sequence[Migration]:
-    return await provider.migrate(dry_run=True)
-
-
 def _show_due(url: str, output: str) -> None:
     """Print the due migrations without opening the store, which would apply them."""
-    from perdure.providers.url import open_provider
-
     provider = open_provider(url)
     due: Sequence[Migration] = ()
     if isinstance(provider, Migrates):
-        due = asyncio.run(_due(provider))
+        due = asyncio.run(due_migrations(provider))
     else:  # a directory store, which has no schema
         current_settings().existing_store()
     if output == "json":
@@ -181,7 +162,7 @@ def _show_due(url: str, output: str) -> None:
         print_json({"location": shown_store(url), "due": names})
         return
     if not due:
-        echo(Cell(f"{glyph('completed')} ", "green"), f"{shown_store(url)} is up to date")
+        print_done(f"{shown_store(url)} is up to date")
     for migration in due:
         echo(Cell(f"{migration.number:04}  ", "dim"), migration.name.replace("_", " "))
 
@@ -195,42 +176,31 @@ class ChecksItself(Protocol):
         ...
 
 
-@command(
-    "check",
-    examples=["perdure db check", "perdure db check --quick --store shop.db"],
-)
+@command("check", examples=["perdure db check", "perdure db check --quick --store shop.db"])
 @click.option("--quick", is_flag=True, help="Only the store itself, not every history.")
 @output_option("table", "json")
-def check(quick: bool, output: str) -> int:
+async def check(session: Session, quick: bool, output: str) -> int:
     """Read the whole store and say what is damaged. Nothing is changed; exit code 1 if so."""
-
-    async def body(session: Session) -> int:
-        from perdure.client.store_check import check_instances
-
-        damages = await quick_check(session)
-        checked = 0
-        if not quick:
-            async for damage in check_instances(session.provider, session.admin):
-                checked += damage is None
-                damages += [] if damage is None else [damage]
-        if output == "json":
-            print_json({"instances_checked": checked, "damages": damages})
-        else:
-            for damage in damages:
-                place = f"{damage.instance_id}: " if damage.instance_id else ""
-                echo(Cell(f"{glyph('failed')} ", "red"), f"{place}{damage.message}")
-            sign, style = ("failed", "red") if damages else ("completed", "green")
-            said = f"{len(damages)} damaged" if damages else "no damage found"
-            echo(Cell(f"{glyph(sign)} ", style), f"{checked} instances read, {said}")
-        return Exit.ERROR if damages else Exit.OK
-
-    return run(body)
+    damages = await quick_check(session)
+    checked = 0
+    if not quick:
+        async for damage in check_instances(session.provider):
+            checked += damage is None
+            damages += [] if damage is None else [damage]
+    if output == "json":
+        print_json({"instances_checked": checked, "damages": damages})
+    else:
+        for damage in damages:
+            place = f"{damage.instance_id}: " if damage.instance_id else ""
+            echo(Cell(f"{glyph('failed')} ", "red"), f"{place}{damage.message}")
+        sign, style = ("failed", "red") if damages else ("completed", "green")
+        said = f"{len(damages)} damaged" if damages else "no damage found"
+        echo(Cell(f"{glyph(sign)} ", style), f"{checked} instances read, {said}")
+    return Exit.ERROR if damages else Exit.OK
 
 
 async def quick_check(session: Session) -> list[Damage]:
     """Return the damage that the store itself finds, without reading every history."""
-    from perdure.client.store_check import Damage
-
     aside = (await session.admin.get_store_info()).damages
     damages = [Damage(instance_id="", message=f"{path}: {why}") for path, why in aside.items()]
     if isinstance(session.admin, ChecksItself):
@@ -265,7 +235,7 @@ def prune(
     dry_run: bool,
     yes: bool,
     output: str,
-) -> int:
+) -> None:
     """Drop past executions that continue-as-new and retry leave behind.
 
     The current execution, the state and the custom status always stay. To delete instances that
@@ -274,11 +244,7 @@ def prune(
     if keep_last is None and older_ms is None:
         raise UsageError("say what may go: --keep-last N, --older-than 30d, or both")
 
-    async def body(session: Session) -> int:
-        from perdure.client.durations import utc_time
-        from perdure.client.search import parse_search
-        from perdure.providers.records import InstanceQuery, PruneOptions
-
+    async def body(session: Session) -> None:
         bound = None if older_ms is None else utc_time(session.now_ms() - older_ms)
         options = PruneOptions(keep_last=keep_last, completed_before=bound)
         selection = parse_search(query, session.now_ms())
@@ -288,25 +254,18 @@ def prune(
             if info.execution_id > 1
         ]
         number = await _count(session, ids, options)
-        if dry_run or not number:
-            _print(
-                {"dry_run": dry_run, "instances": len(ids), "executions": number},
-                output,
-                "would drop" if dry_run else "dropped",
-            )
-            return Exit.OK
-        if not yes and not is_wanted(f"drop {number} past executions"):
-            return Exit.OK
-        executions = 0
-        for start in range(0, len(ids), _CHUNK):
-            chosen = InstanceQuery(instance_ids=tuple(ids[start : start + _CHUNK]))
-            executions += (await session.admin.prune_executions_bulk(chosen, options)).executions
-        _print(
-            {"dry_run": False, "instances": len(ids), "executions": executions}, output, "dropped"
-        )
-        return Exit.OK
+        if number and not dry_run:
+            if not yes and not is_wanted(f"drop {number} past executions"):
+                return
+            number = 0
+            for start in range(0, len(ids), _CHUNK):
+                chosen = InstanceQuery(instance_ids=tuple(ids[start : start + _CHUNK]))
+                number += (await session.admin.prune_executions_bulk(chosen, options)).executions
+        document = {"dry_run": dry_run, "instances": len(ids), "executions": number}
+        words = "would drop" if dry_run else "dropped"
+        print_outcome(output, document, f"{words} {number} past executions of {len(ids)} instances")
 
-    return run(body)
+    run(body)
 
 
 async def _count(session: Session, ids: list[str], options: PruneOptions) -> int:
@@ -325,9 +284,140 @@ async def _count(session: Session, ids: list[str], options: PruneOptions) -> int
     return number
 
 
-def _print(document: dict[str, Any], output: str, words: str) -> None:
-    if output == "json":
-        print_json(document)
-        return
-    said = f"{words} {document['executions']} past executions of {document['instances']} instances"
-    echo(Cell(f"{glyph('completed')} ", "green"), said)
+# --- copies of the whole store
+
+
+@runtime_checkable
+class BacksUp(Protocol):
+    """A ProviderAdmin that can copy its store while workers run."""
+
+    def backup(self, path: str | os.PathLike[str]) -> Awaitable[None]:
+        """Errors: AlreadyExists."""
+        ...
+
+
+@command(
+    "backup",
+    examples=["perdure db backup monday.db", "perdure db backup monday --store file:./store"],
+)
+@click.argument("target")
+@output_option("table", "json")
+def backup(target: str, output: str) -> None:
+    """Copy the store, as of now, to the new file or directory TARGET.
+
+    SQLite does so while workers go on; a filesystem store must not be in use. The copy is checked:
+    of a damaged store nothing is written, and the exit code is 1, so that no good backup is
+    replaced by a damaged one.
+    """
+    settings = current_settings()
+    path = _backup_path(settings.store(), target)
+    if (settings.directory / path).exists():
+        raise AlreadyExists(f"{path!r} exists already; name a new place for the backup")
+
+    async def body(session: Session) -> None:
+        if isinstance(session.admin, BacksUp):
+            await session.admin.backup(path)
+        elif session.url.startswith("file:"):
+            await _into_directory(session.provider, settings.directory / path)
+        else:
+            raise NotSupported(
+                "backup",
+                f"{session.provider.name} stores are backed up with their own tools; perdure db "
+                "copy copies one into a file",
+            )
+        print_outcome(output, {"backup": path}, f"wrote {path}")
+
+    run(body)
+
+
+def _backup_path(store: str, target: str) -> str:
+    """Return the path of TARGET; refuse a URL of another kind of store."""
+    path = local_path(target)
+    scheme = "file:" if store.startswith("file:") else "sqlite:"
+    if path is None or (path != target and not target.startswith(scheme)):
+        raise UsageError(
+            f"a backup is a copy of the same kind at a new path, and {target!r} is none (one with "
+            "a colon begins with ./); perdure db copy copies into a store of another kind"
+        )
+    return path
+
+
+@command(
+    "copy",
+    store=False,
+    examples=[
+        "perdure db copy shop.db postgresql://db.example/shop",
+        "perdure db copy file:./store shop.db --move",
+    ],
+)
+@click.argument("source")
+@click.argument("target")
+@click.option("--move", is_flag=True, help="Mark SOURCE as moved: it refuses to be opened.")
+@click.option("--replace", is_flag=True, help="Overwrite instances that the target has.")
+@output_option("table", "json")
+def copy(source: str, target: str, move: bool, replace: bool, output: str) -> None:
+    """Copy every instance, with work in flight, from SOURCE into TARGET, and verify each.
+
+    No worker may serve SOURCE, nor TARGET before all is there. A copy that was interrupted goes on
+    where it was when the same command is repeated. Without --move both stores would go on with the
+    same work: use it when workers are to go on at the new place.
+    """
+    settings = current_settings()
+    settings.other_stores = (source, target)
+    _check_places(settings, source, target)
+    try:
+        report = asyncio.run(_copy(source, target, move, replace))
+    except KeyboardInterrupt:
+        warn("interrupted: TARGET holds only a part; the same command goes on where it was")
+        raise
+    document = {"source": shown_store(source), "target": shown_store(target), **asdict(report)}
+    there = f", {report.already_there} were there already" if report.already_there else ""
+    said = f"copied {report.copied} of {report.instances} instances{there}, each verified"
+    print_outcome(output, document, said)
+    if output == "table":
+        echo(f"  {report.messages} queued messages, {report.work} activities in flight")
+
+
+def _check_places(settings: Settings, source: str, target: str) -> None:
+    for each in (source, target):
+        refuse_forgetful(each)
+    origin, destination = settings.place(source), settings.place(target)
+    if origin is not None and is_empty(origin):
+        raise NotFound(f"there is no store at {shown_store(source)}")
+    if source == target or (origin and destination and origin.resolve() == destination.resolve()):
+        raise UsageError("SOURCE and TARGET are the same store")
+
+
+async def _copy(source: str, target: str, move: bool, replace: bool) -> CopyReport:
+    origin = open_provider(source, allow_moved=move)
+    await refuse_absent(origin, source)
+    async with origin:
+        return await _into(origin, target, mark_moved=move, replace=replace)
+
+
+async def _into(origin: Provider, target: str, **options: Any) -> CopyReport:
+    async with open_provider(target) as destination:
+        return await copy_store(origin, destination, on_progress=_progress(), **options)
+
+
+async def _into_directory(origin: Provider, target: Path) -> None:
+    """Copy into a draft directory, and rename it when the copy is complete."""
+    draft = target.with_name(f".{target.name}.{secrets.token_hex(6)}")
+    try:
+        await _into(origin, f"file:{draft}")
+        draft.rename(target)
+        sync_directory(target.parent)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _progress() -> Callable[[int, int], None] | None:
+    if not sys.stderr.isatty():
+        return None
+
+    def show(done: int, total: int) -> None:
+        if done == total or done % 100 == 0:
+            sys.stderr.write(f"\r{done} of {total}" + ("\n" if done == total else ""))
+            sys.stderr.flush()
+
+    return show

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from perdure.cli.command import LazyGroup, command, output_option, store_option, traceback_option
+from perdure.cli.command import LazyGroup, command, output_option
 from perdure.cli.inputs import is_wanted
-from perdure.cli.instances import raw
 from perdure.cli.render import (
     Cell,
     Column,
+    counted,
     echo,
-    glyph,
-    note,
+    print_done,
     print_facts,
-    print_ids,
     print_json,
-    print_table,
+    print_records,
     warn,
 )
 from perdure.cli.session import run
-from perdure.client.durations import iso_time, shown_age, shown_time
+from perdure.cli.shapes import letter_document
+from perdure.client.durations import shown_age, shown_time
 from perdure.client.steps import shortened
 from perdure.errors import NotFound, UsageError
 
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from perdure.cli.session import Session
     from perdure.providers.records import DeadLetter
 
-_HERE = "perdure.cli.commands.dead_letters"
 _LIMIT_MAX = 10_000
 _COLUMNS = (
     Column("LETTER", is_right=True),
@@ -45,14 +43,12 @@ _COLUMNS = (
 dead_letters = LazyGroup(
     "dead-letters",
     help="Look at messages that no instance could take, and requeue or delete them.",
-    params=[store_option(), traceback_option()],
-    no_args_is_help=True,
     sections={
         "Commands": {
-            "list": (f"{_HERE}:list_letters", "List dead letters, oldest first."),
-            "show": (f"{_HERE}:show_letter", "Show one dead letter with its message."),
-            "requeue": (f"{_HERE}:requeue", "Put dead letters back into the queue."),
-            "delete": (f"{_HERE}:delete", "Delete dead letters."),
+            "list": ("dead_letters:list_letters", "List dead letters, oldest first."),
+            "show": ("dead_letters:show_letter", "Show one dead letter with its message."),
+            "requeue": ("dead_letters:requeue", "Put dead letters back into the queue."),
+            "delete": ("dead_letters:delete", "Delete dead letters."),
         }
     },
 )
@@ -71,24 +67,21 @@ dead_letters = LazyGroup(
     help="At most so many.",
 )
 @output_option("table", "json", "ids")
-def list_letters(limit: int, output: str) -> None:
+async def list_letters(session: Session, limit: int, output: str) -> None:
     """List dead letters, oldest first."""
-
-    async def body(session: Session) -> None:
-        letters = await session.admin.list_dead_letters(limit=limit)
-        if output == "ids":
-            print_ids(str(letter.letter_id) for letter in letters)
-        elif output == "json":
-            print_json([_document(letter) for letter in letters])
-        else:
-            now_ms = session.now_ms()
-            print_table(_COLUMNS, [_row(letter, now_ms) for letter in letters])
-            if not letters:
-                note("none: every message has found its instance")
-        if len(letters) == limit:
-            warn(f"{limit} shown, more may follow: --limit takes up to {_LIMIT_MAX}")
-
-    run(body)
+    letters = await session.admin.list_dead_letters(limit=limit)
+    now_ms = session.now_ms()
+    print_records(
+        output,
+        letters,
+        id_of=lambda letter: str(letter.letter_id),
+        document=letter_document,
+        columns=_COLUMNS,
+        row=lambda letter: _row(letter, now_ms),
+        if_none="none: every message has found its instance",
+    )
+    if len(letters) == limit:
+        warn(f"{limit} shown, more may follow: --limit takes up to {_LIMIT_MAX}")
 
 
 @command(
@@ -97,26 +90,22 @@ def list_letters(limit: int, output: str) -> None:
 )
 @click.argument("letter_id", metavar="LETTER", type=int)
 @output_option("table", "json")
-def show_letter(letter_id: int, output: str) -> None:
+async def show_letter(session: Session, letter_id: int, output: str) -> None:
     """Show one dead letter: its message, for which instance, why and since when it is dead."""
-
-    async def body(session: Session) -> None:
-        letter = (await _find(session, [letter_id]))[0]
-        if output == "json":
-            print_json(_document(letter))
-            return
-        echo(Cell(f"dead letter {letter.letter_id}", "bold"))
-        print_facts(
-            [
-                ("instance", letter.message.instance_id),
-                ("message", letter.message.kind),
-                ("since", shown_time(letter.dead_since_ms)),
-                ("reason", letter.reason),
-                ("body", letter.message.body),
-            ]
-        )
-
-    run(body)
+    letter = (await _find(session, [letter_id]))[0]
+    if output == "json":
+        print_json(letter_document(letter))
+        return
+    echo(Cell(f"dead letter {letter.letter_id}", "bold"))
+    print_facts(
+        [
+            ("instance", letter.message.instance_id),
+            ("message", letter.message.kind),
+            ("since", shown_time(letter.dead_since_ms)),
+            ("reason", letter.reason),
+            ("body", letter.message.body),
+        ]
+    )
 
 
 @command(
@@ -124,19 +113,14 @@ def show_letter(letter_id: int, output: str) -> None:
     examples=["perdure dead-letters requeue 7", "perdure dead-letters requeue 7 8 9"],
 )
 @click.argument("letter_ids", metavar="LETTER...", type=int, nargs=-1, required=True)
-def requeue(letter_ids: tuple[int, ...]) -> None:
+async def requeue(session: Session, letter_ids: tuple[int, ...]) -> None:
     """Put dead letters back into the queue as fresh messages.
 
     A message whose instance still does not exist becomes a dead letter again after a while.
     """
-
-    async def body(session: Session) -> None:
-        for letter in await _find(session, letter_ids):
-            await session.admin.requeue_dead_letter(letter.letter_id)
-            said = f"requeued {letter.letter_id} for {letter.message.instance_id}"
-            echo(Cell(f"{glyph('completed')} ", "green"), said)
-
-    run(body)
+    for letter in await _find(session, letter_ids):
+        await session.admin.requeue_dead_letter(letter.letter_id)
+        print_done(f"requeued {letter.letter_id} for {letter.message.instance_id}")
 
 
 @command(
@@ -156,12 +140,12 @@ def delete(letter_ids: tuple[int, ...], is_all: bool, yes: bool) -> None:
             letters = await session.admin.list_dead_letters(limit=_LIMIT_MAX)
         else:
             letters = await _find(session, letter_ids)
-        count = f"{len(letters)} dead letter{'' if len(letters) == 1 else 's'}"
+        count = counted(len(letters), "dead letter")
         if letters and not yes and not is_wanted(f"delete {count}"):
             return
         for letter in letters:
             await session.admin.delete_dead_letter(letter.letter_id)
-        echo(Cell(f"{glyph('completed')} ", "green"), f"deleted {count}")
+        print_done(f"deleted {count}")
 
     run(body)
 
@@ -174,17 +158,6 @@ async def _find(session: Session, letter_ids: Sequence[int]) -> list[DeadLetter]
     if missing:
         raise NotFound(f"there is no dead letter {missing[0]}; perdure dead-letters list has all")
     return [by_id[letter_id] for letter_id in dict.fromkeys(letter_ids)]
-
-
-def _document(letter: DeadLetter) -> dict[str, Any]:
-    return {
-        "letter": letter.letter_id,
-        "instance": letter.message.instance_id,
-        "kind": letter.message.kind,
-        "dead_since": iso_time(letter.dead_since_ms),
-        "reason": letter.reason,
-        "message": raw(letter.message.body),
-    }
 
 
 def _row(letter: DeadLetter, now_ms: int) -> list[str | Cell]:

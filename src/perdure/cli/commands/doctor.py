@@ -7,16 +7,19 @@ import os
 import platform
 import shutil
 import stat
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from perdure.cli.command import command, output_option
+from perdure.cli.commands.db import quick_check
 from perdure.cli.exits import Exit, line_of
 from perdure.cli.render import Cell, glyph, print_facts, print_json
-from perdure.cli.session import current_settings
+from perdure.cli.session import current_settings, open_session
 from perdure.cli.settings import is_empty, shown_store
+from perdure.cli.shapes import shown_queue
 from perdure.errors import NotFound, PerdureError
-from perdure.providers.records import DAMAGED
+from perdure.model.status import Status
+from perdure.providers.records import DAMAGED, InstanceQuery
 from perdure.version import VERSION
 
 if TYPE_CHECKING:
@@ -33,10 +36,7 @@ _SIGNS = {
 }
 
 
-@command(
-    "doctor",
-    examples=["perdure doctor", "perdure doctor --store shop.db -o json"],
-)
+@command("doctor", examples=["perdure doctor", "perdure doctor --store shop.db -o json"])
 @output_option("table", "json")
 def doctor(output: str) -> int:
     """Check versions, SQLite, file system, permissions, clock, locks, queues and workers.
@@ -45,7 +45,7 @@ def doctor(output: str) -> int:
     """
     findings = asyncio.run(examine(current_settings()))
     if output == "json":
-        print_json([finding.document() for finding in findings])
+        print_json(findings)
     else:
         print_facts(_facts(findings), indent=0, label_width=14)
     return Exit.ERROR if any(finding.level == "bad" for finding in findings) else Exit.OK
@@ -73,9 +73,6 @@ class Finding:
     subject: str
     text: str
     advice: str = ""
-
-    def document(self) -> dict[str, str]:
-        return asdict(self)
 
 
 async def examine(settings: Settings) -> list[Finding]:
@@ -159,8 +156,6 @@ def _room(path: Path) -> Finding:
 
 
 async def _store(settings: Settings, url: str) -> list[Finding]:
-    from perdure.cli.session import open_session
-
     async def body(session: Session) -> list[Finding]:
         info = await session.admin.get_store_info()
         details = "".join(
@@ -181,8 +176,6 @@ async def _store(settings: Settings, url: str) -> list[Finding]:
 
 async def _damages(session: Session) -> list[Finding]:
     """Run the quick part of ``perdure db check``."""
-    from perdure.cli.commands.db import quick_check
-
     advice = "restore it from a backup; the rest of the store works"
     found = [Finding("bad", "damage", each.message, advice) for each in await quick_check(session)]
     if found:
@@ -209,7 +202,7 @@ async def _queues(session: Session) -> list[Finding]:
     findings: list[Finding] = []
     advice = "" if workers else "no worker is running: perdure worker MODULE"
     for name, queue in (("turns", depths.orchestrator), ("activities", depths.worker)):
-        text = f"{queue.visible} ready, {queue.locked} locked, {queue.delayed} later"
+        text = shown_queue(queue)
         age_ms = queue.oldest_visible_age_ms or 0
         is_stale = bool(queue.visible) and age_ms > _STALE_MS
         if is_stale:
@@ -228,11 +221,8 @@ async def _queues(session: Session) -> list[Finding]:
 
 
 async def _attention(session: Session) -> list[Finding]:
-    from perdure.model.status import Status
-    from perdure.providers.records import InstanceQuery
-
     query = InstanceQuery(statuses=frozenset({Status.BLOCKED}))
-    number: Any = await session.admin.count_instances(query)
+    number = await session.admin.count_instances(query)
     if number:
         advice = "perdure list --status blocked says why"
         return [Finding("warn", "blocked", f"{number} instances are Blocked", advice)]

@@ -1,22 +1,33 @@
-"""``perdure export`` and ``perdure import``: instances as lines of a file."""
+"""``perdure export`` and ``perdure import``: instances as lines of a file, and their reader."""
 
 from __future__ import annotations
 
 import os
 import secrets
+import sys
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any, Final
 
 import click
+import msgspec
 
 from perdure.cli.command import command, complete_ids, output_option
 from perdure.cli.escape import clean_json
-from perdure.cli.export_files import end_line, read_snapshots
 from perdure.cli.inputs import interruptible
-from perdure.cli.render import Cell, data_stream, echo, glyph, print_ids, print_json, warn
+from perdure.cli.render import counted, data_stream, print_done, print_ids, print_json, warn
 from perdure.cli.session import run
+from perdure.client.checks import Recorded, recorded_history, recorded_in
+from perdure.client.moving import (
+    current_execution,
+    decode_snapshot,
+    encode_snapshot,
+    snapshot_hash,
+    stored_hash,
+)
+from perdure.client.search import parse_search
+from perdure.client.steps import steps_of
 from perdure.errors import (
     AlreadyExists,
     CorruptData,
@@ -25,14 +36,23 @@ from perdure.errors import (
     NotFound,
     UsageError,
 )
-from perdure.model import events, wire, work
+from perdure.model import wire, work
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Generator, Iterable, Iterator
 
     from perdure.cli.session import Session
-    from perdure.providers.administration import ProviderAdmin
     from perdure.providers.records import InstanceSnapshot
+
+_NEVERTHELESS: Final = "--partial takes lines that were picked, or written by an older version"
+_LINE_CHARACTERS_MAX: Final = 512 * 1024 * 1024
+"""Above the longest valid line; bounds the memory that a hostile file can use."""
+_END: Final = '{"perdure_export_end"'
+
+
+class _End(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    perdure_export_end: int
+    """The number of instances before this line."""
 
 
 @command(
@@ -66,7 +86,7 @@ def export(instance_ids: tuple[str, ...], query: str | None, file: Path | None) 
             return
         with _private_file(file) as target:
             number = await _write(session, instance_ids, query, target)
-        echo(Cell(f"{glyph('completed')} ", "green"), f"wrote {number} instances to {file}")
+        print_done(f"wrote {number} instances to {file}")
 
     run(body)
 
@@ -94,8 +114,6 @@ def _private_file(path: Path) -> Generator[IO[str]]:
 async def _write(
     session: Session, instance_ids: tuple[str, ...], query: str | None, target: IO[str]
 ) -> int:
-    from perdure.client.moving import encode_snapshot
-
     number = 0
     alive: dict[str, int] = {}
     async for instance_id in _chosen(session, instance_ids, query):
@@ -122,8 +140,6 @@ async def _check_stillness(session: Session, written: dict[str, int]) -> None:
 
     Each instance is read by itself. A message between two of them could be in neither.
     """
-    from perdure.client.moving import encode_snapshot
-
     for instance_id, digest in written.items():
         try:
             now = encode_snapshot(await session.admin.export_instance(instance_id))
@@ -140,17 +156,13 @@ async def _check_stillness(session: Session, written: dict[str, int]) -> None:
 async def _chosen(
     session: Session, instance_ids: tuple[str, ...], query: str | None
 ) -> AsyncIterator[str]:
-    from perdure.client.search import parse_search
-
     members: dict[str, None] = {}
     for instance_id in instance_ids:
         try:
             tree = await session.admin.get_instance_tree(instance_id)
         except NotFound:
             raise await session.unknown(instance_id) from None
-        members |= dict.fromkeys(
-            tree.instance_ids
-        )  # an id occurs once, even if a child is named too
+        members |= dict.fromkeys(tree.instance_ids)  # once, even if a child is named too
     for member in members:
         yield member
     if query is not None:
@@ -187,17 +199,16 @@ def import_command(
     done = _Done()
 
     async def body(session: Session) -> None:
-        import msgspec
-
         for snapshot in await _checked(session, file, partial=partial):
             chosen = snapshot
-            if paused and not has_ended(snapshot):
+            if paused and not _has_ended(snapshot):
                 chosen = msgspec.structs.replace(snapshot, suspended=True)
             done.begun = snapshot.instance_id
             try:
                 await session.admin.import_instance(chosen, replace=replace)
             except AlreadyExists as error:
-                if not keep and not await _is_same(session, chosen):
+                found = None if keep else await stored_hash(session.admin, chosen.instance_id)
+                if not keep and found != snapshot_hash(chosen):
                     number = len(done.imported)
                     before = f" ({number} before it were imported)" if number else ""
                     raise AlreadyExists(
@@ -230,26 +241,24 @@ class _Done:
     """The last instance that was given to the store."""
 
 
-async def _is_same(session: Session, snapshot: InstanceSnapshot) -> bool:
-    """Return True if the store holds the same snapshot, as after an interrupted import."""
-    from perdure.client.moving import snapshot_hash
-
-    try:
-        found = await session.admin.export_instance(snapshot.instance_id)
-    except NotFound:
-        return False
-    return snapshot_hash(found) == snapshot_hash(snapshot)
-
-
 async def _checked(session: Session, file: str, *, partial: bool) -> Iterable[InstanceSnapshot]:
     """Read the whole file before anything is written: a damaged file imports nothing."""
-    families = MissingChildrenCheck()
+    here: set[str] = set()
+    parents: dict[str, str] = {}  # the instance that waits, by the id of the child
     with interruptible():
         kept = list(read_snapshots(file, partial=partial)) if file == "-" else None
         for snapshot in read_snapshots(file, partial=partial) if kept is None else kept:
-            families.add(snapshot)
-    if not partial:
-        await families.check(session.admin, file)
+            here.add(snapshot.instance_id)
+            for child_id in _open_children(snapshot):
+                parents.setdefault(child_id, snapshot.instance_id)
+    for child_id in () if partial else [child for child in parents if child not in here]:
+        # An instance that has only messages has a hash too.
+        if await stored_hash(session.admin, child_id) is None:
+            raise InvalidValue(
+                f"{file}: {parents[child_id]!r} waits for {child_id!r}, which is neither in the "
+                "file nor in this store: it would wait for ever. An export of the parent by its id "
+                "has its children, too; --partial imports it as it is"
+            )
     return read_snapshots(file, partial=partial) if kept is None else kept
 
 
@@ -263,66 +272,113 @@ def _print_imported(done: _Done, output: str) -> None:
     else:
         number = len(done.imported)
         there = f", {len(done.already_there)} were there already" if done.already_there else ""
-        said = f"imported {number} instance{'' if number == 1 else 's'}{there}"
-        echo(Cell(f"{glyph('completed')} ", "green"), said)
+        print_done(f"imported {counted(number, 'instance')}{there}")
 
 
-class MissingChildrenCheck:
-    """Finds parents in a file whose open children are neither in the file nor in the store."""
-
-    def __init__(self) -> None:
-        self._here: set[str] = set()
-        self._needed: dict[str, str] = {}
-        """Maps the id of an open child to the id of its parent."""
-
-    def add(self, snapshot: InstanceSnapshot) -> None:
-        self._here.add(snapshot.instance_id)
-        if not has_ended(snapshot):
-            for child in _open_children(snapshot):
-                self._needed.setdefault(child, snapshot.instance_id)
-
-    async def check(self, admin: ProviderAdmin, file: str) -> None:
-        """Errors: InvalidValue if a child is neither in the file nor in the store."""
-        for child, parent in self._needed.items():
-            if child not in self._here and not await _is_there(admin, child):
-                raise InvalidValue(
-                    f"{file}: {parent!r} waits for {child!r}, which is neither in the file nor in "
-                    "this store: it would wait for ever. An export of the parent by its id has its "
-                    "children, too; --partial imports it as it is"
-                )
-
-
-def has_ended(snapshot: InstanceSnapshot) -> bool:
-    current = [e for e in snapshot.executions if e.execution_id == snapshot.execution_id]
-    return bool(current) and current[0].status.is_final
+def _has_ended(snapshot: InstanceSnapshot) -> bool:
+    execution = current_execution(snapshot)
+    return execution is not None and execution.status.is_final
 
 
 def _open_children(snapshot: InstanceSnapshot) -> Iterator[str]:
+    """Yield the ids of the children for which an instance waits, that has not ended."""
+    execution = current_execution(snapshot)
+    if execution is None or execution.status.is_final:
+        return
     try:
-        history = [
-            wire.decode_event(record.data)
-            for execution in snapshot.executions
-            if execution.execution_id == snapshot.execution_id
-            for record in execution.history
-        ]
+        history = wire.decode_history(record.data for record in execution.history)
         items = [wire.decode_item(queued.message.body) for queued in snapshot.messages]
     except CorruptData:
         return  # replay reports what is wrong with it
-    answered = {event.source_event_id for event in history if isinstance(event, events.Resolving)}
-    answered |= {
+    answered = {
         item.event_id
         for item in items
         if isinstance(item, work.SubOrchCompleted | work.SubOrchFailed)
         and item.execution_id == snapshot.execution_id
     }
-    for event in history:
-        if isinstance(event, events.SubOrchestrationScheduled) and event.event_id not in answered:
-            yield event.child_instance_id
+    for step in steps_of(history):
+        is_open = step.state == "open" and step.event_id not in answered
+        if is_open and step.kind == "orchestration" and step.child_id is not None:
+            yield step.child_id
 
 
-async def _is_there(admin: ProviderAdmin, instance_id: str) -> bool:
+# --- files: one JSON document in each line
+
+
+def end_line(instances: int) -> str:
+    """Return the last line of an export; a file without it was cut off."""
+    return msgspec.json.encode(_End(instances)).decode()
+
+
+def read_snapshots(file: str, *, partial: bool = False) -> Iterator[InstanceSnapshot]:
+    """Yield the instances of a file; an error names the line.
+
+    With ``partial``, the line that ends an export may be missing.
+    """
+    unended = 0
+    is_ended = partial
+    for number, line in enumerate(_lines(file), 1):
+        if not line.strip():
+            continue
+        try:
+            if line.lstrip().startswith(_END):
+                _check_end(line, unended, partial=partial)
+                unended, is_ended = 0, True
+            else:
+                unended += 1
+                yield decode_snapshot(line)
+        except InvalidValue as error:
+            raise InvalidValue(f"{file}, line {number}: {error}") from None
+    if not partial and (unended or not is_ended):
+        raise InvalidValue(
+            f"{file} is cut: the line that ends an export is missing after {unended} instances. "
+            f"Export once more; {_NEVERTHELESS}"
+        )
+
+
+def _check_end(line: str, found: int, *, partial: bool) -> None:
     try:
-        await admin.export_instance(instance_id)  # also an instance that has only messages
-    except NotFound:
-        return False
-    return True
+        written = msgspec.json.decode(line, type=_End).perdure_export_end
+    except msgspec.MsgspecError as error:
+        raise InvalidValue(f"not written by perdure: {error}") from error
+    if written != found and not partial:
+        raise InvalidValue(
+            f"{written} instances were written before this line, and {found} are there; "
+            f"{_NEVERTHELESS}"
+        )
+
+
+def _lines(file: str) -> Iterator[str]:
+    if file == "-":
+        yield from _bounded(sys.stdin, file)
+        return
+    try:
+        with Path(file).open(encoding="utf-8") as source:
+            yield from _bounded(source, file)
+    except OSError as error:
+        raise InvalidValue(f"{file}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InvalidValue(f"{file} is not a text file in UTF-8") from None
+
+
+def _bounded(source: Any, file: str) -> Iterator[str]:
+    while line := source.readline(_LINE_CHARACTERS_MAX):
+        if len(line) >= _LINE_CHARACTERS_MAX:
+            raise InvalidValue(f"{file} has a line of more than {_LINE_CHARACTERS_MAX} characters")
+        yield line
+
+
+def read_recordings(path: Path) -> list[Recorded]:
+    try:
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidValue(f"{path} cannot be read: {error}") from None
+    if lines and lines[0].lstrip().startswith(('{"perdure_export"', _END)):
+        snapshots = read_snapshots(str(path), partial=True)
+        return [recorded_in(snapshot) for snapshot in snapshots if snapshot.executions]
+    try:
+        history = wire.decode_history(lines)
+    except CorruptData as error:
+        raise InvalidValue(f"{path} holds no history: {error.message}") from None
+    instance_id = history[0].instance_id if history else str(path)
+    return [recorded_history(instance_id, history, {})]

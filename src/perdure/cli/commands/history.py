@@ -14,7 +14,7 @@ from perdure.cli.escape import clean_json
 from perdure.cli.render import Cell, echo, note, terminal_width
 from perdure.cli.session import run
 from perdure.client.durations import shown_duration
-from perdure.client.steps import payload_text, shortened, shown_call
+from perdure.client.steps import payload_text, read_records, shortened, shown_call
 from perdure.errors import CorruptData, InvalidValue, NotFound, UsageError
 from perdure.model import events, wire
 
@@ -72,7 +72,6 @@ def _shown_fields(event: events.Event) -> str:
     return " ".join(parts)
 
 
-_PAGE: Final = 2_000
 _FOLLOW_MS: Final = 1_000
 _SITE_WIDTH_MIN: Final = 120
 
@@ -110,7 +109,7 @@ def history(
     fits = _filter(kind, failed, grep)
 
     async def body(session: Session) -> None:
-        records = read_records(session, instance_id, execution, follow)
+        records = _records(session, instance_id, execution, follow)
         if output == "table" and not raw:
             await _print_lines(records, fits)
             return
@@ -124,20 +123,17 @@ def history(
     run(body)
 
 
-async def read_records(
+async def _records(
     session: Session, instance_id: str, execution: int | None, follow: bool = False
 ) -> AsyncIterator[HistoryRecord]:
-    """Read the events page by page, so that a long history does not fill memory.
-
-    With ``follow``, go on with the next execution when the instance continues as new.
-    """
+    """Yield the events; with ``follow`` go on until the end, in the next executions as well."""
     with session.provider.watch(instance_id) as watch:
         info = await session.info(instance_id)
         chosen = info.execution_id if execution is None else execution
         await _check_execution(session, instance_id, execution)
         after = 0
         while True:
-            async for record in _rest(session, instance_id, chosen, after):
+            async for record in read_records(session.provider, instance_id, chosen, after):
                 yield record
                 after = record.event_id
             sys.stdout.flush()
@@ -149,20 +145,6 @@ async def read_records(
             await watch.wait(_FOLLOW_MS)
             # Read the status before the events: the next round reads what is added after this.
             info = await session.info(instance_id)
-
-
-async def _rest(
-    session: Session, instance_id: str, execution: int, after: int
-) -> AsyncIterator[HistoryRecord]:
-    while True:
-        records = await session.provider.read_with_execution(
-            instance_id, execution, after_event_id=after, limit=_PAGE
-        )
-        for record in records:
-            yield record
-        if len(records) < _PAGE:
-            return
-        after = records[-1].event_id
 
 
 async def _check_execution(session: Session, instance_id: str, execution: int | None) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shlex
 import sys
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from perdure.cli.command import command, output_option
+from perdure.cli.command import combined, command, output_option
 from perdure.cli.render import (
     Column,
     is_terminal,
@@ -19,24 +19,21 @@ from perdure.cli.render import (
     print_table,
     warn,
 )
-from perdure.cli.session import run
 from perdure.client.durations import parse_moment
 from perdure.client.search import QUALIFIERS, parse_search
 from perdure.errors import InvalidValue
 from perdure.model.status import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from perdure.cli.session import Session
     from perdure.client.search import Selection
 
-F = TypeVar("F", bound="Callable[..., Any]")
-
 _ONE_WORD = frozenset({"status", "version", "created", "completed"})
 """Qualifiers whose values contain no spaces."""
 
-_OPTIONS = (
+filter_options = combined(
     click.argument("words", metavar="[QUERY]...", nargs=-1),
     click.option("--query", metavar="QUERY", help="The same as the argument."),
     click.option(
@@ -67,12 +64,6 @@ _OPTIONS = (
         help="Children of that instance; none: no children.",
     ),
 )
-
-
-def filter_options(function: F) -> F:
-    for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
 
 
 def selection_of(filters: Mapping[str, Any], now_ms: int) -> Selection:
@@ -123,7 +114,9 @@ _LIMIT_MAX: Final = 10_000
 )
 @click.option("--cursor", help="Go on where the last page ended.")
 @output_option("table", "json", "jsonl", "ids")
-def list_command(limit: int, cursor: str | None, output: str, **filters: Any) -> None:
+async def list_command(
+    session: Session, limit: int, cursor: str | None, output: str, **filters: Any
+) -> None:
     """List instances, newest first, with what each is doing.
 
     QUERY is any of status:failed name:order* version:2.0.0 id:ord-* text:timeout parent:ID
@@ -131,32 +124,28 @@ def list_command(limit: int, cursor: str | None, output: str, **filters: Any) ->
     Other words are searched for in ids, names, outputs and custom statuses. This reads every
     instance that fits the rest: on a big store narrow a rare text with created:<1d.
     """
+    selection = selection_of(filters, session.now_ms())
+    infos, following = await selection.page(session.admin, cursor=cursor, limit=limit)
+    if output == "ids":
+        print_ids(info.instance_id for info in infos)
+        _print_footer(selection, len(infos), following, limit)
+        return
+    from perdure.cli.shapes import COLUMNS, insight_of, instance_document, row_of
 
-    async def body(session: Session) -> None:
-        selection = selection_of(filters, session.now_ms())
-        infos, following = await selection.page(session.admin, cursor=cursor, limit=limit)
-        if output == "ids":
-            print_ids(info.instance_id for info in infos)
-            _print_footer(selection, len(infos), following, limit)
-            return
-        from perdure.cli.instances import COLUMNS, insight_of, instance_document, row_of
-
-        workers = await session.admin.list_workers()
-        pairs = [(info, await insight_of(session, info, workers)) for info in infos]
-        if output == "table":
-            now_ms = session.now_ms()
-            print_table(COLUMNS, [row_of(info, insight, now_ms) for info, insight in pairs])
-            _print_footer(selection, len(infos), following, limit)
-            return
-        documents = [instance_document(info, insight) for info, insight in pairs]
-        if output == "json":
-            print_json({"instances": documents, "next_cursor": following})
-        else:
-            for document in documents:
-                print_json_line(document)
-            _print_footer(selection, len(infos), following, limit)
-
-    run(body)
+    workers = await session.admin.list_workers()
+    pairs = [(info, await insight_of(session, info, workers)) for info in infos]
+    if output == "table":
+        now_ms = session.now_ms()
+        print_table(COLUMNS, [row_of(info, insight, now_ms) for info, insight in pairs])
+        _print_footer(selection, len(infos), following, limit)
+        return
+    documents = [instance_document(info, insight) for info, insight in pairs]
+    if output == "json":
+        print_json({"instances": documents, "next_cursor": following})
+    else:
+        for document in documents:
+            print_json_line(document)
+        _print_footer(selection, len(infos), following, limit)
 
 
 def _print_footer(selection: Selection, count: int, following: str | None, limit: int) -> None:
@@ -188,30 +177,26 @@ def _print_footer(selection: Selection, count: int, following: str | None, limit
 @filter_options
 @click.option("--by", type=click.Choice(["status", "name"]), help="A line for each.")
 @output_option("table", "json")
-def count(by: str | None, output: str, **filters: Any) -> None:
+async def count(session: Session, by: str | None, output: str, **filters: Any) -> None:
     """Count the instances that fit, all of them without a filter. QUERY as for list."""
-
-    async def body(session: Session) -> None:
-        selection = selection_of(filters, session.now_ms())
-        if by is None:
-            total = await selection.count(session.admin)
-            if output == "json":
-                print_json({"count": total})
-            else:
-                sys.stdout.write(f"{total}\n")
-            return
-        groups = await (_by_status if by == "status" else _by_name)(session, selection)
+    selection = selection_of(filters, session.now_ms())
+    if by is None:
+        total = await selection.count(session.admin)
         if output == "json":
-            print_json({"count": sum(groups.values()), f"by_{by}": groups})
-            return
-        rows = [[group, str(number)] for group, number in groups.items()]
-        print_table([Column(by.upper()), Column("COUNT", is_right=True)], rows)
-
-    run(body)
+            print_json({"count": total})
+        else:
+            sys.stdout.write(f"{total}\n")
+        return
+    groups = await (_by_status if by == "status" else _by_name)(session, selection)
+    if output == "json":
+        print_json({"count": sum(groups.values()), f"by_{by}": groups})
+        return
+    rows = [[group, str(number)] for group, number in groups.items()]
+    print_table([Column(by.upper()), Column("COUNT", is_right=True)], rows)
 
 
 async def _by_status(session: Session, selection: Selection) -> dict[str, int]:
-    from perdure.cli.commands.watch import merged
+    from perdure.cli.shapes import merged
 
     asked = selection.query.statuses
     counts: dict[Status, int] = {}

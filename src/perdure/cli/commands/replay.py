@@ -10,19 +10,20 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from perdure.cli.command import command, id_argument, output_option
+from perdure.cli.commands.export import read_recordings
 from perdure.cli.escape import clean_block
 from perdure.cli.exits import Exit
 from perdure.cli.render import Cell, echo, glyph, print_json, print_json_line
 from perdure.cli.session import run
+from perdure.client.checks import check, compare, read_recorded
+from perdure.client.search import parse_search
 from perdure.errors import NotFound
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import AsyncIterator
 
-    from perdure.authoring.registry import Registry
     from perdure.cli.session import Session
-    from perdure.client.replay_check import ComparedStep, Comparison, Finding, Recorded
-    from perdure.codec import Codec
+    from perdure.client.checks import ComparedStep, Comparison, Finding, Recorded
     from perdure.model import events
 
 _SHOWN_MAX: Final = 20
@@ -57,17 +58,14 @@ def replay(module: str, sources: tuple[str, ...], query: str, is_long: bool, out
     ids = [source for source in sources if source not in files]
     findings: list[Finding] = []
 
-    async def body(session: Session) -> None:
-        from perdure.client.replay_check import check
-
+    async def body(session: Session) -> list[Finding]:
         recorded = _by_ids(session, ids) if ids else _in_flight(session, query)
-        async for execution in recorded:
-            findings.append(check(execution, registry, codec))
+        return [check(execution, registry, codec) async for execution in recorded]
 
-    if files:
-        findings += _check_files(files, registry, codec)
+    for file in files:
+        findings += [check(each, registry, codec) for each in read_recordings(Path(file))]
     if ids or not files:
-        run(body)
+        findings += run(body)
     return _print(findings, output, is_long)
 
 
@@ -76,32 +74,18 @@ def _is_file(source: str) -> bool:
 
 
 async def _by_ids(session: Session, ids: list[str]) -> AsyncIterator[Recorded]:
-    from perdure.client.replay_check import read_recorded
-
     for instance_id in ids:
         info = await session.info(instance_id)
-        yield await read_recorded(session.provider, session.admin, info)
+        yield await read_recorded(session.provider, info)
 
 
 async def _in_flight(session: Session, query: str) -> AsyncIterator[Recorded]:
-    from perdure.client.replay_check import read_recorded
-    from perdure.client.search import parse_search
-
     selection = parse_search(query, session.now_ms())
     async for info in selection.instances(session.admin):
         try:
-            yield await read_recorded(session.provider, session.admin, info)
+            yield await read_recorded(session.provider, info)
         except NotFound:
             continue  # not begun yet, or deleted: there is no history to compare
-
-
-def _check_files(files: list[str], registry: Registry, codec: Codec) -> Iterable[Finding]:
-    from perdure.cli.export_files import read_recordings
-    from perdure.client.replay_check import check
-
-    for file in files:
-        for recorded in read_recordings(Path(file)):
-            yield check(recorded, registry, codec)
 
 
 def _print(findings: list[Finding], output: str, is_long: bool) -> int:
@@ -154,31 +138,25 @@ def _print_finding(finding: Finding, is_long: bool) -> None:
 @click.option("--exit-code", is_flag=True, help="Exit with 1 when they differ.")
 @click.option("--all", "is_whole", is_flag=True, help="Also the steps that are the same.")
 @output_option("table", "json")
-def diff(left: str, right: str, exit_code: bool, is_whole: bool, output: str) -> int:
+async def diff(
+    session: Session, left: str, right: str, exit_code: bool, is_whole: bool, output: str
+) -> int:
     """Compare two instances step by step: calls, results, ends. ID#N names the execution N.
 
     Steps are matched by their place in the code, not by time: branches may interleave differently.
     """
-
-    async def body(session: Session) -> int:
-        from perdure.client.replay_check import compare
-
-        comparison = compare(
-            await _read_history(session, left), await _read_history(session, right)
+    comparison = compare(await _read_history(session, left), await _read_history(session, right))
+    if output == "json":
+        print_json(
+            {
+                "same": comparison.first_difference is None,
+                "first_difference": comparison.first_difference,
+                "steps": [*comparison.steps, comparison.ends],
+            }
         )
-        if output == "json":
-            print_json(
-                {
-                    "same": comparison.first_difference is None,
-                    "first_difference": comparison.first_difference,
-                    "steps": [*comparison.steps, comparison.ends],
-                }
-            )
-        else:
-            _print_comparison(comparison, left, right, is_whole)
-        return Exit.ERROR if exit_code and comparison.first_difference else Exit.OK
-
-    return run(body)
+    else:
+        _print_comparison(comparison, left, right, is_whole)
+    return Exit.ERROR if exit_code and comparison.first_difference else Exit.OK
 
 
 async def _read_history(session: Session, name: str) -> list[events.Event]:

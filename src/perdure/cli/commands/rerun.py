@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from perdure.cli.command import command, id_argument, module_option, output_option
-from perdure.cli.render import Cell, echo, glyph, print_ids, print_json
+from perdure.cli.inputs import read_arguments
+from perdure.cli.render import Cell, print_ids, print_outcome
 from perdure.cli.session import current_settings, run, suggest_commands
-from perdure.errors import UsageError
+from perdure.client import rerun as rerunning
+from perdure.errors import NotRegistered, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,21 +61,17 @@ def rerun(
     bounds = None if from_event is None else _bounds(current_settings().modules(modules))
 
     async def body(session: Session) -> None:
-        from perdure.client import rerun as rerunning
-
         await session.info(instance_id)
         chosen = rerunning.fresh_id(instance_id) if new_id is None else new_id
-        provider, admin = session.provider, session.admin
         kept = 0
         if from_event is None:
             changed = _encoded(session, input_text)
             await rerunning.rerun(
-                provider, admin, instance_id, chosen, input=changed, version=version
+                session.provider, instance_id, chosen, input=changed, version=version
             )
         else:
             kept = await rerunning.rerun_from_event(
-                provider,
-                admin,
+                session.provider,
                 instance_id,
                 chosen,
                 from_event,
@@ -86,8 +84,6 @@ def rerun(
 
 
 def _encoded(session: Session, text: str | None) -> msgspec.Raw | None:
-    from perdure.cli.inputs import read_arguments
-
     if text is None:
         return None
     return session.client.codec.encode(read_arguments(text, "--input"), where="--input")
@@ -97,7 +93,6 @@ def _bounds(modules: tuple[str, ...]) -> Callable[[str], dict[str, Any]] | None:
     if not modules:
         return None
     from perdure.cli.modules import load_registry
-    from perdure.errors import NotRegistered
 
     registry = load_registry(modules, "perdure rerun -m")
 
@@ -118,14 +113,9 @@ def _bounds(modules: tuple[str, ...]) -> Callable[[str], dict[str, Any]] | None:
 def _print(old_id: str, new_id: str, kept: int, output: str) -> None:
     if output == "ids":
         print_ids([new_id])
-    elif output == "json":
-        print_json({"id": new_id, "rerun_of": old_id, "events_kept": kept})
-    else:
-        past = f", {kept} events kept" if kept else ""
-        echo(
-            Cell(f"{glyph('completed')} ", "green"),
-            f"rerun of {old_id} as ",
-            Cell(new_id, "bold"),
-            past,
-        )
+        return
+    document = {"id": new_id, "rerun_of": old_id, "events_kept": kept}
+    past = f", {kept} events kept" if kept else ""
+    print_outcome(output, document, f"rerun of {old_id} as ", Cell(new_id, "bold"), past)
+    if output == "table":
         suggest_commands(f"watch {shlex.quote(new_id)}")

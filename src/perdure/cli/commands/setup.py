@@ -12,7 +12,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from perdure.cli.command import command
-from perdure.cli.render import Cell, echo, glyph, suggest
+from perdure.cli.render import Cell, echo, print_done, suggest
 from perdure.errors import AlreadyExists, StoreUnavailable
 
 TEMPLATES: Final = {
@@ -49,7 +49,7 @@ def new(template: str, file: Path | None, is_list: bool) -> None:
         raise AlreadyExists(f"{str(target)!r} exists already; name another file") from None
     except OSError as error:
         raise StoreUnavailable("new", f"cannot write {str(target)!r}: {error.strerror}") from error
-    echo(Cell(f"{glyph('completed')} ", "green"), f"wrote {target}")
+    print_done(f"wrote {target}")
     suggest(f"python {shown}", f"perdure dev {shown}")
 
 

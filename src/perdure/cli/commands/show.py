@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from perdure.cli.command import command, id_argument, module_option, output_option
 from perdure.cli.details import print_details, read_details
-from perdure.cli.instances import instance_document, shown_status, step_document
 from perdure.cli.render import Cell, echo, glyph, note, print_ids, print_json, status_style
 from perdure.cli.session import current_settings, run
+from perdure.cli.shapes import (
+    details_document,
+    insight_of,
+    instance_document,
+    shown_status,
+    wait_document,
+)
+from perdure.client.durations import shown_duration
 from perdure.errors import InstanceFinished
 
 if TYPE_CHECKING:
-    from perdure.cli.details import InstanceDetails
     from perdure.cli.session import Session
     from perdure.client.insights import Insight
     from perdure.engine.sites import Wait
@@ -33,60 +38,35 @@ if TYPE_CHECKING:
 @id_argument()
 @click.option("--all", "is_whole", is_flag=True, help="Every step: nothing folded or left out.")
 @output_option("table", "json")
-def show(instance_id: str, is_whole: bool, output: str) -> None:
+async def show(session: Session, instance_id: str, is_whole: bool, output: str) -> None:
     """Say what an instance is doing or waiting for, and since when; show its steps."""
-
-    async def body(session: Session) -> None:
-        details = await read_details(session, instance_id)
-        if output == "json":
-            print_json(_details_document(details))
-        else:
-            print_details(details, session.now_ms(), is_whole=is_whole)
-
-    run(body)
+    details = await read_details(session, instance_id)
+    if output == "json":
+        print_json(details_document(details))
+    else:
+        print_details(details, session.now_ms(), is_whole=is_whole)
 
 
-def _details_document(details: InstanceDetails) -> dict[str, Any]:
-    return instance_document(details.info, details.insight) | {
-        "input": details.input,
-        "events": details.event_count,
-        "events_left_out": details.left_out,
-        "steps": [step_document(step) for step in details.steps],
-        "attempts": list(details.around.attempts),
-        "queued_messages": len(details.around.messages),
-        "problem": details.problem,
-    }
-
-
-@command(
-    "tree",
-    examples=["perdure tree o-1", "perdure tree o-1 -o ids | wc -l"],
-)
+@command("tree", examples=["perdure tree o-1", "perdure tree o-1 -o ids | wc -l"])
 @id_argument()
 @output_option("table", "json", "ids")
-def tree(instance_id: str, output: str) -> None:
+async def tree(session: Session, instance_id: str, output: str) -> None:
     """Show an instance with its children and theirs, and what each is doing."""
-
-    async def body(session: Session) -> None:
-        from perdure.cli.instances import insight_of
-
-        await session.info(instance_id)
-        members = await session.admin.get_instance_tree(instance_id)
-        if output == "ids":
-            print_ids(members.instance_ids)
-            return
-        workers = await session.admin.list_workers()
-        infos = [await session.info(member) for member in members.instance_ids]
-        insights = {i.instance_id: await insight_of(session, i, workers) for i in infos}
-        children: dict[str, list[InstanceInfo]] = {}
-        for info in infos[1:]:
-            children.setdefault(info.parent_instance_id or "", []).append(info)
-        if output == "json":
-            print_json(_tree_document(infos[0], children, insights))
-        else:
-            _print_tree(infos[0], children, insights, "", "")
-
-    run(body)
+    await session.info(instance_id)
+    members = await session.admin.get_instance_tree(instance_id)
+    if output == "ids":
+        print_ids(members.instance_ids)
+        return
+    workers = await session.admin.list_workers()
+    infos = [await session.info(member) for member in members.instance_ids]
+    insights = {i.instance_id: await insight_of(session, i, workers) for i in infos}
+    children: dict[str, list[InstanceInfo]] = {}
+    for info in infos[1:]:
+        children.setdefault(info.parent_instance_id or "", []).append(info)
+    if output == "json":
+        print_json(_tree_document(infos[0], children, insights))
+    else:
+        _print_tree(infos[0], children, insights, "", "")
 
 
 def _tree_document(
@@ -140,13 +120,13 @@ def stack(instance_id: str, modules: tuple[str, ...], output: str) -> None:
     codec = load_codec(named)
 
     async def body(session: Session) -> None:
-        from perdure.client.replay_check import read_recorded
+        from perdure.client.checks import read_recorded
         from perdure.engine.execution import Execution
 
         info = await session.info(instance_id)
         if info.status.is_final:
             raise InstanceFinished(f"{instance_id!r} has ended ({info.status}): nothing waits")
-        recorded = await read_recorded(session.provider, session.admin, info)
+        recorded = await read_recorded(session.provider, info)
         handler = registry.resolve_orchestration(recorded.name, recorded.version)
         execution = Execution.replay(handler, recorded.history, kv=recorded.kv, codec=codec)
         try:
@@ -154,33 +134,18 @@ def stack(instance_id: str, modules: tuple[str, ...], output: str) -> None:
         finally:
             execution.close()
         if output == "json":
-            print_json([_wait_document(wait) for wait in waits])
+            print_json([wait_document(wait) for wait in waits])
         else:
             _print_waits(waits, handler.fn.__code__.co_filename, session.now_ms())
 
     run(body)
 
 
-def _wait_document(wait: Wait) -> dict[str, Any]:
-    from perdure.client.durations import iso_time
-
-    return {
-        "waits_for": f"{wait.kind} {wait.name}".rstrip(),
-        "op": wait.op,
-        "called_at": wait.site,
-        "since": iso_time(wait.since_ms),
-        "due_at": None if wait.due_ms is None else iso_time(wait.due_ms),
-        "frames": [asdict(frame) for frame in wait.frames],
-    }
-
-
 def _print_waits(waits: list[Wait], main_file: str, now_ms: int) -> None:
-    from perdure.client.durations import shown_duration
-
-    branches: dict[tuple[Any, ...], list[Wait]] = {}
+    branches: dict[str, list[Wait]] = {}
     for wait in waits:
-        branches.setdefault((wait.op.partition("/")[0],), []).append(wait)
-    for (path,), members in branches.items():
+        branches.setdefault(wait.op.partition("/")[0], []).append(wait)
+    for path, members in branches.items():
         listed = ", ".join(
             f"{wait.kind} {wait.name}".rstrip() + f" ({shown_duration(now_ms - wait.since_ms)})"
             for wait in members[:5]

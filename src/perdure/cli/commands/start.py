@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import shlex
 import sys
 import uuid
@@ -14,20 +13,13 @@ import click
 from perdure.cli.command import command, duration_option, id_argument, output_option
 from perdure.cli.escape import clean_block
 from perdure.cli.exits import Exit
-from perdure.cli.instances import instance_document, raw
-from perdure.cli.render import (
-    Cell,
-    echo,
-    glyph,
-    json_text,
-    print_ids,
-    print_json,
-    print_json_line,
-    warn,
-)
+from perdure.cli.inputs import read_arguments, read_json
+from perdure.cli.render import Cell, print_document, print_done, print_ids, print_json, warn
 from perdure.cli.session import current_settings, run, suggest_commands
 from perdure.cli.settings import shown_store
-from perdure.client.view import failure_of
+from perdure.cli.shapes import insight_of, instance_document, raw
+from perdure.client.instance import failure_of
+from perdure.client.search import did_you_mean
 from perdure.errors import AlreadyExists, NotFound, UsageError, WaitTimeout
 from perdure.limits import check_id
 from perdure.model.status import Status
@@ -81,8 +73,6 @@ def start(
 
     The code is not needed here: a worker that has NAME takes it from the store.
     """
-    from perdure.cli.inputs import read_arguments
-
     if timeout_ms is not None and not wait:
         raise UsageError("--timeout needs --wait; a start alone waits for nothing")
     arguments = read_arguments(input_text, "--input")
@@ -115,7 +105,7 @@ def start(
             return Exit.OK
         if output == "ids":
             print_ids([chosen])
-        return print_outcome(await wait_for_end(session, chosen, timeout_ms), output)
+        return _print_end(await wait_for_end(session, chosen, timeout_ms), output)
 
     _warn_of_new_store()
     return run(body, creates=True)
@@ -134,20 +124,17 @@ def _check_arguments(name: str, instance_id: str, version: str | None) -> None:
 async def _print_started(
     session: Session, name: str, instance_id: str, is_new: bool, output: str
 ) -> None:
-    from perdure.cli.instances import instance_document
-
     if output == "ids":
         print_ids([instance_id])
         return
     info = await session.info(instance_id)
     if output == "table":
         done = "started" if is_new else f"exists already, {info.status.lower()}:"
-        echo(Cell(f"{glyph('completed')} ", "green"), f"{done} {name} ", Cell(instance_id, "bold"))
+        print_done(f"{done} {name} ", Cell(instance_id, "bold"))
         shown = shlex.quote(instance_id)
         suggest_commands(f"show {shown}", f"result {shown}")
         return
-    document = instance_document(info) | {"created": is_new}
-    (print_json if output == "json" else print_json_line)(document)
+    print_document(output, instance_document(info) | {"created": is_new})
 
 
 async def _warn_of_unknown_name(session: Session, name: str) -> None:
@@ -155,8 +142,7 @@ async def _warn_of_unknown_name(session: Session, name: str) -> None:
     workers = await session.admin.list_workers()
     names = sorted({known for worker in workers for known, _ in worker.handlers})
     if workers and name not in names:
-        near = difflib.get_close_matches(name, names, n=1)
-        meant = f"; did you mean {near[0]!r}?" if near else ""
+        meant = did_you_mean(name, names)
         warn(f"no running worker has the orchestration {name!r}{meant}; it waits until one does")
 
 
@@ -182,8 +168,6 @@ def _warn_of_new_store() -> None:
 @click.option("--mailbox", is_flag=True, help="EVENT is a mailbox: for next_message().")
 def send(instance_id: str, name: str, data: str | None, mailbox: bool) -> None:
     """Send the event EVENT to an instance. One that comes early waits for it."""
-    from perdure.cli.inputs import read_json
-
     value = None if data is None else read_json(data, "--data")
 
     async def body(session: Session) -> None:
@@ -193,7 +177,7 @@ def send(instance_id: str, name: str, data: str | None, mailbox: bool) -> None:
         except NotFound:
             raise await session.unknown(instance_id) from None
         what = "message in" if mailbox else "event"
-        echo(Cell(f"{glyph('completed')} ", "green"), f"sent {what} {name!r} to {instance_id}")
+        print_done(f"sent {what} {name!r} to {instance_id}")
 
     run(body)
 
@@ -209,16 +193,12 @@ def send(instance_id: str, name: str, data: str | None, mailbox: bool) -> None:
 @id_argument()
 @duration_option("--timeout", "timeout_ms", "Give up after that (exit 5).")
 @output_option("table", "json", "jsonl")
-def result(instance_id: str, timeout_ms: int | None, output: str) -> int:
+async def result(session: Session, instance_id: str, timeout_ms: int | None, output: str) -> int:
     """Wait for the end of an instance and print its result as JSON.
 
     Exit code 4 and the error on standard error when it failed, was cancelled or terminated.
     """
-
-    async def body(session: Session) -> int:
-        return print_outcome(await wait_for_end(session, instance_id, timeout_ms), output)
-
-    return run(body)
+    return _print_end(await wait_for_end(session, instance_id, timeout_ms), output)
 
 
 # The store reports changes of other processes; this bounds the wait if a report is missed.
@@ -249,30 +229,24 @@ async def wait_for_end(
 
 
 async def _timeout(session: Session, info: InstanceInfo) -> WaitTimeout:
-    from perdure.cli.instances import insight_of
-
     insight = await insight_of(session, info, await session.admin.list_workers())
     return WaitTimeout(
         f"{info.instance_id!r} has not ended in time and goes on: {insight.sentence}"
     )
 
 
-def print_outcome(info: InstanceInfo, output: str) -> Exit:
+def _print_end(info: InstanceInfo, output: str) -> Exit:
     """Print the result, or the failure on standard error; return the exit code."""
-    if output == "json":
-        print_json(instance_document(info))
-    elif output == "jsonl":
-        print_json_line(instance_document(info))
+    if output in {"json", "jsonl"}:
+        print_document(output, instance_document(info))
     elif info.status is Status.COMPLETED:
-        sys.stdout.write(json_text(raw(info.output or "null"), indent=2) + "\n")
+        print_json(raw(info.output or "null"))
     if info.status is Status.COMPLETED:
         return Exit.OK
     if output == "table":
         failure = failure_of(info)
-        if failure is None:
-            said = ""
-        else:
-            said = str(failure) if info.status is Status.FAILED else failure.message
+        is_failed = info.status is Status.FAILED
+        said = "" if failure is None else str(failure) if is_failed else failure.message
         tail = f": {said}" if said else ""
         warn(f"{info.name} {info.instance_id} {info.status.lower()}{tail}")
         if failure is not None and failure.traceback and current_settings().traceback:

@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from perdure.cli.command import command, complete_ids
+from perdure.cli.details import lines_of, print_details, read_details
 from perdure.cli.exits import Exit
-from perdure.cli.instances import COLUMNS, insight_of, row_of
 from perdure.cli.render import (
     Cell,
     console,
+    counted,
     echo,
     glyph,
     is_terminal,
     status_style,
+    steps_table,
     table_of,
     text_of,
 )
-from perdure.cli.session import run
 from perdure.cli.settings import shown_store
+from perdure.cli.shapes import COLUMNS, count_statuses, insight_of, named, row_of
 from perdure.model.status import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from rich.console import RenderableType
 
     from perdure.cli.details import InstanceDetails
@@ -47,14 +48,13 @@ async def overview(session: Session, height: int) -> RenderableType:
     rows = [
         row_of(info, await insight_of(session, info, workers), now_ms) for info in page.instances
     ]
-    running = "1 worker" if len(workers) == 1 else f"{len(workers)} workers"
     totals = Text()
     for status, number in counts.items():
         totals.append(f"{glyph(status)} {number} {status.lower()}   ", status_style(status))
     return Group(
         text_of(Cell(shown_store(session.url), "bold")),
         totals,
-        text_of(Cell(f"{running} · {await _queues(session)}", "dim")),
+        text_of(Cell(f"{counted(len(workers), 'worker')} · {await _queues(session)}", "dim")),
         "",
         table_of(COLUMNS, rows),
     )
@@ -64,21 +64,6 @@ async def overview_line(session: Session) -> str:
     counts = await count_statuses(session)
     listed = ", ".join(f"{number} {status.lower()}" for status, number in counts.items())
     return f"{listed or 'no instances'}; {await _queues(session)}"
-
-
-async def count_statuses(session: Session) -> dict[Status, int]:
-    """Count the instances of each status with one read of the store."""
-    metrics = await session.admin.get_system_metrics()
-    return merged({status: metrics.by_status.get(status, 0) for status in Status})
-
-
-def merged(counts: Mapping[Status, int]) -> dict[Status, int]:
-    """Count instances between two executions as Running, and leave out statuses without any."""
-    found: dict[Status, int] = {}
-    for status, number in counts.items():
-        if number:
-            found[status.of_instance] = found.get(status.of_instance, 0) + number
-    return found
 
 
 async def _queues(session: Session) -> str:
@@ -106,23 +91,17 @@ _PLAIN_LIVE: Final[dict[str, Any]] = {
     examples=["perdure watch o-1", "perdure watch", "perdure watch o-1 | tee o-1.log"],
 )
 @click.argument("instance_id", metavar="[ID]", required=False, shell_complete=complete_ids)
-def watch(instance_id: str | None) -> int:
+async def watch(session: Session, instance_id: str | None) -> int:
     """Follow an instance until it ends (exit 4 if not well), or the whole store until Ctrl-C."""
-
-    async def body(session: Session) -> int:
-        if instance_id is None:
-            return await _watch_store(session)
-        if is_terminal():
-            return await _watch_live(session, instance_id)
-        return await _watch_lines(session, instance_id)
-
-    return run(body)
+    if instance_id is None:
+        return await _watch_store(session)
+    if is_terminal():
+        return await _watch_live(session, instance_id)
+    return await _watch_lines(session, instance_id)
 
 
 async def _watch_live(session: Session, instance_id: str) -> int:
     from rich.live import Live
-
-    from perdure.cli.details import print_details, read_details
 
     details = await read_details(session, instance_id)
     with (
@@ -141,13 +120,9 @@ async def _watch_live(session: Session, instance_id: str) -> int:
 def _view(details: InstanceDetails, now_ms: int) -> RenderableType:
     from rich.console import Group
 
-    from perdure.cli.details import lines_of
-    from perdure.cli.instances import named
-    from perdure.cli.render import steps_table, text_of
-
     info = details.info
     screen = console()
-    lines = lines_of(details.steps, details.around.attempts, now_ms)
+    lines = lines_of(details, now_ms)
     room = max(5, screen.height - 5)
     hidden = [text_of(Cell(f"  … {len(lines) - room} earlier", "dim"))] if len(lines) > room else []
     return Group(
@@ -155,14 +130,12 @@ def _view(details: InstanceDetails, now_ms: int) -> RenderableType:
         text_of(Cell(f"  {details.insight.sentence}", status_style(info.status))),
         "",
         *hidden,
-        steps_table([line.cells() for line in lines[-room:]], screen.width),
+        steps_table(lines[-room:], screen.width),
     )
 
 
 async def _watch_lines(session: Session, instance_id: str) -> int:
     """Print a line for each change of what the instance does, for output to a pipe."""
-    from perdure.cli.instances import insight_of
-
     last = None
     with session.provider.watch(instance_id) as changes:
         while True:
@@ -171,8 +144,7 @@ async def _watch_lines(session: Session, instance_id: str) -> int:
             key = (info.status, insight.doing, insight.since_ms, info.custom_status, insight.error)
             if key != last:
                 last = key
-                echo(f"{info.status.lower()}: {insight.sentence}")
-                _flush()
+                _print_now(f"{info.status.lower()}: {insight.sentence}")
             if info.status.is_final:
                 return _code(info.status)
             await changes.wait(_QUIET_MS)
@@ -193,8 +165,7 @@ async def _watch_store(session: Session) -> int:
         line = await overview_line(session)
         if line != last:
             last = line
-            echo(line)
-            _flush()
+            _print_now(line)
         await _rest(began)
 
 
@@ -203,9 +174,8 @@ async def _rest(began: float) -> None:
     await asyncio.sleep(max(_REFRESH_MS / 1000, 4 * (time.monotonic() - began)))
 
 
-def _flush() -> None:
-    import sys
-
+def _print_now(line: str) -> None:
+    echo(line)
     sys.stdout.flush()
 
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,19 +18,10 @@ import click
 
 from perdure.cli.command import command, duration_option, log_option, output_option
 from perdure.cli.escape import clean, clean_block
-from perdure.cli.render import (
-    Cell,
-    Column,
-    echo,
-    glyph,
-    note,
-    print_ids,
-    print_json,
-    print_json_line,
-    print_table,
-)
-from perdure.cli.session import current_settings, run
+from perdure.cli.render import Cell, Column, echo, glyph, note, print_records
+from perdure.cli.session import current_settings
 from perdure.cli.settings import shown_store
+from perdure.client.durations import shown_duration
 from perdure.errors import UsageError
 
 if TYPE_CHECKING:
@@ -52,7 +44,11 @@ logger = logging.getLogger("perdure")
 )
 @click.argument("modules", metavar="[MODULE]...", nargs=-1)
 @click.option(
-    "--slots", metavar="N", type=click.IntRange(min=1), help="Activities at once. Default: 1000."
+    "--slots",
+    "activity_slots",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="Activities at once. Default: 1000.",
 )
 @click.option(
     "--threads", metavar="N", type=click.IntRange(min=1), help="For sync activities. Default: 32."
@@ -78,8 +74,7 @@ def worker(modules: tuple[str, ...], log_level: str, **options: Any) -> None:
     may finish, nothing new is taken. Again: ends at once.
     """
     from perdure.authoring.registry import Registry
-    from perdure.cli.modules import load_codec, load_handlers
-    from perdure.cli.nondeterminism import warnings_of
+    from perdure.cli.modules import load_codec, load_handlers, warnings_of
     from perdure.runtime.runtime import Runtime
 
     settings = current_settings()
@@ -104,27 +99,16 @@ def worker(modules: tuple[str, ...], log_level: str, **options: Any) -> None:
 
 
 def _options(
-    *,
-    slots: int | None,
-    threads: int | None,
-    tags: tuple[str, ...],
-    only_tags: bool,
-    worker_id: str | None,
-    drain_ms: int | None,
-    lock_ms: int | None,
+    tags: tuple[str, ...], only_tags: bool, drain_ms: int | None, lock_ms: int | None, **given: Any
 ) -> RuntimeOptions:
-    from perdure.errors import UsageError
+    """Return the options of the runtime; one that is not given keeps its default."""
     from perdure.providers.records import TagFilter
     from perdure.runtime.options import RuntimeOptions
 
-    given: dict[str, Any] = {"activity_slots": slots, "threads": threads, "worker_id": worker_id}
     if drain_ms is not None:
         given["drain_timeout"] = drain_ms / 1000
     if lock_ms is not None:
-        given |= {
-            "orchestration_lock_timeout": lock_ms / 1000,
-            "activity_lock_timeout": lock_ms / 1000,
-        }
+        given["orchestration_lock_timeout"] = given["activity_lock_timeout"] = lock_ms / 1000
     if only_tags and not tags:
         raise UsageError("--only-tags needs at least one --tag")
     if tags:
@@ -152,30 +136,22 @@ def start_logging(level: str) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler])
 
 
-@command(
-    "workers",
-    examples=["perdure workers", "perdure workers -o json | jq '.[].handlers'"],
-)
+@command("workers", examples=["perdure workers", "perdure workers -o json | jq '.[].handlers'"])
 @output_option("table", "json", "jsonl", "ids")
-def workers(output: str) -> None:
+async def workers(session: Session, output: str) -> None:
     """List the workers that announced themselves to the store and still live."""
+    from perdure.cli.shapes import worker_document
 
-    async def body(session: Session) -> None:
-        found = await session.admin.list_workers()
-        now_ms = session.now_ms()
-        if output == "ids":
-            print_ids(worker.worker_id for worker in found)
-        elif output == "json":
-            print_json([_worker_document(worker) for worker in found])
-        elif output == "jsonl":
-            for worker in found:
-                print_json_line(_worker_document(worker))
-        else:
-            print_table(_COLUMNS, [_worker_row(worker, now_ms) for worker in found])
-            if not found:
-                note("none; 'perdure worker MODULE' starts one")
-
-    run(body)
+    now_ms = session.now_ms()
+    print_records(
+        output,
+        await session.admin.list_workers(),
+        id_of=lambda worker: worker.worker_id,
+        document=worker_document,
+        columns=_COLUMNS,
+        row=lambda worker: _worker_row(worker, now_ms),
+        if_none="none; 'perdure worker MODULE' starts one",
+    )
 
 
 _COLUMNS = (
@@ -190,8 +166,6 @@ _COLUMNS = (
 
 
 def _worker_row(worker: WorkerInfo, now_ms: int) -> list[str | Cell]:
-    from perdure.client.durations import shown_duration
-
     return [
         Cell(worker.worker_id, "bold"),
         worker.host,
@@ -201,23 +175,6 @@ def _worker_row(worker: WorkerInfo, now_ms: int) -> list[str | Cell]:
         f"{shown_duration(now_ms - worker.seen_at_ms)} ago",
         ", ".join(f"{name}@{version}" for name, version in worker.handlers),
     ]
-
-
-def _worker_document(worker: WorkerInfo) -> dict[str, object]:
-    from perdure.client.durations import iso_time
-
-    return {
-        "id": worker.worker_id,
-        "host": worker.host,
-        "process_id": worker.process_id,
-        "started_at": iso_time(worker.started_at_ms),
-        "seen_at": iso_time(worker.seen_at_ms),
-        "version": worker.framework_version,
-        "slots": worker.slots,
-        "busy": worker.busy,
-        "handlers": [f"{name}@{version}" for name, version in worker.handlers],
-        "activities": list(worker.activities),
-    }
 
 
 _LOOK_SECONDS: Final = 0.3
@@ -328,29 +285,27 @@ class SourceWatch:
         return None
 
     def _look(self) -> dict[str, tuple[int, int]]:
+        files = chain.from_iterable(map(_python_files, self._folders))
         found: dict[str, tuple[int, int]] = {}
-        for folder in self._folders:
-            for entry in _python_files(os.fspath(folder)):
-                try:
-                    status = entry.stat()
-                except OSError:
-                    continue  # removed since it was listed
-                found[entry.path] = (status.st_mtime_ns, status.st_size)
-                if len(found) >= _FILES_MAX:
-                    return found
+        for file in islice(files, _FILES_MAX):
+            with contextlib.suppress(OSError):  # removed since it was listed
+                status = file.stat()
+                found[str(file)] = (status.st_mtime_ns, status.st_size)
         return found
 
 
-def _python_files(folder: str) -> Iterator[os.DirEntry[str]]:
-    try:
-        entries = list(os.scandir(folder))
-    except OSError:
-        return
-    for entry in entries:
-        if entry.name.startswith(".") or entry.name in _SKIPPED:
-            continue
-        if entry.is_dir(follow_symlinks=False):
-            if not Path(entry.path, "pyvenv.cfg").exists():
-                yield from _python_files(entry.path)
-        elif entry.name.endswith(".py"):
-            yield entry
+def _python_files(top: Path) -> Iterator[Path]:
+    for name, folders, files in os.walk(top):
+        folder = Path(name)
+        folders[:] = [
+            each
+            for each in folders
+            if not each.startswith(".")
+            and each not in _SKIPPED
+            and not (folder / each / "pyvenv.cfg").exists()
+        ]
+        yield from (folder / file for file in files if _is_python(file))
+
+
+def _is_python(file: str) -> bool:
+    return file.endswith(".py") and not file.startswith(".")

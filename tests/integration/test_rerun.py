@@ -1,0 +1,70 @@
+"""A rerun from an event: the ids of its children."""
+
+import asyncio
+
+from integration.conditions import until
+from perdure import Runtime, orchestration, wait_for_event
+from perdure.client.rerun import fresh_id, rerun_from_event
+
+
+@orchestration
+async def part() -> str:
+    return await wait_for_event("go", str)
+
+
+@orchestration
+async def order() -> list[str]:
+    own = part.options(id="order-1/stock")
+    of_another_order = part.options(id="order-10/stock")
+    return list(await asyncio.gather(own(), of_another_order(), part()))
+
+
+def child_ids(history):
+    return {event.child_instance_id for event in history if hasattr(event, "child_instance_id")}
+
+
+async def test_only_ids_made_of_the_id_of_the_parent_are_renamed():
+    async with Runtime("memory:", [order, part]) as runtime:
+        handle = await runtime.start(order, id="order-1")
+
+        async def has_begun():
+            return len(child_ids(await handle.history())) == 3
+
+        await until(has_begun)
+        await rerun_from_event(runtime.provider, "order-1", "copy", 2, clock=runtime.clock)
+
+        renamed = child_ids(await runtime.history("copy"))
+
+    automatic = {each for each in renamed if each.startswith("copy::")}
+    assert len(automatic) == 1
+    assert renamed - automatic == {"copy/stock", "order-10/stock"}
+
+
+@orchestration
+async def outer() -> str:
+    return await part()
+
+
+async def test_a_child_of_an_instance_with_a_long_id_gets_an_id_of_its_own():
+    async with Runtime("memory:", [outer, part]) as runtime:
+        long_id = "o" * 250
+        handle = await runtime.start(outer, id=long_id)
+
+        async def waits():
+            return len((await handle.describe()).waiting_for) == 1
+
+        await until(waits)
+        new_id = fresh_id(long_id)
+        await rerun_from_event(runtime.provider, long_id, new_id, 2, clock=runtime.clock)
+        (old_child,) = child_ids(await handle.history())
+        (new_child,) = child_ids(await runtime.history(new_id))
+
+        await until(lambda: has_begun(runtime, new_child))
+        await runtime.raise_event(new_child, "go", "yes")
+
+        assert old_child != new_child
+        assert await runtime.get(new_id).result(10) == "yes"
+
+
+async def has_begun(runtime, instance_id):
+    return bool(await runtime.provider.read(instance_id))
