@@ -34,7 +34,7 @@ async def checkout(order: str, cents: int) -> str:
 async def main(store: str) -> None:
     async with Runtime(store, [checkout, charge, ship]) as runtime:
         handle = await runtime.start(checkout, "o-1", 1200, id="o-1")
-        with contextlib.suppress(InstanceFinished):  # run again after its end: nobody waits for it
+        with contextlib.suppress(InstanceFinished):  # run again: it has ended
             await handle.raise_event("approval", True)
         print(await handle.result())
 
