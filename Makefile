@@ -18,7 +18,7 @@ NAMES := | awk '/^Collecting/ { sub(/[<>=!~;\[].*/, "", $$2); print "  " $$2; ff
 ROOMY := $(shell df -Pm /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 4000 { print "/dev/shm" }')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench bench-peers bench-growth format
+.PHONY: help demo test check docs bench bench-peers bench-growth format
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -54,6 +54,9 @@ check: $(STAMP) ## format, lint, types, layers, docs
 	@$(BIN)/mypy
 	@$(BIN)/pyright
 	@$(BIN)/lint-imports
+	@$(BIN)/zensical build --config-file mkdocs.yml
+
+docs: $(STAMP) ## build the documentation as a site in site/
 	@$(BIN)/zensical build --config-file mkdocs.yml
 
 format: $(STAMP) ## format the sources

@@ -88,6 +88,8 @@ def headings(page):
 def test_links_lead_to_headings_that_exist():
     for page in PAGES:
         for target, heading in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text()):
+            if heading.startswith("perdure."):
+                continue  # generated from a docstring; the build of the site checks it
             assert heading in headings(page.parent / target if target else page), (
                 f"{page.name} links to {target}#{heading}"
             )
