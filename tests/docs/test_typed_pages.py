@@ -35,8 +35,8 @@ SERVERS = (
 )
 NOT_RUN = ("pip install", "docker", "kubectl", "sudo", "systemctl", "journalctl", "psql", "sqlite3")
 REPEATED = ("curl ", "perdure list", "perdure show", "perdure stack", "perdure workers")
-PORT = "8000"
-"""Each run replaces this port by a free one."""
+PORTS = re.compile(r"\b800[0-9]\b")
+"""Each run replaces these ports by free ones."""
 
 SECONDS = 60
 TIMES = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d|\b\d+(\.\d+)?(ms|s)\b")
@@ -55,7 +55,7 @@ class Shell:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._port = free_port()
+        self._ports: dict[str, str] = {}
         self._servers: list[subprocess.Popen[bytes]] = []
         self._environment = {
             name: value for name, value in os.environ.items() if not name.startswith("PERDURE_")
@@ -69,7 +69,7 @@ class Shell:
     def save(self, block: Block) -> None:
         file = self._directory / block.title
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(block.text.replace(PORT, self._port))
+        file.write_text(self._with_free_ports(block.text))
 
     def type(self, command: str, output: str) -> None:
         if command.startswith(NOT_RUN):
@@ -96,13 +96,16 @@ class Shell:
 
     def _start(self, command: str, stream: int) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            ["bash", "-c", command.replace(PORT, self._port)],
+            ["bash", "-c", self._with_free_ports(command)],
             cwd=self._directory,
             env=self._environment,
             stdin=subprocess.DEVNULL,
             stdout=stream,
             stderr=stream,
         )
+
+    def _with_free_ports(self, text: str) -> str:
+        return PORTS.sub(lambda found: self._ports.setdefault(found[0], free_port()), text)
 
     def close(self) -> None:
         for server in self._servers:

@@ -58,6 +58,13 @@ def test_commands_and_their_options_exist(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_a_shell_does_not_take_a_time_for_a_file(page):
+    """created:<1d is a redirection unless it is quoted."""
+    for line in commands(page):
+        assert not re.search(r":[<>]", re.sub(r"'[^']*'", "", line)), f"{page.name}: {line!r}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_configuration_can_be_read(page):
     for block in blocks(page):
         if block.language == "yaml":
