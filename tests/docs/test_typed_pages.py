@@ -23,7 +23,11 @@ import pytest
 from doc_pages import DOCS, PAGES, Block, blocks, name_of
 
 TYPED = [page for page in PAGES if any(block.title for block in blocks(page))]
-NEEDS = {"fastapi.md": ("fastapi", "uvicorn"), "django.md": ("django",)}
+NEEDS = {
+    "django.md": ("django",),
+    "fastapi.md": ("fastapi", "uvicorn"),
+    "pools-and-clients.md": ("fastapi", "uvicorn"),
+}
 """Packages that a page asks its reader to install; the group dev has them."""
 
 SERVERS = (
