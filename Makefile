@@ -1,6 +1,11 @@
 # Every target sets up what it needs: a virtual environment in .venv and the packages by name.
 SHELL := /bin/bash
-PYTHON ?= python3.11
+# The newest Python from 3.11 on that is installed and can create virtual environments.
+# Another one: make demo PYTHON=/path/to/python
+PYTHON ?= $(shell for name in python3.{11..30} python3 python; do \
+	"$$name" -c 'import ensurepip, sys; sys.version_info < (3, 11) and sys.exit(1); \
+	print(sys.version_info[1], sys.executable)' 2>/dev/null; \
+	done | sort -s -k1,1rn | head -n 1 | cut -d ' ' -f 2-)
 VENV := .venv
 BIN := $(VENV)/bin
 PACKAGE := $(VENV)/.package
@@ -13,15 +18,20 @@ NAMES := | awk '/^Collecting/ { sub(/[<>=!~;\[].*/, "", $$2); print "  " $$2; ff
 ROOMY := $(shell df -Pm /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 4000 { print "/dev/shm" }')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench bench-peers bench-growth format
+.PHONY: help demo test check docs bench bench-peers bench-growth format
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
 # The demo needs the package alone: a newcomer waits for seconds, not for every tool.
 $(PACKAGE): pyproject.toml
-	@echo "setting up $(VENV) (once)"
-	@$(PYTHON) -m venv $(VENV)
+	@python="$(PYTHON)"; \
+	if [ -z "$$python" ]; then \
+		echo "no Python from 3.11 on with ensurepip was found; name one: make PYTHON=/path/to/python" >&2; \
+		exit 1; \
+	fi; \
+	echo "setting up $(VENV) with $$("$$python" --version) (once)"; \
+	"$$python" -m venv $(VENV)
 	@$(PIP) install --quiet --upgrade "pip>=25.1"
 	@echo "installing perdure"
 	@set -o pipefail; $(PIP) install --editable . $(NAMES)
@@ -44,6 +54,9 @@ check: $(STAMP) ## format, lint, types, layers, docs
 	@$(BIN)/mypy
 	@$(BIN)/pyright
 	@$(BIN)/lint-imports
+	@$(BIN)/zensical build --config-file mkdocs.yml
+
+docs: $(STAMP) ## build the documentation as a site in site/
 	@$(BIN)/zensical build --config-file mkdocs.yml
 
 format: $(STAMP) ## format the sources

@@ -11,7 +11,7 @@ async def request_leave(name: str, days: int) -> str:
         async with asyncio.timeout(3 * 86_400):
             approved = await wait_for_event("decision", bool)
     except TimeoutError:
-        return f"{name}: nobody answered"
+        return f"{name}: no answer"
     return f"{name}: {days} days {'approved' if approved else 'declined'}"
 
 

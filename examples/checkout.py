@@ -17,6 +17,10 @@ def charge(order: str, cents: int) -> str:
 async def ship(order: str) -> None: ...
 
 
+@activity
+async def send_mail(order: str, text: str) -> None: ...
+
+
 @orchestration(version="1.0.0")
 async def checkout(order: str, cents: int) -> str:
     receipt = await charge(order, cents)
@@ -25,16 +29,18 @@ async def checkout(order: str, cents: int) -> str:
             approved = await wait_for_event("approval", bool)
     except TimeoutError:
         return "timed out"
+    if not approved:
+        return "declined"
     async with asyncio.TaskGroup() as group:
         group.create_task(ship(order))
-        group.create_task(charge.options(timeout=5)(order, 0))
-    return receipt if approved else "declined"
+        group.create_task(send_mail.options(timeout=5)(order, receipt))
+    return receipt
 
 
 async def main(store: str) -> None:
-    async with Runtime(store, [checkout, charge, ship]) as runtime:
+    async with Runtime(store, [checkout, charge, ship, send_mail]) as runtime:
         handle = await runtime.start(checkout, "o-1", 1200, id="o-1")
-        with contextlib.suppress(InstanceFinished):  # run again after its end: nobody waits for it
+        with contextlib.suppress(InstanceFinished):  # run again: it has ended
             await handle.raise_event("approval", True)
         print(await handle.result())
 

@@ -1,4 +1,4 @@
-"""Detached starts: launch an orchestration that lives on its own, whatever becomes of this one."""
+"""Detached starts: start an orchestration that does not depend on this one."""
 
 import asyncio
 

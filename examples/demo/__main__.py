@@ -42,7 +42,7 @@ async def run_shop(cases: list[Case], screen: Screen) -> Audit:
     async with Client(STORE) as client:
         for case in cases:
             await client.start(case.orchestration, *case.arguments, id=case.id)
-        screen.say(f"{len(cases)} instances started; nobody works yet")
+        screen.say(f"{len(cases)} instances started; no worker runs yet")
         worker = start_worker()
         screen.say(f"worker {worker.pid} started")
         try:

@@ -29,7 +29,7 @@ def make_plan() -> list[Case]:
             "big order, approved", 4, "parcel-{}", approve=True, items=["desk", "lamp"], cents=90000
         ),
         *_orders(
-            "big order, ignored", 3, "undone: nobody approved it", items=["yacht"], cents=990000
+            "big order, ignored", 3, "undone: not approved in time", items=["yacht"], cents=990000
         ),
         *_orders("out of stock", 4, "undone: no unicorn left", items=["pen", "unicorn"], cents=700),
         *_orders(

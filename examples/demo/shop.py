@@ -30,7 +30,7 @@ class Order:
 
 
 class OutOfStock(Exception):
-    """Nobody can ship what is not there."""
+    """An article of the order is not in stock."""
 
 
 class CardDeclined(Exception):
@@ -115,7 +115,7 @@ async def take_order(order: Order) -> str:
             if isinstance(outcome, BaseException):
                 raise outcome
         if order.cents >= 50_000 and not await _is_approved():
-            return await _undo(order, reserved, "nobody approved it")
+            return await _undo(order, reserved, "not approved in time")
         set_custom_status("charging")
         await charge(order.id, order.cents, order.card)
     except ActivityFailed as error:

@@ -171,7 +171,7 @@ def _print_footer(selection: Selection, count: int, following: str | None, limit
     examples=[
         "perdure count",
         "perdure count --by status",
-        "perdure count status:failed created:<1d",
+        "perdure count 'status:failed created:<1d'",
     ],
 )
 @filter_options
