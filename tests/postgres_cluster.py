@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -85,7 +84,7 @@ class Node:
         self, name: str, home: Path, settings: dict[str, str], *, skew_seconds: float = 0
     ) -> None:
         self.name = name
-        self.port = _free_port()
+        self.port = free_port()
         self.skew_seconds = skew_seconds
         self._settings = settings
         self._home = home / name
@@ -94,10 +93,10 @@ class Node:
         self._log = self._home / "log"
         # Only for the place of the binaries and the name of the system user.
         self._server = PostgresServer()
-        self._user = self._server._package.system_user
+        self.user = self._server._package.system_user
         self._binaries = self._server._package.bin_path
-        if self._user is not None:
-            shutil.chown(self._home, self._user)
+        if self.user is not None:
+            shutil.chown(self._home, self.user)
 
     @property
     def address(self) -> str:
@@ -243,7 +242,7 @@ class Node:
                 stderr=output,
                 timeout=2 * PATIENCE_SECONDS,
                 cwd=self._home,
-                user=self._user,
+                user=self.user,
                 env={**os.environ, "LC_ALL": "C.UTF-8", **(more or {})},
             )
             output.seek(0)
@@ -330,7 +329,9 @@ class Cluster:
 
     def _is_synchronous(self) -> bool:
         return bool(
-            self.primary.ask("SELECT FROM pg_stat_replication WHERE sync_state IN ('sync','quorum')")
+            self.primary.ask(
+                "SELECT FROM pg_stat_replication WHERE sync_state IN ('sync','quorum')"
+            )
         )
 
     def remove(self) -> None:
@@ -363,7 +364,7 @@ def _is_running(process: psutil.Process) -> bool:
     return False
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -151,7 +151,7 @@ async def _nap_after_repeat(seconds: float) -> str:
             waiting = asyncio.create_task(runtime.start(nap, 0.01))
             await asyncio.to_thread(_await_hanging_commit, cluster.primary)
             await asyncio.sleep(seconds)
-            _end_hanging_commits(cluster.primary)
+            end_hanging_commits(cluster.primary)
             cluster.standby.thaw()
             await waiting
             behind_ms = _store_ms(cluster.primary) - runtime.provider.clock().now_ms()
@@ -193,7 +193,7 @@ async def _hold_on_faster_clock(activities: int, seconds: float) -> str:
             Runtime(PostgresProvider(cluster.dsn), HANDLERS),
         ):
             handles = [await runtime.start(holder, each, seconds) for each in range(activities)]
-            await _until(lambda: len(_runs) == activities)
+            await asyncio.to_thread(await_that, lambda: len(_runs) == activities, "all run")
             await asyncio.sleep(1)  # the marks of the fetches are flushed and replicated
             await asyncio.to_thread(_kill_and_promote, cluster)
             for handle in handles:
@@ -221,26 +221,26 @@ def blocked_while_standby_is_away(
 
 async def _stay_away(options: RuntimeOptions, seconds: float, instances: int) -> str:
     with Cluster(synchronous=True) as cluster:
-        async with Client(PostgresProvider(cluster.dsn)) as client:
-            async with (
-                Runtime(PostgresProvider(cluster.dsn), HANDLERS, options=options),
-                Runtime(PostgresProvider(cluster.dsn), HANDLERS, options=options),
-            ):
-                # Due when the standby is gone: fetches find them, and no first turn can commit.
-                for number in range(instances):
-                    await client.start(count, 5, id=f"i{number}", delay=3)
-                cluster.standby.kill()
-                await asyncio.sleep(seconds)
-                await asyncio.to_thread(cluster.standby.start)
-                await asyncio.to_thread(cluster.await_standby)
-                running = (
-                    "SELECT count(*) FROM perdure.instances "
-                    "WHERE status NOT IN ('Completed', 'Blocked')"
+        async with (
+            Client(PostgresProvider(cluster.dsn)) as client,
+            Runtime(PostgresProvider(cluster.dsn), HANDLERS, options=options),
+            Runtime(PostgresProvider(cluster.dsn), HANDLERS, options=options),
+        ):
+            # Due when the standby is gone: fetches find them, and no first turn can commit.
+            for number in range(instances):
+                await client.start(count, 5, id=f"i{number}", delay=3)
+            cluster.standby.kill()
+            await asyncio.sleep(seconds)
+            await asyncio.to_thread(cluster.standby.start)
+            await asyncio.to_thread(cluster.await_standby)
+            running = (
+                "SELECT count(*) FROM perdure.instances "
+                "WHERE status NOT IN ('Completed', 'Blocked')"
+            )
+            with contextlib.suppress(AssertionError):
+                await asyncio.to_thread(
+                    await_that, lambda: cluster.primary.value(running) == 0, "all end", 60
                 )
-                with contextlib.suppress(AssertionError):
-                    await asyncio.to_thread(
-                        await_that, lambda: cluster.primary.value(running) == 0, "all end", 60
-                    )
         states = dict(
             cluster.primary.ask("SELECT status, count(*) FROM perdure.instances GROUP BY 1")
         )
@@ -265,7 +265,7 @@ async def _commit_ahead() -> str:
         async with PostgresProvider(cluster.dsn) as provider:
             token = await _begin(provider, "x")
             await asyncio.to_thread(cluster.await_replay)
-            _hold_back(cluster.primary)
+            hold_back(cluster.primary)
             await provider.ack_orchestration_item(token, _turn("x", 2))
             await asyncio.to_thread(_kill_and_promote, cluster)
             with contextlib.suppress(LockLost):
@@ -289,7 +289,7 @@ async def _wait_for_lost_work(seconds: float) -> str:
         async with Runtime(PostgresProvider(cluster.dsn), HANDLERS) as runtime:
             handles = [await runtime.start(count, 2000, id=f"i{each}") for each in range(3)]
             await asyncio.to_thread(cluster.await_replay)
-            _hold_back(cluster.primary)
+            hold_back(cluster.primary)
             await asyncio.sleep(0.2)
             await asyncio.to_thread(_kill_and_promote, cluster)
             begun = time.monotonic()
@@ -330,7 +330,7 @@ async def _start_without_standby(starts: int) -> str:
                 for number in range(starts)
             ]
             await asyncio.to_thread(_await_hanging_commit, cluster.primary)
-            _end_hanging_commits(cluster.primary)
+            end_hanging_commits(cluster.primary)
             await asyncio.wait(calls, timeout=3)
             acknowledged = sum(call.done() and call.exception() is None for call in calls)
             cluster.primary.kill()
@@ -401,7 +401,7 @@ async def _split(
             for number in range(starts):
                 if number == starts // 2:
                     # The pool connects anew, to the first server of the list that takes writes.
-                    _end_sessions(cluster.primary)
+                    end_sessions(cluster.primary)
                 await start(f"s{number}")
         old, new = (
             {row[0] for row in node.ask("SELECT instance_id FROM perdure.orchestrator_queue")}
@@ -521,7 +521,7 @@ def _kill_and_promote(cluster: Cluster) -> None:
     cluster.promote()
 
 
-def _hold_back(primary: Node) -> None:
+def hold_back(primary: Node) -> None:
     """Let the standby get nothing more."""
     for process in primary.processes("walsender"):
         process.suspend()
@@ -535,12 +535,12 @@ def _hanging(primary: Node) -> list[tuple[Any, ...]]:
     return primary.ask("SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'")
 
 
-def _end_hanging_commits(primary: Node) -> None:
+def end_hanging_commits(primary: Node) -> None:
     for (process_id,) in _hanging(primary):
         primary.ask("SELECT pg_terminate_backend(%s)", process_id)
 
 
-def _end_sessions(node: Node) -> None:
+def end_sessions(node: Node) -> None:
     """End the connections of the store's clients, as a restart or an operator would."""
     node.ask(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'perdure'"
@@ -555,9 +555,3 @@ async def _timed(runtime: Runtime, seconds: float) -> float:
     begun = time.monotonic()
     await (await runtime.start(nap, seconds)).result(120)
     return time.monotonic() - begun
-
-
-async def _until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not is_so():
-            await asyncio.sleep(0.01)
