@@ -69,7 +69,8 @@ class Bouncer:
             prepare_threshold=None,
         ) as connection:
             # Its console knows the simple protocol only.
-            connection.pgconn.exec_(text.encode())
+            result = connection.pgconn.exec_(text.encode())
+            assert not result.error_message, f"{text}: {result.error_message!r}"
 
     def turn(self) -> None:
         """Lead clients to the server that is the primary now."""
@@ -88,6 +89,7 @@ listen_addr = 127.0.0.1
 listen_port = {self.port}
 unix_socket_dir =
 auth_type = any
+admin_users = postgres
 pool_mode = transaction
 max_client_conn = 500
 default_pool_size = 40
