@@ -279,7 +279,7 @@ def split_brain(sizes: Sizes) -> Outcome:
             round_.stay_up()
             cluster.await_replay()
             if how == "resurrected":
-                _kill_caught_up(cluster)
+                cluster.primary.kill()
             elif how == "thawed":
                 cluster.primary.freeze()
             fault = time.monotonic()
@@ -379,12 +379,6 @@ def _fail_over(
 def _rounds(failovers: int) -> list[int]:
     whole, rest = divmod(failovers, FAILOVERS_PER_ROUND)
     return [FAILOVERS_PER_ROUND] * whole + [rest] * bool(rest)
-
-
-def _kill_caught_up(cluster: Cluster) -> None:
-    """Kill a primary whose standby has everything, as far as that can be arranged."""
-    cluster.await_replay()
-    cluster.primary.kill()
 
 
 def _terminate(process: int) -> None:
