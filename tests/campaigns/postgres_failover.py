@@ -16,7 +16,6 @@ import os
 import random
 import signal
 import sys
-import tempfile
 import time
 from collections import Counter
 from contextlib import ExitStack
@@ -88,8 +87,9 @@ class Round:
         self.outcome = outcome
         self._sizes = sizes
         self.rng = random.Random(sizes.seed + sum(outcome.faults.values()))
-        self._directory = tempfile.TemporaryDirectory(prefix="perdure-records-")
-        self._place = Place(dsn or cluster.dsn, Path(self._directory.name), options)
+        records = cluster.home / "records"
+        records.mkdir()
+        self._place = Place(dsn or cluster.dsn, records, options)
         self.ledger = Ledger(self._place.records)
         self._workers: list[int] = []
         self._client = 0
@@ -111,7 +111,6 @@ class Round:
     ) -> None:
         for process in [*self._workers, self._client]:
             _kill(process)
-        self._directory.cleanup()
 
     # --- while it runs
 
