@@ -178,9 +178,9 @@ def audit(cluster: Cluster, ledger: Ledger, findings: Findings, *, skip: frozens
     for line in find_lost(store, ledger.acknowledged()):
         status = store.instances.get(line.instance_id, ("", "not there"))[1]
         found.add("lost", f"{line.what} {line.value}: {line.instance_id} is {status}")
-    for value, times in (store.heard() + store.waiting()).items():
-        if times > 1:
-            found.add("doubled", f"{value} {times} times")
+    doubled = {value for value, times in (store.heard() + store.waiting()).items() if times > 1}
+    for value in sorted(doubled):
+        found.add("doubled", value)
     for instance_id, (name, status, output) in store.instances.items():
         if status == "Blocked":
             found.add("blocked", instance_id)
@@ -188,7 +188,7 @@ def audit(cluster: Cluster, ledger: Ledger, findings: Findings, *, skip: frozens
             kind = "wrong" if status in {"Failed", "Cancelled", "Terminated"} else "stuck"
             found.add(kind, f"{instance_id} is {status}")
         else:
-            _check_result(ledger, found, instance_id, name, json.loads(output))
+            _check_result(found, doubled, instance_id, name, json.loads(output))
     for (instance_id, execution_id), history in store.histories.items():
         for hole in _holes([event for event, _ in history]):
             found.add("holes", f"{instance_id}/{execution_id}: {hole}")
@@ -212,12 +212,12 @@ def audit(cluster: Cluster, ledger: Ledger, findings: Findings, *, skip: frozens
 
 
 def _check_result(
-    ledger: Ledger, found: Findings, instance_id: str, name: str, result: Any
+    found: Findings, doubled: set[str], instance_id: str, name: str, result: Any
 ) -> None:
     if "/" in instance_id or not instance_id.rpartition("-")[2].isdigit():
         return  # a child; its parent has used its result
     if name in {flow.name for flow in HEARERS}:
-        twice = [value for value, times in Counter(result).items() if times > 1]
+        twice = {value for value, times in Counter(result).items() if times > 1} - doubled
         strange = [value for value in result if not value.startswith(f"{instance_id}:")]
         if twice:
             found.add("doubled", f"{instance_id} has heard {twice} twice")

@@ -43,7 +43,8 @@ DRAIN_SECONDS = 75.0
 """Instances that do not change for so long are stuck. Clocks may differ by half a minute."""
 FAILOVERS_PER_ROUND = 10
 UP_SECONDS = (0.5, 2.0)
-ENDED = "('Completed', 'Failed', 'Cancelled', 'Terminated', 'ContinuedAsNew')"
+_SOON_SECONDS = 5.0
+ENDED = "('Completed', 'Failed', 'Cancelled', 'Terminated')"
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,9 +252,10 @@ def standby_away(sizes: Sizes) -> Outcome:
         cluster.standby.kill()
         away = time.monotonic()
         outcome.faults["away"] += 1
-        time.sleep(sizes.away_seconds / 2)
+        # Soon: later the callers have given up.
+        time.sleep(_SOON_SECONDS)
         end_hanging_commits(cluster.primary)
-        time.sleep(sizes.away_seconds / 2)
+        time.sleep(sizes.away_seconds - _SOON_SECONDS)
         cluster.standby.start()
         round_.ledger.read()
         for line in round_.ledger.acknowledged(away + 2):
