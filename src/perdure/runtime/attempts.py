@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from perdure.authoring.activity_context import ActivityInfo, enter_scope
+from perdure.engine.user_code import is_interruption
 from perdure.errors import CannotUnwrap, LockLost, PerdureError, ProviderError, UsageError
-from perdure.interruption import is_interruption
 from perdure.model import work
 from perdure.providers.envelopes import envelope
 from perdure.runtime.background import Backoff
