@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         activity,
         activity_info,
         continue_as_new,
+        current,
         heartbeat,
         is_cancelled,
         last_heartbeat,
@@ -34,10 +35,9 @@ if TYPE_CHECKING:
     )
     from perdure.authoring import now as now
     from perdure.authoring import random as random
+    from perdure.authoring import state as state
     from perdure.authoring import uuid4 as uuid4
-    from perdure.authoring.api import current
-    from perdure.authoring.registry import Handler
-    from perdure.authoring.state import state as state
+    from perdure.authoring.definitions import Handler
     from perdure.client.blocking import BlockingClient
     from perdure.client.client import Client
     from perdure.client.handle import Handle
@@ -57,8 +57,8 @@ if TYPE_CHECKING:
     from perdure.providers.records import InstanceQuery, PruneOptions, TagFilter
     from perdure.providers.sqlite import SqliteProvider
     from perdure.providers.sqlite.memory import InMemoryProvider
-    from perdure.runtime.options import RuntimeOptions
     from perdure.runtime.runtime import Runtime
+    from perdure.runtime.worker import RuntimeOptions
 
 # The module of each name. Modules are loaded on first use, so that importing the package is quick
 # and loads no backend that is not used.
@@ -88,7 +88,7 @@ _HOMES = {
         "uuid4",
         "wait_for_event",
     ),
-    "perdure.authoring.registry": ("Handler",),
+    "perdure.authoring.definitions": ("Handler",),
     "perdure.client.blocking": ("BlockingClient",),
     "perdure.client.client": ("Client",),
     "perdure.client.handle": ("Handle",),
@@ -108,7 +108,7 @@ _HOMES = {
     "perdure.providers.sqlite.memory": ("InMemoryProvider",),
     "perdure.providers.postgres": ("PostgresProvider",),
     "perdure.providers.sqlite": ("SqliteProvider",),
-    "perdure.runtime.options": ("RuntimeOptions",),
+    "perdure.runtime.worker": ("RuntimeOptions",),
     "perdure.runtime.runtime": ("Runtime",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -18,11 +18,11 @@ from perdure.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from perdure.authoring.registry import Handler, Registry
+    from perdure.authoring.definitions import Handler, Registry
 
 
 def load_registry(names: Sequence[str], command: str) -> Registry:
-    from perdure.authoring.registry import Registry
+    from perdure.authoring.definitions import Registry
 
     return Registry(load_handlers(names, command))
 

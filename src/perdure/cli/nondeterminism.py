@@ -23,7 +23,7 @@ from perdure.authoring import side_effect
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from perdure.authoring.registry import Registry
+    from perdure.authoring.definitions import Registry
 
 _CLOCKS: Final[tuple[Callable[..., Any], ...]] = (
     time.time,

@@ -13,7 +13,7 @@ from perdure.model import events, wire
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from perdure.authoring.registry import Registry
+    from perdure.authoring.definitions import Registry
     from perdure.codec import Codec
     from perdure.model.failures import Mismatch
     from perdure.providers.administration import ProviderAdmin

@@ -86,7 +86,7 @@ def _missing_end(info: InstanceInfo, execution_id: int, history: list[events.Eve
     """Report an execution whose status is final and whose history has no end event."""
     if not history or execution_id > info.execution_id:
         return []
-    expected: type[events.Event] | tuple[type[events.Event], ...] = events.TERMINAL_KINDS
+    expected: type[events.Envelope] | tuple[type[events.Envelope], ...] = events.TERMINAL_KINDS
     status = Status.CONTINUED_AS_NEW
     if execution_id == info.execution_id:
         status = info.status

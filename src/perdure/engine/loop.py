@@ -21,7 +21,7 @@ from enum import Enum, auto
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, Unpack, cast
 
-from perdure.authoring.recorder import Step, running
+from perdure.authoring.context import Step, running
 from perdure.engine import user_code
 from perdure.engine.tasks import (
     GATHERING_INIT,

@@ -9,8 +9,8 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from perdure import limits
+from perdure.authoring.context import Step, running
 from perdure.authoring.definitions import parse_version
-from perdure.authoring.recorder import Step, running
 from perdure.engine import user_code
 from perdure.engine.inbox import (
     ACTIVITY,

@@ -15,7 +15,7 @@ import traceback
 import zlib
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from perdure.authoring.recorder import Step
+from perdure.authoring.context import Step
 
 if TYPE_CHECKING:
     import random

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from perdure.authoring.recorder import running
+from perdure.authoring.context import running
 from perdure.errors import ForbiddenInOrchestration
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 from perdure.arguments import Duration, to_seconds
 from perdure.authoring import Activity
-from perdure.authoring.registry import definitions_in
+from perdure.authoring.definitions import definitions_in
 from perdure.client.steps import open_steps
 from perdure.clock import ManualClock
 from perdure.codec import JSON
@@ -15,15 +15,15 @@ from perdure.errors import PerdureError, UsageError
 from perdure.model.status import Status
 from perdure.providers.records import InstanceQuery
 from perdure.providers.sqlite.memory import InMemoryProvider, MemoryStore
-from perdure.runtime.options import RuntimeOptions
 from perdure.runtime.runtime import Runtime
+from perdure.runtime.worker import RuntimeOptions
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
     from types import ModuleType, TracebackType
     from typing import Self
 
-    from perdure.authoring.registry import Handler
+    from perdure.authoring.definitions import Handler
     from perdure.client.handle import Handle
     from perdure.client.steps import OpenStep
     from perdure.client.waiting import Ending, Finished

@@ -19,7 +19,7 @@ from perdure.errors import NotFound
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
 
-    from perdure.authoring.registry import Registry
+    from perdure.authoring.definitions import Registry
     from perdure.cli.session import Session
     from perdure.client.replay_check import ComparedStep, Comparison, Finding, Recorded
     from perdure.codec import Codec

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from perdure.cli.session import Session
     from perdure.providers.records import WorkerInfo
-    from perdure.runtime.options import RuntimeOptions
+    from perdure.runtime.worker import RuntimeOptions
 
 logger = logging.getLogger("perdure")
 
@@ -77,7 +77,7 @@ def worker(modules: tuple[str, ...], log_level: str, **options: Any) -> None:
     A Codec at the top of the module is used for all payloads. SIGTERM or Ctrl-C drains: what runs
     may finish, nothing new is taken. Again: ends at once.
     """
-    from perdure.authoring.registry import Registry
+    from perdure.authoring.definitions import Registry
     from perdure.cli.modules import load_codec, load_handlers
     from perdure.cli.nondeterminism import warnings_of
     from perdure.runtime.runtime import Runtime
@@ -115,7 +115,7 @@ def _options(
 ) -> RuntimeOptions:
     from perdure.errors import UsageError
     from perdure.providers.records import TagFilter
-    from perdure.runtime.options import RuntimeOptions
+    from perdure.runtime.worker import RuntimeOptions
 
     given: dict[str, Any] = {"activity_slots": slots, "threads": threads, "worker_id": worker_id}
     if drain_ms is not None:
