@@ -21,7 +21,14 @@ from perdure.authoring.api import (
     wait_for_event,
 )
 from perdure.authoring.context import ActivityInfo, Step
-from perdure.authoring.definitions import Activity, Orchestration, Registry, activity, orchestration
+from perdure.authoring.definitions import (
+    Activity,
+    Handler,
+    Orchestration,
+    Registry,
+    activity,
+    orchestration,
+)
 from perdure.authoring.policies import ActivityOptions, Retry
 
 __all__ = [
@@ -29,6 +36,7 @@ __all__ = [
     "ActivityInfo",
     "ActivityOptions",
     "Current",
+    "Handler",
     "Orchestration",
     "Registry",
     "Retry",

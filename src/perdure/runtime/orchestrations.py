@@ -31,7 +31,7 @@ from perdure.runtime.instances import (
     Runnable,
     arrivals_of,
 )
-from perdure.runtime.turns import TurnAborted, TurnRunner, Watchdog
+from perdure.runtime.turns import TurnRunner, TurnTooLong, Watchdog
 from perdure.runtime.worker import BackgroundTasks, FetchErrors
 
 if TYPE_CHECKING:
@@ -352,20 +352,13 @@ class OrchestrationDispatcher:
                 self._turns.run(live, arrivals)
 
     def _read(self, fetched: FetchedOrchestration) -> IntakeResult:
-        result: IntakeResult | None = None
+        item, now_ms = fetched.item, self._clock.now_ms()
         try:
-            with self._watchdog.guard(fetched.item.instance_id):
-                result = self.intake.read(fetched, self._clock.now_ms())
-        except TurnAborted:
-            if not self._watchdog.aborted_at:
-                raise
-        too_long = self._watchdog.too_long()
-        if too_long is None:
-            assert result is not None
-            return result
-        if isinstance(result, Runnable):
-            result.execution.close()
-        return self.intake.block(fetched.item, BlockReason.LIMIT, str(too_long))
+            return self._watchdog.run(item.instance_id, self.intake.read, fetched, now_ms)
+        except TurnTooLong as error:
+            if isinstance(error.result, Runnable):
+                error.result.execution.close()
+            return self.intake.block(item, BlockReason.LIMIT, str(error))
 
     def _on_more_messages(self, fetched: FetchedOrchestration) -> None:
         """Take messages for an instance that this runtime has locked already."""

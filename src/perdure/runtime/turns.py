@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from perdure.client.waiting import Ending
 from perdure.engine.user_code import is_boundary
@@ -36,9 +36,8 @@ from perdure.runtime.metrics import log
 from perdure.runtime.worker import Backoff
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
-    from types import FrameType, TracebackType
-    from typing import Self
+    from collections.abc import Awaitable, Callable
+    from types import FrameType
 
     from perdure.client.waiting import PendingStart
     from perdure.clock import Clock
@@ -48,6 +47,8 @@ if TYPE_CHECKING:
     from perdure.runtime.instances import Arrival, Intake, LiveCache, LiveInstance, LockReleaser
     from perdure.runtime.orchestrations import TurnScheduler
     from perdure.runtime.worker import BackgroundTasks, Worker
+
+T = TypeVar("T")
 
 START_DEADLINE_SECONDS: Final = 8.0
 """A little less than a store waits for a server that is out, so that a start waits only once."""
@@ -65,13 +66,15 @@ class TurnAborted(BaseException):
 class TurnTooLong(PerdureError):
     """Code between two awaits did not return in time."""
 
+    result: object = None
+    """The result of code that returned although it was interrupted."""
+
 
 class Watchdog:
     """Limits the time of a turn: logs a warning, then interrupts code that does not return.
 
     Turns run on the thread of the event loop, so code that loops for ever would stop the whole
     worker. Another thread watches, and raises an exception inside the turn when its time is up.
-    Use ``with watchdog.guard(instance_id):`` around a turn or a replay.
     """
 
     def __init__(self, warn_seconds: float, abort_seconds: float) -> None:
@@ -84,8 +87,8 @@ class Watchdog:
         self._instance_id: str | None = None
         self._since = 0.0
         self._warned = False
-        self.aborted_at = ""
-        """The line of user code where the last guarded turn was interrupted, or empty."""
+        self._aborted_at = ""
+        """The line of user code where the last turn was interrupted, or empty."""
 
     def start(self) -> None:
         self._turn_thread = threading.get_ident()
@@ -97,36 +100,40 @@ class Watchdog:
         if self._thread is not None:
             self._thread.join()
 
-    def guard(self, instance_id: str) -> Self:
+    def run(self, instance_id: str, call: Callable[..., T], *args: Any) -> T:
+        """Return the result of a turn or a replay; raise TurnTooLong if it was interrupted."""
         self._since = time.monotonic()
         self._warned = False
-        self.aborted_at = ""
+        self._aborted_at = ""
         self._instance_id = instance_id
-        return self
+        result: T | None = None
+        try:
+            try:
+                result = call(*args)
+            finally:
+                self._end()
+        except (Exception, TurnAborted) as error:
+            if self._aborted_at:
+                raise self._too_long(result) from error
+            raise
+        if self._aborted_at:
+            raise self._too_long(result)
+        return result
 
-    def __enter__(self) -> None:
-        return
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def _end(self) -> None:
         with self._mutex:
             self._instance_id = None
-            if self.aborted_at:
+            if self._aborted_at:
                 # The exception may not have been raised yet: withdraw it.
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._turn_thread), None)
 
-    def too_long(self) -> TurnTooLong | None:
-        """Return the error of the last turn if it was interrupted."""
-        if not self.aborted_at:
-            return None
-        return TurnTooLong(
+    def _too_long(self, result: object) -> TurnTooLong:
+        error = TurnTooLong(
             f"a turn ran for more than {self._abort_seconds:g} s and was interrupted at "
-            f"{self.aborted_at}; {_WAY_OUT}"
+            f"{self._aborted_at}; {_WAY_OUT}"
         )
+        error.result = result
+        return error
 
     def _watch(self) -> None:
         while not self._stop.wait(_CHECK_SECONDS):
@@ -135,8 +142,8 @@ class Watchdog:
                 if instance_id is None:
                     continue
                 elapsed = time.monotonic() - self._since
-                if elapsed > self._abort_seconds and not self.aborted_at:
-                    self.aborted_at = self._place()
+                if elapsed > self._abort_seconds and not self._aborted_at:
+                    self._aborted_at = self._place()
                     ctypes.pythonapi.PyThreadState_SetAsyncExc(
                         ctypes.c_ulong(self._turn_thread), ctypes.py_object(TurnAborted)
                     )
@@ -332,24 +339,20 @@ class TurnRunner:
         reason: BlockReason | None = None
         failure: BaseException
         try:
-            with self._watchdog.guard(live.instance_id):
-                outcome = live.execution.run_turn(turn.items, turn.now_ms)
-            if not self._watchdog.aborted_at:
-                return outcome
-            failure = TurnAborted()
+            run_turn = live.execution.run_turn
+            return self._watchdog.run(live.instance_id, run_turn, turn.items, turn.now_ms)
+        except TurnTooLong as error:
+            reason, failure = BlockReason.LIMIT, error
         except Nondeterminism as error:
             reason, failure = BlockReason.NONDETERMINISM, error
         except (CorruptData, PayloadError) as error:
             reason, failure = BlockReason.UNDECODABLE, error
         except (Exception, TurnAborted) as error:  # noqa: BLE001
+            log.error("a turn of %r failed", live.instance_id, exc_info=error)
             failure = error
         except BaseException as error:  # a signal interrupted it: the turn did not happen
             self._release_failed(turn, None, error)
             raise
-        if (too_long := self._watchdog.too_long()) is not None:
-            reason, failure = BlockReason.LIMIT, too_long
-        elif reason is None:
-            log.error("a turn of %r failed", live.instance_id, exc_info=failure)
         self._release_failed(turn, reason, failure)
         return None
 
