@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass
 from enum import IntEnum
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -245,43 +245,34 @@ def _add_result(
     return unwanted
 
 
-class _Completion(NamedTuple):
-    """The event that a message for an open step becomes."""
-
-    event: type[events.Resolving]
-    family: Family
-    id_field: str
-    """The field of the message that holds the id of the step."""
-    fields: tuple[str, ...]
-    """Copied from the message to the event."""
-
-
-_COMPLETIONS: Final[Mapping[type[work.OrchestratorItem], _Completion]] = {
-    work.ActivityCompleted: _Completion(
-        events.ActivityCompleted, ACTIVITY, "activity_id", ("result", "attempts")
-    ),
-    work.ActivityFailed: _Completion(events.ActivityFailed, ACTIVITY, "activity_id", ("failure",)),
-    work.TimerFired: _Completion(events.TimerFired, TIMER, "timer_id", ("fire_at_ms",)),
-    work.SubOrchCompleted: _Completion(
-        events.SubOrchestrationCompleted, CHILD, "event_id", ("result",)
-    ),
-    work.SubOrchFailed: _Completion(events.SubOrchestrationFailed, CHILD, "event_id", ("failure",)),
+_COMPLETIONS: Final[
+    Mapping[type[work.OrchestratorItem], tuple[type[events.Resolving], Family, str]]
+] = {
+    work.ActivityCompleted: (events.ActivityCompleted, ACTIVITY, "activity_id"),
+    work.ActivityFailed: (events.ActivityFailed, ACTIVITY, "activity_id"),
+    work.TimerFired: (events.TimerFired, TIMER, "timer_id"),
+    work.SubOrchCompleted: (events.SubOrchestrationCompleted, CHILD, "event_id"),
+    work.SubOrchFailed: (events.SubOrchestrationFailed, CHILD, "event_id"),
 }
+"""Messages for open steps: the event, the family, and the field that holds the id of the step."""
 
-COMPLETION_FAMILIES: Final[Mapping[type[events.Resolving], Family]] = {
-    each.event: each.family for each in _COMPLETIONS.values()
+COMPLETION_FAMILIES: Final[Mapping[type[events.Envelope], Family]] = {
+    kind: family for kind, family, _ in _COMPLETIONS.values()
 }
+_COMMON_FIELDS: Final = frozenset(events.Resolving.__struct_fields__)
 
 
 def _add_completion(item: Any, journal: Journal, recorder: CodeRecorder) -> str | None:
-    kind, family, id_field, fields = _COMPLETIONS[type(item)]
+    kind, family, id_field = _COMPLETIONS[type(item)]
     source_event_id: int = getattr(item, id_field)
     unwanted = _unwanted(item, source_event_id, family, recorder)
     if unwanted is None:
         if family is TIMER and source_event_id not in recorder.operations.open:
             return _too_late(source_event_id)
-        copied = {name: getattr(item, name) for name in fields}
-        journal.arrive(kind, source_event_id=source_event_id, **copied)
+        # The event has the result, the failure or the time under the name of the message.
+        names = (name for name in kind.__struct_fields__ if name not in _COMMON_FIELDS)
+        content = {name: getattr(item, name) for name in names}
+        journal.arrive(kind, source_event_id=source_event_id, **content)
     return unwanted
 
 

@@ -274,9 +274,10 @@ class Attempts:
             return call if limited is None else limited(call)
         if activity.settings.executor == "process":
             return self._processes.run(activity, args, kwargs, scope.info, limited)
-        run = contextvars.copy_context().run
-        call_in_thread = partial(run, call_contained, activity.fn, args, kwargs)
-        return self.threads.run(activity.name, call_in_thread, limited)
+        context = contextvars.copy_context()
+        return self.threads.run(
+            activity.name, lambda: context.run(call_contained, activity.fn, args, kwargs), limited
+        )
 
     async def _limited(self, scope: AttemptScope, call: Awaitable[Any]) -> Any:
         """Await the call under the time limits of one attempt."""

@@ -1,4 +1,4 @@
-"""Where the code of sync activities runs: threads of this process, and child processes.
+"""The executors of sync activities: threads of this process, and child processes.
 
 A child process is for code that needs its own CPU core or a time limit that really stops. It is
 started when it is needed, kept for the next call, and killed when its call is cancelled or times

@@ -26,7 +26,7 @@ from perdure.model import events, wire, work
 from perdure.model.failures import Block, BlockReason
 from perdure.model.work import started_by
 from perdure.providers.records import ExecutionMetadata, OrchestratorMessage, TurnCommit
-from perdure.runtime.commits import replies_to
+from perdure.runtime.commit_builder import replies_to
 from perdure.runtime.metrics import log
 from perdure.version import VERSION
 

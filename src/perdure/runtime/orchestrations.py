@@ -20,7 +20,7 @@ from perdure.model.failures import Block, BlockReason
 from perdure.providers.envelopes import envelope
 from perdure.providers.records import FetchedOrchestration, OrchestrationFilter, VersionRange
 from perdure.providers.rules import new_lock_token
-from perdure.runtime.commits import FRAMEWORK_VERSION
+from perdure.runtime.commit_builder import FRAMEWORK_VERSION
 from perdure.runtime.instances import (
     Arrival,
     Ended,

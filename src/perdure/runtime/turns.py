@@ -31,7 +31,7 @@ from perdure.limits import HISTORY_EVENTS_MAX, HISTORY_EVENTS_WARN
 from perdure.model import work
 from perdure.model.failures import BlockReason
 from perdure.model.status import Status
-from perdure.runtime.commits import build_commit, final_status
+from perdure.runtime.commit_builder import build_commit, final_status
 from perdure.runtime.metrics import log
 from perdure.runtime.worker import Backoff
 
@@ -106,7 +106,7 @@ class Watchdog:
         self._warned = False
         self._aborted_at = ""
         self._instance_id = instance_id
-        result: T | None = None
+        result: Any = None
         try:
             try:
                 result = call(*args)
@@ -118,7 +118,8 @@ class Watchdog:
             raise
         if self._aborted_at:
             raise self._too_long(result)
-        return result
+        answer: T = result
+        return answer
 
     def _end(self) -> None:
         with self._mutex:
