@@ -14,12 +14,14 @@ from perdure.version import VERSION as __version__  # noqa: N811
 if TYPE_CHECKING:
     from perdure.authoring import (
         Activity,
+        Handler,
         Orchestration,
         Retry,
         Step,
         activity,
         activity_info,
         continue_as_new,
+        current,
         heartbeat,
         is_cancelled,
         last_heartbeat,
@@ -34,10 +36,8 @@ if TYPE_CHECKING:
     )
     from perdure.authoring import now as now
     from perdure.authoring import random as random
+    from perdure.authoring import state as state
     from perdure.authoring import uuid4 as uuid4
-    from perdure.authoring.api import current
-    from perdure.authoring.registry import Handler
-    from perdure.authoring.state import state as state
     from perdure.client.blocking import BlockingClient
     from perdure.client.client import Client
     from perdure.client.instance import Handle, InstanceStatus
@@ -56,60 +56,34 @@ if TYPE_CHECKING:
     from perdure.providers.records import InstanceQuery, PruneOptions, TagFilter
     from perdure.providers.sqlite import SqliteProvider
     from perdure.providers.sqlite.memory import InMemoryProvider
-    from perdure.runtime.options import RuntimeOptions
     from perdure.runtime.runtime import Runtime
+    from perdure.runtime.worker import RuntimeOptions
 
-# The module of each name. Modules are loaded on first use, so that importing the package is quick
-# and loads no backend that is not used.
+# The modules of the names that are not in perdure.authoring. Modules are loaded on first use, so
+# that importing the package is quick and loads no backend that is not used.
 _HOMES = {
-    "perdure.authoring": (
-        "Activity",
-        "Orchestration",
-        "Retry",
-        "Step",
-        "activity",
-        "activity_info",
-        "continue_as_new",
-        "current",
-        "heartbeat",
-        "is_cancelled",
-        "last_heartbeat",
-        "next_message",
-        "now",
-        "orchestration",
-        "patched",
-        "random",
-        "set_custom_status",
-        "side_effect",
-        "start_detached",
-        "state",
-        "transaction",
-        "uuid4",
-        "wait_for_event",
-    ),
-    "perdure.authoring.registry": ("Handler",),
-    "perdure.client.blocking": ("BlockingClient",),
-    "perdure.client.client": ("Client",),
-    "perdure.client.instance": ("Handle", "InstanceStatus"),
-    "perdure.codec": ("Codec",),
-    "perdure.errors": (
-        "ActivityFailed",
-        "OrchestrationCancelled",
-        "OrchestrationFailed",
-        "OrchestrationTerminated",
-        "PerdureError",
-    ),
-    "perdure.model.status": ("Status",),
-    "perdure.providers.contract": ("Provider",),
-    "perdure.providers.filesystem": ("FileSystemProvider",),
-    "perdure.providers.records": ("InstanceQuery", "PruneOptions", "TagFilter"),
-    "perdure.providers.sqlite.memory": ("InMemoryProvider",),
-    "perdure.providers.postgres": ("PostgresProvider",),
-    "perdure.providers.sqlite": ("SqliteProvider",),
-    "perdure.runtime.options": ("RuntimeOptions",),
-    "perdure.runtime.runtime": ("Runtime",),
+    "ActivityFailed": "perdure.errors",
+    "BlockingClient": "perdure.client.blocking",
+    "Client": "perdure.client.client",
+    "Codec": "perdure.codec",
+    "FileSystemProvider": "perdure.providers.filesystem",
+    "Handle": "perdure.client.instance",
+    "InMemoryProvider": "perdure.providers.sqlite.memory",
+    "InstanceQuery": "perdure.providers.records",
+    "InstanceStatus": "perdure.client.instance",
+    "OrchestrationCancelled": "perdure.errors",
+    "OrchestrationFailed": "perdure.errors",
+    "OrchestrationTerminated": "perdure.errors",
+    "PerdureError": "perdure.errors",
+    "PostgresProvider": "perdure.providers.postgres",
+    "Provider": "perdure.providers.contract",
+    "PruneOptions": "perdure.providers.records",
+    "Runtime": "perdure.runtime.runtime",
+    "RuntimeOptions": "perdure.runtime.worker",
+    "SqliteProvider": "perdure.providers.sqlite",
+    "Status": "perdure.model.status",
+    "TagFilter": "perdure.providers.records",
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 # Some names can be imported but are not listed here. PostgresProvider needs an extra, which
 # `import *` must not need. now, random, state and uuid4 would shadow modules and common names.
@@ -158,13 +132,16 @@ __all__ = [
 ]
 
 
+_UNLISTED = ("now", "random", "state", "uuid4")
+
+
 def __getattr__(name: str) -> object:
-    home = _HOME_OF.get(name)
-    if home is None:
+    if name not in _HOMES and name not in __all__ and name not in _UNLISTED:
         raise AttributeError(f"module 'perdure' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(home), name)
+    home = import_module(_HOMES.get(name, "perdure.authoring"))
+    value = globals()[name] = getattr(home, name)
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "now", "random", "state", "uuid4"])
+    return sorted([*__all__, *_UNLISTED])

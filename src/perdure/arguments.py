@@ -53,9 +53,14 @@ def in_seconds(value: Duration) -> float:
     return value.total_seconds() if isinstance(value, timedelta) else value
 
 
+def in_milliseconds(value: Duration) -> int:
+    """Return a checked length of time in milliseconds."""
+    return round(in_seconds(value) * 1000)
+
+
 def to_seconds(value: Any, what: str, *, minimum: float = 0) -> float:
     """Return a length of time in seconds, or raise InvalidValue that names it."""
-    length = value.total_seconds() if isinstance(value, timedelta) else value
+    length = in_seconds(value)
     check_real(length, what, minimum=minimum, maximum=SECONDS_MAX, unit=" seconds")
     return float(length)
 

@@ -9,24 +9,49 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import dataclasses
 import math
+import reprlib
+import sys
+import types
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Final,
+    Literal,
+    Protocol,
+    TypeGuard,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+)
+from uuid import UUID
 
 import msgspec
+import msgspec.inspect
 
 from perdure.arguments import check_methods, check_number, check_string
 from perdure.errors import CannotUnwrap, PayloadError
 from perdure.limits import JSON_DEPTH_MAX, PAYLOAD_BYTES_MAX
-from perdure.pydantic_models import decode_model, encode_model, is_model
-from perdure.roundtrip import difference, field_names, unreadable_classes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 _WRAPPED: Final = b'{"$perdure":'
 """The first bytes of a wrapped payload. ``data >= _WRAPPED`` is a quick first test for them."""
+_SCALARS: Final = frozenset({str, int, float, bool, type(None)})
+_PLAIN: Final = _SCALARS | {bytes, Decimal, UUID, date, datetime, time, timedelta}
+_ROWS: Final = frozenset({list, tuple})
+_DATA: Final = _SCALARS | _ROWS | {dict}
+_CONTAINERS: Final = frozenset({list, tuple, set, frozenset, dict})
+_SHOWN_CHARACTERS: Final = 120
 
 
 class PayloadTransform(Protocol):
@@ -238,6 +263,216 @@ def _may_be_too_deep(data: bytes) -> bool:
 def _shortened(data: bytes) -> str:
     text = data.decode(errors="replace")
     return text if len(text) <= 200 else text[:200] + "..."
+
+
+# --- values that would not come back equal
+
+
+def is_plain(annotation: Any) -> bool:
+    """Return True if every value that fits the annotation comes back equal."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is None and _is_one_of(annotation, _PLAIN):
+        return True
+    if origin is Annotated:
+        return is_plain(parts[0])
+    if origin is Literal:
+        return True
+    if origin is Union or origin is types.UnionType:
+        return all(_is_one_of(part, _SCALARS) for part in parts)
+    if origin in _CONTAINERS:
+        return all(part is Ellipsis or is_plain(part) for part in parts)
+    return isinstance(annotation, type) and issubclass(annotation, Enum)
+
+
+def _is_one_of(annotation: Any, kinds: frozenset[Any]) -> bool:
+    return isinstance(annotation, type) and annotation in kinds
+
+
+def unreadable_classes(annotation: Any) -> list[type]:
+    """Return the classes in the annotation that no value can be read as."""
+    found: list[type] = []
+    waiting: list[Any] = [msgspec.inspect.type_info(annotation)]
+    seen: set[int] = set()
+    while waiting:
+        part = waiting.pop()
+        kind = _kind(part)
+        if kind is tuple:
+            waiting.extend(part)
+        elif isinstance(part, (msgspec.inspect.Type, msgspec.inspect.Field)):
+            if id(part) in seen:
+                continue
+            seen.add(id(part))
+            if isinstance(part, msgspec.inspect.UnionType):
+                # An unreadable member of a union is harmless beside a readable one.
+                readable = tuple(each for each in part.types if not _is_unreadable(each))
+                waiting.append(readable or part.types)
+            elif _is_unreadable(part):
+                found.append(part.cls)
+            else:
+                waiting.extend(getattr(part, name) for name in part.__struct_fields__)
+    return found
+
+
+def _is_unreadable(part: Any) -> TypeGuard[msgspec.inspect.CustomType]:
+    return (
+        isinstance(part, msgspec.inspect.CustomType)
+        and part.cls is not object
+        and not is_model(part.cls)
+    )
+
+
+def difference(written: Any, read: Any, path: str) -> str | None:
+    """Return the first place at which another value would come back, and the way out.
+
+    A tuple may come back as a list, a mapping as a dict, and plain data as the annotated type:
+    these lose nothing.
+    """
+    if _is_equal(written, read):
+        return None
+    kind, kind_read = _kind(written), _kind(read)
+    if kind_read is dict and issubclass(kind, Mapping):
+        return _missing_key(written, read, path) or _first(
+            difference(written[key], read[key], f"{path}[{key!r}]") for key in written
+        )
+    if kind in _ROWS and kind_read in _ROWS and len(written) == len(read):
+        pairs = enumerate(zip(written, read, strict=True))
+        return _first(difference(mine, back, f"{path}[{n}]") for n, (mine, back) in pairs)
+    if kind is kind_read:
+        return _first(
+            difference(getattr(written, name), getattr(read, name), f"{path}.{name}")
+            for name in field_names(written) or ()
+        )
+    if kind in _DATA:
+        return None
+    return (
+        f"{path}: {_shown(written)} would come back as {_shown(read)}; values are read back by "
+        f"annotation: annotate {kind.__qualname__}"
+    )
+
+
+def field_names(value: Any) -> tuple[str, ...] | None:
+    """Return the field names of a value that is written field by field, or None."""
+    kind = cast("Any", type(value))
+    if isinstance(value, msgspec.Struct):
+        return value.__struct_fields__
+    if dataclasses.is_dataclass(value):
+        return tuple(field.name for field in dataclasses.fields(value))
+    if hasattr(kind, "__attrs_attrs__"):
+        return tuple(attribute.name for attribute in kind.__attrs_attrs__)
+    return None
+
+
+def _kind(value: object) -> type[Any]:
+    """Return ``type(value)`` without the narrowing that type checkers apply to comparisons."""
+    return type(value)
+
+
+def _is_equal(written: Any, read: Any) -> bool:
+    try:
+        return bool(written == read)
+    except Exception:  # noqa: BLE001 - code of the author compares
+        return False
+
+
+def _missing_key(written: Mapping[Any, Any], read: Mapping[Any, Any], path: str) -> str | None:
+    for key in written:
+        if key not in read:
+            return (
+                f"{path}: the key {key!r} would not come back; values are read back by annotation: "
+                "annotate a type that has it, or dict[type of the keys, type of the values]"
+            )
+    return None
+
+
+def _first(found: Iterable[str | None]) -> str | None:
+    return next((each for each in found if each is not None), None)
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - the repr is code of the author
+        text = object.__repr__(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
+
+
+# --- pydantic models: written by alias, and refused if they would not come back equal
+
+_MODEL_WAY_OUT: Final = (
+    "what a model leaves out or masks when it writes JSON (SecretStr, exclude=True, an alias for "
+    "one direction only) would be lost: give it a field_serializer, or pass a reference"
+)
+
+
+def is_model(type_: Any) -> bool:
+    """Return True for a pydantic model. A model can only exist if pydantic is loaded already."""
+    pydantic = sys.modules.get("pydantic")
+    return (
+        pydantic is not None and isinstance(type_, type) and issubclass(type_, pydantic.BaseModel)
+    )
+
+
+def encode_model(value: Any, path: str) -> msgspec.Raw:
+    """Return JSON that reads back as an equal model; raise PayloadError with the path if not."""
+    problem = ""
+    # A model may accept only the names of its fields, although it has aliases.
+    for by_alias in (True, False):
+        text: str = value.model_dump_json(by_alias=by_alias, round_trip=True, warnings=False)
+        try:
+            again = decode_model(type(value), msgspec.json.decode(text))
+        except msgspec.ValidationError as error:
+            problem = problem or f"{path}: {error}"
+            continue
+        difference = _model_difference(value, again, path)
+        if difference is None:
+            return msgspec.Raw(text.encode())
+        problem = problem or difference
+    raise PayloadError(f"{problem}; {_MODEL_WAY_OUT}")
+
+
+def decode_model(type_: Any, value: object) -> Any:
+    """Return the model of a JSON value. Read as JSON text, as strict models then accept times."""
+    try:
+        return type_.model_validate_json(msgspec.json.encode(value))
+    except ValueError as error:
+        raise msgspec.ValidationError(str(error)) from error
+
+
+def _model_difference(then: Any, now: Any, path: str) -> str | None:
+    """Return the first difference of two values. Private attributes are not compared."""
+    kind = cast("Any", type(then))
+    if kind is type(now):
+        if is_model(kind):
+            return _first_member_difference(_members(then), _members(now), path, ".{}")
+        if kind is dict and then.keys() == now.keys():
+            return _first_member_difference(then, now, path, "[{!r}]")
+        if kind in {list, tuple} and len(then) == len(now):
+            return _first_member_difference(_numbered(then), _numbered(now), path, "[{}]")
+        if getattr(kind, "__eq__") is object.__eq__:  # noqa: B009
+            return None  # it equals only itself, so it cannot be compared
+    if _is_equal(then, now):
+        return None
+    return f"{path}: {reprlib.repr(then)} would come back as {reprlib.repr(now)}"
+
+
+def _first_member_difference(
+    then: dict[Any, Any], now: dict[Any, Any], path: str, place: str
+) -> str | None:
+    for key, member in then.items():
+        difference = _model_difference(member, now.get(key), path + place.format(key))
+        if difference is not None:
+            return difference
+    return None
+
+
+def _members(model: Any) -> dict[str, Any]:
+    kind = cast("Any", type(model))
+    names: list[str] = list(kind.model_fields)
+    return {name: getattr(model, name, None) for name in names} | (model.model_extra or {})
+
+
+def _numbered(values: list[Any] | tuple[Any, ...]) -> dict[int, Any]:
+    return dict(enumerate(values))
 
 
 JSON: Final = Codec()

@@ -8,7 +8,7 @@ from uuid import uuid4 as fresh_id
 
 import perdure
 from perdure import orchestration, side_effect
-from perdure.authoring.registry import Registry
+from perdure.authoring.definitions import Registry
 from perdure.cli.modules import warnings_of
 
 

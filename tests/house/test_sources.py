@@ -34,7 +34,6 @@ SAME_NAME = {
     "deletion": "the verb and its checks",
     "documents": "texts of a store",
     "faults": "errors of Postgres, and faults that tests plant",
-    "guards": "checks around an orchestration's code, and around an SQLite file",
     "history": "the command and the files",
     "histories": "history files",
     "instances": "live instances in each layer",
@@ -43,17 +42,16 @@ SAME_NAME = {
     "moving": "exports: the client's part, the store's part and its checks",
     "provider": "the provider of each store",
     "queues": "the queues of a store",
-    "recorder": "what an orchestration's code calls, and what the engine does",
     "records": "the contract's records, and how Postgres stores them",
     "replay": "the command and the assertion for tests",
     "rerun": "the command and the client's part",
     "snapshots": "the export of an instance: its file, and its rows",
-    "state": "the state of an instance, and of a store",
     "statements": "the SQL of each store",
     "store": "the open store of each backend",
     "turns": "the verbs in each store, and the state machine's rules for them",
     "waiting": "signals and the long poll, and a client that waits for a result",
     "work": "work items in the model, and in a store",
+    "worker": "the command that runs a worker, and the settings of one",
 }
 """Why several packages have a module of that name."""
 

@@ -20,8 +20,8 @@ from perdure import (
 from perdure.clock import ManualClock
 from perdure.errors import StoreFull, StoreUnavailable
 from perdure.providers.sqlite.memory import MemoryStore
-from perdure.runtime import background
-from perdure.runtime.turn_runner import START_DEADLINE_SECONDS
+from perdure.runtime import worker
+from perdure.runtime.turns import START_DEADLINE_SECONDS
 
 
 @orchestration
@@ -125,7 +125,7 @@ class Faulty(InMemoryProvider):
 
 
 async def test_a_defect_in_a_fetch_delays_no_instance_for_long(monkeypatch, caplog):
-    monkeypatch.setattr(background, "_LONGEST_SECONDS", 0.01)
+    monkeypatch.setattr(worker, "_LONGEST_SECONDS", 0.01)
     store = MemoryStore()
     options = RuntimeOptions(run_activities=False, orchestration_lock_timeout=600)
     async with Client(InMemoryProvider(store=store)) as client:

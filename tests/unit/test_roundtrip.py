@@ -15,9 +15,8 @@ import pydantic
 import pytest
 
 from perdure import Runtime, activity
-from perdure.codec import JSON
+from perdure.codec import JSON, is_plain
 from perdure.errors import PayloadError
-from perdure.roundtrip import is_plain
 
 
 @dataclasses.dataclass

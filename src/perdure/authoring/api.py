@@ -1,4 +1,4 @@
-"""The functions that orchestration code can call besides handlers and asyncio."""
+"""The functions that orchestrations can call beside handlers and asyncio, and activities."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar, get_type_hi
 import msgspec
 
 from perdure.arguments import to_seconds
+from perdure.authoring.context import require_recorder, require_scope
 from perdure.authoring.definitions import Orchestration
-from perdure.authoring.recorder import require_recorder
-from perdure.errors import InvalidValue
+from perdure.errors import InvalidValue, UsageError
 from perdure.limits import check_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, MutableMapping
+    from collections.abc import Callable, Iterator, Mapping, MutableMapping
     from random import Random
     from types import UnionType
 
     from perdure.arguments import Duration
-    from perdure.authoring.recorder import Recorder, Step
+    from perdure.authoring.context import ActivityInfo, Recorder, Step
     from perdure.model.work import ParentLink
 
     LoggerAdapter = logging.LoggerAdapter[logging.Logger]
@@ -33,9 +33,14 @@ else:
     Random = object
 
 T = TypeVar("T")
+D = TypeVar("D")
 P = ParamSpec("P")
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_VALUES = (bool, int, float, str, bytes, list, dict, tuple, set)
+
+
+# --- steps and values of orchestrations
 
 
 @overload
@@ -179,6 +184,9 @@ def _result_type(fn: Callable[[], Any]) -> Any:
         return Any
 
 
+# --- the running orchestration
+
+
 class Current:
     """The running orchestration, as its own code sees it."""
 
@@ -271,3 +279,122 @@ class ReplayLogger(LoggerAdapter):
 def current() -> Current:
     """Return the orchestration that is running here."""
     return Current(require_recorder("current()"))
+
+
+# --- state of orchestrations
+
+
+class State:
+    """A mapping of strings to JSON values that survives restarts and continue-as-new.
+
+    Reading returns a new copy: write a changed value back. Keys are sorted.
+    """
+
+    __slots__ = ()
+
+    def __getitem__(self, key: str) -> Any:
+        recorder = require_recorder("state")
+        return _decode(recorder, key, recorder.state_values()[key], Any)
+
+    def __setitem__(self, key: str, value: object) -> None:
+        recorder = require_recorder("state")
+        raw = recorder.codec.encode(value, where=f"state[{key!r}]")
+        recorder.state_set(key, bytes(raw).decode())
+
+    def __delitem__(self, key: str) -> None:
+        recorder = require_recorder("state")
+        if key not in recorder.state_values():
+            raise KeyError(key)
+        recorder.state_delete(key)
+
+    def __contains__(self, key: object) -> bool:
+        return key in require_recorder("state").state_values()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys())
+
+    def __len__(self) -> int:
+        return len(require_recorder("state").state_values())
+
+    @overload
+    def get(self, key: str) -> Any | None: ...
+    @overload
+    def get(self, key: str, type: type[T]) -> T | None: ...
+    @overload
+    def get(self, key: str, type: type[T], default: D) -> T | D: ...
+    @overload
+    def get(self, key: str, *, default: D) -> Any | D: ...
+    def get(self, key: str, type: Any = Any, default: Any = None) -> Any:  # noqa: A002
+        """Return the value, checked against the type, or the default."""
+        if isinstance(type, _VALUES):
+            raise UsageError(
+                f"state.get({key!r}, {type!r}): the second argument is a type; write "
+                f"state.get({key!r}, default={type!r})"
+            )
+        recorder = require_recorder("state")
+        text = recorder.state_values().get(key)
+        return default if text is None else _decode(recorder, key, text, type)
+
+    def set(self, key: str, value: object) -> None:
+        self[key] = value
+
+    def delete(self, key: str) -> None:
+        """Remove the key if it exists."""
+        if key in self:
+            del self[key]
+
+    def clear(self) -> None:
+        require_recorder("state").state_clear()
+
+    def keys(self) -> list[str]:
+        return sorted(require_recorder("state").state_values())
+
+    def items(self) -> list[tuple[str, Any]]:
+        return [(key, self[key]) for key in self.keys()]
+
+    def __repr__(self) -> str:
+        return "<state of the running orchestration>"
+
+
+def _decode(recorder: Recorder, key: str, text: str, type_: Any) -> Any:
+    return recorder.decode(msgspec.Raw(text.encode()), type_, where=f"state[{key!r}]")
+
+
+state = State()
+"""The state of the orchestration that is running."""
+
+
+# --- activities
+
+
+def activity_info() -> ActivityInfo:
+    """Return ids and attempt of the activity that is running here."""
+    return require_scope("activity_info()").info
+
+
+def heartbeat(details: object = None) -> None:
+    """Report that the activity is alive. The next attempt can read the details."""
+    require_scope("heartbeat()").heartbeat(details)
+
+
+@overload
+def last_heartbeat() -> Any: ...
+@overload
+def last_heartbeat(type: type[T]) -> T | None: ...
+def last_heartbeat(type: Any = Any) -> Any:  # noqa: A002
+    """Return the details of the last heartbeat of an earlier attempt, or None."""
+    return require_scope("last_heartbeat()").last_heartbeat(type)
+
+
+def is_cancelled() -> bool:
+    """Return True if the activity was cancelled. A long sync activity should check it regularly."""
+    return require_scope("is_cancelled()").is_cancelled()
+
+
+def transaction() -> Any:
+    """Return the connection of the store, in an activity declared with ``transactional=True``.
+
+    Rows written through it are committed together with the completion: exactly once.
+    On SQLite it is an ``apsw.Connection``.
+    """
+    return require_scope("transaction()").connection()

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, Never, NoReturn, get_type_hints
 
 import msgspec
 
-from perdure.codec import JSON
+from perdure.codec import JSON, difference, is_plain
 from perdure.errors import PayloadError, UsageError
-from perdure.roundtrip import difference, is_plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

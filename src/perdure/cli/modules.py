@@ -20,15 +20,14 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 from perdure.authoring import side_effect
-from perdure.authoring.definitions import Activity, Orchestration
-from perdure.authoring.registry import Registry
+from perdure.authoring.definitions import Activity, Orchestration, Registry
 from perdure.codec import JSON, Codec
 from perdure.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from perdure.authoring.registry import Handler
+    from perdure.authoring.definitions import Handler
 
 
 def load_registry(names: Sequence[str], command: str) -> Registry:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from perdure.cli.details import InstanceDetails
     from perdure.cli.session import Session
-    from perdure.engine.sites import Wait
+    from perdure.engine.inbox import Wait
     from perdure.providers.records import DeadLetter, InstanceInfo, QueueDepth, WorkerInfo
 
 

@@ -24,7 +24,7 @@ from perdure.model.status import Status
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
-    from perdure.authoring.registry import Registry
+    from perdure.authoring.definitions import Registry
     from perdure.codec import Codec
     from perdure.providers.contract import Provider
     from perdure.providers.records import InstanceInfo, InstanceSnapshot
@@ -97,7 +97,7 @@ def _missing_end(info: InstanceInfo, execution_id: int, history: list[events.Eve
     """Report an execution whose status is final and whose history has no end event."""
     if not history or execution_id > info.execution_id:
         return []
-    expected: type[events.Event] | tuple[type[events.Event], ...] = events.TERMINAL_KINDS
+    expected: type[events.Envelope] | tuple[type[events.Envelope], ...] = events.TERMINAL_KINDS
     status = Status.CONTINUED_AS_NEW
     if execution_id == info.execution_id:
         status = info.status

@@ -1,21 +1,213 @@
-"""Turns each message into a history event, and applies each such event to the code.
+"""The open steps of an execution, and what arrives for them from outside.
 
-A live turn does both. A replayed turn has the events already, so it only applies them.
+A live turn turns each message into a history event and applies that event to the code. A replayed
+turn has the events already, so it only applies them.
 """
 
 from __future__ import annotations
 
+import inspect
+import reprlib
+from collections import deque
+from dataclasses import dataclass
+from enum import IntEnum
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
-from perdure.engine.operations import ACTIVITY, CHILD, TIMER, Family
+import msgspec
+
+from perdure.engine.user_code import find_user_frame, site_of
+from perdure.errors import Nondeterminism
 from perdure.model import events, work
 from perdure.model.failures import activity_error, child_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from types import FrameType
 
     from perdure.engine.journal import Journal
+    from perdure.engine.loop import DurableLoop
     from perdure.engine.recorder import CodeRecorder
+
+# --- open steps
+
+
+class Family(IntEnum):
+    """The kind of a step; a completion must be of the family of its step."""
+
+    ACTIVITY = 1
+    TIMER = 2
+    EVENT = 3
+    MESSAGE = 4
+    CHILD = 5
+
+
+# Looked up often: an attribute of an enumeration costs more than a name of the module.
+ACTIVITY: Final = Family.ACTIVITY
+TIMER: Final = Family.TIMER
+EVENT: Final = Family.EVENT
+MESSAGE: Final = Family.MESSAGE
+CHILD: Final = Family.CHILD
+
+_COMPLETED = 0x80
+_GROWTH_BYTES = 64
+
+
+class Operation(msgspec.Struct, gc=False):
+    """One open step: the event that opened it and the future or timer that waits for it.
+
+    The garbage collector does not track these: closing an execution releases them.
+    """
+
+    family: Family
+    event: Any
+    target: Any
+    """The step or the timer."""
+    definition: Any
+    """The activity, the child, or the type that arriving data must fit."""
+
+
+class Operations:
+    """Every step by the id of the event that opened it."""
+
+    def __init__(self) -> None:
+        self.open: dict[int, Operation] = {}
+        """Steps that are neither completed nor given up. The code that closes a step removes it."""
+        # One byte for each history event: the family of the step, and a bit for its completion.
+        self._families = bytearray()
+
+    def add(self, operation: Operation) -> None:
+        event_id: int = operation.event.event_id
+        self.open[event_id] = operation
+        if event_id > 0:  # a step that history does not have is numbered below zero
+            families = self._families
+            if event_id >= len(families):
+                families.extend(bytes(event_id - len(families) + _GROWTH_BYTES))
+            families[event_id] = operation.family
+
+    def accept(self, source_event_id: int, family: Family, completion: object) -> bool:
+        """Note the completion of a step; return False if the step was completed before.
+
+        Raise Nondeterminism if no step of that family has this event id.
+        """
+        families = self._families
+        known = families[source_event_id] if 0 < source_event_id < len(families) else 0
+        if known == family:
+            families[source_event_id] = known | _COMPLETED
+            return True
+        if known == family | _COMPLETED:
+            return False
+        found = Family(known & ~_COMPLETED).name.lower() if known else "no step"
+        raise Nondeterminism(
+            f"{type(completion).__name__} completes event {source_event_id} as "
+            f"{family.name.lower()}, but history has {found} there",
+            event_id=source_event_id,
+        )
+
+
+# --- mailboxes
+
+
+class Mailbox:
+    """Arrivals and waits of one name, each in order; at most one of the two is not empty."""
+
+    __slots__ = ("_arrived", "_waiting")
+
+    def __init__(self) -> None:
+        self._arrived: deque[tuple[int, msgspec.Raw]] = deque()
+        self._waiting: deque[Operation] = deque()
+
+    def arrive(self, number: int, data: msgspec.Raw) -> Operation | None:
+        """Return the wait that receives the data; None if it is kept for the next wait."""
+        while self._waiting:
+            operation = self._waiting.popleft()
+            if not operation.target.done():
+                return operation
+        self._arrived.append((number, data))
+        return None
+
+    def wait(self, operation: Operation) -> tuple[int, msgspec.Raw] | None:
+        """Return the oldest kept arrival; without one, queue the wait and return None."""
+        if self._arrived:
+            return self._arrived.popleft()
+        waiting = self._waiting
+        waiting.append(operation)
+        # In the order of history, even where branches interleave differently on replay.
+        index = len(waiting) - 1
+        while index > 0 and waiting[index - 1].event.event_id > operation.event.event_id > 0:
+            index -= 1
+        if index < len(waiting) - 1:
+            waiting.pop()
+            waiting.insert(index, operation)
+        return None
+
+    def put_back(self, number: int, data: msgspec.Raw) -> Operation | None:
+        """Like ``arrive``, for data that arrived before the data that is kept."""
+        operation = self.arrive(number, data)
+        if operation is None:
+            self._arrived = deque(sorted(self._arrived, key=itemgetter(0)))
+        return operation
+
+    def unread(self) -> list[tuple[int, msgspec.Raw]]:
+        return list(self._arrived)
+
+
+class Mailboxes:
+    """The mailboxes of all names. External events and messages have separate ones."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[tuple[bool, str], Mailbox] = {}
+        self.arrivals = 0
+        """Number of arrivals so far, which is the number of the last one."""
+        # Number, data and wait of each arrival that was delivered to a wait.
+        self._delivered: list[tuple[int, msgspec.Raw, Operation]] = []
+        self._delivered_pruned = 0
+
+    def arrive(self, name: str, data: msgspec.Raw, *, is_message: bool) -> Operation | None:
+        self.arrivals += 1
+        return self._find(name, is_message).arrive(self.arrivals, data)
+
+    def wait(self, operation: Operation) -> tuple[int, msgspec.Raw] | None:
+        return self._find(operation.event.name, operation.family is MESSAGE).wait(operation)
+
+    def note_unread(self, number: int, data: msgspec.Raw, operation: Operation) -> None:
+        """Remember a delivered arrival until the code reads it from its wait."""
+        operation.target.is_unread = True
+        self._delivered.append((number, data, operation))
+        if len(self._delivered) > 2 * self._delivered_pruned + 16:
+            self._delivered = [entry for entry in self._delivered if entry[2].target.is_unread]
+            self._delivered_pruned = len(self._delivered)
+
+    def put_back(self, target: object) -> tuple[int, msgspec.Raw, Operation | None]:
+        """Return number and data of what that wait received, and the wait that gets it now."""
+        index = next(n for n, (*_, wait) in enumerate(self._delivered) if wait.target is target)
+        number, data, operation = self._delivered.pop(index)
+        mailbox = self._find(operation.event.name, operation.family is MESSAGE)
+        return number, data, mailbox.put_back(number, data)
+
+    def unread(self) -> tuple[work.CarriedMessage, ...]:
+        """Return everything that the code did not read, in the order of arrival."""
+        found = [
+            (number, work.CarriedMessage(name=name, data=data, mailbox=is_message))
+            for (is_message, name), mailbox in self._by_name.items()
+            for number, data in mailbox.unread()
+        ]
+        for number, data, operation in self._delivered:
+            if operation.target.is_unread:
+                name, is_message = operation.event.name, operation.family is MESSAGE
+                found.append(
+                    (number, work.CarriedMessage(name=name, data=data, mailbox=is_message))
+                )
+        return tuple(message for _, message in sorted(found, key=itemgetter(0)))
+
+    def _find(self, name: str, is_message: bool) -> Mailbox:
+        mailbox = self._by_name.get((is_message, name))
+        if mailbox is None:
+            mailbox = self._by_name[is_message, name] = Mailbox()
+        return mailbox
+
+
+# --- from messages to events
 
 
 def add_beginning(
@@ -44,7 +236,7 @@ def add_messages(
     return ignored or ()
 
 
-def _add_activity_result(
+def _add_result(
     item: work.ActivityCompleted, journal: Journal, recorder: CodeRecorder
 ) -> str | None:
     unwanted = _unwanted(item, item.activity_id, ACTIVITY, recorder)
@@ -53,45 +245,34 @@ def _add_activity_result(
     return unwanted
 
 
-def _add_activity_failure(
-    item: work.ActivityFailed, journal: Journal, recorder: CodeRecorder
-) -> str | None:
-    unwanted = _unwanted(item, item.activity_id, ACTIVITY, recorder)
+_COMPLETIONS: Final[
+    Mapping[type[work.OrchestratorItem], tuple[type[events.Resolving], Family, str]]
+] = {
+    work.ActivityCompleted: (events.ActivityCompleted, ACTIVITY, "activity_id"),
+    work.ActivityFailed: (events.ActivityFailed, ACTIVITY, "activity_id"),
+    work.TimerFired: (events.TimerFired, TIMER, "timer_id"),
+    work.SubOrchCompleted: (events.SubOrchestrationCompleted, CHILD, "event_id"),
+    work.SubOrchFailed: (events.SubOrchestrationFailed, CHILD, "event_id"),
+}
+"""Messages for open steps: the event, the family, and the field that holds the id of the step."""
+
+COMPLETION_FAMILIES: Final[Mapping[type[events.Envelope], Family]] = {
+    kind: family for kind, family, _ in _COMPLETIONS.values()
+}
+_COMMON_FIELDS: Final = frozenset(events.Resolving.__struct_fields__)
+
+
+def _add_completion(item: Any, journal: Journal, recorder: CodeRecorder) -> str | None:
+    kind, family, id_field = _COMPLETIONS[type(item)]
+    source_event_id: int = getattr(item, id_field)
+    unwanted = _unwanted(item, source_event_id, family, recorder)
     if unwanted is None:
-        journal.arrive(
-            events.ActivityFailed, source_event_id=item.activity_id, failure=item.failure
-        )
-    return unwanted
-
-
-def _add_timer(item: work.TimerFired, journal: Journal, recorder: CodeRecorder) -> str | None:
-    unwanted = _unwanted(item, item.timer_id, TIMER, recorder)
-    if unwanted is None:
-        if item.timer_id not in recorder.operations.open:
-            return _too_late(item.timer_id)
-        journal.arrive(events.TimerFired, source_event_id=item.timer_id, fire_at_ms=item.fire_at_ms)
-    return unwanted
-
-
-def _add_child_result(
-    item: work.SubOrchCompleted, journal: Journal, recorder: CodeRecorder
-) -> str | None:
-    unwanted = _unwanted(item, item.event_id, CHILD, recorder)
-    if unwanted is None:
-        journal.arrive(
-            events.SubOrchestrationCompleted, source_event_id=item.event_id, result=item.result
-        )
-    return unwanted
-
-
-def _add_child_failure(
-    item: work.SubOrchFailed, journal: Journal, recorder: CodeRecorder
-) -> str | None:
-    unwanted = _unwanted(item, item.event_id, CHILD, recorder)
-    if unwanted is None:
-        journal.arrive(
-            events.SubOrchestrationFailed, source_event_id=item.event_id, failure=item.failure
-        )
+        if family is TIMER and source_event_id not in recorder.operations.open:
+            return _too_late(source_event_id)
+        # The event has the result, the failure or the time under the name of the message.
+        names = (name for name in kind.__struct_fields__ if name not in _COMMON_FIELDS)
+        content = {name: getattr(item, name) for name in names}
+        journal.arrive(kind, source_event_id=source_event_id, **content)
     return unwanted
 
 
@@ -147,26 +328,17 @@ def _too_late(source_event_id: int) -> str:
 _ADD: Final[
     Mapping[type[work.OrchestratorItem], Callable[[Any, Journal, CodeRecorder], str | None]]
 ] = {
+    **dict.fromkeys(_COMPLETIONS, _add_completion),
+    work.ActivityCompleted: _add_result,  # the most common message: no dict of fields
     work.StartOrchestration: _add_start,
     work.ContinueAsNew: _add_start,
-    work.ActivityCompleted: _add_activity_result,
-    work.ActivityFailed: _add_activity_failure,
-    work.TimerFired: _add_timer,
     work.ExternalRaised: _add_event,
     work.QueueMessage: _add_message,
-    work.SubOrchCompleted: _add_child_result,
-    work.SubOrchFailed: _add_child_failure,
     work.CancelInstance: _add_cancellation,
 }
 
 
-COMPLETION_FAMILIES: Final[Mapping[type[events.Event], Family]] = {
-    events.ActivityCompleted: Family.ACTIVITY,
-    events.ActivityFailed: Family.ACTIVITY,
-    events.TimerFired: Family.TIMER,
-    events.SubOrchestrationCompleted: Family.CHILD,
-    events.SubOrchestrationFailed: Family.CHILD,
-}
+# --- from events to the code
 
 
 def _start(recorder: CodeRecorder, event: events.OrchestrationStarted) -> None:
@@ -174,30 +346,23 @@ def _start(recorder: CodeRecorder, event: events.OrchestrationStarted) -> None:
     recorder.loop.start_root(recorder.handler.fn(*args, **kwargs))
 
 
-def _complete_activity(recorder: CodeRecorder, event: events.ActivityCompleted) -> None:
+def _complete(
+    recorder: CodeRecorder, event: events.ActivityCompleted | events.SubOrchestrationCompleted
+) -> None:
     operation = recorder.operations.open.pop(event.source_event_id, None)
-    if operation is not None:
-        value = operation.definition.signature.decode_result(event.result, recorder.codec)
-        operation.target.set_result(value)
-
-
-def _fail_activity(recorder: CodeRecorder, event: events.ActivityFailed) -> None:
-    operation = recorder.operations.open.pop(event.source_event_id, None)
-    if operation is not None:
-        operation.target.set_exception(activity_error(event.failure, operation.event.name))
-
-
-def _complete_child(recorder: CodeRecorder, event: events.SubOrchestrationCompleted) -> None:
-    operation = recorder.operations.open.pop(event.source_event_id, None)
+    # A child that goes on after its parent stays open although the code has cancelled its step.
     if operation is not None and not operation.target.done():
         value = operation.definition.signature.decode_result(event.result, recorder.codec)
         operation.target.set_result(value)
 
 
-def _fail_child(recorder: CodeRecorder, event: events.SubOrchestrationFailed) -> None:
+def _fail(
+    recorder: CodeRecorder, event: events.ActivityFailed | events.SubOrchestrationFailed
+) -> None:
     operation = recorder.operations.open.pop(event.source_event_id, None)
     if operation is not None and not operation.target.done():
-        operation.target.set_exception(child_error(event.failure, operation.event.name))
+        error = activity_error if operation.family is ACTIVITY else child_error
+        operation.target.set_exception(error(event.failure, operation.event.name))
 
 
 def _fire_timer(recorder: CodeRecorder, event: events.TimerFired) -> None:
@@ -206,16 +371,13 @@ def _fire_timer(recorder: CodeRecorder, event: events.TimerFired) -> None:
         recorder.loop.fire(operation.target)
 
 
-def _raise_event(recorder: CodeRecorder, event: events.ExternalEvent) -> None:
-    operation = recorder.mailboxes.arrive(event.name, event.data, is_message=False)
+def _deliver(
+    recorder: CodeRecorder, event: events.ExternalEvent | events.QueueEventDelivered
+) -> None:
+    mailboxes, is_message = recorder.mailboxes, type(event) is events.QueueEventDelivered
+    operation = mailboxes.arrive(event.name, event.data, is_message=is_message)
     if operation is not None:
-        recorder.deliver(operation, event.data, recorder.mailboxes.arrivals)
-
-
-def _deliver_message(recorder: CodeRecorder, event: events.QueueEventDelivered) -> None:
-    operation = recorder.mailboxes.arrive(event.name, event.data, is_message=True)
-    if operation is not None:
-        recorder.deliver(operation, event.data, recorder.mailboxes.arrivals)
+        recorder.deliver(operation, event.data, mailboxes.arrivals)
 
 
 def _cancel(recorder: CodeRecorder, event: events.OrchestrationCancelRequested) -> None:
@@ -229,12 +391,114 @@ def _cancel(recorder: CodeRecorder, event: events.OrchestrationCancelRequested) 
 APPLY: Final[Mapping[type[events.Event], Callable[[CodeRecorder, Any], None]]] = {
     events.OrchestrationStarted: _start,
     events.OrchestrationCancelRequested: _cancel,
-    events.ActivityCompleted: _complete_activity,
-    events.ActivityFailed: _fail_activity,
+    events.ActivityCompleted: _complete,
+    events.ActivityFailed: _fail,
     events.TimerFired: _fire_timer,
-    events.ExternalEvent: _raise_event,
-    events.QueueEventDelivered: _deliver_message,
-    events.SubOrchestrationCompleted: _complete_child,
-    events.SubOrchestrationFailed: _fail_child,
+    events.ExternalEvent: _deliver,
+    events.QueueEventDelivered: _deliver,
+    events.SubOrchestrationCompleted: _complete,
+    events.SubOrchestrationFailed: _fail,
 }
 """Applies each kind of event from outside. Every other kind is a decision of the code."""
+
+
+# --- what each suspended branch waits for
+
+_KINDS: Final = {
+    ACTIVITY: "activity",
+    TIMER: "timer",
+    EVENT: "event",
+    MESSAGE: "message",
+    CHILD: "orchestration",
+}
+_DEPTH_MAX: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One suspended function of the author."""
+
+    file: str
+    line: int
+    function: str
+    locals: dict[str, str]
+    """Shortened representations by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """One open step, and the frames of its branch, outermost first."""
+
+    kind: str
+    name: str
+    op: str
+    site: str
+    since_ms: int
+    due_ms: int | None
+    frames: tuple[Frame, ...]
+
+
+def list_waits(loop: DurableLoop, operations: Operations) -> list[Wait]:
+    tasks = {task.branch.path: task for task in loop.live_tasks()}
+    waits: list[Wait] = []
+    frames: dict[str, tuple[Frame, ...]] = {}
+    for operation in operations.open.values():
+        path = operation.event.op.partition("/")[0]
+        if path not in frames:
+            task = tasks.get(path)
+            frames[path] = () if task is None else tuple(map(_read, _stack(task.get_coro())))
+        waits.append(_wait(operation, frames[path]))
+    return waits
+
+
+def list_sites(loop: DurableLoop) -> list[str]:
+    """Return ``file:line`` at which each branch is suspended."""
+    stacks = [list(_stack(task.get_coro())) for task in loop.live_tasks()]
+    return [site_of(stack[-1]) for stack in stacks if stack]
+
+
+def _wait(operation: Operation, frames: tuple[Frame, ...]) -> Wait:
+    event = operation.event
+    return Wait(
+        kind=_KINDS[operation.family],
+        name=getattr(event, "name", ""),
+        op=event.op,
+        site=event.site,
+        since_ms=event.timestamp_ms,
+        due_ms=getattr(event, "fire_at_ms", None),
+        frames=frames,
+    )
+
+
+def _stack(awaited: Any) -> Iterator[FrameType]:
+    """Yield the frames of user code, from the coroutine of the task to the awaited one."""
+    for _ in range(_DEPTH_MAX):
+        if inspect.iscoroutine(awaited):
+            frame, awaited = awaited.cr_frame, awaited.cr_await
+        elif inspect.isgenerator(awaited):
+            frame, awaited = awaited.gi_frame, awaited.gi_yieldfrom
+        elif inspect.isasyncgen(awaited):
+            frame, awaited = awaited.ag_frame, awaited.ag_await
+        else:
+            return
+        # A suspended frame has no caller, so this finds the frame itself or nothing.
+        if frame is not None and find_user_frame(frame) is not None:
+            yield frame
+
+
+def _read(frame: FrameType) -> Frame:
+    code = frame.f_code
+    shown = {name: _represent(value) for name, value in frame.f_locals.items()}
+    return Frame(site_of(frame).rpartition(":")[0], frame.f_lineno, code.co_qualname, shown)
+
+
+_shortener = reprlib.Repr()
+_shortener.maxstring = _shortener.maxother = 120
+_shortener.maxdict = _shortener.maxlist = _shortener.maxtuple = _shortener.maxset = 10
+
+
+def _represent(value: object) -> str:
+    try:
+        return _shortener.repr(value)
+    except Exception as error:  # noqa: BLE001
+        return f"<{type(value).__name__}, unreadable: {type(error).__name__}>"

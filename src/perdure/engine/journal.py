@@ -1,27 +1,50 @@
-"""The decisions of a turn: appended to history in a live turn, compared with it on replay."""
+"""The decisions of a turn: appended to history in a live turn, compared with it on replay.
+
+A comparison that fails is reported as a ``Mismatch`` of both sides.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+import difflib
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
-from perdure.engine.matching import is_same_payload, is_same_request, key_of, nondeterminism
-from perdure.engine.sites import call_site
+import msgspec
+
+from perdure.engine.user_code import call_site
 from perdure.errors import Nondeterminism
 from perdure.model import events
+from perdure.model.failures import Mismatch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import msgspec
+    from collections.abc import Iterator, Mapping, Sequence
 
     from perdure.authoring.policies import ActivityOptions
     from perdure.codec import Codec
-    from perdure.engine.matching import Cancelling
 
 S = TypeVar("S", bound=events.Scheduled)
 
 # Frames of the engine between a call in user code and call_site() here.
 _OWN_FRAMES = 4
+_DIFF_LINES_MAX = 100
+
+# Not compared, as history decides them: the time of a timer, the version and an automatic id of a
+# child, the delay of a detached start.
+COMPARED_FIELDS: Final[Mapping[type[events.Scheduled], tuple[str, ...]]] = {
+    events.ActivityScheduled: ("name", "input", "session_id", "tag"),
+    events.TimerCreated: (),
+    events.ExternalSubscribed: ("name",),
+    events.QueueSubscribed: ("name",),
+    events.SubOrchestrationScheduled: ("name", "input", "child_instance_id"),
+    events.OrchestrationChained: ("name", "input", "target_instance_id"),
+    events.CustomStatusUpdated: ("status",),
+    events.KeyValueSet: ("key", "value"),
+    events.KeyValueCleared: ("key",),
+    events.KeyValuesCleared: (),
+    events.SideEffectRecorded: (),
+    events.PatchMarked: ("name",),
+}
+_PAYLOADS: Final = frozenset({"input", "status", "value"})
+_GIVEN_IDS: Final = frozenset({"child_instance_id", "target_instance_id"})
 
 
 class Journal:
@@ -47,6 +70,16 @@ class Journal:
         """Events."""
         self._unexpected = 0
 
+    def envelope(self, event_id: int) -> dict[str, Any]:
+        """Return the fields that every event of this turn carries."""
+        return {
+            "event_id": event_id,
+            "instance_id": self.instance_id,
+            "execution_id": self.execution_id,
+            "timestamp_ms": self.now_ms,
+            "turn": self.turn,
+        }
+
     def begin_live(self, now_ms: int) -> None:
         """Begin a new turn; its first events are those that come from outside."""
         self.turn += 1
@@ -62,15 +95,7 @@ class Journal:
     def arrive(self, kind: type[Any], **fields: Any) -> None:
         """Append an event that comes from outside."""
         self.last_event_id += 1
-        event = kind(
-            event_id=self.last_event_id,
-            instance_id=self.instance_id,
-            execution_id=self.execution_id,
-            timestamp_ms=self.now_ms,
-            turn=self.turn,
-            **fields,
-        )
-        self.delta.append(event)
+        self.delta.append(kind(**self.envelope(self.last_event_id), **fields))
 
     def arrive_completed(self, source_event_id: int, result: msgspec.Raw, attempts: int) -> None:
         """Like ``arrive`` for the most common event; explicit keywords cost a quarter of a dict."""
@@ -133,16 +158,8 @@ class Journal:
             self.commands += 1
             self.last_event_id += 1
             return self._repeat(kind, op, site, fields)
-        event = kind(
-            event_id=self.last_event_id + 1,
-            instance_id=self.instance_id,
-            execution_id=self.execution_id,
-            timestamp_ms=self.now_ms,
-            turn=self.turn,
-            op=op,
-            site=call_site(_OWN_FRAMES) or site,
-            **fields,
-        )
+        envelope = self.envelope(self.last_event_id + 1)
+        event = kind(**envelope, op=op, site=call_site(_OWN_FRAMES) or site, **fields)
         self.delta.append(event)
         # Counted after the event exists: deep recursion raises RecursionError above this line.
         self.commands += 1
@@ -193,11 +210,12 @@ class Journal:
             return False
         return recorded.name == name and is_same_payload(recorded.input, payload, self._codec)
 
-    def cancel(self, kind: type[Cancelling], source_event_id: int, **fields: Any) -> None:
+    def cancel(self, kind: type[events.Cancelling], source_event_id: int, **fields: Any) -> None:
         """Record that the code gave up an open step."""
+        fields["source_event_id"] = source_event_id
         if not self.is_replaying:
             event_id = self.last_event_id + 1
-            self.delta.append(self._cancelling(kind, event_id, source_event_id, fields))
+            self.delta.append(kind(**self.envelope(event_id), **fields))
             self.last_event_id = event_id
             return
         self.last_event_id += 1
@@ -206,7 +224,7 @@ class Journal:
             self._performed.append(recorded)
         else:
             self._unexpected += 1
-            self._performed.append(self._cancelling(kind, 0, source_event_id, fields))
+            self._performed.append(kind(**self.envelope(0), **fields))
 
     def end(self, event: events.Terminal, *, is_repeated: bool = False) -> None:
         """Record the end of the execution. On replay the caller has compared it with history."""
@@ -234,28 +252,199 @@ class Journal:
         for name in ("child_instance_id", "target_instance_id"):
             if fields.get(name, "") is None:
                 fields[name] = "(automatic)"
-        unexpected = kind(
-            event_id=-self._unexpected,
-            instance_id=self.instance_id,
-            execution_id=self.execution_id,
-            timestamp_ms=self.now_ms,
-            turn=self.turn,
-            op=op,
-            site=call_site() or site,
-            **fields,
-        )
+        envelope = self.envelope(-self._unexpected)
+        unexpected = kind(**envelope, op=op, site=call_site() or site, **fields)
         self._performed.append(unexpected)
         return unexpected
 
-    def _cancelling(
-        self, kind: type[Cancelling], event_id: int, source: int, fields: dict[str, Any]
-    ) -> Cancelling:
-        return kind(
-            event_id=event_id,
-            instance_id=self.instance_id,
-            execution_id=self.execution_id,
-            timestamp_ms=self.now_ms,
-            turn=self.turn,
-            source_event_id=source,
-            **fields,
+
+# --- comparing
+
+
+def key_of(event: events.Event) -> str | None:
+    """Return the key of a decision, unique in its turn; None for an event from outside."""
+    if isinstance(event, events.Scheduled):
+        return event.op
+    if isinstance(event, events.Cancelling):
+        return f"cancel {event.source_event_id}"
+    if isinstance(event, events.TERMINAL_KINDS):
+        return "end"
+    return None
+
+
+def is_same_request(recorded: events.Scheduled, asked: Mapping[str, Any], codec: Codec) -> bool:
+    """Return True if the compared fields are equal; payloads are compared as JSON values."""
+    for name in COMPARED_FIELDS[type(recorded)]:
+        then, now = getattr(recorded, name), asked[name]
+        if then == now:
+            continue
+        if name in _GIVEN_IDS and now is None:
+            continue  # an automatic id: the recorded one is used
+        if name not in _PAYLOADS or not is_same_payload(then, now, codec):
+            return False
+    return True
+
+
+def is_same_payload(
+    then: str | msgspec.Raw | None, now: str | msgspec.Raw | None, codec: Codec
+) -> bool:
+    """Compare as JSON values: a transform may wrap the same value into other bytes each time."""
+    if then is None or now is None:
+        return then is now
+    return _is_same_value(_decoded(then, codec), _decoded(now, codec))
+
+
+def _decoded(payload: str | msgspec.Raw, codec: Codec) -> Any:
+    raw = msgspec.Raw(payload.encode()) if isinstance(payload, str) else payload
+    return codec.decode(raw, where="recorded payload")
+
+
+def _is_same_value(then: Any, now: Any) -> bool:
+    """Compare more strictly than ==, for which True, 1 and 1.0 are equal."""
+    if type(then) is not type(now):
+        return False
+    if isinstance(then, dict):
+        members = cast("dict[str, Any]", then)
+        return members.keys() == now.keys() and all(
+            _is_same_value(value, now[key]) for key, value in members.items()
         )
+    if isinstance(then, list):
+        return _are_same_values(cast("Any", then), now)
+    return bool(then == now)
+
+
+def _are_same_values(then: Sequence[Any], now: Sequence[Any]) -> bool:
+    return len(then) == len(now) and all(map(_is_same_value, then, now))
+
+
+# --- reporting
+
+
+def nondeterminism(
+    started: events.OrchestrationStarted,
+    turn: int,
+    recorded: Sequence[events.Event],
+    performed: Sequence[events.Event],
+) -> Nondeterminism:
+    """Return the error for a turn in which the code did something else than history holds."""
+    then, now = _first_difference(recorded, performed)
+    sites = (getattr(event, "site", "") for event in (now, then))
+    mismatch = Mismatch(
+        orchestration=started.name,
+        version=started.version,
+        instance_id=started.instance_id,
+        execution_id=started.execution_id,
+        turn=turn,
+        recorded="nothing more in this turn" if then is None else describe(then),
+        performed="nothing of the kind" if now is None else describe(now),
+        event_id=None if then is None else then.event_id,
+        site=next(filter(None, sites), ""),
+        diff=tuple(_diff(turn, _lines(recorded), _lines(performed))),
+    )
+    return Nondeterminism(mismatch.headline, mismatch=mismatch, event_id=mismatch.event_id)
+
+
+def _diff(turn: int, then: list[str], now: list[str]) -> Iterator[str]:
+    """Return a unified diff from the first difference on: a turn may have thousands of steps."""
+    same = next(
+        (index for index, (a, b) in enumerate(zip(then, now, strict=False)) if a != b),
+        min(len(then), len(now)),
+    )
+    window = slice(max(0, same - 2), same + _DIFF_LINES_MAX)
+    return difflib.unified_diff(
+        then[window], now[window], f"history, turn {turn}", "this code", lineterm="", n=2
+    )
+
+
+def _lines(decisions: Sequence[events.Event]) -> list[str]:
+    return [describe(event) for event in _in_order(decisions)]
+
+
+def describe(event: events.Event) -> str:
+    """Return a decision as one line: its key, its content and its place in the code."""
+    key = key_of(event) or f"event {event.event_id}"
+    site = getattr(event, "site", "")
+    return f"{key}  {_content(event)}" + (f"  at {site}" if site else "")
+
+
+def _first_difference(
+    recorded: Sequence[events.Event], performed: Sequence[events.Event]
+) -> tuple[events.Event | None, events.Event | None]:
+    """Return both sides of the first key at which they differ; None for a side without one."""
+    mine = {key_of(event): event for event in performed}
+    theirs = {key_of(event): event for event in recorded}
+    extra = next((event for event in performed if key_of(event) not in theirs), None)
+    for key, then in theirs.items():
+        if type(then) is events.PatchMarked:
+            continue
+        now = mine.get(key)
+        if now is not then:
+            return then, extra if now is None else now
+    return None, extra
+
+
+def _in_order(decisions: Sequence[events.Event]) -> list[events.Event]:
+    """Sort by branch and number, so that another interleaving is no difference."""
+    return sorted(decisions, key=lambda event: _place(key_of(event) or ""))
+
+
+def _place(key: str) -> tuple[Any, ...]:
+    path, _, number = key.partition("/")
+    if number.isdigit() and path[:1].isdigit():
+        return (0, [int(part) for part in path.split(".")], int(number))
+    return (1, [], key)
+
+
+def _content(event: events.Event) -> str:
+    match event:
+        case events.ActivityScheduled():
+            extra = f" tag={event.tag!r}" if event.tag else ""
+            extra += f" session={event.session_id!r}" if event.session_id else ""
+            return f"activity {event.name}{_call(event.input)}{extra}"
+        case events.TimerCreated():
+            return "timer"
+        case events.ExternalSubscribed():
+            return f"wait for event {event.name!r}"
+        case events.QueueSubscribed():
+            return f"wait for message in {event.name!r}"
+        case events.SubOrchestrationScheduled():
+            call = _call(event.input)
+            return f"orchestration {event.name}{call} as {event.child_instance_id!r}"
+        case events.OrchestrationChained():
+            call = _call(event.input)
+            return f"detached start of {event.name}{call} as {event.target_instance_id!r}"
+        case events.CustomStatusUpdated():
+            return f"set_custom_status({_short(event.status or 'None')})"
+        case events.KeyValueSet():
+            return f"state[{event.key!r}] = {_short(event.value)}"
+        case events.KeyValueCleared():
+            return f"del state[{event.key!r}]"
+        case events.KeyValuesCleared():
+            return "state.clear()"
+        case events.SideEffectRecorded():
+            return "side_effect()"
+        case events.PatchMarked():
+            return f"patched({event.name!r})"
+        case events.OrchestrationCompleted():
+            return f"return {_short(bytes(event.output).decode())}"
+        case events.OrchestrationFailed():
+            return f"raise {_short(str(event.failure))}"
+        case events.OrchestrationContinuedAsNew():
+            return f"continue_as_new{_call(event.input)}"
+        case events.OrchestrationCancelled():
+            return "end as cancelled"
+        case _:
+            if isinstance(event, events.Cancelling):
+                return f"give up step {event.source_event_id}"
+            return type(event).__name__
+
+
+def _call(payload: Any) -> str:
+    text = bytes(payload).decode()
+    if text.startswith("[") and text.endswith("]"):
+        return f"({_short(text[1:-1])})"
+    return f"({_short(text)})"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 120 else f"{text[:100]}... ({len(text)} characters)"

@@ -19,21 +19,10 @@ import sys
 from collections import deque
 from enum import Enum, auto
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, TypeVarTuple, Unpack, cast
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, Unpack, cast
 
-from perdure.authoring.recorder import Step, running
-from perdure.engine import guards
-from perdure.engine.closing import (
-    Unwinding,
-    close_awaited,
-    close_coroutine,
-    close_generator,
-    error_of,
-    release_error,
-    release_task,
-)
-from perdure.engine.guards import ForbiddenLoopMethods
-from perdure.engine.sites import call_site
+from perdure.authoring.context import Step, running
+from perdure.engine import user_code
 from perdure.engine.tasks import (
     GATHERING_INIT,
     ArrivalStep,
@@ -41,18 +30,25 @@ from perdure.engine.tasks import (
     Branch,
     DurableFuture,
     DurableTask,
+    Unwinding,
     await_arrival,
+    close_awaited,
+    close_coroutine,
+    close_generator,
+    error_of,
     make_gathering_durable,
+    release_error,
+    release_task,
 )
+from perdure.engine.user_code import ForbiddenLoopMethods, boundary, call_site, is_interruption
 from perdure.errors import ForbiddenInOrchestration
-from perdure.interruption import is_interruption
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine
     from contextvars import Context
     from types import FrameType
 
-    from perdure.authoring.recorder import Recorder
+    from perdure.engine.recorder import CodeRecorder
 
 Ts = TypeVarTuple("Ts")
 St = TypeVar("St", bound=Step[Any])
@@ -82,14 +78,6 @@ class _CleanupPhase(Enum):
     GENERATORS = auto()
 
 
-class TimerPort(Protocol):
-    """Told of timers that the code starts and cancels, and makes them durable."""
-
-    def timer_started(self, timer: DurableTimer, seconds: float) -> None: ...
-
-    def timer_cancelled(self, timer: DurableTimer) -> None: ...
-
-
 class DurableHandle(asyncio.Handle):
     """A callback in the queue."""
 
@@ -116,7 +104,7 @@ class DurableHandle(asyncio.Handle):
 class DurableTimer(asyncio.TimerHandle):
     """A callback that is called when its durable timer has fired."""
 
-    __slots__ = ("_timers", "event_id")
+    __slots__ = ("_recorder", "event_id")
 
     def __init__(
         self,
@@ -124,20 +112,20 @@ class DurableTimer(asyncio.TimerHandle):
         callback: Callable[..., object],
         args: tuple[Any, ...],
         context: Context | None,
-        timers: TimerPort,
+        recorder: CodeRecorder,
     ) -> None:
         self._context = contextvars.copy_context() if context is None else context
         self._callback = callback
         self._args = args
         self._cancelled = False
         self._when = when
-        self._timers = timers
+        self._recorder = recorder
         self.event_id = 0
 
     def cancel(self) -> None:
         if not self._cancelled:
             self._cancelled = True
-            self._timers.timer_cancelled(self)
+            self._recorder.timer_cancelled(self)
 
     def __repr__(self) -> str:
         return f"<durable timer {self._callback!r}>"
@@ -146,8 +134,9 @@ class DurableTimer(asyncio.TimerHandle):
 class DurableLoop(ForbiddenLoopMethods):
     """Runs the tasks of one execution, when told to and until no callback is ready."""
 
-    def __init__(self, seed: str, timers: TimerPort, recorder: Recorder) -> None:
-        self._recorder: Recorder | None = recorder
+    def __init__(self, seed: str, recorder: CodeRecorder) -> None:
+        self._recorder: Any = recorder
+        """The CodeRecorder; None once the execution is closed."""
         self.now_ms = 0
         self.crash: BaseException | None = None
         """The exception of a plain callback, or the error that the engine stopped the code with."""
@@ -155,7 +144,6 @@ class DurableLoop(ForbiddenLoopMethods):
         """True when the code has ended or must not go on."""
         self.is_closed_for_good = False
         self.root: DurableTask | None = None
-        self._timers: Any = timers
         self._ready: deque[Any] = deque()
         self._outside: Branch | None = None
         self._seed = seed
@@ -184,7 +172,7 @@ class DurableLoop(ForbiddenLoopMethods):
         sys.set_asyncgen_hooks(self._generator_started, _generator_dropped)
         self._entered.append((outer, hooks, was_collecting, running.get(thread)))
         running[thread] = self._recorder
-        guards.enter()
+        user_code.enter()
 
     def leave(self) -> None:
         """Restore the loop, the hooks and the garbage collector of the caller."""
@@ -193,7 +181,7 @@ class DurableLoop(ForbiddenLoopMethods):
             del running[get_ident()]
         else:
             running[get_ident()] = before
-        guards.leave()
+        user_code.leave()
         sys.set_asyncgen_hooks(*hooks)
         asyncio._set_running_loop(outer)  # noqa: SLF001
         if was_collecting:
@@ -210,6 +198,7 @@ class DurableLoop(ForbiddenLoopMethods):
     def _note_root_callback(self, _: asyncio.Task[Any]) -> None:
         self._is_root_callback_done = True
 
+    @boundary
     def run_until_idle(self) -> None:
         """Run until no callback is ready, the code has ended, or the loop was stopped."""
         ready = self._ready
@@ -300,7 +289,7 @@ class DurableLoop(ForbiddenLoopMethods):
         if self.root is not None:
             release_error(error_of(self.root))
         self.root = self.crash = None
-        self._recorder = self._timers = None
+        self._recorder = None
 
     # For asyncio
 
@@ -327,8 +316,8 @@ class DurableLoop(ForbiddenLoopMethods):
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
         when = self.time() + delay
-        timer = DurableTimer(when, callback, args, context, self._timers)
-        self._timers.timer_started(timer, delay)
+        timer = DurableTimer(when, callback, args, context, self._recorder)
+        self._recorder.timer_started(timer, delay)
         return timer
 
     def call_at(
@@ -338,8 +327,8 @@ class DurableLoop(ForbiddenLoopMethods):
         *args: *Ts,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
-        timer = DurableTimer(when, callback, args, context, self._timers)
-        self._timers.timer_started(timer, when - self.time())
+        timer = DurableTimer(when, callback, args, context, self._recorder)
+        self._recorder.timer_started(timer, when - self.time())
         return timer
 
     def time(self) -> float:
@@ -452,6 +441,7 @@ class DurableLoop(ForbiddenLoopMethods):
             self._tasks_pruned = len(self._tasks)
         return task
 
+    @boundary
     def _close_code(self) -> None:
         # Clean-up code may start tasks and generators itself, so repeat until none is left.
         while self._tasks or self._generators:

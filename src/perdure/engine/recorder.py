@@ -8,12 +8,10 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from perdure import limits
+from perdure.authoring.context import Step, running
 from perdure.authoring.definitions import parse_version
-from perdure.authoring.recorder import Step, running
-from perdure.engine import guards
-from perdure.engine.closing import Unwinding, release_future
-from perdure.engine.loop import DurableLoop, DurableTimer
-from perdure.engine.operations import (
+from perdure.engine import user_code
+from perdure.engine.inbox import (
     ACTIVITY,
     CHILD,
     EVENT,
@@ -23,11 +21,11 @@ from perdure.engine.operations import (
     Operation,
     Operations,
 )
+from perdure.engine.loop import DurableLoop, DurableTimer
 from perdure.engine.outcome import CustomStatusWrite, KvWrite, ScheduledActivity, TurnOutcome
-from perdure.engine.tasks import ArrivalStep
+from perdure.engine.tasks import ArrivalStep, Unwinding, release_future
 from perdure.errors import CannotUnwrap, ForbiddenInOrchestration, InvalidValue, PayloadError
 from perdure.ids import child_id
-from perdure.interruption import is_interruption
 from perdure.model import events, work
 
 if TYPE_CHECKING:
@@ -38,14 +36,13 @@ if TYPE_CHECKING:
 
     from perdure.authoring.definitions import Activity, Orchestration
     from perdure.codec import Codec
+    from perdure.engine.inbox import Family
     from perdure.engine.journal import Journal
-    from perdure.engine.matching import Cancelling
-    from perdure.engine.operations import Family
     from perdure.engine.tasks import Branch
 
 S = TypeVar("S", bound=events.Scheduled)
 
-_CANCELLING: Final[Mapping[Family, type[Cancelling]]] = {
+_CANCELLING: Final[Mapping[Family, type[events.Cancelling]]] = {
     ACTIVITY: events.ActivityCancelRequested,
     TIMER: events.TimerCancelled,
     EVENT: events.ExternalSubscribedCancelled,
@@ -80,7 +77,7 @@ class CodeRecorder:
         self.handler = handler
         self.depth = started.depth
         self.journal = journal
-        self.loop = DurableLoop(started.seed, self, self)
+        self.loop = DurableLoop(started.seed, self)
         self.operations = Operations()
         self.continued: tuple[msgspec.Raw, str | None] | None = None
         """Arguments and version of the next execution, once the code asked for it."""
@@ -182,18 +179,25 @@ class CodeRecorder:
         return step
 
     def wait_for_event(self, name: str, type_: Any) -> Step[Any]:
-        branch = self.loop.branch()
-        if self.is_closed:
-            return self.loop.create_step(_STEP, self, branch)
-        event = self._schedule(branch, events.ExternalSubscribed, {"name": name})
-        return self._open_wait(branch, EVENT, event, type_)
+        return self._wait(EVENT, name, type_)
 
     def next_message(self, queue: str, type_: Any) -> Step[Any]:
+        return self._wait(MESSAGE, queue, type_)
+
+    def _wait(self, family: Family, name: str, type_: Any) -> Step[Any]:
         branch = self.loop.branch()
         if self.is_closed:
             return self.loop.create_step(_STEP, self, branch)
-        event = self._schedule(branch, events.QueueSubscribed, {"name": queue})
-        return self._open_wait(branch, MESSAGE, event, type_)
+        kind = events.ExternalSubscribed if family is EVENT else events.QueueSubscribed
+        event = self._schedule(branch, kind, {"name": name})
+        step = self.loop.create_step(ArrivalStep, self, branch, event.event_id)
+        operation = Operation(family, event, step, type_)
+        self.operations.add(operation)
+        arrived = self.mailboxes.wait(operation)
+        if arrived is not None:
+            number, data = arrived
+            self.deliver(operation, data, number)
+        return step
 
     def timer_started(self, timer: DurableTimer, seconds: float) -> None:
         if not self.is_closed:
@@ -468,16 +472,6 @@ class CodeRecorder:
         self.loop.stop_with(error)
         raise Unwinding
 
-    def _open_wait(self, branch: Branch, family: Family, event: Any, type_: Any) -> Step[Any]:
-        step = self.loop.create_step(ArrivalStep, self, branch, event.event_id)
-        operation = Operation(family, event, step, type_)
-        self.operations.add(operation)
-        arrived = self.mailboxes.wait(operation)
-        if arrived is not None:
-            number, data = arrived
-            self.deliver(operation, data, number)
-        return step
-
     def _open_timer(self, timer: DurableTimer, event: events.TimerCreated) -> None:
         timer.event_id = event.event_id
         self.operations.add(Operation(TIMER, event, timer, None))
@@ -514,17 +508,17 @@ class CodeRecorder:
         asyncio._set_running_loop(None)  # noqa: SLF001
         thread = get_ident()
         del running[thread]
-        guards.leave()
+        user_code.leave()
         try:
             return self.codec.encode(fn(), where="side_effect()")
         except BaseException as error:
-            if is_interruption(error):
+            if user_code.is_interruption(error):
                 raise
             # The code cannot catch it: on replay there is no error to raise again.
             self._stop(error)
         finally:
             running[thread] = self
-            guards.enter()
+            user_code.enter()
             asyncio._set_running_loop(self.loop)  # noqa: SLF001
 
 

@@ -49,6 +49,14 @@ class Resolving(Envelope, frozen=True, kw_only=True, omit_defaults=True, tag=str
     source_event_id: int
 
 
+class Cancelling(Resolving, frozen=True, kw_only=True, omit_defaults=True, tag=str):
+    """An event by which the code gives up a step."""
+
+
+class Terminal(Envelope, frozen=True, kw_only=True, omit_defaults=True, tag=str):
+    """The last event of an execution."""
+
+
 # --- life of an execution
 
 
@@ -69,23 +77,23 @@ class OrchestrationStarted(Envelope, frozen=True, kw_only=True, omit_defaults=Tr
     trace: str | None = None
 
 
-class OrchestrationCompleted(Envelope, frozen=True, kw_only=True, omit_defaults=True):
+class OrchestrationCompleted(Terminal, frozen=True, kw_only=True, omit_defaults=True):
     output: msgspec.Raw = NULL
 
 
-class OrchestrationFailed(Envelope, frozen=True, kw_only=True, omit_defaults=True):
+class OrchestrationFailed(Terminal, frozen=True, kw_only=True, omit_defaults=True):
     failure: Failure
 
 
-class OrchestrationCancelled(Envelope, frozen=True, kw_only=True, omit_defaults=True):
+class OrchestrationCancelled(Terminal, frozen=True, kw_only=True, omit_defaults=True):
     reason: str = ""
 
 
-class OrchestrationTerminated(Envelope, frozen=True, kw_only=True, omit_defaults=True):
+class OrchestrationTerminated(Terminal, frozen=True, kw_only=True, omit_defaults=True):
     reason: str = ""
 
 
-class OrchestrationContinuedAsNew(Envelope, frozen=True, kw_only=True, omit_defaults=True):
+class OrchestrationContinuedAsNew(Terminal, frozen=True, kw_only=True, omit_defaults=True):
     input: msgspec.Raw = NULL
     version: str | None = None
 
@@ -115,7 +123,7 @@ class ActivityFailed(Resolving, frozen=True, kw_only=True, omit_defaults=True):
     failure: Failure
 
 
-class ActivityCancelRequested(Resolving, frozen=True, kw_only=True, omit_defaults=True):
+class ActivityCancelRequested(Cancelling, frozen=True, kw_only=True, omit_defaults=True):
     reason: str = ""
 
 
@@ -130,7 +138,7 @@ class TimerFired(Resolving, frozen=True, kw_only=True, omit_defaults=True):
     fire_at_ms: int
 
 
-class TimerCancelled(Resolving, frozen=True, kw_only=True, omit_defaults=True):
+class TimerCancelled(Cancelling, frozen=True, kw_only=True, omit_defaults=True):
     pass
 
 
@@ -146,7 +154,7 @@ class ExternalEvent(Envelope, frozen=True, kw_only=True, omit_defaults=True):
     data: msgspec.Raw = NULL
 
 
-class ExternalSubscribedCancelled(Resolving, frozen=True, kw_only=True, omit_defaults=True):
+class ExternalSubscribedCancelled(Cancelling, frozen=True, kw_only=True, omit_defaults=True):
     reason: str = ""
 
 
@@ -159,7 +167,7 @@ class QueueEventDelivered(Envelope, frozen=True, kw_only=True, omit_defaults=Tru
     data: msgspec.Raw = NULL
 
 
-class QueueSubscriptionCancelled(Resolving, frozen=True, kw_only=True, omit_defaults=True):
+class QueueSubscriptionCancelled(Cancelling, frozen=True, kw_only=True, omit_defaults=True):
     reason: str = ""
 
 
@@ -183,7 +191,7 @@ class SubOrchestrationFailed(Resolving, frozen=True, kw_only=True, omit_defaults
     failure: Failure
 
 
-class SubOrchestrationCancelRequested(Resolving, frozen=True, kw_only=True, omit_defaults=True):
+class SubOrchestrationCancelRequested(Cancelling, frozen=True, kw_only=True, omit_defaults=True):
     reason: str = ""
 
 
@@ -260,14 +268,6 @@ Event: TypeAlias = (
     | KeyValuesCleared
     | SideEffectRecorded
     | PatchMarked
-)
-
-Terminal: TypeAlias = (
-    OrchestrationCompleted
-    | OrchestrationFailed
-    | OrchestrationCancelled
-    | OrchestrationTerminated
-    | OrchestrationContinuedAsNew
 )
 
 TERMINAL_KINDS = (

@@ -12,7 +12,7 @@ import contextlib
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from perdure.arguments import in_seconds
+from perdure.arguments import in_milliseconds, in_seconds
 from perdure.errors import (
     CannotUnwrap,
     CorruptData,
@@ -28,6 +28,7 @@ from perdure.model.failures import Category, Failure
 from perdure.providers.records import Claim, SessionFetch
 from perdure.providers.rules import new_lock_token
 from perdure.runtime.attempts import (
+    ActivityTasks,
     Attempts,
     CrashIsolation,
     RunningActivity,
@@ -35,25 +36,17 @@ from perdure.runtime.attempts import (
     failed,
     retry_delay_ms,
 )
-from perdure.runtime.background import BackgroundTasks, Backoff, log_failure
-from perdure.runtime.executors import ActivityTasks
-from perdure.runtime.metrics import GuardedSpan, SpanNote, UnregisteredHandlerLog, log
-from perdure.runtime.processes import NotBegun
+from perdure.runtime.executors import NotBegun
+from perdure.runtime.metrics import GuardedSpan, SpanNote, log
+from perdure.runtime.worker import BackgroundTasks, Backoff, FetchErrors, log_failure
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from perdure.authoring.registry import Registry
-    from perdure.clock import Clock
-    from perdure.codec import Codec
     from perdure.engine.outcome import ScheduledActivity
-    from perdure.providers.contract import Provider
     from perdure.providers.records import FetchedWork
     from perdure.runtime.attempts import Completion
-    from perdure.runtime.background import FetchErrors
-    from perdure.runtime.executors import Executors
-    from perdure.runtime.metrics import Observer
-    from perdure.runtime.options import RuntimeOptions
+    from perdure.runtime.worker import Worker
 
 _FETCHED_AT_ONCE_MAX = 200
 _RETRY_ELSEWHERE_MS = 5_000
@@ -65,32 +58,21 @@ _FETCH_END_SECONDS = 2.0
 class ActivityDispatcher:
     """Runs the activities of one runtime."""
 
-    def __init__(
-        self,
-        provider: Provider,
-        registry: Registry,
-        executors: Executors,
-        *,
-        codec: Codec,
-        clock: Clock,
-        options: RuntimeOptions,
-        owner: str,
-        observer: Observer,
-        fetch_errors: FetchErrors,
-    ) -> None:
-        self._provider = provider
-        self._registry = registry
-        self._executors = executors
-        self._attempts = Attempts(provider, executors, codec, clock)
-        self._clock = clock
+    def __init__(self, worker: Worker) -> None:
+        options = worker.options
+        self._provider = worker.provider
+        self._registry = worker.registry
+        self._clock = worker.clock
         self._options = options
-        self._owner = owner
-        self._observer = observer
-        self._fetch_errors = fetch_errors
-        self._poll_ms = round(in_seconds(options.poll_interval) * 1000)
-        self._lock_ms = round(in_seconds(options.activity_lock_timeout) * 1000)
-        self._names = registry.activity_names
-        self._unregistered = UnregisteredHandlerLog(registry)
+        self._owner = worker.worker_id
+        self._observer = worker.observer
+        self._unregistered = worker.unregistered
+        self._fetch_errors = FetchErrors("activities", worker)
+        self.attempts = Attempts(worker, self._heartbeat)
+        self._poll_ms = in_milliseconds(options.poll_interval)
+        self._lock_ms = in_milliseconds(options.activity_lock_timeout)
+        self._session_lock_ms = in_milliseconds(options.session_lock_timeout)
+        self._names = worker.registry.activity_names
         self._takes = options.tags.matches
         self._takes_untagged = options.tags.matches(None)
         self._free_slots = options.activity_slots if options.run_activities else 0
@@ -120,7 +102,7 @@ class ActivityDispatcher:
             )
 
     async def stop_fetching(self) -> None:
-        self._stopping = self._attempts.is_stopping = True
+        self._stopping = self.attempts.is_stopping = True
         if self._fetching is not None:
             self._fetching.cancel()
             await asyncio.wait((self._fetching,), timeout=_FETCH_END_SECONDS)
@@ -144,7 +126,7 @@ class ActivityDispatcher:
             async with asyncio.timeout(in_seconds(self._options.cancel_grace)):
                 if interrupted:
                     await asyncio.wait(interrupted)
-                await self._executors.wait_for_threads()
+                await self.attempts.threads.wait_for_abandoned()
 
     async def release_all(self) -> None:
         """Let outcomes under way reach the store, and release the work items without one."""
@@ -172,10 +154,11 @@ class ActivityDispatcher:
         return [each.item.name for each in self._running.values() if each.task is not None]
 
     def abort(self) -> None:
-        self._stopping = self._attempts.is_stopping = self._is_aborted = True
+        self._stopping = self.attempts.is_stopping = self._is_aborted = True
         self._activity_tasks.close()
         for task in (*self._tasks, *filter(None, (self._fetching,))):
             task.cancel()
+        self.attempts.abort()
 
     @property
     def lock_tokens(self) -> list[str]:
@@ -286,7 +269,7 @@ class ActivityDispatcher:
             poll_ms,
             SessionFetch(
                 owner_id=self._owner,
-                lock_timeout_ms=round(in_seconds(self._options.session_lock_timeout) * 1000),
+                lock_timeout_ms=self._session_lock_ms,
                 only_owned=is_full,
             ),
             self._options.tags,
@@ -391,11 +374,11 @@ class ActivityDispatcher:
         spans = self._observer.spans
         try:
             if spans is None:
-                failure, result = await self._attempts.run(running, activity)
+                failure, result = await self.attempts.run(running, activity)
             else:
                 note = SpanNote()
                 with GuardedSpan(spans, item, note):
-                    failure, result = await self._attempts.run(running, activity)
+                    failure, result = await self.attempts.run(running, activity)
                     note.failure = failure
         except (CannotUnwrap, NotBegun) as error:
             await self._leave_to_others(running, error)
@@ -439,7 +422,7 @@ class ActivityDispatcher:
 
     # --- heartbeats
 
-    def heartbeat(self, running: RunningActivity) -> None:
+    def _heartbeat(self, running: RunningActivity) -> None:
         """Store the last heartbeat of a running activity with a renewal of its lock."""
         if running.lock_token in self._running and not running.is_storing_heartbeat:
             running.is_storing_heartbeat = True
@@ -522,4 +505,4 @@ class ActivityDispatcher:
             running.scope.cancel()
         if running.task is not None:
             running.task.cancel()
-            self._executors.check_end_later(running)
+            self.attempts.check_end_later(running)

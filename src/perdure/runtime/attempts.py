@@ -1,37 +1,50 @@
-"""Attempts of activities: their state, the call, the outcome, and when the next one may run."""
+"""Attempts of activities: the shared tasks on which they run, the call, its limits, the outcome."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import random
+import types
+from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from perdure.authoring.activity_context import ActivityInfo, enter_scope
+from perdure.arguments import in_seconds
+from perdure.authoring.context import ActivityInfo, enter_scope
+from perdure.engine.user_code import is_interruption
 from perdure.errors import CannotUnwrap, LockLost, PerdureError, ProviderError, UsageError
-from perdure.interruption import is_interruption
 from perdure.model import work
 from perdure.model.envelopes import envelope
-from perdure.runtime.background import Backoff
+from perdure.runtime.executors import (
+    NotBegun,
+    ProcessPool,
+    RecordedFailure,
+    ThreadExecutor,
+    call_contained,
+    failure_from,
+)
 from perdure.runtime.metrics import log
-from perdure.runtime.processes import NotBegun, RecordedFailure, failure_from
+from perdure.runtime.worker import Backoff
 
 if TYPE_CHECKING:  # these structs are never encoded, so their fields need no types at run time
+    from collections.abc import Awaitable, Callable, Coroutine, Generator
+
     from perdure.authoring import Activity
-    from perdure.clock import Clock
-    from perdure.codec import Codec
     from perdure.model.failures import Failure
-    from perdure.providers.contract import Provider
     from perdure.providers.records import OrchestratorMessage
-    from perdure.runtime.executors import Executors, TimeLimit  # noqa: TC004
+    from perdure.runtime.worker import Worker
 
 Completion = work.ActivityCompleted | work.ActivityFailed
 
 _DELIVERIES_TOGETHER: Final = 3
 """An activity is isolated after so many deliveries: workers die for other reasons, too."""
 _ISOLATED_MAX: Final = 1000
+_ENDED: Final = object()
+"""Yielded by the coroutine of an activity task when an activity has ended."""
 
 
 class RunningActivity(msgspec.Struct, eq=False, gc=False):
@@ -77,7 +90,7 @@ class AttemptScope(msgspec.Struct, eq=False):
     """
 
     running: RunningActivity
-    _executors: Executors
+    _attempts: Attempts
     _cancelled: bool = False
     _is_heartbeat_seen: bool = True
     """The event loop has handled the last heartbeat."""
@@ -99,30 +112,30 @@ class AttemptScope(msgspec.Struct, eq=False):
             attempt=item.attempt + self.running.redelivered,
             session=item.session_id,
             tag=item.tag,
-            worker_id=self._executors.worker_id,
+            worker_id=self._attempts.worker_id,
             seed=item.seed,
         )
 
     def heartbeat(self, details: object) -> None:
-        executors = self._executors
-        raw = executors.codec.encode(details, where=f"heartbeat of {self.running.item.name}")
+        attempts = self._attempts
+        raw = attempts.codec.encode(details, where=f"heartbeat of {self.running.item.name}")
         self.running.heartbeat = bytes(raw).decode()
         if self._is_heartbeat_seen:  # otherwise a call of _on_heartbeat is on its way already
             self._is_heartbeat_seen = False
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                executors.loop.call_soon_threadsafe(self._on_heartbeat)
+                attempts.loop.call_soon_threadsafe(self._on_heartbeat)
 
     def _on_heartbeat(self) -> None:
         self._is_heartbeat_seen = True
         if self.heartbeat_limit is not None:
             self.heartbeat_limit.restart()
-        self._executors.send_heartbeat(self.running)
+        self._attempts.store_heartbeat(self.running)
 
     def last_heartbeat(self, type_: Any) -> Any:
         heartbeat = self.running.last_heartbeat
         if heartbeat is None:
             return None
-        return self._executors.codec.decode(msgspec.Raw(heartbeat), type_, where="heartbeat")
+        return self._attempts.codec.decode(msgspec.Raw(heartbeat), type_, where="heartbeat")
 
     def is_cancelled(self) -> bool:
         return self._cancelled
@@ -140,15 +153,22 @@ class AttemptScope(msgspec.Struct, eq=False):
 
 
 class Attempts:
-    """Calls the functions of one runtime's activities, each attempt once."""
+    """Calls the functions of one runtime's activities, each attempt once and under its limits."""
 
-    def __init__(
-        self, provider: Provider, executors: Executors, codec: Codec, clock: Clock
-    ) -> None:
-        self._provider = provider
-        self._executors = executors
-        self._codec = codec
-        self._clock = clock
+    def __init__(self, worker: Worker, store_heartbeat: Callable[[RunningActivity], None]) -> None:
+        self._provider = worker.provider
+        self._clock = worker.clock
+        self.codec = worker.codec
+        self.worker_id = worker.worker_id
+        self.store_heartbeat = store_heartbeat
+        """Stores the heartbeat of an activity. Called on the event loop."""
+        self.loop = asyncio.get_running_loop()
+        self._grace_seconds = in_seconds(worker.options.cancel_grace)
+        """Time for a cancelled call to end by itself."""
+        self.threads = ThreadExecutor(worker.options.threads, self._grace_seconds)
+        self._processes = ProcessPool(worker.options.processes)
+        self._not_cancellable: set[str] = set()
+        """Activities of which the log says that they ignore cancellation."""
         self.is_stopping = False
 
     async def run(
@@ -162,21 +182,21 @@ class Attempts:
         """
         item = running.item
         try:
-            args, kwargs = activity.signature.decode_arguments(item.input, self._codec)
+            args, kwargs = activity.signature.decode_arguments(item.input, self.codec)
         except CannotUnwrap:
             raise
         except Exception as error:  # noqa: BLE001 - a class of the user's can raise anything
             return failure_from(error, item.attempt), None
         try:
-            scope = running.scope = AttemptScope(running, self._executors)
+            scope = running.scope = AttemptScope(running, self)
             running.has_begun = True
             # Every attempt has its own context, which ends with it: there is nothing to reset.
             enter_scope(scope)
             if activity.settings.transactional:
                 await self._run_in_transaction(scope, activity, args, kwargs)
                 return None, None
-            value = await self._executors.run(scope, activity, args, kwargs)
-            return None, activity.signature.encode_result(value, self._codec)
+            value = await self._call(scope, activity, args, kwargs)
+            return None, activity.signature.encode_result(value, self.codec)
         except NotBegun:
             raise
         except BaseException as error:
@@ -208,14 +228,19 @@ class Attempts:
     ) -> None:
         """Call the function inside the store's transaction that also commits its result."""
         item, lock_token = scope.running.item, scope.running.lock_token
-        call = self._executors.in_transaction(scope, activity, args, kwargs)
+        context = contextvars.copy_context()
 
         def complete(connection: Any) -> OrchestratorMessage:
+            """Call the function with the store's connection, on the store's thread."""
+            scope.store_connection = connection
             try:
-                result = activity.signature.encode_result(call(connection), self._codec)
+                value = context.run(call_contained, activity.fn, args, kwargs)
+                result = activity.signature.encode_result(value, self.codec)
             except PerdureError as error:
                 # Recorded here, so that it is not taken for an error of the store below.
                 raise RecordedFailure(failure_from(error, item.attempt)) from error
+            finally:
+                scope.store_connection = None
             return envelope(completed(item, result))
 
         backoff = Backoff()
@@ -231,6 +256,248 @@ class Attempts:
                 await self._clock.sleep(backoff.next_delay(retryable=True))
                 continue
             return
+
+    def _call(
+        self,
+        scope: AttemptScope,
+        activity: Activity[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Coroutine[Any, Any, Any]:
+        """Return the activity's code as a coroutine, to be awaited in the caller's context."""
+        item = scope.running.item
+        limited: Callable[[Awaitable[Any]], Coroutine[Any, Any, Any]] | None = None
+        if item.timeout_ms is not None or item.heartbeat_ms is not None:
+            limited = partial(self._limited, scope)
+        if activity.is_async:
+            call: Coroutine[Any, Any, Any] = activity.fn(*args, **kwargs)
+            return call if limited is None else limited(call)
+        if activity.settings.executor == "process":
+            return self._processes.run(activity, args, kwargs, scope.info, limited)
+        context = contextvars.copy_context()
+        return self.threads.run(
+            activity.name, lambda: context.run(call_contained, activity.fn, args, kwargs), limited
+        )
+
+    async def _limited(self, scope: AttemptScope, call: Awaitable[Any]) -> Any:
+        """Await the call under the time limits of one attempt."""
+        item = scope.running.item
+        check_end = partial(self.check_end_later, scope.running)
+        if item.heartbeat_ms is not None:
+            seconds = item.heartbeat_ms / 1000
+            limit = TimeLimit(seconds, f"no heartbeat for {seconds:g} seconds", check_end)
+            scope.heartbeat_limit = limit
+            call = limit.run(call, scope.cancel)
+        if item.timeout_ms is not None:
+            seconds = item.timeout_ms / 1000
+            limit = TimeLimit(seconds, f"no result within {seconds:g} s", check_end)
+            call = limit.run(call, scope.cancel)
+        try:
+            return await call
+        finally:
+            scope.heartbeat_limit = None
+
+    def check_end_later(
+        self, running: RunningActivity, after_seconds: float = 0
+    ) -> asyncio.TimerHandle:
+        """Log a warning if the code still runs when the time to end by itself is over."""
+        seconds = after_seconds + self._grace_seconds
+        return self.loop.call_later(seconds, self._check_end, running)
+
+    def _check_end(self, running: RunningActivity) -> None:
+        name = running.item.name
+        if running.task is not None and name not in self._not_cancellable:
+            self._not_cancellable.add(name)
+            log.warning(
+                "activity %r goes on although it timed out or was cancelled %g s ago: it does not "
+                "let CancelledError through. It keeps its slot until it ends",
+                name,
+                self._grace_seconds,
+            )
+
+    def abort(self) -> None:
+        """Begin no more calls in threads. Those that run cannot be stopped."""
+        self.threads.close()
+
+    async def close(self) -> None:
+        self.abort()
+        await self._processes.close()
+
+
+class TimeLimit:
+    """Interrupts a call when its time is up. The time can be restarted."""
+
+    def __init__(
+        self, seconds: float, message: str, check_end: Callable[[float], asyncio.TimerHandle]
+    ) -> None:
+        self._seconds = seconds
+        self._message = message
+        self._check_end = check_end
+        """Logs code that still runs so many seconds later."""
+
+    async def run(self, call: Awaitable[Any], interrupted: Callable[[], None]) -> Any:
+        """Await the call. When its time is up, call ``interrupted`` and raise TimeoutError."""
+        self._loop = asyncio.get_running_loop()
+        self._limit = asyncio.timeout(self._seconds)
+        self._check = self._check_end(self._seconds)
+        try:
+            async with self._limit:
+                return await call
+        except TimeoutError as error:
+            if not self._limit.expired():
+                raise
+            interrupted()
+            raise TimeoutError(self._message) from error.__cause__
+        finally:
+            self._check.cancel()
+
+    def restart(self) -> None:
+        """Let the time begin again; only while ``run`` awaits the call."""
+        if not self._limit.expired():
+            self._limit.reschedule(self._loop.time() + self._seconds)
+            self._check.cancel()
+            self._check = self._check_end(self._seconds)
+
+
+class ActivityTasks:
+    """Runs the activities of one dispatcher on few tasks of the event loop.
+
+    A task for each activity would cost more than a quick activity does, so a task takes the next
+    activity as long as none has to wait. Each activity has its own context. The task on which an
+    activity first waits belongs to that activity alone from then on, so contexts, cancellation and
+    ``asyncio.timeout`` work as in a task that was made for it.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[RunningActivity], Coroutine[Any, Any, None]],
+        on_error: Callable[[RunningActivity, BaseException], None],
+        tasks: set[asyncio.Task[None]],
+    ) -> None:
+        self._run = run
+        self._on_error = on_error
+        """Called when the run of an activity has raised."""
+        self._tasks = tasks
+        """Holds every task that has something to do."""
+        self._loop = asyncio.get_running_loop()
+        self._launched: deque[RunningActivity] = deque()
+        self._fresh: set[asyncio.Task[None]] = set()
+        """Tasks that were started or woken, and have not run since."""
+        self._idle: tuple[asyncio.Future[None], asyncio.Task[None]] | None = None
+        """The one task that waits for more, and the future that wakes it. A chain of steps needs
+        only this one."""
+        self._context = contextvars.copy_context()
+        """The context of the runtime: activities do not see the context of their caller."""
+        self._is_retiring = False
+        """No task waits for more."""
+
+    def launch(self, running: RunningActivity) -> None:
+        self._launched.append(running)
+        if not self._fresh:
+            self._start()
+
+    def retire(self) -> None:
+        """Let every task end when it has nothing to do, so that waiting for the tasks ends."""
+        self._is_retiring = True
+        if self._idle is not None:
+            self._start()
+
+    def close(self) -> None:
+        """Begin none of the activities that have not begun."""
+        self._launched.clear()
+        self.retire()
+
+    def _start(self) -> None:
+        idle, self._idle = self._idle, None
+        if idle is None or idle[0].done():  # done: the task was cancelled and has not run since
+            task = self._loop.create_task(self._serve(), context=self._context.copy())
+            task.add_done_callback(self._on_task_end)
+        else:
+            waker, task = idle
+            waker.set_result(None)
+        self._fresh.add(task)
+        self._tasks.add(task)
+
+    async def _serve(self) -> None:
+        """Run launched activities until one of them waits; then go on with that one alone."""
+        task: Any = asyncio.current_task()
+        coroutine: Any = self._run_each()
+        proceed, copy_context = coroutine.send, self._context.copy
+        proceed(None)
+        launched = self._launched
+        running: RunningActivity | None
+        context: contextvars.Context | None
+        while True:
+            self._fresh.discard(task)
+            while launched:
+                running = launched.popleft()
+                running.task = task
+                context = copy_context()
+                try:
+                    awaited = context.run(proceed, running)
+                    if awaited is not _ENDED:
+                        self._start_substitutes()
+                        await _continue(coroutine, awaited, context)
+                        return
+                except Exception as error:  # noqa: BLE001 - logged there
+                    self._on_error(running, error)
+                    return  # the activity may have waited, so the task is its own
+                except BaseException as error:  # cancelled, or interrupted by a signal
+                    self._on_error(running, error)
+                    raise
+                finally:
+                    running.task = running.scope = None
+                # _must_cancel: 3.11 and 3.12 leave it set for a cancellation that was taken back.
+                if task.cancelling() or task._must_cancel:  # noqa: SLF001
+                    return
+            if self._idle is not None or self._is_retiring:
+                return
+            running = context = None  # release them: the wait may be long
+            await self._wait_for_more(task)
+
+    def _on_task_end(self, task: asyncio.Task[None]) -> None:
+        """A callback, because a task can be cancelled before its first line, or while it waits."""
+        self._tasks.discard(task)
+        self._fresh.discard(task)
+        if self._idle is not None and self._idle[1] is task:
+            self._idle = None
+        if self._launched and not self._fresh:
+            self._start()
+
+    @types.coroutine
+    def _run_each(self) -> Generator[Any, Any, None]:
+        """Run the activities that it is sent, one after the other, in a single coroutine."""
+        run = self._run
+        while True:
+            yield from run((yield _ENDED))
+
+    def _wait_for_more(self, task: asyncio.Task[None]) -> asyncio.Future[None]:
+        self._tasks.discard(task)
+        waker: asyncio.Future[None] = self._loop.create_future()
+        self._idle = (waker, task)
+        return waker
+
+    def _start_substitutes(self) -> None:
+        """Start two more tasks for one whose activity waits, so that many soon run at once."""
+        for _ in range(min(2, len(self._launched) - len(self._fresh))):
+            self._start()
+
+
+@types.coroutine
+def _continue(
+    coroutine: Generator[Any, Any, None], awaited: Any, context: contextvars.Context
+) -> Generator[Any, Any, None]:
+    """Run an activity that waits for something to its end, in its own context."""
+    while awaited is not _ENDED:
+        proceed: Callable[[Any], Any] = coroutine.send
+        try:
+            given = yield awaited
+        except BaseException as error:  # noqa: BLE001
+            proceed, given = coroutine.throw, error  # thrown below, outside of this except
+        try:
+            awaited = context.run(proceed, given)
+        finally:
+            given = None
 
 
 def completed(item: work.ActivityExecute, result: msgspec.Raw) -> work.ActivityCompleted:

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from perdure.authoring.activity_context import ActivityInfo, enter_scope, leave_scope
+from perdure.authoring.context import ActivityInfo, enter_scope, leave_scope
 from perdure.codec import JSON
 from perdure.errors import UsageError
-from perdure.runtime.processes import Answer, Call, failure_from
+from perdure.runtime.executors import Answer, Call, failure_from
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from perdure.authoring import Activity
-    from perdure.runtime.processes import Source
+    from perdure.runtime.executors import Source
 
 _PR_SET_PDEATHSIG = 1
 

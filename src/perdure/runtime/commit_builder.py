@@ -6,14 +6,8 @@ from typing import TYPE_CHECKING, assert_never
 
 import msgspec
 
-from perdure.engine.outcome import (
-    Cancelled,
-    Completed,
-    ContinuedAsNew,
-    Failed,
-    TurnOutcome,
-    Waiting,
-)
+from perdure.authoring.definitions import parse_version
+from perdure.engine.outcome import Cancelled, Completed, ContinuedAsNew, Failed, Waiting
 from perdure.model import events, wire, work
 from perdure.model.envelopes import activity_envelope, envelope
 from perdure.model.failures import Category, Failure
@@ -31,89 +25,55 @@ from perdure.providers.records import (
     OrchestratorMessage,
     TimerIdentity,
     TrustedCommit,
-    Version,
     WorkerMessage,
 )
+from perdure.version import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable
 
     from perdure.engine.execution import Execution
-    from perdure.engine.outcome import KvWrite, ScheduledActivity, TurnResult
+    from perdure.engine.outcome import KvWrite, ScheduledActivity, TurnOutcome, TurnResult
+    from perdure.runtime.turns import Turn
 
+FRAMEWORK_VERSION = parse_version(VERSION)
 _UNCHANGED = ExecutionMetadata()
 _SEED_CHARACTERS = 8
-
-
-class ExecutionFacts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The fields of an execution that are the same in each of its commits."""
-
-    instance_id: str
-    execution_id: int
-    name: str
-    version: str
-    parent: work.ParentLink | None
-    depth: int
-    trace: str | None
-    seed: str
-    """The first characters: enough to tell apart executions with the same id and number."""
-    framework_version: Version
-
-
-def facts_of(
-    execution: Execution, parent: work.ParentLink | None, framework_version: Version
-) -> ExecutionFacts:
-    handler, started = execution.handler, execution.started
-    return ExecutionFacts(
-        instance_id=execution.instance_id,
-        execution_id=execution.execution_id,
-        name=handler.name,
-        version=handler.version,
-        parent=parent,
-        depth=started.depth,
-        trace=started.trace,
-        seed=started.seed[:_SEED_CHARACTERS],
-        framework_version=framework_version,
-    )
+"""Enough of the seed to tell apart executions with the same id and number."""
 
 
 def build_commit(
-    facts: ExecutionFacts,
-    outcome: TurnOutcome,
+    turn: Turn,
     claim_for: Callable[[ScheduledActivity], Claim | None],
-    *,
-    now_ms: int,
-    custom_status: str | None,
-    final: tuple[Status, str] | None,
-    consumed: Sequence[int],
-    completed_work: Sequence[str] = (),
-    keep_lock_ms: int | None = None,
+    keep_lock_ms: int | None,
 ) -> tuple[TrustedCommit, list[tuple[work.ActivityExecute, Claim]]]:
-    """Return the commit of a turn, and the activities that it hands over already locked.
-
-    ``custom_status`` is the value after the turn, ``final`` the ``final_status`` of the outcome.
-    """
+    """Return the commit of a turn, and the activities that it hands over already locked."""
+    execution, outcome, now_ms = turn.live.execution, turn.outcome, turn.now_ms
+    is_final = turn.final is not None
     worker_items: list[WorkerMessage] = []
     claimed: list[tuple[work.ActivityExecute, Claim]] = []
     for scheduled in outcome.activities:
-        item = _activity_item(facts, scheduled, now_ms)
+        item = _activity_item(execution, scheduled, now_ms)
         claim = claim_for(scheduled)
         worker_items.append(activity_envelope(item, claim=claim))
         if claim is not None:
             claimed.append((item, claim))
     encode = wire.encode
-    instance_id, execution_id = facts.instance_id, facts.execution_id
+    instance_id, execution_id = execution.instance_id, execution.execution_id
     sends = outcome.timers or outcome.children or outcome.detached or outcome.cancelled_children
+    outgoing = _outgoing(execution, outcome, now_ms) if sends or is_final else ()
+    if turn.starts and (replies := replies_to(turn.starts, work.parent_link(execution.started))):
+        outgoing = (*outgoing, *replies)
+        # A kept lock is fenced by the history: a commit without events must release its lock.
+        keep_lock_ms = keep_lock_ms if outcome.delta else None
     commit = TrustedCommit(
         execution_id=execution_id,
         history_delta=tuple(
             [HistoryRecord(event_id=event.event_id, data=encode(event)) for event in outcome.delta]
         ),
         worker_items=tuple(worker_items),
-        orchestrator_items=(
-            _outgoing(facts, outcome, custom_status, now_ms) if sends or final else ()
-        ),
-        metadata=_metadata(facts, outcome, final) if final or outcome.turn == 1 else _UNCHANGED,
+        orchestrator_items=outgoing,
+        metadata=_metadata(turn) if is_final or outcome.turn == 1 else _UNCHANGED,
         custom_status=(
             CustomStatusChange(value=outcome.custom_status.value) if outcome.custom_status else None
         ),
@@ -144,69 +104,71 @@ def build_commit(
             if outcome.cancelled_timers
             else ()
         ),
-        consumed=tuple(consumed),
+        consumed=tuple(turn.consumed),
         keep_lock_ms=keep_lock_ms,
-        settled_work=tuple(completed_work),
+        settled_work=tuple(turn.completed_work),
     )
     return commit, claimed
 
 
 def _activity_item(
-    facts: ExecutionFacts, scheduled: ScheduledActivity, now_ms: int
+    execution: Execution, scheduled: ScheduledActivity, now_ms: int
 ) -> work.ActivityExecute:
-    event = scheduled.event
+    event, handler, started = scheduled.event, execution.handler, execution.started
     return work.ActivityExecute(
-        instance_id=facts.instance_id,
-        execution_id=facts.execution_id,
+        instance_id=execution.instance_id,
+        execution_id=execution.execution_id,
         activity_id=event.event_id,
         name=event.name,
         input=event.input,
-        orchestration_name=facts.name,
-        orchestration_version=facts.version,
+        orchestration_name=handler.name,
+        orchestration_version=handler.version,
         session_id=event.session_id,
         tag=event.tag,
         retry=scheduled.retry,
         timeout_ms=scheduled.timeout_ms,
         heartbeat_ms=scheduled.heartbeat_ms,
         deadline_ms=(None if scheduled.deadline_ms is None else now_ms + scheduled.deadline_ms),
-        trace=facts.trace,
-        seed=facts.seed,
+        trace=started.trace,
+        seed=started.seed[:_SEED_CHARACTERS],
     )
 
 
 def _outgoing(
-    facts: ExecutionFacts, outcome: TurnOutcome, custom_status: str | None, now_ms: int
+    execution: Execution, outcome: TurnOutcome, now_ms: int
 ) -> tuple[OrchestratorMessage, ...]:
-    messages = [envelope(_timer_item(facts, timer)) for timer in outcome.timers]
-    messages += [envelope(_child_item(facts, child)) for child in outcome.children]
-    messages += [_detached_message(facts, chained, now_ms) for chained in outcome.detached]
+    instance_id, started = execution.instance_id, execution.started
+    messages = [
+        envelope(
+            work.TimerFired(
+                instance_id=instance_id,
+                execution_id=execution.execution_id,
+                timer_id=timer.event_id,
+                fire_at_ms=timer.fire_at_ms,
+            )
+        )
+        for timer in outcome.timers
+    ]
+    messages += [envelope(_child_item(started, child)) for child in outcome.children]
+    messages += [_detached_message(started, chained, now_ms) for chained in outcome.detached]
     messages += [
         envelope(
             work.CancelInstance(
                 instance_id=child_id,
                 reason="parent no longer needs it",
-                parent_instance_id=facts.instance_id,
+                parent_instance_id=instance_id,
             )
         )
         for child_id in outcome.cancelled_children
     ]
-    last = _last_message(facts, outcome.result, custom_status)
+    last = _last_message(execution, outcome)
     if last is not None:
         messages.append(envelope(last))
     return tuple(messages)
 
 
-def _timer_item(facts: ExecutionFacts, timer: events.TimerCreated) -> work.TimerFired:
-    return work.TimerFired(
-        instance_id=facts.instance_id,
-        execution_id=facts.execution_id,
-        timer_id=timer.event_id,
-        fire_at_ms=timer.fire_at_ms,
-    )
-
-
 def _child_item(
-    facts: ExecutionFacts, child: events.SubOrchestrationScheduled
+    started: events.OrchestrationStarted, child: events.SubOrchestrationScheduled
 ) -> work.StartOrchestration:
     return work.StartOrchestration(
         instance_id=child.child_instance_id,
@@ -214,75 +176,72 @@ def _child_item(
         input=child.input,
         version=child.version,
         parent=work.ParentLink(
-            instance_id=facts.instance_id,
-            execution_id=facts.execution_id,
+            instance_id=started.instance_id,
+            execution_id=started.execution_id,
             event_id=child.event_id,
         ),
-        depth=facts.depth + 1,
-        trace=facts.trace,
+        depth=started.depth + 1,
+        trace=started.trace,
     )
 
 
 def _detached_message(
-    facts: ExecutionFacts, chained: events.OrchestrationChained, now_ms: int
+    started: events.OrchestrationStarted, chained: events.OrchestrationChained, now_ms: int
 ) -> OrchestratorMessage:
     item = work.StartOrchestration(
         instance_id=chained.target_instance_id,
         name=chained.name,
         input=chained.input,
         version=chained.version,
-        trace=facts.trace,
+        trace=started.trace,
     )
     visible_at_ms = now_ms + chained.delay_ms if chained.delay_ms else None
     return envelope(item, visible_at_ms=visible_at_ms)
 
 
-def _last_message(
-    facts: ExecutionFacts, result: TurnResult, custom_status: str | None
-) -> work.OrchestratorItem | None:
+def _last_message(execution: Execution, outcome: TurnOutcome) -> work.OrchestratorItem | None:
     """Return the message that ends the execution: to the parent, or to the next execution."""
-    parent = facts.parent
-    match result:
-        case Waiting():
-            return None
-        case ContinuedAsNew():
-            return work.ContinueAsNew(
-                instance_id=facts.instance_id,
-                name=facts.name,
-                execution_id=facts.execution_id + 1,
-                input=result.input,
-                version=result.version,
-                parent=parent,
-                depth=facts.depth,
-                carried=result.carried,
-                custom_status=custom_status,
-                trace=facts.trace,
-            )
-        case Completed():
-            if parent is None:
-                return None
-            return work.SubOrchCompleted(
-                instance_id=parent.instance_id,
-                execution_id=parent.execution_id,
-                event_id=parent.event_id,
-                child_instance_id=facts.instance_id,
-                result=result.output,
-            )
-        case Failed() | Cancelled():
-            if parent is None:
-                return None
-            return work.SubOrchFailed(
-                instance_id=parent.instance_id,
-                execution_id=parent.execution_id,
-                event_id=parent.event_id,
-                child_instance_id=facts.instance_id,
-                failure=failure_in(result),
-            )
-        case _:
-            assert_never(result)
+    started, result = execution.started, outcome.result
+    parent = work.parent_link(started)
+    if isinstance(result, ContinuedAsNew):
+        return work.ContinueAsNew(
+            instance_id=execution.instance_id,
+            name=execution.handler.name,
+            execution_id=execution.execution_id + 1,
+            input=result.input,
+            version=result.version,
+            parent=parent,
+            depth=started.depth,
+            carried=result.carried,
+            custom_status=execution.custom_status,
+            trace=started.trace,
+        )
+    if parent is None or isinstance(result, Waiting):
+        return None
+    if isinstance(result, Completed):
+        return work.SubOrchCompleted(
+            instance_id=parent.instance_id,
+            execution_id=parent.execution_id,
+            event_id=parent.event_id,
+            child_instance_id=execution.instance_id,
+            result=result.output,
+        )
+    return _child_failed(parent, execution.instance_id, _failure_in(result))
 
 
-def failure_in(result: Failed | Cancelled) -> Failure:
+def _child_failed(
+    parent: work.ParentLink, child_instance_id: str, failure: Failure
+) -> work.SubOrchFailed:
+    return work.SubOrchFailed(
+        instance_id=parent.instance_id,
+        execution_id=parent.execution_id,
+        event_id=parent.event_id,
+        child_instance_id=child_instance_id,
+        failure=failure,
+    )
+
+
+def _failure_in(result: Failed | Cancelled) -> Failure:
     if isinstance(result, Failed):
         return result.failure
     return Failure(category=Category.CANCELLED, message=result.reason)
@@ -298,31 +257,30 @@ def final_status(result: TurnResult) -> tuple[Status, str] | None:
         case Failed():
             return Status.FAILED, msgspec.json.encode(result.failure).decode()
         case Cancelled():
-            return Status.CANCELLED, msgspec.json.encode(failure_in(result)).decode()
+            return Status.CANCELLED, msgspec.json.encode(_failure_in(result)).decode()
         case ContinuedAsNew():
             return Status.CONTINUED_AS_NEW, bytes(result.input).decode()
         case _:
             assert_never(result)
 
 
-def _metadata(
-    facts: ExecutionFacts, outcome: TurnOutcome, final: tuple[Status, str] | None
-) -> ExecutionMetadata:
+def _metadata(turn: Turn) -> ExecutionMetadata:
     """Return the metadata of a first turn, or of one that ends the execution."""
-    status, output = final or (Status.RUNNING, None)
+    status, output = turn.final or (Status.RUNNING, None)
+    execution, outcome = turn.live.execution, turn.outcome
     if isinstance(outcome.result, ContinuedAsNew):
         version = outcome.result.version  # workers that have this one run the next execution
     elif outcome.turn == 1:
-        version = facts.version
+        version = execution.handler.version
     else:
         return ExecutionMetadata(status=status, output=output)
     return ExecutionMetadata(
         status=status,
         output=output,
-        name=facts.name,
+        name=execution.handler.name,
         version=version,
-        parent_instance_id=facts.parent.instance_id if facts.parent else None,
-        framework_version=facts.framework_version,
+        parent_instance_id=execution.started.parent_instance_id,
+        framework_version=FRAMEWORK_VERSION,
     )
 
 
@@ -332,3 +290,20 @@ def _kv_change(write: KvWrite, now_ms: int) -> KvChange:
     if write.value is None:
         return KvClear(key=write.key)
     return KvSet(key=write.key, value=write.value, updated_at_ms=now_ms)
+
+
+def replies_to(
+    items: Iterable[work.OrchestratorItem], parent: work.ParentLink | None
+) -> list[OrchestratorMessage]:
+    """Return answers to parents whose child id is in use: without one they would wait for ever."""
+    replies: list[OrchestratorMessage] = []
+    for item in items:
+        if isinstance(item, work.StartOrchestration) and item.parent not in {None, parent}:
+            assert item.parent is not None
+            failure = Failure(
+                type_name="AlreadyExists",
+                lineage=("AlreadyExists", "PerdureError"),
+                message=f"an instance with the id {item.instance_id!r} exists already",
+            )
+            replies.append(envelope(_child_failed(item.parent, item.instance_id, failure)))
+    return replies

@@ -1,161 +1,86 @@
-"""Executors of activity code: shared tasks of the event loop, threads, and child processes."""
+"""The executors of sync activities: threads of this process, and child processes.
+
+A child process is for code that needs its own CPU core or a time limit that really stops. It is
+started when it is needed, kept for the next call, and killed when its call is cancelled or times
+out. Values are sent as JSON. A child finds a function by its name: in a module, which it imports,
+or in the program's own script, which it loads under another name, as multiprocessing does. The
+program of a child is ``perdure.runtime.child``.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
-import types
-from collections import Counter, deque
+import errno
+import importlib
+import os
+import runpy
+import socket
+import sys
+from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from functools import cache, partial
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any, cast
 
-from perdure.arguments import in_seconds
+import msgspec
+
+from perdure.authoring import Activity
+from perdure.authoring.context import ActivityInfo
+from perdure.codec import JSON
+from perdure.errors import PerdureError, UsageError
+from perdure.model.events import NULL
+from perdure.model.failures import Category, Failure, describe_exception
 from perdure.runtime.metrics import log
-from perdure.runtime.processes import NotBegun, ProcessPool, RecordedFailure, failure_from
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Generator
+    from collections.abc import Awaitable, Callable
 
-    from perdure.authoring import Activity
-    from perdure.codec import Codec
-    from perdure.runtime.attempts import AttemptScope, RunningActivity
-    from perdure.runtime.options import RuntimeOptions
+    from perdure.authoring.definitions import Registry
 
-_ENDED: Final = object()
-"""Yielded by the coroutine of an activity task when an activity has ended."""
-
-
-class Executors:
-    """Runs one attempt of an activity under its time limits."""
-
-    def __init__(self, options: RuntimeOptions, codec: Codec, worker_id: str) -> None:
-        self._options = options
-        self.codec = codec
-        self.worker_id = worker_id
-        self.loop = asyncio.get_running_loop()
-        self._threads = ThreadExecutor(options.threads, in_seconds(options.cancel_grace))
-        self._processes = ProcessPool(options.processes)
-        self.send_heartbeat: Callable[[RunningActivity], None] = lambda _running: None
-        """Set by the runtime: stores the heartbeat of an activity. Called on the event loop."""
-        self._not_cancellable: set[str] = set()
-        """Activities of which the log says that they ignore cancellation."""
-
-    def run(
-        self,
-        scope: AttemptScope,
-        activity: Activity[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Coroutine[Any, Any, Any]:
-        """Return the activity's code as a coroutine, to be awaited in the caller's context."""
-        item = scope.running.item
-        limited: Callable[[Awaitable[Any]], Coroutine[Any, Any, Any]] | None = None
-        if item.timeout_ms is not None or item.heartbeat_ms is not None:
-            limited = partial(self._limited, scope)
-        if not activity.is_async:
-            return self._call(activity, args, kwargs, scope, limited)
-        call: Coroutine[Any, Any, Any] = activity.fn(*args, **kwargs)
-        return call if limited is None else limited(call)
-
-    def in_transaction(
-        self,
-        scope: AttemptScope,
-        activity: Activity[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Callable[[Any], Any]:
-        """Return the activity as a function of the store's connection, for the store's thread."""
-        context = contextvars.copy_context()
-
-        def call(connection: Any) -> Any:
-            scope.store_connection = connection
-            try:
-                return context.run(_call_contained, activity.fn, args, kwargs)
-            finally:
-                scope.store_connection = None
-
-        return call
-
-    async def _call(
-        self,
-        activity: Activity[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        scope: AttemptScope,
-        limited: Callable[[Awaitable[Any]], Awaitable[Any]] | None,
-    ) -> Any:
-        if activity.settings.executor == "process":
-            return await self._processes.run(activity, args, kwargs, scope.info, limited)
-        context = contextvars.copy_context()
-        return await self._threads.run(
-            activity.name, lambda: context.run(_call_contained, activity.fn, args, kwargs), limited
-        )
-
-    async def _limited(self, scope: AttemptScope, call: Awaitable[Any]) -> Any:
-        """Await the call under the time limits of one attempt."""
-        item = scope.running.item
-        check_end = partial(self.check_end_later, scope.running)
-        if item.heartbeat_ms is not None:
-            call = self._with_heartbeats(scope, call, item.heartbeat_ms / 1000, check_end)
-        if item.timeout_ms is None:
-            return await call
-        seconds = item.timeout_ms / 1000
-        limit = TimeLimit(seconds, f"no result within {seconds:g} s", check_end)
-        return await limit.run(call, scope.cancel)
-
-    async def _with_heartbeats(
-        self,
-        scope: AttemptScope,
-        call: Awaitable[Any],
-        seconds: float,
-        check_end: Callable[[float], asyncio.TimerHandle],
-    ) -> Any:
-        limit = TimeLimit(seconds, f"no heartbeat for {seconds:g} seconds", check_end)
-        scope.heartbeat_limit = limit
-        try:
-            return await limit.run(call, scope.cancel)
-        finally:
-            scope.heartbeat_limit = None
-
-    def check_end_later(
-        self, running: RunningActivity, after_seconds: float = 0
-    ) -> asyncio.TimerHandle:
-        """Log a warning if the code still runs when the time to end by itself is over."""
-        seconds = after_seconds + in_seconds(self._options.cancel_grace)
-        return self.loop.call_later(seconds, self._check_end, running)
-
-    def _check_end(self, running: RunningActivity) -> None:
-        name = running.item.name
-        if running.task is not None and name not in self._not_cancellable:
-            self._not_cancellable.add(name)
-            log.warning(
-                "activity %r goes on although it timed out or was cancelled %g s ago: it does not "
-                "let CancelledError through. It keeps its slot until it ends",
-                name,
-                in_seconds(self._options.cancel_grace),
-            )
-
-    @property
-    def abandoned_in_threads(self) -> Counter[str]:
-        """The number of abandoned calls that still run in threads, by activity."""
-        return self._threads.abandoned
-
-    async def wait_for_threads(self) -> None:
-        """Wait until no abandoned call runs any more; its code may look at ``is_cancelled()``."""
-        await self._threads.wait_for_abandoned()
-
-    def abort(self) -> None:
-        """Begin no more calls in threads. Those that run cannot be stopped."""
-        self._threads.close()
-
-    async def close(self) -> None:
-        self.abort()
-        await self._processes.close()
+_SHORTAGES = {errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+"""Errors of a machine that is short of something, and may have it again a little later."""
+_NO_ANSWER = (asyncio.IncompleteReadError, ConnectionError)
+_LAST_ANSWER_SECONDS = 1.0
+"""Time to read an answer that a process sent before it ended."""
+_BEGIN_SECONDS = 120.0
+"""Time for the start of a process and the imports of its code."""
+_LOADED_AS = "__mp_main__"
+"""The name of the program's own script in a child, so that its main part does not run there. It is
+the name that multiprocessing uses: pools that an activity makes find its functions under it."""
+_LOADING = "__perdure_loading__"
+"""A global variable of the script while a child loads it."""
 
 
-def _call_contained(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+# --- how an attempt can fail to run, or to raise its own exception here
+
+
+class NotBegun(PerdureError):
+    """The worker has no thread or process for the code, so the code was not called."""
+
+
+class ProcessDied(PerdureError):
+    """The child process ended without an answer."""
+
+
+class RecordedFailure(Exception):
+    """Stands for an exception that cannot be raised here: one of a child process, or one that would
+    end this process.
+    """
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
+
+
+def failure_from(error: BaseException, attempts: int) -> Failure:
+    """Return the record of the exception with which an attempt failed."""
+    category = Category.TIMEOUT if isinstance(error, TimeoutError) else Category.APPLICATION
+    return msgspec.structs.replace(describe_exception(error), category=category, attempts=attempts)
+
+
+def call_contained(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a function; replace errors that a future cannot hold or that would end the worker."""
     try:
         return fn(*args, **kwargs)
@@ -165,39 +90,7 @@ def _call_contained(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
         raise RecordedFailure(failure_from(error, attempts=1)) from error
 
 
-class TimeLimit:
-    """Interrupts a call when its time is up. The time can be restarted."""
-
-    def __init__(
-        self, seconds: float, message: str, check_end: Callable[[float], asyncio.TimerHandle]
-    ) -> None:
-        self._seconds = seconds
-        self._message = message
-        self._check_end = check_end
-        """Logs code that still runs so many seconds later."""
-
-    async def run(self, call: Awaitable[Any], interrupted: Callable[[], None]) -> Any:
-        """Await the call. When its time is up, call ``interrupted`` and raise TimeoutError."""
-        self._loop = asyncio.get_running_loop()
-        self._limit = asyncio.timeout(self._seconds)
-        self._check = self._check_end(self._seconds)
-        try:
-            async with self._limit:
-                return await call
-        except TimeoutError as error:
-            if not self._limit.expired():
-                raise
-            interrupted()
-            raise TimeoutError(self._message) from error.__cause__
-        finally:
-            self._check.cancel()
-
-    def restart(self) -> None:
-        """Let the time begin again; only while ``run`` awaits the call."""
-        if not self._limit.expired():
-            self._limit.reschedule(self._loop.time() + self._seconds)
-            self._check.cancel()
-            self._check = self._check_end(self._seconds)
+# --- threads
 
 
 class ThreadExecutor:
@@ -319,142 +212,289 @@ def _set(begun: asyncio.Future[None]) -> None:
         begun.set_result(None)
 
 
-class ActivityTasks:
-    """Runs the activities of one dispatcher on few tasks of the event loop.
+# --- finding the function of an activity
 
-    A task for each activity would cost more than a quick activity does, so a task takes the next
-    activity as long as none has to wait. Each activity has its own context. The task on which an
-    activity first waits belongs to that activity alone from then on, so contexts, cancellation and
-    ``asyncio.timeout`` work as in a task that was made for it.
-    """
 
+def check_not_loading() -> None:
+    """Raise UsageError if a child process is loading this program to find an activity in it."""
+    if hasattr(sys.modules.get(_LOADED_AS), _LOADING):
+        raise UsageError(
+            "a process activity is defined in this script, so each child process loads the script: "
+            "put what runs under if __name__ == '__main__':, or the activity into a module"
+        )
+
+
+def check_process_activities(registry: Registry) -> None:
+    """Raise UsageError for a process activity that a child process cannot find."""
+    for name in sorted(registry.activity_names):
+        activity = registry.resolve_activity(name)
+        if activity.settings.executor == "process":
+            source_of(activity)
+
+
+class Program(msgspec.Struct, frozen=True):
+    """The program that Python was told to run: the name of a module, or a path."""
+
+    module: str | None = None
+    path: str | None = None
+
+
+class Source(msgspec.Struct, frozen=True):
+    """The name of a function, and the module or the program that defines it."""
+
+    module: str
+    qualname: str
+    program: Program | None
+
+    def load(self) -> Activity[..., Any]:
+        """Return the activity; called in a child process."""
+        module = self._import() if self.program is None else _load(self.program)
+        found = _lookup(module, self.qualname)
+        if isinstance(found, Activity):
+            return cast("Activity[..., Any]", found)
+        if isinstance(found, FunctionType):
+            return Activity(found)
+        raise UsageError(
+            f"a child process does not find {self.qualname} in {module.__file__}: the function of "
+            "a process activity must be there whenever the file is loaded, so neither under "
+            "if __name__ == '__main__': nor made later"
+        )
+
+    def _import(self) -> ModuleType:
+        try:
+            return importlib.import_module(self.module)
+        except ModuleNotFoundError as error:
+            if not f"{self.module}.".startswith(f"{error.name}."):
+                raise
+            raise UsageError(
+                f"a child process cannot import {self.module}, the module of the process activity "
+                f"{self.qualname}: put it where sys.path finds it, under this name"
+            ) from error
+
+
+def source_of(activity: Activity[..., Any]) -> Source:
+    """Return what a child needs to find the activity. Raises UsageError if it could not find it."""
+    fn = activity.fn
+    module = sys.modules.get(fn.__module__)
+    found = None if module is None else _lookup(module, fn.__qualname__)
+    # Activities are compared by name, not identity: the module may have been loaded again.
+    is_itself = found.name == activity.name if isinstance(found, Activity) else found is fn
+    if module is None or not is_itself:
+        raise UsageError(
+            f"activity {activity.name!r} runs in a process, which finds it by the name of its "
+            f"function, {fn.__module__}.{fn.__qualname__}, and there is something else or nothing: "
+            "define it at the top level of a module, or use executor='thread'"
+        )
+    return Source(fn.__module__, fn.__qualname__, _program(activity, module))
+
+
+def _program(activity: Activity[..., Any], module: ModuleType) -> Program | None:
+    if activity.fn.__module__ not in {"__main__", _LOADED_AS}:
+        return None
+    spec = getattr(module, "__spec__", None)
+    if spec is not None and spec.name != "__main__":
+        return Program(module=spec.name)  # python -m
+    path = Path(getattr(module, "__file__", None) or "<stdin>")
+    if spec is not None:
+        path = path.parent  # python with a folder or an archive
+    if not path.exists():
+        raise UsageError(
+            f"activity {activity.name!r} runs in a process, which loads the file that defines "
+            f"{activity.fn.__qualname__}, but it was typed in, as in a notebook, or given to "
+            "python -c: put it into a module and import it from there, or use executor='thread'"
+        )
+    return Program(path=str(path))
+
+
+@cache
+def _load(program: Program) -> ModuleType:
+    # On import, multiprocessing binds _LOADED_AS to the current main module. Importing it now keeps
+    # it from overwriting the module that is bound to that name below.
+    importlib.import_module("multiprocessing")
+    loading = {_LOADING: True}
+    if program.module is not None:
+        content = runpy.run_module(program.module, loading, _LOADED_AS, alter_sys=True)
+    else:
+        assert program.path is not None
+        content = runpy.run_path(program.path, loading, _LOADED_AS)
+    del content[_LOADING]
+    module = ModuleType(_LOADED_AS)
+    vars(module).update(content)
+    # Annotations are resolved in it, pickles name it, and spawned pools load the main module.
+    sys.modules["__main__"] = sys.modules[_LOADED_AS] = module
+    return module
+
+
+def _lookup(module: ModuleType, qualname: str) -> Any:
+    found: Any = module
+    for name in qualname.split("."):
+        found = getattr(found, name, None)
+    return found
+
+
+# --- calling it in a child process
+
+
+class Call(msgspec.Struct, kw_only=True):
+    """The request to a child process."""
+
+    source: Source
+    info: ActivityInfo
+    input: msgspec.Raw
+
+
+class Answer(msgspec.Struct, kw_only=True):
+    """The answer of a child process."""
+
+    result: msgspec.Raw = NULL
+    failure: Failure | None = None
+
+
+class ProcessPool:
+    """At most ``size`` children; a call waits for a free one."""
+
+    def __init__(self, size: int) -> None:
+        self._slots = asyncio.Semaphore(size)
+        self._idle: list[_Child] = []
+        self._all: set[_Child] = set()
+
+    async def run(
+        self,
+        activity: Activity[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        info: ActivityInfo,
+        limited: Callable[[Awaitable[Any]], Awaitable[Any]] | None = None,
+    ) -> Any:
+        """Run an activity in a child. ``limited`` applies its time limits once its code begins."""
+        call = Call(
+            source=source_of(activity),
+            info=info,
+            input=activity.signature.encode_arguments(args, kwargs, JSON),
+        )
+        async with self._slots:
+            child = await self._idle_child() or await self._spawn_if_possible()
+            try:
+                answer = await child.call(call, limited)
+            except BaseException:
+                await self._kill(child)
+                raise
+            self._idle.append(child)
+        if answer.failure is not None:
+            raise RecordedFailure(answer.failure)
+        return activity.signature.decode_result(answer.result, JSON)
+
+    async def _idle_child(self) -> _Child | None:
+        while self._idle:
+            child = self._idle.pop()
+            if child.is_alive:
+                return child
+            await self._kill(child)  # it ended by itself, or was killed from outside
+        return None
+
+    async def close(self) -> None:
+        for child in list(self._all):
+            await self._kill(child)
+
+    async def _spawn_if_possible(self) -> _Child:
+        try:
+            return await self._spawn()
+        except OSError as error:
+            if error.errno in _SHORTAGES:
+                raise NotBegun(f"no process for it: {error}") from error
+            raise
+
+    async def _spawn(self) -> _Child:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            # The process is started last, and nothing is awaited after it: a cancelled start leaves
+            # no process behind.
+            reader, writer = await asyncio.open_connection(sock=ours)
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-P", "-m", "perdure.runtime.child"),
+                    *(str(theirs.fileno()), str(os.getpid()), os.environ.get("PYTHONPATH", "")),
+                    *map(str, sys.argv),
+                    pass_fds=(theirs.fileno(),),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    env=os.environ
+                    | {"PYTHONPATH": os.pathsep.join(path or os.curdir for path in sys.path)},
+                )
+            except BaseException:
+                writer.close()
+                raise
+        child = _Child(process, reader, writer)
+        self._all.add(child)
+        return child
+
+    async def _kill(self, child: _Child) -> None:
+        self._all.discard(child)
+        if child in self._idle:
+            self._idle.remove(child)
+        await child.kill()
+
+
+class _Child:
     def __init__(
         self,
-        run: Callable[[RunningActivity], Coroutine[Any, Any, None]],
-        on_error: Callable[[RunningActivity, BaseException], None],
-        tasks: set[asyncio.Task[None]],
+        process: asyncio.subprocess.Process,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
     ) -> None:
-        self._run = run
-        self._on_error = on_error
-        """Called when the run of an activity has raised."""
-        self._tasks = tasks
-        """Holds every task that has something to do."""
-        self._loop = asyncio.get_running_loop()
-        self._launched: deque[RunningActivity] = deque()
-        self._fresh: set[asyncio.Task[None]] = set()
-        """Tasks that were started or woken, and have not run since."""
-        self._idle: tuple[asyncio.Future[None], asyncio.Task[None]] | None = None
-        """The one task that waits for more, and the future that wakes it. A chain of steps needs
-        only this one."""
-        self._context = contextvars.copy_context()
-        """The context of the runtime: activities do not see the context of their caller."""
-        self._is_retiring = False
-        """No task waits for more."""
+        self._process = process
+        self._reader = reader
+        self._writer = writer
 
-    def launch(self, running: RunningActivity) -> None:
-        self._launched.append(running)
-        if not self._fresh:
-            self._start()
+    @property
+    def is_alive(self) -> bool:
+        return self._process.returncode is None and not self._reader.at_eof()
 
-    def retire(self) -> None:
-        """Let every task end when it has nothing to do, so that waiting for the tasks ends."""
-        self._is_retiring = True
-        if self._idle is not None:
-            self._start()
-
-    def close(self) -> None:
-        """Begin none of the activities that have not begun."""
-        self._launched.clear()
-        self.retire()
-
-    def _start(self) -> None:
-        idle, self._idle = self._idle, None
-        if idle is None or idle[0].done():  # done: the task was cancelled and has not run since
-            task = self._loop.create_task(self._serve(), context=self._context.copy())
-            task.add_done_callback(self._on_task_end)
-        else:
-            waker, task = idle
-            waker.set_result(None)
-        self._fresh.add(task)
-        self._tasks.add(task)
-
-    async def _serve(self) -> None:
-        """Run launched activities until one of them waits; then go on with that one alone."""
-        task: Any = asyncio.current_task()
-        coroutine: Any = self._run_each()
-        proceed, copy_context = coroutine.send, self._context.copy
-        proceed(None)
-        launched = self._launched
-        running: RunningActivity | None
-        context: contextvars.Context | None
-        while True:
-            self._fresh.discard(task)
-            while launched:
-                running = launched.popleft()
-                running.task = task
-                context = copy_context()
-                try:
-                    awaited = context.run(proceed, running)
-                    if awaited is not _ENDED:
-                        self._start_substitutes()
-                        await _continue(coroutine, awaited, context)
-                        return
-                except Exception as error:  # noqa: BLE001 - logged there
-                    self._on_error(running, error)
-                    return  # the activity may have waited, so the task is its own
-                except BaseException as error:  # cancelled, or interrupted by a signal
-                    self._on_error(running, error)
-                    raise
-                finally:
-                    running.task = running.scope = None
-                # _must_cancel: 3.11 and 3.12 leave it set for a cancellation that was taken back.
-                if task.cancelling() or task._must_cancel:  # noqa: SLF001
-                    return
-            if self._idle is not None or self._is_retiring:
-                return
-            running = context = None  # release them: the wait may be long
-            await self._wait_for_more(task)
-
-    def _on_task_end(self, task: asyncio.Task[None]) -> None:
-        """A callback, because a task can be cancelled before its first line, or while it waits."""
-        self._tasks.discard(task)
-        self._fresh.discard(task)
-        if self._idle is not None and self._idle[1] is task:
-            self._idle = None
-        if self._launched and not self._fresh:
-            self._start()
-
-    @types.coroutine
-    def _run_each(self) -> Generator[Any, Any, None]:
-        """Run the activities that it is sent, one after the other, in a single coroutine."""
-        run = self._run
-        while True:
-            yield from run((yield _ENDED))
-
-    def _wait_for_more(self, task: asyncio.Task[None]) -> asyncio.Future[None]:
-        self._tasks.discard(task)
-        waker: asyncio.Future[None] = self._loop.create_future()
-        self._idle = (waker, task)
-        return waker
-
-    def _start_substitutes(self) -> None:
-        """Start two more tasks for one whose activity waits, so that many soon run at once."""
-        for _ in range(min(2, len(self._launched) - len(self._fresh))):
-            self._start()
-
-
-@types.coroutine
-def _continue(
-    coroutine: Generator[Any, Any, None], awaited: Any, context: contextvars.Context
-) -> Generator[Any, Any, None]:
-    """Run an activity that waits for something to its end, in its own context."""
-    while awaited is not _ENDED:
-        proceed: Callable[[Any], Any] = coroutine.send
+    async def call(
+        self, call: Call, limited: Callable[[Awaitable[Any]], Awaitable[Any]] | None
+    ) -> Answer:
+        begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        answer = asyncio.ensure_future(self._exchange(msgspec.json.encode(call), begun))
+        death = asyncio.ensure_future(self._process.wait())
         try:
-            given = yield awaited
-        except BaseException as error:  # noqa: BLE001
-            proceed, given = coroutine.throw, error  # thrown below, outside of this except
-        try:
-            awaited = context.run(proceed, given)
+            # Wait for the end of the process, not of its pipe: programs that it has started may
+            # hold the pipe open.
+            done, _ = await asyncio.wait(
+                (begun, answer, death), return_when=asyncio.FIRST_COMPLETED, timeout=_BEGIN_SECONDS
+            )
+            if not done:
+                raise TimeoutError(
+                    f"its process did not begin {call.source.qualname} within {_BEGIN_SECONDS:g} "
+                    "s: to start and import what it needs took too long"
+                )
+            ended = _answer_or_death(call, answer, death)
+            return await (ended if limited is None else limited(ended))
         finally:
-            given = None
+            answer.cancel()
+            death.cancel()
+            await asyncio.gather(answer, death, return_exceptions=True)
+
+    async def _exchange(self, data: bytes, begun: asyncio.Future[None]) -> Answer:
+        self._writer.write(len(data).to_bytes(4) + data)
+        await self._writer.drain()
+        while not (frame := await self._receive()):  # an empty frame: the code begins
+            begun.set_result(None)
+        return msgspec.json.decode(frame, type=Answer)
+
+    async def _receive(self) -> bytes:
+        return await self._reader.readexactly(int.from_bytes(await self._reader.readexactly(4)))
+
+    async def kill(self) -> None:
+        self._writer.close()
+        if self._process.returncode is None:
+            self._process.kill()
+        await self._process.wait()
+
+
+async def _answer_or_death(
+    call: Call, answer: asyncio.Future[Answer], death: asyncio.Future[int]
+) -> Answer:
+    await asyncio.wait((answer, death), return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait((answer,), timeout=_LAST_ANSWER_SECONDS)
+    if answer.done() and not isinstance(answer.exception(), _NO_ANSWER):
+        return answer.result()
+    raise ProcessDied(f"the process of {call.source.qualname} died with exit code {await death}")

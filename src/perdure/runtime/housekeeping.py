@@ -1,26 +1,30 @@
-"""Periodic tasks of a runtime: announce the worker, renew sessions, retry Blocked instances."""
+"""Periodic work of a runtime: renews locks, announces the worker, retries Blocked instances."""
 
 from __future__ import annotations
 
 import asyncio
+import random
+import threading
+import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from perdure.arguments import in_seconds
-from perdure.errors import PerdureError
+from perdure.arguments import in_milliseconds, in_seconds
+from perdure.errors import PerdureError, ProviderError
 from perdure.model.failures import BlockReason
 from perdure.model.status import Status
 from perdure.providers.records import InstanceQuery
 from perdure.runtime.metrics import log
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from perdure.clock import Clock
-    from perdure.providers.contract import Provider
     from perdure.providers.records import InstanceInfo, WorkerInfo
-    from perdure.runtime.intake import Intake
-    from perdure.runtime.options import RuntimeOptions
+    from perdure.runtime.instances import Intake
+    from perdure.runtime.worker import Worker
 
+_JOIN_SECONDS = 2.0
 _ANNOUNCE_SECONDS = 10.0
 _FIRST_SECONDS = 0.25
 """Delay at the start of a runtime, so that waiting work comes first."""
@@ -29,40 +33,152 @@ _UNBLOCK_SECONDS = 15.0
 _PAGE = 200
 
 
+class LockRenewer:
+    """Renews all locks of one kind, well before they expire.
+
+    A failed renewal is repeated. A lock is lost only when the store says so.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        lock_seconds: float,
+        tokens: Callable[[], Sequence[str]],
+        renew: Callable[[Sequence[str], int], Awaitable[frozenset[str]]],
+        on_lost: Callable[[frozenset[str]], None],
+    ) -> None:
+        self._clock = clock
+        self._lock_ms = round(lock_seconds * 1000)
+        self._interval = lock_seconds * 0.4
+        self._tokens = tokens
+        self._renew = renew
+        self._on_lost = on_lost
+        self._main_loop = asyncio.get_running_loop()
+
+    async def run(self) -> None:
+        """Renew until cancelled. May run on any event loop."""
+        pause = self._interval
+        while True:
+            began = time.monotonic()
+            await self._clock.sleep(pause * random.uniform(0.9, 1.1))
+            tokens = self._tokens()
+            if not tokens:
+                continue
+            self._warn_if_late(time.monotonic() - began)
+            try:
+                lost = await self._renew(tokens, self._lock_ms)
+                pause = self._interval
+            except Exception as error:  # noqa: BLE001 - no error may end the renewals
+                unexpected = None if isinstance(error, ProviderError) else error
+                log.warning(
+                    "cannot renew %d locks, trying again: %s",
+                    len(tokens),
+                    error,
+                    exc_info=unexpected,
+                )
+                pause = self._interval / 4
+                continue
+            if lost:
+                self._main_loop.call_soon_threadsafe(self._on_lost, lost)
+
+    def _warn_if_late(self, seconds: float) -> None:
+        """Warn if the pause was longer than a lock lasts, by the monotonic clock."""
+        if seconds * 1000 > self._lock_ms:
+            log.warning(
+                "nothing could run for %.1f s, so locks of %g s may have run out, and their work "
+                "is done again. Code that computes or blocks for long belongs into activities that "
+                "are plain functions, which run in threads, or have executor='process'",
+                seconds,
+                self._lock_ms / 1000,
+            )
+
+
+class LockRenewalThread:
+    """Runs renewers on their own event loop: code that blocks the main loop loses no lock.
+
+    Only for providers that declare ``other_loops``. For the others, the renewers run on the loop
+    that has created them.
+    """
+
+    def __init__(self, renewers: Sequence[LockRenewer], *, own_thread: bool) -> None:
+        self._renewers = renewers
+        self._own_thread = own_thread
+        self._loop = asyncio.new_event_loop() if own_thread else asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._run, name="perdure-lock-renewal", daemon=True)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._is_stopped = False
+
+    def start(self) -> None:
+        if self._own_thread:
+            self._thread.start()
+        else:
+            self._tasks = [self._loop.create_task(renewer.run()) for renewer in self._renewers]
+
+    async def stop(self) -> None:
+        self.abort()
+        if self._own_thread:
+            # Bounded: a renewal that cannot be interrupted may end later, in its daemon thread.
+            await asyncio.to_thread(self._thread.join, _JOIN_SECONDS)
+        else:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def abort(self) -> None:
+        """Cancel the renewals. May be called twice, and before the thread has begun to run."""
+        self._is_stopped = True
+        if not self._own_thread:
+            self._cancel()
+            return
+        with suppress(RuntimeError):  # the loop is closed: the thread has ended
+            self._loop.call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._main())
+
+    async def _main(self) -> None:
+        self._tasks = [self._loop.create_task(renewer.run()) for renewer in self._renewers]
+        if self._is_stopped:
+            self._cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
 class Housekeeping:
     """Repeats each task at its interval. A task that fails is only logged."""
 
     def __init__(
         self,
-        provider: Provider,
+        worker: Worker,
         intake: Intake,
-        *,
-        clock: Clock,
-        options: RuntimeOptions,
-        owner: str,
         describe: Callable[[], WorkerInfo],
     ) -> None:
-        self._provider = provider
+        self._provider = worker.provider
         self._intake = intake
-        self._clock = clock
-        self._options = options
-        self._owner = owner
+        self._clock = worker.clock
+        self._options = worker.options
+        self._owner = worker.worker_id
         self._describe = describe
         self._tasks: list[asyncio.Task[None]] = []
         self._is_announced = False
         self._has_warned = False
 
     def start(self) -> None:
-        loop = asyncio.get_running_loop()
-        session_seconds = in_seconds(self._options.session_lock_timeout) * 0.4
-        self._tasks = [
-            loop.create_task(self._every(_ANNOUNCE_SECONDS, self._announce)),
-            loop.create_task(self._later(session_seconds, self._renew_sessions)),
-            loop.create_task(
-                self._later(in_seconds(self._options.session_idle_timeout), self._clean_sessions)
+        options, later = self._options, _FIRST_SECONDS
+        periods: tuple[tuple[Callable[[], Awaitable[object]], float, float], ...] = (
+            (self._announce, 0, _ANNOUNCE_SECONDS),
+            (self._renew_sessions, later, in_seconds(options.session_lock_timeout) * 0.4),
+            (
+                self._provider.cleanup_orphaned_sessions,
+                later,
+                in_seconds(options.session_idle_timeout),
             ),
-            loop.create_task(self._later(_UNBLOCK_SECONDS, self.retry_blocked)),
-        ]
+            (self.retry_blocked, later, _UNBLOCK_SECONDS),
+        )
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._repeat(*each)) for each in periods]
 
     def abort(self) -> None:
         for task in self._tasks:
@@ -73,14 +189,14 @@ class Housekeeping:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._once(self._withdraw)
 
-    async def _every(self, seconds: float, task: Callable[[], Awaitable[object]]) -> None:
+    async def _repeat(
+        self, task: Callable[[], Awaitable[object]], delay: float, interval: float
+    ) -> None:
+        if delay:
+            await self._clock.sleep(delay)
         while True:
             await self._once(task)
-            await self._clock.sleep(seconds)
-
-    async def _later(self, seconds: float, task: Callable[[], Awaitable[object]]) -> None:
-        await self._clock.sleep(_FIRST_SECONDS)
-        await self._every(seconds, task)
+            await self._clock.sleep(interval)
 
     async def _once(self, task: Callable[[], Awaitable[object]]) -> None:
         try:
@@ -120,12 +236,9 @@ class Housekeeping:
     async def _renew_sessions(self) -> None:
         await self._provider.renew_session_lock(
             [self._owner],
-            round(in_seconds(self._options.session_lock_timeout) * 1000),
-            round(in_seconds(self._options.session_idle_timeout) * 1000),
+            in_milliseconds(self._options.session_lock_timeout),
+            in_milliseconds(self._options.session_idle_timeout),
         )
-
-    async def _clean_sessions(self) -> None:
-        await self._provider.cleanup_orphaned_sessions()
 
     async def retry_blocked(self) -> None:
         """Resume Blocked instances for which this runtime has other code than the one that failed.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from types import TracebackType
 
-    from perdure.authoring.registry import Registry
+    from perdure.authoring.definitions import Registry
     from perdure.clock import Clock
     from perdure.engine.execution import Execution
     from perdure.engine.outcome import TurnOutcome

@@ -1,82 +1,160 @@
 """The orchestration dispatcher: starts and fetches instances, keeps them live, releases them.
 
-The turns themselves run in ``turn_runner``.
+``TurnScheduler`` decides when a turn runs. The turns themselves are in ``turns``.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
+from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING
+from time import perf_counter
+from typing import TYPE_CHECKING, Final
 
-from perdure.arguments import in_seconds
-from perdure.authoring.definitions import parse_version
+from perdure.arguments import in_milliseconds, in_seconds
 from perdure.client.waiting import PendingStart
 from perdure.errors import CorruptData, NotRegistered
-from perdure.model import wire
+from perdure.ids import new_id
 from perdure.model.envelopes import envelope
-from perdure.model.failures import BlockReason
+from perdure.model.failures import Block, BlockReason
 from perdure.providers.records import FetchedOrchestration, OrchestrationFilter, VersionRange
 from perdure.providers.rules import new_lock_token
-from perdure.runtime.background import BackgroundTasks
-from perdure.runtime.commit_builder import facts_of
-from perdure.runtime.intake import Blocked, Ended, Intake, Runnable
-from perdure.runtime.live_instances import Arrival, LiveCache, LiveInstance, LockReleaser
-from perdure.runtime.metrics import UnregisteredHandlerLog
-from perdure.runtime.turn_runner import TurnRunner, TurnScheduler
-from perdure.runtime.watchdog import TurnAborted
+from perdure.runtime.commit_builder import FRAMEWORK_VERSION
+from perdure.runtime.instances import (
+    Arrival,
+    Ended,
+    Intake,
+    LiveCache,
+    LiveInstance,
+    LockReleaser,
+    Runnable,
+    arrivals_of,
+)
+from perdure.runtime.turns import TurnRunner, TurnTooLong, Watchdog
+from perdure.runtime.worker import BackgroundTasks, FetchErrors
 
 if TYPE_CHECKING:
-    from perdure.authoring.registry import Registry
-    from perdure.client.waiting import Finished
-    from perdure.clock import Clock
-    from perdure.codec import Codec
-    from perdure.model import work
-    from perdure.providers.contract import Provider
-    from perdure.runtime.activities import ActivityDispatcher
-    from perdure.runtime.background import FetchErrors
-    from perdure.runtime.intake import IntakeResult
-    from perdure.runtime.metrics import Observer
-    from perdure.runtime.options import RuntimeOptions
-    from perdure.runtime.watchdog import Watchdog
+    from collections.abc import Callable
 
-_FETCHES_AT_ONCE_MAX = 64
+    from perdure.client.waiting import Finished
+    from perdure.model import work
+    from perdure.runtime.activities import ActivityDispatcher
+    from perdure.runtime.instances import IntakeResult
+    from perdure.runtime.worker import Worker
+
+SLICE_SECONDS: Final = 0.005
+FIRST_TURNS_MAX: Final = 128
+"""First turns whose commits are under way: enough for a group commit to be worth it."""
+_FETCHES_AT_ONCE_MAX: Final = 64
+
+
+class TurnScheduler:
+    """Runs due turns in slices of the event loop's time, running instances before new ones.
+
+    A program may start 20,000 instances at once. If all their first turns ran before any second
+    one, all other code on the event loop would wait for seconds, and memory would hold all of them
+    half done. So a slice ends after a few milliseconds, and new instances begin only as fast as the
+    store commits them. Until then their starts are not answered.
+    """
+
+    def __init__(self, begin: Callable[[PendingStart], None]) -> None:
+        self._begin = begin
+        """Runs the first turn of a new instance."""
+        self._loop = asyncio.get_running_loop()
+        self._due: deque[Callable[[], None]] = deque()
+        self._new: deque[PendingStart] = deque()
+        self._first_turns = 0
+        self._is_scheduled = False
+
+    def __bool__(self) -> bool:
+        """Return True if a turn waits to be run."""
+        return bool(self._due or self._new)
+
+    def run(self, turn: Callable[[], None]) -> None:
+        """Run a turn soon."""
+        self._due.append(turn)
+        if not self._is_scheduled:
+            self._schedule()
+
+    def begin(self, new: PendingStart) -> None:
+        """Begin a new instance when there is room for its commit; ``begun`` must follow."""
+        self._new.append(new)
+        if not self._is_scheduled and self._may_begin():
+            self._schedule()
+
+    def begun(self) -> None:
+        """Note that the commit of a first turn is durable, or will never be."""
+        self._first_turns -= 1
+        if not self._is_scheduled and self._may_begin():
+            self._schedule()
+
+    def clear(self) -> list[PendingStart]:
+        """Drop all due turns; return the starts that had not begun."""
+        new = list(self._new)
+        self._due.clear()
+        self._new.clear()
+        return new
+
+    def _may_begin(self) -> bool:
+        return bool(self._new) and self._first_turns < FIRST_TURNS_MAX
+
+    def _schedule(self) -> None:
+        self._is_scheduled = True
+        self._loop.call_soon(self._run_slice)
+
+    def _run_slice(self) -> None:
+        until = perf_counter() + SLICE_SECONDS
+        due = self._due
+        # Collect garbage once after the slice instead of once every few turns: objects that die
+        # within the slice are never visited, and full collections happen half as often.
+        was_collecting = gc.isenabled()
+        gc.disable()
+        try:
+            if self._may_begin():
+                self._begin_one()  # at least one each slice, however many turns are due
+            while perf_counter() < until:
+                if due:
+                    due.popleft()()
+                elif self._may_begin():
+                    self._begin_one()
+                else:
+                    break
+        finally:
+            if was_collecting:
+                gc.enable()
+            self._is_scheduled = False
+            if due or self._may_begin():
+                self._schedule()
+
+    def _begin_one(self) -> None:
+        self._first_turns += 1
+        self._begin(self._new.popleft())
 
 
 class OrchestrationDispatcher:
     """The instances of one runtime. Implements ``LocalInstances`` for its client side."""
 
-    def __init__(
-        self,
-        provider: Provider,
-        registry: Registry,
-        activities: ActivityDispatcher,
-        *,
-        codec: Codec,
-        clock: Clock,
-        options: RuntimeOptions,
-        owner: str,
-        framework_version: str,
-        observer: Observer,
-        watchdog: Watchdog,
-        fetch_errors: FetchErrors,
-    ) -> None:
-        self._provider = provider
-        self._clock = clock
+    def __init__(self, worker: Worker, activities: ActivityDispatcher) -> None:
+        options = worker.options
+        self._provider = worker.provider
+        self._clock = worker.clock
         self._options = options
-        self._owner = owner
-        self._watchdog = watchdog
-        self._fetch_errors = fetch_errors
-        self._unregistered = UnregisteredHandlerLog(registry)
-        self.intake = Intake(registry, codec, framework_version, options.max_attempts)
-        self._version = parse_version(framework_version)
-        self._filter = OrchestrationFilter(
-            framework_versions=(VersionRange(minimum=(0, 0, 0), maximum=self._version),),
-            handlers=registry.orchestration_keys,
+        self._unregistered = worker.unregistered
+        # Not the worker id: two runtimes can have the same one, but each has its instances.
+        self._owner = new_id()
+        self._fetch_errors = FetchErrors("orchestrations", worker)
+        self._watchdog = Watchdog(
+            in_seconds(options.turn_warn_after), in_seconds(options.turn_abort_after)
         )
-        self._poll_ms = round(in_seconds(options.poll_interval) * 1000)
-        self._lock_ms = round(in_seconds(options.orchestration_lock_timeout) * 1000)
-        self._keeps_locks = provider.capabilities.hot_path and not options.always_replay
+        self.intake = Intake(worker)
+        self._filter = OrchestrationFilter(
+            framework_versions=(VersionRange(minimum=(0, 0, 0), maximum=FRAMEWORK_VERSION),),
+            handlers=worker.registry.orchestration_keys,
+        )
+        self._poll_ms = in_milliseconds(options.poll_interval)
+        self._lock_ms = in_milliseconds(options.orchestration_lock_timeout)
+        self._keeps_locks = worker.provider.capabilities.hot_path and not options.always_replay
         self._live = LiveCache(
             options.cached_instances, options.cached_events, activities.enqueue_completion
         )
@@ -84,20 +162,17 @@ class OrchestrationDispatcher:
         self._scheduler = TurnScheduler(self._begin)
         self._fetch_tasks: list[asyncio.Task[None]] = []
         self._background = BackgroundTasks()
-        self._releaser = LockReleaser(provider, clock, observer, self._background)
+        self._releaser = LockReleaser(worker, self._background)
         self._turns = TurnRunner(
-            provider,
-            self.intake,
-            activities,
-            self._live,
-            self._scheduler,
-            self._releaser,
-            clock=clock,
-            owner=owner,
-            observer=observer,
-            watchdog=watchdog,
-            unregistered=self._unregistered,
+            worker,
+            self._owner,
+            intake=self.intake,
+            activities=activities,
+            live=self._live,
+            scheduler=self._scheduler,
+            releaser=self._releaser,
             background=self._background,
+            watchdog=self._watchdog,
             keep_lock_ms=self._lock_ms if self._keeps_locks else None,
         )
         self._stopping = False
@@ -105,6 +180,7 @@ class OrchestrationDispatcher:
     # --- start and stop
 
     def start(self) -> None:
+        self._watchdog.start()
         if self._options.run_orchestrations:
             self._fetch_tasks = [
                 self.loop.create_task(self._fetch_loop(), name="perdure-fetch-turns"),
@@ -128,6 +204,7 @@ class OrchestrationDispatcher:
         for live in self._live:
             self._release(live)
         await asyncio.gather(*self._background.tasks)
+        self._watchdog.stop()
 
     def abort(self) -> None:
         """Stop without writing to the store. Waiting callers then look at the store."""
@@ -140,6 +217,7 @@ class OrchestrationDispatcher:
             self._turns.answer_start(pending)
         for live in self._live:
             live.close()
+        self._watchdog.stop()
 
     @property
     def is_busy(self) -> bool:
@@ -208,8 +286,7 @@ class OrchestrationDispatcher:
             self._unregistered.check_orchestration(item.name, item.version)
             self._turns.answer_start(pending)
             return
-        facts = facts_of(execution, None, self._version)
-        live = LiveInstance(new_lock_token(), execution, facts, envelope(item), pending.ended)
+        live = LiveInstance(new_lock_token(), execution, envelope(item), pending.ended)
         self._live.add(live)
         live.busy = True
         self._turns.run(live, [Arrival(item)], pending)
@@ -264,32 +341,24 @@ class OrchestrationDispatcher:
         if self._releaser.block_remembered(fetched):
             return
         match self._read(fetched):
-            case Blocked(block=block):
+            case Block() as block:
                 self._releaser.block(fetched.item.instance_id, fetched.lock_token, block)
             case Ended() as ended:
                 self._releaser.consume_late_messages(fetched, ended)
-            case Runnable(execution=execution, parent=parent, arrivals=arrivals):
-                facts = facts_of(execution, parent, self._version)
-                live = LiveInstance(fetched.lock_token, execution, facts)
+            case Runnable(execution=execution, arrivals=arrivals):
+                live = LiveInstance(fetched.lock_token, execution)
                 self._live.add(live)
                 live.busy = True
                 self._turns.run(live, arrivals)
 
     def _read(self, fetched: FetchedOrchestration) -> IntakeResult:
-        result: IntakeResult | None = None
+        item, now_ms = fetched.item, self._clock.now_ms()
         try:
-            with self._watchdog.guard(fetched.item.instance_id):
-                result = self.intake.read(fetched, self._clock.now_ms())
-        except TurnAborted:
-            if not self._watchdog.aborted_at:
-                raise
-        too_long = self._watchdog.too_long()
-        if too_long is None:
-            assert result is not None
-            return result
-        if isinstance(result, Runnable):
-            result.execution.close()
-        return self.intake.blocked(fetched.item, BlockReason.LIMIT, str(too_long))
+            return self._watchdog.run(item.instance_id, self.intake.read, fetched, now_ms)
+        except TurnTooLong as error:
+            if isinstance(error.result, Runnable):
+                error.result.execution.close()
+            return self.intake.block(item, BlockReason.LIMIT, str(error))
 
     def _on_more_messages(self, fetched: FetchedOrchestration) -> None:
         """Take messages for an instance that this runtime has locked already."""
@@ -298,10 +367,7 @@ class OrchestrationDispatcher:
             self._releaser.release(fetched.lock_token)
             return
         try:
-            arrivals = [
-                Arrival(wire.decode_item(delivery.body), delivery.message_id)
-                for delivery in fetched.item.messages
-            ]
+            arrivals = arrivals_of(fetched.item)
         except CorruptData:
             # Release it: the next fetch replays it, and blocks it with the reason.
             self._live.forget(live)
@@ -332,7 +398,7 @@ class OrchestrationDispatcher:
 
     async def _release_idle_loop(self) -> None:
         """Release the locks of instances that have waited for long."""
-        idle_ms = round(in_seconds(self._options.idle_timeout) * 1000)
+        idle_ms = in_milliseconds(self._options.idle_timeout)
         while True:
             await self._clock.sleep(max(in_seconds(self._options.idle_timeout) / 4, 0.05))
             for live in self._live.idle_since(self._clock.now_ms() - idle_ms):

@@ -15,30 +15,25 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from perdure.arguments import check_kind, in_seconds
-from perdure.authoring.registry import Registry
+from perdure.authoring.definitions import Registry
 from perdure.client.client import Client, TraceCarrier
 from perdure.codec import JSON
 from perdure.errors import UsageError
-from perdure.ids import new_id
 from perdure.providers.records import WorkerInfo
 from perdure.runtime.activities import ActivityDispatcher
-from perdure.runtime.background import FetchErrors
-from perdure.runtime.executors import Executors
-from perdure.runtime.housekeeping import Housekeeping
-from perdure.runtime.metrics import Observer, log
-from perdure.runtime.options import RuntimeOptions
+from perdure.runtime.executors import check_not_loading, check_process_activities
+from perdure.runtime.housekeeping import Housekeeping, LockRenewalThread, LockRenewer
+from perdure.runtime.metrics import Observer, UnregisteredHandlerLog, log
 from perdure.runtime.orchestrations import OrchestrationDispatcher
-from perdure.runtime.processes import check_not_loading, check_process_activities
-from perdure.runtime.renewal import LockRenewalThread, LockRenewer
-from perdure.runtime.watchdog import Watchdog
+from perdure.runtime.worker import RuntimeOptions, Worker
 from perdure.version import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterable
+    from collections.abc import AsyncGenerator, Iterable
     from types import ModuleType, TracebackType
     from typing import Self
 
-    from perdure.authoring.registry import Handler
+    from perdure.authoring.definitions import Handler
     from perdure.clock import Clock
     from perdure.codec import Codec
     from perdure.errors import StoreClosed
@@ -88,7 +83,18 @@ class Runtime(Client):
             raise UsageError("this runtime runs already; make another one")
         check_not_loading()
         await super().__aenter__()
-        self._running = _Parts(self, self._on_closed)
+        worker = Worker(
+            worker_id=self.worker_id,
+            provider=self.provider,
+            registry=self.registry,
+            codec=self.codec,
+            clock=self.clock,
+            options=self.options,
+            observer=self.observer,
+            unregistered=UnregisteredHandlerLog(self.registry),
+            on_closed=self._on_closed,
+        )
+        self._running = _Parts(worker)
         self._running.start()
         self._local = self._running.orchestrations
         log.info(
@@ -211,49 +217,21 @@ def _check_transactions(registry: Registry, provider: Provider) -> None:
 class _Parts:
     """The parts of one runtime that work in the background, from its start to its stop."""
 
-    def __init__(self, runtime: Runtime, on_closed: Callable[[StoreClosed], None]) -> None:
-        options, provider, clock = runtime.options, runtime.provider, runtime.clock
-        self._watchdog = Watchdog(
-            in_seconds(options.turn_warn_after), in_seconds(options.turn_abort_after)
-        )
-        self._executors = Executors(options, runtime.codec, runtime.worker_id)
-        self.activities = ActivityDispatcher(
-            provider,
-            runtime.registry,
-            self._executors,
-            codec=runtime.codec,
-            clock=clock,
-            options=options,
-            owner=runtime.worker_id,
-            observer=runtime.observer,
-            fetch_errors=FetchErrors("activities", on_closed),
-        )
-        self.orchestrations = OrchestrationDispatcher(
-            provider,
-            runtime.registry,
-            self.activities,
-            codec=runtime.codec,
-            clock=clock,
-            options=options,
-            # Not the worker id: two runtimes can have the same one, but each has its instances.
-            owner=new_id(),
-            framework_version=VERSION,
-            observer=runtime.observer,
-            watchdog=self._watchdog,
-            fetch_errors=FetchErrors("orchestrations", on_closed),
-        )
+    def __init__(self, worker: Worker) -> None:
+        options, provider, registry = worker.options, worker.provider, worker.registry
+        self.activities = ActivityDispatcher(worker)
+        self.orchestrations = OrchestrationDispatcher(worker, self.activities)
         self.activities.complete_here = self.orchestrations.complete
-        self._executors.send_heartbeat = self.activities.heartbeat
         renewers = (
             LockRenewer(
-                clock,
+                worker.clock,
                 in_seconds(options.orchestration_lock_timeout),
                 lambda: self.orchestrations.lock_tokens,
                 provider.renew_orchestration_item_locks,
                 self.orchestrations.lost_locks,
             ),
             LockRenewer(
-                clock,
+                worker.clock,
                 in_seconds(options.activity_lock_timeout),
                 lambda: self.activities.lock_tokens,
                 provider.renew_work_item_locks,
@@ -261,28 +239,21 @@ class _Parts:
             ),
         )
         self._renewals = LockRenewalThread(renewers, own_thread=provider.capabilities.other_loops)
-        self._clock = clock
+        self._clock = worker.clock
         self._worker = WorkerInfo(
-            worker_id=runtime.worker_id,
+            worker_id=worker.worker_id,
             host=socket.gethostname(),
             process_id=os.getpid(),
-            started_at_ms=clock.now_ms(),
+            started_at_ms=worker.clock.now_ms(),
             framework_version=VERSION,
-            handlers=tuple(sorted(runtime.registry.orchestration_keys)),
-            activities=tuple(sorted(runtime.registry.activity_names)),
+            handlers=tuple(sorted(registry.orchestration_keys)),
+            activities=tuple(sorted(registry.activity_names)),
             slots=options.activity_slots,
         )
         self.has_released = False
         """The store has released all locks of this runtime."""
         self._has_housekeeping = options.housekeeping
-        self._housekeeping = Housekeeping(
-            provider,
-            self.orchestrations.intake,
-            clock=clock,
-            options=options,
-            owner=runtime.worker_id,
-            describe=self._describe_worker,
-        )
+        self._housekeeping = Housekeeping(worker, self.orchestrations.intake, self._describe_worker)
 
     def _describe_worker(self) -> WorkerInfo:
         return msgspec.structs.replace(
@@ -290,7 +261,6 @@ class _Parts:
         )
 
     def start(self) -> None:
-        self._watchdog.start()
         self._renewals.start()
         self.orchestrations.start()
         self.activities.start()
@@ -328,9 +298,8 @@ class _Parts:
             self.orchestrations.abort()
             self._housekeeping.abort()
         await self._renewals.stop()
-        await self._executors.close()
-        self._watchdog.stop()
-        left = self._executors.abandoned_in_threads + Counter(still_running)
+        await self.activities.attempts.close()
+        left = self.activities.attempts.threads.abandoned + Counter(still_running)
         if left:
             log.warning(
                 "still running, and abandoned: %s",
@@ -349,5 +318,3 @@ class _Parts:
         self.orchestrations.abort()
         self._renewals.abort()
         self._housekeeping.abort()
-        self._executors.abort()
-        self._watchdog.stop()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from perdure.authoring import Orchestration
-    from perdure.authoring.registry import Handler
+    from perdure.authoring.definitions import Handler
     from perdure.providers.contract import Provider
 
 Phase: TypeAlias = Literal["before", "after"]

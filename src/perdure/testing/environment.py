@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 from perdure.arguments import Duration, to_seconds
 from perdure.authoring import Activity
-from perdure.authoring.registry import definitions_in
+from perdure.authoring.definitions import definitions_in
 from perdure.clock import ManualClock
 from perdure.codec import JSON
 from perdure.errors import PerdureError, UsageError
 from perdure.model.status import Status
 from perdure.providers.records import InstanceQuery
 from perdure.providers.sqlite.memory import InMemoryProvider, MemoryStore
-from perdure.runtime.options import RuntimeOptions
 from perdure.runtime.runtime import Runtime
+from perdure.runtime.worker import RuntimeOptions
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
     from types import ModuleType, TracebackType
     from typing import Self
 
-    from perdure.authoring.registry import Handler
+    from perdure.authoring.definitions import Handler
     from perdure.client.instance import Handle
     from perdure.client.steps import OpenStep
     from perdure.client.waiting import Ending, Finished

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perdure.authoring.registry import Registry
+from perdure.authoring.definitions import Registry
 from perdure.codec import JSON
 from perdure.engine.execution import Execution
 from perdure.errors import UsageError
@@ -15,7 +15,7 @@ from perdure.model import events, wire
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from perdure.authoring.registry import Handler
+    from perdure.authoring.definitions import Handler
     from perdure.codec import Codec
 
 

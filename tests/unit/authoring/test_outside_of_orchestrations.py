@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from perdure import authoring
-from perdure.authoring import activity_context
+from perdure.authoring import context
 from perdure.errors import NotInOrchestration, UsageError
 
 
@@ -81,12 +81,12 @@ def test_inside_an_activity_the_scope_answers_in_its_own_thread():
     seen: list[object] = []
 
     def attempt() -> None:
-        token = activity_context.enter_scope(scope)
+        token = context.enter_scope(scope)
         authoring.heartbeat({"row": 5})
         seen.extend([authoring.activity_info().idempotency_key, authoring.is_cancelled()])
         authoring.heartbeat()
         seen.extend([authoring.last_heartbeat(), authoring.is_cancelled()])
-        activity_context.leave_scope(token)
+        context.leave_scope(token)
 
     thread = threading.Thread(target=attempt)
     thread.start()

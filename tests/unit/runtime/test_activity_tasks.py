@@ -7,8 +7,7 @@ from contextvars import ContextVar
 import pytest
 
 from perdure.model import work
-from perdure.runtime.attempts import RunningActivity
-from perdure.runtime.executors import ActivityTasks
+from perdure.runtime.attempts import ActivityTasks, RunningActivity
 
 
 def activity(number):

@@ -12,9 +12,9 @@ import pytest
 from integration import slow_import
 from integration.conditions import until
 from integration.slow_activities import whoami
-from perdure.authoring.activity_context import ActivityInfo
-from perdure.runtime import processes
-from perdure.runtime.processes import ProcessPool
+from perdure.authoring.context import ActivityInfo
+from perdure.runtime import executors
+from perdure.runtime.executors import ProcessPool
 
 MOMENTS = range(8)
 """Passes of the event loop between the call and its cancellation; its process starts in these."""
@@ -111,7 +111,7 @@ def test_the_time_of_a_call_counts_from_the_moment_when_its_code_begins(gate):
 
 
 def test_a_process_that_never_gets_to_the_code_is_given_up(gate, monkeypatch):
-    monkeypatch.setattr(processes, "_BEGIN_SECONDS", 0.01)
+    monkeypatch.setattr(executors, "_BEGIN_SECONDS", 0.01)
 
     async def scenario():
         before = children()

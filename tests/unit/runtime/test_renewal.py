@@ -7,7 +7,7 @@ import pytest
 
 from perdure.clock import SystemClock
 from perdure.errors import StoreBusy
-from perdure.runtime.renewal import LockRenewalThread, LockRenewer
+from perdure.runtime.housekeeping import LockRenewalThread, LockRenewer
 
 
 def renewal_thread(*, renewed):

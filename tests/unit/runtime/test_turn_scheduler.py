@@ -7,8 +7,8 @@ from functools import partial
 
 import pytest
 
-from perdure.runtime import turn_runner
-from perdure.runtime.turn_runner import TurnScheduler
+from perdure.runtime import orchestrations
+from perdure.runtime.orchestrations import TurnScheduler
 
 
 async def until_idle(scheduler: TurnScheduler) -> None:
@@ -19,7 +19,7 @@ async def until_idle(scheduler: TurnScheduler) -> None:
 @pytest.fixture
 def _endless_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """However busy the machine is, no slice ends by the clock."""
-    monkeypatch.setattr(turn_runner, "perf_counter", lambda: 0.0)
+    monkeypatch.setattr(orchestrations, "perf_counter", lambda: 0.0)
 
 
 @pytest.mark.usefixtures("_endless_slices")
@@ -43,16 +43,16 @@ def test_new_instances_begin_as_fast_as_the_store_takes_them() -> None:
     async def scenario() -> None:
         ran: list[int] = []
         scheduler = TurnScheduler(ran.append)
-        for n in range(turn_runner.FIRST_TURNS_MAX + 10):
+        for n in range(orchestrations.FIRST_TURNS_MAX + 10):
             scheduler.begin(n)
         for _ in range(20):
             await asyncio.sleep(0)
-        assert len(ran) == turn_runner.FIRST_TURNS_MAX
+        assert len(ran) == orchestrations.FIRST_TURNS_MAX
         for _ in range(4):
             scheduler.begun()
         for _ in range(20):
             await asyncio.sleep(0)
-        assert ran == list(range(turn_runner.FIRST_TURNS_MAX + 4))
+        assert ran == list(range(orchestrations.FIRST_TURNS_MAX + 4))
         scheduler.run(partial(ran.append, -1))
         await asyncio.sleep(0)
         assert ran[-1] == -1, "what has begun does not wait for the store"
@@ -63,7 +63,7 @@ def test_new_instances_begin_as_fast_as_the_store_takes_them() -> None:
 def test_a_slice_ends_and_lets_the_event_loop_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = iter(range(1_000_000))
     monkeypatch.setattr(
-        turn_runner, "perf_counter", lambda: next(seconds) * turn_runner.SLICE_SECONDS / 3
+        orchestrations, "perf_counter", lambda: next(seconds) * orchestrations.SLICE_SECONDS / 3
     )
 
     async def scenario() -> list[str]:

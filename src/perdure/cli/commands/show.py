@@ -23,7 +23,7 @@ from perdure.errors import InstanceFinished
 if TYPE_CHECKING:
     from perdure.cli.session import Session
     from perdure.client.insights import Insight
-    from perdure.engine.sites import Wait
+    from perdure.engine.inbox import Wait
     from perdure.providers.records import InstanceInfo
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from perdure.cli.session import Session
     from perdure.providers.records import WorkerInfo
-    from perdure.runtime.options import RuntimeOptions
+    from perdure.runtime.worker import RuntimeOptions
 
 logger = logging.getLogger("perdure")
 
@@ -73,7 +73,7 @@ def worker(modules: tuple[str, ...], log_level: str, **options: Any) -> None:
     A Codec at the top of the module is used for all payloads. SIGTERM or Ctrl-C drains: what runs
     may finish, nothing new is taken. Again: ends at once.
     """
-    from perdure.authoring.registry import Registry
+    from perdure.authoring.definitions import Registry
     from perdure.cli.modules import load_codec, load_handlers, warnings_of
     from perdure.runtime.runtime import Runtime
 
@@ -103,7 +103,7 @@ def _options(
 ) -> RuntimeOptions:
     """Return the options of the runtime; one that is not given keeps its default."""
     from perdure.providers.records import TagFilter
-    from perdure.runtime.options import RuntimeOptions
+    from perdure.runtime.worker import RuntimeOptions
 
     if drain_ms is not None:
         given["drain_timeout"] = drain_ms / 1000

@@ -1,6 +1,6 @@
-"""Runs turns: when a turn runs, what it takes in, its commit, and what follows the commit.
+"""Runs turns: the time limit of the code, the commit of a turn, and what follows the commit.
 
-Turns run in plain callbacks of the event loop, one at a time for each instance. A commit may carry
+One turn runs at a time for each instance, in a plain callback of the event loop. A commit may carry
 the completions that caused the turn, and hand over new activities already locked. When a commit
 fails for good, the instance is dropped here; it comes back by fetch and replay.
 """
@@ -8,16 +8,15 @@ fails for good, the instance is dropped here; it comes back by fetch and replay.
 from __future__ import annotations
 
 import asyncio
-import gc
-from collections import deque
+import ctypes
+import sys
+import threading
+import time
 from functools import partial
-from time import perf_counter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-import msgspec
-
-from perdure.client.waiting import Ending, PendingStart
-from perdure.engine.outcome import TurnOutcome
+from perdure.client.waiting import Ending
+from perdure.engine.user_code import is_boundary
 from perdure.errors import (
     CorruptData,
     DuplicateEvent,
@@ -32,114 +31,141 @@ from perdure.limits import HISTORY_EVENTS_MAX, HISTORY_EVENTS_WARN
 from perdure.model import work
 from perdure.model.failures import BlockReason
 from perdure.model.status import Status
-from perdure.providers.records import Claim, TurnCommit
-from perdure.runtime.background import Backoff
 from perdure.runtime.commit_builder import build_commit, final_status
-from perdure.runtime.intake import replies_to
-from perdure.runtime.live_instances import Arrival, LiveInstance
 from perdure.runtime.metrics import log
-from perdure.runtime.watchdog import TurnAborted
+from perdure.runtime.worker import Backoff
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from types import FrameType
 
+    from perdure.client.waiting import PendingStart
     from perdure.clock import Clock
-    from perdure.providers.contract import Provider
+    from perdure.engine.outcome import TurnOutcome
+    from perdure.providers.records import Claim, TurnCommit
     from perdure.runtime.activities import ActivityDispatcher
-    from perdure.runtime.background import BackgroundTasks
-    from perdure.runtime.intake import Intake
-    from perdure.runtime.live_instances import LiveCache, LockReleaser
-    from perdure.runtime.metrics import Observer, UnregisteredHandlerLog
-    from perdure.runtime.watchdog import Watchdog
+    from perdure.runtime.instances import Arrival, Intake, LiveCache, LiveInstance, LockReleaser
+    from perdure.runtime.orchestrations import TurnScheduler
+    from perdure.runtime.worker import BackgroundTasks, Worker
 
-SLICE_SECONDS: Final = 0.005
-FIRST_TURNS_MAX: Final = 128
-"""First turns whose commits are under way: enough for a group commit to be worth it."""
+T = TypeVar("T")
+
 START_DEADLINE_SECONDS: Final = 8.0
 """A little less than a store waits for a server that is out, so that a start waits only once."""
+_CHECK_SECONDS: Final = 0.5
+_WAY_OUT: Final = (
+    "a turn ends when all branches wait for steps, timers or events: move long work into an "
+    "activity, and do not loop around asyncio.sleep(0)"
+)
 
 
-class TurnScheduler:
-    """Runs due turns in slices of the event loop's time, running instances before new ones.
+class TurnAborted(BaseException):
+    """Raised inside user code whose turn takes too long. User code should not catch it."""
 
-    A program may start 20,000 instances at once. If all their first turns ran before any second
-    one, all other code on the event loop would wait for seconds, and memory would hold all of them
-    half done. So a slice ends after a few milliseconds, and new instances begin only as fast as the
-    store commits them. Until then their starts are not answered.
+
+class TurnTooLong(PerdureError):
+    """Code between two awaits did not return in time."""
+
+    result: object = None
+    """The result of code that returned although it was interrupted."""
+
+
+class Watchdog:
+    """Limits the time of a turn: logs a warning, then interrupts code that does not return.
+
+    Turns run on the thread of the event loop, so code that loops for ever would stop the whole
+    worker. Another thread watches, and raises an exception inside the turn when its time is up.
     """
 
-    def __init__(self, begin: Callable[[PendingStart], None]) -> None:
-        self._begin = begin
-        """Runs the first turn of a new instance."""
-        self._loop = asyncio.get_running_loop()
-        self._due: deque[Callable[[], None]] = deque()
-        self._new: deque[PendingStart] = deque()
-        self._first_turns = 0
-        self._is_scheduled = False
+    def __init__(self, warn_seconds: float, abort_seconds: float) -> None:
+        self._warn_seconds = warn_seconds
+        self._abort_seconds = abort_seconds
+        self._mutex = threading.Lock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._turn_thread = 0
+        self._instance_id: str | None = None
+        self._since = 0.0
+        self._warned = False
+        self._aborted_at = ""
+        """The line of user code where the last turn was interrupted, or empty."""
 
-    def __bool__(self) -> bool:
-        """Return True if a turn waits to be run."""
-        return bool(self._due or self._new)
+    def start(self) -> None:
+        self._turn_thread = threading.get_ident()
+        self._thread = threading.Thread(target=self._watch, name="perdure-watchdog", daemon=True)
+        self._thread.start()
 
-    def run(self, turn: Callable[[], None]) -> None:
-        """Run a turn soon."""
-        self._due.append(turn)
-        if not self._is_scheduled:
-            self._schedule()
+    def stop(self) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
 
-    def begin(self, new: PendingStart) -> None:
-        """Begin a new instance when there is room for its commit; ``begun`` must follow."""
-        self._new.append(new)
-        if not self._is_scheduled and self._may_begin():
-            self._schedule()
-
-    def begun(self) -> None:
-        """Note that the commit of a first turn is durable, or will never be."""
-        self._first_turns -= 1
-        if not self._is_scheduled and self._may_begin():
-            self._schedule()
-
-    def clear(self) -> list[PendingStart]:
-        """Drop all due turns; return the starts that had not begun."""
-        new = list(self._new)
-        self._due.clear()
-        self._new.clear()
-        return new
-
-    def _may_begin(self) -> bool:
-        return bool(self._new) and self._first_turns < FIRST_TURNS_MAX
-
-    def _schedule(self) -> None:
-        self._is_scheduled = True
-        self._loop.call_soon(self._run_slice)
-
-    def _run_slice(self) -> None:
-        until = perf_counter() + SLICE_SECONDS
-        due = self._due
-        # Collect garbage once after the slice instead of once every few turns: objects that die
-        # within the slice are never visited, and full collections happen half as often.
-        was_collecting = gc.isenabled()
-        gc.disable()
+    def run(self, instance_id: str, call: Callable[..., T], *args: Any) -> T:
+        """Return the result of a turn or a replay; raise TurnTooLong if it was interrupted."""
+        self._since = time.monotonic()
+        self._warned = False
+        self._aborted_at = ""
+        self._instance_id = instance_id
+        result: Any = None
         try:
-            if self._may_begin():
-                self._begin_one()  # at least one each slice, however many turns are due
-            while perf_counter() < until:
-                if due:
-                    due.popleft()()
-                elif self._may_begin():
-                    self._begin_one()
-                else:
-                    break
-        finally:
-            if was_collecting:
-                gc.enable()
-            self._is_scheduled = False
-            if due or self._may_begin():
-                self._schedule()
+            try:
+                result = call(*args)
+            finally:
+                self._end()
+        except (Exception, TurnAborted) as error:
+            if self._aborted_at:
+                raise self._too_long(result) from error
+            raise
+        if self._aborted_at:
+            raise self._too_long(result)
+        answer: T = result
+        return answer
 
-    def _begin_one(self) -> None:
-        self._first_turns += 1
-        self._begin(self._new.popleft())
+    def _end(self) -> None:
+        with self._mutex:
+            self._instance_id = None
+            if self._aborted_at:
+                # The exception may not have been raised yet: withdraw it.
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._turn_thread), None)
+
+    def _too_long(self, result: object) -> TurnTooLong:
+        error = TurnTooLong(
+            f"a turn ran for more than {self._abort_seconds:g} s and was interrupted at "
+            f"{self._aborted_at}; {_WAY_OUT}"
+        )
+        error.result = result
+        return error
+
+    def _watch(self) -> None:
+        while not self._stop.wait(_CHECK_SECONDS):
+            with self._mutex:
+                instance_id = self._instance_id
+                if instance_id is None:
+                    continue
+                elapsed = time.monotonic() - self._since
+                if elapsed > self._abort_seconds and not self._aborted_at:
+                    self._aborted_at = self._place()
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                        ctypes.c_ulong(self._turn_thread), ctypes.py_object(TurnAborted)
+                    )
+                elif elapsed > self._warn_seconds and not self._warned:
+                    self._warned = True
+                    log.warning(
+                        "a turn of %r has run for %.1f s, now at %s; %s",
+                        instance_id,
+                        elapsed,
+                        self._place(),
+                        _WAY_OUT,
+                    )
+
+    def _place(self) -> str:
+        frame: FrameType | None = sys._current_frames().get(self._turn_thread)  # noqa: SLF001
+        while frame is not None and not is_boundary(frame):
+            module = str(frame.f_globals.get("__name__", ""))
+            if not module.startswith(("perdure.", "asyncio")):
+                return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+            frame = frame.f_back
+        return "no line of its own"
 
 
 class StartDeadline:
@@ -165,13 +191,47 @@ class StartDeadline:
         return isinstance(error, StoreFull) or waited_ms >= START_DEADLINE_SECONDS * 1000
 
 
-class TurnInput:
-    """The arrivals of a turn, sorted by what they are for."""
+class Turn:
+    """A turn, from its arrivals to the answer to its commit."""
 
-    __slots__ = ("arrivals", "completed_work", "consumed", "items", "starts")
+    __slots__ = (
+        "arrivals",
+        "backoff",
+        "claimed",
+        "commit",
+        "completed_work",
+        "consumed",
+        "final",
+        "items",
+        "live",
+        "now_ms",
+        "outcome",
+        "pending",
+        "starts",
+    )
 
-    def __init__(self, arrivals: list[Arrival]) -> None:
+    outcome: TurnOutcome
+    """Set when the code has run."""
+    final: tuple[Status, str] | None
+    """Status and output of an execution that ends with this turn."""
+    commit: TurnCommit
+    claimed: list[tuple[work.ActivityExecute, Claim]]
+    """The activities that the commit hands over already locked."""
+
+    def __init__(
+        self,
+        live: LiveInstance,
+        arrivals: list[Arrival],
+        pending: PendingStart | None,
+        now_ms: int,
+    ) -> None:
+        self.live = live
         self.arrivals = arrivals
+        self.pending = pending
+        """The start that waits for this commit, if it is the first of a new instance."""
+        self.now_ms = now_ms
+        self.backoff: Backoff | None = None
+        """Set when the commit has to be repeated."""
         self.items: list[work.OrchestratorItem] = []
         """For the execution: all but the starts, which have created it."""
         self.starts: list[work.StartOrchestration | work.ContinueAsNew] = []
@@ -191,57 +251,38 @@ class TurnInput:
                 self.completed_work.append(arrival.work_token)
 
 
-class Turn(msgspec.Struct, gc=False):
-    """A turn between its computation and the answer to its commit."""
-
-    live: LiveInstance
-    input: TurnInput
-    outcome: TurnOutcome
-    commit: TurnCommit
-    claimed: list[tuple[work.ActivityExecute, Claim]]
-    final: tuple[Status, str] | None
-    pending: PendingStart | None
-    """The start that waits for this commit, if it is the first of a new instance."""
-    computed_at_ms: int
-    backoff: Backoff | None = None
-    """Set when the commit has to be repeated."""
-
-
 class TurnRunner:
     """Runs the turns of one orchestration dispatcher and commits them."""
 
     def __init__(
         self,
-        provider: Provider,
+        worker: Worker,
+        owner: str,
+        *,
         intake: Intake,
         activities: ActivityDispatcher,
         live: LiveCache,
         scheduler: TurnScheduler,
         releaser: LockReleaser,
-        *,
-        clock: Clock,
-        owner: str,
-        observer: Observer,
-        watchdog: Watchdog,
-        unregistered: UnregisteredHandlerLog,
         background: BackgroundTasks,
+        watchdog: Watchdog,
         keep_lock_ms: int | None,
     ) -> None:
-        self._provider = provider
+        self._provider = worker.provider
+        self._clock = worker.clock
+        self._observer = worker.observer
+        self._unregistered = worker.unregistered
+        self._owner = owner
         self._intake = intake
         self._activities = activities
         self._live = live
         self._scheduler = scheduler
         self._releaser = releaser
-        self._clock = clock
-        self._owner = owner
-        self._observer = observer
-        self._watchdog = watchdog
-        self._unregistered = unregistered
         self._background = background
+        self._watchdog = watchdog
         self._keep_lock_ms = keep_lock_ms
         """The time for which a commit keeps the lock; None if instances are not kept live."""
-        self.start_deadline = StartDeadline(clock)
+        self.start_deadline = StartDeadline(worker.clock)
         self.is_aborted = False
 
     def stop_keeping(self) -> None:
@@ -258,12 +299,11 @@ class TurnRunner:
         self, live: LiveInstance, arrivals: list[Arrival], pending: PendingStart | None = None
     ) -> None:
         """Run a turn and send its commit. ``pending`` is the start of a new instance."""
-        now_ms = self._clock.now_ms()
-        taken = TurnInput(arrivals)
-        outcome = self._compute(live, taken, pending, now_ms)
+        turn = Turn(live, arrivals, pending, self._clock.now_ms())
+        outcome = self._compute(turn)
         if outcome is None:
             return
-        self._live.used(live, now_ms, len(outcome.delta))
+        self._live.used(live, turn.now_ms, len(outcome.delta))
         if outcome.ignored or outcome.children or outcome.detached:
             self._warn(live, outcome)
         events = live.execution.event_count
@@ -274,7 +314,11 @@ class TurnRunner:
                 events,
                 HISTORY_EVENTS_MAX,
             )
-        self._commit(live, taken, outcome, now_ms, pending)
+        turn.outcome = outcome
+        turn.final = final_status(outcome.result)
+        keep_lock_ms = None if turn.final else self._keep_lock_ms
+        turn.commit, turn.claimed = build_commit(turn, self._activities.claim, keep_lock_ms)
+        self._send(turn)
 
     def answer_start(
         self, pending: PendingStart, *, committed: bool = False, error: BaseException | None = None
@@ -290,32 +334,27 @@ class TurnRunner:
 
     # --- computing
 
-    def _compute(
-        self, live: LiveInstance, taken: TurnInput, pending: PendingStart | None, now_ms: int
-    ) -> TurnOutcome | None:
+    def _compute(self, turn: Turn) -> TurnOutcome | None:
         """Run the orchestration's code. None: that failed, and the instance is released."""
+        live = turn.live
         reason: BlockReason | None = None
         failure: BaseException
         try:
-            with self._watchdog.guard(live.instance_id):
-                outcome = live.execution.run_turn(taken.items, now_ms)
-            if not self._watchdog.aborted_at:
-                return outcome
-            failure = TurnAborted()
+            run_turn = live.execution.run_turn
+            return self._watchdog.run(live.instance_id, run_turn, turn.items, turn.now_ms)
+        except TurnTooLong as error:
+            reason, failure = BlockReason.LIMIT, error
         except Nondeterminism as error:
             reason, failure = BlockReason.NONDETERMINISM, error
         except (CorruptData, PayloadError) as error:
             reason, failure = BlockReason.UNDECODABLE, error
         except (Exception, TurnAborted) as error:  # noqa: BLE001
+            log.error("a turn of %r failed", live.instance_id, exc_info=error)
             failure = error
         except BaseException as error:  # a signal interrupted it: the turn did not happen
-            self._release_failed(live, taken, pending, None, error)
+            self._release_failed(turn, None, error)
             raise
-        if (too_long := self._watchdog.too_long()) is not None:
-            reason, failure = BlockReason.LIMIT, too_long
-        elif reason is None:
-            log.error("a turn of %r failed", live.instance_id, exc_info=failure)
-        self._release_failed(live, taken, pending, reason, failure)
+        self._release_failed(turn, reason, failure)
         return None
 
     def _warn(self, live: LiveInstance, outcome: TurnOutcome) -> None:
@@ -327,66 +366,29 @@ class TurnRunner:
         for chained in outcome.detached:
             self._unregistered.check_orchestration(chained.name, chained.version)
 
-    def _release_failed(
-        self,
-        live: LiveInstance,
-        taken: TurnInput,
-        pending: PendingStart | None,
-        reason: BlockReason | None,
-        error: BaseException,
-    ) -> None:
+    def _release_failed(self, turn: Turn, reason: BlockReason | None, error: BaseException) -> None:
         """Release an instance whose turn failed; as Blocked if its code is the cause."""
-        handler = live.execution.handler
+        live, handler = turn.live, turn.live.execution.handler
         if live.start is not None:
             # Nothing is stored yet: the start goes through the queue, and is blocked from there.
             if reason is BlockReason.LIMIT:
-                block = self._intake.block(handler.name, handler.version, reason, str(error))
+                block = self._intake.block(handler, reason, str(error))
                 self._releaser.remember_block(live.instance_id, block)
-            if pending is not None:
-                self.answer_start(pending)
+            if turn.pending is not None:
+                self.answer_start(turn.pending)
         elif reason is None:
             self._releaser.fail(live.instance_id, live.lock_token, error)
-        elif reason is BlockReason.NONDETERMINISM and taken.completed_work:
+        elif reason is BlockReason.NONDETERMINISM and turn.completed_work:
             # The completion may belong to a deleted or replaced instance with the same id. It goes
             # through the queue now, where the store refuses it in that case.
             self._releaser.release(live.lock_token)
         else:
             detail = error.mismatch or "" if isinstance(error, Nondeterminism) else ""
-            block = self._intake.block(handler.name, handler.version, reason, str(error), detail)
+            block = self._intake.block(handler, reason, str(error), detail)
             self._releaser.block(live.instance_id, live.lock_token, block)
-        self._forget_with(live, taken)
+        self._forget_with_input(turn)
 
     # --- committing
-
-    def _commit(
-        self,
-        live: LiveInstance,
-        taken: TurnInput,
-        outcome: TurnOutcome,
-        now_ms: int,
-        pending: PendingStart | None,
-    ) -> None:
-        final = final_status(outcome.result)
-        commit, claimed = build_commit(
-            live.facts,
-            outcome,
-            self._activities.claim,
-            now_ms=now_ms,
-            custom_status=live.execution.custom_status,
-            final=final,
-            consumed=taken.consumed,
-            completed_work=taken.completed_work,
-            keep_lock_ms=None if final else self._keep_lock_ms,
-        )
-        replies = replies_to(taken.starts, live.facts.parent) if taken.starts else ()
-        if replies:
-            # A kept lock is fenced by the history: a commit without events must release its lock.
-            commit = msgspec.structs.replace(
-                commit,
-                orchestrator_items=(*commit.orchestrator_items, *replies),
-                keep_lock_ms=commit.keep_lock_ms if commit.history_delta else None,
-            )
-        self._send(Turn(live, taken, outcome, commit, claimed, final, pending, now_ms))
 
     def _send(self, turn: Turn) -> None:
         live = turn.live
@@ -428,7 +430,7 @@ class TurnRunner:
     def _may_repeat(self, turn: Turn, error: ProviderError) -> bool:
         # Only a start has a caller to tell. The caller can repeat it, because it has an id.
         return error.retryable and (
-            turn.pending is None or not self.start_deadline.is_over(turn.computed_at_ms, error)
+            turn.pending is None or not self.start_deadline.is_over(turn.now_ms, error)
         )
 
     async def _send_again(self, turn: Turn, error: ProviderError) -> None:
@@ -479,9 +481,9 @@ class TurnRunner:
                 self._releaser.fail(live.instance_id, live.lock_token, error)
         if turn.pending is not None:
             self.answer_start(turn.pending, error=error)
-        self._forget_with(live, turn.input)
+        self._forget_with_input(turn)
 
-    def _forget_with(self, live: LiveInstance, taken: TurnInput) -> None:
+    def _forget_with_input(self, turn: Turn) -> None:
         """Drop an instance; the completions that its turn had taken go through the queue."""
-        live.inbox.extendleft(reversed(taken.arrivals))
-        self._live.forget(live)
+        turn.live.inbox.extendleft(reversed(turn.arrivals))
+        self._live.forget(turn.live)

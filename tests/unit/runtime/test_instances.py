@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from perdure.runtime.live_instances import LiveCache
+from perdure.runtime.instances import LiveCache
 
 
 def instance(instance_id, events):

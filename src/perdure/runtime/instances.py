@@ -1,33 +1,43 @@
-"""The live instances of a runtime: their state, the bounded cache of them, and their release."""
+"""The instances of a runtime: how one is read from the store, kept live, and released.
+
+``Intake`` decides what a fetched instance needs, ``LiveCache`` keeps those that run, and
+``LockReleaser`` gives them back to the store.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
-from perdure.errors import LockLost, NotFound
-from perdure.model import work
-from perdure.model.failures import BlockReason
-from perdure.providers.records import ExecutionMetadata, TurnCommit
+from perdure.engine.execution import Execution
+from perdure.errors import (
+    CorruptData,
+    LockLost,
+    Nondeterminism,
+    NotFound,
+    NotRegistered,
+    PayloadError,
+)
+from perdure.model import events, wire, work
+from perdure.model.failures import Block, BlockReason
+from perdure.model.work import started_by
+from perdure.providers.records import ExecutionMetadata, OrchestratorMessage, TurnCommit
+from perdure.runtime.commit_builder import replies_to
 from perdure.runtime.metrics import log
+from perdure.version import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from perdure.authoring.definitions import Orchestration
     from perdure.client.waiting import Ending, Finished
-    from perdure.clock import Clock
-    from perdure.engine.execution import Execution
-    from perdure.model.failures import Block
-    from perdure.providers.contract import Provider
-    from perdure.providers.records import FetchedOrchestration, OrchestratorMessage
-    from perdure.runtime.background import BackgroundTasks
-    from perdure.runtime.commit_builder import ExecutionFacts
-    from perdure.runtime.intake import Ended
-    from perdure.runtime.metrics import Observer
+    from perdure.model.failures import Mismatch
+    from perdure.providers.records import FetchedOrchestration, OrchestrationItem
+    from perdure.runtime.worker import BackgroundTasks, Worker
 
 _EVICTION_CANDIDATES = 16
 """When the cache is full, only so many of the least recently used are checked for being idle."""
@@ -58,6 +68,167 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
     """Set if it is the completion of an activity that ran here: the lock of its work item."""
 
 
+def arrivals_of(item: OrchestrationItem) -> list[Arrival]:
+    """Decode the messages of a fetched item, or raise CorruptData."""
+    return [
+        Arrival(wire.decode_item(delivery.body), delivery.message_id) for delivery in item.messages
+    ]
+
+
+# --- reading a fetched instance
+
+
+class Runnable(msgspec.Struct, frozen=True, kw_only=True):
+    """There is a turn to run."""
+
+    execution: Execution
+    arrivals: list[Arrival]
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True):
+    """The instance has ended, so its messages came too late."""
+
+    execution_id: int
+    message_ids: list[int]
+    replies: list[OrchestratorMessage]
+    """Answers to starts that came for an id in use."""
+    unread: list[str]
+    """Names of the events and queue messages from outside among them."""
+
+
+IntakeResult: TypeAlias = Runnable | Ended | Block
+"""A Block means that the instance cannot continue with this code. Its history is kept."""
+
+
+class Intake:
+    """Reads fetched items with the handlers and the codec of one runtime.
+
+    It finds the code, and handles duplicate starts and late messages. It is pure apart from the
+    random seed of a new execution.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self._registry = worker.registry
+        self._codec = worker.codec
+        self._max_attempts = worker.options.max_attempts
+
+    def read(self, fetched: FetchedOrchestration, now_ms: int) -> IntakeResult:
+        """Decide what is to be run, or why nothing can be run."""
+        item = fetched.item
+        if fetched.attempt_count > self._max_attempts:
+            return self.block(
+                item,
+                BlockReason.POISON,
+                f"delivered {fetched.attempt_count} times without a committed turn",
+                "\n".join(delivery.body for delivery in item.messages)[:10_000],
+            )
+        try:
+            if item.history_error is not None:
+                raise CorruptData("read_history", item.history_error)
+            history = wire.decode_history(record.data for record in item.history)
+            arrivals = arrivals_of(item)
+        except CorruptData as error:
+            return self.block(item, BlockReason.UNDECODABLE, error.message)
+        try:
+            return self._decide(item, history, arrivals, now_ms)
+        except NotRegistered as error:
+            return self.block(item, BlockReason.UNKNOWN_HANDLER, str(error))
+        except Nondeterminism as error:
+            return self.block(item, BlockReason.NONDETERMINISM, str(error), error.mismatch or "")
+        except (CorruptData, PayloadError) as error:
+            return self.block(item, BlockReason.UNDECODABLE, str(error))
+
+    def _decide(
+        self,
+        item: OrchestrationItem,
+        history: Sequence[events.Event],
+        arrivals: list[Arrival],
+        now_ms: int,
+    ) -> Runnable | Ended:
+        has_ended = bool(history) and isinstance(history[-1], events.Terminal)
+        kv = {key: entry.value for key, entry in item.kv_snapshot.items()}
+        if history and not has_ended:
+            execution = self._replay(history, kv)
+            return Runnable(execution=execution, arrivals=arrivals)
+        start = _next_start(arrivals, item.execution_id + 1 if has_ended else None)
+        if start is not None:
+            execution = self.begin(start, kv=kv, now_ms=now_ms)
+            return Runnable(execution=execution, arrivals=arrivals)
+        return Ended(
+            execution_id=item.execution_id,
+            message_ids=[arrival.message_id for arrival in arrivals if arrival.message_id],
+            replies=replies_to([arrival.item for arrival in arrivals], None),
+            unread=[
+                arrival.item.name
+                for arrival in arrivals
+                if isinstance(arrival.item, (work.ExternalRaised, work.QueueMessage))
+            ],
+        )
+
+    def _replay(self, history: Sequence[events.Event], kv: Mapping[str, str]) -> Execution:
+        started = history[0]
+        if not isinstance(started, events.OrchestrationStarted):
+            raise CorruptData("replay", f"history begins with {type(started).__name__}")
+        handler = self._registry.resolve_orchestration(started.name, started.version)
+        return Execution.replay(handler, history, kv=kv, codec=self._codec)
+
+    def begin(
+        self,
+        first: work.StartOrchestration | work.ContinueAsNew,
+        *,
+        kv: Mapping[str, str],
+        now_ms: int,
+    ) -> Execution:
+        """Return a new execution, before its first turn."""
+        handler = self._registry.resolve_orchestration(first.name, first.version)
+        started = started_by(
+            first, version=handler.version, framework_version=VERSION, now_ms=now_ms
+        )
+        return Execution.begin(
+            handler,
+            started,
+            kv=kv,
+            codec=self._codec,
+            carried=first.carried if isinstance(first, work.ContinueAsNew) else (),
+        )
+
+    def block(
+        self,
+        code: OrchestrationItem | Orchestration[Any, Any],
+        reason: BlockReason,
+        message: str,
+        detail: str | Mismatch = "",
+    ) -> Block:
+        """Return a block that names the code of this worker, so that other code tries again."""
+        fingerprint = self.fingerprint(code.name, code.version)
+        return Block(reason=reason, message=message, detail=detail, code=fingerprint)
+
+    def fingerprint(self, name: str, version: str | None) -> str:
+        """Return the identity of an instance's code and codec; empty if the code is missing."""
+        try:
+            code = self._registry.resolve_orchestration(name, version).fingerprint
+        except NotRegistered:
+            return ""
+        return "+".join((code, *self._codec.transform_names))
+
+
+def _next_start(
+    arrivals: Sequence[Arrival], execution_id: int | None
+) -> work.StartOrchestration | work.ContinueAsNew | None:
+    """Return the message that begins the execution: a start, or after an end its continuation."""
+    for arrival in arrivals:
+        item = arrival.item
+        if isinstance(item, work.ContinueAsNew):
+            if execution_id is None or item.execution_id == execution_id:
+                return item
+        elif isinstance(item, work.StartOrchestration) and execution_id is None:
+            return item
+    return None
+
+
+# --- live instances
+
+
 class LiveInstance:
     """An instance whose lock this runtime holds. At most one turn is under way at any time."""
 
@@ -66,7 +237,6 @@ class LiveInstance:
         "counted_events",
         "ended",
         "execution",
-        "facts",
         "inbox",
         "instance_id",
         "lock_token",
@@ -78,14 +248,12 @@ class LiveInstance:
         self,
         lock_token: str,
         execution: Execution,
-        facts: ExecutionFacts,
         start: OrchestratorMessage | None = None,
         ended: Finished | None = None,
     ) -> None:
         self.instance_id = execution.instance_id
         self.lock_token = lock_token
         self.execution = execution
-        self.facts = facts
         self.start = start
         """The start message, until the first commit has created the instance in the store."""
         self.inbox: deque[Arrival] = deque()
@@ -203,18 +371,19 @@ class LiveCache:
         return found
 
 
+# --- release
+
+
 class LockReleaser:
     """Releases instance locks in the background: as they are, Blocked, or without late messages.
 
     When a release fails, the lock expires instead.
     """
 
-    def __init__(
-        self, provider: Provider, clock: Clock, observer: Observer, background: BackgroundTasks
-    ) -> None:
-        self._provider = provider
-        self._clock = clock
-        self._observer = observer
+    def __init__(self, worker: Worker, background: BackgroundTasks) -> None:
+        self._provider = worker.provider
+        self._clock = worker.clock
+        self._observer = worker.observer
         self._background = background
         self._errors: dict[str, str] = {}
         """The last error of instances whose turn failed here."""

@@ -1,8 +1,9 @@
-"""Refuses real I/O, threads, processes and blocking calls while orchestration code runs.
+"""Recognises user code on the stack: its lines, the calls that it must not make, and signals.
 
-An audit hook sees all of them, in C code too, and costs little elsewhere. It cannot be removed, so
-it checks the thread first. Calls that an older interpreter does not report to audit hooks are
-replaced during the turn only.
+Real I/O, threads, processes and blocking calls are refused while orchestration code runs. An audit
+hook sees all of them, in C code too, and costs little elsewhere. It cannot be removed, so it checks
+the thread first. Calls that an older interpreter does not report to audit hooks are replaced during
+the turn only.
 
 Alternatives that were rejected: a sandbox that imports modules again (it breaks common libraries),
 and replacing functions of modules permanently (other threads use them too).
@@ -11,22 +12,128 @@ and replacing functions of modules permanently (other threads use them too).
 from __future__ import annotations
 
 import asyncio
+import dis
+import os
+import signal
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from perdure.authoring.recorder import running
-from perdure.engine.sites import call_site, find_user_frame, site_of
+from perdure.authoring.context import running
 from perdure.errors import ForbiddenInOrchestration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import FrameType
+    from collections.abc import Callable, Iterator
+    from types import CodeType, FrameType, TracebackType
 
     _AbstractLoop = asyncio.BaseEventLoop  # the standard loop declares what is set below
 else:
     _AbstractLoop = asyncio.AbstractEventLoop
+
+F = TypeVar("F", bound="Callable[..., Any]")
+
+# --- lines of user code
+
+_PACKAGE = Path(__file__).parent.parent
+_LIBRARY = str(Path(asyncio.__file__).parent.parent) + os.sep
+_NOT_USERS = (
+    *(f"{_PACKAGE / part}{os.sep}" for part in ("engine", "authoring", "runtime")),
+    str(_PACKAGE / "codec.py"),
+    "<frozen ",
+)
+
+_boundaries: list[CodeType] = []
+
+
+def boundary(function: F) -> F:
+    """Mark a function of the engine that calls user code: frames below it belong to the host."""
+    _boundaries.append(function.__code__)
+    return function
+
+
+def is_boundary(frame: FrameType) -> bool:
+    return frame.f_code in _boundaries
+
+
+class _Source:
+    """A file of the author: its shown name, and a cache of its call sites."""
+
+    def __init__(self, shown: str) -> None:
+        self.shown = shown
+        # The key decides the line: first line of the code, its line table, last instruction.
+        self.sites: dict[tuple[int, bytes, int], str] = {}
+
+
+_sources: dict[str, _Source | None] = {}
+"""By file name; None for files of the library. One entry for each file."""
+_UNSEEN = _Source("")
+
+
+def call_site(depth: int = 1) -> str:
+    """Return ``file:line`` of the nearest frame of user code, or "" if there is none.
+
+    ``depth``: number of frames of the engine above it, which are skipped.
+    """
+    frame: FrameType | None = sys._getframe(depth)  # noqa: SLF001
+    while frame is not None:
+        code = frame.f_code
+        source = _sources.get(code.co_filename, _UNSEEN)
+        if source is _UNSEEN:
+            source = _look_up(frame)
+        if source is not None:
+            # f_lineno is slow in long functions, so the result is cached.
+            place = (code.co_firstlineno, code.co_linetable, frame.f_lasti)
+            site = source.sites.get(place)
+            if site is None:
+                site = source.sites[place] = f"{source.shown}:{frame.f_lineno}"
+            return site
+        if code in _boundaries:
+            return ""
+        frame = frame.f_back
+    return ""
+
+
+def find_user_frame(frame: FrameType | None) -> FrameType | None:
+    while frame is not None:
+        if _look_up(frame) is not None:
+            return frame
+        if is_boundary(frame):
+            return None
+        frame = frame.f_back
+    return None
+
+
+def site_of(frame: FrameType) -> str:
+    source = _look_up(frame)
+    file = frame.f_code.co_filename if source is None else source.shown
+    return f"{file}:{frame.f_lineno}"
+
+
+def _look_up(frame: FrameType) -> _Source | None:
+    file = frame.f_code.co_filename
+    if file not in _sources:
+        shown = _show(file, frame.f_globals.get("__name__", ""))
+        _sources[file] = None if shown is None else _Source(shown)
+    return _sources[file]
+
+
+def _show(file: str, module: str) -> str | None:
+    """Return the path from the top package on, equal on every machine; None for library code."""
+    if file.startswith(_NOT_USERS):
+        return None
+    if file.startswith(_LIBRARY) and "site-packages" not in file:
+        return None
+    parts = file.replace(os.sep, "/").split("/")
+    depth = module.count(".") + 1
+    if parts[-1] == "__init__.py":
+        depth += 1
+    return "/".join(parts[-depth:])
+
+
+# --- forbidden calls
 
 _FILES: Final = "files are read and written by activities"
 _NETWORK: Final = "the network is for activities"
@@ -122,7 +229,7 @@ def _is_allowed(frame: FrameType | None) -> bool:
         # A finalizer runs when the garbage collector does; the orchestration did not call it.
         if frame.f_code.co_name == "__del__":
             return True
-        if frame.f_code.co_name == "run_until_idle":
+        if is_boundary(frame):
             return False
         frame = frame.f_back
     return False
@@ -212,3 +319,48 @@ def _refused(name: str, advice: str) -> Callable[..., Any]:
 for _advice, _names in _REFUSED_METHODS.items():
     for _name in _names.split():
         setattr(ForbiddenLoopMethods, _name, _refused(_name, _advice))
+
+
+# --- signals
+
+_RAISE: Final = dis.opmap["RAISE_VARARGS"]
+
+
+def is_interruption(error: BaseException) -> bool:
+    """Return True if a signal raised the error. Call it on the thread that caught the error.
+
+    Ctrl-C raises KeyboardInterrupt at the line that happens to run, and a signal handler may raise
+    SystemExit there. The end of the process is not an outcome of that code, so it is not recorded.
+    """
+    if not isinstance(error, (KeyboardInterrupt, SystemExit)):
+        return False
+    if threading.current_thread() is not threading.main_thread():
+        return False  # Python handles signals on the main thread only
+    frames = list(_frames(error))
+    handlers = set(_handlers())
+    if any(each.tb_frame.f_code in handlers for each in frames):
+        return True
+    if isinstance(error, SystemExit) or not frames:
+        return False
+    # The default handler has no frame: then the code was not executing a raise statement.
+    innermost = frames[-1]
+    return innermost.tb_frame.f_code.co_code[innermost.tb_lasti] != _RAISE
+
+
+def _frames(error: BaseException) -> Iterator[TracebackType]:
+    place = error.__traceback__
+    while place is not None:
+        yield place
+        place = place.tb_next
+
+
+def _handlers() -> Iterator[Any]:
+    """Yield the code objects of registered signal handlers."""
+    for number in signal.valid_signals():
+        handler: Any = signal.getsignal(number)
+        while isinstance(handler, partial):  # as asyncio.run() registers its own
+            handler = handler.func
+        for each in (handler, getattr(handler, "__call__", None)):  # noqa: B004 - an object's own
+            code = getattr(each, "__code__", None)
+            if code is not None:
+                yield code

@@ -1,20 +1,24 @@
-"""The interface between authoring and the engine: the recorder that answers user code, and steps.
+"""The orchestration or activity that is running: how user code reaches the engine and the runtime.
 
-The engine notes which thread runs which orchestration, so no context object is passed around.
-Authoring knows only this protocol, not the engine.
+The engine notes which thread runs which orchestration, and the runtime sets one context variable
+around every attempt of an activity, in the thread or process in which the function runs. So no
+context object is passed around. Authoring knows only these protocols, not who implements them.
 """
 
 from __future__ import annotations
 
 import asyncio
+from contextvars import ContextVar
+from dataclasses import dataclass
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
-from perdure.errors import NotInOrchestration
+from perdure.errors import NotInOrchestration, UsageError
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Coroutine, Mapping
+    from contextvars import Token
 
     import msgspec
 
@@ -23,6 +27,9 @@ if TYPE_CHECKING:
     from perdure.model.work import ParentLink
 
 R = TypeVar("R")
+
+
+# --- orchestrations
 
 
 class Recorder(Protocol):
@@ -169,3 +176,77 @@ else:
             if cancelled:
                 self._owner.step_cancelled(self)
             return cancelled
+
+
+# --- activities
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivityInfo:
+    """Ids and settings of the attempt that is running."""
+
+    instance_id: str
+    execution_id: int
+    orchestration_name: str
+    orchestration_version: str
+    activity_name: str
+    activity_id: int
+    attempt: int
+    """Counted from 1, with failed attempts and attempts whose worker died: 1 means that no earlier
+    attempt has begun."""
+    session: str | None = None
+    tag: str | None = None
+    worker_id: str = ""
+    seed: str = ""
+    """Seed of the execution: differs if the instance is replaced, or deleted and started again."""
+
+    @property
+    def idempotency_key(self) -> str:
+        """A key for other systems: equal in all attempts of this call, different in other calls."""
+        call = f"{self.instance_id}/{self.execution_id}/{self.activity_id}"
+        return f"{call}/{self.seed}" if self.seed else call
+
+
+class ActivityScope(Protocol):
+    """Provided by the runtime around an attempt. Every method may be called from any thread."""
+
+    @property
+    def info(self) -> ActivityInfo: ...
+
+    def heartbeat(self, details: object) -> None:
+        """Report that the activity is alive; the next attempt can read the details."""
+        ...
+
+    def last_heartbeat(self, type_: Any) -> Any:
+        """Return the details of the last heartbeat of an earlier attempt, or None."""
+        ...
+
+    def is_cancelled(self) -> bool: ...
+
+    def connection(self) -> Any:
+        """Return the connection of the store, in the transaction that completes the activity."""
+        ...
+
+
+_scope: ContextVar[ActivityScope] = ContextVar("perdure_activity")
+
+
+def enter_scope(scope: ActivityScope) -> Token[ActivityScope]:
+    """Make this the attempt of the current context. Called by the runtime."""
+    return _scope.set(scope)
+
+
+def leave_scope(token: Token[ActivityScope]) -> None:
+    _scope.reset(token)
+
+
+def require_scope(what: str) -> ActivityScope:
+    """Return the attempt of the current context; raise UsageError if there is none."""
+    scope = _scope.get(None)
+    if scope is None:
+        raise UsageError(
+            f"{what} works only inside an activity that a runtime started; in a thread that the "
+            "activity starts, it works with contextvars.copy_context().run(...) or "
+            "asyncio.to_thread(...)"
+        )
+    return scope
