@@ -1,20 +1,35 @@
-"""Changes by operators: pause, resume, lock, delete and prune."""
+"""Changes by operators: pause, resume, lock, delete, prune; also dead letters and workers."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from perdure.errors import InstanceStillRunning, NotFound, TreeChanged
 from perdure.limits import BULK_INSTANCES_MAX
 from perdure.model.status import Status
 from perdure.providers import rules
 from perdure.providers.records import DeleteResult, PruneResult
-from perdure.providers.sqlite import deletion, listing, messages, readiness, statements, turns
+from perdure.providers.sqlite import (
+    instances,
+    listing,
+    messages,
+    readiness,
+    reading,
+    statements,
+    turns,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from perdure.providers.records import DeleteFilter, FetchedOrchestration, PruneOptions
+    from perdure.providers.records import (
+        DeleteFilter,
+        FetchedOrchestration,
+        PruneOptions,
+        WorkerInfo,
+    )
     from perdure.providers.sqlite.transaction import Transaction
 
 _EXECUTIONS: Final = """
@@ -44,8 +59,8 @@ WHERE instance_id = ? AND execution_id > 0
 
 
 def suspend(tx: Transaction, instance_id: str) -> None:
-    messages.require_alive(tx, instance_id)
-    key, *_ = tx.row(statements.EXISTENCE_OF, (instance_id,))
+    instances.require_alive(tx, instance_id)
+    key = instances.find_existence(tx, instance_id).instance_key
     facts = readiness.find_facts(tx, instance_id)
     if facts is None:
         tx.execute(statements.INSERT_BARE_LOCK, (instance_id, key))
@@ -61,8 +76,8 @@ def suspend(tx: Transaction, instance_id: str) -> None:
 
 
 def resume(tx: Transaction, instance_id: str) -> None:
-    messages.require_alive(tx, instance_id)
-    key, *_ = tx.row(statements.EXISTENCE_OF, (instance_id,))
+    instances.require_alive(tx, instance_id)
+    key = instances.find_existence(tx, instance_id).instance_key
     tx.execute(statements.RESET_ATTEMPTS, (instance_id,))
     tx.execute(statements.SET_HOLDS, (0, None, None, instance_id))
     if key is not None:
@@ -72,31 +87,31 @@ def resume(tx: Transaction, instance_id: str) -> None:
 
 
 def lock(tx: Transaction, instance_id: str, lock_timeout_ms: int) -> FetchedOrchestration:
-    key, execution_id, pending_since, _ = tx.row(statements.EXISTENCE_OF, (instance_id,))
-    if not execution_id and pending_since is None:
+    existence = instances.find_existence(tx, instance_id)
+    if not existence.is_taken:
         raise NotFound(f"there is no instance {instance_id!r}")
-    return turns.take_over(tx, instance_id, key, lock_timeout_ms)
+    return turns.take_over(tx, instance_id, existence.instance_key, lock_timeout_ms)
 
 
 def delete_atomic(tx: Transaction, instance_ids: Sequence[str], force: bool) -> DeleteResult:
     named = dict.fromkeys(instance_ids)
-    existing = [each for each in named if messages.exists(tx, each)]
+    existing = [each for each in named if instances.exists(tx, each)]
     if not existing:
         raise NotFound(f"none of these instances exists: {sorted(named)[:10]}")
     for instance_id in existing:
-        if not force and not messages.has_ended(tx, instance_id):
+        if not force and not instances.has_ended(tx, instance_id):
             raise InstanceStillRunning(
                 f"{instance_id!r} is still running; wait for its end or force the deletion"
             )
-    found = [each for each in named if deletion.has_anything(tx, each)]
+    found = [each for each in named if instances.has_anything(tx, each)]
     for instance_id in found:
-        for child_id, _ in tx.rows(deletion.CHILDREN, (instance_id,)):
+        for child_id in instances.list_children(tx, instance_id):
             if child_id not in named:
                 raise TreeChanged(
                     f"the child {child_id!r} of {instance_id!r} would be orphaned; read the tree "
                     "again and delete it as a whole"
                 )
-    return deletion.add_up([deletion.delete_instance(tx, each) for each in found])
+    return instances.add_up([instances.delete_instance(tx, each) for each in found])
 
 
 def next_deletable_roots(
@@ -125,16 +140,16 @@ def delete_finished_tree(tx: Transaction, root_id: str) -> DeleteResult:
     root = listing.find_info(tx, root_id)
     if root is None or root.parent_instance_id is not None:
         return DeleteResult()
-    tree = deletion.tree_of(tx, root_id)
-    if not all(messages.has_ended(tx, member) for member in tree):
+    tree = instances.tree_of(tx, root_id)
+    if not all(instances.has_ended(tx, member) for member in tree):
         return DeleteResult()
-    return deletion.add_up([deletion.delete_instance(tx, member) for member in tree])
+    return instances.add_up([instances.delete_instance(tx, member) for member in tree])
 
 
 def prune(tx: Transaction, instance_id: str, options: PruneOptions) -> PruneResult:
-    key, execution_id, pending_since, _ = tx.row(statements.EXISTENCE_OF, (instance_id,))
+    key, execution_id, _, is_taken = instances.find_existence(tx, instance_id)
     if not execution_id:
-        if pending_since is None:
+        if not is_taken:
             raise NotFound(f"there is no instance {instance_id!r}")
         return PruneResult(instances_processed=1)
     executions = {
@@ -178,3 +193,35 @@ def _prunable(tx: Transaction, filter: DeleteFilter) -> Iterator[str]:  # noqa: 
         if row is not None and rules.is_before(row[1], filter.completed_before_ms):
             found.append((row[0], instance_id))
     return (instance_id for _, instance_id in sorted(found)[:limit])
+
+
+# --- dead letters and workers
+
+
+def requeue_dead_letter(tx: Transaction, letter_id: int) -> None:
+    row = tx.row(reading.LETTERS + "WHERE letter_id = ?", (letter_id,))
+    delete_dead_letter(tx, letter_id)
+    message = reading.message_of(row[1:10])
+    messages.insert(tx, message, rules.visible_at(message.visible_at_ms, tx.now))
+
+
+def delete_dead_letter(tx: Transaction, letter_id: int) -> None:
+    if tx.change("DELETE FROM dead_letters WHERE letter_id = ?", (letter_id,)) != 1:
+        raise NotFound(f"there is no dead letter {letter_id}")
+
+
+def register_worker(tx: Transaction, worker: WorkerInfo, ttl_ms: int) -> None:
+    # Each registration deletes the workers whose time is over.
+    tx.execute("DELETE FROM workers WHERE expires_at <= ?", (tx.now,))
+    if ttl_ms == 0:
+        tx.execute("DELETE FROM workers WHERE worker_id = ?", (worker.worker_id,))
+        return
+    record = msgspec.json.encode(msgspec.structs.replace(worker, seen_at_ms=tx.now)).decode()
+    tx.execute(
+        "INSERT OR REPLACE INTO workers VALUES (?, ?, ?)",
+        (worker.worker_id, record, tx.now + ttl_ms),
+    )
+
+
+def mark_moved(tx: Transaction, location: str | None) -> None:
+    tx.execute("UPDATE store_info SET moved_to = ?", (location,))

@@ -12,7 +12,13 @@ from perdure.errors import NotFound
 from perdure.model.failures import Block
 from perdure.model.status import Status
 from perdure.providers import rules
-from perdure.providers.records import InstanceInfo, InstancePage, InstanceQuery, SystemMetrics
+from perdure.providers.records import (
+    InstanceInfo,
+    InstancePage,
+    InstanceQuery,
+    InstanceTree,
+    SystemMetrics,
+)
 from perdure.providers.sqlite import instances, statements
 
 if TYPE_CHECKING:
@@ -101,6 +107,13 @@ def find_info(snapshot: Snapshot, instance_id: str) -> InstanceInfo | None:
         _SELECT_PENDING + "WHERE l.instance_id = ? AND l.pending_since IS NOT NULL", (instance_id,)
     )
     return None if row is None else _pending_info(snapshot, row)
+
+
+def get_tree(snapshot: Snapshot, root_id: str) -> InstanceTree:
+    """Return the ids of an instance and of its descendants. Errors: NotFound."""
+    get_info(snapshot, root_id)
+    tree = instances.tree_of(snapshot, root_id)
+    return InstanceTree(root_id=root_id, instance_ids=tuple(tree))
 
 
 def list_page(

@@ -53,7 +53,7 @@ def refresh(tx: Transaction, instance_id: str) -> None:
     if first is None and facts.lock_token is None and not is_held:
         if facts.touched_at is not None:
             key, *_ = _identify(tx, instance_id)
-            instances.TOUCH_INSTANCES.execute(tx, [key], facts.touched_at)
+            tx.change(instances.TOUCH_INSTANCE, (facts.touched_at, key))
         statements.DELETE_LOCKS.execute(tx, [instance_id])
         return
     key, name, version, pending_since, opens_at = _identify(tx, instance_id)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from perdure.providers.sqlite.many_rows import ForKeys, ManyRows
+from perdure.providers.sqlite.transaction import ForKeys, ManyRows
 
 # --- readiness (instance_locks)
 
@@ -267,36 +267,35 @@ class Existence(NamedTuple):
 
     instance_key: int | None
     execution_id: int | None
-    pending_since: int | None
-    """When the start that waits for its first turn was enqueued."""
     has_row: int
     """1 if there is a readiness row: a message, a lock or a hold."""
-
-    @property
-    def is_taken(self) -> bool:
-        """True if there is an instance, or its start is queued."""
-        return bool(self.execution_id) or self.pending_since is not None
+    is_taken: int
+    """1 if there is an instance, or its start is queued."""
 
 
-ABSENT: Final = Existence(instance_key=None, execution_id=None, pending_since=None, has_row=0)
-TAKEN: Final = Existence(instance_key=None, execution_id=1, pending_since=None, has_row=0)
+ABSENT: Final = Existence(instance_key=None, execution_id=None, has_row=0, is_taken=0)
+TAKEN: Final = Existence(instance_key=None, execution_id=1, has_row=0, is_taken=1)
 
-EXISTENCE_OF: Final = """
-SELECT i.instance_key, i.execution_id, l.pending_since, l.instance_id IS NOT NULL
+_EXISTENCE: Final = """
+i.instance_key, i.execution_id, l.instance_id IS NOT NULL,
+ifnull(i.execution_id, 0) > 0 OR l.pending_since IS NOT NULL
+"""
+
+EXISTENCE_OF: Final = f"""
+SELECT {_EXISTENCE}
 FROM (SELECT ?1 AS id)
 LEFT JOIN instances AS i ON i.instance_id = id
 LEFT JOIN instance_locks AS l ON l.instance_id = id
-"""
+"""  # noqa: S608 - of constants
 """A row of Existence, always."""
 
-EXISTENCE_OF_MANY: Final = """
-SELECT json_group_array(json_array(
-    given.value, i.instance_key, i.execution_id, l.pending_since, l.instance_id IS NOT NULL))
+EXISTENCE_OF_MANY: Final = f"""
+SELECT json_group_array(json_array(given.value, {_EXISTENCE}))
 FROM json_each(?) AS given
 LEFT JOIN instances AS i ON i.instance_id = given.value
 LEFT JOIN instance_locks AS l ON l.instance_id = given.value
 WHERE i.instance_id IS NOT NULL OR l.instance_id IS NOT NULL
-"""
+"""  # noqa: S608 - of constants
 """For each id that there is something under: the id and the columns of Existence."""
 
 EXTEND_KEPT_LOCKS: Final = ForKeys("""

@@ -22,14 +22,12 @@ from perdure.providers.records import (
     OrchestrationItem,
 )
 from perdure.providers.sqlite import instances, readiness, statements
-from perdure.providers.sqlite.batch import PreconditionChanged
+from perdure.providers.sqlite.batch import PreconditionChanged, Verb
 from perdure.providers.sqlite.instances import parse_version
-from perdure.providers.sqlite.many_rows import as_list, rows_at_once
 from perdure.providers.sqlite.readiness import NoWork
 from perdure.providers.sqlite.reading import readable
 from perdure.providers.sqlite.statements import Candidate, HeldLock, MessageRow, OnlyStart
-from perdure.providers.sqlite.transaction import is_text
-from perdure.providers.sqlite.verb import Verb
+from perdure.providers.sqlite.transaction import as_list, is_text, rows_at_once
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
