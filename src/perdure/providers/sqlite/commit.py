@@ -383,16 +383,10 @@ class _Plan:
 
     def write(self) -> None:
         """Write the rows of all turns."""
-        tx, rows = self.tx, self._rows
-        tx.changed_instances += self.instance_ids
-        for step in _STEPS:
-            if step in rows:
-                if isinstance(step, str):
-                    tx.execute_many(step, rows[step])
-                elif isinstance(step, ManyRows | ForKeys):
-                    step.execute(tx, rows[step])
-                else:
-                    step(self, rows[step])
+        rows = self._rows
+        self.tx.changed_instances += self.instance_ids
+        for step in sorted(rows, key=_PLACES.__getitem__):
+            _WRITERS[step](self, rows[step])
 
 
 # --- steps
@@ -553,6 +547,18 @@ _STEPS: Final[tuple[_Step, ...]] = (
     _release_suspended,
     _refresh,
 )
+
+
+def _writer_of(step: _Step) -> Callable[[_Plan, list[Any]], object]:
+    if isinstance(step, str):
+        return lambda plan, rows: plan.tx.execute_many(step, rows)
+    if isinstance(step, ManyRows | ForKeys):
+        return lambda plan, rows: step.execute(plan.tx, rows)
+    return step
+
+
+_PLACES: Final = {step: place for place, step in enumerate(_STEPS)}
+_WRITERS: Final = {step: _writer_of(step) for step in _STEPS}
 
 
 # --- turns
