@@ -28,7 +28,7 @@ from perdure.errors import (
     UsageError,
 )
 from perdure.providers.local_files import find_file_system
-from perdure.providers.sqlite import SqliteProvider, connection, database, guards
+from perdure.providers.sqlite import SqliteProvider, connection, database
 from perdure.providers.sqlite.batch import Verb
 from perdure.providers.sqlite.guards import create_draft
 

@@ -137,17 +137,26 @@ def read_page(
     if found is None:
         return []
     try:
-        return [
-            HistoryRecord(event_id=event_id, data=data)
-            for event_id, data in snapshot.events(
-                found[0], execution_id, after_event_id, -1 if limit is None else limit
-            )
-        ]
+        return events(snapshot, found[0], execution_id, after_event_id, limit)
     except UnicodeDecodeError as error:
         raise CorruptData(
             "read",
             f"history of execution {execution_id} of {instance_id!r} is not readable: {error}",
         ) from error
+
+
+def events(
+    snapshot: Snapshot,
+    instance_key: int,
+    execution_id: int,
+    after_event_id: int = 0,
+    limit: int | None = None,
+) -> list[HistoryRecord]:
+    """Return events of one execution. Errors: CorruptData or UnicodeDecodeError if damaged."""
+    rows = snapshot.events(
+        instance_key, execution_id, after_event_id, -1 if limit is None else limit
+    )
+    return [HistoryRecord(event_id=event_id, data=data) for event_id, data in rows]
 
 
 def custom_status(

@@ -104,21 +104,16 @@ SELECT l.instance_id, l.instance_key, l.name, l.version, l.ready_at, l.ready_id,
 FROM instance_locks AS l LEFT JOIN instances AS i ON i.instance_key = l.instance_key
 """
 
-FIND_READY: Final = f"""
-{_CANDIDATE}
-WHERE l.state = 0 AND l.ready_at IS NOT NULL AND l.ready_at <= ?1
-  AND (l.locked_until IS NULL OR l.locked_until <= ?1)
-  AND (l.not_before IS NULL OR l.not_before <= ?1)
-ORDER BY l.ready_at, l.ready_id
+_READY: Final = """
+state = 0 AND ready_at IS NOT NULL AND ready_at <= ?1
+AND (locked_until IS NULL OR locked_until <= ?1) AND (not_before IS NULL OR not_before <= ?1)
 """
+
+FIND_READY: Final = f"{_CANDIDATE} WHERE {_READY} ORDER BY ready_at, ready_id"
 """Rows of Candidate, as in the next two."""
 
 FIND_READY_BY_NAME: Final = f"""
-{_CANDIDATE}
-WHERE l.state = 0 AND l.ready_at IS NOT NULL AND l.ready_at <= ?1 AND l.name IS ?2
-  AND (l.locked_until IS NULL OR l.locked_until <= ?1)
-  AND (l.not_before IS NULL OR l.not_before <= ?1)
-ORDER BY l.ready_at, l.ready_id
+{_CANDIDATE} WHERE {_READY} AND l.name IS ?2 ORDER BY ready_at, ready_id
 """
 
 FIND_KEPT: Final = f"""
@@ -139,25 +134,21 @@ class OnlyStart(NamedTuple):
     """None: the candidate is more than that, or the text is too big for a list of rows."""
 
 
-FIND_MANY_READY: Final = """
+FIND_MANY_READY: Final = f"""
 SELECT json_group_array(json_array(
     ready.instance_id, ready.instance_key, ready.name, ready.version, ready.ready_at,
     ready.ready_id, i.framework_version, NULL, q.start_parent_id, q.attempt_count + 1,
     CASE WHEN octet_length(q.body) <= 65536 THEN q.body END
 ))
 FROM (SELECT instance_id, instance_key, name, version, ready_at, ready_id
-      FROM instance_locks
-      WHERE state = 0 AND ready_at IS NOT NULL AND ready_at <= ?1
-        AND (locked_until IS NULL OR locked_until <= ?1)
-        AND (not_before IS NULL OR not_before <= ?1)
-      ORDER BY ready_at, ready_id LIMIT ?2) AS ready
+      FROM instance_locks WHERE {_READY} ORDER BY ready_at, ready_id LIMIT ?2) AS ready
 LEFT JOIN instances AS i ON i.instance_key = ready.instance_key
 LEFT JOIN orchestrator_queue AS q
     ON q.message_id = ready.ready_id AND ready.instance_key IS NULL
     AND q.start_name = ready.name AND q.start_version IS ready.version
     AND NOT EXISTS (SELECT 1 FROM orchestrator_queue AS o
                     WHERE o.instance_id = ready.instance_id AND o.message_id <> q.message_id)
-"""
+"""  # noqa: S608 - of constants
 """Candidates as of FIND_READY: the columns of Candidate, then those of OnlyStart.
 
 Big texts are left out: all of them in one list might be longer than SQLite allows.
@@ -379,18 +370,16 @@ class MessageRow(NamedTuple):
     start_parent_id: str | None
 
 
-MESSAGES_BY_TIME: Final = """
+_MESSAGE: Final = """
 SELECT message_id, body, attempt_count + 1, visible_at, enqueued_at, start_name, start_version,
        start_parent_id
-FROM orchestrator_queue WHERE instance_id = ? ORDER BY visible_at, message_id
+FROM orchestrator_queue WHERE instance_id = ?
 """
+
+MESSAGES_BY_TIME: Final = f"{_MESSAGE} ORDER BY visible_at, message_id"
 """Rows of MessageRow, as in the next one."""
 
-VISIBLE_FREE_MESSAGES: Final = """
-SELECT message_id, body, attempt_count + 1, visible_at, enqueued_at, start_name, start_version,
-       start_parent_id
-FROM orchestrator_queue WHERE instance_id = ? AND visible_at <= ? AND lock_token IS NOT ?
-"""
+VISIBLE_FREE_MESSAGES: Final = f"{_MESSAGE} AND visible_at <= ? AND lock_token IS NOT ?"
 
 TAG_MESSAGE: Final = """
 UPDATE orchestrator_queue SET lock_token = ?, attempt_count = ? WHERE message_id = ?
