@@ -19,7 +19,15 @@ from perdure.providers.sqlite import (
 )
 from perdure.providers.sqlite.transaction import ForKeys, ManyRows, Snapshot
 
-FRAGMENTS = {"_CANDIDATE", "_EXISTENCE", "_HELD_LOCK", "_MESSAGE", "_READY"}
+FRAGMENTS = {
+    "_CANDIDATE",
+    "_EXISTENCE",
+    "_HELD_LOCK",
+    "_EXECUTION",
+    "_LOCK_FACTS",
+    "_MESSAGE",
+    "_READY",
+}
 """Parts of statements."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -22,7 +22,7 @@ from perdure.providers.sqlite import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from perdure.providers.records import (
         DeleteFilter,
@@ -37,7 +37,7 @@ SELECT execution_id, status, completed_at FROM executions WHERE instance_key = ?
 """
 
 _OLDEST_FINISHED_ROOTS: Final = """
-SELECT instance_id FROM instances
+SELECT created_at, instance_id FROM instances
 WHERE execution_id > 0 AND parent_instance_id IS NULL
   AND status NOT IN ('Pending', 'Running')
   AND (?1 IS NULL OR completed_at < ?1)
@@ -51,9 +51,8 @@ WHERE execution_id > 0 AND (?1 IS NULL OR completed_at < ?1)
 ORDER BY created_at, instance_id LIMIT ?2
 """
 
-_CREATED_AT: Final = "SELECT created_at FROM instances WHERE instance_id = ?"
-_COMPLETED_AT: Final = """
-SELECT created_at, completed_at, parent_instance_id FROM instances
+_BY_ID: Final = """
+SELECT created_at, instance_id, completed_at, parent_instance_id FROM instances
 WHERE instance_id = ? AND execution_id > 0
 """
 
@@ -111,7 +110,7 @@ def delete_atomic(tx: Transaction, instance_ids: Sequence[str], force: bool) -> 
                     f"the child {child_id!r} of {instance_id!r} would be orphaned; read the tree "
                     "again and delete it as a whole"
                 )
-    return instances.add_up([instances.delete_instance(tx, each) for each in found])
+    return instances.add_up([instances.delete_instance(tx, each) for each in found], DeleteResult)
 
 
 def next_deletable_roots(
@@ -122,17 +121,13 @@ def next_deletable_roots(
 ) -> list[tuple[int, str]]:
     """Return finished roots that fit, oldest first, after a position in that order."""
     if filter.instance_ids is None:
-        before, (created_at, instance_id) = filter.completed_before_ms, after
-        rows = tx.rows(_OLDEST_FINISHED_ROOTS, (before, created_at, instance_id, limit))
-        return [(tx.row(_CREATED_AT, row)[0], row[0]) for row in rows]
-    found: list[tuple[int, str]] = []
-    for instance_id in set(filter.instance_ids):
-        row = tx.row(_COMPLETED_AT, (instance_id,))
-        if row is not None and rules.is_before(row[1], filter.completed_before_ms):
-            place = (row[0], instance_id)
-            if row[2] is None and place > after:
-                found.append(place)
-    return sorted(found)[:limit]
+        return tx.rows(_OLDEST_FINISHED_ROOTS, (filter.completed_before_ms, *after, limit))
+    found = [
+        (created_at, instance_id)
+        for created_at, instance_id, parent_id in _named(tx, filter)
+        if parent_id is None and (created_at, instance_id) > after
+    ]
+    return found[:limit]
 
 
 def delete_finished_tree(tx: Transaction, root_id: str) -> DeleteResult:
@@ -143,7 +138,7 @@ def delete_finished_tree(tx: Transaction, root_id: str) -> DeleteResult:
     tree = instances.tree_of(tx, root_id)
     if not all(instances.has_ended(tx, member) for member in tree):
         return DeleteResult()
-    return instances.add_up([instances.delete_instance(tx, member) for member in tree])
+    return instances.add_up([instances.delete_instance(tx, each) for each in tree], DeleteResult)
 
 
 def prune(tx: Transaction, instance_id: str, options: PruneOptions) -> PruneResult:
@@ -174,25 +169,22 @@ def prune_bulk(
     filter: DeleteFilter,  # noqa: A002
     options: PruneOptions,
 ) -> PruneResult:
-    results = [prune(tx, instance_id, options) for instance_id in _prunable(tx, filter)]
-    return PruneResult(
-        instances_processed=len(results),
-        executions=sum(result.executions for result in results),
-        events=sum(result.events for result in results),
-    )
-
-
-def _prunable(tx: Transaction, filter: DeleteFilter) -> Iterator[str]:  # noqa: A002
     limit = filter.limit or BULK_INSTANCES_MAX
     if filter.instance_ids is None:
-        rows: list[Any] = tx.rows(_OLDEST, (filter.completed_before_ms, limit))
-        return (row[0] for row in rows)
-    found: list[tuple[int, str]] = []
-    for instance_id in set(filter.instance_ids):
-        row = tx.row(_COMPLETED_AT, (instance_id,))
-        if row is not None and rules.is_before(row[1], filter.completed_before_ms):
-            found.append((row[0], instance_id))
-    return (instance_id for _, instance_id in sorted(found)[:limit])
+        ids = [row[0] for row in tx.rows(_OLDEST, (filter.completed_before_ms, limit))]
+    else:
+        ids = [instance_id for _, instance_id, _ in _named(tx, filter)[:limit]]
+    return instances.add_up([prune(tx, each, options) for each in ids], PruneResult)
+
+
+def _named(tx: Transaction, filter: DeleteFilter) -> list[tuple[int, str, str | None]]:  # noqa: A002
+    """Return creation time, id and parent of instances that the filter names, oldest first."""
+    found: list[tuple[int, str, str | None]] = []
+    for instance_id in set(filter.instance_ids or ()):
+        row = tx.row(_BY_ID, (instance_id,))
+        if row is not None and rules.is_before(row[2], filter.completed_before_ms):
+            found.append((row[0], row[1], row[3]))
+    return sorted(found, key=lambda each: each[:2])
 
 
 # --- dead letters and workers

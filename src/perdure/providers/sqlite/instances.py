@@ -5,19 +5,23 @@ Their rows and statements, their rows after a turn, whether one exists or has en
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from perdure.errors import InstanceFinished, NotFound
 from perdure.model.status import Status
 from perdure.providers import rules
-from perdure.providers.records import DeleteResult
+from perdure.providers.records import DeleteResult, PruneResult
 from perdure.providers.sqlite import statements
 from perdure.providers.sqlite.statements import Existence
 from perdure.providers.sqlite.transaction import ForKeys, ManyRows
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from perdure.providers.records import TurnCommit, Version
     from perdure.providers.sqlite.transaction import Snapshot, Transaction
+
+_Counts = TypeVar("_Counts", DeleteResult, PruneResult)
 
 # --- instances and executions
 
@@ -56,15 +60,16 @@ class ExecutionRow(NamedTuple):
     completed_at: int | None
 
 
-INSTANCE_ROW: Final = """
-SELECT i.is_named, i.name, i.version, i.parent_instance_id, i.execution_id, i.status,
-       i.framework_version, i.custom_status, i.custom_status_version, i.created_at, i.updated_at,
-       i.completed_at,
+_INSTANCE: Final = InstanceRow._fields
+_EXECUTION: Final = ", ".join(ExecutionRow._fields)
+
+INSTANCE_ROW: Final = f"""
+SELECT {", ".join(f"i.{column}" for column in _INSTANCE)},
        coalesce(e.status, 'Running'), e.output, e.framework_version, e.completed_at
 FROM instances AS i
 LEFT JOIN executions AS e ON e.instance_key = i.instance_key AND e.execution_id = ?2
 WHERE i.instance_key = ?1
-"""
+"""  # noqa: S608 - of constants
 """InstanceRow, and ExecutionRow of one of its executions, as new if it is yet to come."""
 
 TOUCH_INSTANCE: Final = "UPDATE instances SET updated_at = ? WHERE instance_key = ?"
@@ -92,21 +97,13 @@ SET status = excluded.status, output = coalesce(excluded.output, output),
 NEXT_INSTANCE_KEY: Final = "SELECT coalesce(max(instance_key), 0) + 1 FROM instances"
 
 INSERT_INSTANCE: Final = ManyRows(
-    """
-INSERT OR FAIL INTO instances
-    (instance_key, instance_id, is_named, name, version, parent_instance_id, execution_id, status,
-     framework_version, custom_status, custom_status_version, created_at, updated_at, completed_at)
-""",
-    14,
+    f"INSERT OR FAIL INTO instances (instance_key, instance_id, {', '.join(_INSTANCE)})",
+    2 + len(_INSTANCE),
 )
 
-UPDATE_INSTANCE: Final = """
-UPDATE instances
-SET is_named = ?, name = ?, version = ?, parent_instance_id = ?, execution_id = ?, status = ?,
-    framework_version = ?, custom_status = ?, custom_status_version = ?, created_at = ?,
-    updated_at = ?, completed_at = ?
-WHERE instance_key = ?
-"""
+UPDATE_INSTANCE: Final = f"""
+UPDATE instances SET {", ".join(f"{column} = ?" for column in _INSTANCE)} WHERE instance_key = ?
+"""  # noqa: S608 - of constants
 
 SET_STATUS: Final = "UPDATE instances SET status = ?1 WHERE instance_key = ?2"
 
@@ -115,18 +112,14 @@ SELECT e.status FROM instances AS i JOIN executions AS e USING (instance_key, ex
 WHERE i.instance_key = ?
 """
 
-EXECUTION: Final = """
-SELECT status, output, framework_version, completed_at
-FROM executions WHERE instance_key = ? AND execution_id = ?
-"""
+EXECUTION: Final = f"""
+SELECT {_EXECUTION} FROM executions WHERE instance_key = ? AND execution_id = ?
+"""  # noqa: S608 - of constants
 """A row of ExecutionRow."""
 
 PUT_EXECUTION: Final = ManyRows(
-    """
-INSERT OR FAIL INTO executions
-    (instance_key, execution_id, status, output, framework_version, completed_at, started_at)
-""",
-    7,
+    f"INSERT OR FAIL INTO executions (instance_key, execution_id, {_EXECUTION}, started_at)",
+    3 + len(ExecutionRow._fields),
     """
 ON CONFLICT DO UPDATE
 SET status = excluded.status, output = excluded.output, completed_at = excluded.completed_at,
@@ -289,13 +282,10 @@ def delete_instance(tx: Transaction, instance_id: str) -> DeleteResult:
     )
 
 
-def add_up(results: list[DeleteResult]) -> DeleteResult:
-    return DeleteResult(
-        instances=sum(result.instances for result in results),
-        executions=sum(result.executions for result in results),
-        events=sum(result.events for result in results),
-        messages=sum(result.messages for result in results),
-    )
+def add_up(results: Sequence[_Counts], kind: type[_Counts]) -> _Counts:
+    """Return the sum of each number."""
+    names: tuple[str, ...] = kind.__struct_fields__
+    return kind(**{name: sum(getattr(each, name) for each in results) for name in names})
 
 
 # --- rows after a turn

@@ -69,11 +69,11 @@ def refresh(tx: Transaction, instance_id: str) -> None:
         state, wake_at = WAITING, free_at
     else:
         state = READY
-    tx.change(
-        statements.PUT_LOCK,
-        (instance_id, key, name, version, pending_since, state, wake_at,
-         *(first or (None, None)), *facts),
+    row = (
+        instance_id, key, name, version, pending_since, state, wake_at, *(first or (None, None)),
+        *facts,
     )  # fmt: skip
+    statements.PUT_LOCK.execute(tx, [row])
 
 
 def find_facts(tx: Transaction, instance_id: str) -> LockFacts | None:

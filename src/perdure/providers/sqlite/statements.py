@@ -50,20 +50,19 @@ class LockFacts(NamedTuple):
     touched_at: int | None = None
 
 
-LOCK_FACTS: Final = """
-SELECT lock_token, locked_at, locked_until, owner, kept, carried_until, suspended, not_before,
-       block, touched_at
-FROM instance_locks WHERE instance_id = ?
-"""
+_LOCK_FACTS: Final = ", ".join(LockFacts._fields)
+
+LOCK_FACTS: Final = f"SELECT {_LOCK_FACTS} FROM instance_locks WHERE instance_id = ?"  # noqa: S608
 """A row of LockFacts."""
 
-PUT_LOCK: Final = """
+PUT_LOCK: Final = ManyRows(
+    f"""
 INSERT OR REPLACE INTO instance_locks
-    (instance_id, instance_key, name, version, pending_since, state, wake_at, ready_at,
-     ready_id, lock_token, locked_at, locked_until, owner, kept, carried_until, suspended,
-     not_before, block, touched_at)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-"""
+    (instance_id, instance_key, name, version, pending_since, state, wake_at, ready_at, ready_id,
+     {_LOCK_FACTS})
+""",
+    9 + len(LockFacts._fields),
+)
 
 DELETE_LOCKS: Final = ForKeys("DELETE FROM instance_locks WHERE instance_id {given}")
 
@@ -380,10 +379,6 @@ MESSAGES_BY_TIME: Final = f"{_MESSAGE} ORDER BY visible_at, message_id"
 """Rows of MessageRow, as in the next one."""
 
 VISIBLE_FREE_MESSAGES: Final = f"{_MESSAGE} AND visible_at <= ? AND lock_token IS NOT ?"
-
-TAG_MESSAGE: Final = """
-UPDATE orchestrator_queue SET lock_token = ?, attempt_count = ? WHERE message_id = ?
-"""
 
 TAG_MESSAGES: Final = ManyRows(
     "WITH taken (message_id, lock_token) AS (",

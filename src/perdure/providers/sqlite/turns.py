@@ -361,11 +361,9 @@ def _continue(tx: Transaction, kept: Candidate) -> FetchedOrchestration | None:
 
 
 def _tag(tx: Transaction, found: Sequence[MessageRow], lock_token: str) -> None:
-    """Put messages under a lock; their rows count the attempt already."""
-    tx.execute_many(
-        statements.TAG_MESSAGE,
-        [(lock_token, message.attempt_count, message.message_id) for message in found],
-    )
+    """Put messages under a lock and count the attempt."""
+    rows = [(message.message_id, lock_token) for message in found]
+    statements.TAG_MESSAGES.execute(tx, rows)
 
 
 def _item(

@@ -138,13 +138,6 @@ FROM worker_queue WHERE message_id = ?
 """
 """A row of WorkRow."""
 
-_TAKE_WORK: Final = """
-UPDATE worker_queue
-SET state = 1, wake_at = ?1, locked_until = ?1, lock_token = ?2, attempt_count = ?3,
-    locked_at = ?4
-WHERE message_id = ?5
-"""
-
 _TAKE_WORK_ITEMS: Final = ManyRows(
     "WITH taken (message_id, lock_token) AS (",
     2,
@@ -187,10 +180,9 @@ class HeldWork(NamedTuple):
     attempt_count: int
 
 
-_WORK_HELD: Final = """
-SELECT message_id, instance_id, execution_id, activity_id, session_id, locked_until, attempt_count
-FROM worker_queue WHERE lock_token = ?
-"""
+_WORK_HELD: Final = f"""
+SELECT {", ".join(HeldWork._fields)} FROM worker_queue WHERE lock_token = ?
+"""  # noqa: S608 - of constants
 """A row of HeldWork."""
 
 DELETE_WORK: Final = ForKeys("DELETE FROM worker_queue WHERE message_id {given}")
@@ -227,13 +219,9 @@ _NEXT_WORK_WAKE: Final = "SELECT min(wake_at) FROM worker_queue WHERE wake_at IS
 # --- sessions
 
 _CLAIM_SESSION: Final = "INSERT OR REPLACE INTO sessions VALUES (?, ?, ?, ?)"
-_TOUCH_SESSION: Final = """
-UPDATE sessions SET last_activity_at = ?1 WHERE session_id = ?2 AND locked_until > ?1
-"""
-_TOUCH_SESSIONS: Final = """
-UPDATE sessions SET last_activity_at = ?2
-WHERE session_id IN (SELECT value FROM json_each(?1)) AND locked_until > ?2
-"""
+_TOUCH_SESSIONS: Final = ForKeys("""
+UPDATE sessions SET last_activity_at = ?2 WHERE session_id {given} AND locked_until > ?2
+""")
 _RENEW_SESSIONS: Final = """
 UPDATE sessions SET locked_until = ?1
 WHERE owner_id = ?2 AND locked_until > ?3 AND last_activity_at > ?4
@@ -349,7 +337,7 @@ def ack(
         validation.check_settlement(identity, completion, retry)
     DELETE_WORK.execute(tx, [item.message_id])
     if item.session_id is not None:
-        tx.execute(_TOUCH_SESSION, (tx.now, item.session_id))
+        _TOUCH_SESSIONS.execute(tx, [item.session_id], tx.now)
     if completion is not None:
         messages.insert(tx, completion, tx.now)
     if retry is not None:
@@ -392,7 +380,7 @@ def renew(tx: Transaction, lock_token: str, extend_for_ms: int, heartbeat: str |
     values = (tx.now + extend_for_ms, heartbeat, item.message_id)
     tx.execute(_RENEW_WORK, values)
     if item.session_id is not None:
-        tx.execute(_TOUCH_SESSION, (tx.now, item.session_id))
+        _TOUCH_SESSIONS.execute(tx, [item.session_id], tx.now)
 
 
 def renew_many(tx: Transaction, lock_tokens: Sequence[str], extend_for_ms: int) -> frozenset[str]:
@@ -401,7 +389,7 @@ def renew_many(tx: Transaction, lock_tokens: Sequence[str], extend_for_ms: int) 
     live = dict(rows_at_once(tx, _LIVE_WORK_LOCKS, (given, tx.now)))
     tx.execute(_RENEW_WORK_LOCKS, (as_list(live), tx.now + extend_for_ms))
     if sessions := {session_id for session_id in live.values() if session_id is not None}:
-        tx.execute(_TOUCH_SESSIONS, (as_list(sessions), tx.now))
+        _TOUCH_SESSIONS.execute(tx, list(sessions), tx.now)
     lost = frozenset(lock_tokens).difference(live)
     if lost:
         # Waiting fetches know the end of a lost lock only if they look again.
@@ -493,8 +481,9 @@ def _take(
     except UnicodeDecodeError:
         (row,) = readable(tx, _WORK_ITEM, (message_id,))
     item = WorkRow._make(row)
-    values = (tx.now + lock_timeout_ms, token, item.attempt_count, tx.now, message_id)
-    tx.execute(_TAKE_WORK, values)
+    locked_until = tx.now + lock_timeout_ms
+    taken = (locked_until, locked_until, tx.now)
+    _TAKE_WORK_ITEMS.execute(tx, [(message_id, token)], taken)
     if item.session_id is not None and session is not None:
         session_lock = (item.session_id, session.owner_id, tx.now + session.lock_timeout_ms, tx.now)
         tx.execute(_CLAIM_SESSION, session_lock)
