@@ -77,18 +77,19 @@ def connect_writer(
 ) -> RestrictedConnection:
     """Return the connection that writes. A new file is switched to WAL."""
     connection = _connect(path, apsw.SQLITE_OPEN_READWRITE, busy_handler)
-    try:
+    with _closed_on_error(connection):
         check_application(connection, path)
         if connection.pragma("journal_mode") != "wal":
-            _set(connection, path, "journal_mode", "wal")
-        _set(connection, path, "synchronous", _SYNCHRONOUS[durability])
-        # Both matter on macOS only, where a plain fsync does not reach the disk.
-        _set(connection, path, "fullfsync", 1)
-        _set(connection, path, "checkpoint_fullfsync", 1)
-        _set(connection, path, "cache_size", -32_768)
-    except BaseException:
-        disconnect(connection)
-        raise
+            _set(connection, path, journal_mode="wal")
+        # The two in the middle matter on macOS only, where a plain fsync does not reach the disk.
+        _set(
+            connection,
+            path,
+            synchronous=_SYNCHRONOUS[durability],
+            fullfsync=1,
+            checkpoint_fullfsync=1,
+            cache_size=-32_768,
+        )
     return connection
 
 
@@ -105,12 +106,8 @@ def connect_memory(clock: Clock) -> RestrictedConnection:
 def connect_reader(path: Path, busy_handler: BusyHandler) -> apsw.Connection:
     """Return a connection that cannot write."""
     connection = _connect(path, apsw.SQLITE_OPEN_READONLY, busy_handler)
-    try:
-        _set(connection, path, "query_only", 1)
-        _set(connection, path, "cache_size", -8_192)
-    except BaseException:
-        disconnect(connection)
-        raise
+    with _closed_on_error(connection):
+        _set(connection, path, query_only=1, cache_size=-8_192)
     return connection
 
 
@@ -202,19 +199,22 @@ def breaks_connection(error: apsw.Error) -> bool:
 
 def _connect(path: Path, flags: int, busy_handler: BusyHandler) -> RestrictedConnection:
     connection = RestrictedConnection(str(path), flags=flags, statementcachesize=STATEMENTS_KEPT)
-    try:
+    with _closed_on_error(connection):
         connection.wait_with(busy_handler)
         _keep_plans(connection)
         # Only the writer checkpoints, when it wants to.
         connection.wal_autocheckpoint(0)
-        _set(connection, path, "mmap_size", 0)
-        _set(connection, path, "temp_store", 2)
-        _set(connection, path, "trusted_schema", 0)
-        _set(connection, path, "cell_size_check", 1)
+        _set(connection, path, mmap_size=0, temp_store=2, trusted_schema=0, cell_size_check=1)
+    return connection
+
+
+@contextmanager
+def _closed_on_error(connection: apsw.Connection) -> Generator[None]:
+    try:
+        yield
     except BaseException:
         disconnect(connection)
         raise
-    return connection
 
 
 def _keep_plans(connection: apsw.Connection) -> None:
@@ -244,16 +244,17 @@ class BusyHandler:
         return True
 
 
-def _set(connection: apsw.Connection, path: Path, name: str, value: str | int) -> None:
-    """Set a pragma and read it back: SQLite ignores what it does not understand."""
-    connection.pragma(name, value)
-    actual = connection.pragma(name)
-    if actual != value:
-        raise StoreRefused(
-            "open",
-            f"SQLite did not take PRAGMA {name} = {value} for {str(path)!r}, it is {actual!r}; "
-            "the store would not be safe",
-        )
+def _set(connection: apsw.Connection, path: Path, **settings: str | int) -> None:
+    """Set pragmas and read them back: SQLite ignores what it does not understand."""
+    for name, value in settings.items():
+        connection.pragma(name, value)
+        actual = connection.pragma(name)
+        if actual != value:
+            raise StoreRefused(
+                "open",
+                f"SQLite did not take PRAGMA {name} = {value} for {str(path)!r}, it is {actual!r}; "
+                "the store would not be safe",
+            )
 
 
 def check_application(connection: apsw.Connection, path: Path) -> None:

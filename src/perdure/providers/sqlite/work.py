@@ -51,12 +51,14 @@ INSERT OR FAIL INTO worker_queue
 
 _WAKE_WORK: Final = "UPDATE worker_queue SET state = 0, wake_at = NULL WHERE wake_at <= ?"
 
-_FIND_WORK: Final = """
-SELECT message_id, name FROM worker_queue
-WHERE state = 0 AND session_id IS NULL AND tag IS ?1
-  AND visible_at <= ?2 AND (locked_until IS NULL OR locked_until <= ?2)
-ORDER BY message_id
+_READY: Final = """
+state = 0 AND visible_at <= ?1 AND (locked_until IS NULL OR locked_until <= ?1)
 """
+
+_FIND_WORK: Final = f"""
+SELECT message_id, name FROM worker_queue
+WHERE {_READY} AND session_id IS NULL AND tag IS ?2 ORDER BY message_id
+"""  # noqa: S608 - of constants, as in those that follow
 
 
 class WorkRow(NamedTuple):
@@ -76,7 +78,7 @@ class WorkRow(NamedTuple):
     heartbeat: str | None
 
 
-_FIND_WORK_ITEMS: Final = """
+_FIND_WORK_ITEMS: Final = f"""
 SELECT json_group_array(json_array(
     message_id, instance_id, execution_id, activity_id, name,
     CASE WHEN octet_length(body) + coalesce(octet_length(heartbeat), 0) <= 65536 THEN body END,
@@ -84,21 +86,17 @@ SELECT json_group_array(json_array(
     CASE WHEN octet_length(heartbeat) <= 65536 THEN heartbeat END
 ))
 FROM (SELECT * FROM worker_queue
-      WHERE state = 0 AND session_id IS NULL AND tag IS ?1
-        AND visible_at <= ?2 AND (locked_until IS NULL OR locked_until <= ?2)
-      ORDER BY message_id LIMIT ?3)
-"""
+      WHERE {_READY} AND session_id IS NULL AND tag IS ?2 ORDER BY message_id LIMIT ?3)
+"""  # noqa: S608
 """Rows of WorkRow. Big texts are left out: all of them in one list might be longer than SQLite
 allows."""
 
 _HAS_SESSION_WORK: Final = "SELECT 1 FROM worker_queue WHERE session_id IS NOT NULL LIMIT 1"
 
-_FIND_WORK_BY_NAME: Final = """
+_FIND_WORK_BY_NAME: Final = f"""
 SELECT message_id FROM worker_queue
-WHERE state = 0 AND session_id IS NULL AND tag IS ?1 AND name = ?2
-  AND visible_at <= ?3 AND (locked_until IS NULL OR locked_until <= ?3)
-ORDER BY message_id LIMIT 1
-"""
+WHERE {_READY} AND session_id IS NULL AND tag IS ?2 AND name = ?3 ORDER BY message_id LIMIT 1
+"""  # noqa: S608
 
 _READY_TAGS: Final = """
 WITH RECURSIVE tags (tag, is_null) AS (
@@ -124,12 +122,10 @@ FROM queued LEFT JOIN sessions AS s ON s.session_id = queued.session_id AND s.lo
 WHERE queued.session_id IS NOT NULL
 """
 
-_FIND_SESSION_WORK: Final = """
+_FIND_SESSION_WORK: Final = f"""
 SELECT message_id, name, tag FROM worker_queue
-WHERE session_id = ?1 AND state = 0
-  AND visible_at <= ?2 AND (locked_until IS NULL OR locked_until <= ?2)
-ORDER BY message_id
-"""
+WHERE {_READY} AND session_id = ?2 ORDER BY message_id
+"""  # noqa: S608
 
 _WORK_ITEM: Final = """
 SELECT message_id, instance_id, execution_id, activity_id, name, body, attempt_count + 1,
@@ -444,11 +440,11 @@ def _tags_to_try(tx: Transaction, tags: TagFilter) -> Iterable[str | None]:
 
 def _find_plain(tx: Transaction, tag: str | None, activities: frozenset[str] | None) -> int | None:
     """Return the oldest ready item with that tag and without a session."""
-    for misfits, (message_id, name) in enumerate(tx.execute(_FIND_WORK, (tag, tx.now))):
+    for misfits, (message_id, name) in enumerate(tx.execute(_FIND_WORK, (tx.now, tag))):
         if activities is None or name in activities:
             return int(message_id)
         if misfits == _MISFITS_BEFORE_SEEKING:
-            found = [tx.row(_FIND_WORK_BY_NAME, (tag, each, tx.now)) for each in activities]
+            found = [tx.row(_FIND_WORK_BY_NAME, (tx.now, tag, each)) for each in activities]
             return min((row[0] for row in found if row is not None), default=None)
     return None
 
@@ -464,7 +460,7 @@ def _find_in_sessions(
     for session_id, owner_id in tx.rows(_QUEUED_SESSIONS, (tx.now,)):
         is_open = owner_id == session.owner_id or (owner_id is None and not session.only_owned)
         if is_open:
-            for message_id, name, tag in tx.execute(_FIND_SESSION_WORK, (session_id, tx.now)):
+            for message_id, name, tag in tx.execute(_FIND_SESSION_WORK, (tx.now, session_id)):
                 if tags.matches(tag) and (activities is None or name in activities):
                     found.append(message_id)
                     break
@@ -504,7 +500,7 @@ def _take_several(
     limit = min(limit, _TAKE_MAX)
     rows: list[Any] = []
     for tag in _tags_to_try(tx, tags):
-        rows += rows_at_once(tx, _FIND_WORK_ITEMS, (tag, tx.now, limit))
+        rows += rows_at_once(tx, _FIND_WORK_ITEMS, (tx.now, tag, limit))
     rows.sort()
     items: list[WorkRow] = []
     for item in map(WorkRow._make, rows[:limit]):
