@@ -182,8 +182,8 @@ class Database:
         assert self.transaction is not None
         return self.transaction
 
-    def check_same_file(self) -> None:
-        """Raise StoreClosed if what is committed may be lost, because it goes to a lost file."""
+    def check_before_reply(self) -> None:
+        """Called after COMMIT. Raise an error if what was just committed may be lost."""
 
     def reset(self) -> None:
         """Roll back a transaction that an error or a signal has left open."""
@@ -329,10 +329,10 @@ class FileDatabase(Database):
             self.adopt(self._connect())
         transaction = self.transaction
         assert transaction is not None
-        self.check_same_file()
+        self.check_before_reply()
         return transaction
 
-    def check_same_file(self) -> None:
+    def check_before_reply(self) -> None:
         """Check before the commit (it could damage another file) and before the reply (the data
         could be lost).
         """

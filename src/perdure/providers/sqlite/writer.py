@@ -171,7 +171,7 @@ class Writer:
             ended = self._last_commit = monotonic()
             self._quick_commits = self._quick_commits + 1 if ended - begun < QUICK_SECONDS else 0
             self._reached("after commit")
-            database.check_same_file()
+            database.check_before_reply()
         except PreconditionChanged:
             assert transaction is not None
             _roll_back(transaction)
