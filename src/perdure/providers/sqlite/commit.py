@@ -557,8 +557,10 @@ def _writer_of(step: _Step) -> Callable[[_Plan, list[Any]], object]:
     return step
 
 
-_PLACES: Final = {step: place for place, step in enumerate(_STEPS)}
-_WRITERS: Final = {step: _writer_of(step) for step in _STEPS}
+_PLACES: Final[dict[_Step, int]] = {step: place for place, step in enumerate(_STEPS)}
+_WRITERS: Final[dict[_Step, Callable[[_Plan, list[Any]], object]]] = {
+    step: _writer_of(step) for step in _STEPS
+}
 
 
 # --- turns

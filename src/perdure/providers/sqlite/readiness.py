@@ -26,6 +26,11 @@ SUSPENDED: Final = 3
 NO_FACTS: Final = LockFacts()
 """Of an instance without a readiness row."""
 
+_WITH_READINESS: Final = """
+SELECT instance_id FROM instance_locks UNION SELECT instance_id FROM orchestrator_queue
+"""
+"""Instances that must have a readiness row."""
+
 
 class NoWork:
     """The answer of a fetch that found nothing: try again at ``retry_at_ms``, or after a change."""
@@ -74,6 +79,12 @@ def refresh(tx: Transaction, instance_id: str) -> None:
         *facts,
     )  # fmt: skip
     statements.PUT_LOCK.execute(tx, [row])
+
+
+def refresh_all(tx: Transaction) -> None:
+    """Compute every readiness row again, also those that are missing."""
+    for (instance_id,) in tx.rows(_WITH_READINESS):
+        refresh(tx, instance_id)
 
 
 def find_facts(tx: Transaction, instance_id: str) -> LockFacts | None:
