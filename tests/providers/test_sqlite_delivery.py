@@ -88,7 +88,7 @@ def test_a_loop_that_is_gone_is_told_of_in_the_log(tmp_path, caplog):
     assert heard == []
 
 
-def test_what_is_delivered_does_not_see_the_variables_of_whoever_opened_the_store(tmp_path):
+def test_what_is_delivered_does_not_see_the_variables_of_the_task_that_opened_the_store(tmp_path):
     async def listen():
         secret.set("of the one who opened the store")
         async with SqliteProvider(tmp_path / "store.db") as provider:
