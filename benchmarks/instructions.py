@@ -92,9 +92,9 @@ def count(workload: str, store: str, size: int) -> int:
 
 async def run(order: dict[str, Any]) -> None:
     from benchmarks.peers.perdure import PerdurePeer
-    from perdure.providers.sqlite import committer
+    from perdure.providers.sqlite import writer
 
-    committer.QUICK_SECONDS = 3_600.0  # the disk is not slow, everything here is
+    writer.QUICK_SECONDS = 3_600.0  # the disk is not slow, everything here is
     workload, sizes = WORKLOADS[order["workload"]], SIZES[order["workload"]]
     with tempfile.TemporaryDirectory() as directory:
         peer = PerdurePeer(Path(directory), dict(STORES[order["store"]]))

@@ -14,9 +14,9 @@ from perdure.conformance import *  # noqa: F403
 from perdure.conformance.factories import activity, raised, start
 from perdure.conformance.harness import ProviderFactory
 from perdure.errors import CorruptData, StoreMoved, UsageError
-from perdure.providers.records import TurnCommit
+from perdure.providers.records import HistoryRecord, OrchestrationFilter, TurnCommit
+from perdure.providers.sqlite.batch import Verb
 from perdure.providers.sqlite.memory import InMemoryProvider, MemoryStore
-from perdure.providers.sqlite.verb import Verb
 
 if TYPE_CHECKING:
     from perdure.providers.contract import Provider
@@ -129,6 +129,27 @@ def test_nothing_is_left_behind_when_all_is_consumed_and_deleted():
     assert left.pop("store_info") == 1
     left.pop("sqlite_sequence", None)
     assert set(left.values()) == {0}
+
+
+def test_a_start_that_is_not_visible_yet_names_no_instance_with_history():
+    async def scenario():
+        clock = ManualClock()
+        fitting = OrchestrationFilter(handlers=frozenset({("hello", "1.0.0")}))
+        async with InMemoryProvider(clock=clock) as provider:
+            record = HistoryRecord(event_id=1, data="{}")
+            await provider.append_with_execution("a", 1, [record])
+            await provider.enqueue_for_orchestrator(start("a", "hello"), delay_ms=1000)
+            await provider.enqueue_for_orchestrator(raised("a"))
+            early = await provider.fetch_orchestration_item(1000, 0, fitting)
+            clock.advance(2000)
+            late = await provider.fetch_orchestration_item(1000, 0, fitting)
+            return early, late
+
+    early, late = run(scenario())
+
+    assert early is None
+    assert late.item.name == "hello"
+    assert len(late.item.messages) == 2
 
 
 def test_it_starts_no_thread():

@@ -19,7 +19,7 @@ from perdure.conformance.factories import (
 from perdure.errors import DuplicateEvent, InternalError, LockLost, NotFound, UsageError
 from perdure.providers.records import EnqueueCondition, ExecutionMetadata, TurnCommit
 from perdure.providers.sqlite import SqliteProvider
-from perdure.providers.sqlite.verb import Verb
+from perdure.providers.sqlite.batch import Verb
 from perdure.providers.sqlite.writer import BATCH_OPERATIONS_MAX
 
 NAMED = ExecutionMetadata(name="TestOrch", version="1.0.0")

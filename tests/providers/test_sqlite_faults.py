@@ -13,7 +13,7 @@ import pytest
 from perdure.conformance.factories import LOCK_MS, start, started
 from perdure.errors import ProviderError, StoreBusy, StoreFull, StoreUnavailable
 from perdure.providers.records import EnqueueCondition, ExecutionMetadata, TurnCommit
-from perdure.providers.sqlite import SqliteProvider, committer, connection, database
+from perdure.providers.sqlite import SqliteProvider, connection, database, writer
 
 NAMED = ExecutionMetadata(name="TestOrch", version="1.0.0")
 
@@ -233,7 +233,7 @@ def test_the_log_stays_within_its_bound(tmp_path):
 
 @pytest.mark.parametrize("number", [1, 20])
 def test_the_writer_outlives_whatever_breaks_a_commit(tmp_path, monkeypatch, number):
-    whole = committer.Committer._attempt
+    whole = writer.Writer._attempt
     broken = [True]
 
     def attempt(self, *args, **options):
@@ -244,7 +244,7 @@ def test_the_writer_outlives_whatever_breaks_a_commit(tmp_path, monkeypatch, num
 
     async def check():
         async with SqliteProvider(tmp_path / "store.db") as provider:
-            monkeypatch.setattr(committer.Committer, "_attempt", attempt)
+            monkeypatch.setattr(writer.Writer, "_attempt", attempt)
             answers = await asyncio.gather(
                 *(provider.enqueue_for_orchestrator(start(f"i-{n}")) for n in range(number)),
                 return_exceptions=True,

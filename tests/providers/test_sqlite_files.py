@@ -28,9 +28,9 @@ from perdure.errors import (
     UsageError,
 )
 from perdure.providers.local_files import find_file_system
-from perdure.providers.sqlite import SqliteProvider, connection, guards
+from perdure.providers.sqlite import SqliteProvider, connection, database
+from perdure.providers.sqlite.batch import Verb
 from perdure.providers.sqlite.guards import create_draft
-from perdure.providers.sqlite.verb import Verb
 
 
 async def open_and_close(path, **options):
@@ -285,7 +285,7 @@ def test_a_commit_into_a_file_that_has_disappeared_is_not_answered_for(tmp_path,
     "way", ["removed", "replaced", "moved with its directory", "behind a link"]
 )
 def test_no_change_is_overlooked_however_quiet_the_directory_was(tmp_path, monkeypatch, name, way):
-    monkeypatch.setattr(guards, "_SETTLED_NS", 0)
+    monkeypatch.setattr(database, "_SETTLED_NS", 0)
     directory = tmp_path / "stores"
     directory.mkdir()
     named = directory / "store.db"

@@ -14,7 +14,7 @@ import pytest
 from perdure.conformance.factories import LOCK_MS, event, raised, start, started
 from perdure.errors import DuplicateEvent, LockLost, StoreBusy, StoreUnavailable
 from perdure.providers.records import EnqueueCondition, ExecutionMetadata, TurnCommit
-from perdure.providers.sqlite import SqliteProvider, committer, connection, writer
+from perdure.providers.sqlite import SqliteProvider, connection, writer
 
 NAMED = ExecutionMetadata(name="TestOrch", version="1.0.0")
 
@@ -45,7 +45,7 @@ def path(tmp_path):
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """However slow the disk of the tests is."""
-    monkeypatch.setattr(committer, "QUICK_SECONDS", 3_600)
+    monkeypatch.setattr(writer, "QUICK_SECONDS", 3_600)
 
 
 def run(path, function, **options):
@@ -168,7 +168,7 @@ def test_a_slow_disk_is_left_to_the_thread_until_it_is_quick_again(path, monkeyp
         places = []
         token = await begin(provider, "x")
         for event_id in range(2, 4 + writer.QUICK_COMMITS_MIN):
-            monkeypatch.setattr(committer, "QUICK_SECONDS", 0 if event_id == 2 else 3_600)
+            monkeypatch.setattr(writer, "QUICK_SECONDS", 0 if event_id == 2 else 3_600)
             await provider.ack_orchestration_item(token, turn("x", event_id))
             places.append(provider.last_was_here)
         return places

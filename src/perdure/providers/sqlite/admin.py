@@ -1,73 +1,43 @@
-"""Administration of a store: it reads from snapshots and changes through the writer."""
+"""Administration of a store: it reads from snapshots and changes through the writer.
+
+``SqliteAdmin`` also copies the whole file while work goes on: the copy gets its name only if it was
+found sound.
+"""
+
+# apsw's own stubs leave the type of a buffer open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 
+import threading
 from abc import abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
 
 import apsw
 
-from perdure.errors import CorruptData
-from perdure.model.status import Status
-from perdure.providers import rules
+from perdure.errors import AlreadyExists, CorruptData
 from perdure.providers.administration import ProviderAdmin
-from perdure.providers.records import (
-    DeleteResult,
-    ExecutionInfo,
-    InstanceTree,
-    StoreInfo,
-)
-from perdure.providers.sqlite import control, deletion, listing, queues, reading, snapshots
-from perdure.providers.sqlite.backup import back_up, there_already
-from perdure.providers.sqlite.instances import parse_version
-from perdure.providers.sqlite.verb import Verb
+from perdure.providers.records import StoreInfo
+from perdure.providers.sqlite import control, instances, listing, reading, snapshots
+from perdure.providers.sqlite.batch import Verb
+from perdure.providers.sqlite.connection import translate
+from perdure.providers.sqlite.guards import create_draft, put_in_place
+from perdure.providers.sqlite.store import reads, searches, writes
 
 if TYPE_CHECKING:
     import asyncio
     import os
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine
 
-    from perdure.providers.records import (
-        DeadLetter,
-        FetchedOrchestration,
-        HistoryRecord,
-        InstanceInfo,
-        InstanceQuery,
-        InstanceSnapshot,
-        PruneOptions,
-        PruneResult,
-        QueueDepths,
-        QueuedMessage,
-        QueuedWork,
-        SystemMetrics,
-        WorkerInfo,
-    )
+    from perdure.providers.records import DeleteResult, InstanceSnapshot
     from perdure.providers.sqlite.database import FileDatabase
     from perdure.providers.sqlite.store import Store
-    from perdure.providers.sqlite.transaction import Snapshot, Transaction
+    from perdure.providers.sqlite.transaction import Snapshot
 
-_EXECUTION: Final = """
-SELECT e.status, e.output, e.started_at, e.completed_at, e.framework_version,
-       (SELECT count(*) FROM history AS h
-        WHERE h.instance_key = e.instance_key AND h.execution_id = e.execution_id)
-FROM instances AS i JOIN executions AS e USING (instance_key)
-WHERE i.instance_id = ? AND e.execution_id = ?
-"""
-
-_EXECUTION_IDS: Final = """
-SELECT e.execution_id FROM instances AS i JOIN executions AS e USING (instance_key)
-WHERE i.instance_id = ? ORDER BY e.execution_id
-"""
-
-_LATEST: Final = """
-SELECT max(
-    coalesce((SELECT max(e.execution_id) FROM executions AS e
-              WHERE e.instance_key = i.instance_key), 0),
-    coalesce((SELECT max(h.execution_id) FROM history AS h
-              WHERE h.instance_key = i.instance_key), 0))
-FROM instances AS i WHERE i.instance_id = ?
-"""
+_FINDINGS_MAX: Final = 3
+_STEPS_BETWEEN_LOOKS: Final = 100_000
 
 
 class EngineAdmin(ProviderAdmin):
@@ -77,92 +47,45 @@ class EngineAdmin(ProviderAdmin):
         self._store = store
 
     def _require_open(self, operation: str) -> None:
-        self._store.require_open(operation)
+        if not self._store.is_open:
+            raise self._store.closed(operation)
 
     # --- instances
 
-    def _list_instances(
-        self, query: InstanceQuery | None, before: tuple[int, str] | None, limit: int
-    ) -> asyncio.Future[list[InstanceInfo]]:
-        return self._store.search(Verb("list_instances", listing.list_page), query, before, limit)
-
-    def _count_instances(self, query: InstanceQuery | None) -> asyncio.Future[int]:
-        return self._store.search(Verb("count_instances", listing.count), query)
-
-    def _get_instance_info(self, instance_id: str) -> asyncio.Future[InstanceInfo]:
-        return self._store.read(Verb("get_instance_info", listing.get_info), instance_id)
-
-    def _list_executions(self, instance_id: str) -> asyncio.Future[list[int]]:
-        return self._store.read(Verb("list_executions", _list_executions), instance_id)
-
-    def _latest_execution_id(self, instance_id: str) -> asyncio.Future[int]:
-        return self._store.read(Verb("latest_execution_id", _latest_execution_id), instance_id)
-
-    def _get_execution_info(
-        self, instance_id: str, execution_id: int
-    ) -> asyncio.Future[ExecutionInfo]:
-        return self._store.read(
-            Verb("get_execution_info", _execution_info), instance_id, execution_id
-        )
-
-    def _read_history_with_execution_id(
-        self, instance_id: str, execution_id: int
-    ) -> asyncio.Future[list[HistoryRecord]]:
-        return self._store.read(
-            Verb("read_history_with_execution_id", reading.read_page),
-            instance_id,
-            execution_id,
-            0,
-            -1,
-        )
-
-    def _list_children(self, instance_id: str) -> asyncio.Future[list[str]]:
-        return self._store.read(Verb("list_children", _list_children), instance_id)
-
-    def _get_instance_tree(self, instance_id: str) -> asyncio.Future[InstanceTree]:
-        return self._store.search(Verb("get_instance_tree", _tree), instance_id)
+    _list_instances = searches(Verb("list_instances", listing.list_page))
+    _count_instances = searches(Verb("count_instances", listing.count))
+    _get_instance_info = reads(Verb("get_instance_info", listing.get_info))
+    _list_executions = reads(Verb("list_executions", reading.list_executions))
+    _latest_execution_id = reads(Verb("latest_execution_id", reading.latest_execution_id))
+    _get_execution_info = reads(Verb("get_execution_info", reading.execution_info))
+    _read_history_with_execution_id = reads(
+        Verb("read_history_with_execution_id", reading.read_page)
+    )
+    _list_children = reads(Verb("list_children", instances.list_children))
+    _get_instance_tree = searches(Verb("get_instance_tree", listing.get_tree))
 
     # --- control
 
-    def _suspend_instance(self, instance_id: str) -> asyncio.Future[None]:
-        return self._store.write(Verb("suspend_instance", control.suspend), instance_id)
-
-    def _resume_instance(self, instance_id: str) -> asyncio.Future[None]:
-        return self._store.write(Verb("resume_instance", control.resume), instance_id)
-
-    def _lock_instance(
-        self, instance_id: str, lock_timeout_ms: int
-    ) -> asyncio.Future[FetchedOrchestration]:
-        return self._store.write(Verb("lock_instance", control.lock), instance_id, lock_timeout_ms)
+    _suspend_instance = writes(Verb("suspend_instance", control.suspend))
+    _resume_instance = writes(Verb("resume_instance", control.resume))
+    _lock_instance = writes(Verb("lock_instance", control.lock))
 
     # --- queues
 
-    def _get_queue_depths(self) -> asyncio.Future[QueueDepths]:
-        return self._store.search(Verb("get_queue_depths", queues.depths))
-
-    def _list_messages(self, instance_id: str, limit: int) -> asyncio.Future[list[QueuedMessage]]:
-        return self._store.search(Verb("list_messages", queues.list_messages), instance_id, limit)
-
-    def _list_work(self, instance_id: str, limit: int) -> asyncio.Future[list[QueuedWork]]:
-        return self._store.search(Verb("list_work", queues.list_work), instance_id, limit)
-
-    def _list_dead_letters(self, limit: int) -> asyncio.Future[list[DeadLetter]]:
-        return self._store.search(Verb("list_dead_letters", queues.list_dead_letters), limit)
-
-    def _requeue_dead_letter(self, letter_id: int) -> asyncio.Future[None]:
-        return self._store.write(Verb("requeue_dead_letter", queues.requeue_dead_letter), letter_id)
-
-    def _delete_dead_letter(self, letter_id: int) -> asyncio.Future[None]:
-        return self._store.write(Verb("delete_dead_letter", queues.delete_dead_letter), letter_id)
+    _get_queue_depths = searches(Verb("get_queue_depths", reading.depths))
+    _list_messages = searches(Verb("list_messages", reading.list_messages))
+    _list_work = searches(Verb("list_work", reading.list_work))
+    _list_dead_letters = searches(Verb("list_dead_letters", reading.list_dead_letters))
+    _requeue_dead_letter = writes(Verb("requeue_dead_letter", control.requeue_dead_letter))
+    _delete_dead_letter = writes(Verb("delete_dead_letter", control.delete_dead_letter))
 
     # --- deletion
 
     def _delete_instances_atomic(
         self, instance_ids: tuple[str, ...], *, force: bool
     ) -> asyncio.Future[DeleteResult]:
-        return self._store.write(
-            Verb("delete_instances_atomic", control.delete_atomic), instance_ids, force
-        )
+        verb = Verb("delete_instances_atomic", control.delete_atomic)
+        return self._store.write(verb, instance_ids, force)
 
     def _list_oldest(
         self,
@@ -173,57 +96,40 @@ class EngineAdmin(ProviderAdmin):
         *,
         finished_roots: bool,
     ) -> asyncio.Future[list[tuple[int, str]]]:
+        verb = Verb("list_oldest", control.list_oldest)
         return self._store.search(
-            Verb("list_oldest", control.list_oldest),
-            instance_ids,
-            completed_before_ms,
-            after,
-            limit,
-            finished_roots,
+            verb, instance_ids, completed_before_ms, after, limit, finished_roots
         )
 
-    def _delete_finished_tree(self, root_id: str) -> asyncio.Future[DeleteResult]:
-        return self._store.write(
-            Verb("delete_instance_bulk", control.delete_finished_tree, alone=True), root_id
-        )
-
-    def _prune_executions(
-        self, instance_id: str, options: PruneOptions
-    ) -> asyncio.Future[PruneResult]:
-        return self._store.write(Verb("prune_executions", control.prune), instance_id, options)
+    _delete_finished_tree = writes(
+        Verb("delete_instance_bulk", control.delete_finished_tree, alone=True)
+    )
+    _prune_executions = writes(Verb("prune_executions", control.prune))
 
     # --- the store
 
-    def _get_system_metrics(self) -> asyncio.Future[SystemMetrics]:
-        return self._store.search(Verb("get_system_metrics", listing.system_metrics))
-
-    def _get_store_info(self) -> asyncio.Future[StoreInfo]:
-        return self._store.search(Verb("get_store_info", self._store_info))
-
-    def _register_worker(self, worker: WorkerInfo, ttl_ms: int) -> asyncio.Future[None]:
-        return self._store.write(Verb("register_worker", queues.register_worker), worker, ttl_ms)
-
-    def _list_workers(self) -> asyncio.Future[list[WorkerInfo]]:
-        return self._store.search(Verb("list_workers", queues.list_workers))
-
-    def _export_instance(self, instance_id: str) -> asyncio.Future[InstanceSnapshot]:
-        return self._store.search(Verb("export_instance", snapshots.export), instance_id)
+    _get_system_metrics = searches(Verb("get_system_metrics", listing.system_metrics))
+    _register_worker = writes(Verb("register_worker", control.register_worker))
+    _list_workers = searches(Verb("list_workers", reading.list_workers))
+    _export_instance = searches(Verb("export_instance", snapshots.export))
 
     def _import_instance(
         self, snapshot: InstanceSnapshot, *, replace: bool
     ) -> asyncio.Future[None]:
         return self._store.write(Verb("import_instance", snapshots.restore), snapshot, replace)
 
-    def _mark_moved(self, location: str | None) -> asyncio.Future[None]:
-        return self._store.write(Verb("mark_moved", _mark_moved), location)
+    _mark_moved = writes(Verb("mark_moved", control.mark_moved))
 
-    @abstractmethod
-    def describe(self, snapshot: Snapshot, format_version: int, moved_to: str | None) -> StoreInfo:
-        """Return the answer of ``get_store_info``."""
+    def _get_store_info(self) -> asyncio.Future[StoreInfo]:
+        return self._store.search(Verb("get_store_info", self._store_info))
 
     def _store_info(self, snapshot: Snapshot) -> StoreInfo:
         format_version, moved_to = snapshot.row("SELECT format_version, moved_to FROM store_info")
         return self.describe(snapshot, format_version, moved_to)
+
+    @abstractmethod
+    def describe(self, snapshot: Snapshot, format_version: int, moved_to: str | None) -> StoreInfo:
+        """Return the answer of ``get_store_info``."""
 
 
 class SqliteAdmin(EngineAdmin):
@@ -241,8 +147,8 @@ class SqliteAdmin(EngineAdmin):
         """
         target = Path(path).absolute()
         if target.exists():
-            raise there_already(target)
-        return back_up(self._store, target)
+            raise _there_already(target)
+        return _back_up(self._store, target)
 
     def integrity_check(self) -> asyncio.Future[None]:
         """Read the whole file. Errors: CorruptData with what SQLite found."""
@@ -267,53 +173,72 @@ class SqliteAdmin(EngineAdmin):
         )
 
 
-def _list_executions(snapshot: Snapshot, instance_id: str) -> list[int]:
-    return [row[0] for row in snapshot.rows(_EXECUTION_IDS, (instance_id,))]
-
-
-def _latest_execution_id(snapshot: Snapshot, instance_id: str) -> int:
-    row = snapshot.row(_LATEST, (instance_id,))
-    if row is None:
-        raise rules.no_execution(instance_id)
-    latest: int = row[0]
-    return latest
-
-
-def _execution_info(snapshot: Snapshot, instance_id: str, execution_id: int) -> ExecutionInfo:
-    row = snapshot.row(_EXECUTION, (instance_id, execution_id))
-    if row is None:
-        raise rules.no_execution(instance_id, execution_id)
-    status, output, started_at, completed_at, pinned, events = row
-    return ExecutionInfo(
-        execution_id=execution_id,
-        status=Status(status),
-        output=output,
-        started_at_ms=started_at,
-        completed_at_ms=completed_at,
-        event_count=events,
-        framework_version=None if pinned is None else parse_version(pinned),
-    )
-
-
-def _list_children(snapshot: Snapshot, instance_id: str) -> list[str]:
-    return [row[0] for row in snapshot.rows(deletion.CHILDREN, (instance_id,))]
-
-
-def _tree(snapshot: Snapshot, instance_id: str) -> InstanceTree:
-    listing.get_info(snapshot, instance_id)
-    return InstanceTree(
-        root_id=instance_id, instance_ids=tuple(deletion.tree_of(snapshot, instance_id))
-    )
-
-
-def _mark_moved(tx: Transaction, location: str | None) -> None:
-    tx.execute("UPDATE store_info SET moved_to = ?", (location,))
-
-
 def _check_integrity(snapshot: Snapshot, label: str) -> None:
     found: list[Any] = [row[0] for row in snapshot.rows("PRAGMA integrity_check(20)")]
     if found != ["ok"]:
         raise CorruptData(
             "integrity_check",
             f"{label} is damaged: {'; '.join(found)}. Keep it with its -wal, and restore a backup",
+        )
+
+
+# --- a copy of the whole file
+
+
+async def _back_up(store: Store, target: Path) -> None:
+    """Errors: AlreadyExists, CorruptData; then there is nothing at the target."""
+    draft = create_draft(target)
+    is_over = threading.Event()
+    try:
+        await store.search(Verb("backup", _copy), draft, target)
+        # The copy is read, and no snapshot is held meanwhile: workers go on undisturbed.
+        await store.database.system.run_in_thread(
+            _verify, draft, store.database.label, is_over.is_set
+        )
+        put_in_place(draft, target)
+    except FileExistsError as error:
+        raise _there_already(target) from error
+    finally:
+        is_over.set()
+        draft.unlink(missing_ok=True)
+
+
+def _there_already(target: Path) -> AlreadyExists:
+    return AlreadyExists(f"{str(target)!r} exists; name a new file for the backup")
+
+
+def _copy(snapshot: Snapshot, draft: Path, target: Path) -> None:
+    try:
+        copy = apsw.Connection(str(draft), flags=apsw.SQLITE_OPEN_READWRITE)
+        try:
+            with copy.backup("main", snapshot.connection, "main") as backup:
+                backup.step()
+        finally:
+            copy.close()
+    except apsw.Error as error:
+        raise translate("backup", error, repr(str(target))) from error
+
+
+def _verify(draft: Path, source: str, is_over: Callable[[], bool]) -> None:
+    """Immutable: SQLite puts no other files beside it. Errors: CorruptData."""
+    name = f"file:{quote(str(draft))}?immutable=1"
+    try:
+        copy = apsw.Connection(name, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
+        try:
+            copy.set_progress_handler(is_over, _STEPS_BETWEEN_LOOKS)
+            rows: list[Any] = copy.execute(f"PRAGMA integrity_check({_FINDINGS_MAX})").fetchall()
+            found = [" ".join(str(row[0]).split()) for row in rows]
+        finally:
+            copy.close()
+    except apsw.Error as error:
+        refusal = translate("backup", error, repr(str(draft)))
+        if not isinstance(refusal, CorruptData):
+            raise refusal from error
+        found = [str(error)]
+    if found != ["ok"]:
+        raise CorruptData(
+            "backup",
+            f"{source} is damaged: {'; '.join(found)}. No backup was written, lest it take "
+            "the place of a good one. Keep the file, and restore an earlier backup; 'perdure db "
+            "check' says what is damaged",
         )

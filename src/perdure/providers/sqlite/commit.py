@@ -4,8 +4,8 @@ A commit has three phases:
 
 1. Read what the turns need: their locks, or whether the ids of new instances are taken.
 2. Decide, in Python, which rows each turn adds, changes and removes. ``_Plan`` gathers the rows by
-   table; turns that create or rename an instance read its row here.
-3. Write the rows of all turns, table by table, so that statements are few.
+   the step that writes them; turns that create or rename an instance read its row here.
+3. Write the rows of all turns, step by step in the order of ``_STEPS``, so that statements are few.
 
 A turn changes more or less of its instance, see ``_Plan.add_turn``:
 
@@ -18,7 +18,8 @@ A turn changes more or less of its instance, see ``_Plan.add_turn``:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import apsw
 
@@ -26,15 +27,8 @@ from perdure.errors import DuplicateEvent, InvalidValue, PerdureError
 from perdure.model.status import Status
 from perdure.providers import rules
 from perdure.providers.records import KvClear, KvSet
-from perdure.providers.sqlite import (
-    instances,
-    messages,
-    readiness,
-    statements,
-    work,
-    work_statements,
-)
-from perdure.providers.sqlite.batch import PreconditionChanged
+from perdure.providers.sqlite import instances, messages, readiness, statements, work
+from perdure.providers.sqlite.batch import PreconditionChanged, Verb
 from perdure.providers.sqlite.instances import (
     NEW_EXECUTION,
     ExecutionRow,
@@ -43,16 +37,22 @@ from perdure.providers.sqlite.instances import (
     execution_after,
     instance_after,
 )
-from perdure.providers.sqlite.many_rows import as_list, as_object, rows_at_once
 from perdure.providers.sqlite.statements import Existence, HeldLock
-from perdure.providers.sqlite.transaction import is_text
-from perdure.providers.sqlite.verb import Verb
+from perdure.providers.sqlite.transaction import (
+    ForKeys,
+    ManyRows,
+    as_list,
+    as_object,
+    is_text,
+    rows_at_once,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from perdure.providers.records import (
         HistoryRecord,
+        KvChange,
         OrchestratorMessage,
         TurnCommit,
         WorkerMessage,
@@ -185,66 +185,47 @@ APPEND_EVENTS: Final = Verb("append_with_execution", append)
 
 # --- the plan
 
+_Step: TypeAlias = "str | ManyRows | ForKeys | Callable[[_Plan, list[Any]], None]"
+"""Writes rows of one kind: a statement for one row or for many, or a function."""
+
 
 class _Plan:
-    """The rows that turns add, change and remove, gathered by table."""
+    """The rows that turns add, change and remove, by the step that writes them."""
 
     def __init__(self, tx: Transaction, operation: str) -> None:
-        self._tx = tx
-        self._operation = operation
+        self.tx = tx
+        self.operation = operation
+        self.instance_ids: list[str] = []
+        self._rows: defaultdict[_Step, list[Any]] = defaultdict(list)
         self._next_key = 0
-        self._instance_ids: list[str] = []
-        # What the turns consume.
-        self._settled: list[tuple[str, str]] = []
-        self._consumed: list[tuple[int, str]] = []
-        self._carried: list[tuple[str, int, str]] = []
-        # Instances, executions, history and state.
-        self._new_instances: list[tuple[Any, ...]] = []
-        self._changed_instances: list[tuple[Any, ...]] = []
-        self._executions: list[tuple[Any, ...]] = []
-        self._touched: list[int] = []
-        self._ended: dict[Status, list[int]] = {}
-        self._ends: list[tuple[Any, ...]] = []
-        self._events: list[tuple[int, int, int, str]] = []
-        self._state: list[tuple[int, TurnCommit]] = []
-        self._merged: list[int] = []
-        # What the turns send and cancel.
-        self._work: list[WorkerMessage] = []
-        self._messages: list[OrchestratorMessage] = []
-        self._cancelling: list[tuple[str, TurnCommit]] = []
-        # Readiness rows.
-        self._extended: dict[int, list[str]] = {}
-        self._kept: list[tuple[Any, ...]] = []
-        self._released: list[_Named] = []
-        self._suspended: list[_Named] = []
-        self._new_locks: list[tuple[Any, ...]] = []
-        self._early: list[str] = []
-        self._holds: list[tuple[Any, ...]] = []
-        self._rescheduled: list[tuple[str, str]] = []
-        self._refreshed: list[str] = []
+
+    @property
+    def is_for_many(self) -> bool:
+        return len(self.instance_ids) > 1
 
     # --- deciding
 
     def add_turn(self, lock: HeldLock, token: str, commit: TurnCommit) -> None:
         """Add a turn under a live lock."""
-        self._add_contents(lock.instance_id, commit)
+        rows = self._add_contents(lock.instance_id, commit)
         if commit.consumed:
-            self._consumed += [(message_id, token) for message_id in commit.consumed]
+            rows[statements.DELETE_CONSUMED] += [(each, token) for each in commit.consumed]
         elif commit.consumed is None and lock.carried_until is not None:
-            self._carried.append((lock.instance_id, lock.carried_until, token))
+            carried = (lock.instance_id, lock.carried_until, token)
+            rows[statements.DELETE_CARRIED].append(carried)
         key = lock.instance_key
-        status = commit.metadata.status
         if key is None or lock.running != commit.execution_id or _rewrites_instance(commit):
             self._rewrite(lock, token, commit)
             return
         self._add_events(key, commit)
+        status = commit.metadata.status
         if status is not None and status is not Status.RUNNING:
-            self._ended.setdefault(status, []).append(key)
-            self._ends.append((key, commit.execution_id, status, commit.metadata.output))
+            output = commit.metadata.output
+            rows[_end_executions].append((key, commit.execution_id, status, output))
         elif self._extend(lock, token, commit):
             return
         else:
-            self._touched.append(key)
+            rows[instances.TOUCH_INSTANCE].append((self.tx.now, key))
         self._hold(_Named(lock.instance_id, key, lock.name, lock.version), lock, token, commit)
 
     def add_start(
@@ -256,49 +237,62 @@ class _Plan:
         owner: str,
     ) -> None:
         """Add the first turn of an instance whose id is not taken."""
-        now, instance_id, routing = self._tx.now, start.instance_id, start.start
+        now, instance_id, routing = self.tx.now, start.instance_id, start.start
         assert routing is not None
-        self._add_contents(instance_id, commit)
+        rows = self._add_contents(instance_id, commit)
         first = Start(routing.name, routing.version, routing.parent_instance_id, now)
         key, instance, _ = self._write_instance(
             instance_id, existence.instance_key, first, commit, is_suspended=False
         )
         if existence.has_row:
             # Of a message that came early: what held it back ends with the first turn.
-            self._early.append(instance_id)
+            rows[statements.DELETE_LOCKS].append(instance_id)
         if commit.keep_lock_ms is not None:
             locked_until = now + commit.keep_lock_ms
-            self._new_locks.append(
+            rows[_insert_locks].append(
                 (instance_id, key, instance.name, instance.version, readiness.WAITING,
                  locked_until, token, now, locked_until, owner, 1)
             )  # fmt: skip
         if existence.has_row or commit.cancelled_timers:
-            self._refreshed.append(instance_id)
+            rows[_refresh].append(instance_id)
 
-    def _add_contents(self, instance_id: str, commit: TurnCommit) -> None:
-        """Add what does not depend on the state of the instance."""
-        self._instance_ids.append(instance_id)
+    def _add_contents(self, instance_id: str, commit: TurnCommit) -> defaultdict[_Step, list[Any]]:
+        """Add what does not depend on the state of the instance, and return the rows."""
+        rows = self._rows
+        self.instance_ids.append(instance_id)
         if commit.settled_work:
-            self._settled += [(token, instance_id) for token in commit.settled_work]
-        self._work += commit.worker_items
-        self._messages += commit.orchestrator_items
-        if commit.cancelled_activities or commit.cancelled_timers:
-            self._cancelling.append((instance_id, commit))
+            rows[_settle_work] += [(token, instance_id) for token in commit.settled_work]
+        if commit.worker_items:
+            rows[_send_work] += commit.worker_items
+        if commit.orchestrator_items:
+            rows[_send_messages] += commit.orchestrator_items
+        if commit.cancelled_activities:
+            rows[work.DELETE_CANCELLED_WORK] += [
+                (each.instance_id, each.execution_id, each.activity_id)
+                for each in commit.cancelled_activities
+            ]
+        if commit.cancelled_timers:
+            rows[statements.DELETE_TIMER] += [
+                (instance_id, timer.execution_id, timer.timer_id)
+                for timer in commit.cancelled_timers
+            ]
+        return rows
 
     def _add_events(self, key: int, commit: TurnCommit) -> None:
         execution_id = commit.execution_id
-        self._events += [
-            (key, execution_id, record.event_id, record.data) for record in commit.history_delta
-        ]
+        if commit.history_delta:
+            self._rows[_insert_events] += [
+                (key, execution_id, record.event_id, record.data) for record in commit.history_delta
+            ]
         if commit.kv_changes:
-            self._state.append((key, commit))
+            self._rows[_change_state].append((key, commit.kv_changes))
         status = commit.metadata.status
         if status is not None and status.ends_execution:
-            self._merged.append(key)
+            self._rows[_merge_state].append(key)
 
     def _extend(self, lock: HeldLock, token: str, commit: TurnCommit) -> bool:
         """Keep a lock that is kept already, which changes two columns of the readiness row."""
-        keep_lock_ms, now = commit.keep_lock_ms, self._tx.now
+        keep_lock_ms, now = commit.keep_lock_ms, self.tx.now
         if (
             keep_lock_ms is None
             or not lock.kept
@@ -308,37 +302,38 @@ class _Plan:
         ):
             return False
         # wake_at stays: early is allowed, and its index is not written.
-        self._extended.setdefault(now + keep_lock_ms, []).append(lock.instance_id)
+        self._rows[_extend_locks].append((now + keep_lock_ms, lock.instance_id))
         if commit.cancelled_timers:
-            self._rescheduled.append((lock.instance_id, token))
+            self._rows[_reschedule].append((lock.instance_id, token))
         return True
 
     def _hold(self, named: _Named, lock: HeldLock, token: str, commit: TurnCommit) -> None:
         """Keep the lock, or release it."""
         if commit.keep_lock_ms is None:
-            self._released.append(named)
+            self._rows[_release_locks].append(named)
             return
-        locked_until = self._tx.now + commit.keep_lock_ms
-        self._kept.append((*named, locked_until))
+        locked_until = self.tx.now + commit.keep_lock_ms
+        self._rows[statements.KEEP_LOCKS].append((*named, locked_until))
         if commit.cancelled_timers:
-            self._rescheduled.append((lock.instance_id, token))
+            self._rows[_reschedule].append((lock.instance_id, token))
         # Messages that came late can be handed to the keeper from now on. Waiters poll at the old
         # expiry; wake them if the lock now expires earlier.
         if lock.ready_at is not None or locked_until < lock.locked_until:
-            self._tx.turns_changed = True
+            self.tx.turns_changed = True
 
     def _rewrite(self, lock: HeldLock, token: str, commit: TurnCommit) -> None:
         """Add a turn that changes more of its instance than status and time."""
         is_suspended = bool(lock.suspended)
-        start = _carried_start(self._tx, lock, token, commit)
+        start = _carried_start(self.tx, lock, token, commit)
         key, instance, latest = self._write_instance(
             lock.instance_id, lock.instance_key, start, commit, is_suspended=is_suspended
         )
         named = _Named(lock.instance_id, key, instance.name, instance.version)
         if is_suspended and Status(latest.status).is_final:
-            self._holds.append((0, lock.not_before, lock.block, lock.instance_id))
+            holds = (0, lock.not_before, lock.block, lock.instance_id)
+            self._rows[statements.SET_HOLDS].append(holds)
         elif is_suspended and commit.keep_lock_ms is None:
-            self._suspended.append(named)
+            self._rows[_release_suspended].append(named)
             return
         self._hold(named, lock, token, commit)
 
@@ -355,190 +350,216 @@ class _Plan:
 
         Returns the key, the row and the row of the latest execution.
         """
-        now = self._tx.now
+        tx, now = self.tx, self.tx.now
         if key is None:
             key = self._new_key()
             execution = latest = execution_after(now, NEW_EXECUTION, commit)
             instance = instance_after(now, None, start, commit, latest, is_suspended=is_suspended)
-            self._new_instances.append((key, instance_id, *instance))
+            self._rows[instances.INSERT_INSTANCE].append((key, instance_id, *instance))
         else:
-            row = self._tx.row(instances.INSTANCE_ROW, (key, commit.execution_id))
+            row = tx.row(instances.INSTANCE_ROW, (key, commit.execution_id))
             before = InstanceRow._make(row[: len(InstanceRow._fields)])
             old_execution = ExecutionRow._make(row[len(InstanceRow._fields) :])
             execution = latest = execution_after(now, old_execution, commit)
             if before.execution_id > commit.execution_id:
-                row = self._tx.row(instances.EXECUTION, (key, before.execution_id))
-                latest = ExecutionRow._make(row)
+                latest = ExecutionRow._make(tx.row(instances.EXECUTION, (key, before.execution_id)))
             instance = instance_after(now, before, start, commit, latest, is_suspended=is_suspended)
-            self._changed_instances.append((*instance, key))
-        self._executions.append((key, commit.execution_id, *execution, now))
+            self._rows[instances.UPDATE_INSTANCE].append((*instance, key))
+        self._rows[instances.PUT_EXECUTION].append((key, commit.execution_id, *execution, now))
         self._add_events(key, commit)
         return key, instance, latest
 
     def _new_key(self) -> int:
         if not self._next_key:
-            self._next_key = self._tx.row(instances.NEXT_INSTANCE_KEY)[0]
+            self._next_key = self.tx.row(instances.NEXT_INSTANCE_KEY)[0]
         self._next_key += 1
         return self._next_key - 1
 
     # --- writing
 
     def write(self) -> None:
-        """Write the rows of all turns.
+        """Write the rows of all turns."""
+        rows = self._rows
+        self.tx.changed_instances += self.instance_ids
+        for step in sorted(rows, key=_PLACES.__getitem__):
+            _WRITERS[step](self, rows[step])
 
-        Messages are inserted after the instances and the new locks and before the other locks:
-        inserting a message reads the readiness row of its instance, and a lock is released with a
-        look at the messages that are left.
-        """
-        tx = self._tx
-        tx.changed_instances += self._instance_ids
-        if self._settled:
-            self._settle_work()
-        if self._consumed:
-            statements.DELETE_CONSUMED.execute(tx, self._consumed)
-        for each in self._carried:
-            tx.change(statements.DELETE_CARRIED, each)
-        self._write_instances()
-        if self._events:
-            self._write_events()
-        if self._state or self._merged:
-            self._write_state()
-        if self._work:
-            work.insert_many(tx, self._work)
-        for _, commit in self._cancelling:
-            for identity in commit.cancelled_activities:
-                values = (identity.instance_id, identity.execution_id, identity.activity_id)
-                tx.change(work_statements.DELETE_CANCELLED_WORK, values)
-        for instance_id in self._early:
-            statements.DELETE_LOCKS.execute(tx, [instance_id])
-        if self._new_locks:
-            self._write_new_locks()
-        if self._messages:
-            messages.insert_all(tx, self._messages)
-        for instance_id, commit in self._cancelling:
-            for timer in commit.cancelled_timers:
-                values = (instance_id, timer.execution_id, timer.timer_id)
-                tx.change(statements.DELETE_TIMER, values)
-        self._write_locks()
 
-    def _settle_work(self) -> None:
-        """Remove the work items that the turns settle; each must be held, for its own instance."""
-        tx, settled = self._tx, self._settled
-        if len(settled) == 1:
-            token, instance_id = settled[0]
-            values = (token, tx.now, instance_id)
-            if is_text(token) and tx.change(work_statements.SETTLE_WORK, values) == 1:
-                return
-        elif self._is_for_many:
-            given = as_object({token: owner for token, owner in settled if is_text(token)})
-            if tx.change(work_statements.SETTLE_WORK_ITEMS, (given, tx.now)) != len(settled):
-                raise PreconditionChanged
+# --- steps
+
+
+def _settle_work(plan: _Plan, settled: list[tuple[str, str]]) -> None:
+    """Remove the work items that the turns settle; each must be held, for its own instance."""
+    tx = plan.tx
+    if len(settled) == 1:
+        token, instance_id = settled[0]
+        values = (token, tx.now, instance_id)
+        if is_text(token) and tx.change(work.SETTLE_WORK, values) == 1:
             return
-        held = work.find_held(tx, [token for token, _ in settled])
-        for token, instance_id in settled:
-            if token not in held:
-                raise rules.lock_lost(self._operation, token)
-            message_id, owner_id = held[token]
-            if owner_id != instance_id:
-                raise InvalidValue(
-                    f"the settled work item {message_id} is one of {owner_id!r}, not of "
-                    f"{instance_id!r}"
-                )
-        ids = [message_id for message_id, _ in held.values()]
-        tx.change(work_statements.DELETE_WORK_ITEMS, (as_list(ids),))
-
-    @property
-    def _is_for_many(self) -> bool:
-        return len(self._instance_ids) > 1
-
-    def _write_instances(self) -> None:
-        tx = self._tx
-        if self._new_instances:
-            instances.INSERT_INSTANCE.execute(tx, self._new_instances)
-        for each in self._changed_instances:
-            tx.change(instances.UPDATE_INSTANCE, each)
-        if self._executions:
-            instances.PUT_EXECUTION.execute(tx, self._executions)
-        if self._touched:
-            instances.TOUCH_INSTANCES.execute(tx, self._touched, tx.now)
-        if self._ended:
-            for status, keys in self._ended.items():
-                instances.END_INSTANCES.execute(tx, keys, status, tx.now)
-            instances.END_EXECUTIONS.execute(tx, self._ends, (tx.now, tx.now))
-
-    def _write_events(self) -> None:
-        try:
-            instances.INSERT_EVENT.execute(self._tx, self._events)
-        except apsw.ConstraintError as error:
-            if self._is_for_many:
-                raise PreconditionChanged from error
-            instance_id = self._instance_ids[0]
-            raise _duplicate_event(self._operation, instance_id, self._events) from error
-
-    def _write_state(self) -> None:
-        """Write the changes of the current execution; an execution that ends makes them last."""
-        tx = self._tx
-        for key, commit in self._state:
-            for change in commit.kv_changes:
-                match change:
-                    case KvSet():
-                        values = (key, change.key, change.value, change.updated_at_ms)
-                        tx.change(instances.PUT_KV_DELTA, values)
-                    case KvClear():
-                        tx.change(instances.PUT_KV_DELTA, (key, change.key, None, None))
-                    case _:
-                        tx.change(instances.CLEAR_ALL_IN_DELTA, (key,))
-        if len(self._merged) == 1:
-            (key,) = self._merged
-            changed = self._merged if tx.row(instances.HAS_KV_DELTA, (key,)) is not None else []
-        else:
-            changed = rows_at_once(tx, instances.HAVE_KV_DELTA, (as_list(self._merged),))
-        for key in changed:
-            tx.change(instances.MERGE_KV, (key,))
-            tx.change(instances.DROP_CLEARED_KV, (key,))
-            tx.change(instances.EMPTY_KV_DELTA, (key,))
-
-    def _write_new_locks(self) -> None:
-        try:
-            statements.INSERT_KEPT_LOCK.execute(self._tx, self._new_locks)
-        except apsw.ConstraintError as error:
-            if self._is_for_many:
-                raise PreconditionChanged from error
-            token = self._new_locks[0][6]
-            raise InvalidValue(f"the lock token {token!r} is in use") from error
-
-    def _write_locks(self) -> None:
-        tx = self._tx
-        for holds in self._holds:
-            tx.change(statements.SET_HOLDS, holds)
-        for locked_until, ids in self._extended.items():
-            statements.EXTEND_KEPT_LOCKS.execute(tx, ids, locked_until, tx.now)
-        if self._kept:
-            statements.KEEP_LOCKS.execute(tx, self._kept)
-        for instance_id, token in self._rescheduled:
-            first = tx.row(statements.FIRST_FREE_MESSAGE, (instance_id, token)) or (None, None)
-            tx.change(statements.SET_READY_MESSAGE, (*first, instance_id))
-        if self._released:
-            ids = [named.instance_id for named in self._released]
-            if statements.DELETE_LAST_LOCKS.execute(tx, ids) != len(ids):
-                # Those that are gone already are not touched again.
-                self._release(self._released, readiness.READY)
-        if self._suspended:
-            self._release(self._suspended, readiness.SUSPENDED)
-        for instance_id in self._refreshed:
-            readiness.refresh(tx, instance_id)
-
-    def _release(self, released: Sequence[_Named], state: int) -> None:
-        """Release locks of instances that have messages left, or that are suspended."""
-        tx = self._tx
-        for instance_id, key, name, version in released:
-            first = tx.row(statements.FIRST_MESSAGE, (instance_id,)) or (None, None)
-            values = (state, *first, key, name, version, instance_id)
-            tx.change(statements.RELEASE_LOCK, values)
-        tx.turns_changed = True
+    elif plan.is_for_many:
+        given = as_object({token: owner for token, owner in settled if is_text(token)})
+        if tx.change(work.SETTLE_WORK_ITEMS, (given, tx.now)) != len(settled):
+            raise PreconditionChanged
+        return
+    held = work.find_held(tx, [token for token, _ in settled])
+    for token, instance_id in settled:
+        if token not in held:
+            raise rules.lock_lost(plan.operation, token)
+        message_id, owner_id = held[token]
+        if owner_id != instance_id:
+            raise InvalidValue(
+                f"the settled work item {message_id} is one of {owner_id!r}, not of {instance_id!r}"
+            )
+    work.DELETE_WORK.execute(tx, [message_id for message_id, _ in held.values()])
 
 
-# --- rows after a turn
+def _end_executions(plan: _Plan, ends: list[tuple[int, int, Status, str | None]]) -> None:
+    tx = plan.tx
+    ended: defaultdict[Status, list[int]] = defaultdict(list)
+    for key, _, status, _ in ends:
+        ended[status].append(key)
+    for status, keys in ended.items():
+        instances.END_INSTANCES.execute(tx, keys, status, tx.now)
+    instances.END_EXECUTIONS.execute(tx, ends, (tx.now, tx.now))
+
+
+def _insert_events(plan: _Plan, events: list[tuple[int, int, int, str]]) -> None:
+    try:
+        instances.INSERT_EVENT.execute(plan.tx, events)
+    except apsw.ConstraintError as error:
+        if plan.is_for_many:
+            raise PreconditionChanged from error
+        raise _duplicate_event(plan.operation, plan.instance_ids[0], events) from error
+
+
+def _change_state(plan: _Plan, changes: list[tuple[int, Sequence[KvChange]]]) -> None:
+    """Write the changes of the current execution."""
+    tx = plan.tx
+    for key, each in changes:
+        for change in each:
+            match change:
+                case KvSet():
+                    values = (key, change.key, change.value, change.updated_at_ms)
+                    tx.change(instances.PUT_KV_DELTA, values)
+                case KvClear():
+                    tx.change(instances.PUT_KV_DELTA, (key, change.key, None, None))
+                case _:
+                    tx.change(instances.CLEAR_ALL_IN_DELTA, (key,))
+
+
+def _merge_state(plan: _Plan, keys: list[int]) -> None:
+    """Make the changes of executions that end last."""
+    for changed in instances.HAS_KV_DELTA.rows(plan.tx, keys):
+        plan.tx.change(instances.MERGE_KV, changed)
+        plan.tx.change(instances.DROP_CLEARED_KV, changed)
+        plan.tx.change(instances.EMPTY_KV_DELTA, changed)
+
+
+def _send_work(plan: _Plan, items: list[WorkerMessage]) -> None:
+    work.insert_many(plan.tx, items)
+
+
+def _send_messages(plan: _Plan, sent: list[OrchestratorMessage]) -> None:
+    messages.insert_all(plan.tx, sent)
+
+
+def _insert_locks(plan: _Plan, locks: list[tuple[Any, ...]]) -> None:
+    try:
+        statements.INSERT_KEPT_LOCK.execute(plan.tx, locks)
+    except apsw.ConstraintError as error:
+        if plan.is_for_many:
+            raise PreconditionChanged from error
+        raise InvalidValue(f"the lock token {locks[0][6]!r} is in use") from error
+
+
+def _extend_locks(plan: _Plan, extended: list[tuple[int, str]]) -> None:
+    ends: defaultdict[int, list[str]] = defaultdict(list)
+    for locked_until, instance_id in extended:
+        ends[locked_until].append(instance_id)
+    for locked_until, ids in ends.items():
+        statements.EXTEND_KEPT_LOCKS.execute(plan.tx, ids, locked_until, plan.tx.now)
+
+
+def _reschedule(plan: _Plan, kept: list[tuple[str, str]]) -> None:
+    """Find the next message of instances that cancelled a timer, given with their tokens."""
+    for each in kept:
+        first = plan.tx.row(statements.FIRST_FREE_MESSAGE, each) or (None, None)
+        plan.tx.change(statements.SET_READY_MESSAGE, (*first, each[0]))
+
+
+def _release_locks(plan: _Plan, released: list[_Named]) -> None:
+    ids = [named.instance_id for named in released]
+    if statements.DELETE_LAST_LOCKS.execute(plan.tx, ids) != len(ids):
+        # Those that are gone already are not touched again.
+        _release(plan.tx, released, readiness.READY)
+
+
+def _release_suspended(plan: _Plan, released: list[_Named]) -> None:
+    _release(plan.tx, released, readiness.SUSPENDED)
+
+
+def _release(tx: Transaction, released: Sequence[_Named], state: int) -> None:
+    """Release locks of instances that have messages left, or that are suspended."""
+    for instance_id, key, name, version in released:
+        first = tx.row(statements.FIRST_MESSAGE, (instance_id,)) or (None, None)
+        values = (state, *first, key, name, version, instance_id)
+        tx.change(statements.RELEASE_LOCK, values)
+    tx.turns_changed = True
+
+
+def _refresh(plan: _Plan, instance_ids: list[str]) -> None:
+    for instance_id in instance_ids:
+        readiness.refresh(plan.tx, instance_id)
+
+
+_STEPS: Final[tuple[_Step, ...]] = (
+    # What the turns consume.
+    _settle_work,
+    statements.DELETE_CONSUMED,
+    statements.DELETE_CARRIED,
+    # Instances, executions, history and state.
+    instances.INSERT_INSTANCE,
+    instances.UPDATE_INSTANCE,
+    instances.PUT_EXECUTION,
+    instances.TOUCH_INSTANCE,
+    _end_executions,
+    _insert_events,
+    _change_state,
+    _merge_state,
+    # What the turns send and cancel. Inserting a message reads the readiness row of its instance,
+    # so new locks come first.
+    _send_work,
+    work.DELETE_CANCELLED_WORK,
+    statements.DELETE_LOCKS,
+    _insert_locks,
+    _send_messages,
+    statements.DELETE_TIMER,
+    # The other locks: releasing one looks at the messages that are left.
+    statements.SET_HOLDS,
+    _extend_locks,
+    statements.KEEP_LOCKS,
+    _reschedule,
+    _release_locks,
+    _release_suspended,
+    _refresh,
+)
+
+
+def _writer_of(step: _Step) -> Callable[[_Plan, list[Any]], object]:
+    if isinstance(step, str):
+        return lambda plan, rows: plan.tx.execute_many(step, rows)
+    if isinstance(step, ManyRows | ForKeys):
+        return lambda plan, rows: step.execute(plan.tx, rows)
+    return step
+
+
+_PLACES: Final[dict[_Step, int]] = {step: place for place, step in enumerate(_STEPS)}
+_WRITERS: Final[dict[_Step, Callable[[_Plan, list[Any]], object]]] = {
+    step: _writer_of(step) for step in _STEPS
+}
+
+
+# --- turns
 
 
 def _rewrites_instance(commit: TurnCommit) -> bool:

@@ -1,18 +1,28 @@
-"""Changes by operators: pause, resume, lock, delete and prune."""
+"""Changes by operators: pause, resume, lock, delete, prune; also dead letters and workers."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from perdure.model.status import Status
 from perdure.providers import rules
 from perdure.providers.records import DeleteResult, PruneResult
-from perdure.providers.sqlite import deletion, listing, messages, readiness, statements, turns
+from perdure.providers.sqlite import (
+    instances,
+    listing,
+    messages,
+    readiness,
+    reading,
+    statements,
+    turns,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from perdure.providers.records import FetchedOrchestration, PruneOptions
+    from perdure.providers.records import FetchedOrchestration, PruneOptions, WorkerInfo
     from perdure.providers.sqlite.transaction import Snapshot, Transaction
 
 _EXECUTIONS: Final = """
@@ -42,8 +52,8 @@ WHERE instance_id = ? AND execution_id > 0
 
 
 def suspend(tx: Transaction, instance_id: str) -> None:
-    messages.require_alive(tx, instance_id)
-    key, *_ = tx.row(statements.EXISTENCE_OF, (instance_id,))
+    instances.require_alive(tx, instance_id)
+    key = instances.find_existence(tx, instance_id).instance_key
     facts = readiness.find_facts(tx, instance_id)
     if facts is None:
         tx.execute(statements.INSERT_BARE_LOCK, (instance_id, key))
@@ -59,8 +69,8 @@ def suspend(tx: Transaction, instance_id: str) -> None:
 
 
 def resume(tx: Transaction, instance_id: str) -> None:
-    messages.require_alive(tx, instance_id)
-    key, *_ = tx.row(statements.EXISTENCE_OF, (instance_id,))
+    instances.require_alive(tx, instance_id)
+    key = instances.find_existence(tx, instance_id).instance_key
     tx.execute(statements.RESET_ATTEMPTS, (instance_id,))
     tx.execute(statements.SET_HOLDS, (0, None, None, instance_id))
     if key is not None:
@@ -70,26 +80,26 @@ def resume(tx: Transaction, instance_id: str) -> None:
 
 
 def lock(tx: Transaction, instance_id: str, lock_timeout_ms: int) -> FetchedOrchestration:
-    key, execution_id, pending_since, _ = tx.row(statements.EXISTENCE_OF, (instance_id,))
-    if not execution_id and pending_since is None:
+    existence = instances.find_existence(tx, instance_id)
+    if not existence.is_taken:
         raise rules.no_instance(instance_id)
-    return turns.take_over(tx, instance_id, key, lock_timeout_ms)
+    return turns.take_over(tx, instance_id, existence.instance_key, lock_timeout_ms)
 
 
 def delete_atomic(tx: Transaction, instance_ids: Sequence[str], force: bool) -> DeleteResult:
     named = dict.fromkeys(instance_ids)
-    existing = [each for each in named if messages.exists(tx, each)]
+    existing = [each for each in named if instances.exists(tx, each)]
     if not existing:
         raise rules.none_exists(named)
     for instance_id in existing:
-        if not force and not messages.has_ended(tx, instance_id):
+        if not force and not instances.has_ended(tx, instance_id):
             raise rules.still_running(instance_id)
-    found = [each for each in named if deletion.has_anything(tx, each)]
+    found = [each for each in named if instances.has_anything(tx, each)]
     for instance_id in found:
-        for child_id, _ in tx.rows(deletion.CHILDREN, (instance_id,)):
+        for child_id in instances.list_children(tx, instance_id):
             if child_id not in named:
                 raise rules.would_orphan(child_id, instance_id)
-    return deletion.add_up([deletion.delete_instance(tx, each) for each in found])
+    return instances.add_up([instances.delete_instance(tx, each) for each in found], DeleteResult)
 
 
 def list_oldest(
@@ -119,16 +129,16 @@ def delete_finished_tree(tx: Transaction, root_id: str) -> DeleteResult:
     root = listing.find_info(tx, root_id)
     if root is None or root.parent_instance_id is not None:
         return DeleteResult()
-    tree = deletion.tree_of(tx, root_id)
-    if not all(messages.has_ended(tx, member) for member in tree):
+    tree = instances.tree_of(tx, root_id)
+    if not all(instances.has_ended(tx, member) for member in tree):
         return DeleteResult()
-    return deletion.add_up([deletion.delete_instance(tx, member) for member in tree])
+    return instances.add_up([instances.delete_instance(tx, each) for each in tree], DeleteResult)
 
 
 def prune(tx: Transaction, instance_id: str, options: PruneOptions) -> PruneResult:
-    key, execution_id, pending_since, _ = tx.row(statements.EXISTENCE_OF, (instance_id,))
+    key, execution_id, _, is_taken = instances.find_existence(tx, instance_id)
     if not execution_id:
-        if pending_since is None:
+        if not is_taken:
             raise rules.no_instance(instance_id)
         return PruneResult(instances_processed=1)
     executions = {
@@ -146,3 +156,35 @@ def prune(tx: Transaction, instance_id: str, options: PruneOptions) -> PruneResu
         )
     tx.changed_instances.append(instance_id)
     return PruneResult(instances_processed=1, executions=len(pruned), events=events)
+
+
+# --- dead letters and workers
+
+
+def requeue_dead_letter(tx: Transaction, letter_id: int) -> None:
+    row = tx.row(reading.LETTERS + "WHERE letter_id = ?", (letter_id,))
+    delete_dead_letter(tx, letter_id)
+    message = reading.message_of(row[1:10])
+    messages.insert(tx, message, rules.visible_at(message.visible_at_ms, tx.now))
+
+
+def delete_dead_letter(tx: Transaction, letter_id: int) -> None:
+    if tx.change("DELETE FROM dead_letters WHERE letter_id = ?", (letter_id,)) != 1:
+        raise rules.no_dead_letter(letter_id)
+
+
+def register_worker(tx: Transaction, worker: WorkerInfo, ttl_ms: int) -> None:
+    # Each registration deletes the workers whose time is over.
+    tx.execute("DELETE FROM workers WHERE expires_at <= ?", (tx.now,))
+    if ttl_ms == 0:
+        tx.execute("DELETE FROM workers WHERE worker_id = ?", (worker.worker_id,))
+        return
+    record = msgspec.json.encode(msgspec.structs.replace(worker, seen_at_ms=tx.now)).decode()
+    tx.execute(
+        "INSERT OR REPLACE INTO workers VALUES (?, ?, ?)",
+        (worker.worker_id, record, tx.now + ttl_ms),
+    )
+
+
+def mark_moved(tx: Transaction, location: str | None) -> None:
+    tx.execute("UPDATE store_info SET moved_to = ?", (location,))

@@ -1,8 +1,10 @@
-"""The database of a store, and the one connection that writes it.
+"""The database of a store, the one connection that writes it, and its surroundings.
 
-``Database`` is what the engine needs of any database; as it is, it serves one in memory.
-``FileDatabase`` adds what only a file needs: opening its connection again, the write-ahead log,
-commits of other processes, and names that may be removed or replaced while the file is open.
+- ``System`` has the clock, the random numbers and the threads of a store. The engine takes them
+  from there alone, so a simulator can replace all of them at once.
+- ``Database`` is what the engine needs of any database; as it is, it serves one in memory.
+- ``FileDatabase`` adds what only a file needs: opening its connection again, the write-ahead log,
+  commits of other processes, and names that may be removed or replaced while the file is open.
 """
 
 # apsw's own stubs leave the type of a buffer open.
@@ -10,25 +12,32 @@ commits of other processes, and names that may be removed or replaced while the 
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from typing import TYPE_CHECKING, Final
+import os
+import random
+import secrets
+import threading
+import time
+from typing import TYPE_CHECKING, Final, ParamSpec, TypeAlias, TypeVar
 
 import apsw
 
+from perdure.clock import SystemClock
 from perdure.errors import PerdureError, StoreClosed, StoreFull
 from perdure.providers import rules
 from perdure.providers.sqlite import connection as connections
-from perdure.providers.sqlite import guards
+from perdure.providers.sqlite import guards, readiness
 from perdure.providers.sqlite.connection import BusyHandler
 from perdure.providers.sqlite.transaction import Transaction
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
+    from perdure.clock import Clock
     from perdure.providers.migrate import Migration
     from perdure.providers.sqlite.connection import Durability, RestrictedConnection
-    from perdure.providers.sqlite.system import System
     from perdure.providers.sqlite.transaction import CommitHook
 
 _log = logging.getLogger("perdure.sqlite")
@@ -51,6 +60,53 @@ PAGES_BETWEEN_LOOKS: Final = 250
 PAGES_TO_INSIST: Final = 14_000
 """55 MiB: beyond this the checkpoint waits for readers."""
 
+_SETTLED_NS: Final = 100_000_000
+"""File systems stamp in steps: two changes further apart than this have different times."""
+
+_Mark: TypeAlias = tuple[int, int, int]
+"""Device, inode, and the time at which a name in the directory was last changed.
+
+That is not its mtime, which a tool that restores a backup sets back.
+"""
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+class System:
+    """Those of the machine. A simulator overrides every method."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self.clock: Clock = SystemClock() if clock is None else clock
+        """For leases and due times, which are written into the store."""
+
+    monotonic = staticmethod(time.monotonic)
+    """Seconds for measuring how long something takes."""
+
+    file_time_ns = staticmethod(time.time_ns)
+    """The clock that the file system stamps its files with, in nanoseconds."""
+
+    pause = staticmethod(time.sleep)
+    """Block this thread for that many seconds."""
+
+    uniform = staticmethod(random.uniform)
+    """A random number between two others, for waits that should not meet."""
+
+    random_hex = staticmethod(secrets.token_hex)
+    """That many unguessable random bytes in hexadecimal digits."""
+
+    def start_thread(self, run: Callable[[], None], name: str) -> threading.Thread:
+        """Run a function in a thread that does not keep the process alive."""
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        thread.start()
+        return thread
+
+    async def run_in_thread(
+        self, function: Callable[_P, _T], *args: _P.args, **named: _P.kwargs
+    ) -> _T:
+        """Run a function that blocks in another thread and return its result."""
+        return await asyncio.to_thread(function, *args, **named)
+
 
 class Database:
     """A database in memory. A store of another kind overrides what differs.
@@ -72,13 +128,18 @@ class Database:
         self.system = system
         self._orphan_grace_ms = orphan_grace_ms
         self._hook = hook
-        self._transaction: Transaction | None = None
+        self.transaction: Transaction | None = None
+        """None: the next commit has to open the connection first."""
+        self.busy_handler = BusyHandler(system)
+        """Waits for other processes that write, or lets statements fail at once with StoreBusy."""
+        self.is_watching = False
+        """Look for commits of other processes while the writer is idle."""
 
     # --- opening and closing
 
     def open(self, *, allow_moved: bool) -> None:
         """Make the connection ready. Errors: StoreMoved and others of ``Provider.open``."""
-        if self._transaction is None:
+        if self.transaction is None:
             self.adopt(connections.connect_memory(self.system.clock))
         if not allow_moved:
             self.check_not_moved(self.ready().connection)
@@ -91,9 +152,19 @@ class Database:
 
     def adopt(self, connection: RestrictedConnection) -> None:
         """Write through this connection, whose schema is up to date."""
-        self._transaction = Transaction(
+        self.transaction = self.transaction_type(
             connection, self._orphan_grace_ms, self.system.random_hex, self._hook
         )
+
+    def rebuild_readiness(self) -> None:
+        """Compute all readiness rows from locks, holds and queued messages, in one transaction.
+
+        For a store that keeps only those columns which do not follow from others.
+        """
+        transaction = self.ready()
+        transaction.begin(self.system.clock.now_ms)
+        readiness.refresh_all(transaction)
+        transaction.execute("COMMIT")
 
     def started(self) -> None:
         """Called on the event loop when the store is open."""
@@ -103,9 +174,12 @@ class Database:
 
     def close(self) -> None:
         """Drop the connection, and with it everything that only memory holds."""
-        transaction, self._transaction = self._transaction, None
+        transaction, self.transaction = self.transaction, None
         if transaction is not None:
             connections.disconnect(transaction.connection)
+
+    transaction_type: type[Transaction] = Transaction
+    """A store that keeps the texts of events elsewhere has a subclass with its own ``events``."""
 
     has_readers = False
     """True: reading threads use ``connect_reader``. False: the writer reads too."""
@@ -114,45 +188,34 @@ class Database:
         """Return a connection that cannot write."""
         raise NotImplementedError
 
-    @property
-    def is_connected(self) -> bool:
-        """Return whether the next commit finds the connection open."""
-        return self._transaction is not None
-
     # --- around each commit
 
     def ready(self) -> Transaction:
         """Return the transaction to begin. Errors: any that keeps the store from writing."""
-        assert self._transaction is not None
-        return self._transaction
+        assert self.transaction is not None
+        return self.transaction
 
     def check_before_reply(self) -> None:
-        """Raise if what was just committed may be lost."""
-
-    def set_patient(self, *, is_patient: bool) -> None:
-        """Let statements wait for other processes that write, or fail at once with StoreBusy."""
+        """Called after COMMIT. Raise an error if what was just committed may be lost."""
 
     def reset(self) -> None:
         """Roll back a transaction that an error or a signal has left open."""
-        if self._transaction is not None:
+        if self.transaction is not None:
             try:
-                self._transaction.end()
+                self.transaction.end()
             except apsw.Error as error:
                 _log.warning("rollback in %s failed: %s", self.label, error)
 
     def known_error(self, operation: str, error: apsw.Error) -> PerdureError:
         """Return SQLite's error as one of ours, with the original as its cause."""
         known: PerdureError = connections.translate(operation, error, self.label)
-        transaction = self._transaction
+        transaction = self.transaction
         if transaction is not None and connections.is_out_of_space(transaction.connection):
             known = StoreFull(operation, f"{self.label}: no space left; free some")
         known.__cause__ = error
         return known
 
     # --- between commits, in a thread of the writer
-
-    def watch(self, *, is_watching: bool) -> None:
-        """Look for commits of other processes while the writer is idle, or no longer."""
 
     def idle_seconds(self) -> float | None:
         """Return after how many idle seconds to call ``use_idle_time``; None: never."""
@@ -182,12 +245,14 @@ class FileDatabase(Database):
         self.path = path
         self.durability: Durability = durability
         self._file: guards.File = None
-        self._wal = WalCheckpointPolicy(durability)
-        self._identity = guards.FileIdentity(path, system.file_time_ns)
-        self._busy_handler = BusyHandler(system)
+        self._identity = FileIdentity(path, system.file_time_ns)
         self._data_version = 0
-        self._is_watching = False
         self._watch_seconds = WATCH_SECONDS[0]
+        self._log_pages = 0
+        """Length of the write-ahead log; 0 if it need not be copied into the file."""
+        self._first_due = PAGES_IN_PLACE if durability == "full" else PAGES_TO_CHECKPOINT
+        self._due = self._first_due
+        """Length from which on the log is to be copied."""
 
     # --- opening and closing
 
@@ -199,7 +264,7 @@ class FileDatabase(Database):
             # Create the tables first: SQLite removes the log of an empty file.
             connections.disconnect(self._connect_in_time(allow_moved=True))
             guards.reserve_log(self.path)
-        self._wal = WalCheckpointPolicy(self.durability)
+        self._forget_log()
         connection = self._connect_in_time(allow_moved=allow_moved)
         try:
             self.adopt(connection)
@@ -231,10 +296,10 @@ class FileDatabase(Database):
         return connection
 
     def _connect(self) -> RestrictedConnection:
-        return connections.connect_writer(self.path, self.durability, self._busy_handler)
+        return connections.connect_writer(self.path, self.durability, self.busy_handler)
 
     def adopt(self, connection: RestrictedConnection) -> None:
-        connection.set_wal_hook(self._wal.note)
+        connection.set_wal_hook(self._note_log)
         # Taken before the first operation: a commit between that and the first look is noticed.
         self._data_version = connection.execute("PRAGMA data_version").get
         self._identity.note()
@@ -273,9 +338,9 @@ class FileDatabase(Database):
     # --- around each commit
 
     def ready(self) -> Transaction:
-        if self._transaction is None:
+        if self.transaction is None:
             self.adopt(self._connect())
-        transaction = self._transaction
+        transaction = self.transaction
         assert transaction is not None
         self.check_before_reply()
         return transaction
@@ -292,38 +357,32 @@ class FileDatabase(Database):
                 "Restart the program on the file that you want",
             )
 
-    def set_patient(self, *, is_patient: bool) -> None:
-        self._busy_handler.is_patient = is_patient
-
     def reset(self) -> None:
         """Drop the connection: after an I/O error everything is read from the file again."""
         super().close()
 
     # --- between commits
 
-    def watch(self, *, is_watching: bool) -> None:
-        self._is_watching = is_watching
-
     def idle_seconds(self) -> float | None:
-        if self._is_watching:
+        if self.is_watching:
             return self._watch_seconds * self.system.uniform(0.8, 1.2)
-        return IDLE_SECONDS_TO_CHECKPOINT * 1.1 if self._wal.pages else None
+        return IDLE_SECONDS_TO_CHECKPOINT * 1.1 if self._log_pages else None
 
     def use_idle_time(self, idle_seconds: float) -> bool:
-        has_others = self._is_watching and self._see_others()
-        if self._wal.pages and idle_seconds > IDLE_SECONDS_TO_CHECKPOINT:
+        has_others = self.is_watching and self._see_others()
+        if self._log_pages and idle_seconds > IDLE_SECONDS_TO_CHECKPOINT:
             # The log keeps its length: overwriting it is cheaper than making it longer again.
             self._checkpoint(apsw.SQLITE_CHECKPOINT_PASSIVE)
             # Even if that failed: another try is worth it only after the next commit.
-            self._wal.rest()
+            self._forget_log()
         return has_others
 
     def _see_others(self) -> bool:
         """Return whether another process has written since the last look."""
-        if self._transaction is None:
+        if self.transaction is None:
             return False
         try:
-            version = self._transaction.execute("PRAGMA data_version").get
+            version = self.transaction.execute("PRAGMA data_version").get
         except apsw.Error as error:
             # The next operation meets the same trouble and reports it to its caller.
             _log.warning("cannot look for changes in %s: %s", self.path, error)
@@ -336,19 +395,39 @@ class FileDatabase(Database):
             self._watch_seconds = min(self._watch_seconds * 1.1, WATCH_SECONDS[1])
         return has_others
 
+    # --- the write-ahead log
+
+    def _note_log(self, _connection: apsw.Connection, _database: str, pages: int) -> int:
+        """Called by SQLite after each commit with the length of the log."""
+        if pages < self._log_pages:
+            self._due = self._first_due
+        self._log_pages = pages
+        return apsw.SQLITE_OK
+
+    def _forget_log(self) -> None:
+        """Copy nothing until the next commit."""
+        self._log_pages = 0
+        self._due = self._first_due
+
     def is_upkeep_due(self, *, is_waited_for: bool) -> bool:
-        return self._wal.is_due(is_waited_for=is_waited_for)
+        """Return whether to copy the log now, even if a commit has to wait for it."""
+        pages = self._log_pages
+        return pages >= self._due and (pages >= PAGES_TO_CHECKPOINT or not is_waited_for)
 
     def keep_up(self) -> None:
-        self._checkpoint(self._wal.mode())
-        self._wal.put_off()
+        insists = self._log_pages >= PAGES_TO_INSIST
+        self._checkpoint(
+            apsw.SQLITE_CHECKPOINT_RESTART if insists else apsw.SQLITE_CHECKPOINT_PASSIVE
+        )
+        # Also after an attempt that failed.
+        self._due = self._log_pages + PAGES_BETWEEN_LOOKS
 
     def _checkpoint(self, mode: int) -> None:
         """Copy the log into the file, as far as that mode goes."""
-        if self._transaction is None:
+        if self.transaction is None:
             return
         try:
-            self._transaction.connection.wal_checkpoint(mode=mode)
+            self.transaction.connection.wal_checkpoint(mode=mode)
         except (apsw.BusyError, apsw.LockedError):
             pass  # readers or another process are in the way; there will be a better moment
         except apsw.Error as error:
@@ -358,35 +437,50 @@ class FileDatabase(Database):
                 self.reset()
 
 
-class WalCheckpointPolicy:
-    """Decides when to copy the write-ahead log into the file, by its number of pages."""
+class FileIdentity:
+    """Notices that a name of the store no longer leads to the file that is open.
 
-    def __init__(self, durability: Durability) -> None:
-        self.pages = 0
-        self._first_due = PAGES_IN_PLACE if durability == "full" else PAGES_TO_CHECKPOINT
-        self._due = self._first_due
+    A commit would then go to a file without a name; or, without the index of the log (-shm), where
+    SQLite keeps its locks, collide with another process. The time of the directory shows that no
+    name in it has changed.
+    """
 
-    def note(self, _connection: apsw.Connection, _database: str, pages: int) -> int:
-        """Called by SQLite after each commit with the length of the log."""
-        if pages < self.pages:
-            self._due = self._first_due
-        self.pages = pages
-        return apsw.SQLITE_OK
+    def __init__(self, path: Path, now_ns: Callable[[], int]) -> None:
+        self._now_ns = now_ns
+        name, real = os.fspath(path), os.path.realpath(path)
+        self._names = (name, f"{real}-wal", f"{real}-shm")
+        self._directories = tuple({os.path.dirname(each) for each in (name, real)})  # noqa: PTH120
+        self._files: list[tuple[int, int]] = []
+        self._unchanged_marks: list[_Mark] | None = None
+        """State of the directory when all names were right; None if its time is too recent."""
 
-    def is_due(self, *, is_waited_for: bool) -> bool:
-        """Return whether to copy the log now, even if a commit has to wait for it."""
-        pages = self.pages
-        return pages >= self._due and (pages >= PAGES_TO_CHECKPOINT or not is_waited_for)
+    def note(self) -> None:
+        """Remember the files, which are open now."""
+        self._files = self._find_files()
+        self._unchanged_marks = None
 
-    def mode(self) -> int:
-        insists = self.pages >= PAGES_TO_INSIST
-        return apsw.SQLITE_CHECKPOINT_RESTART if insists else apsw.SQLITE_CHECKPOINT_PASSIVE
+    def unchanged(self) -> bool:
+        marks = _marks(self._directories)
+        if marks == self._unchanged_marks:
+            return True
+        is_right = self._find_files() == self._files
+        settled = self._now_ns() - _SETTLED_NS
+        is_settled = all(0 < changed_at < settled for _, _, changed_at in marks)
+        self._unchanged_marks = marks if is_right and is_settled else None
+        return is_right
 
-    def put_off(self) -> None:
-        """Call after an attempt to copy the log, also after one that failed."""
-        self._due = self.pages + PAGES_BETWEEN_LOOKS
+    def _find_files(self) -> list[tuple[int, int]]:
+        return [(device, inode) for device, inode, _ in _marks(self._names)]
 
-    def rest(self) -> None:
-        """Do nothing until the next commit."""
-        self.pages = 0
-        self._due = self._first_due
+
+def _marks(paths: Iterable[str]) -> list[_Mark]:
+    """Return what identifies each file, and when a directory was last changed."""
+    marks: list[_Mark] = []
+    for path in paths:
+        try:
+            found = os.stat(path)  # noqa: PTH116 - several times for each commit, and twice as fast
+        except OSError:
+            marks.append((0, 0, 0))
+        else:
+            marks.append((found.st_dev, found.st_ino, found.st_ctime_ns))
+    return marks

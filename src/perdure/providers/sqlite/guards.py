@@ -1,8 +1,6 @@
-"""Guards of a database file: where it may lie, that it stays the same file, that no other SQLite
-copy opens it.
+"""Guards of a database file: where it may lie, and that no other SQLite copy opens it.
 
 - ``prepare_file`` and ``check_existing`` refuse unsafe places before SQLite touches anything.
-- ``FileIdentity`` notices that the file, or a file beside it, was removed or replaced.
 - ``warn_if_open``, ``forbid`` and ``allow`` keep Python's own ``sqlite3`` away from a file that is
   open as a store in this process. It is a second copy of SQLite. Locks on files belong to a
   process, so the two copies do not see each other: when one of them closes the file, it takes the
@@ -19,7 +17,7 @@ import sys
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from perdure.errors import StoreRefused, StoreUnavailable, UsageError
@@ -28,9 +26,6 @@ from perdure.providers.local_files import (
     file_system_of,
     sync_directory,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _log = logging.getLogger("perdure.sqlite")
 
@@ -192,62 +187,6 @@ def check_existing(path: Path) -> None:
             )
     except OSError as error:
         raise StoreUnavailable("open", f"cannot read {str(path)!r}: {error.strerror}") from error
-
-
-# --- the same file
-
-_SETTLED_NS: Final = 100_000_000
-"""File systems stamp in steps: two changes further apart than this have different times."""
-
-_Mark = tuple[int, int, int]
-
-
-class FileIdentity:
-    """Notices that a name of the store no longer leads to the file that is open.
-
-    A commit would then go to a file without a name; or, without the index of the log (-shm), where
-    SQLite keeps its locks, collide with another process. The time of the directory shows that no
-    name in it has changed.
-    """
-
-    def __init__(self, path: Path, now_ns: Callable[[], int]) -> None:
-        self._now_ns = now_ns
-        name, real = os.fspath(path), os.path.realpath(path)
-        self._names = (name, f"{real}-wal", f"{real}-shm")
-        self._directories = tuple({os.path.dirname(each) for each in (name, real)})  # noqa: PTH120
-        self._files: tuple[_Mark, ...] = ()
-        self._unchanged_marks: tuple[_Mark, ...] | None = None
-        """State of the directory when all names were right; None if its time is too recent."""
-
-    def note(self) -> None:
-        """Remember the files, which are open now."""
-        self._files = self._find_files()
-        self._unchanged_marks = None
-
-    def unchanged(self) -> bool:
-        marks = tuple([_mark(each, is_file=False) for each in self._directories])
-        if marks == self._unchanged_marks:
-            return True
-        is_right = self._find_files() == self._files
-        settled = self._now_ns() - _SETTLED_NS
-        is_settled = all(0 < changed_at < settled for _, _, changed_at in marks)
-        self._unchanged_marks = marks if is_right and is_settled else None
-        return is_right
-
-    def _find_files(self) -> tuple[_Mark, ...]:
-        return tuple([_mark(each, is_file=True) for each in self._names])
-
-
-def _mark(path: str, *, is_file: bool) -> _Mark:
-    """Return what identifies the file, and for a directory when a name in it was last changed.
-
-    That is not its mtime, which a tool that restores a backup sets back.
-    """
-    try:
-        found = os.stat(path)  # noqa: PTH116 - several times for each commit, and twice as fast
-    except OSError:
-        return (0, 0, 0)
-    return found.st_dev, found.st_ino, 0 if is_file else found.st_ctime_ns
 
 
 # --- no other copy of SQLite

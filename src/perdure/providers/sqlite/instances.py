@@ -1,15 +1,26 @@
-"""Instances, executions, histories and state: rows, statements, and the rows after a turn."""
+"""Instances with their executions, histories and state.
+
+Their rows and statements, their rows after a turn, whether one exists or has ended, and deletion.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from perdure.model.status import Status
 from perdure.providers import rules
-from perdure.providers.sqlite.many_rows import ForKeys, ManyRows
+from perdure.providers.records import DeleteResult, PruneResult
+from perdure.providers.sqlite import statements
+from perdure.providers.sqlite.statements import Existence
+from perdure.providers.sqlite.transaction import ForKeys, ManyRows
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from perdure.providers.records import TurnCommit, Version
+    from perdure.providers.sqlite.transaction import Snapshot, Transaction
+
+_Counts = TypeVar("_Counts", DeleteResult, PruneResult)
 
 # --- instances and executions
 
@@ -53,6 +64,8 @@ class ExecutionRow(NamedTuple):
     completed_at: int | None
 
 
+_EXECUTION: Final = ", ".join(ExecutionRow._fields)
+
 INSTANCE_ROW: Final = f"""
 SELECT {InstanceRow.columns()},
        coalesce(e.status, 'Running'), e.output, e.framework_version, e.completed_at
@@ -62,7 +75,7 @@ WHERE i.instance_key = ?1
 """  # noqa: S608 - of constants
 """InstanceRow, and ExecutionRow of one of its executions, as new if it is yet to come."""
 
-TOUCH_INSTANCES: Final = ForKeys("UPDATE instances SET updated_at = ?2 WHERE instance_key {given}")
+TOUCH_INSTANCE: Final = "UPDATE instances SET updated_at = ? WHERE instance_key = ?"
 
 END_INSTANCES: Final = ForKeys("""
 UPDATE instances SET status = ?2, updated_at = ?3, completed_at = ?3 WHERE instance_key {given}
@@ -105,24 +118,14 @@ SELECT e.status FROM instances AS i JOIN executions AS e USING (instance_key, ex
 WHERE i.instance_key = ?
 """
 
-EXECUTION: Final = """
-SELECT status, output, framework_version, completed_at
-FROM executions WHERE instance_key = ? AND execution_id = ?
-"""
+EXECUTION: Final = f"""
+SELECT {_EXECUTION} FROM executions WHERE instance_key = ? AND execution_id = ?
+"""  # noqa: S608 - of constants
 """A row of ExecutionRow."""
 
-INSERT_EXECUTION: Final = """
-INSERT OR FAIL INTO executions
-    (instance_key, execution_id, status, output, framework_version, started_at, completed_at)
-VALUES (?, ?, ?, ?, ?, ?, ?)
-"""
-
 PUT_EXECUTION: Final = ManyRows(
-    """
-INSERT OR FAIL INTO executions
-    (instance_key, execution_id, status, output, framework_version, completed_at, started_at)
-""",
-    7,
+    f"INSERT OR FAIL INTO executions (instance_key, execution_id, {_EXECUTION}, started_at)",
+    3 + len(ExecutionRow._fields),
     """
 ON CONFLICT DO UPDATE
 SET status = excluded.status, output = excluded.output, completed_at = excluded.completed_at,
@@ -145,11 +148,9 @@ INSERT OR REPLACE INTO kv_delta
 SELECT instance_key, key, NULL, NULL FROM kv_store WHERE instance_key = ?1
 UNION SELECT instance_key, key, NULL, NULL FROM kv_delta WHERE instance_key = ?1
 """
-HAS_KV_DELTA: Final = "SELECT 1 FROM kv_delta WHERE instance_key = ? LIMIT 1"
-HAVE_KV_DELTA: Final = """
-SELECT json_group_array(given.value) FROM json_each(?) AS given
-WHERE EXISTS (SELECT 1 FROM kv_delta AS k WHERE k.instance_key = given.value)
-"""
+HAS_KV_DELTA: Final = ForKeys(
+    "SELECT DISTINCT instance_key FROM kv_delta WHERE instance_key {given}"
+)
 MERGE_KV: Final = """
 INSERT OR REPLACE INTO kv_store
 SELECT instance_key, key, value, updated_at FROM kv_delta
@@ -161,6 +162,136 @@ WHERE instance_key = ?1
   AND key IN (SELECT key FROM kv_delta WHERE instance_key = ?1 AND value IS NULL)
 """
 EMPTY_KV_DELTA: Final = "DELETE FROM kv_delta WHERE instance_key = ?"
+
+# --- trees
+
+_CHILDREN: Final = """
+SELECT instance_id, created_at FROM instances
+WHERE parent_instance_id = ?1 AND execution_id > 0
+UNION
+SELECT q.instance_id, iif(i.execution_id > 0, i.created_at, l.pending_since)
+FROM orchestrator_queue AS q
+LEFT JOIN instances AS i ON i.instance_id = q.instance_id
+LEFT JOIN instance_locks AS l ON l.instance_id = q.instance_id
+WHERE q.start_parent_id = ?1 AND i.name IS NULL
+  AND q.message_id = (
+      SELECT min(s.message_id) FROM orchestrator_queue AS s
+      WHERE s.instance_id = q.instance_id AND s.start_name IS NOT NULL
+  )
+ORDER BY 2, 1
+"""
+"""Oldest first. An instance that no turn has named goes by its first queued start."""
+
+_HAS_ANYTHING: Final = """
+SELECT EXISTS (SELECT 1 FROM instances WHERE instance_id = ?1)
+    OR EXISTS (SELECT 1 FROM orchestrator_queue WHERE instance_id = ?1)
+    OR EXISTS (SELECT 1 FROM worker_queue WHERE instance_id = ?1)
+"""
+
+_DELETE_BY_KEY: Final = [
+    f"DELETE FROM {table} WHERE instance_key = ?"  # noqa: S608 - of constants
+    for table in ("history", "executions", "kv_store", "kv_delta", "instances")
+]
+
+_SESSIONS_OF: Final = """
+SELECT DISTINCT session_id FROM worker_queue WHERE instance_id = ? AND session_id IS NOT NULL
+"""
+_DELETE_EMPTY_SESSION: Final = """
+DELETE FROM sessions WHERE session_id = ?1
+  AND NOT EXISTS (SELECT 1 FROM worker_queue WHERE session_id = ?1)
+"""
+
+
+# --- existence
+
+
+def exists(tx: Transaction, instance_id: str) -> bool:
+    """Return whether there is an instance, or its start is queued."""
+    return bool(find_existence(tx, instance_id).is_taken)
+
+
+def find_existence(tx: Transaction, instance_id: str) -> Existence:
+    """Return what there is under that id."""
+    return Existence._make(tx.row(statements.EXISTENCE_OF, (instance_id,)))
+
+
+def has_ended(tx: Transaction, instance_id: str) -> bool:
+    """Return whether an instance has begun and ended for good."""
+    instance = tx.row(INSTANCE_BY_ID, (instance_id,))
+    if instance is None or instance[1] == 0:
+        return False
+    status = Status(tx.row(CURRENT_STATUS, (instance[0],))[0])
+    if status is not Status.CONTINUED_AS_NEW:
+        return status.is_final
+    start_queued = tx.row(statements.QUEUED_START, (instance_id,)) is not None
+    return rules.has_ended(status, start_queued=start_queued)
+
+
+def require_alive(tx: Transaction, instance_id: str) -> None:
+    """Raise NotFound for an unknown instance, InstanceFinished for one that has ended."""
+    if not exists(tx, instance_id):
+        raise rules.no_instance(instance_id)
+    if has_ended(tx, instance_id):
+        raise rules.instance_finished(instance_id)
+
+
+# --- trees and deletion
+
+
+def list_children(snapshot: Snapshot, instance_id: str) -> list[str]:
+    """Return the children of an instance, oldest first."""
+    return [row[0] for row in snapshot.rows(_CHILDREN, (instance_id,))]
+
+
+def tree_of(snapshot: Snapshot, root_id: str) -> list[str]:
+    """Return the instance and its descendants, parents first."""
+    tree, seen = [root_id], {root_id}
+    for member in tree:
+        for child_id in list_children(snapshot, member):
+            if child_id not in seen:
+                seen.add(child_id)
+                tree.append(child_id)
+    return tree
+
+
+def has_anything(tx: Transaction, instance_id: str) -> bool:
+    """Return whether the store has any row of that id, also a message or a work item alone."""
+    return bool(tx.row(_HAS_ANYTHING, (instance_id,))[0])
+
+
+def delete_tree(tx: Transaction, root_id: str) -> None:
+    """Delete all rows of that id and of its descendants, running or not.
+
+    Without a row of that id, instances that name it as their parent stay.
+    """
+    if has_anything(tx, root_id):
+        for member in tree_of(tx, root_id):
+            delete_instance(tx, member)
+
+
+def delete_instance(tx: Transaction, instance_id: str) -> DeleteResult:
+    """Remove one instance, its messages, locks and state; nothing is checked."""
+    existence = find_existence(tx, instance_id)
+    events, executions, *_ = [tx.change(each, (existence.instance_key,)) for each in _DELETE_BY_KEY]
+    sessions = tx.rows(_SESSIONS_OF, (instance_id,))
+    messages = tx.change("DELETE FROM orchestrator_queue WHERE instance_id = ?", (instance_id,))
+    messages += tx.change("DELETE FROM worker_queue WHERE instance_id = ?", (instance_id,))
+    for (session_id,) in sessions:
+        tx.execute(_DELETE_EMPTY_SESSION, (session_id,))
+    statements.DELETE_LOCKS.execute(tx, [instance_id])
+    tx.changed_instances.append(instance_id)
+    return DeleteResult(
+        instances=existence.is_taken,
+        executions=executions,
+        events=events,
+        messages=messages,
+    )
+
+
+def add_up(results: Sequence[_Counts], kind: type[_Counts]) -> _Counts:
+    """Return the sum of each number."""
+    names: tuple[str, ...] = kind.__struct_fields__
+    return kind(**{name: sum(getattr(each, name) for each in results) for name in names})
 
 
 # --- rows after a turn

@@ -11,7 +11,7 @@ import msgspec
 from perdure.model.failures import Block
 from perdure.model.status import Status
 from perdure.providers import rules
-from perdure.providers.records import InstanceInfo, InstanceQuery, SystemMetrics
+from perdure.providers.records import InstanceInfo, InstanceQuery, InstanceTree, SystemMetrics
 from perdure.providers.sqlite import instances, statements
 
 if TYPE_CHECKING:
@@ -28,17 +28,20 @@ _PREFIX_MATCHES_TO_SORT: Final = 2_000
 _SELECT_STARTED: Final = """
 SELECT i.created_at, i.instance_id, i.name, i.version, i.parent_instance_id, i.execution_id,
        i.status, e.output, coalesce(l.touched_at, i.updated_at), e.completed_at, i.custom_status,
-       i.custom_status_version, l.block
+       i.custom_status_version, l.block, l.suspended
 FROM instances AS i
 LEFT JOIN executions AS e ON e.instance_key = i.instance_key AND e.execution_id = i.execution_id
 LEFT JOIN instance_locks AS l ON l.instance_id = i.instance_id
 """
 
 _SELECT_PENDING: Final = """
-SELECT l.pending_since, l.instance_id, l.instance_key, l.suspended, l.block,
-       i.custom_status, i.custom_status_version
+SELECT l.pending_since, l.instance_id, NULL, NULL, NULL,
+       (SELECT max(h.execution_id) FROM history AS h WHERE h.instance_key = l.instance_key),
+       NULL, NULL, l.pending_since, NULL, i.custom_status, i.custom_status_version, l.block,
+       l.suspended
 FROM instance_locks AS l LEFT JOIN instances AS i ON i.instance_key = l.instance_key
 """
+"""The same columns, of instances whose start is queued: without name and status."""
 
 _NEWEST_STARTED: Final = " ORDER BY i.created_at DESC, i.instance_id DESC"
 _NEWEST_PENDING: Final = " ORDER BY l.pending_since DESC, l.instance_id DESC"
@@ -71,13 +74,11 @@ _COUNT_ALL_STARTED: Final = """
 SELECT (SELECT count(*) FROM instances) - (SELECT count(*) FROM instances WHERE execution_id = 0)
 """
 """A table without a condition is counted by its pages."""
-_COUNT_NAMELESS: Final = """
-WITH nameless AS MATERIALIZED (
-    SELECT * FROM instances WHERE execution_id > 0 AND name IS NULL
-)
-SELECT count(*) FROM nameless AS i
+_NAMELESS: Final = "i.execution_id > 0 AND i.name IS NULL"
+"""Instances that no turn has named and that consumed no start: a queued start names them.
+
+They are rare, and looked at one by one if a query asks for what a start says.
 """
-"""Instances without a name first: they are rare, and the index of another filter may not be."""
 _COUNT_PENDING: Final = """
 SELECT l.suspended, l.block IS NOT NULL, count(*) FROM instance_locks AS l
 """
@@ -95,11 +96,18 @@ def find_info(snapshot: Snapshot, instance_id: str) -> InstanceInfo | None:
         _SELECT_STARTED + "WHERE i.instance_id = ? AND i.execution_id > 0", (instance_id,)
     )
     if row is not None:
-        return _started_info(snapshot, row)
+        return _info(snapshot, row)
     row = snapshot.row(
         _SELECT_PENDING + "WHERE l.instance_id = ? AND l.pending_since IS NOT NULL", (instance_id,)
     )
-    return None if row is None else _pending_info(snapshot, row)
+    return None if row is None else _info(snapshot, row)
+
+
+def get_tree(snapshot: Snapshot, root_id: str) -> InstanceTree:
+    """Return the ids of an instance and of its descendants. Errors: NotFound."""
+    get_info(snapshot, root_id)
+    tree = instances.tree_of(snapshot, root_id)
+    return InstanceTree(root_id=root_id, instance_ids=tuple(tree))
 
 
 def list_page(
@@ -117,8 +125,7 @@ def count(snapshot: Snapshot, query: InstanceQuery | None) -> int:
         return sum(n for status, n in counts.items() if statuses is None or status in statuses)
     if query.text is not None or query.instance_ids is not None:
         return sum(1 for _ in _matching(snapshot, query, None))
-    started = _count_started(snapshot, query)
-    return started + _count_pending(snapshot, query) + _count_nameless(snapshot, query)
+    return _count_started(snapshot, query) + _count_pending(snapshot, query)
 
 
 def count_by_status(snapshot: Snapshot) -> dict[Status, int]:
@@ -185,56 +192,29 @@ def _started_sources(
     to be sorted, and one for instances that only a queued start names.
     """
     statuses: Iterable[Status | None] = (None,) if query.statuses is None else query.statuses
-    sources = [
-        _started_source(snapshot, query, status, before)
-        for status in statuses
-        if status is not Status.PENDING
-    ]
+    sources: list[Iterator[InstanceInfo]] = []
+    for status in statuses:
+        if status is not Status.PENDING:
+            where = _started_conditions(query)
+            if status is not None:
+                where.add("i.status = ?", status)
+            if query.id_prefix:
+                _add_prefix(where, query.id_prefix, sorts=_sorts_prefix(snapshot, query.id_prefix))
+            if query.text is not None and query.text.isascii():
+                where.add(_MENTIONS, *[query.text.lower()] * 4)
+            sources.append(_started_source(snapshot, where, before))
     if _asks_identity(query):
-        sources.append(_nameless_source(snapshot, before))
+        sources.append(_started_source(snapshot, _Conditions(_NAMELESS), before))
     return sources
 
 
-def _asks_identity(query: InstanceQuery) -> bool:
-    return not (query.name is query.version is query.parent_instance_id is None)
-
-
-def _nameless_source(snapshot: Snapshot, before: _Place | None) -> Iterator[InstanceInfo]:
-    """Yield instances that no turn has named and that consumed no start. They are rare."""
-    where = _Conditions("i.execution_id > 0 AND i.name IS NULL")
-    if before is not None:
-        where.add("(i.created_at, i.instance_id) < (?, ?)", *before)
-    for row in snapshot.execute(_SELECT_STARTED + where.sql + _NEWEST_STARTED, where.values):
-        yield _started_info(snapshot, row)
-
-
 def _started_source(
-    snapshot: Snapshot, query: InstanceQuery, status: Status | None, before: _Place | None
+    snapshot: Snapshot, where: _Conditions, before: _Place | None
 ) -> Iterator[InstanceInfo]:
-    where = _Conditions("i.execution_id > 0")
     if before is not None:
         where.add("(i.created_at, i.instance_id) < (?, ?)", *before)
-    if status is not None:
-        where.add("i.status = ?", status)
-    if _asks_identity(query):
-        where.add("i.name IS NOT NULL")
-    _add_identity(where, query, "i.name = ?", "i.version = ?")
-    if query.parent_instance_id is not None:
-        where.add("i.parent_instance_id = ?", query.parent_instance_id)
-    if query.roots_only:
-        where.add("i.parent_instance_id IS NULL")
-    _add_times(where, query)
-    if query.id_prefix:
-        start, end = query.id_prefix, _after_prefix(query.id_prefix)
-        limit = _PREFIX_MATCHES_TO_SORT + 1
-        few = snapshot.row(_COUNT_WITH_PREFIX, (start, end, limit))[0] < limit
-        # A unary plus keeps SQLite from using the index of the column.
-        column = "i.instance_id" if few else "+i.instance_id"
-        where.add(f"{column} >= ? AND {column} < ?", start, end)
-    if query.text is not None and query.text.isascii():
-        where.add(_MENTIONS, *[query.text.lower()] * 4)
     for row in snapshot.execute(_SELECT_STARTED + where.sql + _NEWEST_STARTED, where.values):
-        yield _started_info(snapshot, row)
+        yield _info(snapshot, row)
 
 
 def _pending_source(
@@ -251,33 +231,25 @@ def _pending_source(
         where, query, "(l.name = ? OR l.name IS NULL)", "(l.version = ? OR l.name IS NULL)"
     )
     for row in snapshot.execute(_SELECT_PENDING + where.sql + _NEWEST_PENDING, where.values):
-        yield _pending_info(snapshot, row)
+        yield _info(snapshot, row)
 
 
 # --- counting
 
 
 def _count_started(snapshot: Snapshot, query: InstanceQuery) -> int:
-    where = _Conditions("i.execution_id > 0")
-    _add_identity(where, query, "i.name = ?", "i.version = ?")
+    where = _started_conditions(query)
     if query.statuses is not None:
         marks = ", ".join("?" * len(query.statuses))
         where.add(f"i.status IN ({marks})", *query.statuses)
-    if query.parent_instance_id is not None:
-        where.add("i.parent_instance_id = ?", query.parent_instance_id)
-    if query.roots_only:
-        where.add("i.parent_instance_id IS NULL")
-    _add_times(where, query)
     if query.id_prefix:
-        start, end = query.id_prefix, _after_prefix(query.id_prefix)
-        where.add("i.instance_id >= ? AND i.instance_id < ?", start, end)
-    started = snapshot.row(_COUNT_STARTED + where.sql, where.values)[0]
-    nameless = snapshot.row(_COUNT_NAMELESS + where.sql, where.values)[0]
-    return int(started - nameless)
-
-
-def _count_nameless(snapshot: Snapshot, query: InstanceQuery) -> int:
-    return sum(rules.fits_query(info, query) for info in _nameless_source(snapshot, None))
+        _add_prefix(where, query.id_prefix, sorts=True)
+    nameless: Iterable[InstanceInfo] = ()
+    if _asks_identity(query) or query.roots_only:
+        where.add("i.name IS NOT NULL")
+        nameless = _started_source(snapshot, _Conditions(_NAMELESS), None)
+    named: int = snapshot.row(_COUNT_STARTED + where.sql, where.values)[0]
+    return named + sum(rules.fits_query(info, query) for info in nameless)
 
 
 def _count_pending(snapshot: Snapshot, query: InstanceQuery) -> int:
@@ -298,7 +270,7 @@ def _count_pending(snapshot: Snapshot, query: InstanceQuery) -> int:
     rows = snapshot.execute(
         _SELECT_PENDING + "WHERE l.pending_since IS NOT NULL AND l.name IS NULL"
     )
-    infos = (_pending_info(snapshot, row) for row in rows)
+    infos = (_info(snapshot, row) for row in rows)
     return int(counted + sum(rules.fits_query(info, query) for info in infos))
 
 
@@ -321,14 +293,14 @@ class _Conditions:
         self.values += values
 
 
-def _add_identity(where: _Conditions, query: InstanceQuery, name: str, version: str) -> None:
-    if query.name is not None:
-        where.add(name, query.name)
-    if query.version is not None:
-        where.add(version, query.version)
-
-
-def _add_times(where: _Conditions, query: InstanceQuery) -> None:
+def _started_conditions(query: InstanceQuery) -> _Conditions:
+    """Return what the query asks of instances with a turn, except for status, prefix and text."""
+    where = _Conditions("i.execution_id > 0")
+    _add_identity(where, query, "i.name = ?", "i.version = ?")
+    if query.parent_instance_id is not None:
+        where.add("i.parent_instance_id = ?", query.parent_instance_id)
+    if query.roots_only:
+        where.add("i.parent_instance_id IS NULL")
     for condition, bound in (
         ("i.created_at > ?", query.created_after_ms),
         ("i.created_at < ?", query.created_before_ms),
@@ -337,6 +309,31 @@ def _add_times(where: _Conditions, query: InstanceQuery) -> None:
     ):
         if bound is not None:
             where.add(condition, bound)
+    return where
+
+
+def _asks_identity(query: InstanceQuery) -> bool:
+    return not (query.name is query.version is query.parent_instance_id is None)
+
+
+def _add_identity(where: _Conditions, query: InstanceQuery, name: str, version: str) -> None:
+    if query.name is not None:
+        where.add(name, query.name)
+    if query.version is not None:
+        where.add(version, query.version)
+
+
+def _sorts_prefix(snapshot: Snapshot, prefix: str) -> bool:
+    """Return whether few enough ids have the prefix to find them by it and to sort them."""
+    limit = _PREFIX_MATCHES_TO_SORT + 1
+    bounds = (prefix, _after_prefix(prefix), limit)
+    return bool(snapshot.row(_COUNT_WITH_PREFIX, bounds)[0] < limit)
+
+
+def _add_prefix(where: _Conditions, prefix: str, *, sorts: bool) -> None:
+    # A unary plus keeps SQLite from using the index of the column.
+    column = "i.instance_id" if sorts else "+i.instance_id"
+    where.add(f"{column} >= ? AND {column} < ?", prefix, _after_prefix(prefix))
 
 
 def _may_be_pending(query: InstanceQuery) -> bool:
@@ -356,44 +353,21 @@ def _after_prefix(prefix: str) -> str:
 # --- from rows to records
 
 
-def _started_info(snapshot: Snapshot, row: Any) -> InstanceInfo:
+def _info(snapshot: Snapshot, row: Any) -> InstanceInfo:
     created_at, instance_id, name, version, parent, execution_id, status, *rest = row
-    output, updated_at, completed_at, custom_status, custom_version, block = rest
+    output, updated_at, completed_at, custom_status, custom_version, block, suspended = rest
     if name is None:
         name, version, parent = identity(snapshot, instance_id)
     return InstanceInfo(
         instance_id=instance_id,
         name=name,
         version=version,
-        execution_id=execution_id,
-        status=Status(status),
+        execution_id=execution_id or 1,
+        status=_pending_status(suspended, block is not None) if status is None else Status(status),
         output=output,
         created_at_ms=created_at,
         updated_at_ms=updated_at,
         completed_at_ms=completed_at,
-        parent_instance_id=parent,
-        custom_status=custom_status,
-        custom_status_version=custom_version,
-        block=decode_block(block),
-    )
-
-
-def _pending_info(snapshot: Snapshot, row: Any) -> InstanceInfo:
-    created_at, instance_id, key, suspended, block, custom_status, custom_version = row
-    name, version, parent = identity(snapshot, instance_id)
-    execution_id = 1
-    if key is not None:
-        execution_id = snapshot.row(instances.LAST_HISTORY_EXECUTION, (key,))[0]
-    return InstanceInfo(
-        instance_id=instance_id,
-        name=name,
-        version=version,
-        execution_id=execution_id,
-        status=_pending_status(suspended, block is not None),
-        output=None,
-        created_at_ms=created_at,
-        updated_at_ms=created_at,
-        completed_at_ms=None,
         parent_instance_id=parent,
         custom_status=custom_status,
         custom_status_version=custom_version or 0,

@@ -9,10 +9,9 @@ from perdure.errors import UsageError
 from perdure.limits import ORPHAN_GRACE_SECONDS
 from perdure.providers.records import Capabilities, StoreInfo
 from perdure.providers.sqlite.admin import EngineAdmin
-from perdure.providers.sqlite.database import Database
+from perdure.providers.sqlite.database import Database, System
 from perdure.providers.sqlite.provider import VERSION, EngineProvider
 from perdure.providers.sqlite.store import Signals, Store
-from perdure.providers.sqlite.system import System
 
 if TYPE_CHECKING:
     from perdure.clock import Clock

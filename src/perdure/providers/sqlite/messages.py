@@ -5,18 +5,17 @@ from __future__ import annotations
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final
 
-from perdure.model.status import Status
 from perdure.providers import rules
 from perdure.providers.records import EnqueueCondition
-from perdure.providers.sqlite import deletion, instances, listing, readiness, statements
-from perdure.providers.sqlite.many_rows import as_list, rows_at_once
+from perdure.providers.sqlite import instances, listing, readiness, statements
+from perdure.providers.sqlite.batch import Verb
 from perdure.providers.sqlite.statements import Existence
-from perdure.providers.sqlite.verb import Verb
+from perdure.providers.sqlite.transaction import as_list, rows_at_once
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from perdure.providers.records import OrchestratorMessage, StartRouting
+    from perdure.providers.records import OrchestratorMessage
     from perdure.providers.sqlite.transaction import Transaction
 
 
@@ -72,7 +71,7 @@ def _enqueue_new(
         if start is None:
             return None
         visible_at = rules.visible_at(message.visible_at_ms, tx.now, delay_ms)
-        queued.append(_row(tx, message, visible_at, message_id))
+        queued.append(queue_row(message_id, message, visible_at, tx.now))
         ready.append(readiness.ready_row(tx, instance_id, visible_at, message_id, start))
     statements.INSERT_MESSAGE.execute(tx, queued)
     statements.INSERT_READY.execute(tx, ready)
@@ -111,31 +110,9 @@ def insert_all(tx: Transaction, messages: Sequence[OrchestratorMessage]) -> None
 def insert(tx: Transaction, message: OrchestratorMessage, visible_at: int) -> None:
     """Add a new message and bring the readiness row of its instance up to date."""
     message_id = tx.new_message_id()
-    statements.INSERT_MESSAGE.execute(tx, [_row(tx, message, visible_at, message_id)])
+    statements.INSERT_MESSAGE.execute(tx, [queue_row(message_id, message, visible_at, tx.now)])
     readiness.note_message(tx, message.instance_id, visible_at, message_id, message.start)
     tx.changed_instances.append(message.instance_id)
-
-
-def exists(tx: Transaction, instance_id: str) -> bool:
-    """Return whether there is an instance, or its start is queued."""
-    return find_existence(tx, instance_id).is_taken
-
-
-def find_existence(tx: Transaction, instance_id: str) -> Existence:
-    """Return what there is under that id."""
-    return Existence._make(tx.row(statements.EXISTENCE_OF, (instance_id,)))
-
-
-def has_ended(tx: Transaction, instance_id: str) -> bool:
-    """Return whether an instance has begun and ended for good."""
-    instance = tx.row(instances.INSTANCE_BY_ID, (instance_id,))
-    if instance is None or instance[1] == 0:
-        return False
-    status = Status(tx.row(instances.CURRENT_STATUS, (instance[0],))[0])
-    if status is not Status.CONTINUED_AS_NEW:
-        return status.is_final
-    start_queued = tx.row(statements.QUEUED_START, (instance_id,)) is not None
-    return rules.has_ended(status, start_queued=start_queued)
 
 
 def _is_met(tx: Transaction, instance_id: str, condition: EnqueueCondition) -> bool:
@@ -143,49 +120,42 @@ def _is_met(tx: Transaction, instance_id: str, condition: EnqueueCondition) -> b
         case EnqueueCondition.ALWAYS:
             return True
         case EnqueueCondition.ABSENT:
-            return not exists(tx, instance_id)
+            return not instances.exists(tx, instance_id)
         case EnqueueCondition.ALIVE:
-            require_alive(tx, instance_id)
+            instances.require_alive(tx, instance_id)
             return True
         case EnqueueCondition.REPLACE:
             _refuse_to_take_from_parent(tx, instance_id)
-            deletion.delete_tree(tx, instance_id)
+            instances.delete_tree(tx, instance_id)
             return True
-
-
-def require_alive(tx: Transaction, instance_id: str) -> None:
-    """Raise NotFound for an unknown instance, InstanceFinished for one that has ended."""
-    if not exists(tx, instance_id):
-        raise rules.no_instance(instance_id)
-    if has_ended(tx, instance_id):
-        raise rules.instance_finished(instance_id)
 
 
 def _refuse_to_take_from_parent(tx: Transaction, child_id: str) -> None:
     """Raise NotARoot for a child whose parent has not ended."""
     child = listing.find_info(tx, child_id)
     parent_id = None if child is None else child.parent_instance_id
-    if parent_id is not None and exists(tx, parent_id) and not has_ended(tx, parent_id):
+    if (
+        parent_id is not None
+        and instances.exists(tx, parent_id)
+        and not instances.has_ended(tx, parent_id)
+    ):
         raise rules.not_a_root(child_id, parent_id)
 
 
-def _row(
-    tx: Transaction, message: OrchestratorMessage, visible_at: int, message_id: int
+def queue_row(
+    message_id: int,
+    message: OrchestratorMessage,
+    visible_at: int,
+    enqueued_at: int,
+    attempt_count: int = 0,
 ) -> tuple[Any, ...]:
+    """Return the row of a message that no lock carries."""
     start, timer = message.start, message.timer
+    routing: Any = (None, None, None)
+    if start is not None:
+        routing = (start.name, start.version, start.parent_instance_id)
     return (
-        message_id,
-        message.instance_id,
-        message.kind,
-        message.body,
-        visible_at,
-        tx.now,
-        0,
-        message.visible_at_ms,
-        *((None, None, None) if start is None else _routing(start)),
+        message_id, message.instance_id, message.kind, message.body, visible_at, enqueued_at,
+        attempt_count, message.visible_at_ms, *routing,
         *((None, None) if timer is None else (timer.execution_id, timer.timer_id)),
-    )
-
-
-def _routing(start: StartRouting) -> tuple[str, str | None, str | None]:
-    return start.name, start.version, start.parent_instance_id
+    )  # fmt: skip

@@ -12,13 +12,12 @@ from perdure.providers.contract import Provider
 from perdure.providers.records import Capabilities, EnqueueCondition, TagFilter
 from perdure.providers.sqlite import reading
 from perdure.providers.sqlite.admin import SqliteAdmin
+from perdure.providers.sqlite.batch import Verb
 from perdure.providers.sqlite.commit import ACK_TURN, APPEND_EVENTS, START_INSTANCE
-from perdure.providers.sqlite.database import FileDatabase
+from perdure.providers.sqlite.database import FileDatabase, System
 from perdure.providers.sqlite.messages import ENQUEUE_MESSAGE, ENQUEUE_MESSAGES
-from perdure.providers.sqlite.store import Store
-from perdure.providers.sqlite.system import System
+from perdure.providers.sqlite.store import Store, reads, writes
 from perdure.providers.sqlite.turns import ABANDON_TURN, FETCH_TURN, RENEW_TURNS
-from perdure.providers.sqlite.verb import Verb
 from perdure.providers.sqlite.work import (
     ABANDON_WORK,
     ACK_WORK,
@@ -34,9 +33,7 @@ from perdure.providers.waiting import Poll
 if TYPE_CHECKING:
     import asyncio
     import os
-    from collections.abc import Callable, Sequence
-
-    import apsw
+    from collections.abc import Sequence
 
     from perdure.clock import Clock
     from perdure.model.failures import Block
@@ -44,13 +41,10 @@ if TYPE_CHECKING:
     from perdure.providers.records import (
         FetchedOrchestration,
         FetchedWork,
-        HistoryRecord,
-        KvEntry,
         OrchestrationFilter,
         OrchestratorMessage,
         SessionFetch,
         TurnCommit,
-        WorkerMessage,
     )
     from perdure.providers.sqlite.admin import EngineAdmin
     from perdure.providers.sqlite.connection import Durability
@@ -76,6 +70,10 @@ class EngineProvider(Provider):
     def version(self) -> str:
         return VERSION
 
+    @property
+    def admin(self) -> EngineAdmin:
+        return self._admin
+
     # --- life of the handle
 
     async def open(self) -> None:
@@ -85,7 +83,8 @@ class EngineProvider(Provider):
         await self._store.close()
 
     def _require_open(self, operation: str) -> None:
-        self._store.require_open(operation)
+        if not self._store.is_open:
+            raise self._store.closed(operation)
 
     # --- turns
 
@@ -96,13 +95,8 @@ class EngineProvider(Provider):
         filter: OrchestrationFilter | None,  # noqa: A002
         owner: str | None,
     ) -> asyncio.Future[FetchedOrchestration | None]:
-        return self._store.write(
-            FETCH_TURN,
-            lock_timeout_ms,
-            filter,
-            owner,
-            poll=self._poll(self._store.signals.turns, poll_timeout_ms),
-        )
+        poll = self._poll(self._store.signals.turns, poll_timeout_ms)
+        return self._store.write(FETCH_TURN, lock_timeout_ms, filter, owner, poll=poll)
 
     def _ack_orchestration_item(self, lock_token: str, commit: TurnCommit) -> asyncio.Future[None]:
         return self._store.write(ACK_TURN, lock_token, commit, is_small=_is_small(commit))
@@ -117,48 +111,25 @@ class EngineProvider(Provider):
     ) -> asyncio.Future[None]:
         return self._store.write(ABANDON_TURN, lock_token, delay_ms, block, ignore_attempt)
 
-    def _renew_orchestration_item_locks(
-        self, lock_tokens: tuple[str, ...], extend_for_ms: int
-    ) -> asyncio.Future[frozenset[str]]:
-        return self._store.write(RENEW_TURNS, lock_tokens, extend_for_ms)
+    _renew_orchestration_item_locks = writes(RENEW_TURNS)
 
     def _start_orchestration_item(
         self, start: OrchestratorMessage, commit: TurnCommit, lock_token: str, owner: str
     ) -> asyncio.Future[bool]:
+        is_small = _is_small(commit)
         return self._store.write(
-            START_INSTANCE,
-            start,
-            commit,
-            lock_token,
-            owner,
-            is_small=_is_small(commit),
+            START_INSTANCE, start, commit, lock_token, owner, is_small=is_small
         )
 
     # --- history
 
-    def _read(self, instance_id: str) -> asyncio.Future[list[HistoryRecord]]:
-        return self._store.read(Verb("read", reading.read), instance_id)
+    _read = reads(Verb("read", reading.read))
+    _read_with_execution = reads(Verb("read_with_execution", reading.read_page))
+    _append_with_execution = writes(APPEND_EVENTS)
 
-    def _read_with_execution(
-        self, instance_id: str, execution_id: int, after_event_id: int, limit: int | None
-    ) -> asyncio.Future[list[HistoryRecord]]:
-        return self._store.read(
-            Verb("read_with_execution", reading.read_page),
-            instance_id,
-            execution_id,
-            after_event_id,
-            -1 if limit is None else limit,
-        )
+    # --- worker queue and its sessions
 
-    def _append_with_execution(
-        self, instance_id: str, execution_id: int, records: tuple[HistoryRecord, ...]
-    ) -> asyncio.Future[None]:
-        return self._store.write(APPEND_EVENTS, instance_id, execution_id, records)
-
-    # --- worker queue
-
-    def _enqueue_for_worker(self, message: WorkerMessage) -> asyncio.Future[None]:
-        return self._store.write(ENQUEUE_WORK, message)
+    _enqueue_for_worker = writes(ENQUEUE_WORK)
 
     async def _fetch_work_items(
         self,
@@ -180,89 +151,37 @@ class EngineProvider(Provider):
         )
         return found or []
 
-    def _ack_work_item(
-        self,
-        lock_token: str,
-        completion: OrchestratorMessage | None,
-        retry: WorkerMessage | None,
-    ) -> asyncio.Future[None]:
-        return self._store.write(ACK_WORK, lock_token, completion, retry)
+    _ack_work_item = writes(ACK_WORK)
 
     def _abandon_work_item(
         self, lock_token: str, delay_ms: int | None, *, ignore_attempt: bool
     ) -> asyncio.Future[None]:
         return self._store.write(ABANDON_WORK, lock_token, delay_ms, ignore_attempt)
 
-    def _renew_work_item_locks(
-        self, lock_tokens: tuple[str, ...], extend_for_ms: int, heartbeat: str | None
-    ) -> asyncio.Future[frozenset[str]]:
-        return self._store.write(RENEW_WORK_ITEMS, lock_tokens, extend_for_ms, heartbeat)
-
-    # --- sessions
-
-    def _renew_session_lock(
-        self, owner_ids: tuple[str, ...], extend_for_ms: int, idle_timeout_ms: int
-    ) -> asyncio.Future[int]:
-        return self._store.write(
-            RENEW_SESSIONS,
-            owner_ids,
-            extend_for_ms,
-            idle_timeout_ms,
-        )
-
-    def _cleanup_orphaned_sessions(self) -> asyncio.Future[int]:
-        return self._store.write(CLEAN_SESSIONS)
+    _renew_work_item_locks = writes(RENEW_WORK_ITEMS)
+    _renew_session_lock = writes(RENEW_SESSIONS)
+    _cleanup_orphaned_sessions = writes(CLEAN_SESSIONS)
 
     # --- orchestrator queue
 
     def _enqueue_for_orchestrator(
         self, message: OrchestratorMessage, delay_ms: int | None, condition: EnqueueCondition
     ) -> asyncio.Future[bool]:
-        return self._store.write(
-            ENQUEUE_MESSAGE,
-            message,
-            delay_ms,
-            condition,
-            # What it replaces may be a tree of any size.
-            is_small=condition is not EnqueueCondition.REPLACE
-            and len(message.body) <= _SMALL_CHARACTERS,
-        )
+        # What it replaces may be a tree of any size.
+        replaces = condition is EnqueueCondition.REPLACE
+        is_small = not replaces and len(message.body) <= _SMALL_CHARACTERS
+        return self._store.write(ENQUEUE_MESSAGE, message, delay_ms, condition, is_small=is_small)
 
-    async def _enqueue_many_for_orchestrator(
-        self,
-        messages: tuple[OrchestratorMessage, ...],
-        delay_ms: int | None,
-        condition: EnqueueCondition,
-    ) -> list[bool]:
-        taken: list[bool] = await self._store.write(
-            ENQUEUE_MESSAGES,
-            messages,
-            delay_ms,
-            condition,
-        )
-        return taken
+    _enqueue_many_for_orchestrator = writes(ENQUEUE_MESSAGES)
 
     # --- what clients read
 
-    def _get_custom_status(
-        self, instance_id: str, last_seen_version: int
-    ) -> asyncio.Future[tuple[str | None, int] | None]:
-        return self._store.read(
-            Verb("get_custom_status", reading.custom_status), instance_id, last_seen_version
-        )
-
-    def _get_kv_value(self, instance_id: str, key: str) -> asyncio.Future[str | None]:
-        return self._store.read(Verb("get_kv_value", reading.kv_value), instance_id, key)
-
-    def _get_kv_all_values(self, instance_id: str) -> asyncio.Future[dict[str, KvEntry]]:
-        return self._store.read(Verb("get_kv_all_values", reading.kv_all_values), instance_id)
+    _get_custom_status = reads(Verb("get_custom_status", reading.custom_status))
+    _get_kv_value = reads(Verb("get_kv_value", reading.kv_value))
+    _get_kv_all_values = reads(Verb("get_kv_all_values", reading.kv_all_values))
 
     def _watch(self, instance_id: str) -> Watch:
         return self._store.watch(instance_id)
-
-    @property
-    def admin(self) -> EngineAdmin:
-        return self._admin
 
     def _poll(self, signal: Signal, timeout_ms: int) -> Poll | None:
         return Poll(signal, self._store.clock, timeout_ms) if timeout_ms else None
@@ -321,15 +240,8 @@ class SqliteProvider(EngineProvider):
                 pass
         return due
 
-    def _settle_in_transaction(
-        self, lock_token: str, settle: Callable[[apsw.Connection], OrchestratorMessage]
-    ) -> asyncio.Future[None]:
-        # On the writer's thread: the connection is an apsw.Connection inside a transaction.
-        return self._store.write(
-            SETTLE_IN_TRANSACTION,
-            lock_token,
-            settle,
-        )
+    # On the writer's thread: the connection is an apsw.Connection inside a transaction.
+    _settle_in_transaction = writes(SETTLE_IN_TRANSACTION)
 
 
 def _is_small(commit: TurnCommit) -> bool:
@@ -337,7 +249,9 @@ def _is_small(commit: TurnCommit) -> bool:
     records = commit.history_delta
     if len(records) > _SMALL_ROWS or len(commit.consumed or ()) > _SMALL_ROWS:
         return False
-    sizes = [len(record.data) for record in records]
-    if commit.orchestrator_items:
-        sizes += [len(message.body) for message in commit.orchestrator_items]
-    return sum(sizes) <= _SMALL_CHARACTERS
+    size = 0
+    for record in records:
+        size += len(record.data)
+    for message in commit.orchestrator_items:
+        size += len(message.body)
+    return size <= _SMALL_CHARACTERS

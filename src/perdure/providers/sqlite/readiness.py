@@ -26,6 +26,11 @@ SUSPENDED: Final = 3
 NO_FACTS: Final = LockFacts()
 """Of an instance without a readiness row."""
 
+_WITH_READINESS: Final = """
+SELECT instance_id FROM instance_locks UNION SELECT instance_id FROM orchestrator_queue
+"""
+"""Instances that must have a readiness row."""
+
 
 class NoWork:
     """The answer of a fetch that found nothing: try again at ``retry_at_ms``, or after a change."""
@@ -53,7 +58,7 @@ def refresh(tx: Transaction, instance_id: str) -> None:
     if first is None and facts.lock_token is None and not is_held:
         if facts.touched_at is not None:
             key, *_ = _identify(tx, instance_id)
-            instances.TOUCH_INSTANCES.execute(tx, [key], facts.touched_at)
+            tx.change(instances.TOUCH_INSTANCE, (facts.touched_at, key))
         statements.DELETE_LOCKS.execute(tx, [instance_id])
         return
     key, name, version, pending_since, opens_at = _identify(tx, instance_id)
@@ -69,11 +74,17 @@ def refresh(tx: Transaction, instance_id: str) -> None:
         state, wake_at = WAITING, free_at
     else:
         state = READY
-    tx.change(
-        statements.PUT_LOCK,
-        (instance_id, key, name, version, pending_since, state, wake_at,
-         *(first or (None, None)), *facts),
+    row = (
+        instance_id, key, name, version, pending_since, state, wake_at, *(first or (None, None)),
+        *facts,
     )  # fmt: skip
+    statements.PUT_LOCK.execute(tx, [row])
+
+
+def refresh_all(tx: Transaction) -> None:
+    """Compute every readiness row again, also those that are missing."""
+    for (instance_id,) in tx.rows(_WITH_READINESS):
+        refresh(tx, instance_id)
 
 
 def find_facts(tx: Transaction, instance_id: str) -> LockFacts | None:
@@ -155,8 +166,10 @@ def _identify(
     if start is None:
         return key, None, None, None, None if instance is None else 0
     count, opens_at = tx.row(statements.QUEUED_STARTS, (instance_id,))
-    # With several starts, the name depends on which of them is visible: then it is left open.
-    name, version = start[:2] if count == 1 else (None, None)
+    # The name is left open if it depends on which of several starts is visible, or if other
+    # messages can be handed out before the start is.
+    is_known = count == 1 and (instance is None or opens_at <= tx.now)
+    name, version = start[:2] if is_known else (None, None)
     return key, name, version, start[3], opens_at if instance is None else 0
 
 

@@ -1,13 +1,32 @@
-"""Reads of one instance for clients: history, custom status, key-value state."""
+"""Reads for clients and for administration: histories, state, executions, queues and workers."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from perdure.errors import CorruptData
+from perdure.model.status import Status
 from perdure.providers import rules
-from perdure.providers.records import HistoryRecord, KvEntry
+from perdure.providers.records import (
+    ActivityIdentity,
+    DeadLetter,
+    ExecutionInfo,
+    HistoryRecord,
+    KvEntry,
+    OrchestratorMessage,
+    QueueDepth,
+    QueueDepths,
+    QueuedMessage,
+    QueuedWork,
+    StartRouting,
+    TimerIdentity,
+    WorkerInfo,
+    WorkerMessage,
+)
 from perdure.providers.sqlite import instances
+from perdure.providers.sqlite.instances import parse_version
 
 if TYPE_CHECKING:
     from perdure.providers.sqlite.transaction import Snapshot
@@ -27,6 +46,74 @@ LEFT JOIN kv_store AS s ON s.instance_key = i.instance_key AND s.key = ?2
 WHERE i.instance_id = ?1
 """
 
+_EXECUTION: Final = """
+SELECT e.status, e.output, e.started_at, e.completed_at, e.framework_version,
+       (SELECT count(*) FROM history AS h
+        WHERE h.instance_key = e.instance_key AND h.execution_id = e.execution_id)
+FROM instances AS i JOIN executions AS e USING (instance_key)
+WHERE i.instance_id = ? AND e.execution_id = ?
+"""
+
+_EXECUTION_IDS: Final = """
+SELECT e.execution_id FROM instances AS i JOIN executions AS e USING (instance_key)
+WHERE i.instance_id = ? ORDER BY e.execution_id
+"""
+
+_LATEST: Final = """
+SELECT max(
+    coalesce((SELECT max(e.execution_id) FROM executions AS e
+              WHERE e.instance_key = i.instance_key), 0),
+    coalesce((SELECT max(h.execution_id) FROM history AS h
+              WHERE h.instance_key = i.instance_key), 0))
+FROM instances AS i WHERE i.instance_id = ?
+"""
+
+_MESSAGE_DEPTH: Final = """
+SELECT count(*) FILTER (WHERE l.lock_token IS NULL AND q.visible_at <= ?1),
+       count(*) FILTER (WHERE l.lock_token IS NULL AND q.visible_at > ?1),
+       count(*) FILTER (WHERE l.lock_token IS NOT NULL),
+       min(q.visible_at) FILTER (WHERE l.lock_token IS NULL AND q.visible_at <= ?1)
+FROM orchestrator_queue AS q
+LEFT JOIN instance_locks AS l
+    ON l.instance_id = q.instance_id AND l.lock_token = q.lock_token AND l.locked_until > ?1
+"""
+
+_WORK_DEPTH: Final = """
+SELECT count(*) FILTER (WHERE is_free AND visible_at <= ?1),
+       count(*) FILTER (WHERE is_free AND visible_at > ?1),
+       count(*) FILTER (WHERE NOT is_free),
+       min(visible_at) FILTER (WHERE is_free AND visible_at <= ?1)
+FROM (SELECT visible_at, locked_until IS NULL OR locked_until <= ?1 AS is_free FROM worker_queue)
+"""
+
+_MESSAGES: Final = """
+SELECT q.message_id, q.instance_id, q.kind, q.body, q.asked_visible_at, q.start_name,
+       q.start_version, q.start_parent_id, q.timer_execution_id, q.timer_id, q.visible_at,
+       q.enqueued_at, q.attempt_count, l.lock_token IS NOT NULL
+FROM orchestrator_queue AS q
+LEFT JOIN instance_locks AS l
+    ON l.instance_id = q.instance_id AND l.lock_token = q.lock_token AND l.locked_until > ?2
+WHERE q.instance_id = ?1 ORDER BY q.message_id LIMIT ?3
+"""
+
+_WORK: Final = """
+SELECT message_id, instance_id, execution_id, activity_id, name, body, session_id, tag,
+       asked_visible_at, visible_at, enqueued_at, attempt_count,
+       iif(locked_until > ?2, locked_until, NULL), heartbeat
+FROM worker_queue WHERE instance_id = ?1 ORDER BY message_id LIMIT ?3
+"""
+
+LETTERS: Final = """
+SELECT letter_id, instance_id, kind, body, asked_visible_at, start_name, start_version,
+       start_parent_id, timer_execution_id, timer_id, reason, dead_since
+FROM dead_letters
+"""
+
+_worker_decoder: Final = msgspec.json.Decoder(WorkerInfo)
+
+
+# --- histories and state
+
 
 def read(snapshot: Snapshot, instance_id: str) -> list[HistoryRecord]:
     """Return the history of the latest execution."""
@@ -35,26 +122,41 @@ def read(snapshot: Snapshot, instance_id: str) -> list[HistoryRecord]:
         return []
     key, current = found
     last = snapshot.row(instances.LAST_HISTORY_EXECUTION, (key,))[0] or 0
-    return read_page(snapshot, instance_id, max(current, last), 0, -1)
+    return read_page(snapshot, instance_id, max(current, last))
 
 
 def read_page(
-    snapshot: Snapshot, instance_id: str, execution_id: int, after_event_id: int, limit: int
+    snapshot: Snapshot,
+    instance_id: str,
+    execution_id: int,
+    after_event_id: int = 0,
+    limit: int | None = None,
 ) -> list[HistoryRecord]:
-    """Return the history of one execution after an event; a limit of -1 means all of it."""
+    """Return the history of one execution after an event."""
     found = snapshot.row(_KEY, (instance_id,))
     if found is None:
         return []
     try:
-        return [
-            HistoryRecord(event_id=event_id, data=data)
-            for event_id, data in snapshot.events(found[0], execution_id, after_event_id, limit)
-        ]
+        return events(snapshot, found[0], execution_id, after_event_id, limit)
     except UnicodeDecodeError as error:
         raise CorruptData(
             "read",
             f"history of execution {execution_id} of {instance_id!r} is not readable: {error}",
         ) from error
+
+
+def events(
+    snapshot: Snapshot,
+    instance_key: int,
+    execution_id: int,
+    after_event_id: int = 0,
+    limit: int | None = None,
+) -> list[HistoryRecord]:
+    """Return events of one execution. Errors: CorruptData or UnicodeDecodeError if damaged."""
+    rows = snapshot.events(
+        instance_key, execution_id, after_event_id, -1 if limit is None else limit
+    )
+    return [HistoryRecord(event_id=event_id, data=data) for event_id, data in rows]
 
 
 def custom_status(
@@ -105,3 +207,129 @@ def readable(snapshot: Snapshot, statement: str, parameters: tuple[Any, ...]) ->
         )
         for row in snapshot.rows(raw, parameters)
     ]
+
+
+# --- executions
+
+
+def list_executions(snapshot: Snapshot, instance_id: str) -> list[int]:
+    return [row[0] for row in snapshot.rows(_EXECUTION_IDS, (instance_id,))]
+
+
+def latest_execution_id(snapshot: Snapshot, instance_id: str) -> int:
+    row = snapshot.row(_LATEST, (instance_id,))
+    if row is None:
+        raise rules.no_execution(instance_id)
+    latest: int = row[0]
+    return latest
+
+
+def execution_info(snapshot: Snapshot, instance_id: str, execution_id: int) -> ExecutionInfo:
+    row = snapshot.row(_EXECUTION, (instance_id, execution_id))
+    if row is None:
+        raise rules.no_execution(instance_id, execution_id)
+    status, output, started_at, completed_at, pinned, events = row
+    return ExecutionInfo(
+        execution_id=execution_id,
+        status=Status(status),
+        output=output,
+        started_at_ms=started_at,
+        completed_at_ms=completed_at,
+        event_count=events,
+        framework_version=None if pinned is None else parse_version(pinned),
+    )
+
+
+# --- queues and workers
+
+
+def depths(snapshot: Snapshot) -> QueueDepths:
+    now = snapshot.now
+    return QueueDepths(
+        orchestrator=_depth(snapshot.row(_MESSAGE_DEPTH, (now,)), now),
+        worker=_depth(snapshot.row(_WORK_DEPTH, (now,)), now),
+        dead_letters=snapshot.row("SELECT count(*) FROM dead_letters")[0],
+    )
+
+
+def list_messages(snapshot: Snapshot, instance_id: str, limit: int) -> list[QueuedMessage]:
+    """Return the messages of an instance in queue order; a limit of -1 means all."""
+    return [
+        QueuedMessage(
+            message_id=row[0],
+            message=message_of(row[1:10]),
+            visible_at_ms=row[10],
+            enqueued_at_ms=row[11],
+            attempt_count=row[12],
+            locked=bool(row[13]),
+        )
+        for row in snapshot.execute(_MESSAGES, (instance_id, snapshot.now, limit))
+    ]
+
+
+def list_work(snapshot: Snapshot, instance_id: str, limit: int) -> list[QueuedWork]:
+    """Return the work items of an instance in queue order; a limit of -1 means all."""
+    return [
+        QueuedWork(
+            message_id=row[0],
+            message=WorkerMessage(
+                identity=ActivityIdentity(
+                    instance_id=row[1], execution_id=row[2], activity_id=row[3]
+                ),
+                name=row[4],
+                body=row[5],
+                session_id=row[6],
+                tag=row[7],
+                visible_at_ms=row[8],
+            ),
+            visible_at_ms=row[9],
+            enqueued_at_ms=row[10],
+            attempt_count=row[11],
+            locked_until_ms=row[12],
+            heartbeat=row[13],
+        )
+        for row in snapshot.execute(_WORK, (instance_id, snapshot.now, limit))
+    ]
+
+
+def list_dead_letters(snapshot: Snapshot, limit: int) -> list[DeadLetter]:
+    return [
+        DeadLetter(
+            letter_id=row[0], message=message_of(row[1:10]), reason=row[10], dead_since_ms=row[11]
+        )
+        for row in snapshot.execute(LETTERS + "ORDER BY letter_id LIMIT ?", (limit,))
+    ]
+
+
+def list_workers(snapshot: Snapshot) -> list[WorkerInfo]:
+    rows = snapshot.rows(
+        "SELECT record FROM workers WHERE expires_at > ? ORDER BY worker_id", (snapshot.now,)
+    )
+    return [_worker_decoder.decode(row[0]) for row in rows]
+
+
+def _depth(row: Any, now: int) -> QueueDepth:
+    visible, delayed, locked, oldest = row
+    return QueueDepth(
+        visible=visible,
+        delayed=delayed,
+        locked=locked,
+        oldest_visible_age_ms=None if oldest is None else now - oldest,
+    )
+
+
+def message_of(row: Any) -> OrchestratorMessage:
+    instance_id, kind, body, visible_at, name, version, parent, timer_execution, timer_id = row
+    start = timer = None
+    if name is not None:
+        start = StartRouting(name=name, version=version, parent_instance_id=parent)
+    if timer_id is not None:
+        timer = TimerIdentity(execution_id=timer_execution, timer_id=timer_id)
+    return OrchestratorMessage(
+        instance_id=instance_id,
+        kind=kind,
+        body=body,
+        visible_at_ms=visible_at,
+        start=start,
+        timer=timer,
+    )

@@ -10,19 +10,18 @@ from perdure.model.status import Status
 from perdure.providers import rules
 from perdure.providers.records import ExecutionSnapshot, InstanceSnapshot
 from perdure.providers.sqlite import (
-    deletion,
     instances,
     listing,
-    queues,
+    messages,
     readiness,
     reading,
     statements,
-    work_statements,
+    work,
 )
 from perdure.providers.sqlite.instances import InstanceRow, format_version, parse_version
 
 if TYPE_CHECKING:
-    from perdure.providers.records import QueuedMessage, QueuedWork
+    from perdure.providers.records import QueuedWork
     from perdure.providers.sqlite.transaction import Snapshot, Transaction
 
 _INSTANCE: Final = f"""
@@ -51,9 +50,9 @@ ORDER BY execution_id
 def export(snapshot: Snapshot, instance_id: str) -> InstanceSnapshot:
     row: Any = snapshot.row(_INSTANCE, (instance_id,))
     holds: Any = snapshot.row(_HOLDS, (instance_id,))
-    messages = queues.list_messages(snapshot, instance_id, -1)
-    work = queues.list_work(snapshot, instance_id, -1)
-    if row is None and not messages and not work:
+    queued = reading.list_messages(snapshot, instance_id, -1)
+    items = reading.list_work(snapshot, instance_id, -1)
+    if row is None and not queued and not items:
         raise rules.no_instance(instance_id)
     suspended, not_before, block, pending_since = holds or _NO_HOLDS
     key, updated_at, *columns = row or (None, 0, *instances.NO_INSTANCE)
@@ -84,17 +83,17 @@ def export(snapshot: Snapshot, instance_id: str) -> InstanceSnapshot:
         executions=_executions(snapshot, instance_id, key),
         kv_store={} if key is None else reading.kv_store(snapshot, key),
         kv_delta={} if key is None else reading.kv_delta(snapshot, key),
-        messages=tuple(msgspec.structs.replace(each, locked=False) for each in messages),
-        work=tuple(msgspec.structs.replace(each, locked_until_ms=None) for each in work),
+        messages=tuple(msgspec.structs.replace(each, locked=False) for each in queued),
+        work=tuple(msgspec.structs.replace(each, locked_until_ms=None) for each in items),
     )
 
 
 def restore(tx: Transaction, snapshot: InstanceSnapshot, replace: bool) -> None:
     instance_id = snapshot.instance_id
-    if deletion.has_anything(tx, instance_id):
+    if instances.has_anything(tx, instance_id):
         if not replace:
             raise rules.already_exists(instance_id)
-        deletion.delete_instance(tx, instance_id)
+        instances.delete_instance(tx, instance_id)
     key: int | None = None
     if snapshot.executions:
         key = _restore_turns(tx, snapshot)
@@ -104,10 +103,18 @@ def restore(tx: Transaction, snapshot: InstanceSnapshot, replace: bool) -> None:
         text = None if block is None else msgspec.json.encode(block).decode()
         holds = (int(snapshot.suspended), snapshot.not_before_ms, text, instance_id)
         tx.execute(statements.SET_HOLDS, holds)
-    for message in snapshot.messages:
-        _restore_message(tx, message)
-    for work in snapshot.work:
-        _restore_work(tx, work)
+    queued = [
+        messages.queue_row(
+            tx.new_message_id(),
+            each.message,
+            each.visible_at_ms,
+            each.enqueued_at_ms,
+            each.attempt_count,
+        )
+        for each in snapshot.messages
+    ]
+    statements.INSERT_MESSAGE.execute(tx, queued)
+    work.INSERT_WORK.execute(tx, [_work_row(tx, each) for each in snapshot.work])
     readiness.refresh(tx, instance_id)
     tx.work_changed = True
     tx.changed_instances.append(instance_id)
@@ -126,7 +133,7 @@ def _executions(
             started_at_ms=started_at,
             completed_at_ms=completed_at,
             framework_version=None if pinned is None else parse_version(pinned),
-            history=tuple(reading.read_page(snapshot, instance_id, execution_id, 0, -1)),
+            history=tuple(reading.read_page(snapshot, instance_id, execution_id)),
         )
         for execution_id, status, output, started_at, completed_at, pinned in snapshot.rows(
             _EXECUTIONS, (key,)
@@ -161,11 +168,11 @@ def _restore_turns(tx: Transaction, snapshot: InstanceSnapshot) -> int:
     instances.INSERT_INSTANCE.execute(tx, [(None, snapshot.instance_id, *row)])
     key = tx.connection.last_insert_rowid()
     for each in snapshot.executions:
-        tx.execute(
-            instances.INSERT_EXECUTION,
-            (key, each.execution_id, each.status, each.output,
-             _version_text(each.framework_version), each.started_at_ms, each.completed_at_ms),
+        execution = (
+            key, each.execution_id, each.status, each.output,
+            _version_text(each.framework_version), each.completed_at_ms, each.started_at_ms,
         )  # fmt: skip
+        instances.PUT_EXECUTION.execute(tx, [execution])
         instances.INSERT_EVENT.execute(
             tx, [(key, each.execution_id, record.event_id, record.data) for record in each.history]
         )
@@ -177,33 +184,16 @@ def _restore_turns(tx: Transaction, snapshot: InstanceSnapshot) -> int:
     return key
 
 
-def _restore_message(tx: Transaction, entry: QueuedMessage) -> None:
-    message = entry.message
-    start: Any = (None, None, None)
-    if message.start is not None:
-        routing = message.start
-        start = (routing.name, routing.version, routing.parent_instance_id)
-    timer: Any = (None, None)
-    if message.timer is not None:
-        timer = (message.timer.execution_id, message.timer.timer_id)
-    row = (
-        tx.new_message_id(), message.instance_id, message.kind, message.body, entry.visible_at_ms,
-        entry.enqueued_at_ms, entry.attempt_count, message.visible_at_ms, *start, *timer,
-    )  # fmt: skip
-    statements.INSERT_MESSAGE.execute(tx, [row])
-
-
-def _restore_work(tx: Transaction, entry: QueuedWork) -> None:
+def _work_row(tx: Transaction, entry: QueuedWork) -> tuple[Any, ...]:
     message, identity = entry.message, entry.message.identity
     is_visible = rules.is_visible(entry.visible_at_ms, tx.now)
-    row = (
-        None, identity.instance_id, identity.execution_id, identity.activity_id,
+    return (
+        identity.instance_id, identity.execution_id, identity.activity_id,
         message.name, message.body, message.session_id, message.tag, entry.visible_at_ms,
         entry.enqueued_at_ms, entry.attempt_count, 0 if is_visible else 1,
         None if is_visible else entry.visible_at_ms, None, None, None, entry.heartbeat,
         message.visible_at_ms,
     )  # fmt: skip
-    work_statements.INSERT_WORK.execute(tx, [row])
 
 
 def _version_text(version: tuple[int, int, int] | None) -> str | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from perdure.providers.sqlite.many_rows import ForKeys, ManyRows
+from perdure.providers.sqlite.transaction import ForKeys, ManyRows
 
 # --- readiness (instance_locks)
 
@@ -50,20 +50,19 @@ class LockFacts(NamedTuple):
     touched_at: int | None = None
 
 
-LOCK_FACTS: Final = """
-SELECT lock_token, locked_at, locked_until, owner, kept, carried_until, suspended, not_before,
-       block, touched_at
-FROM instance_locks WHERE instance_id = ?
-"""
+_LOCK_FACTS: Final = ", ".join(LockFacts._fields)
+
+LOCK_FACTS: Final = f"SELECT {_LOCK_FACTS} FROM instance_locks WHERE instance_id = ?"  # noqa: S608
 """A row of LockFacts."""
 
-PUT_LOCK: Final = """
+PUT_LOCK: Final = ManyRows(
+    f"""
 INSERT OR REPLACE INTO instance_locks
-    (instance_id, instance_key, name, version, pending_since, state, wake_at, ready_at,
-     ready_id, lock_token, locked_at, locked_until, owner, kept, carried_until, suspended,
-     not_before, block, touched_at)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-"""
+    (instance_id, instance_key, name, version, pending_since, state, wake_at, ready_at, ready_id,
+     {_LOCK_FACTS})
+""",
+    9 + len(LockFacts._fields),
+)
 
 DELETE_LOCKS: Final = ForKeys("DELETE FROM instance_locks WHERE instance_id {given}")
 
@@ -104,21 +103,16 @@ SELECT l.instance_id, l.instance_key, l.name, l.version, l.ready_at, l.ready_id,
 FROM instance_locks AS l LEFT JOIN instances AS i ON i.instance_key = l.instance_key
 """
 
-FIND_READY: Final = f"""
-{_CANDIDATE}
-WHERE l.state = 0 AND l.ready_at IS NOT NULL AND l.ready_at <= ?1
-  AND (l.locked_until IS NULL OR l.locked_until <= ?1)
-  AND (l.not_before IS NULL OR l.not_before <= ?1)
-ORDER BY l.ready_at, l.ready_id
+_READY: Final = """
+state = 0 AND ready_at IS NOT NULL AND ready_at <= ?1
+AND (locked_until IS NULL OR locked_until <= ?1) AND (not_before IS NULL OR not_before <= ?1)
 """
+
+FIND_READY: Final = f"{_CANDIDATE} WHERE {_READY} ORDER BY ready_at, ready_id"
 """Rows of Candidate, as in the next two."""
 
 FIND_READY_BY_NAME: Final = f"""
-{_CANDIDATE}
-WHERE l.state = 0 AND l.ready_at IS NOT NULL AND l.ready_at <= ?1 AND l.name IS ?2
-  AND (l.locked_until IS NULL OR l.locked_until <= ?1)
-  AND (l.not_before IS NULL OR l.not_before <= ?1)
-ORDER BY l.ready_at, l.ready_id
+{_CANDIDATE} WHERE {_READY} AND l.name IS ?2 ORDER BY ready_at, ready_id
 """
 
 FIND_KEPT: Final = f"""
@@ -139,25 +133,21 @@ class OnlyStart(NamedTuple):
     """None: the candidate is more than that, or the text is too big for a list of rows."""
 
 
-FIND_MANY_READY: Final = """
+FIND_MANY_READY: Final = f"""
 SELECT json_group_array(json_array(
     ready.instance_id, ready.instance_key, ready.name, ready.version, ready.ready_at,
     ready.ready_id, i.framework_version, NULL, q.start_parent_id, q.attempt_count + 1,
     CASE WHEN octet_length(q.body) <= 65536 THEN q.body END
 ))
 FROM (SELECT instance_id, instance_key, name, version, ready_at, ready_id
-      FROM instance_locks
-      WHERE state = 0 AND ready_at IS NOT NULL AND ready_at <= ?1
-        AND (locked_until IS NULL OR locked_until <= ?1)
-        AND (not_before IS NULL OR not_before <= ?1)
-      ORDER BY ready_at, ready_id LIMIT ?2) AS ready
+      FROM instance_locks WHERE {_READY} ORDER BY ready_at, ready_id LIMIT ?2) AS ready
 LEFT JOIN instances AS i ON i.instance_key = ready.instance_key
 LEFT JOIN orchestrator_queue AS q
     ON q.message_id = ready.ready_id AND ready.instance_key IS NULL
     AND q.start_name = ready.name AND q.start_version IS ready.version
     AND NOT EXISTS (SELECT 1 FROM orchestrator_queue AS o
                     WHERE o.instance_id = ready.instance_id AND o.message_id <> q.message_id)
-"""
+"""  # noqa: S608 - of constants
 """Candidates as of FIND_READY: the columns of Candidate, then those of OnlyStart.
 
 Big texts are left out: all of them in one list might be longer than SQLite allows.
@@ -267,36 +257,35 @@ class Existence(NamedTuple):
 
     instance_key: int | None
     execution_id: int | None
-    pending_since: int | None
-    """When the start that waits for its first turn was enqueued."""
     has_row: int
     """1 if there is a readiness row: a message, a lock or a hold."""
-
-    @property
-    def is_taken(self) -> bool:
-        """True if there is an instance, or its start is queued."""
-        return bool(self.execution_id) or self.pending_since is not None
+    is_taken: int
+    """1 if there is an instance, or its start is queued."""
 
 
-ABSENT: Final = Existence(instance_key=None, execution_id=None, pending_since=None, has_row=0)
-TAKEN: Final = Existence(instance_key=None, execution_id=1, pending_since=None, has_row=0)
+ABSENT: Final = Existence(instance_key=None, execution_id=None, has_row=0, is_taken=0)
+TAKEN: Final = Existence(instance_key=None, execution_id=1, has_row=0, is_taken=1)
 
-EXISTENCE_OF: Final = """
-SELECT i.instance_key, i.execution_id, l.pending_since, l.instance_id IS NOT NULL
+_EXISTENCE: Final = """
+i.instance_key, i.execution_id, l.instance_id IS NOT NULL,
+ifnull(i.execution_id, 0) > 0 OR l.pending_since IS NOT NULL
+"""
+
+EXISTENCE_OF: Final = f"""
+SELECT {_EXISTENCE}
 FROM (SELECT ?1 AS id)
 LEFT JOIN instances AS i ON i.instance_id = id
 LEFT JOIN instance_locks AS l ON l.instance_id = id
-"""
+"""  # noqa: S608 - of constants
 """A row of Existence, always."""
 
-EXISTENCE_OF_MANY: Final = """
-SELECT json_group_array(json_array(
-    given.value, i.instance_key, i.execution_id, l.pending_since, l.instance_id IS NOT NULL))
+EXISTENCE_OF_MANY: Final = f"""
+SELECT json_group_array(json_array(given.value, {_EXISTENCE}))
 FROM json_each(?) AS given
 LEFT JOIN instances AS i ON i.instance_id = given.value
 LEFT JOIN instance_locks AS l ON l.instance_id = given.value
 WHERE i.instance_id IS NOT NULL OR l.instance_id IS NOT NULL
-"""
+"""  # noqa: S608 - of constants
 """For each id that there is something under: the id and the columns of Existence."""
 
 EXTEND_KEPT_LOCKS: Final = ForKeys("""
@@ -376,22 +365,16 @@ class MessageRow(NamedTuple):
     start_parent_id: str | None
 
 
-MESSAGES_BY_TIME: Final = """
+_MESSAGE: Final = """
 SELECT message_id, body, attempt_count + 1, visible_at, enqueued_at, start_name, start_version,
        start_parent_id
-FROM orchestrator_queue WHERE instance_id = ? ORDER BY visible_at, message_id
+FROM orchestrator_queue WHERE instance_id = ?
 """
+
+MESSAGES_BY_TIME: Final = f"{_MESSAGE} ORDER BY visible_at, message_id"
 """Rows of MessageRow, as in the next one."""
 
-VISIBLE_FREE_MESSAGES: Final = """
-SELECT message_id, body, attempt_count + 1, visible_at, enqueued_at, start_name, start_version,
-       start_parent_id
-FROM orchestrator_queue WHERE instance_id = ? AND visible_at <= ? AND lock_token IS NOT ?
-"""
-
-TAG_MESSAGE: Final = """
-UPDATE orchestrator_queue SET lock_token = ?, attempt_count = ? WHERE message_id = ?
-"""
+VISIBLE_FREE_MESSAGES: Final = f"{_MESSAGE} AND visible_at <= ? AND lock_token IS NOT ?"
 
 TAG_MESSAGES: Final = ManyRows(
     "WITH taken (message_id, lock_token) AS (",

@@ -6,6 +6,7 @@ stores are built:
 - a ``System`` has the clock, the random numbers and the threads;
 - a ``Database`` has the connection. Subclass it to open and to close it in another way, and give it
   a ``CommitHook`` to take part in each commit, for example to write a journal line before COMMIT;
+  its ``transaction_type`` can be a subclass of ``Transaction`` that keeps events elsewhere;
 - a ``Store`` runs operations, with a writer in a thread or, ``on_loop=True``, on the event loop.
   If the database has no connections for readers, the writer reads too;
 - an ``EngineProvider`` has all verbs of the contract on a store, and ``EngineAdmin`` those of its
@@ -24,14 +25,17 @@ from typing import TYPE_CHECKING, Any
 from perdure.errors import StoreClosed
 from perdure.providers.records import FetchedOrchestration, FetchedWork
 from perdure.providers.sqlite import guards
-from perdure.providers.sqlite.bell import Bell
-from perdure.providers.sqlite.committer import unknown_outcome
-from perdure.providers.sqlite.readers import Reader
+from perdure.providers.sqlite.batch import Delivery, Entry
 from perdure.providers.sqlite.readiness import NoWork
 from perdure.providers.sqlite.turns import GIVE_BACK_TURN
-from perdure.providers.sqlite.verb import Delivery, Entry
 from perdure.providers.sqlite.work import ABANDON_WORK
-from perdure.providers.sqlite.writer import BATCH_OPERATIONS_MAX, LoopWriter, ThreadWriter
+from perdure.providers.sqlite.writer import (
+    BATCH_OPERATIONS_MAX,
+    Reader,
+    ThreadWriter,
+    Writer,
+    unknown_outcome,
+)
 from perdure.providers.waiting import ChangeHub, Signal, Watch
 
 if TYPE_CHECKING:
@@ -40,9 +44,8 @@ if TYPE_CHECKING:
     from typing import Self
 
     from perdure.clock import Clock
+    from perdure.providers.sqlite.batch import Verb
     from perdure.providers.sqlite.database import Database
-    from perdure.providers.sqlite.verb import Verb
-    from perdure.providers.sqlite.writer import Writer
     from perdure.providers.waiting import Poll
 
 _log = logging.getLogger("perdure.sqlite")
@@ -82,12 +85,11 @@ class Store:
         self._on_loop = on_loop
         self._reached = reached
         """Called at named points of each commit; only fault campaigns do something there."""
-        self._is_open = False
+        self.is_open = False
         self._opening = asyncio.Lock()
         self._closing: asyncio.Future[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread_id = 0
-        self._bell: Bell | None = None
         self._writer: Writer | None = None
         self._quick: Reader | Writer | None = None
         self._slow: Reader | Writer | None = None
@@ -103,7 +105,7 @@ class Store:
 
     async def open(self, *, allow_moved: bool) -> None:
         async with self._opening:
-            if not self._is_open:
+            if not self.is_open:
                 await self._open(allow_moved=allow_moved)
 
     async def _open(self, *, allow_moved: bool) -> None:
@@ -114,11 +116,10 @@ class Store:
             await database.system.run_in_thread(database.open, allow_moved=allow_moved)
         self._loop = asyncio.get_running_loop()
         if self._on_loop:
-            self._writer = LoopWriter(database, self._deliver_now, self._reached)
+            self._writer = Writer(database, self._deliver, self._reached)
             self._quick = self._slow = self._writer
         else:
             self._thread_id = get_ident()
-            self._bell = Bell(self._loop, self._hear, database.label)
             self._writer = ThreadWriter(database, self._deliver_soon, self._reached)
             self._quick = self._slow = self._writer
             if database.has_readers:
@@ -126,7 +127,7 @@ class Store:
                 self._slow = self._start_reader("perdure-sqlite-slow")
             _open_stores.add(self)
         self._writer.start()
-        self._is_open = True
+        self.is_open = True
         database.started()
 
     def _start_reader(self, name: str) -> Reader:
@@ -135,9 +136,9 @@ class Store:
         return reader
 
     async def close(self) -> None:
-        if not self._is_open:
+        if not self.is_open:
             return
-        self._is_open = False
+        self.is_open = False
         # Carried through when the caller is cancelled: it cannot be closed a second time.
         self._closing = asyncio.ensure_future(self._close())
         await asyncio.shield(self._closing)
@@ -152,8 +153,6 @@ class Store:
             self._stop()
         else:
             await self.database.system.run_in_thread(self._stop)
-        if self._bell is not None:
-            self._bell.close()
         self.database.stopped()
 
     def _stop(self) -> None:
@@ -175,10 +174,10 @@ class Store:
         raw: bool = False,
     ) -> asyncio.Future[Any]:
         writer = self._writer
-        if not self._is_open or writer is None:
+        if not self.is_open or writer is None:
             raise self.closed(verb.name)
         future = self._new_future()
-        entry = Entry(future, verb, args, is_small=is_small, poll=poll, raw=raw)
+        entry = Entry(future, verb, args, is_small, poll, raw)
         loop = future.get_loop()
         if loop is not self._loop:
             # For a writer on the loop, this is a loop that took the place of the first one.
@@ -200,7 +199,7 @@ class Store:
         writer = self._writer
         if writer is None:
             return
-        if len(accepted) == 1 and self._is_open:
+        if len(accepted) == 1 and self.is_open:
             self._write_one(writer, accepted[0])
             return
         self._under_way.update(accepted)
@@ -230,7 +229,7 @@ class Store:
         if is_done:
             # By the first of its callbacks: what else is written now would not be alone.
             entry.future.add_done_callback(self._note_lone)
-            self._deliver(delivery)
+            self._answer(delivery)
         return is_done
 
     def _note_lone(self, _: object) -> None:
@@ -250,10 +249,10 @@ class Store:
         verb: Verb,
         args: tuple[Any, ...],
     ) -> asyncio.Future[Any]:
-        if not self._is_open or reader is None:
+        if not self.is_open or reader is None:
             raise self.closed(verb.name)
         future = self._new_future()
-        reader.query(Entry(future, verb, args))
+        reader.query(Entry(future, verb, args, is_query=True))
         return future
 
     def _new_future(self) -> asyncio.Future[Any]:
@@ -261,10 +260,6 @@ class Store:
         loop = self._loop if get_ident() == self._thread_id else asyncio.get_running_loop()
         assert loop is not None
         return loop.create_future()
-
-    def require_open(self, operation: str) -> None:
-        if not self._is_open:
-            raise self.closed(operation)
 
     def closed(self, operation: str) -> StoreClosed:
         return StoreClosed(
@@ -279,53 +274,46 @@ class Store:
         """Called by the threads. Each answer goes to the loop that asked: the home loop may be
         blocked while another one, in a thread of its own, must go on.
         """
-        home, bell = self._loop, self._bell
-        assert bell is not None
-        for entry, value, error in delivery.outcomes:
-            loop = entry.future.get_loop()
-            if loop is not home:
-                try:
-                    loop.call_soon_threadsafe(self._settle, entry, value, error)
-                except RuntimeError:
-                    _log.warning("the event loop of a caller is gone; its answer was dropped")
-        bell.ring(delivery)
+        home, outcomes = self._loop, delivery.outcomes
+        assert home is not None
+        delivery.outcomes = [each for each in outcomes if each[0].future.get_loop() is home]
+        self._call_soon(home, self._deliver, delivery)
+        if len(delivery.outcomes) < len(outcomes):
+            for entry, value, error in outcomes:
+                loop = entry.future.get_loop()
+                if loop is not home:
+                    self._call_soon(loop, self._settle, entry, value, error)
 
-    def _deliver_now(self, delivery: Delivery) -> None:
-        """Called by a writer on the event loop."""
+    def _call_soon(
+        self, loop: asyncio.AbstractEventLoop, function: Callable[..., None], *args: Any
+    ) -> None:
+        try:
+            loop.call_soon_threadsafe(function, *args)
+        except RuntimeError:
+            label = self.database.label
+            _log.warning("an event loop that uses %s is gone; an answer was dropped", label)
+
+    def _deliver(self, delivery: Delivery) -> None:
+        """Called on the event loop with outcomes of the writer or of a reader."""
         self._under_way.difference_update([entry for entry, _, _ in delivery.outcomes])
-        self._notify(delivery)
-        for entry, value, error in delivery.outcomes:
-            self._settle(entry, value, error)
+        self._answer(delivery)
         self._is_lone = False
         if len(delivery.outcomes) == 1:
             self._note_lone(delivery)
 
-    def _hear(self, delivery: Delivery) -> None:
-        """Called on the event loop for a delivery of one of the threads."""
-        self._under_way.difference_update([entry for entry, _, _ in delivery.outcomes])
-        self._deliver(delivery)
-        self._is_lone = False
-        if len(delivery.outcomes) == 1:
-            self._note_lone(delivery)
-
-    def _notify(self, delivery: Delivery) -> None:
+    def _answer(self, delivery: Delivery) -> None:
+        # First the signals: a wait that begins below must see that they have been given.
         signals = self.signals
         if delivery.foreign:
             signals.notify_all()
-            return
         if delivery.turns_changed:
             signals.turns.notify()
         if delivery.work_changed:
             signals.work.notify()
         if delivery.changed_instances:
             signals.changes.notify(delivery.changed_instances)
-
-    def _deliver(self, delivery: Delivery) -> None:
-        # First the signals: a wait that begins below must see that they have been given.
-        self._notify(delivery)
         for entry, value, error in delivery.outcomes:
-            if entry.future.get_loop() is self._loop:
-                self._settle(entry, value, error)
+            self._settle(entry, value, error)
 
     def _settle(self, entry: Entry, value: Any, error: BaseException | None) -> None:
         future = entry.future
@@ -335,14 +323,14 @@ class Store:
             future.set_exception(error)
         elif value.__class__ is not NoWork or entry.raw:
             future.set_result(value)
-        elif entry.poll is None or not self._is_open:
+        elif entry.poll is None or not self.is_open:
             future.set_result(None)
         else:
             self._wait(entry, entry.poll, value)
 
     def _release_fetched(self, value: Any) -> None:
         """Release what a fetch has locked after its caller was cancelled."""
-        if not self._is_open:
+        if not self.is_open:
             return
         if value.__class__ is list:
             for member in value:
@@ -366,32 +354,31 @@ class Store:
 
     async def _keep_looking(self, entry: Entry, poll: Poll, nothing: NoWork) -> None:
         answer: Any = nothing
-        with self.watching():
-            try:
-                while isinstance(answer, NoWork):
-                    if not await poll.wait(answer.retry_at_ms) or not self._is_open:
-                        answer = None
-                    else:
-                        answer = await self.write(entry.verb, *entry.args, raw=True)
-            except Exception as error:  # noqa: BLE001 - it belongs to the caller
-                if not entry.future.done():
-                    entry.future.set_exception(error)
-                return
+        self.add_watcher(1)
+        try:
+            while isinstance(answer, NoWork):
+                if not await poll.wait(answer.retry_at_ms) or not self.is_open:
+                    answer = None
+                else:
+                    answer = await self.write(entry.verb, *entry.args, raw=True)
+        except Exception as error:  # noqa: BLE001 - it belongs to the caller
+            if not entry.future.done():
+                entry.future.set_exception(error)
+            return
+        finally:
+            self.add_watcher(-1)
         if entry.future.done():
             self._release_fetched(answer)
         else:
             entry.future.set_result(answer)
 
     def watch(self, instance_id: str) -> Watch:
-        if not self._is_open:
+        if not self.is_open:
             raise self.closed("watch")
         return _StoreWatch(self.signals.changes, instance_id, self)
 
-    def watching(self) -> _Watching:
-        """While it is entered, commits of other processes are noticed."""
-        return _Watching(self)
-
     def add_watcher(self, count: int) -> None:
+        """Notice commits of other processes while the number of watchers is not 0."""
         before, self._watchers = self._watchers, self._watchers + count
         if self._writer is not None and bool(before) != bool(self._watchers):
             self._writer.watch(is_watching=bool(self._watchers))
@@ -400,18 +387,7 @@ class Store:
 
     def disown(self) -> None:
         """In a forked child: the threads and the file's locks stayed with the parent."""
-        self._is_open = False
-
-
-class _Watching:
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    def __enter__(self) -> None:
-        self._store.add_watcher(1)
-
-    def __exit__(self, *_: object) -> None:
-        self._store.add_watcher(-1)
+        self.is_open = False
 
 
 class _StoreWatch(Watch):
@@ -433,6 +409,33 @@ class _StoreWatch(Watch):
     ) -> None:
         super().__exit__(exc_type, exc, traceback)
         self._store.add_watcher(-1)
+
+
+def writes(verb: Verb) -> Any:
+    """Return a method of a provider that runs a verb through the writer of its ``_store``."""
+
+    def method(provider: Any, *args: Any) -> Any:
+        return provider._store.write(verb, *args)  # noqa: SLF001 - it becomes a method
+
+    return method
+
+
+def reads(verb: Verb) -> Any:
+    """As ``writes``, for a verb that reads a few rows."""
+
+    def method(provider: Any, *args: Any) -> Any:
+        return provider._store.read(verb, *args)  # noqa: SLF001 - it becomes a method
+
+    return method
+
+
+def searches(verb: Verb) -> Any:
+    """As ``writes``, for a query that may take its time."""
+
+    def method(provider: Any, *args: Any) -> Any:
+        return provider._store.search(verb, *args)  # noqa: SLF001 - it becomes a method
+
+    return method
 
 
 def _raise(error: BaseException) -> None:

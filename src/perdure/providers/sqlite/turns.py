@@ -21,15 +21,12 @@ from perdure.providers.records import (
     KvEntry,
     OrchestrationItem,
 )
-from perdure.providers.sqlite import instances, readiness, statements
-from perdure.providers.sqlite.batch import PreconditionChanged
+from perdure.providers.sqlite import instances, readiness, reading, statements
+from perdure.providers.sqlite.batch import PreconditionChanged, Verb
 from perdure.providers.sqlite.instances import parse_version
-from perdure.providers.sqlite.many_rows import as_list, rows_at_once
 from perdure.providers.sqlite.readiness import NoWork
-from perdure.providers.sqlite.reading import readable
 from perdure.providers.sqlite.statements import Candidate, HeldLock, MessageRow, OnlyStart
-from perdure.providers.sqlite.transaction import is_text
-from perdure.providers.sqlite.verb import Verb
+from perdure.providers.sqlite.transaction import as_list, is_text, rows_at_once
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -58,8 +55,9 @@ def fetch(
     """Lock the next instance that fits, or hand new messages to the owner of a kept lock."""
     readiness.wake(tx)
     ready = _find_ready(tx, filter)
-    while owner is not None and (kept := _find_kept(tx, filter, owner)) is not None:
-        if ready is not None and ready.place < kept.place:
+    while owner is not None:
+        kept = _first_fit(tx, filter, statements.FIND_KEPT, owner)
+        if kept is None or (ready is not None and ready.place < kept.place):
             break
         if (continued := _continue(tx, kept)) is not None:
             return continued
@@ -176,14 +174,6 @@ def show_status(tx: Transaction, instance_key: int, *, suspended: bool, blocked:
         tx.execute(instances.SET_STATUS, (shown, instance_key))
 
 
-def read_history(tx: Transaction, instance_key: int, execution_id: int) -> list[HistoryRecord]:
-    """Return the events of one execution."""
-    return [
-        HistoryRecord(event_id=event_id, data=data)
-        for event_id, data in tx.events(instance_key, execution_id)
-    ]
-
-
 FETCH_TURN: Final = Verb("fetch_orchestration_item", fetch, run_many=fetch_many)
 ABANDON_TURN: Final = Verb(_ABANDON, abandon)
 GIVE_BACK_TURN: Final = Verb(_ABANDON, give_back)
@@ -198,28 +188,12 @@ def _find_ready(
     filter: OrchestrationFilter | None,  # noqa: A002
 ) -> Candidate | None:
     """Return the ready instance with the oldest message that fits the filter."""
-    if filter is None or (filter.handlers is None and filter.framework_versions is None):
-        row = tx.row(statements.FIND_READY, (tx.now,))
-        return None if row is None else Candidate._make(row)
     for misfits, row in enumerate(tx.execute(statements.FIND_READY, (tx.now,))):
-        candidate = Candidate._make(row)
-        if _fits(tx, candidate, filter):
-            return candidate
-        if misfits == _MISFITS_BEFORE_SEEKING and filter.handlers is not None:
-            return _seek_ready(tx, filter)
-    return None
-
-
-def _find_kept(
-    tx: Transaction,
-    filter: OrchestrationFilter | None,  # noqa: A002
-    owner: str,
-) -> Candidate | None:
-    """Return the first instance with new messages whose lock this owner keeps."""
-    for row in tx.execute(statements.FIND_KEPT, (tx.now, owner)):
         candidate = Candidate._make(row)
         if filter is None or _fits(tx, candidate, filter):
             return candidate
+        if misfits == _MISFITS_BEFORE_SEEKING and filter.handlers is not None:
+            return _seek_ready(tx, filter)
     return None
 
 
@@ -229,19 +203,20 @@ def _seek_ready(tx: Transaction, filter: OrchestrationFilter) -> Candidate | Non
     found = [
         candidate
         for name in names | {None}
-        if (candidate := _first_fit_by_name(tx, filter, name)) is not None
+        if (candidate := _first_fit(tx, filter, statements.FIND_READY_BY_NAME, name)) is not None
     ]
     return min(found, key=lambda candidate: candidate.place, default=None)
 
 
-def _first_fit_by_name(
+def _first_fit(
     tx: Transaction,
-    filter: OrchestrationFilter,  # noqa: A002
-    name: str | None,
+    filter: OrchestrationFilter | None,  # noqa: A002
+    statement: str,
+    value: str | None,
 ) -> Candidate | None:
-    for row in tx.execute(statements.FIND_READY_BY_NAME, (tx.now, name)):
+    for row in tx.execute(statement, (tx.now, value)):
         candidate = Candidate._make(row)
-        if _fits(tx, candidate, filter):
+        if filter is None or _fits(tx, candidate, filter):
             return candidate
     return None
 
@@ -265,7 +240,7 @@ def _lock(
     try:
         found, later = _due(tx, tx.execute(statements.MESSAGES_BY_TIME, (instance_id,)))
     except UnicodeDecodeError:
-        found, later = _due(tx, readable(tx, statements.MESSAGES_BY_TIME, (instance_id,)))
+        found, later = _due(tx, reading.readable(tx, statements.MESSAGES_BY_TIME, (instance_id,)))
     found.sort()
     start = _first_start(found)
     if instance_key is None and start is None:
@@ -356,7 +331,7 @@ def _continue(tx: Transaction, kept: Candidate) -> FetchedOrchestration | None:
     try:
         rows = tx.rows(statements.VISIBLE_FREE_MESSAGES, bindings)
     except UnicodeDecodeError:
-        rows = readable(tx, statements.VISIBLE_FREE_MESSAGES, bindings)
+        rows = reading.readable(tx, statements.VISIBLE_FREE_MESSAGES, bindings)
     found = sorted(map(MessageRow._make, rows))
     _tag(tx, found, token)
     later = tx.row(statements.FIRST_FREE_MESSAGE, (instance_id, token)) or (None, None)
@@ -373,11 +348,9 @@ def _continue(tx: Transaction, kept: Candidate) -> FetchedOrchestration | None:
 
 
 def _tag(tx: Transaction, found: Sequence[MessageRow], lock_token: str) -> None:
-    """Put messages under a lock; their rows count the attempt already."""
-    tx.execute_many(
-        statements.TAG_MESSAGE,
-        [(lock_token, message.attempt_count, message.message_id) for message in found],
-    )
+    """Put messages under a lock and count the attempt."""
+    rows = [(message.message_id, lock_token) for message in found]
+    statements.TAG_MESSAGES.execute(tx, rows)
 
 
 def _item(
@@ -390,7 +363,7 @@ def _item(
     """Read what a turn starts from."""
     who: tuple[str | None, str | None, str | None] = (None, None, None)
     execution_id = 1
-    history: tuple[HistoryRecord, ...] = ()
+    history: list[HistoryRecord] = []
     kv_snapshot: dict[str, KvEntry] = {}
     history_error: str | None = None
     if instance_key is not None:
@@ -399,11 +372,8 @@ def _item(
         if execution_id == 0:
             execution_id = tx.row(instances.LAST_HISTORY_EXECUTION, (instance_key,))[0]
         try:
-            history = tuple(read_history(tx, instance_key, execution_id))
-            kv_snapshot = {
-                key: KvEntry(value=value, updated_at_ms=updated_at)
-                for key, value, updated_at in tx.execute(instances.KV_STORE, (instance_key,))
-            }
+            history = reading.events(tx, instance_key, execution_id)
+            kv_snapshot = reading.kv_store(tx, instance_key)
         except (UnicodeDecodeError, CorruptData) as error:
             history_error = f"history of {instance_id!r} is unreadable: {error}"
     if who[0] is None:
@@ -415,7 +385,7 @@ def _item(
         name=name,
         version=version,
         execution_id=execution_id,
-        history=history,
+        history=tuple(history),
         messages=messages,
         kv_snapshot=kv_snapshot,
         parent_instance_id=parent,

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import apsw
 
 from perdure.errors import InvalidValue, UsageError
 from perdure.providers import rules, validation
 from perdure.providers.records import ActivityIdentity, FetchedWork, TagMode
-from perdure.providers.sqlite import messages, work_statements
+from perdure.providers.sqlite import messages
+from perdure.providers.sqlite.batch import Verb
 from perdure.providers.sqlite.connection import restricted
-from perdure.providers.sqlite.many_rows import as_list, rows_at_once
 from perdure.providers.sqlite.readiness import NoWork
 from perdure.providers.sqlite.reading import readable
-from perdure.providers.sqlite.transaction import is_text
-from perdure.providers.sqlite.verb import Verb
-from perdure.providers.sqlite.work_statements import HeldWork, WorkRow
+from perdure.providers.sqlite.transaction import ForKeys, ManyRows, as_list, is_text, rows_at_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -39,6 +37,196 @@ _MISFITS_BEFORE_SEEKING: Final = 50
 _TAKE_MAX: Final = 1_000
 """So many items are fetched at once; a larger fetch takes the rest one by one."""
 
+# --- worker queue
+
+INSERT_WORK: Final = ManyRows(
+    """
+INSERT OR FAIL INTO worker_queue
+    (instance_id, execution_id, activity_id, name, body, session_id, tag, visible_at, enqueued_at,
+     attempt_count, state, wake_at, lock_token, locked_at, locked_until, heartbeat,
+     asked_visible_at)
+""",
+    17,
+)
+
+_WAKE_WORK: Final = "UPDATE worker_queue SET state = 0, wake_at = NULL WHERE wake_at <= ?"
+
+_READY: Final = """
+state = 0 AND visible_at <= ?1 AND (locked_until IS NULL OR locked_until <= ?1)
+"""
+
+_FIND_WORK: Final = f"""
+SELECT message_id, name FROM worker_queue
+WHERE {_READY} AND session_id IS NULL AND tag IS ?2 ORDER BY message_id
+"""  # noqa: S608 - of constants, as in those that follow
+
+
+class WorkRow(NamedTuple):
+    """A work item as a fetch reads it. Rows sort in the order of the queue."""
+
+    message_id: int
+    instance_id: str
+    execution_id: int
+    activity_id: int
+    name: str
+    body: str | None
+    """None: the text is too big for a list of rows."""
+    attempt_count: int
+    """With the attempt that hands it out."""
+    session_id: str | None
+    tag: str | None
+    heartbeat: str | None
+
+
+_FIND_WORK_ITEMS: Final = f"""
+SELECT json_group_array(json_array(
+    message_id, instance_id, execution_id, activity_id, name,
+    CASE WHEN octet_length(body) + coalesce(octet_length(heartbeat), 0) <= 65536 THEN body END,
+    attempt_count + 1, session_id, tag,
+    CASE WHEN octet_length(heartbeat) <= 65536 THEN heartbeat END
+))
+FROM (SELECT * FROM worker_queue
+      WHERE {_READY} AND session_id IS NULL AND tag IS ?2 ORDER BY message_id LIMIT ?3)
+"""  # noqa: S608
+"""Rows of WorkRow. Big texts are left out: all of them in one list might be longer than SQLite
+allows."""
+
+_HAS_SESSION_WORK: Final = "SELECT 1 FROM worker_queue WHERE session_id IS NOT NULL LIMIT 1"
+
+_FIND_WORK_BY_NAME: Final = f"""
+SELECT message_id FROM worker_queue
+WHERE {_READY} AND session_id IS NULL AND tag IS ?2 AND name = ?3 ORDER BY message_id LIMIT 1
+"""  # noqa: S608
+
+_READY_TAGS: Final = """
+WITH RECURSIVE tags (tag, is_null) AS (
+    SELECT NULL, 1
+    UNION ALL
+    SELECT (SELECT min(q.tag) FROM worker_queue AS q
+            WHERE q.state = 0 AND q.session_id IS NULL
+              AND q.tag > coalesce(tags.tag, '')), 0
+    FROM tags WHERE tags.is_null = 1 OR tags.tag IS NOT NULL
+)
+SELECT tag FROM tags WHERE tag IS NOT NULL
+"""
+
+_QUEUED_SESSIONS: Final = """
+WITH RECURSIVE queued (session_id) AS (
+    SELECT min(session_id) FROM worker_queue WHERE session_id IS NOT NULL
+    UNION ALL
+    SELECT (SELECT min(q.session_id) FROM worker_queue AS q WHERE q.session_id > queued.session_id)
+    FROM queued WHERE queued.session_id IS NOT NULL
+)
+SELECT queued.session_id, s.owner_id
+FROM queued LEFT JOIN sessions AS s ON s.session_id = queued.session_id AND s.locked_until > ?1
+WHERE queued.session_id IS NOT NULL
+"""
+
+_FIND_SESSION_WORK: Final = f"""
+SELECT message_id, name, tag FROM worker_queue
+WHERE {_READY} AND session_id = ?2 ORDER BY message_id
+"""  # noqa: S608
+
+_WORK_ITEM: Final = """
+SELECT message_id, instance_id, execution_id, activity_id, name, body, attempt_count + 1,
+       session_id, tag, heartbeat
+FROM worker_queue WHERE message_id = ?
+"""
+"""A row of WorkRow."""
+
+_TAKE_WORK_ITEMS: Final = ManyRows(
+    "WITH taken (message_id, lock_token) AS (",
+    2,
+    """)
+UPDATE worker_queue
+SET state = 1, wake_at = ?, locked_until = ?, locked_at = ?, attempt_count = attempt_count + 1,
+    lock_token = taken.lock_token
+FROM taken WHERE worker_queue.message_id = taken.message_id
+""",
+)
+
+SETTLE_WORK: Final = """
+DELETE FROM worker_queue WHERE lock_token = ? AND locked_until > ? AND instance_id = ?
+"""
+
+SETTLE_WORK_ITEMS: Final = """
+DELETE FROM worker_queue WHERE message_id IN
+    (SELECT w.message_id
+     FROM json_each(?1) AS given CROSS JOIN worker_queue AS w ON w.lock_token = given.key
+     WHERE w.locked_until > ?2 AND w.instance_id = given.value)
+"""
+"""For a JSON object: the token of each item, and the instance that the item must belong to."""
+
+_HELD_WORK_ITEMS: Final = """
+SELECT json_group_array(json_array(w.lock_token, w.message_id, w.instance_id))
+FROM json_each(?) AS given CROSS JOIN worker_queue AS w ON w.lock_token = given.value
+WHERE w.locked_until > ?
+"""
+
+
+class HeldWork(NamedTuple):
+    """A work item that was found by the token of its lock, live or expired."""
+
+    message_id: int
+    instance_id: str
+    execution_id: int
+    activity_id: int
+    session_id: str | None
+    locked_until: int
+    attempt_count: int
+
+
+_WORK_HELD: Final = f"""
+SELECT {", ".join(HeldWork._fields)} FROM worker_queue WHERE lock_token = ?
+"""  # noqa: S608 - of constants
+"""A row of HeldWork."""
+
+DELETE_WORK: Final = ForKeys("DELETE FROM worker_queue WHERE message_id {given}")
+
+DELETE_CANCELLED_WORK: Final = """
+DELETE FROM worker_queue WHERE instance_id = ? AND execution_id = ? AND activity_id = ?
+"""
+
+_ABANDON_WORK: Final = """
+UPDATE worker_queue
+SET state = ?, wake_at = ?, visible_at = ?, lock_token = NULL, locked_at = NULL,
+    locked_until = NULL, attempt_count = ?
+WHERE message_id = ?
+"""
+
+_LIVE_WORK_LOCKS: Final = """
+SELECT json_group_array(json_array(w.lock_token, w.session_id))
+FROM json_each(?) AS given CROSS JOIN worker_queue AS w ON w.lock_token = given.value
+WHERE w.locked_until > ?
+"""
+
+_RENEW_WORK_LOCKS: Final = """
+UPDATE worker_queue SET locked_until = ?2, wake_at = ?2, heartbeat = coalesce(?3, heartbeat)
+WHERE lock_token IN (SELECT value FROM json_each(?1))
+"""
+
+_NEXT_WORK_WAKE: Final = "SELECT min(wake_at) FROM worker_queue WHERE wake_at IS NOT NULL"
+
+# --- sessions
+
+_CLAIM_SESSION: Final = "INSERT OR REPLACE INTO sessions VALUES (?, ?, ?, ?)"
+_TOUCH_SESSIONS: Final = ForKeys("""
+UPDATE sessions SET last_activity_at = ?2 WHERE session_id {given} AND locked_until > ?2
+""")
+_RENEW_SESSIONS: Final = """
+UPDATE sessions SET locked_until = ?1
+WHERE owner_id = ?2 AND locked_until > ?3 AND last_activity_at > ?4
+"""
+_CLEAN_SESSIONS: Final = """
+DELETE FROM sessions
+WHERE locked_until <= ?
+  AND NOT EXISTS (SELECT 1 FROM worker_queue AS q WHERE q.session_id = sessions.session_id)
+"""
+_NEXT_SESSION_END: Final = "SELECT min(locked_until) FROM sessions WHERE locked_until > ?"
+
+
+# --- verbs
+
 
 def insert(tx: Transaction, message: WorkerMessage) -> None:
     insert_many(tx, (message,))
@@ -47,71 +235,32 @@ def insert(tx: Transaction, message: WorkerMessage) -> None:
 def insert_many(tx: Transaction, messages: Sequence[WorkerMessage]) -> None:
     """Add new items; a claimed item is locked from the start."""
     try:
-        if all(map(_is_plain, messages)):
-            rows = [_plain_row(tx, message) for message in messages]
-            work_statements.INSERT_PLAIN_WORK.execute(tx, rows, (tx.now,) * 3)
-        else:
-            work_statements.INSERT_WORK.execute(tx, [_row(tx, message) for message in messages])
+        INSERT_WORK.execute(tx, [_row(tx, message) for message in messages])
     except apsw.ConstraintError as error:
         claims = [message.claim for message in messages if message.claim is not None]
         raise InvalidValue(f"a lock token of the claims {claims[:20]} is in use") from error
 
 
-def _is_plain(message: WorkerMessage) -> bool:
-    return message.visible_at_ms is None and message.session_id is None and message.tag is None
-
-
-def _plain_row(tx: Transaction, message: WorkerMessage) -> tuple[Any, ...]:
-    claim, identity = message.claim, message.identity
-    if claim is None:
-        tx.work_changed = True
-        token = locked_until = None
-    else:
-        token, locked_until = claim.lock_token, tx.now + claim.lock_timeout_ms
-    return (
-        identity.instance_id,
-        identity.execution_id,
-        identity.activity_id,
-        message.name,
-        message.body,
-        token,
-        locked_until,
-    )
-
-
 def _row(tx: Transaction, message: WorkerMessage) -> tuple[Any, ...]:
-    visible_at = tx.now if message.visible_at_ms is None else message.visible_at_ms
+    now, asked_visible_at = tx.now, message.visible_at_ms
+    visible_at = now if asked_visible_at is None else asked_visible_at
     claim, identity = message.claim, message.identity
     state, attempts, token = READY, 0, None
     wake_at = locked_at = locked_until = None
-    if claim is None:
-        tx.work_changed = True  # a claimed item cannot be fetched by another worker
     if claim is not None:
+        # Not a change for others: only the worker that claims it can run it.
         state, attempts, token = WAITING, 1, claim.lock_token
-        locked_at, locked_until = tx.now, tx.now + claim.lock_timeout_ms
-        wake_at = max(locked_until, visible_at)
-    elif visible_at > tx.now:
-        state, wake_at = WAITING, visible_at
+        locked_at, locked_until = now, now + claim.lock_timeout_ms
+        wake_at = max(visible_at, locked_until)
+    else:
+        tx.work_changed = True
+        if visible_at > now:
+            state, wake_at = WAITING, visible_at
     return (
-        None,
-        identity.instance_id,
-        identity.execution_id,
-        identity.activity_id,
-        message.name,
-        message.body,
-        message.session_id,
-        message.tag,
-        visible_at,
-        tx.now,
-        attempts,
-        state,
-        wake_at,
-        token,
-        locked_at,
-        locked_until,
-        None,
-        message.visible_at_ms,
-    )
+        identity.instance_id, identity.execution_id, identity.activity_id, message.name,
+        message.body, message.session_id, message.tag, visible_at, now, attempts, state, wake_at,
+        token, locked_at, locked_until, None, asked_visible_at,
+    )  # fmt: skip
 
 
 def fetch(
@@ -144,7 +293,7 @@ def fetch_several(
 ) -> list[FetchedWork] | NoWork:
     _wake(tx)
     found: list[FetchedWork] = []
-    if session is None or tx.row(work_statements.HAS_SESSION_WORK) is None:
+    if session is None or tx.row(_HAS_SESSION_WORK) is None:
         with suppress(UnicodeDecodeError):  # then one by one
             found = _take_several(tx, limit, lock_timeout_ms, tags, activities)
     while len(found) < limit:
@@ -158,7 +307,7 @@ def fetch_several(
 def _wake(tx: Transaction) -> None:
     """Make items ready whose lock or delay has ended."""
     if not tx.work_awake:
-        tx.execute(work_statements.WAKE_WORK, (tx.now,))
+        tx.execute(_WAKE_WORK, (tx.now,))
         tx.work_awake = True
 
 
@@ -177,9 +326,9 @@ def ack(
             activity_id=item.activity_id,
         )
         validation.check_settlement(identity, completion, retry)
-    tx.execute(work_statements.DELETE_WORK, (item.message_id,))
+    DELETE_WORK.execute(tx, [item.message_id])
     if item.session_id is not None:
-        tx.execute(work_statements.TOUCH_SESSION, (tx.now, item.session_id))
+        _TOUCH_SESSIONS.execute(tx, [item.session_id], tx.now)
     if completion is not None:
         messages.insert(tx, completion, tx.now)
     if retry is not None:
@@ -204,7 +353,7 @@ def settle_in_transaction(
 
 def abandon(tx: Transaction, lock_token: str, delay_ms: int | None, ignore_attempt: bool) -> None:
     """Release a lock, live or expired, and make the item ready again. Errors: LockLost."""
-    row = tx.held(work_statements.WORK_HELD, lock_token)
+    row = tx.held(_WORK_HELD, lock_token)
     if row is None:
         raise rules.lock_lost("abandon_work_item", lock_token)
     item = HeldWork._make(row)
@@ -212,7 +361,7 @@ def abandon(tx: Transaction, lock_token: str, delay_ms: int | None, ignore_attem
     visible_at = tx.now + (delay_ms or 0)
     state, wake_at = (WAITING, visible_at) if delay_ms else (READY, None)
     values = (state, wake_at, visible_at, attempts, item.message_id)
-    tx.execute(work_statements.ABANDON_WORK, values)
+    tx.execute(_ABANDON_WORK, values)
     tx.work_changed = True
 
 
@@ -221,11 +370,10 @@ def renew_many(
 ) -> frozenset[str]:
     """Extend the live locks, store what the worker reports, and return the other tokens."""
     given = as_list([token for token in lock_tokens if is_text(token)])
-    live = dict(rows_at_once(tx, work_statements.LIVE_WORK_LOCKS, (given, tx.now)))
-    values = (as_list(live), tx.now + extend_for_ms, heartbeat)
-    tx.execute(work_statements.RENEW_WORK_LOCKS, values)
+    live = dict(rows_at_once(tx, _LIVE_WORK_LOCKS, (given, tx.now)))
+    tx.execute(_RENEW_WORK_LOCKS, (as_list(live), tx.now + extend_for_ms, heartbeat))
     if sessions := {session_id for session_id in live.values() if session_id is not None}:
-        tx.execute(work_statements.TOUCH_SESSIONS, (as_list(sessions), tx.now))
+        _TOUCH_SESSIONS.execute(tx, list(sessions), tx.now)
     lost = frozenset(lock_tokens).difference(live)
     if lost:
         # Waiting fetches know the end of a lost lock only if they look again.
@@ -238,7 +386,7 @@ def renew_sessions(
 ) -> int:
     return sum(
         tx.change(
-            work_statements.RENEW_SESSIONS,
+            _RENEW_SESSIONS,
             (tx.now + extend_for_ms, owner_id, tx.now, tx.now - idle_timeout_ms),
         )
         for owner_id in set(owner_ids)
@@ -246,7 +394,7 @@ def renew_sessions(
 
 
 def clean_sessions(tx: Transaction) -> int:
-    return tx.change(work_statements.CLEAN_SESSIONS, (tx.now,))
+    return tx.change(_CLEAN_SESSIONS, (tx.now,))
 
 
 ENQUEUE_WORK: Final = Verb("enqueue_for_worker", insert)
@@ -271,23 +419,18 @@ def _tags_to_try(tx: Transaction, tags: TagFilter) -> Iterable[str | None]:
         case TagMode.DEFAULT_AND:
             return (None, *tags.tags)
         case TagMode.ANY:
-            return [None, *(row[0] for row in tx.rows(work_statements.READY_TAGS, ()))]
+            return [None, *(row[0] for row in tx.rows(_READY_TAGS, ()))]
         case TagMode.NONE:
             return ()
 
 
 def _find_plain(tx: Transaction, tag: str | None, activities: frozenset[str] | None) -> int | None:
     """Return the oldest ready item with that tag and without a session."""
-    for misfits, (message_id, name) in enumerate(
-        tx.execute(work_statements.FIND_WORK, (tag, tx.now))
-    ):
+    for misfits, (message_id, name) in enumerate(tx.execute(_FIND_WORK, (tx.now, tag))):
         if activities is None or name in activities:
             return int(message_id)
         if misfits == _MISFITS_BEFORE_SEEKING:
-            found = [
-                tx.row(work_statements.FIND_WORK_BY_NAME, (tag, each, tx.now))
-                for each in activities
-            ]
+            found = [tx.row(_FIND_WORK_BY_NAME, (tx.now, tag, each)) for each in activities]
             return min((row[0] for row in found if row is not None), default=None)
     return None
 
@@ -300,12 +443,10 @@ def _find_in_sessions(
 ) -> list[int]:
     """Return the oldest item that fits of each session that this owner has or may claim."""
     found: list[int] = []
-    for session_id, owner_id in tx.rows(work_statements.QUEUED_SESSIONS, (tx.now,)):
+    for session_id, owner_id in tx.rows(_QUEUED_SESSIONS, (tx.now,)):
         is_open = owner_id == session.owner_id or (owner_id is None and not session.only_owned)
         if is_open:
-            for message_id, name, tag in tx.execute(
-                work_statements.FIND_SESSION_WORK, (session_id, tx.now)
-            ):
+            for message_id, name, tag in tx.execute(_FIND_SESSION_WORK, (tx.now, session_id)):
                 if tags.matches(tag) and (activities is None or name in activities):
                     found.append(message_id)
                     break
@@ -318,15 +459,16 @@ def _take(
     """Lock an item; if it has a session, lock that for its owner too."""
     token = tx.new_lock_token()
     try:
-        row = tx.row(work_statements.WORK_ITEM, (message_id,))
+        row = tx.row(_WORK_ITEM, (message_id,))
     except UnicodeDecodeError:
-        (row,) = readable(tx, work_statements.WORK_ITEM, (message_id,))
+        (row,) = readable(tx, _WORK_ITEM, (message_id,))
     item = WorkRow._make(row)
-    values = (tx.now + lock_timeout_ms, token, item.attempt_count, tx.now, message_id)
-    tx.execute(work_statements.TAKE_WORK, values)
+    locked_until = tx.now + lock_timeout_ms
+    taken = (locked_until, locked_until, tx.now)
+    _TAKE_WORK_ITEMS.execute(tx, [(message_id, token)], taken)
     if item.session_id is not None and session is not None:
         session_lock = (item.session_id, session.owner_id, tx.now + session.lock_timeout_ms, tx.now)
-        tx.execute(work_statements.CLAIM_SESSION, session_lock)
+        tx.execute(_CLAIM_SESSION, session_lock)
     return _fetched(item, token)
 
 
@@ -344,7 +486,7 @@ def _take_several(
     limit = min(limit, _TAKE_MAX)
     rows: list[Any] = []
     for tag in _tags_to_try(tx, tags):
-        rows += rows_at_once(tx, work_statements.FIND_WORK_ITEMS, (tag, tx.now, limit))
+        rows += rows_at_once(tx, _FIND_WORK_ITEMS, (tx.now, tag, limit))
     rows.sort()
     items: list[WorkRow] = []
     for item in map(WorkRow._make, rows[:limit]):
@@ -353,7 +495,7 @@ def _take_several(
         items.append(item)
     tokens = tx.new_lock_tokens(len(items))
     locked_until = tx.now + lock_timeout_ms
-    work_statements.TAKE_WORK_ITEMS.execute(
+    _TAKE_WORK_ITEMS.execute(
         tx,
         [(item.message_id, token) for item, token in zip(items, tokens, strict=True)],
         (locked_until, locked_until, tx.now),
@@ -380,22 +522,22 @@ def _fetched(item: WorkRow, token: str) -> FetchedWork:
 
 
 def _next_due(tx: Transaction, session: SessionFetch | None) -> int | None:
-    dues = [tx.row(work_statements.NEXT_WORK_WAKE, ())[0]]
+    dues = [tx.row(_NEXT_WORK_WAKE, ())[0]]
     if session is not None:
-        dues.append(tx.row(work_statements.NEXT_SESSION_END, (tx.now,))[0])
+        dues.append(tx.row(_NEXT_SESSION_END, (tx.now,))[0])
     return min((due for due in dues if due is not None), default=None)
 
 
 def find_held(tx: Transaction, tokens: Iterable[str]) -> dict[str, tuple[int, str]]:
     """Return, by token, message id and instance id of each item that one of the tokens holds."""
     given = as_list([token for token in tokens if is_text(token)])
-    rows = rows_at_once(tx, work_statements.HELD_WORK_ITEMS, (given, tx.now))
+    rows = rows_at_once(tx, _HELD_WORK_ITEMS, (given, tx.now))
     return {token: (message_id, instance_id) for token, message_id, instance_id in rows}
 
 
 def _held(tx: Transaction, lock_token: str, operation: str) -> HeldWork:
     """Return the item under a live lock. Errors: LockLost."""
-    row = tx.held(work_statements.WORK_HELD, lock_token)
+    row = tx.held(_WORK_HELD, lock_token)
     if row is None or (item := HeldWork._make(row)).locked_until <= tx.now:
         raise rules.lock_lost(operation, lock_token)
     return item

@@ -1,61 +1,53 @@
-"""Writers: they run the operations of a store, in a thread or on the event loop itself.
+"""The writer of a store, which runs its operations in transactions, and threads that only read.
 
-All operations that arrive while a commit is running share the next one.
+All operations that arrive while a commit is running share the next one. One that fails before it
+has written anything fails alone; after it has written, the transaction is rolled back and its
+operations are run one by one.
 """
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import apsw
 
-from perdure.providers.sqlite.committer import Committer
-from perdure.providers.sqlite.readers import answer
-from perdure.providers.sqlite.verb import Delivery
+from perdure.errors import InternalError, PerdureError, StoreBusy, StoreUnavailable
+from perdure.providers.sqlite import batch
+from perdure.providers.sqlite.batch import Delivery, PreconditionChanged
+from perdure.providers.sqlite.connection import (
+    RaisedByCode,
+    breaks_connection,
+    disconnect,
+    translate,
+)
+from perdure.providers.sqlite.transaction import Snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
+    from perdure.providers.sqlite.batch import Entry, Outcome
     from perdure.providers.sqlite.database import Database
-    from perdure.providers.sqlite.verb import Entry
+    from perdure.providers.sqlite.transaction import Transaction
+
+_log = logging.getLogger("perdure.sqlite")
 
 BATCH_OPERATIONS_MAX: Final = 512
+BATCH_QUERIES_MAX: Final = 64
+QUICK_SECONDS = 0.002
+"""A commit that takes longer has met a slow disk."""
 QUICK_COMMITS_MIN: Final = 3
 """After this many consecutive commits under 2 ms, commit on the event loop."""
 
 
-class Writer(Protocol):
-    """Runs operations on the one connection that writes. Called from the event loop."""
+class Writer:
+    """Runs operations on the one connection that writes, where it is called: on the event loop.
 
-    def start(self) -> None:
-        """Begin to take operations; the database is open."""
-        ...
-
-    def submit(self, entries: list[Entry]) -> None:
-        """Commit these operations, soon or at once, and deliver their outcomes."""
-        ...
-
-    def query(self, entry: Entry) -> None:
-        """Run an operation that only reads, for a database that only the writer can read."""
-        ...
-
-    def commit_here(self, entry: Entry, delivery: Delivery) -> bool:
-        """Commit it before returning; False, and nothing is done, if that could take long."""
-        ...
-
-    def watch(self, *, is_watching: bool) -> None:
-        """Look for commits of other processes from now on, or no longer."""
-        ...
-
-    def stop(self) -> None:
-        """Finish what was accepted and close the database; wait for that."""
-        ...
-
-
-class LoopWriter:
-    """Commits on the event loop itself. For a database without a disk or upkeep."""
+    For a database without a disk or upkeep; ``ThreadWriter`` is for others. Used by one thread at a
+    time.
+    """
 
     def __init__(
         self,
@@ -64,41 +56,191 @@ class LoopWriter:
         reached: Callable[[str], None],
     ) -> None:
         self._database = database
-        self._committer = Committer(database, reached)
         self._deliver = deliver
+        self._reached = reached
+        """Called at named points of a commit; only fault campaigns do something there."""
+        self._now_ms = database.system.clock.now_ms
+        self._monotonic = database.system.monotonic
+        self._last_commit = 0.0
+        self._is_broken = False
+        """The connection may be anywhere in a transaction, and is yet to be reset."""
+        self._quick_commits = 0
+        """Number of consecutive commits under ``QUICK_SECONDS``, up to the last one."""
 
-    def start(self) -> None: ...
+    # --- called by the store
+
+    def start(self) -> None:
+        """Begin to take operations; the database is open."""
 
     def submit(self, entries: list[Entry]) -> None:
+        """Commit these operations, soon or at once, and deliver their outcomes."""
         delivery = Delivery()
-        self._committer.commit(entries, delivery)
+        self._commit(entries, delivery)
         self._deliver(delivery)
 
     def query(self, entry: Entry) -> None:
+        """Run an operation that only reads, for a database that only the writer can read."""
         # Without BEGIN: nothing else uses the connection before this returns.
         transaction = self._database.ready()
-        transaction.now = self._database.system.clock.now_ms()
+        transaction.now = self._now_ms()
         delivery = Delivery()
         try:
-            outcome = answer(self._database, entry, transaction)
-        except (
-            apsw.Error
-        ) as error:  # one that breaks a connection to a file; here there is no other
+            outcome = _answer(self._database, entry, transaction)
+        except apsw.Error as error:  # one that breaks a connection; here there is no other
             outcome = (entry, None, self._database.known_error(entry.verb.name, error))
         delivery.outcomes.append(outcome)
         self._deliver(delivery)
 
     def commit_here(self, entry: Entry, delivery: Delivery) -> bool:
-        self._committer.commit_at_once(entry, delivery)
-        return True
+        """Commit it before returning; False, and nothing is done, if that could take long."""
+        busy_handler = self._database.busy_handler
+        busy_handler.is_patient = False
+        try:
+            self._attempt([entry], delivery)
+        except Exception as bug:  # noqa: BLE001 - the writer must outlive a bug
+            self._give_up([entry], delivery, bug)
+        except BaseException as signal:  # it breaks into the thread of the event loop
+            self._is_broken = True  # at once: the next signal may break into what follows
+            self._give_up([entry], delivery, signal)
+            raise
+        finally:
+            busy_handler.is_patient = True
+        # Busy: another process is writing.
+        return not isinstance(delivery.outcomes[0][2], StoreBusy)
 
-    def watch(self, *, is_watching: bool) -> None: ...
+    def watch(self, *, is_watching: bool) -> None:
+        """Look for commits of other processes from now on, or no longer."""
 
     def stop(self) -> None:
+        """Finish what was accepted and close the database; wait for that."""
         self._database.close()
 
+    # --- commits
 
-class ThreadWriter:
+    def _commit(self, entries: list[Entry], delivery: Delivery) -> None:
+        """Run them in as few transactions as possible, and note what became of each."""
+        try:
+            for group in _groups(entries):
+                self._commit_group(group, delivery)
+        except Exception as bug:  # noqa: BLE001 - the writer must outlive a bug
+            self._give_up(entries, delivery, bug)
+
+    def _commit_group(self, entries: Sequence[Entry], delivery: Delivery) -> None:
+        """Share statements; else share a transaction; else have one transaction each."""
+        if len(entries) >= batch.TOGETHER_MIN:
+            for together in (True, False):
+                try:
+                    self._attempt(entries, delivery, together=together)
+                except PreconditionChanged as error:
+                    _log.debug("a batch is run one by one: %r", error.__cause__)
+                else:
+                    return
+        for entry in entries:
+            self._attempt([entry], delivery)
+
+    def _give_up(self, entries: list[Entry], delivery: Delivery, error: BaseException) -> None:
+        """Fail every entry that has no outcome yet."""
+        # Told last: it takes long enough for another signal to break into it.
+        self._reset()
+        answered = {id(entry) for entry, _, _ in delivery.outcomes}
+        unknown = unknown_outcome(self._database.label, error)
+        delivery.outcomes += [
+            (entry, None, unknown) for entry in entries if id(entry) not in answered
+        ]
+        _log.error("a commit to %s broke", self._database.label, exc_info=error)
+
+    def _attempt(
+        self, entries: Sequence[Entry], delivery: Delivery, *, together: bool = False
+    ) -> None:
+        """Run the operations in one transaction and note what became of them.
+
+        Errors: PreconditionChanged if there are several; then nothing is committed or noted.
+        """
+        transaction: Transaction | None = None
+        database, monotonic = self._database, self._monotonic
+        try:
+            if self._is_broken:
+                self._reset()
+            transaction = database.ready()
+            transaction.begin(self._now_ms)
+            self._reached("begun")
+            outcomes = self._outcomes(entries, transaction, together=together)
+            self._reached("before commit")
+            begun = monotonic()
+            transaction.commit()
+            ended = self._last_commit = monotonic()
+            self._quick_commits = self._quick_commits + 1 if ended - begun < QUICK_SECONDS else 0
+            self._reached("after commit")
+            database.check_before_reply()
+        except PreconditionChanged:
+            assert transaction is not None
+            _roll_back(transaction)
+            raise
+        except (apsw.Error, PerdureError) as error:
+            if transaction is not None:
+                _roll_back(transaction)
+            if isinstance(error, apsw.Error):
+                known: PerdureError = database.known_error(entries[0].verb.name, error)
+                if breaks_connection(error):
+                    self._reset()
+            else:
+                known = error
+            queries = [entry for entry in entries if entry.is_query]
+            if queries and len(queries) < len(entries):
+                self._attempt(queries, delivery)
+                entries = [entry for entry in entries if not entry.is_query]
+            delivery.outcomes += [(entry, None, known) for entry in entries]
+        else:
+            delivery.outcomes += outcomes
+            delivery.turns_changed |= transaction.turns_changed
+            delivery.work_changed |= transaction.work_changed
+            delivery.changed_instances += transaction.changed_instances
+
+    def _outcomes(
+        self, entries: Sequence[Entry], transaction: Transaction, *, together: bool
+    ) -> list[Outcome]:
+        is_alone = len(entries) == 1
+        if not together:
+            return [self._outcome(entry, transaction, is_alone=is_alone) for entry in entries]
+        return batch.run_together(
+            transaction,
+            entries,
+            lambda entry: self._outcome(entry, transaction, is_alone=is_alone),
+        )
+
+    def _outcome(self, entry: Entry, transaction: Transaction, *, is_alone: bool) -> Outcome:
+        """Run one operation. If it fails after it has written, all of the transaction is undone."""
+        connection = transaction.connection
+        changes = connection.total_changes()
+        error: BaseException
+        try:
+            return entry, entry.verb.run(transaction, *entry.args), None
+        except PerdureError as refusal:
+            if connection.total_changes() == changes and connection.in_transaction:
+                return entry, None, refusal
+            error = refusal
+        except apsw.Error as failure:
+            if is_alone or breaks_connection(failure):
+                raise
+            error = failure
+        except RaisedByCode as raised:
+            error = raised.error
+        except Exception as bug:  # noqa: BLE001 - the thread must outlive a bug of one operation
+            error = _internal_error(entry, bug)
+        if not is_alone:
+            raise PreconditionChanged from error
+        _roll_back(transaction)
+        transaction.begin(self._now_ms)
+        return entry, None, error
+
+    def _reset(self) -> None:
+        # The next commit may open a file again: how long that takes is unknown.
+        self._quick_commits = 0
+        self._database.reset()
+        self._is_broken = False
+
+
+class ThreadWriter(Writer):
     """Commits in a thread, and a single small operation on the event loop.
 
     The way to the thread and back takes longer than the statements of such an operation.
@@ -110,15 +252,11 @@ class ThreadWriter:
         deliver: Callable[[Delivery], None],
         reached: Callable[[str], None],
     ) -> None:
-        self._database = database
-        self._system = database.system
-        self._committer = Committer(database, reached)
+        super().__init__(database, deliver, reached)
         self._writing = threading.Lock()
         """Held while the connection is used."""
-        self._deliver = deliver
         self._queue: queue.SimpleQueue[list[Entry]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._last_commit = 0.0
         self._is_asleep = False
         """The thread waits without looking at the clock."""
         self._is_stopping = False
@@ -126,7 +264,7 @@ class ThreadWriter:
     # --- called from the event loop
 
     def start(self) -> None:
-        self._thread = self._system.start_thread(self._run, "perdure-sqlite")
+        self._thread = self._database.system.start_thread(self._run, "perdure-sqlite")
 
     def submit(self, entries: list[Entry]) -> None:
         self._queue.put(entries)
@@ -135,25 +273,24 @@ class ThreadWriter:
         self._queue.put([entry])
 
     def commit_here(self, entry: Entry, delivery: Delivery) -> bool:
-        committer, database = self._committer, self._database
+        database = self._database
         if (
-            committer.quick_commits < QUICK_COMMITS_MIN
+            self._quick_commits < QUICK_COMMITS_MIN
             or self._writing.locked()
-            or not database.is_connected
+            or database.transaction is None
         ):
             return False
         # If the thread was quicker, it is waited for; a signal cannot break into taking the lock.
         with self._writing:
-            if not committer.commit_at_once(entry, delivery):
+            if not super().commit_here(entry, delivery):
                 return False
-            self._last_commit = self._system.monotonic()
         needs_thread = self._is_asleep and database.idle_seconds() is not None
         if needs_thread or database.is_upkeep_due(is_waited_for=False):
             self._queue.put([])  # only the thread does what may wait for the disk
         return True
 
     def watch(self, *, is_watching: bool) -> None:
-        self._database.watch(is_watching=is_watching)
+        self._database.is_watching = is_watching
         if is_watching:
             self._queue.put([])
 
@@ -171,8 +308,7 @@ class ThreadWriter:
             if entries:
                 delivery = Delivery()
                 with self._writing:
-                    self._committer.commit(entries, delivery)
-                    self._last_commit = self._system.monotonic()
+                    self._commit(entries, delivery)
                 # Little may follow here: the loop wakes up now and needs the interpreter.
                 self._deliver(delivery)
                 self._keep_up()
@@ -206,6 +342,127 @@ class ThreadWriter:
 
     def _use_idle_time(self) -> None:
         with self._writing:
-            has_others = self._database.use_idle_time(self._system.monotonic() - self._last_commit)
+            has_others = self._database.use_idle_time(self._monotonic() - self._last_commit)
         if has_others:
             self._deliver(Delivery(foreign=True))
+
+
+class Reader:
+    """A thread that only reads, with its own connection: queries never wait for a commit.
+
+    All queries that wait share one snapshot of the database.
+    """
+
+    def __init__(self, database: Database, deliver: Callable[[Delivery], None], name: str) -> None:
+        self._database = database
+        self._deliver = deliver
+        self._name = name
+        self._queue: queue.SimpleQueue[Entry | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._snapshot: Snapshot | None = None
+
+    def start(self) -> None:
+        self._thread = self._database.system.start_thread(self._run, self._name)
+
+    def query(self, entry: Entry) -> None:
+        self._queue.put(entry)
+
+    def stop(self) -> None:
+        """Finish what was accepted and close the connection; wait for that."""
+        self._queue.put(None)
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        is_running = True
+        while is_running:
+            waiting = [self._queue.get()]
+            while len(waiting) < BATCH_QUERIES_MAX and not self._queue.empty():
+                waiting.append(self._queue.get_nowait())
+            entries = [entry for entry in waiting if entry is not None]
+            is_running = len(entries) == len(waiting)
+            if entries:
+                self._deliver(self._read(entries))
+        self._close()
+
+    def _read(self, entries: list[Entry]) -> Delivery:
+        delivery = Delivery()
+        try:
+            if self._snapshot is None:
+                self._snapshot = Snapshot(self._database.connect_reader())
+            snapshot = self._snapshot
+            snapshot.begin(self._database.system.clock.now_ms)
+            try:
+                delivery.outcomes = [_answer(self._database, each, snapshot) for each in entries]
+            finally:
+                snapshot.end()
+        except (apsw.Error, PerdureError) as error:
+            known = _known_error(self._database, error, entries[0].verb.name)
+            delivery.outcomes = [(entry, None, known) for entry in entries]
+            if isinstance(error, apsw.Error) and breaks_connection(error):
+                self._close()
+        return delivery
+
+    def _close(self) -> None:
+        snapshot, self._snapshot = self._snapshot, None
+        if snapshot is not None:
+            disconnect(snapshot.connection)
+
+
+def unknown_outcome(label: str, error: BaseException) -> StoreUnavailable:
+    """Return the error for an operation that another error or a signal interrupted."""
+    unknown = StoreUnavailable("write", f"{label}: {error!r}; whether it was written is unknown")
+    unknown.__cause__ = error
+    return unknown
+
+
+def _groups(entries: list[Entry]) -> Iterator[list[Entry]]:
+    """Runs of operations that may share a transaction."""
+    group: list[Entry] = []
+    for entry in entries:
+        if entry.verb.alone:
+            if group:
+                yield group
+            yield [entry]
+            group = []
+        else:
+            group.append(entry)
+    if group:
+        yield group
+
+
+def _roll_back(transaction: Transaction) -> None:
+    try:
+        transaction.end()
+    except apsw.Error as error:
+        _log.warning("rollback failed: %s", error)
+
+
+def _answer(database: Database, entry: Entry, snapshot: Snapshot) -> Outcome:
+    """Run a query and return its outcome. Errors: apsw.Error that breaks the connection."""
+    try:
+        return entry, entry.verb.run(snapshot, *entry.args), None
+    except apsw.Error as error:
+        if breaks_connection(error):
+            raise
+        return entry, None, _known_error(database, error, entry.verb.name)
+    except PerdureError as refusal:
+        return entry, None, refusal
+    except Exception as bug:  # noqa: BLE001 - the thread must outlive a bug of one query
+        return entry, None, _internal_error(entry, bug)
+
+
+def _known_error(
+    database: Database, error: apsw.Error | PerdureError, operation: str
+) -> PerdureError:
+    if isinstance(error, PerdureError):
+        return error
+    known = translate(operation, error, database.label)
+    known.__cause__ = error
+    return known
+
+
+def _internal_error(entry: Entry, bug: Exception) -> InternalError:
+    error = InternalError(f"{entry.verb.name}: {bug!r}")
+    error.__cause__ = bug
+    return error
