@@ -62,6 +62,7 @@ HARMLESS_SCANS = (
     "SCAN 4 CONSTANT ROWS",
     "SCAN given VIRTUAL TABLE",
     "SCAN json_each VIRTUAL TABLE",
+    "SCAN added",
     "SCAN taken",
     "SCAN ended",
     "SCAN begun",

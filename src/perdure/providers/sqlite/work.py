@@ -49,6 +49,26 @@ INSERT OR FAIL INTO worker_queue
     17,
 )
 
+_INSERT_PLAIN_WORK: Final = ManyRows(
+    """
+WITH added (instance_id, execution_id, activity_id, name, body, lock_token, locked_until) AS (
+""",
+    7,
+    """)
+INSERT OR FAIL INTO worker_queue
+    (instance_id, execution_id, activity_id, name, body, lock_token, locked_until, wake_at,
+     attempt_count, state, locked_at, visible_at, enqueued_at)
+SELECT instance_id, execution_id, activity_id, name, body, lock_token, locked_until, locked_until,
+       locked_until IS NOT NULL, locked_until IS NOT NULL,
+       CASE WHEN locked_until IS NOT NULL THEN ? END, ?, ?
+FROM added
+""",
+)
+"""For items that are visible at once and have no session and no tag: most of them.
+
+With 17 values for each item instead of 7, preparing and binding cost 5 % of a burst of workflows.
+"""
+
 _WAKE_WORK: Final = "UPDATE worker_queue SET state = 0, wake_at = NULL WHERE wake_at <= ?"
 
 _READY: Final = """
@@ -235,10 +255,36 @@ def insert(tx: Transaction, message: WorkerMessage) -> None:
 def insert_many(tx: Transaction, messages: Sequence[WorkerMessage]) -> None:
     """Add new items; a claimed item is locked from the start."""
     try:
-        INSERT_WORK.execute(tx, [_row(tx, message) for message in messages])
+        if all(map(_is_plain, messages)):
+            rows = [_plain_row(tx, message) for message in messages]
+            _INSERT_PLAIN_WORK.execute(tx, rows, (tx.now,) * 3)
+        else:
+            INSERT_WORK.execute(tx, [_row(tx, message) for message in messages])
     except apsw.ConstraintError as error:
         claims = [message.claim for message in messages if message.claim is not None]
         raise InvalidValue(f"a lock token of the claims {claims[:20]} is in use") from error
+
+
+def _is_plain(message: WorkerMessage) -> bool:
+    return message.visible_at_ms is None and message.session_id is None and message.tag is None
+
+
+def _plain_row(tx: Transaction, message: WorkerMessage) -> tuple[Any, ...]:
+    claim, identity = message.claim, message.identity
+    if claim is None:
+        tx.work_changed = True
+        token = locked_until = None
+    else:
+        token, locked_until = claim.lock_token, tx.now + claim.lock_timeout_ms
+    return (
+        identity.instance_id,
+        identity.execution_id,
+        identity.activity_id,
+        message.name,
+        message.body,
+        token,
+        locked_until,
+    )
 
 
 def _row(tx: Transaction, message: WorkerMessage) -> tuple[Any, ...]:
