@@ -180,7 +180,9 @@ def test_a_cancelled_fetch_leaves_no_lock(path):
         await provider.enqueue_for_orchestrator(start("x"))
         await provider.enqueue_for_worker(activity("x"))
         for fetch in (provider.fetch_orchestration_item, provider.fetch_work_item):
-            fetch(LOCK_MS, 0).cancel()
+            fetching = asyncio.ensure_future(fetch(LOCK_MS, 0))
+            await asyncio.sleep(0)  # it has been accepted
+            fetching.cancel()
             # Behind the cancelled one in the same queue, so that it has been answered by now.
             await provider.cleanup_orphaned_sessions()
         turn = await provider.fetch_orchestration_item(LOCK_MS, 1_000)
@@ -208,7 +210,7 @@ def test_a_cancelled_fetch_gives_late_messages_back_to_a_kept_lock(path):
 
 def test_closing_finishes_what_was_accepted_and_wakes_who_waits(path):
     async def close(provider):
-        waiting = provider.fetch_work_item(LOCK_MS, 60_000)
+        waiting = asyncio.ensure_future(provider.fetch_work_item(LOCK_MS, 60_000))
         await until(lambda: provider._store.signals.work.has_waiters)
         accepted = [provider.enqueue_for_orchestrator(start(f"i-{each}")) for each in range(100)]
         await provider.close()
