@@ -11,6 +11,7 @@ import pytest
 
 from model import ModelFactory
 from perdure.clock import ManualClock
+from perdure.conformance._machine.plans import MessagePlan
 from perdure.conformance.harness import ProviderFactory
 from perdure.conformance.stateful import machine, state_machine
 from perdure.errors import UsageError
@@ -50,7 +51,8 @@ class ProviderWithItsOwnClock(InMemoryProvider):
 
 
 class OwnClockFactory(ProviderFactory):
-    def __init__(self) -> None:
+    def __init__(self, step_ms: int = 1) -> None:
+        self._step_ms = step_ms
         self._clock = ManualClock(1_800_000_000_000)
         self._store = MemoryStore(self._clock)
 
@@ -63,7 +65,7 @@ class OwnClockFactory(ProviderFactory):
     async def now_ms(self) -> int:
         # A clock of its own goes on between two operations. Not with each look at it: how often a
         # store looks at its clock is its own affair.
-        self._clock.advance(1)
+        self._clock.advance(self._step_ms)
         return self._clock.now_ms()
 
 
@@ -74,6 +76,26 @@ TestOwnClockMachine = pytest.mark.timeout(900)(
     state_machine(OwnClockFactory, model=ModelFactory, examples=40)
 )
 TestSqliteMachine = pytest.mark.timeout(900)(state_machine(SqliteFactory, model=ModelFactory))
+
+
+@pytest.mark.parametrize("step_ms", [0, 1, 700], ids=["stands", "goes", "goes fast"])
+def test_the_models_clock_goes_as_the_clock_of_the_store_goes(step_ms):
+    compared = machine(lambda: OwnClockFactory(step_ms), model=ModelFactory)()
+    first, second = (
+        MessagePlan(instance_id, "start", 1, "Shop", None, None, None) for instance_id in "ab"
+    )
+
+    # An imported message keeps its time and gets a new position: is it older than another one?
+    compared.enqueue(first, None, None)
+    compared.export("a")
+    compared.enqueue(second, None, None)
+    compared.delete("a", force=True)
+    compared.import_snapshot(0, replace=False, crossed=False)
+    compared.fetch(None, None, 5)
+
+    fetched = compared.turns[0].instance_id
+    compared.teardown()
+    assert fetched == ("a" if step_ms else "b")
 
 
 @pytest.mark.parametrize("arguments", [{"model": MemoryFactory}, {}], ids=["given", "default"])

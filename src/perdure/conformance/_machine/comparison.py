@@ -101,7 +101,7 @@ class Side:
     handle: Provider
     handles: list[Provider] = field(default_factory=list["Provider"])
     now_ms: int = 0
-    """At the beginning of the current step."""
+    """Before the current call."""
 
     @property
     def admin(self) -> ProviderAdmin:
@@ -161,12 +161,8 @@ class Comparison(RuleBasedStateMachine):
         answers: list[Any] = []
         seen: list[Any] = []
         self.refusal = ""
-        if not self.is_exact:
-            # The store's own clock goes on between two calls. If the model's clock stood still, it
-            # would see ties where the store sees an order, which an imported instance keeps.
-            self.clock.advance(1)
+        await self._read_clocks()
         for side in self.sides:
-            side.now_ms = await side.store.now_ms()
             try:
                 answer = await call(side)
             except PerdureError as error:
@@ -262,6 +258,7 @@ class Comparison(RuleBasedStateMachine):
             await side.store.open()
             side.handle = side.store.provider
             side.handles = [side.handle]
+            side.now_ms = await side.store.now_ms()
 
     def teardown(self) -> None:
         try:
@@ -306,9 +303,21 @@ class Comparison(RuleBasedStateMachine):
         )
 
     async def _advance(self, milliseconds: int) -> None:
-        self.clock.advance(milliseconds)
+        await self.sides[SUBJECT].store.advance(milliseconds)
+        await self._read_clocks()
+
+    async def _read_clocks(self) -> None:
+        """Read both clocks, after moving the model's as far as a clock of the store's own has gone.
+
+        Two calls are then at one moment in both stores or in neither. It matters after an import:
+        the messages keep their times and get new positions, which decide between equal times.
+        """
+        model, subject = self.sides
+        now_ms = await subject.store.now_ms()
         if not self.is_exact:
-            await self.sides[SUBJECT].store.advance(milliseconds)
+            self.clock.advance(now_ms - subject.now_ms)
+        subject.now_ms = now_ms
+        model.now_ms = await model.store.now_ms()
 
 
 def _refuse_the_same(model: Provider, subject: Provider) -> None:
