@@ -1,5 +1,25 @@
 -- Adding to the two queues, and the readiness of instances (columns of instance_locks).
 
+-- Returns the route of an instance that no turn has named and whose starts are all queued, with
+-- p_new_starts that this statement adds. '' means that the route depends on which start is visible:
+-- see route_at. NULL means that the instance is unknown.
+CREATE OR REPLACE FUNCTION undecided_route(
+    p_id text, p_name text, p_version text, p_is_open boolean, p_new_starts bigint
+) RETURNS text
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_starts bigint := p_new_starts + (
+        SELECT count(*) FROM orchestrator_queue q
+        WHERE q.instance_id = p_id AND q.start_name IS NOT NULL
+    );
+BEGIN
+    RETURN CASE
+        WHEN v_starts > 1 OR (p_is_open AND v_starts > 0) THEN ''
+        WHEN v_starts = 1 THEN route_of(p_name, p_version)
+        WHEN p_is_open THEN route_of('unknown', NULL)
+    END;
+END $$;
+
 -- Adds messages in their order. A start also adds its instance to the list of instances. The caller
 -- has locked the rows in instance_locks. Returns the earliest time at which one of these instances
 -- is ready, locks and delays ignored.
@@ -54,37 +74,38 @@ BEGIN
             (array_agg(a.visible_at ORDER BY a.visible_at, a.message_id))[1] AS ready_at,
             (array_agg(a.message_id ORDER BY a.visible_at, a.message_id))[1] AS ready_id,
             min(a.enqueued_at) AS enqueued_at,
-            min(a.visible_at) FILTER (WHERE a.start_name IS NOT NULL) AS opens_at
+            min(a.visible_at) FILTER (WHERE a.start_name IS NOT NULL) AS opens_at,
+            count(a.start_name) AS starts
         FROM added a
         GROUP BY a.instance_id
     ), known AS (
         SELECT
-            a.*, i.instance_id IS NOT NULL AS is_listed, route_of(i.name, i.version) AS route,
-            x.framework_version,
-            coalesce(i.execution_id, 0) > 0
-                OR EXISTS (SELECT FROM history h WHERE h.instance_id = a.instance_id) AS is_open
+            a.*, i.instance_id IS NOT NULL AS is_listed, h.is_open, x.framework_version,
+            CASE
+                WHEN i.named OR i.started THEN route_of(i.name, i.version)
+                ELSE undecided_route(a.instance_id, i.name, i.version, h.is_open, a.starts)
+            END AS route
         FROM arrivals a
         LEFT JOIN instances i ON i.instance_id = a.instance_id
         LEFT JOIN executions x
             ON x.instance_id = i.instance_id AND x.execution_id = i.execution_id
+        CROSS JOIN LATERAL (
+            SELECT coalesce(i.execution_id, 0) > 0
+                OR EXISTS (SELECT FROM history e WHERE e.instance_id = a.instance_id) AS is_open
+        ) h
     ), updated AS (
         INSERT INTO instance_locks AS l (
             instance_id, route, framework_version, opens_at, ready_at, ready_id, orphaned_at
         )
         SELECT
-            k.instance_id,
-            coalesce(k.route, CASE WHEN k.is_open THEN route_of('unknown', NULL) END),
-            k.framework_version, CASE WHEN NOT k.is_open THEN k.opens_at END,
+            k.instance_id, k.route, k.framework_version,
+            CASE WHEN NOT k.is_open THEN k.opens_at END,
             k.ready_at, k.ready_id,
             CASE WHEN NOT (k.is_open OR k.is_listed) THEN k.enqueued_at END
         FROM known k
         ORDER BY k.instance_id
         ON CONFLICT (instance_id) DO UPDATE SET
-            route = CASE
-                WHEN l.route IS NULL OR l.route = route_of('unknown', NULL)
-                    THEN coalesce(EXCLUDED.route, l.route)
-                ELSE l.route
-            END,
+            route = coalesce(EXCLUDED.route, l.route),
             opens_at = CASE
                 WHEN l.route IS NOT NULL AND l.opens_at IS NULL THEN NULL
                 WHEN EXCLUDED.route IS NOT NULL AND EXCLUDED.opens_at IS NULL
@@ -124,9 +145,10 @@ DECLARE
 BEGIN
     WITH updated AS (
         UPDATE instance_locks l SET
-            route = coalesce(
-                route_of(i.name, i.version), CASE WHEN h.is_open THEN route_of('unknown', NULL) END
-            ),
+            route = CASE
+                WHEN i.named OR i.started THEN route_of(i.name, i.version)
+                ELSE undecided_route(o.instance_id, i.name, i.version, h.is_open, 0)
+            END,
             framework_version = x.framework_version,
             opens_at = CASE WHEN NOT h.is_open THEN s.visible_at END,
             ready_at = f.visible_at,

@@ -314,7 +314,10 @@ DECLARE
 BEGIN
     WITH updated AS (
         UPDATE instance_locks l SET
-            route = route_of(coalesce(i.name, 'unknown'), i.version),
+            route = CASE
+                WHEN i.named OR i.started THEN route_of(i.name, i.version)
+                ELSE undecided_route(i.instance_id, i.name, i.version, true, 0)
+            END,
             framework_version = x.framework_version,
             opens_at = NULL,
             orphaned_at = NULL,
