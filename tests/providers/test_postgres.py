@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 
+from conformance.naming import HANDLERS, SEQUENCES, fetch_after
 from model import ModelFactory
 from perdure.conformance import *  # noqa: F403
-from perdure.conformance._machine.plans import MessagePlan
 from perdure.conformance.factories import start
-from perdure.conformance.stateful import machine, state_machine
+from perdure.conformance.stateful import state_machine
 from perdure.providers.postgres import PostgresProvider
-from perdure.providers.records import EnqueueCondition, OrchestrationFilter
+from perdure.providers.records import EnqueueCondition
 from postgres_factory import PostgresFactory, new_schema
 from postgres_server import shared_server
 
@@ -49,39 +48,9 @@ def test_replacing_what_is_not_there_leaves_those_that_name_it_as_their_parent()
     asyncio.run(check())
 
 
-DELAYED = MessagePlan("x", "start", 1, "Mail", None, None, 1)
-STEPS = {
-    "delayed start": lambda made: made.enqueue(DELAYED, None, None),
-    "start": lambda made: made.enqueue(replace(DELAYED, name="Shop", delay=None), None, None),
-    "event": lambda made: made.enqueue(replace(DELAYED, kind="event", delay=None), None, None),
-    "history": lambda made: made.append("x", 1, [1]),
-    "time": lambda made: made.let_time_pass(2),
-}
-
-
-@pytest.mark.parametrize("handler", [None, "Mail", "Shop", "unknown"])
-@pytest.mark.parametrize(
-    "steps",
-    [
-        ("delayed start", "start"),
-        ("delayed start", "start", "time"),
-        ("start", "delayed start"),
-        ("delayed start", "event", "history"),
-        ("history", "event", "delayed start"),
-        ("history", "delayed start", "event", "time"),
-        ("delayed start", "history", "start"),
-    ],
-    ids=", ".join,
-)
+@pytest.mark.parametrize("handler", HANDLERS)
+@pytest.mark.parametrize("steps", SEQUENCES, ids=", ".join)
 def test_a_start_gives_an_instance_its_name_from_the_moment_at_which_it_is_visible(
     steps: tuple[str, ...], handler: str | None
 ) -> None:
-    compared = machine(PostgresFactory, model=ModelFactory)()
-    wanted = OrchestrationFilter(handlers=frozenset({(handler, "1.0.0")})) if handler else None
-
-    for step in steps:
-        STEPS[step](compared)
-        compared.stores_look_the_same()
-    compared.fetch(wanted, "w1", 5)  # raises if the stores differ
-
-    compared.teardown()
+    fetch_after(PostgresFactory, steps, handler)

@@ -155,8 +155,9 @@ def _identify(
     if start is None:
         return key, None, None, None, None if instance is None else 0
     count, opens_at = tx.row(statements.QUEUED_STARTS, (instance_id,))
-    # With several starts, the name depends on which of them is visible: then it is left open.
-    name, version = start[:2] if count == 1 else (None, None)
+    # With several starts, or with history, the name depends on which start is visible: then it is
+    # left open.
+    name, version = start[:2] if count == 1 and instance is None else (None, None)
     return key, name, version, start[3], opens_at if instance is None else 0
 
 
