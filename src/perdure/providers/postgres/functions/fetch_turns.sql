@@ -274,12 +274,9 @@ BEGIN
             v_now, p_owner, p_routes, v_routes, p_ranges, cardinality(p_tokens) + 16
         );
         IF v_candidates = '{}' THEN
-            RETURN QUERY SELECT
-                NULL, NULL, NULL::boolean, NULL, NULL, NULL, NULL::bigint, NULL::bigint[],
-                NULL::text[], NULL::bigint[], NULL::bigint[], NULL::text[], NULL::text[],
-                NULL::text[], NULL::bigint[], v_now, next_turn_at(
-                    v_now, p_owner, v_routes, p_routes IS NOT NULL
-                );
+            now_at := v_now;
+            due_at := next_turn_at(v_now, p_owner, v_routes, p_routes IS NOT NULL);
+            RETURN NEXT;
             RETURN;
         END IF;
         SELECT
