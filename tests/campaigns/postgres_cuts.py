@@ -32,7 +32,7 @@ HANDLES = 2
 ROOTS_PER_ROUND = 40
 CUT_RATE = 0.05
 CUT_RATE_OF_COMMITS = 0.3
-_COMMITS = (b"commit_turns", b"settle_work", b"enqueue_messages")
+_COMMITS = (b"commit_turns", b"complete_work", b"enqueue_messages")
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from conformance.naming import HANDLERS, SEQUENCES, fetch_after
 from model import ModelFactory
 from perdure.clock import ManualClock
 from perdure.conformance._machine.plans import MessagePlan
@@ -96,6 +97,15 @@ def test_the_models_clock_goes_as_the_clock_of_the_store_goes(step_ms):
     fetched = compared.turns[0].instance_id
     compared.teardown()
     assert fetched == ("a" if step_ms else "b")
+
+
+@pytest.mark.parametrize("factory", [MemoryFactory, SqliteFactory])
+@pytest.mark.parametrize("handler", HANDLERS)
+@pytest.mark.parametrize("steps", SEQUENCES, ids=", ".join)
+def test_a_start_gives_an_instance_its_name_from_the_moment_at_which_it_is_visible(
+    steps, handler, factory
+):
+    fetch_after(factory, steps, handler)
 
 
 @pytest.mark.parametrize("arguments", [{"model": MemoryFactory}, {}], ids=["given", "default"])

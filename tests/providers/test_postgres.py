@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from conformance.naming import HANDLERS, SEQUENCES, fetch_after
 from model import ModelFactory
 from perdure.conformance import *  # noqa: F403
 from perdure.conformance.factories import start
@@ -45,3 +46,11 @@ def test_replacing_what_is_not_there_leaves_those_that_name_it_as_their_parent()
             assert {info.instance_id for info in listed.instances} == {"later"}
 
     asyncio.run(check())
+
+
+@pytest.mark.parametrize("handler", HANDLERS)
+@pytest.mark.parametrize("steps", SEQUENCES, ids=", ".join)
+def test_a_start_gives_an_instance_its_name_from_the_moment_at_which_it_is_visible(
+    steps: tuple[str, ...], handler: str | None
+) -> None:
+    fetch_after(PostgresFactory, steps, handler)

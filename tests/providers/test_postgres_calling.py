@@ -11,6 +11,7 @@ from psycopg import sql
 
 from perdure.conformance.factories import raised, start
 from perdure.providers.postgres import PostgresProvider, pool, records
+from perdure.providers.postgres.calling import RawConnection
 from perdure.providers.records import OrchestrationFilter
 from postgres_factory import new_schema
 from postgres_server import shared_server
@@ -126,5 +127,29 @@ def test_a_commit_that_is_not_answered_in_time_is_sent_again_and_applied_once(
             assert await sending
 
             assert len(await provider.admin.list_messages("x")) == 5
+
+    asyncio.run(check())
+
+
+def test_a_statement_whose_connection_breaks_while_it_is_sent_gets_its_error() -> None:
+    async def check() -> None:
+        dsn = shared_server().dsn
+        connection = await psycopg.AsyncConnection.connect(dsn, autocommit=True)
+        raw = RawConnection(connection)
+        answers: list[Any] = []
+        raw.start(
+            b"SELECT length($1)",
+            [b"x" * 50_000_000],
+            prepare=False,
+            seconds=30,
+            answered=lambda *answer: answers.append(answer),
+        )
+        assert raw._is_writing, "the statement fitted into the socket: make it bigger"
+
+        connection.pgconn.finish()  # as the driver does with a broken connection
+        broken = psycopg.OperationalError("broken")
+        raw._fail(broken)
+
+        assert answers == [(None, broken)]
 
     asyncio.run(check())

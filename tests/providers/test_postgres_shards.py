@@ -60,7 +60,7 @@ ASKED_OF_ALL = frozenset(
     {
         *("FIND_TURNS", "FIND_WORK", "LIST_CHILDREN", "GET_DEPTHS", "LIST_DEAD_LETTERS"),
         *("DELETE_LETTER", "LIST_FINISHED_ROOTS", "LIST_BEGUN", "GET_TOTALS", "COUNT_BY_STATUS"),
-        "_COUNT",
+        *("_COUNT", "_LIST_MATCHING"),
     }
 )
 """Statements about many instances, and tokens of another process."""

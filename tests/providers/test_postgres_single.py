@@ -14,6 +14,7 @@ from perdure.conformance.factories import activity, event, raised, start, starte
 from perdure.errors import InvalidValue, LockLost
 from perdure.model.status import Status
 from perdure.providers.postgres import PostgresProvider, pipeline, records, statements
+from perdure.providers.postgres.calling import RawConnection
 from perdure.providers.records import Claim, ExecutionMetadata, KvSet, TurnCommit
 from postgres_factory import new_schema
 from postgres_proxy import Proxy
@@ -236,7 +237,18 @@ def test_a_store_that_is_up_to_date_is_opened_after_one_statement() -> None:
     asyncio.run(check())
 
 
-def test_a_big_commit_whose_wait_is_cancelled_is_answered_and_applied_once() -> None:
+def test_a_big_commit_is_answered_and_applied_once_though_all_tasks_are_cancelled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    writing = asyncio.Event()
+    write = RawConnection._write
+
+    def noted(connection: RawConnection) -> None:
+        writing.set()
+        write(connection)
+
+    monkeypatch.setattr(RawConnection, "_write", noted)
+
     async def scenario() -> tuple[bool, int]:
         schema, dsn = new_schema(), shared_server().dsn
         # On one connection: of several, none might have run the statement often enough.
@@ -245,12 +257,10 @@ def test_a_big_commit_whose_wait_is_cancelled_is_answered_and_applied_once() -> 
                 await provider.enqueue_for_orchestrator(start(f"small-{number}"))
             big = raised("small-0", "event", "x" * 2_000_000)
             sending = asyncio.ensure_future(provider.enqueue_for_orchestrator(big))
-            waits: list[asyncio.Task[Any]] = []
-            while not waits and not sending.done():
-                await asyncio.sleep(0)
-                waits = [t for t in asyncio.all_tasks() if "_after_sending" in repr(t.get_coro())]
-            assert waits, "the message fitted into the socket: make it bigger"
-            waits[0].cancel()
+            async with asyncio.timeout(30):  # too late: the message must be bigger than the socket
+                await writing.wait()
+            for task in asyncio.all_tasks() - {asyncio.current_task(), sending}:
+                task.cancel()
             async with asyncio.timeout(30):
                 taken = await sending
             return taken, len(await provider.admin.list_messages("small-0"))

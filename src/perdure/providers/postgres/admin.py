@@ -56,6 +56,7 @@ class PostgresAdmin(ProviderAdmin):
 
     def __init__(self, store: PostgresStore, tokens: TokenCache) -> None:
         self._store = store
+        self._ask = store.ask
         self._tokens = tokens
 
     def _require_open(self, operation: str) -> None:
@@ -96,13 +97,13 @@ class PostgresAdmin(ProviderAdmin):
                 return
 
     async def _get_instance_info(self, instance_id: str) -> InstanceInfo:
-        found = await self._store.ask("get_instance_info", statements.GET_INFO, (instance_id,))
+        found = await self._ask("get_instance_info", statements.GET_INFO, (instance_id,))
         if not found:
             raise rules.no_instance(instance_id)
         return records.instance_info(found[0])
 
     async def _list_executions(self, instance_id: str) -> list[int]:
-        found = await self._of(instance_id, "list_executions", statements.LIST_EXECUTIONS)
+        found = await self._ask("list_executions", statements.LIST_EXECUTIONS, (instance_id,))
         return [execution_id for (execution_id,) in found]
 
     async def _latest_execution_id(self, instance_id: str) -> int:
@@ -132,11 +133,11 @@ class PostgresAdmin(ProviderAdmin):
         return list(records.records(found))
 
     async def _list_children(self, instance_id: str) -> list[str]:
-        found = await self._of(instance_id, "list_children", statements.LIST_CHILDREN)
+        found = await self._ask("list_children", statements.LIST_CHILDREN, (instance_id,))
         return [child for (child,) in found]
 
     async def _get_instance_tree(self, instance_id: str) -> InstanceTree:
-        found = await self._of(instance_id, "get_instance_tree", statements.GET_TREE)
+        found = await self._ask("get_instance_tree", statements.GET_TREE, (instance_id,))
         if not found:
             raise rules.no_instance(instance_id)
         return InstanceTree(root_id=instance_id, instance_ids=tuple(found[0][0]))
@@ -151,7 +152,7 @@ class PostgresAdmin(ProviderAdmin):
         self._store.released()
 
     async def _control(self, instance_id: str, operation: str, template: LiteralString) -> None:
-        ((refused,),) = await self._of(instance_id, operation, template)
+        ((refused,),) = await self._ask(operation, template, (instance_id,))
         if refused == "missing":
             raise rules.no_instance(instance_id)
         if refused is not None:
@@ -342,7 +343,7 @@ class PostgresAdmin(ProviderAdmin):
         return [msgspec.json.decode(info, type=WorkerInfo) for (info,) in found]
 
     async def _export_instance(self, instance_id: str) -> InstanceSnapshot:
-        ((text,),) = await self._of(instance_id, "export_instance", statements.EXPORT_INSTANCE)
+        ((text,),) = await self._ask("export_instance", statements.EXPORT_INSTANCE, (instance_id,))
         if text is None:
             raise rules.no_instance(instance_id)
         return msgspec.json.decode(text, type=InstanceSnapshot)
@@ -359,13 +360,3 @@ class PostgresAdmin(ProviderAdmin):
 
     async def _mark_moved(self, location: str | None) -> None:
         await self._ask("mark_moved", statements.MARK_MOVED, (location,))
-
-    # --- asking
-
-    async def _ask(
-        self, operation: str, template: LiteralString, parameters: Any = ()
-    ) -> list[Any]:
-        return await self._store.ask(operation, template, parameters)
-
-    async def _of(self, instance_id: str, operation: str, template: LiteralString) -> list[Any]:
-        return await self._ask(operation, template, (instance_id,))

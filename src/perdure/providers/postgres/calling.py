@@ -9,17 +9,19 @@ from __future__ import annotations
 import asyncio
 import socket
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import psycopg
-from psycopg import generators
 from psycopg.adapt import Transformer
 from psycopg.pq import ExecStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
-    from psycopg.pq.abc import PGconn, PGresult
+    from psycopg.pq.abc import PGresult
+
+_Answered: TypeAlias = "Callable[[PGresult | None, BaseException | None], None]"
+"""Is called once, with the result or with the error."""
 
 _GOOD: Final = frozenset({ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK})
 
@@ -54,43 +56,153 @@ def answer_within(connection: psycopg.AsyncConnection[Any], seconds: float) -> G
         alarm.cancel()
 
 
-class Receiver:
-    """Receives answers on one connection and stays registered with the event loop between them.
+class RawConnection:
+    """Sends statements on one connection and receives their answers, one at a time.
 
-    Other code that reads from the connection must call ``stop`` first.
+    Stays registered with the event loop between two answers. Other code that reads from the
+    connection must call ``stop`` first.
+    A statement has ``$1`` for its first parameter. Its errors are those of the driver, or
+    TimeoutError if there is no answer.
     """
 
-    def __init__(self, pgconn: PGconn) -> None:
-        self._pgconn = pgconn
-        self._socket = pgconn.socket
+    def __init__(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        self._connection = connection
+        self._pgconn = connection.pgconn
+        self._socket = connection.pgconn.socket
         self._loop = asyncio.get_running_loop()
+        self.prepared: set[bytes] = set()
+        """The statements that are prepared on the connection."""
         self._is_reading = False
+        self._is_writing = False
         self._results: list[PGresult] = []
-        self._answered: Callable[[list[PGresult], BaseException | None], None] | None = None
+        self._answered: _Answered | None = None
         self._give_up_at = 0.0
         self._alarm: asyncio.TimerHandle | None = None
 
-    def receive(
-        self, seconds: float, answered: Callable[[list[PGresult], BaseException | None], None]
+    async def call(
+        self, statement: bytes, parameters: Sequence[bytes | None], *, prepare: bool, seconds: float
+    ) -> bytes:
+        """Return the one value of the one row, as text."""
+        return value_of(
+            await self._call(statement, parameters, prepare=prepare, seconds=seconds, binary=False)
+        )
+
+    async def call_for_rows(
+        self, statement: bytes, parameters: Sequence[bytes | None], *, prepare: bool, seconds: float
+    ) -> list[tuple[Any, ...]]:
+        """As ``call``, for any number of rows with values of any type."""
+        result = await self._call(
+            statement, parameters, prepare=prepare, seconds=seconds, binary=True
+        )
+        transformer = Transformer(self._connection)
+        transformer.set_pgresult(result)
+        return transformer.load_rows(0, result.ntuples, tuple)
+
+    async def _call(
+        self,
+        statement: bytes,
+        parameters: Sequence[bytes | None],
+        *,
+        prepare: bool,
+        seconds: float,
+        binary: bool,
+    ) -> PGresult:
+        if prepare and statement not in self.prepared:
+            self._pgconn.send_prepare(_name_of(statement), statement)
+            await self._answer(seconds)
+            self.prepared.add(statement)
+        self._send(statement, parameters, prepare=prepare, binary=binary)
+        return await self._answer(seconds)
+
+    def start(
+        self,
+        statement: bytes,
+        parameters: Sequence[bytes],
+        *,
+        prepare: bool,
+        seconds: float,
+        answered: _Answered,
     ) -> None:
-        """Call ``answered`` once, with the results or with the error."""
+        """As ``call``, without a task; with ``prepare`` the statement is prepared already.
+
+        Raises what the driver raises if the statement cannot be sent.
+        """
+        self._send(statement, parameters, prepare=prepare, binary=False)
+        self._receive(seconds, answered)
+
+    def stop(self) -> None:
+        """Stop waiting; a pending ``answered`` is not called any more."""
+        self._answered = None
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        # A broken connection has closed its socket: then the selector has forgotten it already.
+        if self._is_reading:
+            self._is_reading = False
+            with suppress(OSError):
+                self._loop.remove_reader(self._socket)
+        if self._is_writing:
+            self._is_writing = False
+            with suppress(OSError):
+                self._loop.remove_writer(self._socket)
+
+    def _send(
+        self,
+        statement: bytes,
+        parameters: Sequence[bytes | None],
+        *,
+        prepare: bool,
+        binary: bool,
+    ) -> None:
+        if prepare:
+            name = _name_of(statement)
+            self._pgconn.send_query_prepared(name, parameters, result_format=int(binary))
+        else:
+            self._pgconn.send_query_params(statement, parameters, result_format=int(binary))
+
+    async def _answer(self, seconds: float) -> PGresult:
+        waiter: asyncio.Future[PGresult] = self._loop.create_future()
+
+        def answered(result: PGresult | None, error: BaseException | None) -> None:
+            if waiter.done():
+                return
+            if result is None:
+                waiter.set_exception(error or psycopg.OperationalError("no answer"))
+            else:
+                waiter.set_result(result)
+
+        try:
+            self._receive(seconds, answered)
+            return await waiter
+        except BaseException:
+            self.stop()
+            raise
+
+    def _receive(self, seconds: float, answered: _Answered) -> None:
+        if self._pgconn.flush():
+            # The socket did not take the whole statement at once.
+            self._is_writing = True
+            self._loop.add_writer(self._socket, self._write)
         self._results, self._answered = [], answered
         self._give_up_at = self._loop.time() + seconds
+        if self._alarm is not None and self._alarm.when() > self._give_up_at:
+            self._alarm.cancel()
+            self._alarm = None
         if self._alarm is None:
             self._alarm = self._loop.call_at(self._give_up_at, self._check)
         if not self._is_reading:
             self._is_reading = True
             self._loop.add_reader(self._socket, self._read)
 
-    def stop(self) -> None:
-        """Stop reading; a pending ``answered`` is not called any more."""
-        self._answered = None
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm = None
-        if self._is_reading:
-            self._is_reading = False
-            self._loop.remove_reader(self._socket)
+    def _write(self) -> None:
+        try:
+            if self._pgconn.flush():
+                return
+        except psycopg.Error as error:
+            self._fail(error)
+            return
+        self._is_writing = False
+        self._loop.remove_writer(self._socket)
 
     def _read(self) -> None:
         if self._answered is None:
@@ -110,7 +222,12 @@ class Receiver:
             self._fail(error)
             return
         answered, self._answered = self._answered, None
-        answered(self._results, None)
+        try:
+            first = _first(self._results)
+        except psycopg.Error as error:
+            answered(None, error)
+        else:
+            answered(first, None)
 
     def _check(self) -> None:
         self._alarm = None
@@ -122,131 +239,23 @@ class Receiver:
             self._fail(TimeoutError("no answer in time"))
 
     def _fail(self, error: BaseException) -> None:
-        answered, results = self._answered, self._results
+        answered = self._answered
         # Stop first: a broken connection has closed its socket, and the next connection that any
         # code opens can get the same file descriptor.
         self.stop()
         if answered is not None:
-            answered(results, error)
+            answered(None, error)
 
 
-def name_of(statement: bytes) -> bytes:
-    """Return the name under which a connection prepares the statement."""
-    return b"perdure " + statement.rpartition(b".")[2].partition(b"(")[0]
-
-
-async def call(
-    connection: psycopg.AsyncConnection[Any],
-    statement: bytes,
-    parameters: Sequence[bytes],
-    *,
-    prepared: set[bytes] | None,
-    seconds: float,
-) -> bytes:
-    """Return the one value of the one row. ``statement`` has ``$1`` for its first parameter.
-
-    ``prepared`` holds the statements that are prepared on the connection, and gets this one. With
-    None the statement is sent unprepared.
-    Raises what the driver raises; TimeoutError if there is no answer.
-    """
-    return _value_of(
-        await _result_of(connection, statement, parameters, prepared, seconds, binary=False)
-    )
-
-
-async def call_for_rows(
-    connection: psycopg.AsyncConnection[Any],
-    statement: bytes,
-    parameters: Sequence[bytes | None],
-    *,
-    prepared: set[bytes] | None,
-    seconds: float,
-) -> list[tuple[Any, ...]]:
-    """As ``call``, for any number of rows with values of any type."""
-    result = await _result_of(connection, statement, parameters, prepared, seconds, binary=True)
-    transformer = Transformer(connection)
-    transformer.set_pgresult(result)
-    return transformer.load_rows(0, result.ntuples, tuple)
-
-
-async def _result_of(
-    connection: psycopg.AsyncConnection[Any],
-    statement: bytes,
-    parameters: Sequence[bytes | None],
-    prepared: set[bytes] | None,
-    seconds: float,
-    *,
-    binary: bool,
-) -> PGresult:
-    pgconn = connection.pgconn
-    if prepared is not None and statement not in prepared:
-        pgconn.send_prepare(name_of(statement), statement)
-        await _answer(connection, seconds)
-        prepared.add(statement)
-    _send(pgconn, statement, parameters, is_prepared=prepared is not None, binary=binary)
-    return await _answer(connection, seconds)
-
-
-def call_back(
-    connection: psycopg.AsyncConnection[Any],
-    receiver: Receiver,
-    statement: bytes,
-    parameters: Sequence[bytes],
-    *,
-    is_prepared: bool,
-    seconds: float,
-    done: Callable[[bytes, BaseException | None], None],
-) -> None:
-    """As ``call``, without a task, for a statement that needs no preparing.
-
-    ``done`` is called with the value or with the error. Raises what the driver raises if the
-    statement cannot be sent.
-    """
-    pgconn = connection.pgconn
-    _send(pgconn, statement, parameters, is_prepared=is_prepared)
-
-    def answered(results: list[PGresult], error: BaseException | None) -> None:
-        value = b""
-        if error is None:
-            try:
-                value = _value_of(_first(results))
-            except psycopg.Error as refusal:
-                error = refusal
-        done(value, error)
-
-    if pgconn.flush():
-        # The socket did not take the whole statement at once.
-        receiver.stop()
-        answer = asyncio.ensure_future(_results_after_sending(connection, seconds))
-        answer.add_done_callback(lambda _: answered(*_outcome_of(answer)))
-    else:
-        receiver.receive(seconds, answered)
-
-
-def _send(
-    pgconn: PGconn,
-    statement: bytes,
-    parameters: Sequence[bytes | None],
-    *,
-    is_prepared: bool,
-    binary: bool = False,
-) -> None:
-    if is_prepared:
-        pgconn.send_query_prepared(name_of(statement), parameters, result_format=int(binary))
-    else:
-        pgconn.send_query_params(statement, parameters, result_format=int(binary))
-
-
-def _value_of(result: PGresult) -> bytes:
+def value_of(result: PGresult) -> bytes:
     value = result.get_value(0, 0)
     assert value is not None
     return value
 
 
-async def _answer(connection: psycopg.AsyncConnection[Any], seconds: float) -> PGresult:
-    if connection.pgconn.flush():
-        return _first(await _results_after_sending(connection, seconds))
-    return _first(await _results(connection.pgconn, seconds))
+def _name_of(statement: bytes) -> bytes:
+    """Return the name under which a connection prepares the statement."""
+    return b"perdure " + statement.rpartition(b".")[2].partition(b"$")[0]
 
 
 def _first(results: list[PGresult]) -> PGresult:
@@ -255,40 +264,3 @@ def _first(results: list[PGresult]) -> PGresult:
     if results[0].status not in _GOOD:
         raise psycopg.errors.error_from_result(results[0], encoding="utf-8")
     return results[0]
-
-
-async def _results_after_sending(
-    connection: psycopg.AsyncConnection[Any], seconds: float
-) -> list[PGresult]:
-    """Send the rest of a statement, then return its results."""
-    with answer_within(connection, seconds):
-        return list(await connection.wait(generators.execute(connection.pgconn)))
-
-
-def _outcome_of(
-    answer: asyncio.Future[list[PGresult]],
-) -> tuple[list[PGresult], BaseException | None]:
-    if answer.cancelled():
-        # Code that cancels every task did this; the operation must still get an outcome.
-        return [], psycopg.OperationalError("the wait for the answer was cancelled")
-    error = answer.exception()
-    return ([], error) if error is not None else (answer.result(), None)
-
-
-async def _results(pgconn: PGconn, seconds: float) -> list[PGresult]:
-    waiter: asyncio.Future[list[PGresult]] = asyncio.get_running_loop().create_future()
-
-    def answered(results: list[PGresult], error: BaseException | None) -> None:
-        if waiter.done():
-            return
-        if error is None:
-            waiter.set_result(results)
-        else:
-            waiter.set_exception(error)
-
-    receiver = Receiver(pgconn)
-    receiver.receive(seconds, answered)
-    try:
-        return await waiter
-    finally:
-        receiver.stop()

@@ -10,7 +10,7 @@ import logging
 import random
 import re
 from enum import Enum, auto
-from typing import Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import psycopg
 
@@ -25,7 +25,12 @@ from perdure.errors import (
     StoreUnavailable,
 )
 
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
 log = logging.getLogger(__name__)
+
+_Answer = TypeVar("_Answer")
 
 
 class Remedy(Enum):
@@ -121,6 +126,38 @@ def remedy_for(error: BaseException) -> Remedy:
     return Remedy.NONE
 
 
+def is_unusable_after(error: BaseException) -> bool:
+    """Tell whether the connection on which the error occurred must be closed.
+
+    If it stayed open, it would keep a stale plan, or an answer that was not awaited would be taken
+    for the answer to the next statement.
+    """
+    return remedy_for(error) is Remedy.RECONNECT or not isinstance(error, psycopg.Error)
+
+
+async def repeat(
+    operation: str,
+    location: str,
+    seconds: float,
+    attempt: Callable[[bool], Awaitable[_Answer]],
+    *,
+    was_sent: bool = False,
+) -> _Answer:
+    """Repeat ``attempt`` while that can help, but not longer than that; raise ``refusal`` then.
+
+    ``attempt`` is told whether its statement may have run before.
+    """
+    backoff = Backoff(seconds)
+    while True:
+        try:
+            return await attempt(was_sent)
+        except (psycopg.Error, OSError) as error:
+            remedy = remedy_for(error)
+            if remedy is Remedy.NONE or not await backoff.pause():
+                raise refusal(operation, error, location) from error
+            was_sent = was_sent or remedy is Remedy.RECONNECT
+
+
 def asks_for_patience(error: BaseException) -> bool:
     """Tell whether the server answers and expects the same request to succeed soon."""
     state = error.sqlstate if isinstance(error, psycopg.Error) else None
@@ -133,7 +170,7 @@ def _is_refused(error: BaseException) -> bool:
     return isinstance(error, psycopg.OperationalError) and _REFUSED in str(error)
 
 
-def is_damage(error: BaseException) -> bool:
+def _is_damage(error: BaseException) -> bool:
     """Tell whether the error says that stored data cannot be read."""
     return isinstance(error, UnicodeDecodeError) or (
         isinstance(error, psycopg.Error) and error.sqlstate in _CORRUPT
@@ -161,7 +198,7 @@ def refusal(operation: str, error: BaseException, location: str) -> PerdureError
             return StoreUnavailable(operation, f"{said}{_advice(error)}")
         case Remedy.NONE:
             pass
-    if is_damage(error):
+    if _is_damage(error):
         return CorruptData(operation, said)
     if state == "42501":
         return StoreRefused(

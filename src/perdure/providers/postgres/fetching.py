@@ -9,16 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import time
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
-
-import psycopg
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NamedTuple, TypeVar
 
 from perdure.errors import CorruptData, ProviderError
 from perdure.providers import rules
 from perdure.providers.postgres import records, statements
-from perdure.providers.postgres.faults import is_damage
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
@@ -34,10 +32,6 @@ if TYPE_CHECKING:
         TagFilter,
     )
 
-_FETCH_TURN: Final = "fetch_orchestration_item"
-_FETCH_WORK: Final = "fetch_work_item"
-_TURNS_AT_ONCE_MAX: Final = 64
-_WORK_AT_ONCE_MAX: Final = 500
 _TOKENS_MAX: Final = 200_000
 
 _PAUSE_SECONDS_MIN: Final = 0.005
@@ -314,23 +308,41 @@ class WorkWant(NamedTuple):
     activities: frozenset[str] | None
 
 
-class _FetchSender(Generic[_WantT]):
-    """Sends fetches, and remembers the tokens of those that were never answered."""
+class _Fetcher(Generic[_WantT, _ItemT]):
+    """Fetches from one queue, and remembers the tokens of fetches that were never answered."""
 
-    def __init__(self, store: PostgresStore, operation: str, template: LiteralString) -> None:
+    _operation: ClassVar[str]
+    _template: ClassVar[LiteralString]
+    _at_once_max: ClassVar[int]
+
+    def __init__(
+        self,
+        store: PostgresStore,
+        tokens: TokenCache,
+        give_back: Callable[[_ItemT], Awaitable[None]],
+    ) -> None:
         self._store = store
-        self._operation = operation
-        self._template: LiteralString = template
+        self._tokens = tokens
         self._unanswered: dict[_WantT, list[str]] = {}
+        self.coalescer: FetchCoalescer[_WantT, _ItemT] = FetchCoalescer(
+            self._fetch, give_back, lambda: store.poll_seconds, self._at_once_max
+        )
 
-    async def send(self, want: _WantT, number: int, *arguments: Any) -> list[Row]:
+    async def fetch(self, want: _WantT, limit: int, poll_timeout_ms: int) -> list[_ItemT]:
+        return await self.coalescer.fetch(want, limit, poll_timeout_ms / 1000)
+
+    async def _fetch(self, want: _WantT, number: int) -> FetchResult[_ItemT]:
+        raise NotImplementedError
+
+    async def _send(self, want: _WantT, number: int, *arguments: Any) -> list[Row]:
         tokens = self._unanswered.pop(want, None)
         was_sent = tokens is not None
         tokens = tokens or [rules.new_lock_token() for _ in range(number)]
+        sent_at = time.monotonic()
         try:
-            return await self._store.fetch(
+            found = await self._store.pool.fetch(
                 self._operation,
-                self._template,
+                self._store.statements(self._template),
                 lambda again: [records.parameter(each) for each in (tokens, again, *arguments)],
                 was_sent=was_sent,
             )
@@ -338,32 +350,26 @@ class _FetchSender(Generic[_WantT]):
             if was_sent or error.retryable:
                 self._unanswered[want] = tokens
             raise
+        self._store.clock.note(found[0][-2], sent_at)
+        return found
 
 
-class TurnFetcher:
+class TurnFetcher(_Fetcher[TurnWant, "FetchedOrchestration"]):
     """Fetches turns from the orchestrator queue."""
+
+    _operation = "fetch_orchestration_item"
+    _template = statements.FETCH_TURNS
+    _at_once_max = 64
 
     def __init__(
         self,
         store: PostgresStore,
         tokens: TokenCache,
-        orphan_grace_ms: int,
         give_back: Callable[[FetchedOrchestration], Awaitable[None]],
+        orphan_grace_ms: int,
     ) -> None:
-        self._store = store
-        self._tokens = tokens
+        super().__init__(store, tokens, give_back)
         self._orphan_grace_ms = orphan_grace_ms
-        self._sender: _FetchSender[TurnWant] = _FetchSender(
-            store, _FETCH_TURN, statements.FETCH_TURNS
-        )
-        self._coalescer: FetchCoalescer[TurnWant, FetchedOrchestration] = FetchCoalescer(
-            self._fetch, give_back, lambda: store.poll_seconds, _TURNS_AT_ONCE_MAX
-        )
-        store.turn_fetches = self._coalescer
-
-    async def fetch(self, want: TurnWant, poll_timeout_ms: int) -> FetchedOrchestration | None:
-        found = await self._coalescer.fetch(want, 1, poll_timeout_ms / 1000)
-        return found[0] if found else None
 
     async def _fetch(self, want: TurnWant, number: int) -> FetchResult[FetchedOrchestration]:
         arguments = (
@@ -374,11 +380,11 @@ class TurnFetcher:
             self._orphan_grace_ms,
         )
         try:
-            found = await self._sender.send(want, number, *arguments, True)
+            found = await self._send(want, number, *arguments, True)
             fetched = [records.fetched_turn(row) for row in found if row[0] is not None]
         except CorruptData:
             # One history cannot be read. Read each by itself, so that the other turns run.
-            found = await self._sender.send(want, number, *arguments, False)
+            found = await self._send(want, number, *arguments, False)
             fetched = [await self._with_history(row) for row in found if row[0] is not None]
         for each in fetched:
             self._tokens.note(each.lock_token, each.item.instance_id)
@@ -389,43 +395,27 @@ class TurnFetcher:
         if continues:
             return records.fetched_turn(row)
         try:
-            found = await self._store.ask_once(
-                _FETCH_TURN, statements.READ_HISTORY, (instance_id, execution_id, 0, None)
+            found = await self._store.ask(
+                self._operation, statements.READ_HISTORY, (instance_id, execution_id, 0, None)
             )
-        except psycopg.Error as error:
-            if not is_damage(error):
-                raise
-            return records.fetched_turn(row, history_error=str(error))
+        except CorruptData as error:
+            return records.fetched_turn(row, history_error=str(error.__cause__))
         events = [event_id for event_id, _ in found], [data for _, data in found]
         return records.fetched_turn((*row[:10], *events, *row[12:]))
 
 
-class WorkFetcher:
+class WorkFetcher(_Fetcher[WorkWant, "FetchedWork"]):
     """Fetches items from the worker queue."""
 
-    def __init__(
-        self,
-        store: PostgresStore,
-        tokens: TokenCache,
-        give_back: Callable[[FetchedWork], Awaitable[None]],
-    ) -> None:
-        self._tokens = tokens
-        self._sender: _FetchSender[WorkWant] = _FetchSender(
-            store, _FETCH_WORK, statements.FETCH_WORK
-        )
-        self._coalescer: FetchCoalescer[WorkWant, FetchedWork] = FetchCoalescer(
-            self._fetch, give_back, lambda: store.poll_seconds, _WORK_AT_ONCE_MAX
-        )
-        store.work_fetches = self._coalescer
-
-    async def fetch(self, want: WorkWant, limit: int, poll_timeout_ms: int) -> list[FetchedWork]:
-        return await self._coalescer.fetch(want, limit, poll_timeout_ms / 1000)
+    _operation = "fetch_work_item"
+    _template = statements.FETCH_WORK
+    _at_once_max = 500
 
     async def _fetch(self, want: WorkWant, number: int) -> FetchResult[FetchedWork]:
         names = None if want.activities is None else sorted(want.activities)
         suffixes = records.suffixes_of(want.tags)
         session = want.session
-        found = await self._sender.send(
+        found = await self._send(
             want,
             number,
             want.lock_timeout_ms,

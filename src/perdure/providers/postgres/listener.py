@@ -17,7 +17,7 @@ from psycopg import sql
 from perdure.errors import PerdureError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from perdure.providers.postgres.address import StoreAddress
     from perdure.providers.postgres.pool import ConnectionPool
@@ -69,9 +69,9 @@ class Notifier:
         self.sessions: set[int] = set()
         """Server sessions that have notified for this handle; it ignores their notifications."""
 
-    def notify(self, channels: Iterable[str]) -> None:
-        self._waiting.update(channels)
-        if self._task is None and self._waiting:
+    def notify(self, channel: str) -> None:
+        self._waiting.add(channel)
+        if self._task is None:
             self._task = asyncio.create_task(self._send(), name="perdure-notifier")
 
     async def close(self) -> None:

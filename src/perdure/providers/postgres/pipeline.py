@@ -10,7 +10,7 @@ import asyncio
 import secrets
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, LiteralString, TypeAlias
 
 import msgspec
@@ -22,7 +22,6 @@ from perdure.errors import (
     LockLost,
     PerdureError,
     ProviderError,
-    StoreClosed,
 )
 from perdure.providers import rules
 from perdure.providers.postgres.faults import (
@@ -66,18 +65,26 @@ _encoder = msgspec.json.Encoder()
 
 
 @dataclass(slots=True, eq=False)
-class _Operation:
+class Operation:
     """One call, waiting for the batch that carries it."""
 
     name: str
     template: LiteralString
     row: dict[str, Any]
     key: str
-    parts: int
-    weight: int
-    done: Callable[[], None] | None
-    answers: bool
-    outcome: asyncio.Future[Any]
+    """Two operations with one key never share a batch, because the second must see the effect of
+    the first. Any number of operations with an empty key share one."""
+    parts: int = 0
+    """The steps of the function that the operation needs."""
+    weight: int = 0
+    done: Callable[[], None] | None = None
+    """Is called after the commit, also if the outcome was cancelled meanwhile."""
+    answers: bool = True
+    outcome: asyncio.Future[Any] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+    """False if the instance exists already, otherwise True, or None without ``answers``; the error
+    if the server refuses the operation."""
 
     def complete(self, refused: Refusal | None) -> None:
         """Set the outcome from the answer of the server."""
@@ -120,22 +127,23 @@ class CommitPipeline:
         lanes: int,
         in_order: str,
         retry_seconds: float,
+        require_here: Callable[[str], None],
         applied: Callable[[Answer, float], None],
     ) -> None:
         self._pool = pool
         self._statements = statements
         self._retry_seconds = retry_seconds
+        self._require_here = require_here
         self._applied = applied
         handle = secrets.token_hex(8)
         self._lanes = [_Lane(f"{handle}-{number}") for number in range(lanes)]
         self._idle: list[_Lane] = []
         self._under_way = 0
-        self._waiting: dict[str, deque[_Operation]] = {}
+        self._waiting: dict[str, deque[Operation]] = {}
         self._in_order = in_order
         """Operations of this statement are committed in the order in which they were sent."""
         self._is_ordering = False
         self._is_waking = False
-        self._is_open = False
         self._at_rest = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -144,56 +152,28 @@ class CommitPipeline:
         return [lane.name for lane in self._lanes]
 
     def open(self) -> None:
-        self._is_open = True
         self._idle = list(self._lanes)
         self._under_way = 0
         self._is_ordering = self._is_waking = False
         self._at_rest = asyncio.Event()
 
-    async def close(self) -> None:
-        """Commit what was accepted, then accept nothing more."""
-        self._is_open = False
+    async def drain(self) -> None:
+        """Wait until all that was accepted is committed."""
         while self._under_way or self._waiting:
             self._at_rest.clear()
             await self._at_rest.wait()
 
-    def send(
-        self,
-        name: str,
-        template: LiteralString,
-        row: dict[str, Any],
-        *,
-        key: str,
-        parts: int = 0,
-        weight: int = 0,
-        done: Callable[[], None] | None = None,
-        answers: bool = True,
-    ) -> asyncio.Future[Any]:
-        """Commit an operation together with others; it is queued when this returns.
-
-        The future gives False if the instance exists already, otherwise True, or None without
-        ``answers``; it raises if the server refuses the operation. ``done`` is called after the
-        commit, also if the future was cancelled meanwhile.
-        ``key``: two operations with one key never share a batch, because the second must see the
-        effect of the first. Any number of operations with an empty key share one.
-        """
-        outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        if not self._is_open:
-            outcome.set_exception(StoreClosed(name, f"{self._pool.location} is not open"))
-        elif weight > _ONE_BYTES_MAX:
-            outcome.set_exception(
-                InvalidValue(
-                    f"{name}: {weight >> 20} MB are too much for one commit on Postgres, at most "
-                    f"{_ONE_BYTES_MAX >> 20} are possible; start fewer steps at once, or store the "
-                    "values elsewhere and pass references"
-                )
-            )
+    def send(self, operation: Operation) -> asyncio.Future[Any]:
+        """Commit an operation together with others; it is queued when this returns."""
+        try:
+            self._require_here(operation.name)
+            _check_weight(operation)
+        except PerdureError as error:
+            operation.outcome.set_exception(error)
         else:
-            self._waiting.setdefault(template, deque()).append(
-                _Operation(name, template, row, key, parts, weight, done, answers, outcome)
-            )
+            self._waiting.setdefault(operation.template, deque()).append(operation)
             self._wake()
-        return outcome
+        return operation.outcome
 
     # --- lanes
 
@@ -233,7 +213,7 @@ class CommitPipeline:
         if not self._pool.call_now(statement, parameters, answered):
             self._commit_in_task(lane, batch, None)
 
-    def _finish(self, lane: _Lane, batch: list[_Operation]) -> None:
+    def _finish(self, lane: _Lane, batch: list[Operation]) -> None:
         if batch[0].template == self._in_order:
             self._is_ordering = False
         self._idle.append(lane)
@@ -243,20 +223,20 @@ class CommitPipeline:
             self._at_rest.set()
 
     def _commit_in_task(
-        self, lane: _Lane, batch: list[_Operation], error: BaseException | None
+        self, lane: _Lane, batch: list[Operation], error: BaseException | None
     ) -> None:
         """Commit with waiting and repeating. ``error``: the error of the first try, if any."""
         task = asyncio.create_task(self._run(lane, batch, error), name=f"perdure-lane-{lane.name}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _run(self, lane: _Lane, batch: list[_Operation], error: BaseException | None) -> None:
+    async def _run(self, lane: _Lane, batch: list[Operation], error: BaseException | None) -> None:
         try:
             await self._commit(lane, batch, error)
         finally:
             self._finish(lane, batch)
 
-    def _take(self) -> list[_Operation]:
+    def _take(self) -> list[Operation]:
         """Return a batch for the statement whose operations have waited longest."""
         template = next(
             (each for each in self._waiting if not (self._is_ordering and each == self._in_order)),
@@ -267,8 +247,8 @@ class CommitPipeline:
         waiting = self._waiting.pop(template)
         if len(waiting) == 1:
             return [waiting[0]]
-        batch: list[_Operation] = []
-        put_off: list[_Operation] = []
+        batch: list[Operation] = []
+        put_off: list[Operation] = []
         keys: set[str] = set()
         weight = 0
         while waiting and len(batch) < _OPERATIONS_MAX and weight <= _BYTES_MAX:
@@ -286,7 +266,7 @@ class CommitPipeline:
         return batch
 
     async def _commit(
-        self, lane: _Lane, batch: list[_Operation], error: BaseException | None
+        self, lane: _Lane, batch: list[Operation], error: BaseException | None
     ) -> None:
         try:
             text, sent_at = await self._send(lane, batch, error)
@@ -304,7 +284,7 @@ class CommitPipeline:
         else:
             self._complete(batch, text, sent_at)
 
-    def _complete(self, batch: list[_Operation], text: bytes, sent_at: float) -> None:
+    def _complete(self, batch: list[Operation], text: bytes, sent_at: float) -> None:
         try:
             answer = _answers.decode(text)
             self._applied(answer, sent_at)
@@ -316,7 +296,7 @@ class CommitPipeline:
             operation.complete(refused.get(str(position)))
 
     def _call_of(
-        self, lane: _Lane, batch: list[_Operation], *, again: bool
+        self, lane: _Lane, batch: list[Operation], *, again: bool
     ) -> tuple[bytes, tuple[bytes, ...]]:
         parts = 0
         for position, operation in enumerate(batch):
@@ -328,7 +308,7 @@ class CommitPipeline:
         return statement, (lane.name.encode(), number, mark, rows, b"%d" % parts)
 
     async def _send(
-        self, lane: _Lane, batch: list[_Operation], error: BaseException | None
+        self, lane: _Lane, batch: list[Operation], error: BaseException | None
     ) -> tuple[bytes, float]:
         """Return the answer, and the time at which its statement was sent.
 
@@ -357,7 +337,16 @@ class CommitPipeline:
                     raise told from failure
 
 
-def _fail(batch: list[_Operation], failure: Exception, cause: BaseException) -> None:
+def _check_weight(operation: Operation) -> None:
+    if operation.weight > _ONE_BYTES_MAX:
+        raise InvalidValue(
+            f"{operation.name}: {operation.weight >> 20} MB are too much for one commit on "
+            f"Postgres, at most {_ONE_BYTES_MAX >> 20} are possible; start fewer steps at once, "
+            "or store the values elsewhere and pass references"
+        )
+
+
+def _fail(batch: list[Operation], failure: Exception, cause: BaseException) -> None:
     for operation in batch:
         failure.__cause__ = cause if cause is not failure else None
         operation.fail(failure)

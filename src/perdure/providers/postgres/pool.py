@@ -14,17 +14,13 @@ import psycopg
 
 from perdure.errors import StoreBusy, StoreClosed
 from perdure.providers.postgres.address import ANSWER_SECONDS
-from perdure.providers.postgres.calling import (
-    Receiver,
-    answer_within,
-    call,
-    call_back,
-    call_for_rows,
-)
-from perdure.providers.postgres.faults import Backoff, Remedy, refusal, remedy_for
+from perdure.providers.postgres.calling import RawConnection, answer_within, value_of
+from perdure.providers.postgres.faults import Remedy, is_unusable_after, remedy_for, repeat
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from psycopg.pq.abc import PGresult
 
     from perdure.providers.postgres.address import StoreAddress
 
@@ -51,11 +47,9 @@ class PooledConnection:
 
     connection: _Connection
     opened_at: float
-    receiver: Receiver
+    raw: RawConnection
     runs: Counter[bytes] = field(default_factory=Counter[bytes])
     """Number of runs of each statement. The server does not plan a known statement again."""
-    prepared: set[bytes] = field(default_factory=set[bytes])
-    """The statements that are prepared on it."""
 
 
 class ConnectionPool:
@@ -115,19 +109,27 @@ class ConnectionPool:
         statement: bytes,
         parameters: Parameters = (),
         *,
-        binary: bool = False,
         seconds: float = ANSWER_SECONDS,
+        retry_seconds: float | None = None,
     ) -> list[Row]:
         """Return the rows of a statement that may be repeated, and is while that can help.
 
-        ``seconds``: how long an answer may take.
+        ``seconds``: how long an answer may take. ``retry_seconds``: 0 means to try once.
         """
-        return await self._repeat(
+
+        async def ask(pooled: PooledConnection) -> list[Row]:
+            pooled.raw.stop()
+            cursor = pooled.connection.cursor(binary=True)
+            with answer_within(pooled.connection, seconds):
+                await cursor.execute(statement, parameters)
+                result = cursor.pgresult
+                return await cursor.fetchall() if result is not None and result.nfields else []
+
+        return await repeat(
             operation,
-            statement,
-            lambda pooled, _: _ask(
-                pooled.connection, statement, parameters, binary=binary, seconds=seconds
-            ),
+            self.location,
+            self._retry_seconds if retry_seconds is None else retry_seconds,
+            lambda _: self._on_connection(operation, statement, ask),
         )
 
     async def fetch(
@@ -139,56 +141,21 @@ class ConnectionPool:
         was_sent: bool,
     ) -> list[Row]:
         """As ``run``; ``parameters`` is told whether the statement may have run before."""
-        return await self._repeat(
-            operation,
-            statement,
-            lambda pooled, again: call_for_rows(
-                pooled.connection,
+
+        async def attempt(again: bool) -> list[Row]:
+            return await self._on_connection(
+                operation,
                 statement,
-                parameters(again),
-                prepared=self._prepared_on(pooled, statement),
-                seconds=ANSWER_SECONDS,
-            ),
-            was_sent=was_sent,
-        )
+                lambda pooled: pooled.raw.call_for_rows(
+                    statement,
+                    parameters(again),
+                    prepare=self._is_worth_preparing(pooled, statement),
+                    seconds=ANSWER_SECONDS,
+                ),
+            )
 
-    async def _repeat(
-        self,
-        operation: str,
-        statement: bytes,
-        ask: Callable[[PooledConnection, bool], Awaitable[list[Row]]],
-        *,
-        was_sent: bool = False,
-    ) -> list[Row]:
-        async def ask_on(pooled: PooledConnection) -> list[Row]:
-            return await ask(pooled, was_sent)
-
-        backoff = Backoff(self._retry_seconds)
-        while True:
-            try:
-                return await self._on_connection(operation, statement, ask_on)
-            except (psycopg.Error, OSError) as error:
-                remedy = remedy_for(error)
-                if remedy is Remedy.NONE or not await backoff.pause():
-                    raise refusal(operation, error, self.location) from error
-                was_sent = was_sent or remedy is Remedy.RECONNECT
-
-    async def run_once(
-        self,
-        operation: str,
-        statement: bytes,
-        parameters: Parameters = (),
-        *,
-        binary: bool = False,
-        seconds: float = ANSWER_SECONDS,
-    ) -> list[Row]:
-        """Try once; raises what the driver raises, TimeoutError if there is no answer."""
-        return await self._on_connection(
-            operation,
-            statement,
-            lambda pooled: _ask(
-                pooled.connection, statement, parameters, binary=binary, seconds=seconds
-            ),
+        return await repeat(
+            operation, self.location, self._retry_seconds, attempt, was_sent=was_sent
         )
 
     async def call_once(
@@ -198,11 +165,10 @@ class ConnectionPool:
         return await self._on_connection(
             operation,
             statement,
-            lambda pooled: call(
-                pooled.connection,
+            lambda pooled: pooled.raw.call(
                 statement,
                 parameters,
-                prepared=self._prepared_on(pooled, statement),
+                prepare=self._is_worth_preparing(pooled, statement),
                 seconds=ANSWER_SECONDS,
             ),
             is_commit=True,
@@ -222,22 +188,20 @@ class ConnectionPool:
         if pooled is None:
             return False
 
-        def answered(text: bytes, error: BaseException | None) -> None:
+        def answered(result: PGresult | None, error: BaseException | None) -> None:
             self._give_back(pooled, error)
-            done(text, error)
+            done(b"" if result is None else value_of(result), error)
 
         try:
-            call_back(
-                pooled.connection,
-                pooled.receiver,
+            pooled.raw.start(
                 statement,
                 parameters,
-                is_prepared=self._prepares,
+                prepare=self._prepares,
                 seconds=ANSWER_SECONDS,
-                done=answered,
+                answered=answered,
             )
         except (psycopg.Error, OSError) as error:
-            answered(b"", error)
+            answered(None, error)
         return True
 
     async def _on_connection(
@@ -249,7 +213,6 @@ class ConnectionPool:
         is_commit: bool = False,
     ) -> _Answer:
         pooled = await self._take(operation, statement, is_commit=is_commit)
-        pooled.receiver.stop()
         try:
             answer = await ask(pooled)
         except BaseException as error:
@@ -259,10 +222,8 @@ class ConnectionPool:
         self._give_back(pooled)
         return answer
 
-    def _prepared_on(self, pooled: PooledConnection, statement: bytes) -> set[bytes] | None:
-        """Return the set of prepared statements if this statement is to be prepared."""
-        is_worth_it = self._prepares and pooled.runs[statement] >= _PREPARE_AFTER_RUNS
-        return pooled.prepared if is_worth_it else None
+    def _is_worth_preparing(self, pooled: PooledConnection, statement: bytes) -> bool:
+        return self._prepares and pooled.runs[statement] >= _PREPARE_AFTER_RUNS
 
     # --- taking and giving back connections
 
@@ -339,7 +300,7 @@ class ConnectionPool:
         """Return a free connection on which the statement needs no preparing."""
         for position in range(len(self._free) - 1, -1, -1):
             pooled = self._free[position]
-            is_ready = statement in (pooled.prepared if self._prepares else pooled.runs)
+            is_ready = statement in (pooled.raw.prepared if self._prepares else pooled.runs)
             if is_ready and not pooled.connection.closed:
                 return self._free.pop(position)
         return None
@@ -364,7 +325,8 @@ class ConnectionPool:
 
     def _give_back(self, pooled: PooledConnection, error: BaseException | None = None) -> None:
         if error is not None:
-            _close_if_unusable(pooled, error)
+            if is_unusable_after(error):
+                _close(pooled)
             self._close_if_broken(error)
         age = asyncio.get_running_loop().time() - pooled.opened_at
         if self._is_open and age < _LIFE_SECONDS and not pooled.connection.closed:
@@ -405,19 +367,12 @@ class ConnectionPool:
 
 def _pooled(connection: _Connection) -> PooledConnection:
     now = asyncio.get_running_loop().time()
-    return PooledConnection(connection, now, Receiver(connection.pgconn))
-
-
-def _close_if_unusable(pooled: PooledConnection, error: BaseException) -> None:
-    # An open connection keeps a stale plan, and an answer that was not awaited would be taken for
-    # the answer to the next statement.
-    if remedy_for(error) is Remedy.RECONNECT or not isinstance(error, psycopg.Error):
-        _close(pooled)
+    return PooledConnection(connection, now, RawConnection(connection))
 
 
 def _close(pooled: PooledConnection) -> None:
     """Close it as the driver does, without awaiting."""
-    pooled.receiver.stop()
+    pooled.raw.stop()
     pooled.connection.pgconn.finish()
 
 
@@ -429,18 +384,3 @@ def _end_wait(turn: asyncio.Future[PooledConnection | None]) -> None:
 def _fail_wait(turn: asyncio.Future[PooledConnection | None], error: Exception) -> None:
     if not turn.done():
         turn.set_exception(error)
-
-
-async def _ask(
-    connection: _Connection,
-    statement: bytes,
-    parameters: Parameters,
-    *,
-    binary: bool,
-    seconds: float,
-) -> list[Row]:
-    cursor = connection.cursor(binary=binary)
-    with answer_within(connection, seconds):
-        await cursor.execute(statement, parameters)
-        result = cursor.pgresult
-        return await cursor.fetchall() if result is not None and result.nfields else []

@@ -21,6 +21,7 @@ from perdure.providers.postgres.fetching import (
     WorkFetcher,
     WorkWant,
 )
+from perdure.providers.postgres.pipeline import Operation
 from perdure.providers.postgres.pool import RETRY_SECONDS
 from perdure.providers.postgres.records import check_no_repeated_event
 from perdure.providers.postgres.store import PostgresStore
@@ -88,9 +89,12 @@ class PostgresProvider(Provider):
         )
         self._turn_tokens = TokenCache(lambda tokens: self._find(statements.FIND_TURNS, tokens))
         self._work_tokens = TokenCache(lambda tokens: self._find(statements.FIND_WORK, tokens))
-        self._turns = TurnFetcher(store, self._turn_tokens, grace_ms, self._give_back_turn)
+        self._turns = TurnFetcher(store, self._turn_tokens, self._give_back_turn, grace_ms)
         self._work = WorkFetcher(store, self._work_tokens, self._give_back_work)
+        store.serve(self._turns.coalescer, self._work.coalescer)
         self._admin = PostgresAdmin(store, self._turn_tokens)
+        self._ask = store.ask
+        self._send = store.pipeline.send
         self._is_open = False
         self._closing: asyncio.Task[None] | None = None
 
@@ -141,60 +145,54 @@ class PostgresProvider(Provider):
         filter: OrchestrationFilter | None,  # noqa: A002
         owner: str | None,
     ) -> FetchedOrchestration | None:
-        return await self._turns.fetch(TurnWant(lock_timeout_ms, filter, owner), poll_timeout_ms)
+        want = TurnWant(lock_timeout_ms, filter, owner)
+        found = await self._turns.fetch(want, 1, poll_timeout_ms)
+        return found[0] if found else None
 
     def _ack_orchestration_item(self, lock_token: str, commit: TurnCommit) -> Awaitable[None]:
         instance_id = self._turn_tokens.known(lock_token)
         if instance_id is None:
             return self._ack_unknown(lock_token, commit)
-        return self._ack(instance_id, lock_token, commit)
+        return self._commit(instance_id, lock_token, commit)
 
     async def _ack_unknown(self, lock_token: str, commit: TurnCommit) -> None:
         instance_id = await self._turn_tokens.instance_of(lock_token, "ack_orchestration_item")
-        await self._ack(instance_id, lock_token, commit)
-
-    def _ack(self, instance_id: str, lock_token: str, commit: TurnCommit) -> asyncio.Future[None]:
-        operation = "ack_orchestration_item"
-        check_no_repeated_event(commit.history_delta, commit.execution_id, operation)
-        row, parts = records.turn_row(instance_id, lock_token, commit, is_first=False)
-
-        def done() -> None:
-            if commit.keep_lock_ms is None:
-                self._turn_tokens.forget((lock_token,))
-            self._committed(instance_id, commit)
-
-        return self._store.send(
-            operation,
-            statements.COMMIT_TURNS,
-            row,
-            key=instance_id,
-            parts=parts,
-            weight=records.weight_of(commit),
-            done=done,
-            answers=False,
-        )
+        await self._commit(instance_id, lock_token, commit)
 
     def _start_orchestration_item(
         self, start: OrchestratorMessage, commit: TurnCommit, lock_token: str, owner: str
     ) -> asyncio.Future[bool]:
-        operation = "start_orchestration_item"
+        return self._commit(start.instance_id, lock_token, commit, owner)
+
+    def _commit(
+        self, instance_id: str, lock_token: str, commit: TurnCommit, owner: str | None = None
+    ) -> asyncio.Future[Any]:
+        """Commit a turn; with an owner, the first one of a new instance."""
+        is_first = owner is not None
+        operation = "start_orchestration_item" if is_first else "ack_orchestration_item"
         check_no_repeated_event(commit.history_delta, commit.execution_id, operation)
-        row, parts = records.turn_row(start.instance_id, lock_token, commit, is_first=True)
-        row["owner"] = owner
+        row, parts = records.turn_row(instance_id, lock_token, commit, is_first=is_first)
+        if is_first:
+            row["owner"] = owner
 
         def done() -> None:
-            if commit.keep_lock_ms is not None:
-                self._turn_tokens.note(lock_token, start.instance_id)
-            self._committed(start.instance_id, commit)
+            if commit.keep_lock_ms is None:
+                self._turn_tokens.forget((lock_token,))
+            else:
+                self._turn_tokens.note(lock_token, instance_id)
+            self._committed(instance_id, commit)
 
-        return self._store.send(
-            operation,
-            statements.START_TURNS,
-            row,
-            key=start.instance_id,
-            parts=parts,
-            weight=records.weight_of(commit),
-            done=done,
+        return self._send(
+            Operation(
+                operation,
+                statements.START_TURNS if is_first else statements.COMMIT_TURNS,
+                row,
+                key=instance_id,
+                parts=parts,
+                weight=records.weight_of(commit),
+                done=done,
+                answers=is_first,
+            )
         )
 
     def _committed(self, instance_id: str, commit: TurnCommit) -> None:
@@ -227,23 +225,41 @@ class PostgresProvider(Provider):
             "ignore_attempt": ignore_attempt,
             "block": None if block is None else msgspec.json.encode(block).decode(),
         }
-        await self._store.send(operation, statements.ABANDON_TURNS, row, key=instance_id)
+        await self._send(Operation(operation, statements.ABANDON_TURNS, row, key=instance_id))
         self._turn_tokens.forget((lock_token,))
         self._store.changed((instance_id,), notify=block is not None)
 
     async def _renew_orchestration_item_locks(
         self, lock_tokens: tuple[str, ...], extend_for_ms: int
     ) -> frozenset[str]:
-        operation = "renew_orchestration_item_lock"
-        instances = await self._turn_tokens.instances_of(lock_tokens)
-        renewals = [
-            {"instance_id": instances[token], "token": token, "extend_for_ms": extend_for_ms}
-            for token in lock_tokens
-            if token in instances
-        ]
-        return await self._store.renew_locks(
-            operation, statements.RENEW_TURNS, renewals, lock_tokens
+        return await self._renew(
+            "renew_orchestration_item_lock",
+            statements.RENEW_TURNS,
+            self._turn_tokens,
+            lock_tokens,
+            {"extend_for_ms": extend_for_ms},
         )
+
+    async def _renew(
+        self,
+        operation: str,
+        template: LiteralString,
+        known: TokenCache,
+        lock_tokens: Sequence[str],
+        change: dict[str, Any],
+    ) -> frozenset[str]:
+        """Renew locks and return the tokens of lost ones; unknown tokens are lost."""
+        instances = await known.instances_of(lock_tokens)
+        lost = frozenset(lock_tokens) - instances.keys()
+        if instances:
+            renewals = [
+                {"instance_id": instance_id, "token": token, **change}
+                for token, instance_id in instances.items()
+            ]
+            text = msgspec.json.encode(renewals).decode()
+            ((found,),) = await self._store.renew(operation, template, (text,))
+            lost |= frozenset(found)
+        return lost
 
     # --- history
 
@@ -267,7 +283,7 @@ class PostgresProvider(Provider):
         operation = "append_with_execution"
         check_no_repeated_event(records, execution_id, operation)
         row = {"instance_id": instance_id, "execution_id": execution_id, "records": records}
-        await self._store.send(operation, statements.APPEND_HISTORY, row, key=instance_id)
+        await self._send(Operation(operation, statements.APPEND_HISTORY, row, key=instance_id))
         self._store.changed((instance_id,))
 
     # --- worker queue
@@ -276,8 +292,8 @@ class PostgresProvider(Provider):
         operation = "enqueue_for_worker"
         row: dict[str, Any] = msgspec.structs.asdict(message)
         key = "" if message.claim is None else message.claim.lock_token
-        await self._store.send(
-            operation, statements.ENQUEUE_WORK, row, key=key, weight=len(message.body)
+        await self._send(
+            Operation(operation, statements.ENQUEUE_WORK, row, key=key, weight=len(message.body))
         )
         if message.claim is not None:
             self._work_tokens.note(message.claim.lock_token, message.identity.instance_id)
@@ -309,8 +325,8 @@ class PostgresProvider(Provider):
             "retry": retry,
         }
         weight = len(completion.body) if completion else len(retry.body) if retry else 0
-        await self._store.send(
-            operation, statements.COMPLETE_WORK, row, key=lock_token, weight=weight
+        await self._send(
+            Operation(operation, statements.COMPLETE_WORK, row, key=lock_token, weight=weight)
         )
         self._work_tokens.forget((lock_token,))
         if retry is not None and retry.claim is not None:
@@ -328,26 +344,18 @@ class PostgresProvider(Provider):
             "delay_ms": delay_ms or 0,
             "ignore_attempt": ignore_attempt,
         }
-        await self._store.send(operation, statements.ABANDON_WORK, row, key=lock_token)
+        await self._send(Operation(operation, statements.ABANDON_WORK, row, key=lock_token))
         self._work_tokens.forget((lock_token,))
 
     async def _renew_work_item_locks(
         self, lock_tokens: tuple[str, ...], extend_for_ms: int, heartbeat: str | None
     ) -> frozenset[str]:
-        operation = "renew_work_item_lock"
-        instances = await self._work_tokens.instances_of(lock_tokens)
-        renewals = [
-            {
-                "instance_id": instances[token],
-                "token": token,
-                "extend_for_ms": extend_for_ms,
-                "heartbeat": heartbeat,
-            }
-            for token in lock_tokens
-            if token in instances
-        ]
-        return await self._store.renew_locks(
-            operation, statements.RENEW_WORK, renewals, lock_tokens
+        return await self._renew(
+            "renew_work_item_lock",
+            statements.RENEW_WORK,
+            self._work_tokens,
+            lock_tokens,
+            {"extend_for_ms": extend_for_ms, "heartbeat": heartbeat},
         )
 
     # --- sessions
@@ -362,9 +370,7 @@ class PostgresProvider(Provider):
         return int(renewed)
 
     async def _cleanup_orphaned_sessions(self) -> int:
-        ((removed,),) = await self._store.ask(
-            "cleanup_orphaned_sessions", statements.CLEANUP_SESSIONS
-        )
+        ((removed,),) = await self._ask("cleanup_orphaned_sessions", statements.CLEANUP_SESSIONS)
         return int(removed)
 
     # --- orchestrator queue
@@ -373,6 +379,35 @@ class PostgresProvider(Provider):
         self, message: OrchestratorMessage, delay_ms: int | None, condition: EnqueueCondition
     ) -> bool:
         return await self._enqueue(message, delay_ms, condition)
+
+    def _enqueue(
+        self, message: OrchestratorMessage, delay_ms: int | None, condition: EnqueueCondition
+    ) -> asyncio.Future[bool]:
+        """Send a message; calls without an await in between share a commit, in their order."""
+        row = records.message_row(message, delay_ms)
+        template, parts, key = statements.ENQUEUE_MESSAGES, 0, ""
+        match condition:
+            case EnqueueCondition.ALIVE:
+                row["condition"], parts, key = "alive", records.SOME_ALIVE, message.instance_id
+            case EnqueueCondition.ABSENT:
+                row["condition"], parts, key = "absent", records.SOME_ABSENT, message.instance_id
+            case EnqueueCondition.REPLACE:
+                template, key = statements.REPLACE_INSTANCES, message.instance_id
+            case _:
+                pass
+        sent = self._send(
+            Operation(
+                "enqueue_for_orchestrator",
+                template,
+                row,
+                key=key,
+                parts=parts,
+                weight=len(message.body),
+            )
+        )
+        ids, notify = (message.instance_id,), message.start is not None
+        sent.add_done_callback(lambda _: self._store.changed(ids, notify=notify))
+        return sent
 
     async def _enqueue_many_for_orchestrator(
         self,
@@ -389,36 +424,6 @@ class PostgresProvider(Provider):
             if isinstance(answer, BaseException):
                 raise answer
         return [answer is True for answer in answers]
-
-    def _enqueue(
-        self,
-        message: OrchestratorMessage,
-        delay_ms: int | None,
-        condition: EnqueueCondition | None,
-    ) -> asyncio.Future[bool]:
-        """Send a message; calls without an await in between share a commit, in their order."""
-        row = records.message_row(message, delay_ms)
-        template, parts, key = statements.ENQUEUE_MESSAGES, 0, ""
-        match condition:
-            case EnqueueCondition.ALIVE:
-                row["condition"], parts, key = "alive", records.SOME_ALIVE, message.instance_id
-            case EnqueueCondition.ABSENT:
-                row["condition"], parts, key = "absent", records.SOME_ABSENT, message.instance_id
-            case EnqueueCondition.REPLACE:
-                template, key = statements.REPLACE_INSTANCES, message.instance_id
-            case _:
-                pass
-        sent = self._store.send(
-            "enqueue_for_orchestrator",
-            template,
-            row,
-            key=key,
-            parts=parts,
-            weight=len(message.body),
-        )
-        ids, notify = (message.instance_id,), message.start is not None
-        sent.add_done_callback(lambda _: self._store.changed(ids, notify=notify))
-        return sent
 
     # --- reading
 
@@ -445,25 +450,23 @@ class PostgresProvider(Provider):
     def admin(self) -> ProviderAdmin:
         return self._admin
 
-    # --- shared by the verbs
-
-    async def _ask(
-        self, operation: str, template: LiteralString, parameters: Any = ()
-    ) -> list[Any]:
-        return await self._store.ask(operation, template, parameters, binary=True)
+    # --- tokens
 
     async def _find(self, template: LiteralString, tokens: Sequence[str]) -> dict[str, str]:
         return dict(await self._store.renew("find_tokens", template, (list(tokens),)))
 
     async def _give_back_turn(self, fetched: FetchedOrchestration) -> None:
-        """Abandon a turn whose caller was cancelled. If that fails, the lock expires."""
-        try:
-            await self.abandon_orchestration_item(fetched.lock_token, ignore_attempt=True)
-        except PerdureError:
-            self._turn_tokens.forget((fetched.lock_token,))
+        abandoning = self.abandon_orchestration_item(fetched.lock_token, ignore_attempt=True)
+        await _give_back(abandoning, self._turn_tokens, fetched.lock_token)
 
     async def _give_back_work(self, fetched: FetchedWork) -> None:
-        try:
-            await self.abandon_work_item(fetched.lock_token, ignore_attempt=True)
-        except PerdureError:
-            self._work_tokens.forget((fetched.lock_token,))
+        abandoning = self.abandon_work_item(fetched.lock_token, ignore_attempt=True)
+        await _give_back(abandoning, self._work_tokens, fetched.lock_token)
+
+
+async def _give_back(abandoning: Awaitable[None], known: TokenCache, token: str) -> None:
+    """Give back an item whose caller was cancelled. If that fails, the lock expires."""
+    try:
+        await abandoning
+    except PerdureError:
+        known.forget((token,))

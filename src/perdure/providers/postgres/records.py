@@ -5,13 +5,11 @@ Operations are sent as JSON, which msgspec writes faster than the driver writes 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
 from perdure.errors import DuplicateEvent
-from perdure.model.failures import Block
-from perdure.model.status import Status
 from perdure.providers import rules
 from perdure.providers.records import (
     ActivityIdentity,
@@ -27,7 +25,6 @@ from perdure.providers.records import (
     KvSet,
     OrchestrationItem,
     TagMode,
-    Version,
 )
 
 if TYPE_CHECKING:
@@ -56,6 +53,15 @@ NAMES: Final = 512
 UNCOMMON: Final = 1024
 """The turn needs the general form: the short forms in commits.sql do not cover it."""
 
+_LISTS: Final = {
+    "history_delta": 0,
+    "settled_work": COMPLETES_WORK,
+    "worker_items": ADDS_WORK,
+    "cancelled_activities": CANCELS_WORK,
+    "orchestrator_items": ADDS_MESSAGES,
+    "cancelled_timers": CANCELS_TIMERS,
+}
+"""The fields of a commit that are lists, with the step that each needs."""
 _UNCOMMON_PARTS: Final = CHANGES_STATE | CANCELS_WORK | ADDS_MESSAGES | CANCELS_TIMERS
 _UNCOMMON_FIRST: Final = _UNCOMMON_PARTS | CONSUMES | COMPLETES_WORK | ENDS_EXECUTION
 _UNCOMMON_LATER: Final = _UNCOMMON_PARTS | NAMES
@@ -67,7 +73,7 @@ SOME_ALIVE: Final = 1
 SOME_ABSENT: Final = 2
 
 _SEPARATOR: Final = "\x1f"
-_blocks: msgspec.json.Decoder[Block] = msgspec.json.Decoder(Block)
+_RecordT = TypeVar("_RecordT", bound=msgspec.Struct)
 
 
 # --- into the store
@@ -89,42 +95,32 @@ def turn_row(
         "instance_id": instance_id,
         "token": token,
         "execution_id": commit.execution_id,
+        "consumed": commit.consumed,
     }
-    parts = 0
-    if commit.history_delta:
-        row["history_delta"] = commit.history_delta
-    if commit.settled_work:
-        row["settled_work"] = commit.settled_work
-        parts |= COMPLETES_WORK
-    if commit.consumed is None or commit.consumed:
-        row["consumed"] = commit.consumed
-        parts |= CONSUMES
-    else:
-        row["consumed"] = ()
-    if commit.worker_items:
-        row["worker_items"] = commit.worker_items
-        parts |= ADDS_WORK
-    if commit.cancelled_activities:
-        row["cancelled_activities"] = commit.cancelled_activities
-        parts |= CANCELS_WORK
-    if commit.orchestrator_items:
-        row["orchestrator_items"] = commit.orchestrator_items
-        parts |= ADDS_MESSAGES
-    if commit.cancelled_timers:
-        row["cancelled_timers"] = commit.cancelled_timers
-        parts |= CANCELS_TIMERS
-    if commit.keep_lock_ms is not None:
-        row["keep_lock_ms"] = commit.keep_lock_ms
+    parts = CONSUMES if commit.consumed is None or commit.consumed else 0
+    for name, part in _LISTS.items():
+        value = getattr(commit, name)
+        if value:
+            row[name] = value
+            parts |= part
+    for name in ("status", "output", "framework_version"):
+        value = getattr(metadata, name)
+        if value is not None:
+            row[name] = value
+            parts |= UPDATES_EXECUTION
+    if metadata.status is not None and metadata.status.ends_execution:
+        parts |= ENDS_EXECUTION
     if metadata.name is not None:
         row["name"], row["version"] = metadata.name, metadata.version
         row["parent_instance_id"] = metadata.parent_instance_id
         parts |= NAMES
+    if commit.keep_lock_ms is not None:
+        row["keep_lock_ms"] = commit.keep_lock_ms
     if commit.custom_status is not None:
         row["custom_status"] = commit.custom_status
     if commit.kv_changes:
         row["kv_cleared"], row["kv"] = _folded(commit.kv_changes)
         parts |= CHANGES_STATE
-    parts |= _execution_parts(row, commit)
     is_common = _is_common_start if is_first else _is_common_step
     return row, parts if is_common(parts, commit) else parts | UNCOMMON
 
@@ -151,19 +147,6 @@ def _is_common_step(parts: int, commit: TurnCommit) -> bool:
         and len(commit.settled_work) <= 1
         and (commit.consumed is not None and len(commit.consumed) <= _CONSUMED_MAX)
     )
-
-
-def _execution_parts(row: dict[str, Any], commit: TurnCommit) -> int:
-    metadata = commit.metadata
-    parts = 0
-    for name in ("status", "output", "framework_version"):
-        value = getattr(metadata, name)
-        if value is not None:
-            row[name] = value
-            parts = UPDATES_EXECUTION
-    if metadata.status is not None and metadata.status.ends_execution:
-        parts |= ENDS_EXECUTION
-    return parts
 
 
 def _folded(changes: Iterable[KvChange]) -> tuple[bool, list[dict[str, Any]]]:
@@ -311,34 +294,13 @@ def kv_entries(rows: Iterable[Row]) -> dict[str, KvEntry]:
 
 
 def instance_info(row: Row) -> InstanceInfo:
-    return InstanceInfo(
-        instance_id=row[0],
-        name=row[1],
-        version=row[2],
-        execution_id=row[3],
-        status=Status(row[4]),
-        output=row[5],
-        created_at_ms=row[6],
-        updated_at_ms=row[7],
-        completed_at_ms=row[8],
-        parent_instance_id=row[9],
-        custom_status=row[10],
-        custom_status_version=row[11],
-        block=None if row[12] is None else _blocks.decode(row[12]),
-    )
+    return _of_columns(InstanceInfo, row)
 
 
 def execution_info(row: Row) -> ExecutionInfo:
-    return ExecutionInfo(
-        execution_id=row[0],
-        status=Status(row[1]),
-        output=row[2],
-        started_at_ms=row[3],
-        completed_at_ms=row[4],
-        event_count=row[5],
-        framework_version=_version(row[6]),
-    )
+    return _of_columns(ExecutionInfo, row)
 
 
-def _version(parts: list[int] | None) -> Version | None:
-    return None if parts is None else (parts[0], parts[1], parts[2])
+def _of_columns(kind: type[_RecordT], row: Row) -> _RecordT:
+    """Return the record whose fields are the columns, in the same order."""
+    return msgspec.convert(dict(zip(kind.__struct_fields__, row, strict=True)), kind)

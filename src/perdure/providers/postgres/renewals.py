@@ -11,8 +11,8 @@ import psycopg
 
 from perdure.errors import StoreClosed
 from perdure.providers.postgres import records
-from perdure.providers.postgres.calling import call_for_rows
-from perdure.providers.postgres.faults import Backoff, Remedy, refusal, remedy_for
+from perdure.providers.postgres.calling import RawConnection
+from perdure.providers.postgres.faults import is_unusable_after, repeat
 from perdure.providers.postgres.pool import Row
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class _RenewalThread:
         self._address = address
         self._prepare = prepare
         self._connection: psycopg.AsyncConnection[Row] | None = None
-        self._prepared: set[bytes] = set()
+        self._raw: RawConnection | None = None
         self._one_at_a_time = asyncio.Lock()
         self._over = asyncio.Event()
         self._loop = asyncio.new_event_loop()
@@ -73,29 +73,26 @@ class _RenewalThread:
         self, statement: bytes, values: Sequence[bytes | None], seconds: float
     ) -> list[Row]:
         async with self._one_at_a_time:
-            if self._connection is None or self._connection.closed:
+            if self._raw is None or self._connection is None or self._connection.closed:
+                self._disconnect()
                 self._connection = await psycopg.AsyncConnection[Row].connect(
                     self._address.conninfo, autocommit=True, prepare_threshold=None
                 )
-                self._prepared = set()
+                self._raw = RawConnection(self._connection)
             try:
-                return await call_for_rows(
-                    self._connection,
-                    statement,
-                    values,
-                    prepared=self._prepared if self._prepare else None,
-                    seconds=seconds,
+                return await self._raw.call_for_rows(
+                    statement, values, prepare=self._prepare, seconds=seconds
                 )
             except BaseException as error:
-                # An answer that was not awaited would be taken for the next statement's.
-                if remedy_for(error) is Remedy.RECONNECT or not isinstance(error, psycopg.Error):
+                if is_unusable_after(error):
                     self._disconnect()
                 raise
 
     def _disconnect(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.pgconn.finish()
+        if self._raw is not None and self._connection is not None:
+            self._raw.stop()
+            self._connection.pgconn.finish()
+        self._raw = self._connection = None
 
 
 class Renewals:
@@ -124,23 +121,24 @@ class Renewals:
 
     async def run(self, operation: str, statement: bytes, parameters: Sequence[Any]) -> list[Row]:
         """Return the rows of a statement that may be repeated, and is while that can help."""
-        backoff = Backoff(self._retry_seconds)
         seconds = _ANSWER_SECONDS
         values = [records.parameter(each) for each in parameters]
-        while True:
+
+        async def attempt(_again: bool) -> list[Row]:
+            nonlocal seconds
             try:
                 return await self._ask(operation, statement, values, seconds)
-            except (psycopg.Error, OSError) as error:
-                if isinstance(error, TimeoutError):
-                    log.warning(
-                        "%s: %s has not answered within %s s; trying again on another connection",
-                        operation,
-                        self._address.location,
-                        seconds,
-                    )
-                    seconds *= 2
-                if remedy_for(error) is Remedy.NONE or not await backoff.pause():
-                    raise refusal(operation, error, self._address.location) from error
+            except TimeoutError:
+                log.warning(
+                    "%s: %s has not answered within %s s; trying again on another connection",
+                    operation,
+                    self._address.location,
+                    seconds,
+                )
+                seconds *= 2
+                raise
+
+        return await repeat(operation, self._address.location, self._retry_seconds, attempt)
 
     async def _ask(
         self, operation: str, statement: bytes, values: Sequence[bytes | None], seconds: float

@@ -30,15 +30,15 @@ class Statements:
 
 # --- batches: (lane, batch number, sent again, operations, parts) to an answer
 
-COMMIT_TURNS: Final = "SELECT {schema}.commit_turns($1, $2, $3, $4, $5)"
-START_TURNS: Final = "SELECT {schema}.start_turns($1, $2, $3, $4, $5)"
-ABANDON_TURNS: Final = "SELECT {schema}.abandon_turns($1, $2, $3, $4, $5)"
-COMPLETE_WORK: Final = "SELECT {schema}.complete_work($1, $2, $3, $4, $5)"
-ABANDON_WORK: Final = "SELECT {schema}.abandon_work($1, $2, $3, $4, $5)"
-ENQUEUE_WORK: Final = "SELECT {schema}.enqueue_work($1, $2, $3, $4, $5)"
-ENQUEUE_MESSAGES: Final = "SELECT {schema}.enqueue_messages($1, $2, $3, $4, $5)"
-REPLACE_INSTANCES: Final = "SELECT {schema}.replace_instances($1, $2, $3, $4, $5)"
-APPEND_HISTORY: Final = "SELECT {schema}.append_history($1, $2, $3, $4, $5)"
+COMMIT_TURNS: Final = "SELECT {schema}.apply_batch('commit_turns', $1, $2, $3, $4, $5)"
+START_TURNS: Final = "SELECT {schema}.apply_batch('start_turns', $1, $2, $3, $4, $5)"
+ABANDON_TURNS: Final = "SELECT {schema}.apply_batch('abandon_turns', $1, $2, $3, $4, $5)"
+COMPLETE_WORK: Final = "SELECT {schema}.apply_batch('complete_work', $1, $2, $3, $4, $5)"
+ABANDON_WORK: Final = "SELECT {schema}.apply_batch('abandon_work', $1, $2, $3, $4, $5)"
+ENQUEUE_WORK: Final = "SELECT {schema}.apply_batch('enqueue_work', $1, $2, $3, $4, $5)"
+ENQUEUE_MESSAGES: Final = "SELECT {schema}.apply_batch('enqueue_messages', $1, $2, $3, $4, $5)"
+REPLACE_INSTANCES: Final = "SELECT {schema}.apply_batch('replace_instances', $1, $2, $3, $4, $5)"
+APPEND_HISTORY: Final = "SELECT {schema}.apply_batch('append_history', $1, $2, $3, $4, $5)"
 
 # --- turns and work
 
@@ -173,21 +173,17 @@ LIST_DEAD_LETTERS: Final = """
 REQUEUE_LETTER: Final = "SELECT {schema}.requeue_letter(%s)"
 DELETE_LETTER: Final = "DELETE FROM {schema}.dead_letters WHERE letter_id = %s RETURNING letter_id"
 DELETE_INSTANCES: Final = "SELECT {schema}.delete_instances(%s, %s)::text"
-LIST_FINISHED_ROOTS: Final = """
+_LIST_MATCHING: Final[LiteralString] = """
     SELECT i.created_at, i.instance_id FROM {schema}.instances i
     WHERE (%s::text[] IS NULL OR i.instance_id = ANY (%s))
         AND (%s::bigint IS NULL OR i.completed_at < %s)
-        AND i.parent_instance_id IS NULL AND {schema}.has_ended(i)
         AND (i.created_at, i.instance_id) > (%s, %s)
-    ORDER BY i.created_at, i.instance_id LIMIT %s
 """
-LIST_BEGUN: Final = """
-    SELECT i.created_at, i.instance_id FROM {schema}.instances i
-    WHERE (%s::text[] IS NULL OR i.instance_id = ANY (%s))
-        AND (%s::bigint IS NULL OR i.completed_at < %s) AND i.execution_id > 0
-        AND (i.created_at, i.instance_id) > (%s, %s)
-    ORDER BY i.created_at, i.instance_id LIMIT %s
-"""
+_OLDEST_FIRST: Final[LiteralString] = " ORDER BY i.created_at, i.instance_id LIMIT %s"
+LIST_FINISHED_ROOTS: Final[LiteralString] = (
+    _LIST_MATCHING + "AND i.parent_instance_id IS NULL AND {schema}.has_ended(i)" + _OLDEST_FIRST
+)
+LIST_BEGUN: Final[LiteralString] = _LIST_MATCHING + "AND i.execution_id > 0" + _OLDEST_FIRST
 PRUNE_INSTANCE: Final = "SELECT {schema}.prune_instance(%s, %s, %s)::text"
 GET_TOTALS: Final = """
     SELECT (SELECT count(*) FROM {schema}.instances),
@@ -215,19 +211,13 @@ GET_STORE: Final = """
         {schema}.now_ms()
     FROM {schema}.store s
 """
-GET_FACTS: Final = """
+GET_FACTS: Final[LiteralString] = """
     SELECT pg_is_in_recovery()::text AS in_recovery,
         current_setting('server_version_num') AS server_version_num,
         current_setting('server_encoding') AS server_encoding,
         current_setting('transaction_read_only') AS transaction_read_only,
-        current_setting('transaction_isolation') AS transaction_isolation
-"""
-OPEN_STORE: Final = """
-    SELECT pg_is_in_recovery()::text AS in_recovery,
-        current_setting('server_version_num') AS server_version_num,
-        current_setting('server_encoding') AS server_encoding,
-        current_setting('transaction_read_only') AS transaction_read_only,
-        current_setting('transaction_isolation') AS transaction_isolation,
+        current_setting('transaction_isolation') AS transaction_isolation"""
+_OF_STORE: Final[LiteralString] = """,
         (
             SELECT jsonb_agg(jsonb_build_array(m.number, m.name, m.checksum))
             FROM {schema}.migrations m
@@ -236,6 +226,7 @@ OPEN_STORE: Final = """
         {schema}.now_ms() AS now_ms
     FROM {schema}.store s
 """
+OPEN_STORE: Final[LiteralString] = GET_FACTS + _OF_STORE
 GET_SIZE: Final = """
     SELECT sum(pg_total_relation_size(oid))::bigint FROM pg_class
     WHERE relnamespace = %s::regnamespace AND relkind = 'r'
@@ -253,7 +244,7 @@ _COLUMNS: Final[LiteralString] = """
             SELECT max(h.execution_id) FROM {schema}.history h WHERE h.instance_id = i.instance_id
         ), 1),
         i.status, x.output, i.created_at, i.updated_at, i.completed_at, i.parent_instance_id,
-        i.custom_status, i.custom_status_version, l.block
+        i.custom_status, i.custom_status_version, l.block::json
     FROM {schema}.instances i
     LEFT JOIN {schema}.executions x
         ON x.instance_id = i.instance_id AND x.execution_id = i.execution_id

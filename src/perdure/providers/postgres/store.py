@@ -9,10 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import time
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-import msgspec
 import psycopg
 
 from perdure.clock import SystemClock
@@ -64,21 +62,22 @@ class PostgresStore:
         self.statements = statements.Statements(schema)
         self._retry_seconds = retry_seconds
         # One connection of the pool's size is kept for renewals.
-        self._pool = ConnectionPool(
+        self.pool = ConnectionPool(
             self.address, size=pool_size - 1, prepare=prepare, retry_seconds=retry_seconds
         )
         self._renewals = Renewals(self.address, prepare=prepare, retry_seconds=retry_seconds)
-        self._pipeline = CommitPipeline(
-            self._pool,
+        self.pipeline = CommitPipeline(
+            self.pool,
             self.statements,
             lanes=min(_LANES, max(1, pool_size - 2)),
             in_order=statements.ENQUEUE_MESSAGES,
             retry_seconds=retry_seconds,
+            require_here=self.require_here,
             applied=self._applied,
         )
         self._listens = listen
         self._channels = Channels(schema)
-        self._notifier = Notifier(self._pool)
+        self._notifier = Notifier(self.pool)
         self._listener = Listener(
             self.address, self._channels, self._notifier.sessions, self._notified
         )
@@ -87,8 +86,14 @@ class PostgresStore:
         self._process_id = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self.clock = ServerClock()
-        self.turn_fetches: FetchCoalescer[Any, Any] | None = None
-        self.work_fetches: FetchCoalescer[Any, Any] | None = None
+        self._turn_fetches: FetchCoalescer[Any, Any]
+        self._work_fetches: FetchCoalescer[Any, Any]
+
+    def serve(
+        self, turn_fetches: FetchCoalescer[Any, Any], work_fetches: FetchCoalescer[Any, Any]
+    ) -> None:
+        """Wake, open and close these fetches; to be called before ``open``."""
+        self._turn_fetches, self._work_fetches = turn_fetches, work_fetches
 
     # --- opening and closing
 
@@ -107,19 +112,19 @@ class PostgresStore:
                 ),
                 keep=True,
             )
-            self._pool.open()
+            self.pool.open()
             await asyncio.gather(opening, read_files())
         except BaseException:
-            self._pool.close()
+            self.pool.close()
             self._process_id = 0
             raise
         self._renewals.open()
-        self._pipeline.open()
+        self.pipeline.open()
         if self._listens:
             self._listener.open()
         self._poll_task = asyncio.create_task(self._poll(), name="perdure-poll")
-        for fetches in self._fetches:
-            fetches.open()
+        self._turn_fetches.open()
+        self._work_fetches.open()
 
     async def close(self) -> None:
         if self._process_id != os.getpid():
@@ -127,15 +132,15 @@ class PostgresStore:
         if self._poll_task is not None:
             self._poll_task.cancel()
             self._poll_task = None
-        for fetches in self._fetches:
-            await fetches.close()
+        await self._turn_fetches.close()
+        await self._work_fetches.close()
         self._process_id = 0
-        await self._pipeline.close()
+        await self.pipeline.drain()
         await self._listener.close()
         await self._notifier.close()
         await self._remove_lanes()
         await self._renewals.close()
-        self._pool.close()
+        self.pool.close()
         for hub in self._hubs:
             hub.notify_all()
 
@@ -177,7 +182,7 @@ class PostgresStore:
         backoff = Backoff(self._retry_seconds)
         while True:
             try:
-                connection = await self._pool.connect()
+                connection = await self.pool.connect()
                 try:
                     result = await work(connection)
                 except BaseException:
@@ -188,7 +193,7 @@ class PostgresStore:
                     raise refusal(operation, error, self.address.location) from error
             else:
                 if keep:
-                    self._pool.adopt(connection)
+                    self.pool.adopt(connection)
                 else:
                     await connection.close()
                 return result
@@ -196,103 +201,29 @@ class PostgresStore:
     async def _remove_lanes(self) -> None:
         """Delete the lanes of this handle and old ones of handles that were not closed."""
         statement = self.statements(statements.REMOVE_LANES)
-        with contextlib.suppress(psycopg.Error, OSError, PerdureError):
-            await self._pool.run_once(
+        with contextlib.suppress(PerdureError):
+            await self.pool.run(
                 "close",
                 statement,
-                (self._pipeline.lane_names, _LANE_LIFE_MS),
-                binary=True,
+                (self.pipeline.lane_names, _LANE_LIFE_MS),
                 seconds=_CLEANUP_SECONDS,
+                retry_seconds=0,
             )
 
     # --- statements
 
     async def ask(
-        self,
-        operation: str,
-        template: LiteralString,
-        parameters: Parameters = (),
-        *,
-        binary: bool = False,
+        self, operation: str, template: LiteralString, parameters: Parameters = ()
     ) -> list[Row]:
         """Return the rows of a statement that may be repeated."""
         self.require_here(operation)
-        return await self._pool.run(operation, self.statements(template), parameters, binary=binary)
-
-    async def ask_once(
-        self, operation: str, template: LiteralString, parameters: Parameters
-    ) -> list[Row]:
-        """Try once; raises the driver's own errors."""
-        return await self._pool.run_once(
-            operation, self.statements(template), parameters, binary=True
-        )
-
-    async def fetch(
-        self,
-        operation: str,
-        template: LiteralString,
-        parameters: Callable[[bool], Sequence[bytes | None]],
-        *,
-        was_sent: bool,
-    ) -> list[Row]:
-        """Return the rows of a fetch; ``parameters`` is told whether it may have run before."""
-        sent_at = time.monotonic()
-        found = await self._pool.fetch(
-            operation, self.statements(template), parameters, was_sent=was_sent
-        )
-        self.clock.note(found[0][-2], sent_at)
-        return found
-
-    def send(
-        self,
-        operation: str,
-        template: LiteralString,
-        row: dict[str, Any],
-        *,
-        key: str,
-        parts: int = 0,
-        weight: int = 0,
-        done: Callable[[], None] | None = None,
-        answers: bool = True,
-    ) -> asyncio.Future[Any]:
-        """Commit an operation together with others: see ``CommitPipeline.send``."""
-        try:
-            self.require_here(operation)
-        except PerdureError as error:
-            refused: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-            refused.set_exception(error)
-            return refused
-        return self._pipeline.send(
-            operation,
-            template,
-            row,
-            key=key,
-            parts=parts,
-            weight=weight,
-            done=done,
-            answers=answers,
-        )
+        return await self.pool.run(operation, self.statements(template), parameters)
 
     async def renew(
         self, operation: str, template: LiteralString, parameters: Sequence[Any]
     ) -> list[Row]:
         """As ``ask``, on the connection that is kept for renewals."""
         return await self._renewals.run(operation, self.statements(template), parameters)
-
-    async def renew_locks(
-        self,
-        operation: str,
-        template: LiteralString,
-        renewals: list[dict[str, Any]],
-        tokens: Sequence[str],
-    ) -> frozenset[str]:
-        """Renew locks and return the tokens of lost ones: those not in ``renewals`` are lost."""
-        lost = frozenset(tokens) - {renewal["token"] for renewal in renewals}
-        if renewals:
-            text = msgspec.json.encode(renewals).decode()
-            ((found,),) = await self.renew(operation, template, (text,))
-            lost |= frozenset(found)
-        return lost
 
     # --- waking waiters
 
@@ -305,11 +236,11 @@ class PostgresStore:
             bucket = bucket_of(instance_id)
             self._hubs[bucket].notify((instance_id,))
             if notify and self._listens:
-                self._notifier.notify((self._channels.changes[bucket],))
+                self._notifier.notify(self._channels.changes[bucket])
 
     def released(self) -> None:
         """Wake fetches of turns: an operator may have made instances ready."""
-        self._wake(self.turn_fetches, self._channels.turns, 0)
+        self._wake(self._turn_fetches, self._channels.turns, 0)
 
     @property
     def poll_seconds(self) -> float:
@@ -317,31 +248,24 @@ class PostgresStore:
             return _POLL_SECONDS
         return _POLL_SECONDS_WITHOUT_LISTENING
 
-    @property
-    def _fetches(self) -> list[FetchCoalescer[Any, Any]]:
-        return [each for each in (self.turn_fetches, self.work_fetches) if each is not None]
-
     def _applied(self, answer: Answer, sent_at: float) -> None:
         self.clock.note(answer.now, sent_at)
         if answer.turns_at is not None:
-            self._wake(self.turn_fetches, self._channels.turns, answer.turns_at - answer.now)
+            self._wake(self._turn_fetches, self._channels.turns, answer.turns_at - answer.now)
         if answer.work_at is not None:
-            self._wake(self.work_fetches, self._channels.work, answer.work_at - answer.now)
+            self._wake(self._work_fetches, self._channels.work, answer.work_at - answer.now)
 
-    def _wake(
-        self, fetches: FetchCoalescer[Any, Any] | None, channel: str, milliseconds: int
-    ) -> None:
-        if fetches is not None:
-            fetches.wake_after(milliseconds / 1000)
+    def _wake(self, fetches: FetchCoalescer[Any, Any], channel: str, milliseconds: int) -> None:
+        fetches.wake_after(milliseconds / 1000)
         if self._listens:
-            self._notifier.notify((channel,))
+            self._notifier.notify(channel)
 
     def _notified(self, channel: str | None) -> None:
         """Handle a notification; with None, notifications may have been missed."""
-        if channel in {None, self._channels.turns} and self.turn_fetches is not None:
-            self.turn_fetches.on_notify()
-        if channel in {None, self._channels.work} and self.work_fetches is not None:
-            self.work_fetches.on_notify()
+        if channel in {None, self._channels.turns}:
+            self._turn_fetches.on_notify()
+        if channel in {None, self._channels.work}:
+            self._work_fetches.on_notify()
         if channel is None:
             for hub in self._hubs:
                 hub.notify_all()

@@ -166,10 +166,9 @@ def _identify(
     if start is None:
         return key, None, None, None, None if instance is None else 0
     count, opens_at = tx.row(statements.QUEUED_STARTS, (instance_id,))
-    # The name is left open if it depends on which of several starts is visible, or if other
-    # messages can be handed out before the start is.
-    is_known = count == 1 and (instance is None or opens_at <= tx.now)
-    name, version = start[:2] if is_known else (None, None)
+    # With several starts, or with history, the name depends on which start is visible: then it is
+    # left open.
+    name, version = start[:2] if count == 1 and instance is None else (None, None)
     return key, name, version, start[3], opens_at if instance is None else 0
 
 

@@ -1,10 +1,23 @@
 -- Control, deletion and moving. Unless documented otherwise, NULL means done and a text is the
 -- reason of a refusal.
 
--- Pauses an instance and takes its lock away.
-CREATE OR REPLACE FUNCTION suspend_instance(p_id text) RETURNS text
-LANGUAGE plpgsql SET search_path FROM CURRENT
+-- Tells whether an instance has ended. One that continued as new has not while its next start is
+-- queued.
+CREATE OR REPLACE FUNCTION has_ended(p_instance instances) RETURNS boolean
+LANGUAGE plpgsql STABLE SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $$
+BEGIN
+    RETURN coalesce(is_final(p_instance.execution_status), false) OR (
+        p_instance.execution_status = 'ContinuedAsNew' AND NOT EXISTS (
+            SELECT FROM orchestrator_queue q
+            WHERE q.instance_id = p_instance.instance_id AND q.start_name IS NOT NULL
+        )
+    );
+END $$;
+
+-- Locks the row of an instance that has not ended.
+CREATE OR REPLACE FUNCTION lock_unfinished(p_id text) RETURNS text
+LANGUAGE plpgsql AS $$
 DECLARE
     v_instance instances;
 BEGIN
@@ -14,6 +27,19 @@ BEGIN
         RETURN 'missing';
     ELSIF has_ended(v_instance) THEN
         RETURN 'ended';
+    END IF;
+    RETURN NULL;
+END $$;
+
+-- Pauses an instance and takes its lock away.
+CREATE OR REPLACE FUNCTION suspend_instance(p_id text) RETURNS text
+LANGUAGE plpgsql SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    v_refused text := lock_unfinished(p_id);
+BEGIN
+    IF v_refused IS NOT NULL THEN
+        RETURN v_refused;
     END IF;
     INSERT INTO instance_locks AS l (instance_id, suspended) VALUES (p_id, true)
     ON CONFLICT (instance_id) DO UPDATE SET
@@ -31,14 +57,10 @@ CREATE OR REPLACE FUNCTION resume_instance(p_id text) RETURNS text
 LANGUAGE plpgsql SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $$
 DECLARE
-    v_instance instances;
+    v_refused text := lock_unfinished(p_id);
 BEGIN
-    PERFORM lock_instances(ARRAY[p_id]);
-    SELECT * INTO v_instance FROM instances WHERE instance_id = p_id;
-    IF NOT FOUND THEN
-        RETURN 'missing';
-    ELSIF has_ended(v_instance) THEN
-        RETURN 'ended';
+    IF v_refused IS NOT NULL THEN
+        RETURN v_refused;
     END IF;
     UPDATE instance_locks SET suspended = false, block = NULL, not_before = NULL
     WHERE instance_id = p_id;
@@ -371,4 +393,101 @@ BEGIN
     INSERT INTO kv_delta (instance_id, key, value, updated_at)
     SELECT v_id, e.key, e.value ->> 'value', (e.value ->> 'updated_at_ms')::bigint
     FROM jsonb_each(p_snapshot -> 'kv_delta') e;
+END $$;
+
+-- --- trees and removal
+
+-- Returns the instance and its descendants, parents before their children.
+CREATE OR REPLACE FUNCTION tree_of(p_root text) RETURNS text[]
+LANGUAGE plpgsql STABLE SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    v_tree text[] := ARRAY[p_root];
+    v_level text[] := v_tree;
+BEGIN
+    LOOP
+        v_level := ARRAY(
+            SELECT i.instance_id
+            FROM unnest(v_level) WITH ORDINALITY AS p (instance_id, position)
+            JOIN instances i ON i.parent_instance_id = p.instance_id
+            WHERE NOT i.instance_id = ANY (v_tree)
+            ORDER BY p.position, i.created_at, i.instance_id
+        );
+        EXIT WHEN v_level = '{}';
+        v_tree := v_tree || v_level;
+    END LOOP;
+    RETURN v_tree;
+END $$;
+
+-- Locks instances for removal. No turn of theirs can add a child meanwhile, also if an instance has
+-- no row in instance_locks yet.
+CREATE OR REPLACE FUNCTION lock_for_removal(p_ids text[]) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM lock_instances(p_ids);
+    PERFORM 1 FROM instances WHERE instance_id = ANY (p_ids) ORDER BY instance_id FOR UPDATE;
+END $$;
+
+-- Removes instances with all their rows. The caller has locked them.
+CREATE OR REPLACE FUNCTION remove_instances(
+    p_ids text[],
+    OUT instances bigint, OUT executions bigint, OUT events bigint, OUT messages bigint
+)
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    v_sessions text[];
+    v_items bigint;
+BEGIN
+    PERFORM 1 FROM worker_queue w WHERE w.instance_id = ANY (p_ids)
+    ORDER BY w.message_id FOR UPDATE;
+    WITH gone AS (
+        DELETE FROM worker_queue w WHERE w.instance_id = ANY (p_ids) RETURNING w.session_id
+    )
+    SELECT count(*), array_agg(DISTINCT g.session_id) FILTER (WHERE g.session_id IS NOT NULL)
+    INTO v_items, v_sessions
+    FROM gone g;
+    DELETE FROM orchestrator_queue q WHERE q.instance_id = ANY (p_ids);
+    GET DIAGNOSTICS messages = ROW_COUNT;
+    messages := messages + v_items;
+    DELETE FROM history h WHERE h.instance_id = ANY (p_ids);
+    GET DIAGNOSTICS events = ROW_COUNT;
+    DELETE FROM executions x WHERE x.instance_id = ANY (p_ids);
+    GET DIAGNOSTICS executions = ROW_COUNT;
+    DELETE FROM kv_store s WHERE s.instance_id = ANY (p_ids);
+    DELETE FROM kv_delta d WHERE d.instance_id = ANY (p_ids);
+    DELETE FROM instances i WHERE i.instance_id = ANY (p_ids);
+    GET DIAGNOSTICS instances = ROW_COUNT;
+    DELETE FROM instance_locks l WHERE l.instance_id = ANY (p_ids);
+    IF v_sessions IS NOT NULL THEN
+        PERFORM 1 FROM sessions s WHERE s.session_id = ANY (v_sessions)
+        ORDER BY s.session_id FOR UPDATE;
+        DELETE FROM sessions s
+        WHERE s.session_id = ANY (v_sessions)
+            AND NOT EXISTS (SELECT FROM worker_queue w WHERE w.session_id = s.session_id);
+    END IF;
+END $$;
+
+-- Tells whether the store has any row for the id, also only a message or a work item.
+CREATE OR REPLACE FUNCTION has_anything(p_id text) RETURNS boolean
+LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN EXISTS (SELECT FROM instances WHERE instance_id = p_id)
+        OR EXISTS (SELECT FROM history WHERE instance_id = p_id)
+        OR EXISTS (SELECT FROM orchestrator_queue WHERE instance_id = p_id)
+        OR EXISTS (SELECT FROM worker_queue WHERE instance_id = p_id);
+END $$;
+
+-- Returns the instances of the messages that exist, with their trees.
+CREATE OR REPLACE FUNCTION trees_of(p_messages jsonb) RETURNS text[]
+LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN ARRAY(
+        SELECT t.instance_id
+        FROM unnest(ids_of(p_messages)) AS m (instance_id)
+        CROSS JOIN LATERAL unnest(CASE
+            -- An instance can name a parent that does not exist yet.
+            WHEN has_anything(m.instance_id) THEN tree_of(m.instance_id)
+        END) AS t (instance_id)
+    );
 END $$;

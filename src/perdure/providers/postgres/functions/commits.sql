@@ -6,9 +6,7 @@
 CREATE OR REPLACE FUNCTION lock_turns(p_turns jsonb, p_parts integer) RETURNS jsonb
 LANGUAGE plpgsql AS $$
 DECLARE
-    v_ids text[] := ARRAY(
-        SELECT t.instance_id FROM jsonb_to_recordset(p_turns) AS t (instance_id text)
-    );
+    v_ids text[] := ids_of(p_turns);
     v_refused jsonb;
 BEGIN
     IF p_parts & 128 > 0 THEN
@@ -34,80 +32,48 @@ END $$;
 
 -- Commits turns under their locks. Refuses a turn with 'lost' if its token has no live lock.
 CREATE OR REPLACE FUNCTION commit_turns(
-    p_lane text, p_batch bigint, p_again boolean, p_turns jsonb, p_parts integer
-) RETURNS text
-LANGUAGE plpgsql SET search_path FROM CURRENT
-SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $$
+    p_turns jsonb, p_parts integer,
+    OUT now_at bigint, OUT refused jsonb, OUT turns_at bigint, OUT work_at bigint
+)
+LANGUAGE plpgsql AS $$
 DECLARE
-    v_answer text := stored_answer(p_lane, p_batch, p_again);
-    v_now bigint;
-    v_refused jsonb;
     v_turns jsonb;
-    v_turns_at bigint;
-    v_work_at bigint;
 BEGIN
-    IF v_answer IS NOT NULL THEN
-        RETURN v_answer;
-    END IF;
     IF p_parts & 1024 = 0 AND jsonb_array_length(p_turns) = 1 THEN
-        SELECT s.now_at, s.turns_at, s.work_at INTO v_now, v_turns_at, v_work_at
+        SELECT s.now_at, s.turns_at, s.work_at INTO now_at, turns_at, work_at
         FROM commit_single(p_turns -> 0, p_parts) s;
-        IF v_now IS NOT NULL THEN
-            RETURN store_answer(p_lane, p_batch, v_now, jsonb_build_object(
-                'now', v_now, 'turns_at', v_turns_at, 'work_at', v_work_at
-            ));
+        IF now_at IS NOT NULL THEN
+            RETURN;
         END IF;
     END IF;
-    v_refused := lock_turns(p_turns, p_parts);
-    v_turns := not_refused(p_turns, v_refused);
-    v_now := now_ms();
+    refused := lock_turns(p_turns, p_parts);
+    v_turns := not_refused(p_turns, refused);
+    now_at := now_ms();
     IF v_turns IS NOT NULL THEN
-        SELECT a.turns_at, a.work_at INTO v_turns_at, v_work_at
-        FROM apply_turns(v_turns, p_parts, v_now) a;
+        SELECT a.turns_at, a.work_at INTO turns_at, work_at
+        FROM apply_turns(v_turns, p_parts, now_at) a;
     END IF;
-    RETURN store_answer(p_lane, p_batch, v_now, jsonb_build_object(
-        'now', v_now, 'refused', v_refused, 'turns_at', v_turns_at, 'work_at', v_work_at
-    ));
 END $$;
 
 -- Commits first turns of new instances. Refuses a turn with 'present' if its instance exists.
 CREATE OR REPLACE FUNCTION start_turns(
-    p_lane text, p_batch bigint, p_again boolean, p_turns jsonb, p_parts integer
-) RETURNS text
-LANGUAGE plpgsql SET search_path FROM CURRENT
-SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $$
+    p_turns jsonb, p_parts integer,
+    OUT now_at bigint, OUT refused jsonb, OUT turns_at bigint, OUT work_at bigint
+)
+LANGUAGE plpgsql AS $$
 DECLARE
-    v_answer text := stored_answer(p_lane, p_batch, p_again);
     v_is_plain boolean;
-    v_is_new boolean;
-    v_now bigint;
     v_fresh text[];
-    v_refused jsonb;
     v_turns jsonb;
-    v_turns_at bigint;
-    v_work_at bigint;
 BEGIN
-    IF v_answer IS NOT NULL THEN
-        RETURN v_answer;
-    END IF;
-    IF p_parts & 1024 = 0 AND jsonb_array_length(p_turns) = 1 THEN
-        SELECT s.is_new, s.now_at, s.work_at INTO v_is_new, v_now, v_work_at
-        FROM start_single(p_turns -> 0) s;
-        IF v_is_new IS NOT NULL THEN
-            RETURN store_answer(p_lane, p_batch, v_now, jsonb_build_object(
-                'now', v_now, 'work_at', v_work_at, 'refused',
-                CASE WHEN NOT v_is_new THEN jsonb_build_object(
-                    0, jsonb_build_array('present', p_turns #>> '{0,instance_id}')
-                ) END
-            ));
-        END IF;
-    END IF;
-    PERFORM lock_turns(p_turns, p_parts);
     v_is_plain := p_parts & 1024 = 0 AND NOT EXISTS (
         SELECT FROM jsonb_to_recordset(p_turns) AS t (instance_id text)
         JOIN instance_locks l ON l.instance_id = t.instance_id
     );
-    v_now := now_ms();
+    IF NOT v_is_plain THEN
+        PERFORM lock_turns(p_turns, p_parts);
+    END IF;
+    now_at := now_ms();
     -- Of two concurrent first turns of one instance, the second waits here and finds the first.
     WITH fresh AS (
         INSERT INTO instances (
@@ -118,7 +84,7 @@ BEGIN
             t.instance_id, t.name, t.version, t.parent_instance_id, true, true,
             CASE WHEN v_is_plain THEN t.execution_id ELSE 0 END,
             CASE WHEN v_is_plain THEN 'Running' END,
-            CASE WHEN v_is_plain THEN 'Running' ELSE 'Pending' END, v_now, v_now
+            CASE WHEN v_is_plain THEN 'Running' ELSE 'Pending' END, now_at, now_at
         FROM jsonb_to_recordset(p_turns) AS t (
             instance_id text, name text, version text, parent_instance_id text,
             execution_id bigint
@@ -129,27 +95,26 @@ BEGIN
     )
     SELECT coalesce(array_agg(f.instance_id), '{}') INTO v_fresh FROM fresh f;
     IF cardinality(v_fresh) < jsonb_array_length(p_turns) THEN
-        SELECT jsonb_object_agg(t.n, jsonb_build_array('present', t.instance_id)) INTO v_refused
+        SELECT jsonb_object_agg(t.n, jsonb_build_array('present', t.instance_id)) INTO refused
         FROM jsonb_to_recordset(p_turns) AS t (n integer, instance_id text)
         WHERE NOT t.instance_id = ANY (v_fresh);
     END IF;
-    v_turns := not_refused(p_turns, v_refused);
-    IF v_turns IS NOT NULL AND v_is_plain THEN
-        v_work_at := write_first_turns(v_turns, v_now);
-    ELSIF v_turns IS NOT NULL THEN
+    v_turns := not_refused(p_turns, refused);
+    IF v_turns IS NULL THEN
+        RETURN;
+    ELSIF v_is_plain THEN
+        work_at := write_first_turns(v_turns, now_at);
+    ELSE
         INSERT INTO instance_locks AS l (instance_id, lock_token, locked_at, locked_until, owner)
-        SELECT t.instance_id, t.token, v_now, v_now + 1, t.owner
+        SELECT t.instance_id, t.token, now_at, now_at + 1, t.owner
         FROM jsonb_to_recordset(v_turns) AS t (instance_id text, token text, owner text)
         ORDER BY t.instance_id
         ON CONFLICT (instance_id) DO UPDATE SET
             lock_token = EXCLUDED.lock_token, locked_at = EXCLUDED.locked_at,
             locked_until = EXCLUDED.locked_until, owner = EXCLUDED.owner;
-        SELECT a.turns_at, a.work_at INTO v_turns_at, v_work_at
-        FROM apply_turns(v_turns, p_parts, v_now) a;
+        SELECT a.turns_at, a.work_at INTO turns_at, work_at
+        FROM apply_turns(v_turns, p_parts, now_at) a;
     END IF;
-    RETURN store_answer(p_lane, p_batch, v_now, jsonb_build_object(
-        'now', v_now, 'refused', v_refused, 'turns_at', v_turns_at, 'work_at', v_work_at
-    ));
 END $$;
 
 -- Writes first turns that keep their locks and add only history and work, for instances without a
@@ -173,7 +138,10 @@ BEGIN
     ON CONFLICT (instance_id) DO NOTHING;
     GET DIAGNOSTICS v_placed = ROW_COUNT;
     IF v_placed < jsonb_array_length(p_turns) THEN
-        PERFORM raise_overtaken();
+        -- Another transaction has added a message for an instance meanwhile. The client repeats the
+        -- batch, and then the message is visible.
+        RAISE EXCEPTION USING
+            ERRCODE = 'serialization_failure', MESSAGE = 'a message overtook a first turn';
     END IF;
     INSERT INTO executions (instance_id, execution_id, status, framework_version, started_at)
     SELECT t.instance_id, t.execution_id, 'Running', t.framework_version, p_now
@@ -189,32 +157,23 @@ END $$;
 
 -- Gives turns back without an outcome, with a delay or a block.
 CREATE OR REPLACE FUNCTION abandon_turns(
-    p_lane text, p_batch bigint, p_again boolean, p_turns jsonb, p_parts integer
-) RETURNS text
-LANGUAGE plpgsql SET search_path FROM CURRENT
-SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $$
+    p_turns jsonb,
+    OUT now_at bigint, OUT refused jsonb, OUT turns_at bigint, OUT work_at bigint
+)
+LANGUAGE plpgsql AS $$
 DECLARE
-    v_answer text := stored_answer(p_lane, p_batch, p_again);
-    v_ids text[] := ARRAY(
-        SELECT t.instance_id FROM jsonb_to_recordset(p_turns) AS t (instance_id text)
-    );
-    v_now bigint;
-    v_refused jsonb;
+    v_ids text[] := ids_of(p_turns);
     v_turns jsonb;
-    v_turns_at bigint;
 BEGIN
-    IF v_answer IS NOT NULL THEN
-        RETURN v_answer;
-    END IF;
     PERFORM lock_instances(v_ids);
-    v_now := now_ms();
-    SELECT jsonb_object_agg(t.n, jsonb_build_array('lost', t.token)) INTO v_refused
+    now_at := now_ms();
+    SELECT jsonb_object_agg(t.n, jsonb_build_array('lost', t.token)) INTO refused
     FROM jsonb_to_recordset(p_turns) AS t (n integer, instance_id text, token text)
     WHERE NOT EXISTS (
         SELECT FROM instance_locks l
         WHERE l.instance_id = t.instance_id AND l.lock_token = t.token
     );
-    v_turns := not_refused(p_turns, v_refused);
+    v_turns := not_refused(p_turns, refused);
     IF v_turns IS NOT NULL THEN
         UPDATE orchestrator_queue q SET
             lock_token = NULL,
@@ -224,7 +183,7 @@ BEGIN
         WHERE q.instance_id = t.instance_id AND q.lock_token = t.token;
         UPDATE instance_locks l SET
             lock_token = NULL, locked_at = NULL, locked_until = NULL, owner = NULL, kept = false,
-            not_before = coalesce(v_now + t.delay_ms, l.not_before),
+            not_before = coalesce(now_at + t.delay_ms, l.not_before),
             block = coalesce(t.block, l.block)
         FROM jsonb_to_recordset(v_turns)
             AS t (instance_id text, token text, delay_ms bigint, block text)
@@ -234,12 +193,9 @@ BEGIN
         FROM jsonb_to_recordset(v_turns) AS t (instance_id text, block text)
         JOIN instance_locks l ON l.instance_id = t.instance_id
         WHERE t.block IS NOT NULL AND i.instance_id = t.instance_id;
-        v_turns_at := update_readiness(v_ids);
+        turns_at := update_readiness(v_ids);
         PERFORM delete_idle_locks(v_ids);
     END IF;
-    RETURN store_answer(p_lane, p_batch, v_now, jsonb_build_object(
-        'now', v_now, 'refused', v_refused, 'turns_at', v_turns_at
-    ));
 END $$;
 
 -- Extends live locks. Returns the tokens without a live lock.
@@ -251,9 +207,7 @@ DECLARE
     v_lost text[];
 BEGIN
     PERFORM set_config('synchronous_commit', 'off', true);
-    PERFORM lock_instances(ARRAY(
-        SELECT r.instance_id FROM jsonb_to_recordset(p_renewals) AS r (instance_id text)
-    ));
+    PERFORM lock_instances(ids_of(p_renewals));
     v_now := now_ms();
     SELECT array_agg(r.token) INTO v_lost
     FROM jsonb_to_recordset(p_renewals) AS r (instance_id text, token text)
@@ -272,12 +226,12 @@ BEGIN
     RETURN coalesce(v_lost, '{}');
 END $$;
 
--- --- short forms for a batch of one plain operation, the most frequent batch under little load
--- They have the same effects as the general form, with fewer and smaller statements. A short form
--- either does all of it, or returns NULL; the general form then repeats all that it has written.
+-- --- the short form for a batch of one plain turn, the most frequent batch under little load
 
 -- Commits a turn of a running execution that adds history and work, completes at most one work
--- item, and either keeps its lock or ends the instance.
+-- item, and either keeps its lock or ends the instance. Has the same effects as the general form,
+-- with fewer and smaller statements. Returns NULLs if it cannot do all of it; the general form then
+-- repeats what it has written.
 CREATE OR REPLACE FUNCTION commit_single(
     p_turn jsonb, p_parts integer, OUT now_at bigint, OUT turns_at bigint, OUT work_at bigint
 )
@@ -383,63 +337,4 @@ BEGIN
         RETURN NULL;
     END IF;
     RETURN release_turns(jsonb_build_array(p_turn), p_now);
-END $$;
-
--- Commits a first turn that keeps its lock and adds only history and work. is_new is NULL if there
--- are messages for the instance already, false if the instance exists.
-CREATE OR REPLACE FUNCTION start_single(
-    p_turn jsonb, OUT is_new boolean, OUT now_at bigint, OUT work_at bigint
-)
-LANGUAGE plpgsql AS $$
-DECLARE
-    v_id text := p_turn ->> 'instance_id';
-    v_execution bigint := (p_turn ->> 'execution_id')::bigint;
-    v_name text := p_turn ->> 'name';
-    v_version text := p_turn ->> 'version';
-    v_pinned bigint[];
-BEGIN
-    IF EXISTS (SELECT FROM instance_locks l WHERE l.instance_id = v_id) THEN
-        RETURN;
-    END IF;
-    now_at := now_ms();
-    -- Of two concurrent first turns of one instance, the second waits here and finds the first.
-    INSERT INTO instances (
-        instance_id, name, version, parent_instance_id, named, started,
-        execution_id, execution_status, status, created_at, updated_at
-    )
-    VALUES (
-        v_id, v_name, v_version, p_turn ->> 'parent_instance_id', true, true,
-        v_execution, 'Running', 'Running', now_at, now_at
-    )
-    ON CONFLICT DO NOTHING;
-    is_new := FOUND;
-    IF NOT is_new THEN
-        RETURN;
-    END IF;
-    IF p_turn ? 'framework_version' THEN
-        v_pinned := ARRAY[
-            (p_turn #>> '{framework_version,0}')::bigint,
-            (p_turn #>> '{framework_version,1}')::bigint,
-            (p_turn #>> '{framework_version,2}')::bigint
-        ];
-    END IF;
-    INSERT INTO instance_locks (
-        instance_id, route, framework_version, lock_token, locked_at, locked_until, owner, kept
-    )
-    VALUES (
-        v_id, route_of(v_name, v_version), v_pinned, p_turn ->> 'token', now_at,
-        now_at + (p_turn ->> 'keep_lock_ms')::bigint, p_turn ->> 'owner', true
-    )
-    ON CONFLICT (instance_id) DO NOTHING;
-    IF NOT FOUND THEN
-        PERFORM raise_overtaken();
-    END IF;
-    INSERT INTO executions (instance_id, execution_id, status, framework_version, started_at)
-    VALUES (v_id, v_execution, 'Running', v_pinned, now_at);
-    INSERT INTO history (instance_id, execution_id, event_id, data)
-    SELECT v_id, v_execution, (e.record ->> 'event_id')::bigint, e.record ->> 'data'
-    FROM jsonb_array_elements(p_turn -> 'history_delta') AS e (record);
-    IF p_turn ? 'worker_items' THEN
-        work_at := add_work(p_turn -> 'worker_items', now_at);
-    END IF;
 END $$;

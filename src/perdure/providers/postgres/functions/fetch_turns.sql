@@ -37,10 +37,26 @@ LANGUAGE sql IMMUTABLE AS $$
     )
 $$;
 
+-- Tells whether an instance has one of the routes; NULL routes: any. If its route is not decided
+-- (''), the first visible start decides; without one the instance has the name 'unknown'.
+CREATE OR REPLACE FUNCTION has_route(p_id text, p_route text, p_routes text[], p_now bigint)
+RETURNS boolean
+LANGUAGE sql STABLE AS $$
+    SELECT p_routes IS NULL OR CASE WHEN p_route <> '' THEN p_route ELSE coalesce((
+        SELECT route_of(q.start_name, q.start_version)
+        FROM orchestrator_queue q
+        WHERE q.instance_id = p_id AND q.start_name IS NOT NULL AND q.visible_at <= p_now
+        ORDER BY q.message_id
+        LIMIT 1
+    ), route_of('unknown', NULL)) END = ANY (p_routes)
+$$;
+
 -- Returns instances that can be locked, oldest message first: unlocked ones, ones whose lock or
--- delay has ended, and ones with a new message whose lock this owner keeps.
+-- delay has ended, and ones with a new message whose lock this owner keeps. p_routes: as given to
+-- fetch_turns; p_searched: the routes to search in the index of unlocked ones.
 CREATE OR REPLACE FUNCTION turn_candidates(
-    p_now bigint, p_owner text, p_routes text[], p_filtered boolean, p_ranges jsonb, p_limit integer
+    p_now bigint, p_owner text, p_routes text[], p_searched text[], p_ranges jsonb,
+    p_limit integer
 ) RETURNS text[]
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -48,13 +64,14 @@ BEGIN
         SELECT c.instance_id
         FROM (
             SELECT h.instance_id, h.ready_at, h.ready_id
-            FROM unnest(p_routes) AS r (route)
+            FROM unnest(p_searched) AS r (route)
             CROSS JOIN LATERAL (
                 SELECT l.instance_id, l.ready_at, l.ready_id
                 FROM instance_locks l
                 WHERE l.route = r.route AND l.ready_at <= p_now
                     AND l.lock_token IS NULL AND l.not_before IS NULL AND NOT l.suspended
                     AND (l.opens_at IS NULL OR l.opens_at <= p_now)
+                    AND has_route(l.instance_id, l.route, p_routes, p_now)
                     AND fits_versions(l.framework_version, p_ranges)
                 ORDER BY l.ready_at, l.ready_id
                 LIMIT p_limit
@@ -72,14 +89,14 @@ BEGIN
             WHERE l.wake_at <= p_now AND l.route IS NOT NULL AND NOT l.suspended
                 AND q.visible_at <= p_now
                 AND (l.opens_at IS NULL OR l.opens_at <= p_now)
-                AND (NOT p_filtered OR l.route = ANY (p_routes))
+                AND has_route(l.instance_id, l.route, p_routes, p_now)
                 AND fits_versions(l.framework_version, p_ranges)
             UNION ALL
             SELECT l.instance_id, l.ready_at, l.ready_id
             FROM instance_locks l
             WHERE l.owner = p_owner AND l.kept AND NOT l.suspended
                 AND l.ready_at <= p_now AND l.locked_until > p_now
-                AND (NOT p_filtered OR l.route = ANY (p_routes))
+                AND has_route(l.instance_id, l.route, p_routes, p_now)
                 AND fits_versions(l.framework_version, p_ranges)
         ) c
         ORDER BY c.ready_at, c.ready_id
@@ -210,7 +227,7 @@ SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off 
 #variable_conflict use_column
 DECLARE
     v_now bigint := now_ms();
-    v_routes text[] := p_routes;
+    v_routes text[] := array_append(p_routes, '');
     v_candidates text[];
     v_ids text[];
     v_continues boolean[];
@@ -254,15 +271,12 @@ BEGIN
             v_routes := waiting_routes();
         END IF;
         v_candidates := turn_candidates(
-            v_now, p_owner, v_routes, p_routes IS NOT NULL, p_ranges, cardinality(p_tokens) + 16
+            v_now, p_owner, p_routes, v_routes, p_ranges, cardinality(p_tokens) + 16
         );
         IF v_candidates = '{}' THEN
-            RETURN QUERY SELECT
-                NULL, NULL, NULL::boolean, NULL, NULL, NULL, NULL::bigint, NULL::bigint[],
-                NULL::text[], NULL::bigint[], NULL::bigint[], NULL::text[], NULL::text[],
-                NULL::text[], NULL::bigint[], v_now, next_turn_at(
-                    v_now, p_owner, v_routes, p_routes IS NOT NULL
-                );
+            now_at := v_now;
+            due_at := next_turn_at(v_now, p_owner, v_routes, p_routes IS NOT NULL);
+            RETURN NEXT;
             RETURN;
         END IF;
         SELECT
@@ -284,7 +298,7 @@ BEGIN
                         WHERE q.instance_id = l.instance_id AND q.visible_at <= v_now
                     )
                 END
-                AND (p_routes IS NULL OR l.route = ANY (p_routes))
+                AND has_route(l.instance_id, l.route, p_routes, v_now)
                 AND fits_versions(l.framework_version, p_ranges)
             ORDER BY c.position
             LIMIT cardinality(p_tokens)
@@ -334,13 +348,14 @@ BEGIN
     LEFT JOIN instances i ON i.instance_id = t.instance_id
     LEFT JOIN orchestrator_queue s
         ON s.instance_id = t.instance_id AND s.message_id = b.start_id
-        AND NOT coalesce(i.named OR i.started, false)
     CROSS JOIN LATERAL (
         SELECT
-            coalesce(s.start_name, i.name, 'unknown') AS name,
-            CASE WHEN s.start_name IS NULL THEN i.version ELSE s.start_version END AS version,
             CASE
-                WHEN s.start_name IS NULL THEN i.parent_instance_id ELSE s.start_parent
+                WHEN i.named OR i.started THEN i.name ELSE coalesce(s.start_name, 'unknown')
+            END AS name,
+            CASE WHEN i.named OR i.started THEN i.version ELSE s.start_version END AS version,
+            CASE
+                WHEN i.named OR i.started THEN i.parent_instance_id ELSE s.start_parent
             END AS parent_instance_id,
             coalesce(nullif(i.execution_id, 0), (
                 SELECT max(e.execution_id) FROM history e WHERE e.instance_id = t.instance_id

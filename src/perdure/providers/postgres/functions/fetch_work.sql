@@ -306,9 +306,9 @@ BEGIN
             v_now, v_routes, p_names, p_suffixes, v_sessions, 1
         );
         IF NOT FOUND THEN
-            RETURN QUERY SELECT
-                NULL, NULL::bigint, NULL::bigint, NULL, NULL, NULL, NULL::bigint, NULL, NULL, NULL,
-                v_now, next_work_at(v_now, p_names, p_suffixes, p_owner IS NOT NULL);
+            now_at := v_now;
+            due_at := next_work_at(v_now, p_names, p_suffixes, p_owner IS NOT NULL);
+            RETURN NEXT;
             RETURN;
         END IF;
         -- Other transactions have locked all of them. Wait for the first one, then look again.

@@ -1,263 +1,304 @@
--- Adding to the two queues, and the readiness of instances (columns of instance_locks).
+-- Verbs of the two queues: messages from outside and history written by tools; work items and their
+-- sessions.
 
--- Adds messages in their order. A start also adds its instance to the list of instances. The caller
--- has locked the rows in instance_locks. Returns the earliest time at which one of these instances
--- is ready, locks and delays ignored.
-CREATE OR REPLACE FUNCTION add_messages(p_messages jsonb, p_now bigint) RETURNS bigint
+-- Adds messages whose condition holds. Refuses with 'missing' or 'ended' if the instance must be
+-- alive, with 'present' if it must be absent.
+CREATE OR REPLACE FUNCTION enqueue_messages(
+    p_messages jsonb, p_parts integer,
+    OUT now_at bigint, OUT refused jsonb, OUT turns_at bigint, OUT work_at bigint
+)
 LANGUAGE plpgsql AS $$
 DECLARE
-    v_ready_at bigint;
+    v_fresh text[];
+    v_messages jsonb;
 BEGIN
-    INSERT INTO instances (
-        instance_id, name, version, parent_instance_id, status, created_at, updated_at
-    )
-    SELECT DISTINCT ON (m.instance_id)
-        m.instance_id, m.start ->> 'name', m.start ->> 'version',
-        m.start ->> 'parent_instance_id', 'Pending', coalesce(m.enqueued_at_ms, p_now),
-        coalesce(m.enqueued_at_ms, p_now)
-    FROM ROWS FROM (
-        jsonb_to_recordset(p_messages) AS (instance_id text, start jsonb, enqueued_at_ms bigint)
-    ) WITH ORDINALITY AS m (instance_id, start, enqueued_at_ms, position)
-    WHERE m.start IS NOT NULL
-    ORDER BY m.instance_id, m.position
-    ON CONFLICT (instance_id) DO UPDATE
-        SET name = EXCLUDED.name, version = EXCLUDED.version,
-            parent_instance_id = EXCLUDED.parent_instance_id
-        WHERE instances.name IS NULL;
-
-    WITH added AS (
-        INSERT INTO orchestrator_queue (
-            instance_id, kind, body, visible_at, given_at, enqueued_at, attempt_count,
-            start_name, start_version, start_parent, timer_execution_id, timer_id
-        )
-        SELECT
-            m.instance_id, m.kind, m.body,
-            coalesce(m.resolved_at_ms, p_now + m.delay_ms, m.visible_at_ms, p_now),
-            m.visible_at_ms, coalesce(m.enqueued_at_ms, p_now), coalesce(m.attempt_count, 0),
-            m.start ->> 'name', m.start ->> 'version', m.start ->> 'parent_instance_id',
-            (m.timer ->> 'execution_id')::bigint, (m.timer ->> 'timer_id')::bigint
-        FROM ROWS FROM (
-            jsonb_to_recordset(p_messages) AS (
-                instance_id text, kind text, body text, visible_at_ms bigint, delay_ms bigint,
-                resolved_at_ms bigint, enqueued_at_ms bigint, attempt_count bigint,
-                start jsonb, timer jsonb
-            )
-        ) WITH ORDINALITY AS m (
-            instance_id, kind, body, visible_at_ms, delay_ms, resolved_at_ms, enqueued_at_ms,
-            attempt_count, start, timer, position
-        )
-        ORDER BY m.position
-        RETURNING instance_id, message_id, visible_at, enqueued_at, start_name
-    ), arrivals AS (
-        SELECT
-            a.instance_id,
-            (array_agg(a.visible_at ORDER BY a.visible_at, a.message_id))[1] AS ready_at,
-            (array_agg(a.message_id ORDER BY a.visible_at, a.message_id))[1] AS ready_id,
-            min(a.enqueued_at) AS enqueued_at,
-            min(a.visible_at) FILTER (WHERE a.start_name IS NOT NULL) AS opens_at
-        FROM added a
-        GROUP BY a.instance_id
-    ), known AS (
-        SELECT
-            a.*, i.instance_id IS NOT NULL AS is_listed, route_of(i.name, i.version) AS route,
-            x.framework_version,
-            coalesce(i.execution_id, 0) > 0
-                OR EXISTS (SELECT FROM history h WHERE h.instance_id = a.instance_id) AS is_open
-        FROM arrivals a
-        LEFT JOIN instances i ON i.instance_id = a.instance_id
-        LEFT JOIN executions x
-            ON x.instance_id = i.instance_id AND x.execution_id = i.execution_id
-    ), updated AS (
-        INSERT INTO instance_locks AS l (
-            instance_id, route, framework_version, opens_at, ready_at, ready_id, orphaned_at
-        )
-        SELECT
-            k.instance_id,
-            coalesce(k.route, CASE WHEN k.is_open THEN route_of('unknown', NULL) END),
-            k.framework_version, CASE WHEN NOT k.is_open THEN k.opens_at END,
-            k.ready_at, k.ready_id,
-            CASE WHEN NOT (k.is_open OR k.is_listed) THEN k.enqueued_at END
-        FROM known k
-        ORDER BY k.instance_id
-        ON CONFLICT (instance_id) DO UPDATE SET
-            route = CASE
-                WHEN l.route IS NULL OR l.route = route_of('unknown', NULL)
-                    THEN coalesce(EXCLUDED.route, l.route)
-                ELSE l.route
-            END,
-            opens_at = CASE
-                WHEN l.route IS NOT NULL AND l.opens_at IS NULL THEN NULL
-                WHEN EXCLUDED.route IS NOT NULL AND EXCLUDED.opens_at IS NULL
-                    AND l.opens_at IS NULL THEN NULL
-                ELSE least(l.opens_at, EXCLUDED.opens_at)
-            END,
-            ready_at = CASE
-                WHEN (l.ready_at, l.ready_id) <= (EXCLUDED.ready_at, EXCLUDED.ready_id)
-                    THEN l.ready_at
-                ELSE EXCLUDED.ready_at
-            END,
-            ready_id = CASE
-                WHEN (l.ready_at, l.ready_id) <= (EXCLUDED.ready_at, EXCLUDED.ready_id)
-                    THEN l.ready_id
-                ELSE EXCLUDED.ready_id
-            END,
-            wake_at = CASE
-                WHEN l.lock_token IS NOT NULL OR l.not_before IS NOT NULL
-                    THEN greatest(l.locked_until, l.not_before)
-            END,
-            orphaned_at = CASE
-                WHEN l.route IS NULL AND EXCLUDED.route IS NULL
-                    THEN least(l.orphaned_at, EXCLUDED.orphaned_at)
-            END
-        RETURNING l.ready_at, l.opens_at
-    )
-    SELECT min(greatest(p.ready_at, p.opens_at)) INTO v_ready_at FROM updated p;
-    RETURN v_ready_at;
-END $$;
-
--- Computes readiness again from the queued messages, after some were removed or unlocked. The
--- caller has locked the rows. Returns the earliest time at which one of these instances is ready.
-CREATE OR REPLACE FUNCTION update_readiness(p_ids text[]) RETURNS bigint
-LANGUAGE plpgsql AS $$
-DECLARE
-    v_ready_at bigint;
-BEGIN
-    WITH updated AS (
-        UPDATE instance_locks l SET
-            route = coalesce(
-                route_of(i.name, i.version), CASE WHEN h.is_open THEN route_of('unknown', NULL) END
-            ),
-            framework_version = x.framework_version,
-            opens_at = CASE WHEN NOT h.is_open THEN s.visible_at END,
-            ready_at = f.visible_at,
-            ready_id = f.message_id,
-            wake_at = CASE
-                WHEN (o.lock_token IS NOT NULL OR o.not_before IS NOT NULL)
-                    AND EXISTS (
-                        SELECT FROM orchestrator_queue q WHERE q.instance_id = o.instance_id
-                    )
-                    THEN greatest(o.locked_until, o.not_before)
-            END,
-            orphaned_at = CASE WHEN NOT h.is_open AND i.instance_id IS NULL THEN (
-                SELECT min(q.enqueued_at) FROM orchestrator_queue q
-                WHERE q.instance_id = o.instance_id
-            ) END
-        FROM instance_locks o
-        LEFT JOIN instances i ON i.instance_id = o.instance_id
-        LEFT JOIN executions x
-            ON x.instance_id = i.instance_id AND x.execution_id = i.execution_id
-        CROSS JOIN LATERAL (
-            SELECT coalesce(i.execution_id, 0) > 0
-                OR EXISTS (SELECT FROM history e WHERE e.instance_id = o.instance_id) AS is_open
-        ) h
-        LEFT JOIN LATERAL (
-            SELECT q.visible_at, q.message_id
-            FROM orchestrator_queue q
-            WHERE q.instance_id = o.instance_id
-                AND (o.lock_token IS NULL OR q.lock_token IS DISTINCT FROM o.lock_token)
-            ORDER BY q.visible_at, q.message_id
-            LIMIT 1
-        ) f ON true
-        LEFT JOIN LATERAL (
-            SELECT min(q.visible_at) AS visible_at
-            FROM orchestrator_queue q
-            WHERE q.instance_id = o.instance_id AND q.start_name IS NOT NULL
-        ) s ON true
-        WHERE o.instance_id = ANY (p_ids) AND l.instance_id = o.instance_id
-        RETURNING l.ready_at, l.opens_at, l.not_before, l.suspended
-    )
-    SELECT min(greatest(p.ready_at, p.opens_at, p.not_before)) INTO v_ready_at
-    FROM updated p WHERE NOT p.suspended;
-    RETURN v_ready_at;
-END $$;
-
--- Deletes the rows of ended or unknown instances that have no message, lock, delay, block or pause.
-CREATE OR REPLACE FUNCTION delete_idle_locks(p_ids text[]) RETURNS void
-LANGUAGE plpgsql AS $$
-BEGIN
-    DELETE FROM instance_locks l
-    WHERE l.instance_id = ANY (p_ids)
-        AND l.lock_token IS NULL AND l.ready_at IS NULL AND l.not_before IS NULL
-        AND l.block IS NULL AND NOT l.suspended
-        AND NOT EXISTS (
-            SELECT FROM instances i
-            WHERE i.instance_id = l.instance_id AND NOT ends_execution(i.execution_status)
-        );
-END $$;
-
--- Adds work items in their order. Returns the earliest time at which one without a lock is ready.
-CREATE OR REPLACE FUNCTION add_work(p_items jsonb, p_now bigint) RETURNS bigint
-LANGUAGE plpgsql AS $$
-DECLARE
-    v_free_at bigint;
-BEGIN
-    IF jsonb_array_length(p_items) = 1 THEN
-        RETURN add_single_work(p_items -> 0, p_now);
+    PERFORM lock_instances(ids_of(p_messages));
+    now_at := now_ms();
+    IF p_parts & 1 > 0 THEN
+        SELECT jsonb_object_agg(m.n, jsonb_build_array(
+            CASE WHEN i.instance_id IS NULL THEN 'missing' ELSE 'ended' END, i.execution_status
+        )) INTO refused
+        FROM jsonb_to_recordset(p_messages) AS m (n integer, instance_id text, condition text)
+        LEFT JOIN instances i ON i.instance_id = m.instance_id
+        WHERE m.condition = 'alive' AND (i.instance_id IS NULL OR has_ended(i));
     END IF;
-    WITH added AS (
-        INSERT INTO worker_queue (
-            instance_id, execution_id, activity_id, name, route, body, session_id, tag,
-            visible_at, given_at, enqueued_at, attempt_count, heartbeat,
-            lock_token, locked_at, locked_until, wake_at
-        )
-        SELECT
-            w.identity ->> 'instance_id', (w.identity ->> 'execution_id')::bigint,
-            (w.identity ->> 'activity_id')::bigint, w.name, route_of(w.name, w.tag), w.body,
-            w.session_id, w.tag, f.visible_at, w.visible_at_ms,
-            coalesce(w.enqueued_at_ms, p_now),
-            CASE WHEN w.claim IS NULL THEN coalesce(w.attempt_count, 0) ELSE 1 END, w.heartbeat,
-            w.claim ->> 'lock_token', CASE WHEN w.claim IS NOT NULL THEN p_now END, f.locked_until,
-            nullif(greatest(f.visible_at, f.locked_until, p_now), p_now)
-        FROM ROWS FROM (
-            jsonb_to_recordset(p_items) AS (
-                identity jsonb, name text, body text, session_id text, tag text,
-                visible_at_ms bigint, resolved_at_ms bigint, enqueued_at_ms bigint,
-                attempt_count bigint, heartbeat text, claim jsonb
+    IF p_parts & 2 > 0 THEN
+        -- Of two concurrent starts of one instance, the second waits here and finds the first.
+        WITH fresh AS (
+            INSERT INTO instances (
+                instance_id, name, version, parent_instance_id, status, created_at, updated_at
             )
-        ) WITH ORDINALITY AS w (
-            identity, name, body, session_id, tag, visible_at_ms, resolved_at_ms, enqueued_at_ms,
-            attempt_count, heartbeat, claim, position
-        )
-        CROSS JOIN LATERAL (
             SELECT
-                coalesce(w.resolved_at_ms, w.visible_at_ms, p_now) AS visible_at,
-                p_now + (w.claim ->> 'lock_timeout_ms')::bigint AS locked_until
-        ) f
-        ORDER BY w.position
-        RETURNING visible_at, lock_token
-    )
-    SELECT min(a.visible_at) INTO v_free_at FROM added a WHERE a.lock_token IS NULL;
-    RETURN v_free_at;
+                m.instance_id, m.start ->> 'name', m.start ->> 'version',
+                m.start ->> 'parent_instance_id', 'Pending', now_at, now_at
+            FROM jsonb_to_recordset(p_messages)
+                AS m (instance_id text, condition text, start jsonb)
+            WHERE m.condition = 'absent'
+            ORDER BY m.instance_id
+            ON CONFLICT DO NOTHING
+            RETURNING instance_id
+        )
+        SELECT coalesce(array_agg(f.instance_id), '{}') INTO v_fresh FROM fresh f;
+        SELECT nullif(
+            coalesce(refused, '{}') || coalesce(
+                jsonb_object_agg(m.n, jsonb_build_array('present', m.instance_id)), '{}'
+            ),
+            '{}'
+        ) INTO refused
+        FROM jsonb_to_recordset(p_messages) AS m (n integer, instance_id text, condition text)
+        WHERE m.condition = 'absent' AND NOT m.instance_id = ANY (v_fresh);
+    END IF;
+    v_messages := not_refused(p_messages, refused);
+    IF v_messages IS NOT NULL THEN
+        turns_at := add_messages(v_messages, now_at);
+    END IF;
 END $$;
 
--- As add_work, for one item.
-CREATE OR REPLACE FUNCTION add_single_work(p_item jsonb, p_now bigint) RETURNS bigint
+-- Inserts events as given, for tools. History makes messages of an unknown instance ready.
+CREATE OR REPLACE FUNCTION append_history(
+    p_appends jsonb,
+    OUT now_at bigint, OUT refused jsonb, OUT turns_at bigint, OUT work_at bigint
+)
 LANGUAGE plpgsql AS $$
 DECLARE
-    v_identity jsonb := p_item -> 'identity';
-    v_token text := p_item #>> '{claim,lock_token}';
-    v_until bigint := p_now + (p_item #>> '{claim,lock_timeout_ms}')::bigint;
-    v_visible_at bigint := coalesce(
-        (p_item ->> 'resolved_at_ms')::bigint, (p_item ->> 'visible_at_ms')::bigint, p_now
+    v_ids text[] := ids_of(p_appends);
+BEGIN
+    PERFORM lock_instances(v_ids);
+    now_at := now_ms();
+    INSERT INTO history (instance_id, execution_id, event_id, data)
+    SELECT a.instance_id, a.execution_id, e.event_id, e.data
+    FROM jsonb_to_recordset(p_appends)
+        AS a (instance_id text, execution_id bigint, records jsonb)
+    CROSS JOIN LATERAL jsonb_to_recordset(a.records) AS e (event_id bigint, data text);
+    turns_at := update_readiness(v_ids);
+END $$;
+
+-- Removes instances with their trees and starts them anew. Refuses with 'child' an instance whose
+-- parent has not ended.
+CREATE OR REPLACE FUNCTION replace_instances(
+    p_messages jsonb,
+    OUT now_at bigint, OUT refused jsonb, OUT turns_at bigint, OUT work_at bigint
+)
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_ids text[];
+    v_locked text[] := '{}';
+    v_messages jsonb;
+BEGIN
+    LOOP
+        v_ids := trees_of(p_messages);
+        -- A turn may have added a child during the wait for a lock.
+        EXIT WHEN v_locked @> v_ids;
+        PERFORM lock_for_removal(v_ids);
+        v_locked := v_ids;
+    END LOOP;
+    SELECT jsonb_object_agg(m.n, jsonb_build_array('child', p.instance_id)) INTO refused
+    FROM jsonb_to_recordset(p_messages) AS m (n integer, instance_id text)
+    JOIN instances c ON c.instance_id = m.instance_id
+    JOIN instances p ON p.instance_id = c.parent_instance_id
+    WHERE NOT has_ended(p);
+    v_messages := not_refused(p_messages, refused);
+    now_at := now_ms();
+    IF v_messages IS NOT NULL THEN
+        PERFORM remove_instances(
+            CASE WHEN refused IS NULL THEN v_ids ELSE trees_of(v_messages) END
+        );
+        turns_at := add_messages(v_messages, now_at);
+    END IF;
+END $$;
+
+-- --- work items and sessions
+
+-- Updates the last activity of live sessions.
+CREATE OR REPLACE FUNCTION touch_sessions(p_sessions text[], p_now bigint) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM 1 FROM sessions s WHERE s.session_id = ANY (p_sessions)
+    ORDER BY s.session_id FOR UPDATE;
+    UPDATE sessions s SET last_activity = p_now
+    WHERE s.session_id = ANY (p_sessions) AND s.locked_until > p_now;
+END $$;
+
+-- Locks the rows of the work items with these tokens, in order.
+CREATE OR REPLACE FUNCTION lock_work(p_items jsonb) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM 1
+    FROM jsonb_to_recordset(p_items) AS t (instance_id text, token text)
+    JOIN worker_queue w ON w.instance_id = t.instance_id AND w.lock_token = t.token
+    ORDER BY w.message_id
+    FOR UPDATE OF w;
+END $$;
+
+-- Removes items and adds their completions and retries. Refuses with 'lost' a token without a live
+-- lock, with 'foreign' a completion or retry that belongs to another item.
+CREATE OR REPLACE FUNCTION complete_work(
+    p_items jsonb,
+    OUT now_at bigint, OUT refused jsonb, OUT turns_at bigint, OUT work_at bigint
+)
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_items jsonb;
+    v_sessions text[];
+    v_completions jsonb;
+    v_retries jsonb;
+BEGIN
+    PERFORM lock_instances(ARRAY(
+        SELECT t.instance_id
+        FROM jsonb_to_recordset(p_items) AS t (instance_id text, completion jsonb)
+        WHERE t.completion IS NOT NULL
+    ));
+    PERFORM lock_work(p_items);
+    now_at := now_ms();
+    SELECT jsonb_object_agg(
+        t.n,
+        jsonb_build_array(CASE WHEN w.instance_id IS NULL THEN 'lost' ELSE 'foreign' END, t.token)
+    ) INTO refused
+    FROM jsonb_to_recordset(p_items) AS t (
+        n integer, instance_id text, token text, completion jsonb, retry jsonb
+    )
+    LEFT JOIN worker_queue w
+        ON w.instance_id = t.instance_id AND w.lock_token = t.token AND w.locked_until > now_at
+    WHERE w.instance_id IS NULL
+        OR t.completion ->> 'instance_id' <> w.instance_id
+        OR t.retry -> 'identity' <> jsonb_build_object(
+            'instance_id', w.instance_id, 'execution_id', w.execution_id,
+            'activity_id', w.activity_id
+        );
+    v_items := not_refused(p_items, refused);
+    IF v_items IS NOT NULL THEN
+        WITH completed AS (
+            DELETE FROM worker_queue w
+            USING jsonb_to_recordset(v_items) AS t (instance_id text, token text)
+            WHERE w.instance_id = t.instance_id AND w.lock_token = t.token
+            RETURNING w.session_id
+        )
+        SELECT array_agg(DISTINCT s.session_id) INTO v_sessions
+        FROM completed s WHERE s.session_id IS NOT NULL;
+        SELECT
+            jsonb_agg(t.completion || '{"delay_ms": 0}' ORDER BY t.n)
+                FILTER (WHERE t.completion IS NOT NULL),
+            jsonb_agg(t.retry ORDER BY t.n) FILTER (WHERE t.retry IS NOT NULL)
+        INTO v_completions, v_retries
+        FROM jsonb_to_recordset(v_items) AS t (n integer, completion jsonb, retry jsonb);
+        IF v_completions IS NOT NULL THEN
+            turns_at := add_messages(v_completions, now_at);
+        END IF;
+        IF v_retries IS NOT NULL THEN
+            work_at := add_work(v_retries, now_at);
+        END IF;
+        IF v_sessions IS NOT NULL THEN
+            PERFORM touch_sessions(v_sessions, now_at);
+        END IF;
+    END IF;
+END $$;
+
+-- Gives items back without an outcome, with a delay.
+CREATE OR REPLACE FUNCTION abandon_work(
+    p_items jsonb,
+    OUT now_at bigint, OUT refused jsonb, OUT turns_at bigint, OUT work_at bigint
+)
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM lock_work(p_items);
+    now_at := now_ms();
+    SELECT jsonb_object_agg(t.n, jsonb_build_array('lost', t.token)) INTO refused
+    FROM jsonb_to_recordset(p_items) AS t (n integer, instance_id text, token text)
+    WHERE NOT EXISTS (
+        SELECT FROM worker_queue w WHERE w.instance_id = t.instance_id AND w.lock_token = t.token
+    );
+    WITH freed AS (
+        UPDATE worker_queue w SET
+            lock_token = NULL, locked_at = NULL, locked_until = NULL,
+            visible_at = now_at + t.delay_ms,
+            wake_at = CASE WHEN t.delay_ms > 0 THEN now_at + t.delay_ms END,
+            attempt_count = greatest(w.attempt_count - t.ignore_attempt::integer, 0)
+        FROM jsonb_to_recordset(p_items)
+            AS t (instance_id text, token text, delay_ms bigint, ignore_attempt boolean)
+        WHERE w.instance_id = t.instance_id AND w.lock_token = t.token
+        RETURNING w.visible_at
+    )
+    SELECT min(f.visible_at) INTO work_at FROM freed f;
+END $$;
+
+-- Extends live locks. Returns the tokens without a live lock.
+CREATE OR REPLACE FUNCTION renew_work(p_renewals jsonb) RETURNS text[]
+LANGUAGE plpgsql SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    v_now bigint;
+    v_lost text[];
+    v_sessions text[];
+BEGIN
+    PERFORM set_config('synchronous_commit', 'off', true);
+    PERFORM lock_work(p_renewals);
+    v_now := now_ms();
+    SELECT array_agg(r.token) INTO v_lost
+    FROM jsonb_to_recordset(p_renewals) AS r (instance_id text, token text)
+    WHERE NOT EXISTS (
+        SELECT FROM worker_queue w
+        WHERE w.instance_id = r.instance_id AND w.lock_token = r.token AND w.locked_until > v_now
+    );
+    WITH renewed AS (
+        UPDATE worker_queue w SET
+            locked_until = v_now + r.extend_for_ms,
+            wake_at = greatest(v_now + r.extend_for_ms, w.visible_at),
+            heartbeat = coalesce(r.heartbeat, w.heartbeat)
+        FROM jsonb_to_recordset(p_renewals)
+            AS r (instance_id text, token text, extend_for_ms bigint, heartbeat text)
+        WHERE w.instance_id = r.instance_id AND w.lock_token = r.token AND w.locked_until > v_now
+        RETURNING w.session_id
+    )
+    SELECT array_agg(DISTINCT r.session_id) INTO v_sessions
+    FROM renewed r WHERE r.session_id IS NOT NULL;
+    IF v_sessions IS NOT NULL THEN
+        PERFORM touch_sessions(v_sessions, v_now);
+    END IF;
+    RETURN coalesce(v_lost, '{}');
+END $$;
+
+CREATE OR REPLACE FUNCTION enqueue_work(
+    p_items jsonb,
+    OUT now_at bigint, OUT refused jsonb, OUT turns_at bigint, OUT work_at bigint
+)
+LANGUAGE plpgsql AS $$
+BEGIN
+    now_at := now_ms();
+    work_at := add_work(p_items, now_at);
+END $$;
+
+-- Extends the live sessions of these owners that are not idle. Returns their number.
+CREATE OR REPLACE FUNCTION renew_sessions(p_owners text[], p_extend_ms bigint, p_idle_ms bigint)
+RETURNS bigint
+LANGUAGE plpgsql SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    v_now bigint;
+    v_renewed bigint;
+BEGIN
+    PERFORM 1 FROM sessions s WHERE s.owner_id = ANY (p_owners) ORDER BY s.session_id FOR UPDATE;
+    v_now := now_ms();
+    UPDATE sessions s SET locked_until = v_now + p_extend_ms
+    WHERE s.owner_id = ANY (p_owners) AND s.locked_until > v_now
+        AND s.last_activity > v_now - p_idle_ms;
+    GET DIAGNOSTICS v_renewed = ROW_COUNT;
+    RETURN v_renewed;
+END $$;
+
+-- Deletes expired sessions without items. Returns their number.
+CREATE OR REPLACE FUNCTION cleanup_sessions() RETURNS bigint
+LANGUAGE plpgsql SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    v_now bigint := now_ms();
+    v_ids text[] := ARRAY(
+        SELECT s.session_id FROM sessions s
+        WHERE s.locked_until <= v_now
+            AND NOT EXISTS (SELECT FROM worker_queue w WHERE w.session_id = s.session_id)
+        ORDER BY s.session_id
+        FOR UPDATE SKIP LOCKED
     );
 BEGIN
-    INSERT INTO worker_queue (
-        instance_id, execution_id, activity_id, name, route, body, session_id, tag,
-        visible_at, given_at, enqueued_at, attempt_count, heartbeat,
-        lock_token, locked_at, locked_until, wake_at
-    )
-    VALUES (
-        v_identity ->> 'instance_id', (v_identity ->> 'execution_id')::bigint,
-        (v_identity ->> 'activity_id')::bigint, p_item ->> 'name',
-        route_of(p_item ->> 'name', p_item ->> 'tag'), p_item ->> 'body',
-        p_item ->> 'session_id', p_item ->> 'tag', v_visible_at,
-        (p_item ->> 'visible_at_ms')::bigint,
-        coalesce((p_item ->> 'enqueued_at_ms')::bigint, p_now),
-        CASE
-            WHEN v_token IS NULL THEN coalesce((p_item ->> 'attempt_count')::bigint, 0) ELSE 1
-        END,
-        p_item ->> 'heartbeat', v_token, CASE WHEN v_token IS NOT NULL THEN p_now END, v_until,
-        nullif(greatest(v_visible_at, v_until, p_now), p_now)
-    );
-    RETURN CASE WHEN v_token IS NULL THEN v_visible_at END;
+    DELETE FROM sessions s WHERE s.session_id = ANY (v_ids);
+    RETURN cardinality(v_ids);
 END $$;

@@ -19,19 +19,32 @@ BEGIN
     IF p_parts & 2 > 0 THEN
         v_starts := coalesce(remove_consumed_messages(p_turns), '[]');
     END IF;
-    -- Most turns belong to an execution that exists. The updates below report the others.
-    IF v_starts <> '[]' OR p_parts & 512 > 0 THEN
+    -- Most turns belong to an execution that exists.
+    IF v_starts <> '[]' OR p_parts & 512 > 0 OR EXISTS (
+        SELECT FROM jsonb_to_recordset(p_turns) AS t (instance_id text, execution_id bigint)
+        LEFT JOIN executions x
+            ON x.instance_id = t.instance_id AND x.execution_id = t.execution_id
+        WHERE x.instance_id IS NULL
+    ) THEN
         PERFORM prepare_turns(p_turns, v_starts, p_now);
     END IF;
-    IF p_parts & 4 > 0 AND update_executions(p_turns, p_now) > 0 THEN
-        PERFORM prepare_turns(p_turns, v_starts, p_now);
-        PERFORM update_executions(p_turns, p_now);
+    IF p_parts & 4 > 0 THEN
+        UPDATE executions x SET
+            status = coalesce(t.status, x.status),
+            output = coalesce(t.output, x.output),
+            framework_version = coalesce(t.framework_version, x.framework_version),
+            completed_at = CASE
+                WHEN t.status IS NULL THEN x.completed_at
+                WHEN ends_execution(t.status) THEN p_now
+            END
+        FROM jsonb_to_recordset(p_turns) AS t (
+            instance_id text, execution_id bigint, status text, output text,
+            framework_version bigint[]
+        )
+        WHERE x.instance_id = t.instance_id AND x.execution_id = t.execution_id
+            AND (t.status IS NOT NULL OR t.output IS NOT NULL OR t.framework_version IS NOT NULL);
     END IF;
-    IF update_instances(p_turns, p_now) < jsonb_array_length(p_turns) THEN
-        PERFORM prepare_turns(p_turns, v_starts, p_now);
-        PERFORM update_instances(p_turns, p_now);
-    END IF;
-
+    PERFORM write_instances(p_turns, p_now);
     INSERT INTO history (instance_id, execution_id, event_id, data)
     SELECT t.instance_id, t.execution_id, e.event_id, e.data
     FROM jsonb_to_recordset(p_turns)
@@ -69,9 +82,7 @@ BEGIN
     v_released_at := release_turns(p_turns, p_now);
     turns_at := least(turns_at, v_released_at);
     IF p_parts & 16 > 0 THEN
-        PERFORM delete_idle_locks(ARRAY(
-            SELECT t.instance_id FROM jsonb_to_recordset(p_turns) AS t (instance_id text)
-        ));
+        PERFORM delete_idle_locks(ids_of(p_turns));
     END IF;
 END $$;
 
@@ -190,42 +201,9 @@ BEGIN
     );
 END $$;
 
--- Updates executions. Returns the number of those that do not exist yet.
-CREATE OR REPLACE FUNCTION update_executions(p_turns jsonb, p_now bigint) RETURNS bigint
+-- Updates the rows of instances, with the status of their executions.
+CREATE OR REPLACE FUNCTION write_instances(p_turns jsonb, p_now bigint) RETURNS void
 LANGUAGE plpgsql AS $$
-DECLARE
-    v_missing bigint;
-BEGIN
-    WITH changes AS MATERIALIZED (
-        SELECT t.*
-        FROM jsonb_to_recordset(p_turns) AS t (
-            instance_id text, execution_id bigint, status text, output text,
-            framework_version bigint[]
-        )
-        WHERE t.status IS NOT NULL OR t.output IS NOT NULL OR t.framework_version IS NOT NULL
-    ), updated AS (
-        UPDATE executions x SET
-            status = coalesce(c.status, x.status),
-            output = coalesce(c.output, x.output),
-            framework_version = coalesce(c.framework_version, x.framework_version),
-            completed_at = CASE
-                WHEN c.status IS NULL THEN x.completed_at
-                WHEN ends_execution(c.status) THEN p_now
-            END
-        FROM changes c
-        WHERE x.instance_id = c.instance_id AND x.execution_id = c.execution_id
-        RETURNING x.instance_id
-    )
-    SELECT (SELECT count(*) FROM changes) - (SELECT count(*) FROM updated) INTO v_missing;
-    RETURN v_missing;
-END $$;
-
--- Updates instances. Returns their number, which is smaller than the number of turns if an
--- execution does not exist yet.
-CREATE OR REPLACE FUNCTION update_instances(p_turns jsonb, p_now bigint) RETURNS integer
-LANGUAGE plpgsql AS $$
-DECLARE
-    v_count integer;
 BEGIN
     UPDATE instances i SET
         name = coalesce(t.name, o.name),
@@ -251,14 +229,11 @@ BEGIN
         custom_status jsonb
     )
     JOIN instances o ON o.instance_id = t.instance_id
-    JOIN executions own ON own.instance_id = o.instance_id AND own.execution_id = t.execution_id
     JOIN executions x
         ON x.instance_id = o.instance_id
         AND x.execution_id = greatest(o.execution_id, t.execution_id)
     LEFT JOIN instance_locks l ON l.instance_id = o.instance_id
     WHERE i.instance_id = o.instance_id;
-    GET DIAGNOSTICS v_count = ROW_COUNT;
-    RETURN v_count;
 END $$;
 
 -- Locks the work items that turns complete or cancel, all at once and in order.
@@ -314,7 +289,10 @@ DECLARE
 BEGIN
     WITH updated AS (
         UPDATE instance_locks l SET
-            route = route_of(coalesce(i.name, 'unknown'), i.version),
+            route = CASE
+                WHEN i.named OR i.started THEN route_of(i.name, i.version)
+                ELSE undecided_route(i.instance_id, i.name, i.version, true, 0)
+            END,
             framework_version = x.framework_version,
             opens_at = NULL,
             orphaned_at = NULL,
