@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from perdure.errors import NotSupported
 from perdure.limits import check_id
-from perdure.providers import validation
+from perdure.providers import rules, validation
 from perdure.providers.backend import Backend
 from perdure.providers.records import EnqueueCondition, TagFilter, TagMode
 
@@ -73,6 +73,13 @@ class Provider(Backend):
         ``open`` and from any thread.
         """
         return None
+
+    def new_lock_token(self) -> str:
+        """Return a token for a lock that the caller takes: unguessable and unique.
+
+        A store may begin it with a mark of this handle, to find the locks of a process that died.
+        """
+        return rules.new_lock_token()
 
     # --- life of the handle
 

@@ -17,7 +17,6 @@ from perdure.model import wire
 from perdure.model.failures import BlockReason
 from perdure.providers.envelopes import envelope
 from perdure.providers.records import FetchedOrchestration, OrchestrationFilter, VersionRange
-from perdure.providers.rules import new_lock_token
 from perdure.runtime.background import BackgroundTasks
 from perdure.runtime.commit_builder import facts_of
 from perdure.runtime.intake import Blocked, Ended, Intake, Runnable
@@ -209,7 +208,9 @@ class OrchestrationDispatcher:
             self._turns.answer_start(pending)
             return
         facts = facts_of(execution, None, self._version)
-        live = LiveInstance(new_lock_token(), execution, facts, envelope(item), pending.ended)
+        live = LiveInstance(
+            self._provider.new_lock_token(), execution, facts, envelope(item), pending.ended
+        )
         self._live.add(live)
         live.busy = True
         self._turns.run(live, [Arrival(item)], pending)

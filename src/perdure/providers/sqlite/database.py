@@ -20,16 +20,19 @@ from perdure.providers import rules
 from perdure.providers.sqlite import connection as connections
 from perdure.providers.sqlite import guards
 from perdure.providers.sqlite.connection import BusyHandler
+from perdure.providers.sqlite.peers import Peers
 from perdure.providers.sqlite.transaction import Transaction
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    import asyncio
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from perdure.providers.migrate import Migration
     from perdure.providers.sqlite.connection import Durability, RestrictedConnection
     from perdure.providers.sqlite.system import System
     from perdure.providers.sqlite.transaction import CommitHook
+    from perdure.providers.sqlite.verb import Delivery
 
 _log = logging.getLogger("perdure.sqlite")
 
@@ -41,6 +44,8 @@ WATCH_SECONDS: Final = (0.015, 0.06)
 
 In a virtual machine a look takes 0.25 ms of a processor, most of it to wake the thread up.
 """
+WATCH_BESIDE_PEERS_SECONDS: Final = 0.25
+"""The same while other processes can wake this one: then a look is only the safety net."""
 
 PAGES_TO_CHECKPOINT: Final = 8_000
 """32 MiB: the pause of a copy stays short, and a page that changes often is copied once."""
@@ -92,7 +97,7 @@ class Database:
     def adopt(self, connection: RestrictedConnection) -> None:
         """Write through this connection, whose schema is up to date."""
         self._transaction = Transaction(
-            connection, self._orphan_grace_ms, self.system.random_hex, self._hook
+            connection, self._orphan_grace_ms, self.system.random_hex, self._hook, self.holder
         )
 
     def started(self) -> None:
@@ -106,6 +111,9 @@ class Database:
         transaction, self._transaction = self._transaction, None
         if transaction is not None:
             connections.disconnect(transaction.connection)
+
+    holder = ""
+    """Begins the tokens of all locks that are taken through this handle."""
 
     has_readers = False
     """True: reading threads use ``connect_reader``. False: the writer reads too."""
@@ -149,6 +157,32 @@ class Database:
         known.__cause__ = error
         return known
 
+    # --- other processes
+
+    def listen(
+        self, loop: asyncio.AbstractEventLoop, heard: Callable[[Sequence[int]], None]
+    ) -> None:
+        """Call ``heard`` on the loop with topics that other processes have changed."""
+
+    def want(self, topic: int) -> None:
+        """Let other processes know that this one waits for a topic."""
+
+    def release(self, topic: int) -> None:
+        """End one ``want``."""
+
+    def tell_others(self, delivery: Delivery) -> None:
+        """Wake other processes that wait for what was committed."""
+
+    def take_dead(self) -> Sequence[str]:
+        """Return the holders whose process has died; each is returned once."""
+        return ()
+
+    def forget_dead(self, holder: str) -> None:
+        """Call when everything that a dead holder had is released."""
+
+    def disown(self) -> None:
+        """In a forked child: let go of what belongs to the parent."""
+
     # --- between commits, in a thread of the writer
 
     def watch(self, *, is_watching: bool) -> None:
@@ -185,6 +219,8 @@ class FileDatabase(Database):
         self._wal = WalCheckpointPolicy(durability)
         self._identity = guards.FileIdentity(path, system.file_time_ns)
         self._busy_handler = BusyHandler(system)
+        self.holder = system.random_hex(8)
+        self._peers = Peers(path, self.holder)
         self._data_version = 0
         self._is_watching = False
         self._watch_seconds = WATCH_SECONDS[0]
@@ -245,6 +281,7 @@ class FileDatabase(Database):
 
     def stopped(self) -> None:
         guards.allow(self._file)
+        self._peers.close()
 
     def close(self) -> None:
         self._checkpoint(apsw.SQLITE_CHECKPOINT_TRUNCATE)
@@ -299,12 +336,44 @@ class FileDatabase(Database):
         """Drop the connection: after an I/O error everything is read from the file again."""
         super().close()
 
+    # --- other processes
+
+    def listen(
+        self, loop: asyncio.AbstractEventLoop, heard: Callable[[Sequence[int]], None]
+    ) -> None:
+        self._peers.listen(loop, heard)
+
+    def want(self, topic: int) -> None:
+        self._peers.want(topic)
+
+    def release(self, topic: int) -> None:
+        self._peers.release(topic)
+
+    def tell_others(self, delivery: Delivery) -> None:
+        self._peers.tell(
+            turns=delivery.turns_changed,
+            work=delivery.work_changed,
+            instance_ids=delivery.changed_instances,
+            now=self.system.monotonic(),
+        )
+
+    def take_dead(self) -> Sequence[str]:
+        return self._peers.take_dead(self.system.monotonic())
+
+    def forget_dead(self, holder: str) -> None:
+        self._peers.remove(holder)
+
+    def disown(self) -> None:
+        self._peers.disown()
+
     # --- between commits
 
     def watch(self, *, is_watching: bool) -> None:
         self._is_watching = is_watching
 
     def idle_seconds(self) -> float | None:
+        if self._is_watching and self._peers.is_listening:
+            return WATCH_BESIDE_PEERS_SECONDS * self.system.uniform(0.8, 1.2)
         if self._is_watching:
             return self._watch_seconds * self.system.uniform(0.8, 1.2)
         return IDLE_SECONDS_TO_CHECKPOINT * 1.1 if self._wal.pages else None

@@ -11,7 +11,7 @@ from perdure.limits import ORPHAN_GRACE_SECONDS
 from perdure.providers.capabilities import Capabilities
 from perdure.providers.contract import Provider
 from perdure.providers.records import EnqueueCondition, TagFilter
-from perdure.providers.sqlite import reading
+from perdure.providers.sqlite import peers, reading
 from perdure.providers.sqlite.admin import SqliteAdmin
 from perdure.providers.sqlite.commit import ACK_TURN, APPEND_EVENTS, START_INSTANCE
 from perdure.providers.sqlite.database import FileDatabase
@@ -90,6 +90,9 @@ class EngineProvider(Provider):
     def _require_open(self, operation: str) -> None:
         self._store.require_open(operation)
 
+    def new_lock_token(self) -> str:
+        return self._store.database.holder + super().new_lock_token()
+
     # --- turns
 
     def _fetch_orchestration_item(
@@ -99,6 +102,7 @@ class EngineProvider(Provider):
         filter: OrchestrationFilter | None,  # noqa: A002
         owner: str | None,
     ) -> asyncio.Future[FetchedOrchestration | None]:
+        self._store.expect(peers.TURNS)
         return self._store.write(
             FETCH_TURN,
             lock_timeout_ms,
@@ -177,6 +181,7 @@ class EngineProvider(Provider):
         tags: TagFilter,
         activities: frozenset[str] | None,
     ) -> asyncio.Future[FetchedWork | None]:
+        self._store.expect(peers.WORK)
         return self._store.write(
             FETCH_WORK,
             lock_timeout_ms,
@@ -195,6 +200,7 @@ class EngineProvider(Provider):
         tags: TagFilter,
         activities: frozenset[str] | None,
     ) -> list[FetchedWork]:
+        self._store.expect(peers.WORK)
         found: list[FetchedWork] | None = await self._store.write(
             FETCH_WORK_ITEMS,
             limit,

@@ -148,8 +148,8 @@ def register_worker(tx: Transaction, worker: WorkerInfo, ttl_ms: int) -> None:
         return
     record = msgspec.json.encode(msgspec.structs.replace(worker, seen_at_ms=tx.now)).decode()
     tx.execute(
-        "INSERT OR REPLACE INTO workers VALUES (?, ?, ?)",
-        (worker.worker_id, record, tx.now + ttl_ms),
+        "INSERT OR REPLACE INTO workers VALUES (?, ?, ?, ?)",
+        (worker.worker_id, record, tx.now + ttl_ms, tx.holder),
     )
 
 

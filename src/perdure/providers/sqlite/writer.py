@@ -26,6 +26,9 @@ QUICK_COMMITS_MIN: Final = 3
 """After this many consecutive commits under 2 ms, commit on the event loop."""
 
 
+LOOK_FOR_DEAD_SECONDS: Final = 0.2
+
+
 class Writer(Protocol):
     """Runs operations on the one connection that writes. Called from the event loop."""
 
@@ -119,6 +122,7 @@ class ThreadWriter:
         self._queue: queue.SimpleQueue[list[Entry]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._last_commit = 0.0
+        self._look_at = 0.0
         self._is_asleep = False
         """The thread waits without looking at the clock."""
         self._is_stopping = False
@@ -147,6 +151,7 @@ class ThreadWriter:
             if not committer.commit_at_once(entry, delivery):
                 return False
             self._last_commit = self._system.monotonic()
+            database.tell_others(delivery)
         needs_thread = self._is_asleep and database.idle_seconds() is not None
         if needs_thread or database.is_upkeep_due(is_waited_for=False):
             self._queue.put([])  # only the thread does what may wait for the disk
@@ -173,6 +178,7 @@ class ThreadWriter:
                 with self._writing:
                     self._committer.commit(entries, delivery)
                     self._last_commit = self._system.monotonic()
+                    self._database.tell_others(delivery)
                 # Little may follow here: the loop wakes up now and needs the interpreter.
                 self._deliver(delivery)
                 self._keep_up()
@@ -181,6 +187,7 @@ class ThreadWriter:
             else:
                 self._keep_up()
                 self._use_idle_time()
+            self._look_for_dead()
         with self._writing:
             self._database.close()
 
@@ -209,3 +216,13 @@ class ThreadWriter:
             has_others = self._database.use_idle_time(self._system.monotonic() - self._last_commit)
         if has_others:
             self._deliver(Delivery(foreign=True))
+
+    def _look_for_dead(self) -> None:
+        now = self._system.monotonic()
+        if now < self._look_at:
+            return
+        self._look_at = now + LOOK_FOR_DEAD_SECONDS
+        with self._writing:
+            dead = self._database.take_dead()
+        if dead:
+            self._deliver(Delivery(dead_holders=dead))
