@@ -170,9 +170,8 @@ class Peers:
             topics.append(TURNS)
         if work:
             topics.append(WORK)
-        for peer in list(self._known.values()):
-            if not peer.tell(topics):
-                self._drop(peer)
+        for peer in self._known.values():
+            peer.tell(topics)
 
     def take_dead(self, now: float) -> list[str]:
         """Return the identities of processes that have died; each is returned once.
@@ -183,7 +182,10 @@ class Peers:
         if now >= self._check_at:
             self._check_at = now + CHECK_SECONDS
             for peer in [each for each in self._known.values() if each.is_dead()]:
-                self._drop(peer)
+                del self._known[peer.name]
+                peer.close()
+                self._ignored.add(peer.name)
+                self._dead.append(peer.name)
         dead, self._dead = self._dead, []
         return dead
 
@@ -197,7 +199,7 @@ class Peers:
         """Find new peers, and forget those that are gone."""
         self._scan_at = now + RESCAN_SECONDS
         try:
-            names = {
+            names: set[str] = {
                 name.removesuffix(_BOARD)
                 for name in os.listdir(self.directory)  # noqa: PTH208 - at many commits
                 if name.endswith(_BOARD)
@@ -219,14 +221,6 @@ class Peers:
         except OSError as error:
             self._ignored.add(name)
             _log.debug("%s in %s is not a peer: %s", name, self.directory, error)
-
-    def _drop(self, peer: _Peer) -> None:
-        """Forget a peer that is dead or cannot be written to."""
-        del self._known[peer.name]
-        self._ignored.add(peer.name)
-        if peer.is_dead():
-            self._dead.append(peer.name)
-        peer.close()
 
 
 _TRIES: Final = 5
@@ -359,11 +353,12 @@ class _Peer:
             if self.is_dead():
                 raise _Stale
             self._board = mmap.mmap(self._descriptor, BOARD_BYTES, access=mmap.ACCESS_READ)
-            flags = os.O_WRONLY | os.O_NONBLOCK
-            self._pipe = _open_own(directory / f"{name}{_PIPE}", flags, stat.S_ISFIFO)
         except BaseException:
             self.close()
             raise
+        # Without a pipe it cannot be woken; that it has died is still seen by its board.
+        with suppress(OSError):
+            self._pipe = _open_own(directory / f"{name}{_PIPE}", os.O_WRONLY, stat.S_ISFIFO)
 
     def is_dead(self) -> bool:
         """Return whether no process holds the lock of the board."""
@@ -374,29 +369,30 @@ class _Peer:
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         return True
 
-    def tell(self, topics: Sequence[int]) -> bool:
-        """Write the topics that it waits for to its pipe; False if it does not read any more."""
+    def tell(self, topics: Sequence[int]) -> None:
+        """Write the topics that it waits for to its pipe."""
         board = self._board
         assert board is not None
         wanted = [topic for topic in topics if board[topic >> 3 & _BYTE_MASK] & (1 << (topic & 7))]
-        if not wanted:
-            return True
         if len(wanted) > TOPICS_PER_WRITE_MAX:
             wanted = [EVERYTHING]
-        return self._write(wanted)
+        if wanted:
+            self._write(wanted)
 
     def greet(self) -> None:
         """Let it look for new peers at its next commit."""
         self._write([_GREETING])
 
-    def _write(self, wanted: Sequence[int]) -> bool:
+    def _write(self, topics: Sequence[int]) -> None:
+        if self._pipe < 0:
+            return
         try:
-            os.write(self._pipe, struct.pack(f"={len(wanted)}I", *wanted))
+            os.write(self._pipe, struct.pack(f"={len(topics)}I", *topics))
         except BlockingIOError:
             pass  # full: it has enough to read, and will take that for everything
-        except OSError:
-            return False
-        return True
+        except OSError:  # it does not read any more
+            os.close(self._pipe)
+            self._pipe = -1
 
     def close(self) -> None:
         if self._board is not None:
