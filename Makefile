@@ -65,6 +65,7 @@ format: $(STAMP) ## format the sources
 
 bench: $(STAMP) ## measure perdure on its stores, some minutes
 	@$(BIN)/python -m benchmarks.run
+	@$(BIN)/python -m benchmarks.processes
 
 bench-peers: $(STAMP) ## measure perdure beside other engines, sets them up on first use
 	@$(BIN)/python -m benchmarks.run --peers --postgres --chart docs/assets/benchmarks.svg

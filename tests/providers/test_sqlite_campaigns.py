@@ -46,6 +46,12 @@ def test_eight_processes_share_a_file_without_an_error():
     assert "0 errors, 0 lost, 0 doubled, 0 stuck" in said
 
 
+def test_workers_take_over_from_killed_ones_and_never_from_live_ones():
+    said = run_campaign("sqlite_peers", "--kills", "8", "--seed", "3")
+
+    assert "0 lost, 0 doubled, 0 stuck, 0 locks taken from live processes" in said
+
+
 @pytest.fixture
 def finished(tmp_path):
     """A store with three finished chains, and the ledger of what it acknowledged."""

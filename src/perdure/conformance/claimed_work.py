@@ -47,12 +47,25 @@ def claimed(activity_id: int) -> WorkerMessage:
 @checks
 class TestClaimedWork:
     verbs = (
+        "new_lock_token",
         "ack_orchestration_item",
         "fetch_work_item",
         "ack_work_item",
         "renew_work_item_lock",
         "abandon_work_item",
     )
+
+    async def test_tokens_of_the_provider_are_unique_and_can_be_claimed_with(
+        self, store: Store
+    ) -> None:
+        tokens = [store.provider.new_lock_token() for _ in range(1_000)]
+        claim = Claim(lock_token=tokens[0], lock_timeout_ms=LOCK_MS)
+        await create(store, "a", worker_items=(activity("a", 1, 2, claim=claim),))
+
+        await store.provider.ack_work_item(tokens[0], completion("a"))
+
+        assert len(set(tokens)) == len(tokens)
+        assert bodies(await take(store, "a")) == [completion("a").body]
 
     async def test_a_claimed_item_is_its_runtime_s_alone_until_expiry(self, store: Store) -> None:
         await create(store, "a", worker_items=(claimed(2),))

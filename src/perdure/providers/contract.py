@@ -73,6 +73,13 @@ class Provider(ABC):
         """
         return None
 
+    def new_lock_token(self) -> str:
+        """Return a token for a lock that the caller takes: unguessable and unique.
+
+        A store may begin it with a mark of this handle, to find the locks of a process that died.
+        """
+        return rules.new_lock_token()
+
     # --- life of the handle
 
     @abstractmethod

@@ -26,7 +26,6 @@ from perdure.model import wire, work
 from perdure.model.envelopes import activity_envelope, envelope
 from perdure.model.failures import Category, Failure
 from perdure.providers.records import Claim, SessionFetch
-from perdure.providers.rules import new_lock_token
 from perdure.runtime.attempts import (
     ActivityTasks,
     Attempts,
@@ -192,7 +191,7 @@ class ActivityDispatcher:
         ):
             return None
         self._free_slots -= 1
-        return Claim(lock_token=new_lock_token(), lock_timeout_ms=self._lock_ms)
+        return Claim(lock_token=self._provider.new_lock_token(), lock_timeout_ms=self._lock_ms)
 
     def release_slot(self) -> None:
         """Free a slot: of an activity that has ended, or of a claim that was not committed."""

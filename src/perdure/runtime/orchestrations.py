@@ -19,7 +19,6 @@ from perdure.ids import new_id
 from perdure.model.envelopes import envelope
 from perdure.model.failures import Block, BlockReason
 from perdure.providers.records import FetchedOrchestration, OrchestrationFilter, VersionRange
-from perdure.providers.rules import new_lock_token
 from perdure.runtime.commit_builder import FRAMEWORK_VERSION
 from perdure.runtime.instances import (
     Arrival,
@@ -286,7 +285,9 @@ class OrchestrationDispatcher:
             self._unregistered.check_orchestration(item.name, item.version)
             self._turns.answer_start(pending)
             return
-        live = LiveInstance(new_lock_token(), execution, envelope(item), pending.ended)
+        live = LiveInstance(
+            self._provider.new_lock_token(), execution, envelope(item), pending.ended
+        )
         self._live.add(live)
         live.busy = True
         self._turns.run(live, [Arrival(item)], pending)

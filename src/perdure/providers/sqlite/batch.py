@@ -101,15 +101,24 @@ Outcome: TypeAlias = tuple[Entry, Any, BaseException | None]
 class Delivery:
     """The outcomes of one commit, or of a look at the file, for the event loop."""
 
-    __slots__ = ("changed_instances", "foreign", "outcomes", "turns_changed", "work_changed")
+    __slots__ = (
+        "changed_instances",
+        "dead_holders",
+        "foreign",
+        "outcomes",
+        "turns_changed",
+        "work_changed",
+    )
 
-    def __init__(self, *, foreign: bool = False) -> None:
+    def __init__(self, *, foreign: bool = False, dead_holders: Sequence[str] = ()) -> None:
         self.outcomes: list[Outcome] = []
         self.turns_changed = False
         self.work_changed = False
         self.changed_instances: list[str] = []
         self.foreign = foreign
         """Another process has written: anything may have changed."""
+        self.dead_holders = dead_holders
+        """Processes that have died; their locks can be released."""
 
 
 class PreconditionChanged(Exception):

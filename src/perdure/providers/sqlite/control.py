@@ -18,6 +18,7 @@ from perdure.providers.sqlite import (
     statements,
     turns,
 )
+from perdure.providers.sqlite.batch import Verb
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,6 +50,37 @@ _COMPLETED_AT: Final = """
 SELECT created_at, completed_at, parent_instance_id FROM instances
 WHERE instance_id = ? AND execution_id > 0
 """
+
+
+_HELD_INSTANCES: Final = """
+SELECT instance_id FROM instance_locks
+WHERE lock_token >= ?1 AND lock_token < ?2 AND locked_until > ?3
+"""
+_END_LOCK: Final = "UPDATE instance_locks SET locked_until = ? WHERE instance_id = ?"
+_END_WORK_LOCKS: Final = """
+UPDATE worker_queue SET locked_until = ?3, wake_at = ?3
+WHERE lock_token >= ?1 AND lock_token < ?2 AND locked_until > ?3
+"""
+_END_SESSIONS: Final = """
+UPDATE sessions SET locked_until = ?2
+WHERE owner_id IN (SELECT worker_id FROM workers WHERE holder = ?1) AND locked_until > ?2
+"""
+
+
+def release_holder(tx: Transaction, holder: str) -> None:
+    """Let every lock of a dead process end now. Its tokens begin with the holder."""
+    held = (holder, f"{holder}\x7f", tx.now)
+    for (instance_id,) in tx.rows(_HELD_INSTANCES, held):
+        tx.execute(_END_LOCK, (tx.now, instance_id))
+        readiness.refresh(tx, instance_id)
+    if tx.change(_END_WORK_LOCKS, held):
+        tx.work_changed = True
+    if tx.change(_END_SESSIONS, (holder, tx.now)):
+        tx.work_changed = True
+    tx.change("DELETE FROM workers WHERE holder = ?", (holder,))
+
+
+RELEASE_HOLDER: Final = Verb("release_holder", release_holder)
 
 
 def suspend(tx: Transaction, instance_id: str) -> None:
@@ -181,8 +213,8 @@ def register_worker(tx: Transaction, worker: WorkerInfo, ttl_ms: int) -> None:
         return
     record = msgspec.json.encode(msgspec.structs.replace(worker, seen_at_ms=tx.now)).decode()
     tx.execute(
-        "INSERT OR REPLACE INTO workers VALUES (?, ?, ?)",
-        (worker.worker_id, record, tx.now + ttl_ms),
+        "INSERT OR REPLACE INTO workers VALUES (?, ?, ?, ?)",
+        (worker.worker_id, record, tx.now + ttl_ms, tx.holder),
     )
 
 

@@ -29,6 +29,7 @@ from perdure.providers import rules
 from perdure.providers.sqlite import connection as connections
 from perdure.providers.sqlite import guards, readiness
 from perdure.providers.sqlite.connection import BusyHandler
+from perdure.providers.sqlite.peers import Peers
 from perdure.providers.sqlite.transaction import Transaction
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
     from perdure.clock import Clock
     from perdure.providers.migrate import Migration
+    from perdure.providers.sqlite.batch import Delivery
     from perdure.providers.sqlite.connection import Durability, RestrictedConnection
     from perdure.providers.sqlite.transaction import CommitHook
 
@@ -50,6 +52,8 @@ WATCH_SECONDS: Final = (0.015, 0.06)
 
 In a virtual machine a look takes 0.25 ms of a processor, most of it to wake the thread up.
 """
+WATCH_BESIDE_PEERS_SECONDS: Final = 0.25
+"""The same while other processes can wake this one: then a look is only the safety net."""
 
 PAGES_TO_CHECKPOINT: Final = 8_000
 """32 MiB: the pause of a copy stays short, and a page that changes often is copied once."""
@@ -153,7 +157,7 @@ class Database:
     def adopt(self, connection: RestrictedConnection) -> None:
         """Write through this connection, whose schema is up to date."""
         self.transaction = self.transaction_type(
-            connection, self._orphan_grace_ms, self.system.random_hex, self._hook
+            connection, self._orphan_grace_ms, self.system.random_hex, self._hook, self.holder
         )
 
     def rebuild_readiness(self) -> None:
@@ -180,6 +184,9 @@ class Database:
 
     transaction_type: type[Transaction] = Transaction
     """A store that keeps the texts of events elsewhere has a subclass with its own ``events``."""
+
+    holder = ""
+    """Begins the tokens of all locks that are taken through this handle."""
 
     has_readers = False
     """True: reading threads use ``connect_reader``. False: the writer reads too."""
@@ -215,6 +222,32 @@ class Database:
         known.__cause__ = error
         return known
 
+    # --- other processes
+
+    def listen(
+        self, loop: asyncio.AbstractEventLoop, heard: Callable[[Sequence[int]], None]
+    ) -> None:
+        """Call ``heard`` on the loop with topics that other processes have changed."""
+
+    def want(self, topic: int) -> None:
+        """Let other processes know that this one waits for a topic."""
+
+    def release(self, topic: int) -> None:
+        """End one ``want``."""
+
+    def tell_others(self, delivery: Delivery) -> None:
+        """Wake other processes that wait for what was committed."""
+
+    def take_dead(self) -> Sequence[str]:
+        """Return the holders whose process has died; each is returned once."""
+        return ()
+
+    def forget_dead(self, holder: str) -> None:
+        """Call when everything that a dead holder had is released."""
+
+    def disown(self) -> None:
+        """In a forked child: let go of what belongs to the parent."""
+
     # --- between commits, in a thread of the writer
 
     def idle_seconds(self) -> float | None:
@@ -246,6 +279,8 @@ class FileDatabase(Database):
         self.durability: Durability = durability
         self._file: guards.File = None
         self._identity = FileIdentity(path, system.file_time_ns)
+        self.holder = system.random_hex(8)
+        self._peers = Peers(path, self.holder)
         self._data_version = 0
         self._watch_seconds = WATCH_SECONDS[0]
         self._log_pages = 0
@@ -310,6 +345,7 @@ class FileDatabase(Database):
 
     def stopped(self) -> None:
         guards.allow(self._file)
+        self._peers.close()
 
     def close(self) -> None:
         self._checkpoint(apsw.SQLITE_CHECKPOINT_TRUNCATE)
@@ -361,9 +397,41 @@ class FileDatabase(Database):
         """Drop the connection: after an I/O error everything is read from the file again."""
         super().close()
 
+    # --- other processes
+
+    def listen(
+        self, loop: asyncio.AbstractEventLoop, heard: Callable[[Sequence[int]], None]
+    ) -> None:
+        self._peers.listen(loop, heard)
+
+    def want(self, topic: int) -> None:
+        self._peers.want(topic)
+
+    def release(self, topic: int) -> None:
+        self._peers.release(topic)
+
+    def tell_others(self, delivery: Delivery) -> None:
+        self._peers.tell(
+            turns=delivery.turns_changed,
+            work=delivery.work_changed,
+            instance_ids=delivery.changed_instances,
+            now=self.system.monotonic(),
+        )
+
+    def take_dead(self) -> Sequence[str]:
+        return self._peers.take_dead(self.system.monotonic())
+
+    def forget_dead(self, holder: str) -> None:
+        self._peers.remove(holder)
+
+    def disown(self) -> None:
+        self._peers.disown()
+
     # --- between commits
 
     def idle_seconds(self) -> float | None:
+        if self.is_watching and self._peers.is_listening:
+            return WATCH_BESIDE_PEERS_SECONDS * self.system.uniform(0.8, 1.2)
         if self.is_watching:
             return self._watch_seconds * self.system.uniform(0.8, 1.2)
         return IDLE_SECONDS_TO_CHECKPOINT * 1.1 if self._log_pages else None

@@ -10,7 +10,7 @@ from perdure.errors import InvalidValue
 from perdure.limits import ORPHAN_GRACE_SECONDS
 from perdure.providers.contract import Provider
 from perdure.providers.records import Capabilities, EnqueueCondition, TagFilter
-from perdure.providers.sqlite import reading
+from perdure.providers.sqlite import peers, reading
 from perdure.providers.sqlite.admin import SqliteAdmin
 from perdure.providers.sqlite.batch import Verb
 from perdure.providers.sqlite.commit import ACK_TURN, APPEND_EVENTS, START_INSTANCE
@@ -86,6 +86,9 @@ class EngineProvider(Provider):
         if not self._store.is_open:
             raise self._store.closed(operation)
 
+    def new_lock_token(self) -> str:
+        return self._store.database.holder + super().new_lock_token()
+
     # --- turns
 
     def _fetch_orchestration_item(
@@ -95,6 +98,7 @@ class EngineProvider(Provider):
         filter: OrchestrationFilter | None,  # noqa: A002
         owner: str | None,
     ) -> asyncio.Future[FetchedOrchestration | None]:
+        self._store.expect(peers.TURNS)
         poll = self._poll(self._store.signals.turns, poll_timeout_ms)
         return self._store.write(FETCH_TURN, lock_timeout_ms, filter, owner, poll=poll)
 
@@ -140,6 +144,7 @@ class EngineProvider(Provider):
         tags: TagFilter,
         activities: frozenset[str] | None,
     ) -> list[FetchedWork]:
+        self._store.expect(peers.WORK)
         found: list[FetchedWork] | None = await self._store.write(
             FETCH_WORK_ITEMS,
             limit,

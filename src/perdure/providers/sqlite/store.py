@@ -19,13 +19,15 @@ import asyncio
 import logging
 import os
 import weakref
+from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from perdure.errors import StoreClosed
 from perdure.providers.records import FetchedOrchestration, FetchedWork
-from perdure.providers.sqlite import guards
+from perdure.providers.sqlite import guards, peers
 from perdure.providers.sqlite.batch import Delivery, Entry
+from perdure.providers.sqlite.control import RELEASE_HOLDER
 from perdure.providers.sqlite.readiness import NoWork
 from perdure.providers.sqlite.turns import GIVE_BACK_TURN
 from perdure.providers.sqlite.work import ABANDON_WORK
@@ -39,7 +41,7 @@ from perdure.providers.sqlite.writer import (
 from perdure.providers.waiting import ChangeHub, Signal, Watch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from types import TracebackType
     from typing import Self
 
@@ -95,6 +97,10 @@ class Store:
         self._slow: Reader | Writer | None = None
         self._accepted: list[Entry] = []
         self._watchers = 0
+        self._expected: set[int] = set()
+        """Topics that this process waits for until it closes the store."""
+        self._topics: dict[int, list[str]] = {}
+        """Watched instances, by the topic under which other processes tell of them."""
         self._is_lone = False
         """The last commit held one operation, so commit the next one inline."""
         self._under_way: set[Entry] = set()
@@ -129,6 +135,7 @@ class Store:
         self._writer.start()
         self.is_open = True
         database.started()
+        self._release_dead(database.take_dead())
 
     def _start_reader(self, name: str) -> Reader:
         reader = Reader(self.database, self._deliver_soon, name)
@@ -312,6 +319,8 @@ class Store:
             signals.work.notify()
         if delivery.changed_instances:
             signals.changes.notify(delivery.changed_instances)
+        if delivery.dead_holders:
+            self._release_dead(delivery.dead_holders)
         for entry, value, error in delivery.outcomes:
             self._settle(entry, value, error)
 
@@ -381,13 +390,71 @@ class Store:
         """Notice commits of other processes while the number of watchers is not 0."""
         before, self._watchers = self._watchers, self._watchers + count
         if self._writer is not None and bool(before) != bool(self._watchers):
+            if self._watchers:
+                self._listen()
             self._writer.watch(is_watching=bool(self._watchers))
+
+    # --- other processes
+
+    def _listen(self) -> None:
+        assert self._loop is not None
+        self.database.listen(self._loop, self._hear_others)
+
+    def expect(self, topic: int) -> None:
+        """Let others wake the fetches of this process from now on. Call it before a fetch.
+
+        Also lets others see when this process has died: only a process that fetches takes locks.
+        """
+        if topic not in self._expected and self.is_open:
+            self._expected.add(topic)
+            self._listen()
+            self.database.want(topic)
+
+    def _release_dead(self, holders: Sequence[str]) -> None:
+        """Release everything that dead processes held, then forget them."""
+        for holder in holders:
+            if self.is_open:
+                released = self.write(RELEASE_HOLDER, holder)
+                released.add_done_callback(partial(self._forget_dead, holder))
+
+    def _forget_dead(self, holder: str, released: asyncio.Future[Any]) -> None:
+        _note_failure(released)
+        if not released.cancelled() and released.exception() is None:
+            self.database.forget_dead(holder)
+
+    def want_changes(self, instance_id: str) -> None:
+        """Let others wake this process when an instance has changed."""
+        topic = peers.topic_of(instance_id)
+        self._topics.setdefault(topic, []).append(instance_id)
+        self.database.want(topic)
+
+    def release_changes(self, instance_id: str) -> None:
+        """End one ``want_changes``."""
+        topic = peers.topic_of(instance_id)
+        watched = self._topics[topic]
+        watched.remove(instance_id)
+        if not watched:
+            del self._topics[topic]
+        self.database.release(topic)
+
+    def _hear_others(self, topics: Sequence[int]) -> None:
+        """Called on the event loop when another process has committed."""
+        for topic in topics:
+            if topic == peers.EVERYTHING:
+                self.signals.notify_all()
+            elif topic == peers.TURNS:
+                self.signals.turns.notify()
+            elif topic == peers.WORK:
+                self.signals.work.notify()
+            else:
+                self.signals.changes.notify(set(self._topics.get(topic, ())))
 
     # --- forking
 
     def disown(self) -> None:
         """In a forked child: the threads and the file's locks stayed with the parent."""
         self.is_open = False
+        self.database.disown()
 
 
 class _StoreWatch(Watch):
@@ -399,6 +466,7 @@ class _StoreWatch(Watch):
 
     def __enter__(self) -> Self:
         self._store.add_watcher(1)
+        self._store.want_changes(self._instance_id)
         return super().__enter__()
 
     def __exit__(
@@ -408,6 +476,7 @@ class _StoreWatch(Watch):
         traceback: TracebackType | None,
     ) -> None:
         super().__exit__(exc_type, exc, traceback)
+        self._store.release_changes(self._instance_id)
         self._store.add_watcher(-1)
 
 
@@ -444,7 +513,7 @@ def _raise(error: BaseException) -> None:
 
 def _note_failure(given: asyncio.Future[Any]) -> None:
     if not given.cancelled() and (error := given.exception()) is not None:
-        _log.debug("the lock of a cancelled fetch could not be released: %s", error)
+        _log.debug("a lock could not be released: %s", error)
 
 
 _open_stores: weakref.WeakSet[Store] = weakref.WeakSet()

@@ -113,6 +113,7 @@ class Transaction(Snapshot):
         "_write",
         "changed_instances",
         "execute_many",
+        "holder",
         "orphan_grace_ms",
         "turns_awake",
         "turns_changed",
@@ -126,11 +127,14 @@ class Transaction(Snapshot):
         orphan_grace_ms: int,
         random_hex: Callable[[int], str],
         hook: CommitHook | None = None,
+        holder: str = "",
     ) -> None:
         super().__init__(connection)
         self.orphan_grace_ms = orphan_grace_ms
         self._random_hex = random_hex
         self._hook = hook
+        self.holder = holder
+        """Begins the tokens of all locks that are taken through this handle."""
         self.execute_many: Callable[..., apsw.Cursor] = connection.executemany
         # For statements without rows: a cursor for each of them costs as much as a small one.
         self._write: Callable[..., apsw.Cursor] = connection.cursor().execute
@@ -187,7 +191,7 @@ class Transaction(Snapshot):
     def new_lock_tokens(self, count: int) -> list[str]:
         tokens = _new_tokens(self._random_hex, self.now, self._tokens, count)
         self._tokens += count
-        return tokens
+        return [self.holder + token for token in tokens] if self.holder else tokens
 
     def change(self, sql: str, bindings: Sequence[Any]) -> int:
         """Run a statement without rows and return how many rows it touched."""

@@ -42,6 +42,9 @@ QUICK_COMMITS_MIN: Final = 3
 """After this many consecutive commits under 2 ms, commit on the event loop."""
 
 
+LOOK_FOR_DEAD_SECONDS: Final = 0.2
+
+
 class Writer:
     """Runs operations on the one connection that writes, where it is called: on the event loop.
 
@@ -257,6 +260,7 @@ class ThreadWriter(Writer):
         """Held while the connection is used."""
         self._queue: queue.SimpleQueue[list[Entry]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._look_at = 0.0
         self._is_asleep = False
         """The thread waits without looking at the clock."""
         self._is_stopping = False
@@ -284,6 +288,7 @@ class ThreadWriter(Writer):
         with self._writing:
             if not super().commit_here(entry, delivery):
                 return False
+            database.tell_others(delivery)
         needs_thread = self._is_asleep and database.idle_seconds() is not None
         if needs_thread or database.is_upkeep_due(is_waited_for=False):
             self._queue.put([])  # only the thread does what may wait for the disk
@@ -309,6 +314,7 @@ class ThreadWriter(Writer):
                 delivery = Delivery()
                 with self._writing:
                     self._commit(entries, delivery)
+                    self._database.tell_others(delivery)
                 # Little may follow here: the loop wakes up now and needs the interpreter.
                 self._deliver(delivery)
                 self._keep_up()
@@ -317,6 +323,7 @@ class ThreadWriter(Writer):
             else:
                 self._keep_up()
                 self._use_idle_time()
+            self._look_for_dead()
         with self._writing:
             self._database.close()
 
@@ -345,6 +352,16 @@ class ThreadWriter(Writer):
             has_others = self._database.use_idle_time(self._monotonic() - self._last_commit)
         if has_others:
             self._deliver(Delivery(foreign=True))
+
+    def _look_for_dead(self) -> None:
+        now = self._monotonic()
+        if now < self._look_at:
+            return
+        self._look_at = now + LOOK_FOR_DEAD_SECONDS
+        with self._writing:
+            dead = self._database.take_dead()
+        if dead:
+            self._deliver(Delivery(dead_holders=dead))
 
 
 class Reader:

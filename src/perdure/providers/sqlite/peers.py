@@ -1,0 +1,434 @@
+"""Wake-up across processes: the processes that have one file open tell each other of commits.
+
+Beside the store lies a directory (``shop.db-peers``). Each process that waits has two files in it:
+
+- a board: 4 KiB of shared memory, one bit for each topic that the process waits for. The process
+  holds a lock (flock) on it as long as it lives, so others can tell a dead process from a live one;
+- a pipe (FIFO): the process reads from it the topics that have changed.
+
+A topic is a number: waiting for turns, waiting for work, or the checksum of an instance id. After a
+commit the writing process looks at the boards of the others and writes to the pipes of those that
+wait for one of the changed topics. A process that waits for something else is not woken.
+
+Nothing depends on it: every waiting process also polls the file, more slowly. A pipe that is full,
+stale, missing or not ours costs at most the time until the next poll.
+
+The same lock tells when a process has died: its identity begins every lock token that it has taken,
+so its locks can be released at once. The kernel releases the lock with the last descriptor of the
+board, however the process ends; ids of processes, which are used again and differ between
+containers, play no part.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import mmap
+import os
+import stat
+import struct
+import sys
+import zlib
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Iterable, Sequence
+
+if sys.platform != "win32":  # which has neither pipes with names nor these locks
+    import fcntl
+
+_log = logging.getLogger("perdure.sqlite")
+
+EVERYTHING: Final = 0
+"""Anything may have changed."""
+TURNS: Final = 1
+WORK: Final = 2
+_GREETING: Final = 3
+_FIRST_INSTANCE: Final = 4
+
+BOARD_BYTES: Final = 4096
+_BYTE_MASK: Final = BOARD_BYTES - 1
+_TOPIC_BYTES: Final = 4
+TOPICS_PER_WRITE_MAX: Final = 256
+"""1 KiB: a write to a pipe is not mixed with others up to 4 KiB."""
+_PIPE_BYTES: Final = 64 * 1024
+_FULL_BYTES: Final = _PIPE_BYTES - TOPICS_PER_WRITE_MAX * _TOPIC_BYTES
+"""If more than this was waiting to be read, a write may have found the pipe full."""
+RESCAN_SECONDS: Final = 0.05
+"""A process that commits looks for new peers at most this often."""
+CHECK_SECONDS: Final = 0.2
+"""Known peers are asked whether they live at most this often."""
+PACE_SECONDS: Final = 0.001
+"""After a wake-up the pipe is read again after this time, so that a burst wakes only now and then.
+"""
+
+
+def topic_of(instance_id: str) -> int:
+    """Return the topic of changes of an instance."""
+    return max(zlib.crc32(instance_id.encode(errors="surrogatepass")), _FIRST_INSTANCE)
+
+
+class Peers:
+    """The other processes of a store, and this one's board and pipe.
+
+    ``listen``, ``want``, ``release`` and ``close`` are called on the event loop; ``tell`` by the
+    one thread that commits at that moment.
+    """
+
+    is_supported: Final = sys.platform != "win32"
+
+    def __init__(self, store: Path, identity: str) -> None:
+        self.directory = Path(f"{os.path.realpath(store)}-peers")
+        self._identity = identity
+        self._own: _Own | None = None
+        self._known: dict[str, _Peer] = {}
+        self._ignored: set[str] = set()
+        """Identities that are not peers: dead ones, files of other users or of another form."""
+        self._dead: list[str] = []
+        self._scan_at = 0.0
+        self._check_at = 0.0
+
+    # --- this process
+
+    @property
+    def is_listening(self) -> bool:
+        return self._own is not None
+
+    def listen(
+        self, loop: asyncio.AbstractEventLoop, heard: Callable[[Sequence[int]], None]
+    ) -> None:
+        """Let ``heard`` be called with the topics that other processes tell of.
+
+        Where that is impossible, nothing is heard, and the caller's polling has to do.
+        """
+        if self._own is not None or not self.is_supported:
+            return
+        try:
+            self._own = _Own(self.directory, self._identity, loop, heard, self._expect_peers)
+        except (OSError, NotImplementedError) as error:
+            _log.info("other processes cannot wake this one: %s: %s", self.directory, error)
+            return
+        self._scan(0.0)
+        for peer in self._known.values():
+            peer.greet()
+
+    def _expect_peers(self) -> None:
+        """Look for new peers at the next commit: one that tells this process may wait for it."""
+        self._scan_at = 0.0
+
+    def want(self, topic: int) -> None:
+        """Show that this process waits for a topic. Call it before reading the store."""
+        if self._own is not None:
+            self._own.want(topic)
+
+    def release(self, topic: int) -> None:
+        """End one ``want``."""
+        if self._own is not None:
+            self._own.release(topic)
+
+    def close(self) -> None:
+        """Remove the files of this process, and forget the others."""
+        own, self._own = self._own, None
+        if own is not None:
+            own.close()
+        self._forget_all()
+        with suppress(OSError):  # others are there, or there is no directory
+            self.directory.rmdir()
+
+    def disown(self) -> None:
+        """In a forked child: let go of the parent's files without a trace."""
+        own, self._own = self._own, None
+        if own is not None:
+            own.disown()
+        self._forget_all()
+
+    def _forget_all(self) -> None:
+        for peer in self._known.values():
+            peer.close()
+        self._known.clear()
+        self._ignored.clear()
+        self._scan_at = 0.0
+
+    # --- the others
+
+    def tell(self, *, turns: bool, work: bool, instance_ids: Iterable[str], now: float) -> None:
+        """Wake the processes that wait for what a commit has changed. Never blocks.
+
+        ``now`` is the time by ``System.monotonic``.
+        """
+        # A process that listens is greeted by new peers; one that does not has to look each time.
+        if self._own is None or now >= self._scan_at:
+            self._scan(now)
+        if not self._known:
+            return
+        topics = [topic_of(each) for each in instance_ids]
+        if turns:
+            topics.append(TURNS)
+        if work:
+            topics.append(WORK)
+        for peer in self._known.values():
+            peer.tell(topics)
+
+    def take_dead(self, now: float) -> list[str]:
+        """Return the identities of processes that have died; each is returned once.
+
+        Call ``remove`` when everything that such a process held is released.
+        """
+        self._scan(now)
+        if now >= self._check_at:
+            self._check_at = now + CHECK_SECONDS
+            for peer in [each for each in self._known.values() if each.is_dead()]:
+                del self._known[peer.name]
+                peer.close()
+                self._ignored.add(peer.name)
+                self._dead.append(peer.name)
+        dead, self._dead = self._dead, []
+        return dead
+
+    def remove(self, identity: str) -> None:
+        """Remove the files of a dead process."""
+        for suffix in (_PIPE, _BOARD):
+            with suppress(OSError):
+                os.unlink(self.directory / f"{identity}{suffix}")  # noqa: PTH108
+
+    def _scan(self, now: float) -> None:
+        """Find new peers, and forget those that are gone."""
+        self._scan_at = now + RESCAN_SECONDS
+        try:
+            names: set[str] = {
+                name.removesuffix(_BOARD)
+                for name in os.listdir(self.directory)  # noqa: PTH208 - at many commits
+                if name.endswith(_BOARD)
+            }
+        except OSError:
+            names = set()
+        for name in self._known.keys() - names:
+            self._known.pop(name).close()
+        self._ignored &= names
+        for name in names - self._known.keys() - self._ignored - {self._identity}:
+            self._meet(name)
+
+    def _meet(self, name: str) -> None:
+        try:
+            self._known[name] = _Peer(self.directory, name)
+        except _Stale:
+            self._ignored.add(name)
+            self._dead.append(name)
+        except OSError as error:
+            self._ignored.add(name)
+            _log.debug("%s in %s is not a peer: %s", name, self.directory, error)
+
+
+_TRIES: Final = 5
+_BOARD: Final = ".board"
+_PIPE: Final = ".pipe"
+
+
+class _Stale(OSError):
+    """The process of a board is dead."""
+
+
+class _Own:
+    """The board and the pipe of this process."""
+
+    def __init__(
+        self,
+        directory: Path,
+        identity: str,
+        loop: asyncio.AbstractEventLoop,
+        heard: Callable[[Sequence[int]], None],
+        expect_peers: Callable[[], None],
+    ) -> None:
+        self._loop = loop
+        self._heard = heard
+        self._expect_peers = expect_peers
+        self._wanted: Counter[int] = Counter()
+        self._bits: Counter[int] = Counter()
+        self._paths = [directory / f"{identity}{suffix}" for suffix in (_PIPE, _BOARD)]
+        pipe_path, board_path = self._paths
+        self._descriptors: list[int] = []
+        self._pace: asyncio.TimerHandle | None = None
+        _make_pipe(pipe_path)
+        try:
+            self._pipe = os.open(pipe_path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+            self._descriptors.append(self._pipe)
+            # A writer of its own: without one the pipe would be at its end, and always readable.
+            self._descriptors.append(os.open(pipe_path, os.O_WRONLY | os.O_NONBLOCK))
+            draft = board_path.with_suffix(".new")
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+            board = os.open(draft, flags, 0o600)
+            self._descriptors.append(board)
+            os.ftruncate(board, BOARD_BYTES)
+            fcntl.flock(board, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._board = mmap.mmap(board, BOARD_BYTES)
+            # The name comes last: under it, others find a whole board that is locked.
+            os.rename(draft, board_path)  # noqa: PTH104
+            loop.add_reader(self._pipe, self._read)
+        except BaseException:
+            self._close_descriptors()
+            self._unlink()
+            raise
+
+    def want(self, topic: int) -> None:
+        self._wanted[topic] += 1
+        if self._wanted[topic] == 1:
+            bit = topic & (BOARD_BYTES * 8 - 1)
+            self._bits[bit] += 1
+            self._board[bit >> 3] |= 1 << (bit & 7)
+
+    def release(self, topic: int) -> None:
+        self._wanted[topic] -= 1
+        if self._wanted[topic] <= 0:
+            del self._wanted[topic]
+            bit = topic & (BOARD_BYTES * 8 - 1)
+            self._bits[bit] -= 1
+            if self._bits[bit] <= 0:
+                del self._bits[bit]
+                self._board[bit >> 3] &= ~(1 << (bit & 7)) & 0xFF
+
+    def _read(self) -> None:
+        """Called by the event loop when the pipe has something."""
+        try:
+            data = os.read(self._pipe, _PIPE_BYTES)
+        except BlockingIOError:
+            return
+        self._expect_peers()
+        whole = len(data) // _TOPIC_BYTES
+        topics = set(struct.unpack_from(f"={whole}I", data))
+        if len(data) > _FULL_BYTES or EVERYTHING in topics:
+            self._heard([EVERYTHING])
+        else:
+            # Others see one bit for many topics: here it is decided which was meant.
+            wanted = [topic for topic in topics if topic in self._wanted]
+            if wanted:
+                self._heard(wanted)
+        self._loop.remove_reader(self._pipe)
+        self._pace = self._loop.call_later(PACE_SECONDS, self._read_on)
+
+    def _read_on(self) -> None:
+        self._pace = None
+        self._loop.add_reader(self._pipe, self._read)
+
+    def close(self) -> None:
+        if self._pace is not None:
+            self._pace.cancel()
+        if not self._loop.is_closed():
+            self._loop.remove_reader(self._pipe)
+        self._unlink()
+        self._board.close()
+        self._close_descriptors()
+
+    def disown(self) -> None:
+        """Close the descriptors of a forked child. The parent's lock and files stay."""
+        self._board.close()
+        self._close_descriptors()
+
+    def _unlink(self) -> None:
+        for path in self._paths:
+            path.unlink(missing_ok=True)
+        self._paths[1].with_suffix(".new").unlink(missing_ok=True)
+
+    def _close_descriptors(self) -> None:
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        self._descriptors.clear()
+
+
+class _Peer:
+    """Another process: what it waits for, and the way to wake it."""
+
+    def __init__(self, directory: Path, name: str) -> None:
+        self.name = name
+        self._board: mmap.mmap | None = None
+        # The map needs no descriptor; this one is for the lock.
+        self._descriptor = _open_own(directory / f"{name}{_BOARD}", os.O_RDONLY, stat.S_ISREG)
+        self._pipe = -1
+        try:
+            if os.fstat(self._descriptor).st_size != BOARD_BYTES:
+                raise OSError(errno.EINVAL, "a board has 4096 bytes")
+            if self.is_dead():
+                raise _Stale
+            self._board = mmap.mmap(self._descriptor, BOARD_BYTES, access=mmap.ACCESS_READ)
+        except BaseException:
+            self.close()
+            raise
+        # Without a pipe it cannot be woken; that it has died is still seen by its board.
+        with suppress(OSError):
+            self._pipe = _open_own(directory / f"{name}{_PIPE}", os.O_WRONLY, stat.S_ISFIFO)
+
+    def is_dead(self) -> bool:
+        """Return whether no process holds the lock of the board."""
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        return True
+
+    def tell(self, topics: Sequence[int]) -> None:
+        """Write the topics that it waits for to its pipe."""
+        board = self._board
+        assert board is not None
+        wanted = [topic for topic in topics if board[topic >> 3 & _BYTE_MASK] & (1 << (topic & 7))]
+        if len(wanted) > TOPICS_PER_WRITE_MAX:
+            wanted = [EVERYTHING]
+        if wanted:
+            self._write(wanted)
+
+    def greet(self) -> None:
+        """Let it look for new peers at its next commit."""
+        self._write([_GREETING])
+
+    def _write(self, topics: Sequence[int]) -> None:
+        if self._pipe < 0:
+            return
+        try:
+            os.write(self._pipe, struct.pack(f"={len(topics)}I", *topics))
+        except BlockingIOError:
+            pass  # full: it has enough to read, and will take that for everything
+        except OSError:  # it does not read any more
+            os.close(self._pipe)
+            self._pipe = -1
+
+    def close(self) -> None:
+        if self._board is not None:
+            self._board.close()
+        for descriptor in (self._descriptor, self._pipe):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._descriptor = self._pipe = -1
+
+
+def _make_pipe(path: Path) -> None:
+    """Make a pipe, and its directory if that is not there."""
+    for _ in range(_TRIES - 1):
+        with suppress(FileNotFoundError):  # the last other process has just removed the directory
+            _make_directory(path.parent)
+            os.mkfifo(path, 0o600)
+            return
+    _make_directory(path.parent)
+    os.mkfifo(path, 0o600)
+
+
+def _make_directory(directory: Path) -> None:
+    """Make the directory, or check that the one that is there is ours alone."""
+    with suppress(FileExistsError):
+        directory.mkdir(mode=0o700)
+    found = directory.lstat()
+    is_private = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o077
+    if not is_private or found.st_uid != os.geteuid():
+        raise PermissionError(errno.EPERM, "the directory is not private to this user")
+
+
+def _open_own(path: Path, flags: int, is_kind: Callable[[int], bool]) -> int:
+    """Open a file that belongs to this user alone, without following links or waiting."""
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+    found = os.fstat(descriptor)
+    if not is_kind(found.st_mode) or found.st_mode & 0o077 or found.st_uid != os.geteuid():
+        os.close(descriptor)
+        raise PermissionError(errno.EPERM, f"{path.name} is not a file of this user alone")
+    return descriptor
