@@ -5,12 +5,13 @@ Operations are sent as JSON, which msgspec writes faster than the driver writes 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from perdure.errors import DuplicateEvent
 from perdure.providers import rules
+from perdure.providers.postgres.statements import INSTANCE_COLUMNS
 from perdure.providers.records import (
     ActivityIdentity,
     Delivery,
@@ -73,7 +74,6 @@ SOME_ALIVE: Final = 1
 SOME_ABSENT: Final = 2
 
 _SEPARATOR: Final = "\x1f"
-_RecordT = TypeVar("_RecordT", bound=msgspec.Struct)
 
 
 # --- into the store
@@ -294,13 +294,9 @@ def kv_entries(rows: Iterable[Row]) -> dict[str, KvEntry]:
 
 
 def instance_info(row: Row) -> InstanceInfo:
-    return _of_columns(InstanceInfo, row)
+    return msgspec.convert(dict(zip(INSTANCE_COLUMNS, row, strict=True)), InstanceInfo)
 
 
 def execution_info(row: Row) -> ExecutionInfo:
-    return _of_columns(ExecutionInfo, row)
-
-
-def _of_columns(kind: type[_RecordT], row: Row) -> _RecordT:
-    """Return the record whose fields are the columns, in the same order."""
-    return msgspec.convert(dict(zip(kind.__struct_fields__, row, strict=True)), kind)
+    fields = zip(ExecutionInfo.__struct_fields__, row, strict=True)
+    return msgspec.convert(dict(fields), ExecutionInfo)

@@ -238,18 +238,32 @@ REMOVE_LANES: Final = """
 
 # --- instances that match a query: fixed pieces of SQL, chosen by the fields of the query
 
-_COLUMNS: Final[LiteralString] = """
-    SELECT i.instance_id, coalesce(i.name, 'unknown'), i.version,
-        coalesce(nullif(i.execution_id, 0), (
+INSTANCE_COLUMNS: Final[dict[str, LiteralString]] = {
+    "instance_id": "i.instance_id",
+    "name": "coalesce(i.name, 'unknown')",
+    "version": "i.version",
+    "execution_id": """coalesce(nullif(i.execution_id, 0), (
             SELECT max(h.execution_id) FROM {schema}.history h WHERE h.instance_id = i.instance_id
-        ), 1),
-        i.status, x.output, i.created_at, i.updated_at, i.completed_at, i.parent_instance_id,
-        i.custom_status, i.custom_status_version, l.block::json
-    FROM {schema}.instances i
-    LEFT JOIN {schema}.executions x
+        ), 1)""",
+    "status": "i.status",
+    "output": "x.output",
+    "created_at_ms": "i.created_at",
+    "updated_at_ms": "i.updated_at",
+    "completed_at_ms": "i.completed_at",
+    "parent_instance_id": "i.parent_instance_id",
+    "custom_status": "i.custom_status",
+    "custom_status_version": "i.custom_status_version",
+    "block": "l.block::json",
+}
+"""The columns of a listing, by the field of ``InstanceInfo``."""
+_SELECT: Final[LiteralString] = ", ".join(INSTANCE_COLUMNS.values())
+_COLUMNS: Final[LiteralString] = f"""
+    SELECT {_SELECT}
+    FROM {{schema}}.instances i
+    LEFT JOIN {{schema}}.executions x
         ON x.instance_id = i.instance_id AND x.execution_id = i.execution_id
-    LEFT JOIN {schema}.instance_locks l ON l.instance_id = i.instance_id
-"""
+    LEFT JOIN {{schema}}.instance_locks l ON l.instance_id = i.instance_id
+"""  # noqa: S608 - of constants
 _COUNT: Final[LiteralString] = "SELECT count(*) FROM {schema}.instances i"
 _ORDER: Final[LiteralString] = " ORDER BY i.created_at DESC, i.instance_id DESC LIMIT %(limit)s"
 
