@@ -16,9 +16,12 @@ from perdure import (
     uuid4,
     wait_for_event,
 )
+from perdure.clock import ManualClock
 from perdure.errors import Nondeterminism, OrchestrationTerminated, UsageError
 from perdure.model import wire
+from perdure.providers.sqlite.memory import InMemoryProvider
 from perdure.testing import Environment, Stuck, assert_crash_safe, assert_replays
+from perdure.testing.faults import intercept
 
 
 @activity
@@ -218,3 +221,16 @@ async def test_a_workflow_that_keeps_secrets_from_its_history_is_caught():
 def test_an_environment_on_a_store_with_threads_is_refused(tmp_path):
     with pytest.raises(UsageError, match="in memory, not sqlite"):
         Environment([], provider=SqliteProvider(tmp_path / "s.db"))
+
+
+def test_intercepting_leaves_alone_what_is_not_awaited():
+    async def make_the_call(_verb, call):
+        return await call()
+
+    clock = ManualClock()
+    inner = InMemoryProvider(clock=clock)
+    provider = intercept(inner, make_the_call)
+
+    assert isinstance(provider.new_lock_token(), str)
+    assert provider.clock() is inner.clock()
+    assert provider.name == inner.name

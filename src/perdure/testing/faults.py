@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 def intercept(inner: Provider, around: Around) -> Provider:
     """Return a provider whose every verb goes through ``around(verb, call)``.
 
-    ``around`` may make the call, skip it, repeat it, or fail before or after it. Properties and
-    ``watch`` are passed on as they are.
+    ``around`` may make the call, skip it, repeat it, or fail before or after it. Members that are not
+    awaited, such as ``clock`` and ``watch``, are passed on as they are.
     """
     members: dict[str, Any] = {verb: _passed_on(verb) for verb in _verbs()}
     kind: Any = type("InterceptedProvider", (WholeProvider,), members)
@@ -37,10 +37,16 @@ def _verbs() -> list[str]:
     ]
 
 
+def _is_awaited(verb: str) -> bool:
+    member = getattr(Provider, verb)
+    returned = str(member.__annotations__.get("return", ""))
+    return inspect.iscoroutinefunction(member) or returned.startswith("Awaitable")
+
+
 def _passed_on(verb: str) -> Any:
     if isinstance(getattr(Provider, verb), property):
         return property(attrgetter(f"inner.{verb}"))
-    if verb == "watch":
+    if not _is_awaited(verb):
 
         def pass_on(self: Any, *args: Any, **kwargs: Any) -> Any:
             return getattr(self.inner, verb)(*args, **kwargs)

@@ -157,7 +157,7 @@ DERIVED = {
     "prune_executions_bulk",
     "import_instance",
 }
-LIFE = {"name", "version", "capabilities", "clock", "open", "close", "admin"}
+LIFE = {"name", "version", "capabilities", "clock", "new_lock_token", "open", "close", "admin"}
 
 ALL = [(contract, verb) for contract, verbs in CALLS.items() for verb in verbs]
 WRONG = [
