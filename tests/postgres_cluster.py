@@ -174,10 +174,10 @@ class Node:
             if Path(first.exe()).name != "postgres":
                 return []  # a process that came later has the number of the dead one
             children = first.children(recursive=True)
-            if kind:
-                return [each for each in children if kind in " ".join(each.cmdline())]
         except (OSError, ValueError, IndexError, psutil.Error):
             return []
+        if kind:
+            return [child for child in children if kind in _title(child)]
         return [first, *children]
 
     # --- asking it
@@ -352,6 +352,12 @@ class Cluster:
         traceback: TracebackType | None,
     ) -> None:
         self.remove()
+
+
+def _title(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.Error):
+        return " ".join(process.cmdline())
+    return ""  # it has ended meanwhile
 
 
 def _is_running(process: psutil.Process) -> bool:

@@ -14,6 +14,8 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from perdure import Client, Runtime, RuntimeOptions, activity, orchestration, wait_for_event
 from perdure.conformance import factories
 from perdure.errors import LockLost, PerdureError, StoreBusy, WaitTimeout
@@ -558,8 +560,12 @@ def _kill_and_promote(cluster: Cluster) -> None:
 
 def hold_back(primary: Node) -> None:
     """Let the standby get nothing more."""
-    for process in primary.processes("walsender"):
+    senders = primary.processes("walsender")
+    assert senders, "no standby is attached"
+    for process in senders:
         process.suspend()
+    stopped = psutil.STATUS_STOPPED
+    await_that(lambda: all(each.status() == stopped for each in senders), "the senders stop")
 
 
 def _await_hanging_commit(primary: Node) -> None:

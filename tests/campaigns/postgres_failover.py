@@ -256,9 +256,10 @@ def standby_away(sizes: Sizes) -> Outcome:
         time.sleep(_SOON_SECONDS)
         end_hanging_commits(cluster.primary)
         time.sleep(sizes.away_seconds - _SOON_SECONDS)
+        back = time.monotonic()
         cluster.standby.start()
         round_.ledger.read()
-        for line in round_.ledger.acknowledged(away + 2):
+        for line in round_.ledger.acknowledged(away + 2, back):
             if line.what in WRITES:
                 text = f"{line.what} {line.instance_id} after {line.time - away:.1f} s"
                 outcome.findings.add("without standby", text)
