@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     )
     from perdure.model.status import Status
     from perdure.providers.contract import Provider
-    from perdure.providers.filesystem import FileSystemProvider
+    from perdure.providers.directory import FileSystemProvider
     from perdure.providers.postgres import PostgresProvider as PostgresProvider
     from perdure.providers.records import InstanceQuery, PruneOptions, TagFilter
     from perdure.providers.sqlite import SqliteProvider
@@ -103,7 +103,7 @@ _HOMES = {
     ),
     "perdure.model.status": ("Status",),
     "perdure.providers.contract": ("Provider",),
-    "perdure.providers.filesystem": ("FileSystemProvider",),
+    "perdure.providers.directory": ("FileSystemProvider",),
     "perdure.providers.records": ("InstanceQuery", "PruneOptions", "TagFilter"),
     "perdure.providers.sqlite.memory": ("InMemoryProvider",),
     "perdure.providers.postgres": ("PostgresProvider",),

@@ -23,7 +23,7 @@ from perdure import (
 )
 from perdure.client.moving import copy_store, decode_snapshot, encode_snapshot
 from perdure.model.status import Status
-from perdure.providers.filesystem import FileSystemProvider
+from perdure.providers.directory import FileSystemProvider
 from perdure.providers.sqlite import SqliteProvider
 
 if TYPE_CHECKING:

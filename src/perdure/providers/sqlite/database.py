@@ -18,7 +18,7 @@ import apsw
 from perdure.errors import PerdureError, StoreClosed, StoreFull
 from perdure.providers import rules
 from perdure.providers.sqlite import connection as connections
-from perdure.providers.sqlite import guards
+from perdure.providers.sqlite import guards, readiness
 from perdure.providers.sqlite.connection import BusyHandler
 from perdure.providers.sqlite.transaction import Transaction
 
@@ -91,9 +91,19 @@ class Database:
 
     def adopt(self, connection: RestrictedConnection) -> None:
         """Write through this connection, whose schema is up to date."""
-        self._transaction = Transaction(
+        self._transaction = self.transaction_type(
             connection, self._orphan_grace_ms, self.system.random_hex, self._hook
         )
+
+    def rebuild_readiness(self) -> None:
+        """Compute all readiness rows from locks, holds and queued messages, in one transaction.
+
+        For a store that keeps only those columns which do not follow from others.
+        """
+        transaction = self.ready()
+        transaction.begin(self.system.clock.now_ms)
+        readiness.refresh_all(transaction)
+        transaction.execute("COMMIT")
 
     def started(self) -> None:
         """Called on the event loop when the store is open."""
@@ -106,6 +116,9 @@ class Database:
         transaction, self._transaction = self._transaction, None
         if transaction is not None:
             connections.disconnect(transaction.connection)
+
+    transaction_type: type[Transaction] = Transaction
+    """A store that keeps the texts of events elsewhere has a subclass with its own ``events``."""
 
     has_readers = False
     """True: reading threads use ``connect_reader``. False: the writer reads too."""

@@ -76,6 +76,12 @@ def refresh(tx: Transaction, instance_id: str) -> None:
     )  # fmt: skip
 
 
+def refresh_all(tx: Transaction) -> None:
+    """Compute every readiness row again, also those that are missing."""
+    for (instance_id,) in tx.rows(statements.WITH_READINESS):
+        refresh(tx, instance_id)
+
+
 def find_facts(tx: Transaction, instance_id: str) -> LockFacts | None:
     """Return the lock and the holds of an instance; None if it has no readiness row."""
     row = tx.row(statements.LOCK_FACTS, (instance_id,))

@@ -75,6 +75,11 @@ WHERE instance_id {given}
 """)
 """Of instances without messages."""
 
+WITH_READINESS: Final = """
+SELECT instance_id FROM instance_locks UNION SELECT instance_id FROM orchestrator_queue
+"""
+"""Instances that must have a readiness row."""
+
 AWAKE: Final = "SELECT instance_id, state FROM instance_locks WHERE wake_at <= ?"
 
 

@@ -6,6 +6,7 @@ stores are built:
 - a ``System`` has the clock, the random numbers and the threads;
 - a ``Database`` has the connection. Subclass it to open and to close it in another way, and give it
   a ``CommitHook`` to take part in each commit, for example to write a journal line before COMMIT;
+  its ``transaction_type`` can be a subclass of ``Transaction`` that keeps events elsewhere;
 - a ``Store`` runs operations, with a writer in a thread or, ``on_loop=True``, on the event loop.
   If the database has no connections for readers, the writer reads too;
 - an ``EngineProvider`` has all verbs of the contract on a store, and ``EngineAdmin`` those of its
