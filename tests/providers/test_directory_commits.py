@@ -16,9 +16,16 @@ from campaigns.filesystem_workload import (
 from perdure.clock import ManualClock
 from perdure.conformance import factories
 from perdure.providers.directory import FileSystemProvider, layout
+from perdure.providers.directory.histories import IN_FILE
+from perdure.providers.records import HistoryRecord
+from perdure.providers.sqlite.verb import Verb
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
+
+    from perdure.providers.sqlite.transaction import Transaction
 
 
 class WatchedFileOps(CountedFileOps):
@@ -85,9 +92,9 @@ def test_nothing_is_answered_before_it_is_durable(tmp_path: Path) -> None:
             calls = [
                 asyncio.ensure_future(provider.enqueue_for_orchestrator(factories.start("a"))),
                 asyncio.ensure_future(provider.fetch_orchestration_item(1000, 0)),
-                asyncio.ensure_future(provider.admin.count_instances()),
             ]
             await until(ops.is_waiting)
+            calls.append(asyncio.ensure_future(provider.admin.count_instances()))
             for _ in range(100):
                 await asyncio.sleep(0)
             assert not any(call.done() for call in calls)
@@ -119,8 +126,8 @@ def test_a_fetch_that_is_cancelled_gives_back_what_it_took(tmp_path: Path) -> No
             await asyncio.wait(calls)
             ops.gate.set()
 
-            turn = await provider.fetch_orchestration_item(60_000, 0)
-            work = await provider.fetch_work_item(60_000, 0)
+            turn = await provider.fetch_orchestration_item(60_000, 60_000)
+            work = await provider.fetch_work_item(60_000, 60_000)
 
             assert turn is not None
             assert work is not None
@@ -129,42 +136,73 @@ def test_a_fetch_that_is_cancelled_gives_back_what_it_took(tmp_path: Path) -> No
     asyncio.run(scenario())
 
 
-def test_verbs_write_to_the_journal_and_look_at_no_directory(tmp_path: Path) -> None:
-    """Only a history that is needed is read; files are written by the thread for files."""
+def long_history(instance: str) -> list[HistoryRecord]:
+    """Too long to be a part of the document of its instance."""
+    return [
+        HistoryRecord(event_id=number, data=f'{{"text":"{instance * 400}"}}')
+        for number in range(1, 50)
+    ]
+
+
+def test_verbs_write_to_the_journal_and_look_at_no_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a long history that is needed is read; files are written when the store is idle."""
+    monkeypatch.setattr("perdure.providers.directory.store._IDLE_SECONDS", 3600.0)
+    monkeypatch.setattr("perdure.providers.directory.store._AGE_SECONDS", 3600.0)
 
     async def scenario() -> None:
         ops = WatchedFileOps()
         async with FileSystemProvider(tmp_path / "store", file_ops=ops) as provider:
             await start_instances(provider, 30, lambda _: None)
             await take_some_steps(provider, 3, 20)
+            await provider.append_with_execution("long", 1, long_history("long"))
             await provider.checkpoint()
             ops.seen.clear()
 
             await run_to_the_end(provider, 3, lambda _: None)
 
-            seen = {entry for entry in ops.seen if entry[0] != "perdure files"}
-            new_segment = {("perdure journal", name) for name in ("open", "truncate", "fsync")}
-            assert seen - new_segment == {
-                ("perdure journal", "write"),
-                ("perdure journal", "fdatasync"),
-                ("perdure reads", "open history.jsonl"),
-            }
+            assert {what for _, what in ops.seen} == {"write", "fdatasync"}
+            assert await provider.read("long") == long_history("long")
+            assert ops.seen[-1][1] == "open 1.jsonl"
 
     asyncio.run(scenario())
 
 
-def test_opening_reads_no_history(tmp_path: Path) -> None:
+def test_opening_reads_no_long_history(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with FileSystemProvider(tmp_path / "store") as provider:
             await start_instances(provider, 30, lambda _: None)
             await run_to_the_end(provider, 3, lambda _: None)
+            await provider.append_with_execution("long", 1, long_history("long"))
         ops = WatchedFileOps()
         async with FileSystemProvider(tmp_path / "store", file_ops=ops) as provider:
             opened = [what for _, what in ops.seen if what.startswith("open ")]
             await check_finished(provider, 30, 3)
 
-            assert opened.count("open meta.json") == opened.count("open state.json") == 30
-            assert "open history.jsonl" not in opened
+            assert sum(what.startswith("open order-") for what in opened) == 30
+            assert opened.count("open meta.json") == opened.count("open 1.json") == 1
+            assert "open 1.jsonl" not in opened
+            assert await provider.read("long") == long_history("long")
+
+    asyncio.run(scenario())
+
+
+def test_texts_of_ended_executions_are_not_kept_in_memory(tmp_path: Path) -> None:
+    def texts(tx: Transaction) -> int:
+        return tx.row("SELECT count(*) FROM history WHERE data != ?", (IN_FILE,))[0]
+
+    async def scenario() -> None:
+        async with FileSystemProvider(tmp_path / "store") as provider:
+            await start_instances(provider, 5, lambda _: None)
+            await run_to_the_end(provider, 3, lambda _: None)
+            assert await provider._store.read(Verb("texts", texts)) == 30
+            await provider.checkpoint()
+            assert await provider._store.read(Verb("texts", texts)) == 0
+            await check_finished(provider, 5, 3)
+        async with FileSystemProvider(tmp_path / "store") as provider:
+            assert await provider._store.read(Verb("texts", texts)) == 0
+            await check_finished(provider, 5, 3)
 
     asyncio.run(scenario())
 

@@ -24,7 +24,7 @@ from perdure.conformance import factories
 from perdure.errors import CorruptData, PerdureError, StoreFull, StoreUnavailable
 from perdure.providers.directory import FileSystemProvider, layout
 from perdure.providers.directory.fileops import FileOps
-from perdure.providers.directory.journal import read_records
+from perdure.providers.directory.journal import frame, read_records
 from perdure.providers.directory.root import Root
 
 if TYPE_CHECKING:
@@ -70,6 +70,14 @@ def records(path: Path) -> int:
         root.close()
 
 
+def open_and_close(path: Path) -> None:
+    async def scenario() -> None:
+        async with FileSystemProvider(path):
+            pass
+
+    asyncio.run(scenario())
+
+
 def check_recovers(path: Path) -> None:
     async def scenario() -> None:
         async with provider_of_life(str(path), 1) as provider:
@@ -107,7 +115,20 @@ def test_a_store_goes_on_after_a_torn_end(tmp_path: Path, share: float) -> None:
     check_recovers(tmp_path / "image")
 
 
-def test_records_of_one_batch_may_reach_the_disk_out_of_order(tmp_path: Path) -> None:
+def test_records_of_one_batch_of_version_1_may_reach_the_disk_out_of_order(tmp_path: Path) -> None:
+    open_and_close(tmp_path / "store")
+    segment = tmp_path / "store" / layout.segment_file(1)
+    lines = [
+        frame(b'{"sequence":%d,"synced":%d,"at_ms":0,"verb":""}' % (number, number > 1))
+        for number in range(1, 11)
+    ]
+    lines[3] = b"\0" * len(lines[3])
+    segment.write_bytes(b"".join(lines))
+
+    assert records(tmp_path / "store") == 3
+
+
+def test_a_torn_record_takes_its_whole_batch_away(tmp_path: Path) -> None:
     async def scenario() -> None:
         only_one = FailingFileOps(names=frozenset({"open"}), at=2, times=1 << 30)
         async with FileSystemProvider(tmp_path / "store", file_ops=only_one) as provider:
@@ -119,11 +140,12 @@ def test_records_of_one_batch_may_reach_the_disk_out_of_order(tmp_path: Path) ->
 
     asyncio.run(scenario())
     segment = only_segment(tmp_path / "image")
-    lines = segment.read_bytes().splitlines(keepends=True)
-    lines[3] = b"\0" * len(lines[3])
-    segment.write_bytes(b"".join(lines))
+    assert records(tmp_path / "image") == 2
+    data = bytearray(segment.read_bytes())
+    data[-10] = 0
+    segment.write_bytes(data)
 
-    assert records(tmp_path / "image") == 3
+    assert instances_in(tmp_path / "image") == ["before"]
 
 
 @pytest.mark.parametrize("filler", [b" ", b"\0"])
@@ -291,14 +313,14 @@ def test_no_flipped_bit_in_a_file_gives_a_wrong_answer(tmp_path: Path) -> None:
 
 def test_a_damaged_instance_is_refused_and_the_others_work(tmp_path: Path) -> None:
     work_and_copy(tmp_path / "store", tmp_path / "image")
-    directory = layout.instance_directory(instance_id(1))
-    meta = tmp_path / "store" / directory / "meta.json"
+    document = layout.document_file(layout.instance_names(instance_id(1))[0])
+    meta = tmp_path / "store" / document
     meta.write_text(meta.read_text().replace("Flow", "Flaw"))
     damaged = meta.read_bytes()
 
     async def scenario() -> None:
         async with provider_of_life(str(tmp_path / "store"), 1) as provider:
-            assert f"damaged: {directory}" in (await provider.admin.get_store_info()).details
+            assert f"damaged: {document}" in (await provider.admin.get_store_info()).details
             with pytest.raises(CorruptData, match="restore"):
                 await provider.read(instance_id(1))
             with pytest.raises(CorruptData, match="restore"):
@@ -310,7 +332,7 @@ def test_a_damaged_instance_is_refused_and_the_others_work(tmp_path: Path) -> No
     assert meta.read_bytes() == damaged
 
 
-def test_a_damaged_queue_entry_is_left_aside(tmp_path: Path) -> None:
+def test_a_damaged_queue_entry_is_left_aside_and_its_instance_is_held(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with FileSystemProvider(tmp_path / "store") as provider:
             for name in ("a", "b"):
@@ -322,6 +344,8 @@ def test_a_damaged_queue_entry_is_left_aside(tmp_path: Path) -> None:
             fetched = await provider.fetch_orchestration_item(1000, 0)
             assert fetched is not None
             assert fetched.item.instance_id == "b"
+            with pytest.raises(CorruptData, match="restore"):
+                await provider.enqueue_for_orchestrator(factories.start("a"))
         assert entry.read_text() == "{"
 
     asyncio.run(scenario())

@@ -106,6 +106,8 @@ class Changes:
         for key, value in rest:
             table = self._tables[key[0]]
             if isinstance(value, dict):
+                if not value:  # each column was set to the value that it had
+                    continue
                 names = ", ".join(f"{name} = ?" for name in value)
                 bindings = (*value.values(), *key[1:])
                 execute(f"UPDATE {table.name} SET {names} WHERE {self._where(key)}", bindings)

@@ -133,6 +133,10 @@ class Committer:
                     self._reset()
             else:
                 known = error
+            queries = [entry for entry in entries if entry.is_query]
+            if queries and len(queries) < len(entries):
+                self._attempt(queries, delivery)
+                entries = [entry for entry in entries if not entry.is_query]
             delivery.outcomes += [(entry, None, known) for entry in entries]
         else:
             delivery.outcomes += outcomes

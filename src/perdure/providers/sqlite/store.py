@@ -254,7 +254,7 @@ class Store:
         if not self._is_open or reader is None:
             raise self.closed(verb.name)
         future = self._new_future()
-        reader.query(Entry(future, verb, args))
+        reader.query(Entry(future, verb, args, is_query=True))
         return future
 
     def _new_future(self) -> asyncio.Future[Any]:

@@ -57,7 +57,7 @@ class Verb:
 class Entry:
     """An accepted operation and the future that waits for it."""
 
-    __slots__ = ("args", "future", "is_small", "poll", "raw", "verb")
+    __slots__ = ("args", "future", "is_query", "is_small", "poll", "raw", "verb")
 
     def __init__(
         self,
@@ -68,6 +68,7 @@ class Entry:
         is_small: bool = False,
         poll: Poll | None = None,
         raw: bool = False,
+        is_query: bool = False,
     ) -> None:
         self.future = future
         self.verb = verb
@@ -78,6 +79,8 @@ class Entry:
         """Waits before the operation is tried again; None: it is tried once."""
         self.raw = raw
         """``Nothing`` is handed on as it is: the caller is such a wait."""
+        self.is_query = is_query
+        """It only reads, so it need not fail with a commit that it shares with others."""
 
 
 Outcome: TypeAlias = tuple[Entry, Any, BaseException | None]
