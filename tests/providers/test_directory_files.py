@@ -23,11 +23,9 @@ from perdure.clock import ManualClock
 from perdure.conformance import factories
 from perdure.errors import StoreClosed, StoreMoved, StoreRefused
 from perdure.model.status import Status
-from perdure.providers.embedding import embed, extract
-from perdure.providers.directory import FileSystemProvider, documents, layout, readable
-from perdure.providers.directory.history import History
-from perdure.providers.directory.mounts import find_type
-from perdure.providers.local_files import NETWORK_FILE_SYSTEMS
+from perdure.providers.embedding import extract
+from perdure.providers.directory import FileSystemProvider, documents, layout
+from perdure.providers.local_files import NETWORK_FILE_SYSTEMS, find_file_system
 from perdure.providers.records import (
     CustomStatusChange,
     ExecutionMetadata,
@@ -63,6 +61,10 @@ async def fill(provider: FileSystemProvider) -> None:
         )
 
 
+def name_of(instance_id: str) -> str:
+    return layout.instance_names(instance_id)[0]
+
+
 def filled_store(path: Path) -> None:
     async def scenario() -> None:
         async with FileSystemProvider(path, clock=ManualClock()) as provider:
@@ -79,19 +81,19 @@ def test_a_closed_store_can_be_read_with_a_pager(tmp_path: Path) -> None:
 
     filled_store(root)
 
-    execution = root / layout.execution_directory("done", 1)
-    assert json.loads((execution / "state.json").read_text())["output"] == {"total": 3}
-    lines = (execution / "history.jsonl").read_text().splitlines()
-    assert [json.loads(line)["event_id"] for line in lines] == [1, 2]
-    meta = json.loads((root / layout.instance_directory("done") / "meta.json").read_text())
+    meta = json.loads((root / layout.document_file(name_of("done"))).read_text())
     assert (meta["instance_id"], meta["status"]) == ("done", "Completed")
-    assert (meta["executions"], meta["custom_status"]) == ("1", {"step": 2})
+    (execution,) = meta["executions"]
+    assert (execution["execution_id"], execution["output"]) == (1, {"total": 3})
+    assert [each["event_id"] for each in execution["history"]] == [1, 2]
+    assert meta["custom_status"] == {"step": 2}
     assert meta["created_at"].endswith("Z")
     assert meta["kv_store"]["key"]["value"] == [1, 2]
     queued = [path.name for path in sorted((root / layout.ORCHESTRATOR_QUEUE).iterdir())]
-    assert queued == ["000000000003-pending~start-orchestration.json"]
+    assert queued == [f"000000000003-{name_of('pending')}~start-orchestration.json"]
+    assert name_of("pending").startswith("pending~")
     assert [path.name for path in (root / layout.WORKER_QUEUE).iterdir()] == [
-        "000000000004-waiting~act.json"
+        f"000000000001-{name_of('waiting')}~act.json"
     ]
     assert "journal/" in (root / "README.md").read_text()
     assert (root / "lock").read_text() == ""
@@ -101,15 +103,44 @@ def test_a_closed_store_can_be_read_with_a_pager(tmp_path: Path) -> None:
 @example(253_402_300_799_999)
 @example(253_402_300_800_000)
 def test_a_time_comes_back_to_the_millisecond(time_ms: int) -> None:
-    assert readable.time_ms(readable.time_text(time_ms)) == time_ms
+    assert documents.time_ms(documents.time_text(time_ms)) == time_ms
 
 
-@given(st.sets(st.integers(0, 40)), st.tuples(*[st.integers(0, 1 << 40)] * 3))
-def test_ranges_and_versions_come_back(ids: set[int], version: tuple[int, int, int]) -> None:
-    history = History().extended([HistoryRecord(event_id=each, data="") for each in sorted(ids)])
+@given(st.sets(st.integers(0, 40)))
+def test_ranges_come_back(ids: set[int]) -> None:
+    ranges = documents.ranges(documents.ranges_text(sorted(ids)))
 
-    assert readable.ranges(readable.ranges_text(history.ids)) == history.ids
-    assert readable.version(readable.version_text(version)) == version
+    assert [each for part in ranges for each in part] == sorted(ids)
+
+
+def test_a_big_instance_has_a_directory(tmp_path: Path) -> None:
+    """With one file for each execution, and one to which the events of a long history are added."""
+    root, name = tmp_path / "store", name_of("big")
+    history = root / layout.history_file(name, 2)
+
+    async def scenario() -> None:
+        async with FileSystemProvider(root, clock=ManualClock()) as provider:
+            await provider.append_with_execution("big", 1, [factories.event("big", 1)])
+            await provider.checkpoint()
+            assert (root / layout.document_file(name)).exists()
+            events = [factories.event("big", number) for number in range(1, 400)]
+            await provider.append_with_execution("big", 2, events)
+            await provider.checkpoint()
+            assert not (root / layout.document_file(name)).exists()
+            begin = history.read_bytes()
+            await provider.append_with_execution("big", 2, [factories.event("big", 400)])
+            await provider.checkpoint()
+            assert history.read_bytes().startswith(begin)
+
+    asyncio.run(scenario())
+
+    lines = history.read_text().splitlines()
+    assert [json.loads(line)["event_id"] for line in lines] == list(range(1, 401))
+    meta = json.loads((root / layout.meta_file(name)).read_text())
+    assert (meta["instance_id"], meta["execution_ids"]) == ("big", "1-2")
+    first = json.loads((root / layout.execution_file(name, 1)).read_text())
+    assert [each["event_id"] for each in first["history"]] == [1]
+    assert json.loads((root / layout.execution_file(name, 2)).read_text())["events"] == "1-400"
 
 
 def test_reopening_an_unchanged_store_changes_no_readable_file(tmp_path: Path) -> None:
@@ -149,20 +180,11 @@ def test_files_follow_by_themselves_after_a_moment(tmp_path: Path) -> None:
 @example("[" * 450 + "]" * 450)
 @settings(max_examples=300, deadline=None)
 def test_a_payload_comes_back_to_the_letter(text: str) -> None:
-    body, body_text = embed(text)
-    document = documents.MessageDocument(
-        message_id=1,
-        instance_id="i",
-        kind="k",
-        visible_at=0,
-        enqueued_at=0,
-        body=body,
-        body_text=body_text,
-    )
+    event = documents.event(1, text)
 
-    back = documents.unseal(documents.seal(document), documents.MessageDocument)
+    back = documents.unseal(documents.seal(event), documents.Event)
 
-    assert extract(back.body, back.body_text) == text
+    assert extract(back.event, back.text) == text
 
 
 # --- names
@@ -180,12 +202,44 @@ def test_ids_round_trip_and_no_file_lies_outside(tmp_path: Path) -> None:
 @settings(max_examples=500, deadline=None)
 def test_names_differ_on_a_file_system_that_ignores_case(ids: list[str]) -> None:
     try:
-        names = [layout.instance_name(each) for each in ids]
+        names = [name_of(each) for each in ids]
     except UnicodeEncodeError:  # a lone surrogate is no id
         return
 
     assert len({unicodedata.normalize("NFC", name).casefold() for name in names}) == 2
-    assert all(len(name) <= 105 for name in names)
+    assert all(len(name) <= 53 for name in names)
+
+
+def test_two_ids_with_the_same_short_name_get_different_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ids whose short hashes are equal can be found with some effort."""
+    monkeypatch.setattr(layout, "_HASH_CHARACTERS", (0, 32, 64))
+    ids = ["a b", "a-b", "a/b"]
+
+    async def check(provider: FileSystemProvider) -> None:
+        for each in ids:
+            assert await provider.read(each) == [factories.event(each, 1)]
+
+    async def scenario() -> None:
+        async with FileSystemProvider(tmp_path / "store") as provider:
+            for each in ids:
+                await provider.enqueue_for_orchestrator(factories.start(each))
+                fetched = await provider.fetch_orchestration_item(1000, 0)
+                assert fetched is not None
+                ended = ExecutionMetadata(name="Shop", version="1.0.0", status=Status.COMPLETED)
+                commit = TurnCommit(
+                    execution_id=1, history_delta=(factories.event(each, 1),), metadata=ended
+                )
+                await provider.ack_orchestration_item(fetched.lock_token, commit)
+        async with FileSystemProvider(tmp_path / "store") as provider:
+            await check(provider)
+            await provider.admin.delete_instance(ids.pop(0))
+        async with FileSystemProvider(tmp_path / "store") as provider:
+            await check(provider)
+            assert not (await provider.admin.get_store_info()).damages
+
+    asyncio.run(scenario())
 
 
 # --- modes
@@ -228,15 +282,15 @@ def test_a_root_behind_a_symbolic_link_is_refused(tmp_path: Path) -> None:
         open_store(tmp_path / "link")
 
 
-def test_the_type_of_a_file_system_is_found_by_its_device() -> None:
+def test_the_type_of_a_file_system_is_found_by_its_path() -> None:
     mounts = (
         "22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw\n"
         "40 22 0:45 / /home rw - nfs4 server:/home rw,vers=4.2\n"
     )
 
-    assert find_type(mounts, 0, 45) == "nfs4"
-    assert find_type(mounts, 254, 0) == "ext4"
-    assert find_type(mounts, 9, 9) is None
+    assert find_file_system("/home/ann/store", mounts) == "nfs4"
+    assert find_file_system("/homes/store", mounts) == "ext4"
+    assert find_file_system("/store", "") is None
     assert "nfs4" in NETWORK_FILE_SYSTEMS
 
 
@@ -332,7 +386,7 @@ def test_a_forked_child_cannot_use_the_store_and_does_not_keep_it(tmp_path: Path
 
 def is_closed(provider: FileSystemProvider) -> bool:
     try:
-        provider.store("read")
+        provider._require_open("read")
     except StoreClosed as error:
         return "fork" in error.message
     return False

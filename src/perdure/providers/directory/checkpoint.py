@@ -122,8 +122,8 @@ class Checkpoint:
         self._removals: set[str] = set()
         self._tried: set[str] = set()
         """Files that are on the disk, perhaps, if this checkpoint fails."""
-        self._after: list[Callable[[], None]] = []
-        """To be done when all files are in place."""
+        self._notes: list[tuple[str, Callable[[], object]]] = []
+        """To be done when a file is in place, or, without a path, when all removals are done."""
 
     def run(self, drop_segments: Callable[[int], None]) -> Iterator[None]:
         """Write the files; commits may pass at each yield. Errors: OSError, SyncFailed."""
@@ -141,10 +141,9 @@ class Checkpoint:
                 if any(key[0] == name for key in self._dirty):
                     self._capture_list(name, path)
             yield
-            written = self._history_files.place()
-            if written:
-                yield
-            written |= self._document_files.place()
+            self._history_files.place()
+            self._document_files.place()
+            written = self._history_files.placed | self._document_files.placed
             written |= {path.rpartition("/executions/")[0] for path in written}
             written |= {path.removesuffix("/meta.json") for path in written}
             self._document_files.remove((self._removals | self._stale) - written)
@@ -155,15 +154,18 @@ class Checkpoint:
             self._document_files.give_up()
             self._files.dirty |= self._dirty
             self._files.stale |= self._stale | self._tried
+            self._note(self._document_files.placed)
             raise
-        self._finish()
+        self._note({*self._document_files.placed, ""})
 
-    def _finish(self) -> None:
+    def _note(self, placed: set[str]) -> None:
+        """Take note of the files that are in place, also if others are not."""
         changes = self._files.changes
         changes.watch(is_watching=False)  # texts that leave memory are no change
         try:
-            for step in self._after:
-                step()
+            for path, note in self._notes:
+                if path in placed:
+                    note()
         finally:
             changes.watch(is_watching=True)
 
@@ -182,6 +184,7 @@ class Checkpoint:
         """Return the instances that are out of date, with the executions that are."""
         keys: dict[int, set[int]] = {}
         work: dict[str, set[int]] = {}
+        self._dirty.update(("executions", *each) for each in self._due_for_archive())
         for key in self._dirty:
             table = key[0]
             if table == "instance_locks":
@@ -190,8 +193,6 @@ class Checkpoint:
                 keys.setdefault(key[1], set()).add(key[2])
             elif table in {"instances", "kv_store", "kv_delta"}:
                 keys.setdefault(key[1], set())
-        for key, execution_id in self._due_for_archive():
-            keys.setdefault(key, set()).add(execution_id)
         for key, executions in keys.items():
             before = self._files.ids.get(key)
             if before is not None:
@@ -202,7 +203,7 @@ class Checkpoint:
             if now is not None:
                 work.setdefault(now, set()).update(executions)
             elif before is not None:
-                self._after.append(partial(self._files.ids.pop, key, None))
+                self._notes.append(("", partial(self._files.ids.pop, key, None)))
         return work
 
     def _due_for_archive(self) -> list[Execution]:
@@ -229,6 +230,7 @@ class Checkpoint:
             if name in files.names:
                 self._remove_instance(name)
             return
+        files.names.add(name, instance_id)
         fields: dict[str, Any] = {"instance_id": instance_id} if row is None else table.values(row)
         if lock is not None:
             fields["lock"] = lock
@@ -247,21 +249,18 @@ class Checkpoint:
                     self._removals.add(layout.document_file(name))
                 is_directory = True
             else:
+                document = layout.document_file(name)
                 fields["executions"] = tuple(
-                    self._execution(name, (key, each), in_document=True)
+                    self._execution(name, (key, each), document)
                     for each in sorted(executions)
                 )
         self._tried |= {layout.document_file(name), layout.instance_directory(name)}
         path = layout.meta_file(name) if is_directory else layout.document_file(name)
         self._document_files.write(path, seal(files.documents.instance(**fields)))
-        self._after.append(lambda: self._note_instance(name, instance_id, key, is_directory))
-
-    def _note_instance(
-        self, name: str, instance_id: str, key: int | None, is_directory: bool
-    ) -> None:
-        self._files.names.add(name, instance_id, is_directory=is_directory)
+        if is_directory:
+            self._notes.append((path, partial(files.names.directories.add, name)))
         if key is not None:
-            self._files.ids[key] = instance_id
+            self._notes.append((path, partial(files.ids.__setitem__, key, instance_id)))
 
     def _remove_instance(self, name: str) -> None:
         files = self._files
@@ -271,7 +270,7 @@ class Checkpoint:
             else layout.document_file(name),
             layout.archive_directory(name),
         }
-        self._after.append(lambda: files.names.discard(name))
+        self._notes.append(("", partial(files.names.discard, name)))
 
     def _lock(self, instance_id: str) -> Any:
         """Return the document of a lock or a hold; None if there is none."""
@@ -332,8 +331,8 @@ class Checkpoint:
 
     def _write_executions(self, name: str, key: int, executions: Iterable[int]) -> None:
         for each in sorted(executions):
-            document = self._execution(name, (key, each), in_document=False)
-            self._document_files.write(layout.execution_file(name, each), seal(document))
+            path = layout.execution_file(name, each)
+            self._document_files.write(path, seal(self._execution(name, (key, each), path)))
 
     def _remove_execution(self, name: str, execution_id: int) -> None:
         self._removals |= {
@@ -342,8 +341,11 @@ class Checkpoint:
             layout.archived_history(name, execution_id),
         }
 
-    def _execution(self, name: str, execution: Execution, *, in_document: bool) -> Any:
-        """Return the document of an execution, and write its history if that has a file."""
+    def _execution(self, name: str, execution: Execution, path: str) -> Any:
+        """Return the document of an execution, which will be in a file, alone or with others.
+
+        Writes its history if that has a file of its own.
+        """
         table, histories = self._tables["executions"], self._files.histories
         row: Any = self._execute(
             f"{table.select} WHERE instance_key = ? AND execution_id = ?", execution
@@ -361,18 +363,19 @@ class Checkpoint:
                 and completed_at is not None
                 and completed_at <= self._archive[1]
             )
-            file = self._write_history(name, execution, is_old=is_old, in_document=in_document)
+            file = self._write_history(name, execution, path, is_old=is_old)
             if file is None:
                 events = histories.events(execution)
                 fields["history"] = tuple(event(*each) for each in events)
                 # A history that still grows stays in memory: its document is written again.
-                self._note_history(execution, None, events if completed_at is not None else ())
+                written = events if completed_at is not None else ()
+                self._note_history(path, execution, None, written)
             else:
                 fields |= {"history_bytes": file.size, "archived": file.is_archived}
         return self._files.documents.execution(**fields)
 
     def _write_history(
-        self, name: str, execution: Execution, *, is_old: bool, in_document: bool
+        self, name: str, execution: Execution, document: str, *, is_old: bool
     ) -> HistoryFile | None:
         """Write new events into the file of the history; None if the history needs no file."""
         histories, number = self._files.histories, execution[1]
@@ -385,7 +388,8 @@ class Checkpoint:
             self._history_files.append(layout.history_file(name, number), file.size, lines)
             new = HistoryFile(file.size + len(lines))
         else:
-            if not is_old and (in_document or self._is_short(execution)):
+            is_small = document == layout.document_file(name)
+            if not is_old and (is_small or self._is_short(execution)):
                 if file is not None:
                     self._removals.add(histories.path(name, number, file))
                 return None
@@ -398,12 +402,17 @@ class Checkpoint:
             self._history_files.write(path, compress(data) if is_old else data)
             if file is not None and file.is_archived != is_old:
                 self._removals.add(histories.path(name, number, file))
-        self._note_history(execution, new, unwritten)
+        self._note_history(document, execution, new, unwritten)
         return new
 
     def _note_history(
-        self, execution: Execution, file: HistoryFile | None, written: Iterable[tuple[int, str]]
+        self,
+        document: str,
+        execution: Execution,
+        file: HistoryFile | None,
+        written: Iterable[tuple[int, str]],
     ) -> None:
+        """When the document is in place, drop the texts from memory."""
         histories = self._files.histories
 
         def note() -> None:
@@ -417,7 +426,7 @@ class Checkpoint:
             event_ids = [event_id for event_id, data in written if data != IN_FILE]
             histories.forget_texts(execution, event_ids)
 
-        self._after.append(note)
+        self._notes.append((document, note))
 
     # --- the rest
 
@@ -451,13 +460,10 @@ class Checkpoint:
         if before is not None and before != path:
             self._removals.add(before)
 
-        def note() -> None:
-            if path is None:
-                entries.pop(key, None)
-            else:
-                entries[key] = path
-
-        self._after.append(note)
+        if path is None:
+            self._notes.append(("", partial(entries.pop, key, None)))
+        else:
+            self._notes.append((path, partial(entries.__setitem__, key, path)))
 
     def _capture_list(self, name: str, path: str) -> None:
         table, struct = self._tables[name], self._files.documents.lists[name]

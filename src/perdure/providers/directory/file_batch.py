@@ -27,7 +27,8 @@ class FileBatch:
         self._root = root
         self._flush_each = files <= _FEW or not root.ops.can_sync_filesystem
         self._renames: list[tuple[str, str]] = []
-        self._written: set[str] = set()
+        self.placed: set[str] = set()
+        """Files whose new content can be seen, also if a later one failed."""
         self._directories: set[str] = set()
         """Those whose entries change."""
         self._made: set[str] = set()
@@ -52,12 +53,12 @@ class FileBatch:
                 root.sync_descriptor(descriptor)
         finally:
             root.ops.close(descriptor)
-        self._written.add(path)
+        self.placed.add(path)
 
-    def place(self) -> set[str]:
-        """Make the contents durable, then put them in place; return the paths."""
-        if not self._renames and not self._written:
-            return set()
+    def place(self) -> None:
+        """Make the contents durable, then put them in place."""
+        if not self._renames and not self.placed:
+            return
         root = self._root
         if not self._flush_each:
             self._sync_filesystem()
@@ -65,9 +66,8 @@ class FileBatch:
             scratch, path = self._renames[-1]
             root.ops.rename(scratch, path, dir_fd=root.descriptor)
             self._renames.pop()
-            self._written.add(path)
+            self.placed.add(path)
         self._sync_directories()
-        return self._written
 
     def remove(self, paths: Iterable[str]) -> None:
         """Remove files and whole directories, durably. A directory vanishes in one step."""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from perdure.providers.directory.layout import InstanceNames
     from perdure.providers.directory.root import Root
 
-IN_FILE: Final = "\0"
+IN_FILE: Final = "\0in a file\0"
 """Stands for the text of an event that is in a file; no JSON text is like this."""
 
 
@@ -125,10 +125,12 @@ class Histories:
         if not any(data == IN_FILE for _, data in rows):
             return rows
         texts = self._texts(execution)
-        return [
-            (event_id, texts.get(event_id, data) if data == IN_FILE else data)
-            for event_id, data in rows
-        ]
+        try:
+            return [
+                (event_id, texts[event_id] if data == IN_FILE else data) for event_id, data in rows
+            ]
+        except KeyError as missing:
+            raise CorruptData("read", f"the file has no event {missing}") from missing
 
     def unwritten(self, execution: Execution) -> list[tuple[int, str]]:
         """Return the events that no file holds, in the order of their commits."""

@@ -184,7 +184,8 @@ class InstanceNames:
         # The short name may be free again since the instance got its long one.
         return long if self._taken.get(long) == instance_id else short
 
-    def add(self, name: str, instance_id: str, *, is_directory: bool) -> None:
+    def add(self, name: str, instance_id: str, *, is_directory: bool = False) -> None:
+        """Give the name to the instance: it has files, or gets them with this checkpoint."""
         self._taken[name] = instance_id
         if is_directory:
             self.directories.add(name)
