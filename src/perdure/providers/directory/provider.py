@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import tempfile
@@ -92,10 +93,11 @@ class FileSystemProvider(EngineProvider):
 
     async def checkpoint(self) -> None:
         """Bring the readable files up to date, and archive, now instead of after a moment."""
-        await self._store.write(Verb("checkpoint", self._write_files, alone=True))
-
-    def _write_files(self, _: object) -> None:
-        self._database.write_files()
+        self._require_open("checkpoint")
+        request = self._database.request_checkpoint()
+        # The writer looks for requests after each operation, outside of any transaction.
+        await self._store.write(Verb("checkpoint", lambda _: None))
+        await asyncio.wrap_future(request)
 
     def _require_open(self, operation: str) -> None:
         try:

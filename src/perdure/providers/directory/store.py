@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import logging
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final
 
 from perdure.errors import (
@@ -164,6 +165,8 @@ class DirectoryDatabase(Database):
         self.damage = DamagedFiles(path)
         self._running: Iterator[None] | None = None
         """The checkpoint that is under way."""
+        self._requests: list[Future[None]] = []
+        """Of those who wait for a checkpoint."""
         self._dirty_since: float | None = None
         self._retry_at = 0.0
         self.checkpoint_error: ProviderError | None = None
@@ -242,10 +245,12 @@ class DirectoryDatabase(Database):
         try:
             if is_whole:
                 self.write_files()
-        except ProviderError as error:
+        except Exception as error:  # noqa: BLE001 - the root must be released
             # Nothing is lost: the journal has it, and the next start writes the files.
             self._report(error)
             is_whole = False
+        for request in self._requests:
+            request.cancel()
         if is_whole:
             hook.journal.finish()
         hook.journal.close()
@@ -254,10 +259,13 @@ class DirectoryDatabase(Database):
 
     # --- around each commit
 
+    def _require_sound(self, operation: str) -> None:
+        if self._journal_hook.failure is not None:
+            raise StoreClosed(operation, self._journal_hook.failure)
+
     def ready(self) -> Transaction:
         hook = self._journal_hook
-        if hook.failure is not None:
-            raise StoreClosed("commit", hook.failure)
+        self._require_sound("commit")
         if hook.journal_bytes > _JOURNAL_BYTES_MAX:
             self.write_files()
         return super().ready()
@@ -284,7 +292,7 @@ class DirectoryDatabase(Database):
         return False
 
     def is_upkeep_due(self, *, is_waited_for: bool) -> bool:
-        if self._running is not None:
+        if self._requests or self._running is not None:
             return True
         since = self._dirty_since
         return since is not None and (
@@ -293,7 +301,31 @@ class DirectoryDatabase(Database):
         )
 
     def keep_up(self) -> None:
-        self._go_on()
+        if self._requests:
+            self._serve_requests()
+        else:
+            self._go_on()
+
+    def request_checkpoint(self) -> Future[None]:
+        """Ask the writer for a whole checkpoint, which it makes after the next operation."""
+        request: Future[None] = Future()
+        self._requests.append(request)
+        return request
+
+    def _serve_requests(self) -> None:
+        requests, self._requests = self._requests, []
+        failure: Exception | None = None
+        try:
+            self.write_files()
+        except Exception as error:  # noqa: BLE001 - it belongs to those who wait
+            failure = error
+        for request in requests:
+            if not request.set_running_or_notify_cancel():
+                continue
+            if failure is None:
+                request.set_result(None)
+            else:
+                request.set_exception(failure)
 
     def _go_on(self) -> None:
         """Run a slice of the checkpoint that is under way, or begin one."""
@@ -303,7 +335,7 @@ class DirectoryDatabase(Database):
             self._running = self._checkpoint()
         try:
             self._advance()
-        except ProviderError as error:
+        except Exception as error:  # noqa: BLE001 - the writer must outlive it
             self._report(error)
 
     def _advance(self) -> bool:
@@ -359,6 +391,7 @@ class DirectoryDatabase(Database):
 
     def write_files(self) -> None:
         """Bring the readable files up to date now, and archive. Errors: ProviderError."""
+        self._require_sound("checkpoint")
         if self._running is not None:
             while not self._advance():
                 pass
