@@ -11,8 +11,11 @@ slice reads what is committed by then, so a file may be newer than the checkpoin
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import msgspec
 
 from perdure.errors import CorruptData
 from perdure.model.wire import FORMAT_VERSION
@@ -34,16 +37,19 @@ from perdure.providers.directory.histories import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import apsw
 
     from perdure.providers.directory.changes import Changes, Execution, RowKey
     from perdure.providers.directory.damage import DamagedFiles
-    from perdure.providers.directory.documents import Documents
+    from perdure.providers.directory.documents import Documents, Table
     from perdure.providers.directory.histories import Histories
     from perdure.providers.directory.layout import InstanceNames
     from perdure.providers.directory.root import Root
+
+_Key = TypeVar("_Key")
+_encode: Final = msgspec.json.Encoder().encode
 
 SHORT_HISTORY_BYTES: Final = 16_384
 """A history up to this length is part of a document."""
@@ -59,6 +65,9 @@ QUEUES: Final = {
 }
 """The directory of each queue, and the columns that name its files."""
 _LISTS: Final = {"sessions": layout.SESSIONS_FILE, "workers": layout.WORKERS_FILE}
+_EXTENTS: Final = """
+SELECT instance_key, execution_id, count(*), min(event_id), max(event_id), sum(octet_length(data))
+FROM history WHERE instance_key"""
 _FACTS: Final = ("lock_token", "suspended", "not_before", "block", "touched_at")
 """A readiness row without any of these follows from the queue, and is in no file."""
 
@@ -96,6 +105,54 @@ class Files:
         """Files to be removed: a crash kept the checkpoint before from doing so."""
 
 
+@dataclass(slots=True)
+class _ExecutionRows:
+    """The row of an execution, if it has one, and the extent of its history."""
+
+    row: Any = None
+    events: int = 0
+    first_id: int = 0
+    last_id: int = 0
+    history_bytes: int = 0
+    """Of the texts in memory."""
+
+
+class _Rows:
+    """The rows of some instances, read with few queries."""
+
+    def __init__(
+        self,
+        tables: Mapping[str, Table],
+        select: Callable[..., list[Any]],
+        ids: Iterable[str],
+    ) -> None:
+        table, locks = tables["instances"], tables["instance_locks"]
+        self.instances = {row[1]: row for row in select(f"{table.select} WHERE instance_id", ids)}
+        facts = " OR ".join(f"coalesce({name}, 0) != 0" for name in _FACTS)
+        sql = f"{locks.select} WHERE ({facts}) AND instance_id"
+        self.locks = {row[0]: row for row in select(sql, ids)}
+        """Those with a lock or a hold."""
+        keys = [row[0] for row in self.instances.values()]
+        self.values: dict[int, list[tuple[str, Any]]] = {}
+        self.executions: dict[int, dict[int, _ExecutionRows]] = {}
+        if not keys:
+            return
+        for name in ("kv_store", "kv_delta"):
+            for row in select(f"{tables[name].select} WHERE instance_key", keys):
+                self.values.setdefault(row[0], []).append((name, row))
+        for row in select(f"{tables['executions'].select} WHERE instance_key", keys):
+            self.executions.setdefault(row[0], {})[row[1]] = _ExecutionRows(row)
+        for key, number, *extent in select(_EXTENTS, keys, "GROUP BY 1, 2"):
+            executions = self.executions.setdefault(key, {})
+            found = executions.setdefault(number, _ExecutionRows())
+            found.events, found.first_id, found.last_id, found.history_bytes = extent
+
+
+def _slices(keys: Sequence[_Key]) -> Iterator[Sequence[_Key]]:
+    for start in range(0, len(keys), SLICE):
+        yield keys[start : start + SLICE]
+
+
 class Checkpoint:
     """One run through the files that are out of date."""
 
@@ -128,19 +185,21 @@ class Checkpoint:
     def run(self, drop_segments: Callable[[int], None]) -> Iterator[None]:
         """Write the files; commits may pass at each yield. Errors: OSError, SyncFailed."""
         try:
-            work = self._instances()
-            for number, (instance_id, executions) in enumerate(work.items(), 1):
-                try:
-                    self._capture(instance_id, executions)
-                except CorruptData as damage:
-                    self._leave_aside(instance_id, damage)
-                if number % SLICE == 0:
+            self._dirty.update(("executions", *each) for each in self._due_for_archive())
+            changed: dict[str, list[RowKey]] = {}
+            for key in self._dirty:
+                changed.setdefault(key[0], []).append(key)
+            work = self._instances(changed)
+            for ids in _slices(list(work)):
+                self._capture_instances({each: work[each] for each in ids})
+                yield
+            for table in QUEUES:
+                for ids in _slices(sorted(key[1] for key in changed.get(table, ()))):
+                    self._capture_entries(table, ids)
                     yield
-            yield from self._capture_entries()
-            for name, path in _LISTS.items():
-                if any(key[0] == name for key in self._dirty):
-                    self._capture_list(name, path)
-            yield
+            for table, path in _LISTS.items():
+                if table in changed:
+                    self._capture_list(table, path)
             self._history_files.place()
             self._document_files.place()
             written = self._history_files.placed | self._document_files.placed
@@ -180,31 +239,34 @@ class Checkpoint:
 
     # --- choosing
 
-    def _instances(self) -> dict[str, set[int]]:
+    def _instances(self, changed: dict[str, list[RowKey]]) -> dict[str, set[int]]:
         """Return the instances that are out of date, with the executions that are."""
         keys: dict[int, set[int]] = {}
-        work: dict[str, set[int]] = {}
-        self._dirty.update(("executions", *each) for each in self._due_for_archive())
-        for key in self._dirty:
-            table = key[0]
-            if table == "instance_locks":
-                work.setdefault(key[1], set())
-            elif table in {"executions", "history"}:
-                keys.setdefault(key[1], set()).add(key[2])
-            elif table in {"instances", "kv_store", "kv_delta"}:
+        for table in ("instances", "kv_store", "kv_delta"):
+            for key in changed.get(table, ()):
                 keys.setdefault(key[1], set())
+        for table in ("executions", "history"):
+            for key in changed.get(table, ()):
+                keys.setdefault(key[1], set()).add(key[2])
+        work: dict[str, set[int]] = {key[1]: set() for key in changed.get("instance_locks", ())}
+        now = dict(self._select("SELECT instance_key, instance_id FROM instances"
+                                " WHERE instance_key", list(keys)))  # fmt: skip
         for key, executions in keys.items():
             before = self._files.ids.get(key)
             if before is not None:
                 work.setdefault(before, set()).update(executions)
-            now = self._execute(
-                "SELECT instance_id FROM instances WHERE instance_key = ?", (key,)
-            ).get
-            if now is not None:
-                work.setdefault(now, set()).update(executions)
+            if key in now:
+                work.setdefault(now[key], set()).update(executions)
             elif before is not None:
                 self._notes.append(("", partial(self._files.ids.pop, key, None)))
         return work
+
+    def _select(self, sql: str, keys: Iterable[Any], tail: str = "") -> list[Any]:
+        """Return the rows of a query that ends with the column of the keys, before the tail."""
+        rows: list[Any] = self._execute(
+            f"{sql} IN (SELECT value FROM json_each(?)) {tail}", (_encode(list(keys)),)
+        ).fetchall()
+        return rows
 
     def _due_for_archive(self) -> list[Execution]:
         if self._archive is None:
@@ -219,48 +281,56 @@ class Checkpoint:
 
     # --- instances
 
-    def _capture(self, instance_id: str, dirty_executions: set[int]) -> None:
-        files, table = self._files, self._tables["instances"]
+    def _capture_instances(self, work: dict[str, set[int]]) -> None:
+        rows = _Rows(self._tables, self._select, work)
+        for instance_id, executions in work.items():
+            try:
+                self._capture(rows, instance_id, executions)
+            except CorruptData as damage:
+                self._leave_aside(instance_id, damage)
+
+    def _capture(self, rows: _Rows, instance_id: str, dirty_executions: set[int]) -> None:
+        files = self._files
         if files.damage.is_lost(instance_id):
             return
         name = files.names.name_of(instance_id)
-        row: Any = self._execute(f"{table.select} WHERE instance_id = ?", (instance_id,)).fetchone()
-        lock = self._lock(instance_id)
+        row, lock = rows.instances.get(instance_id), rows.locks.get(instance_id)
         if row is None and lock is None:
             if name in files.names:
                 self._remove_instance(name)
             return
         files.names.add(name, instance_id)
-        fields: dict[str, Any] = {"instance_id": instance_id} if row is None else table.values(row)
+        fields: dict[str, Any] = {"instance_id": instance_id}
         if lock is not None:
-            fields["lock"] = lock
-        key: int | None = None if row is None else row[0]
+            fields["lock"] = self._lock(lock)
         is_directory = name in files.names.directories
-        if key is not None:
-            fields |= self._values(key)
-            executions = self._execution_ids(key)
-            for gone in dirty_executions - executions:
+        document = layout.meta_file(name) if is_directory else layout.document_file(name)
+        if row is not None:
+            key = row[0]
+            executions = rows.executions.get(key, {})
+            fields |= self._tables["instances"].values(row)
+            fields |= self._values(rows.values.get(key, ()))
+            for gone in dirty_executions - executions.keys():
                 self._remove_execution(name, gone)
             if is_directory or not self._fits_document(key, executions):
                 fields["execution_ids"] = ranges_text(sorted(executions))
-                dirty = dirty_executions & executions if is_directory else executions
-                self._write_executions(name, key, dirty)
+                dirty = dirty_executions & executions.keys() if is_directory else set(executions)
+                for each in sorted(dirty):
+                    path = layout.execution_file(name, each)
+                    captured = self._execution(name, (key, each), executions[each], path)
+                    self._document_files.write(path, seal(captured))
                 if not is_directory:
-                    self._removals.add(layout.document_file(name))
-                is_directory = True
+                    self._removals.add(document)
+                    document = layout.meta_file(name)
+                    self._notes.append((document, partial(files.names.directories.add, name)))
             else:
-                document = layout.document_file(name)
                 fields["executions"] = tuple(
-                    self._execution(name, (key, each), document)
+                    self._execution(name, (key, each), executions[each], document)
                     for each in sorted(executions)
                 )
+            self._notes.append((document, partial(files.ids.__setitem__, key, instance_id)))
         self._tried |= {layout.document_file(name), layout.instance_directory(name)}
-        path = layout.meta_file(name) if is_directory else layout.document_file(name)
-        self._document_files.write(path, seal(files.documents.instance(**fields)))
-        if is_directory:
-            self._notes.append((path, partial(files.names.directories.add, name)))
-        if key is not None:
-            self._notes.append((path, partial(files.ids.__setitem__, key, instance_id)))
+        self._document_files.write(document, seal(files.documents.instance(**fields)))
 
     def _remove_instance(self, name: str) -> None:
         files = self._files
@@ -272,67 +342,30 @@ class Checkpoint:
         }
         self._notes.append(("", partial(files.names.discard, name)))
 
-    def _lock(self, instance_id: str) -> Any:
-        """Return the document of a lock or a hold; None if there is none."""
-        table = self._tables["instance_locks"]
-        row: Any = self._execute(f"{table.select} WHERE instance_id = ?", (instance_id,)).fetchone()
-        if row is None:
-            return None
-        values = dict(zip(table.columns, row, strict=True))
-        if not any(values[name] for name in _FACTS):
-            return None
-        fields = table.values(row)
+    def _lock(self, row: Any) -> Any:
+        fields = self._tables["instance_locks"].values(row)
         del fields["instance_id"]
         return self._files.documents.lock(**fields)
 
-    def _values(self, key: int) -> dict[str, Any]:
-        values: dict[str, Any] = {}
-        for name in ("kv_store", "kv_delta"):
-            table, found = self._tables[name], {}
-            rows: list[Any] = self._execute(
-                f"{table.select} WHERE instance_key = ? ORDER BY key", (key,)
-            ).fetchall()
-            for row in rows:
-                fields = table.values(row)
-                del fields["instance_key"], fields["key"]
-                found[row[1]] = self._files.documents.value(**fields)
-            values[name] = found
+    def _values(self, rows: Iterable[Any]) -> dict[str, dict[str, Any]]:
+        values: dict[str, dict[str, Any]] = {"kv_store": {}, "kv_delta": {}}
+        for table, row in rows:
+            fields = self._tables[table].values(row)
+            del fields["instance_key"], fields["key"]
+            values[table][row[1]] = self._files.documents.value(**fields)
         return values
 
     # --- executions
 
-    def _execution_ids(self, key: int) -> set[int]:
-        rows: list[Any] = self._execute(
-            "SELECT execution_id FROM executions WHERE instance_key = ?1"
-            " UNION SELECT execution_id FROM history WHERE instance_key = ?1",
-            (key,),
-        ).fetchall()
-        return {row[0] for row in rows}
-
-    def _fits_document(self, key: int, executions: Iterable[int]) -> bool:
+    def _fits_document(self, key: int, executions: Mapping[int, _ExecutionRows]) -> bool:
         files = self._files.histories.files
-        places = [files.get((key, each)) for each in executions]
-        if len(places) > EXECUTIONS_IN_DOCUMENT:
+        if len(executions) > EXECUTIONS_IN_DOCUMENT:
             return False
-        if any(place is not None and not place.is_archived for place in places):
-            return False
-        sizes: int | None = self._execute(
-            "SELECT sum(octet_length(data)) FROM history WHERE instance_key = ?", (key,)
-        ).get
-        return (sizes or 0) <= SHORT_HISTORY_BYTES
-
-    def _is_short(self, execution: Execution) -> bool:
-        size: int | None = self._execute(
-            "SELECT sum(octet_length(data)) FROM history"
-            " WHERE instance_key = ? AND execution_id = ?",
-            execution,
-        ).get
-        return (size or 0) <= SHORT_HISTORY_BYTES
-
-    def _write_executions(self, name: str, key: int, executions: Iterable[int]) -> None:
-        for each in sorted(executions):
-            path = layout.execution_file(name, each)
-            self._document_files.write(path, seal(self._execution(name, (key, each), path)))
+        for each in executions:
+            file = files.get((key, each))
+            if file is not None and not file.is_archived:
+                return False
+        return sum(each.history_bytes for each in executions.values()) <= SHORT_HISTORY_BYTES
 
     def _remove_execution(self, name: str, execution_id: int) -> None:
         self._removals |= {
@@ -341,32 +374,35 @@ class Checkpoint:
             layout.archived_history(name, execution_id),
         }
 
-    def _execution(self, name: str, execution: Execution, path: str) -> Any:
+    def _execution(self, name: str, execution: Execution, rows: _ExecutionRows, path: str) -> Any:
         """Return the document of an execution, which will be in a file, alone or with others.
 
         Writes its history if that has a file of its own.
         """
         table, histories = self._tables["executions"], self._files.histories
-        row: Any = self._execute(
-            f"{table.select} WHERE instance_key = ? AND execution_id = ?", execution
-        ).fetchone()
         fields: dict[str, Any] = {"execution_id": execution[1]}
         completed_at: int | None = None
-        if row is not None:
-            fields |= table.values(row)
+        if rows.row is not None:
+            fields |= table.values(rows.row)
             del fields["instance_key"]
-            completed_at = row[table.columns.index("completed_at")]
-        fields["events"] = histories.id_ranges(execution)
-        if fields["events"]:
+            completed_at = rows.row[table.columns.index("completed_at")]
+        if rows.events:
+            if rows.last_id - rows.first_id + 1 == rows.events:
+                fields["events"] = ranges_text(range(rows.first_id, rows.last_id + 1))
+            else:
+                fields["events"] = histories.id_ranges(execution)
             is_old = (
                 self._archive is not None
                 and completed_at is not None
                 and completed_at <= self._archive[1]
             )
-            file = self._write_history(name, execution, path, is_old=is_old)
+            is_short = path == layout.document_file(name) or (
+                rows.history_bytes <= SHORT_HISTORY_BYTES
+            )
+            file = self._write_history(name, execution, path, is_old=is_old, is_short=is_short)
             if file is None:
                 events = histories.events(execution)
-                fields["history"] = tuple(event(*each) for each in events)
+                fields["history"] = tuple([event(*each) for each in events])
                 # A history that still grows stays in memory: its document is written again.
                 written = events if completed_at is not None else ()
                 self._note_history(path, execution, None, written)
@@ -375,26 +411,26 @@ class Checkpoint:
         return self._files.documents.execution(**fields)
 
     def _write_history(
-        self, name: str, execution: Execution, document: str, *, is_old: bool
+        self, name: str, execution: Execution, document: str, *, is_old: bool, is_short: bool
     ) -> HistoryFile | None:
         """Write new events into the file of the history; None if the history needs no file."""
         histories, number = self._files.histories, execution[1]
         file = histories.files.get(execution)
+        if file is None and is_short and not is_old:
+            return None
         unwritten = histories.unwritten(execution)
         if file is not None and not unwritten and file.is_archived >= is_old:
             return file
-        lines = encode_lines(unwritten)
         if file is not None and not file.is_archived and not is_old:
+            lines = encode_lines(unwritten)
             self._history_files.append(layout.history_file(name, number), file.size, lines)
             new = HistoryFile(file.size + len(lines))
         else:
-            is_small = document == layout.document_file(name)
-            if not is_old and (is_small or self._is_short(execution)):
-                if file is not None:
-                    self._removals.add(histories.path(name, number, file))
+            if file is not None and is_short and not is_old:
+                self._removals.add(histories.path(name, number, file))
                 return None
             if file is not None:
-                data = histories.read_file(name, number, file) + lines
+                data = histories.read_file(name, number, file) + encode_lines(unwritten)
             else:
                 data = encode_lines(histories.events(execution))
             new = HistoryFile(len(data), is_archived=is_old)
@@ -415,43 +451,35 @@ class Checkpoint:
         """When the document is in place, drop the texts from memory."""
         histories = self._files.histories
 
+        event_ids = [event_id for event_id, data in written if data != IN_FILE]
+
         def note() -> None:
-            if execution in self._files.dropped:
-                histories.files.pop(execution, None)
-                return
-            if file is None:
+            if file is None or execution in self._files.dropped:
                 histories.files.pop(execution, None)
             else:
                 histories.files[execution] = file
-            event_ids = [event_id for event_id, data in written if data != IN_FILE]
-            histories.forget_texts(execution, event_ids)
+            if event_ids and execution not in self._files.dropped:
+                histories.forget_texts(execution, event_ids)
 
         self._notes.append((document, note))
 
     # --- the rest
 
-    def _capture_entries(self) -> Iterator[None]:
-        number = 0
-        for table, (queue, id_column, kind_column) in QUEUES.items():
-            ids = sorted(key[1] for key in self._dirty if key[0] == table)
-            described = self._tables[table]
-            kind_position = described.columns.index(kind_column)
-            instance_position = described.columns.index("instance_id")
-            for entry_id in ids:
-                row: Any = self._execute(
-                    f"{described.select} WHERE {id_column} = ?", (entry_id,)
-                ).fetchone()
-                path: str | None = None
-                if row is not None:
-                    instance_id, kind = row[instance_position], row[kind_position]
-                    path = layout.entry_file(queue, entry_id, instance_id, kind)
-                    self._tried.add(path)
-                    document = self._files.documents.entries[table](**described.values(row))
-                    self._document_files.write(path, seal(document))
-                self._note_entry((table, entry_id), path)
-                number += 1
-                if number % SLICE == 0:
-                    yield
+    def _capture_entries(self, table: str, ids: Sequence[int]) -> None:
+        queue, id_column, kind_column = QUEUES[table]
+        described, struct = self._tables[table], self._files.documents.entries[table]
+        kind_position = described.columns.index(kind_column)
+        instance_position = described.columns.index("instance_id")
+        rows = {row[0]: row for row in self._select(f"{described.select} WHERE {id_column}", ids)}
+        for entry_id in ids:
+            row = rows.get(entry_id)
+            path: str | None = None
+            if row is not None:
+                instance_id, kind = row[instance_position], row[kind_position]
+                path = layout.entry_file(queue, entry_id, instance_id, kind)
+                self._tried.add(path)
+                self._document_files.write(path, seal(struct(**described.values(row))))
+            self._note_entry((table, entry_id), path)
 
     def _note_entry(self, key: tuple[str, int], path: str | None) -> None:
         """Remember the file of an entry, and remove the one that it had before."""

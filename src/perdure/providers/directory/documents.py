@@ -55,6 +55,7 @@ Time: TypeAlias = str | int
 """``2026-05-04T03:02:01.000Z``, or the milliseconds where the calendar ends."""
 
 
+@lru_cache(maxsize=1024)  # the columns of an instance have few different times
 def time_text(time_ms: int) -> Time:
     if not 0 <= time_ms <= _END_OF_CALENDAR_MS:
         return time_ms
@@ -110,6 +111,10 @@ _PAYLOADS: Final = frozenset(
     {"block", "body", "custom_status", "heartbeat", "output", "record", "value"}
 )
 _TIME_ENDINGS: Final = ("_at", "_until", "_since", "not_before")
+_PLAIN: Final = "plain"
+_TIME: Final = "time"
+_PAYLOAD: Final = "payload"
+_DERIVED_COLUMN: Final = "derived"
 _DERIVED: Final = {
     "instance_locks": frozenset(
         {"instance_key", "name", "version", "pending_since", "state", "wake_at", "ready_at"}
@@ -130,17 +135,18 @@ class Table:
         self.select = f"SELECT {', '.join(self.columns)} FROM {name} "
         marks = ", ".join("?" * len(self.columns))
         self.put = f"INSERT OR REPLACE INTO {name} VALUES ({marks})"
-        self._defaults: dict[str, Any] = {row[1]: _default(row) for row in described}
+        self._defaults = [_default(row) for row in described]
+        self._kinds = [_kind(name, column) for column in self.columns]
 
     def fields(self, *hidden: str) -> list[tuple[Any, ...]]:
         """Return (name, type, default) of each column, for a struct. Omitted: ``hidden`` ones."""
         fields: list[tuple[Any, ...]] = []
-        for name in self.columns:
-            if name in hidden or name in _DERIVED.get(self.name, ()):
+        for name, kind in zip(self.columns, self._kinds, strict=True):
+            if name in hidden or kind is _DERIVED_COLUMN:
                 continue
-            if name in _PAYLOADS:
+            if kind is _PAYLOAD:
                 fields += [(name, msgspec.Raw, NO_JSON), (f"{name}_text", str | None, None)]
-            elif name.endswith(_TIME_ENDINGS):
+            elif kind is _TIME:
                 fields.append((name, Time | None, None))
             else:
                 fields.append((name, int | str | None, None))
@@ -149,16 +155,20 @@ class Table:
     def values(self, row: Sequence[Any]) -> dict[str, Any]:
         """Return the fields of a row for its struct; those with the default value are left out."""
         fields: dict[str, Any] = {}
-        derived = _DERIVED.get(self.name, ())
-        for name, value in zip(self.columns, row, strict=True):
-            if value is None or name in derived:
+        for name, kind, default, value in zip(
+            self.columns, self._kinds, self._defaults, row, strict=True
+        ):
+            if value is None or kind is _DERIVED_COLUMN:
                 continue
-            if name in _PAYLOADS:
-                json, text = embed(value)
-                fields |= {name: json} if text is None else {f"{name}_text": text}
-            elif name.endswith(_TIME_ENDINGS):
+            if kind is _TIME:
                 fields[name] = time_text(value)
-            elif value != self._defaults[name]:
+            elif kind is _PAYLOAD:
+                json, text = embed(value)
+                if text is None:
+                    fields[name] = json
+                else:
+                    fields[f"{name}_text"] = text
+            elif value != default:
                 fields[name] = value
         return fields
 
@@ -168,19 +178,27 @@ class Table:
         Errors: ValueError.
         """
         values: list[Any] = []
-        for name in self.columns:
+        for name, kind, default in zip(self.columns, self._kinds, self._defaults, strict=True):
             if name in given:
                 values.append(given[name])
                 continue
             value = getattr(document, name, None)
-            if name in _PAYLOADS:
+            if kind is _PAYLOAD:
                 value = extract(value or NO_JSON, getattr(document, f"{name}_text", None))
             elif value is None:
-                value = self._defaults[name]
-            elif name.endswith(_TIME_ENDINGS):
+                value = default
+            elif kind is _TIME:
                 value = time_ms(value)
             values.append(value)
         return tuple(values)
+
+
+def _kind(table: str, column: str) -> str:
+    if column in _DERIVED.get(table, ()):
+        return _DERIVED_COLUMN
+    if column in _PAYLOADS:
+        return _PAYLOAD
+    return _TIME if column.endswith(_TIME_ENDINGS) else _PLAIN
 
 
 def _default(described: Any) -> Any:

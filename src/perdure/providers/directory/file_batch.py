@@ -31,7 +31,7 @@ class FileBatch:
         """Files whose new content can be seen, also if a later one failed."""
         self._directories: set[str] = set()
         """Those whose entries change."""
-        self._made: set[str] = set()
+        self._made: set[str] = {"", *layout.DIRECTORIES}
         """Those that were made, or seen to be there."""
 
     def write(self, path: str, data: bytes) -> None:
@@ -97,7 +97,7 @@ class FileBatch:
 
     def _make_directory(self, path: str) -> None:
         """Make the directory with its parents."""
-        if path in self._made or path in layout.DIRECTORIES or not path:
+        if path in self._made:
             return
         parent = path.rpartition("/")[0]
         self._make_directory(parent)

@@ -143,26 +143,20 @@ class Histories:
 
     def id_ranges(self, execution: Execution) -> str:
         """Return the ids of the events as ``1-3, 5``."""
-        where = "FROM history WHERE instance_key = ? AND execution_id = ?"
-        first, last, count = self._execute(
-            f"SELECT min(event_id), max(event_id), count(*) {where}", execution
-        ).get
-        if not count or last - first + 1 == count:
-            return ranges_text(range(first or 0, (first or 0) + count))
         ids: list[Any] = self._execute(
-            f"SELECT event_id {where} ORDER BY event_id", execution
+            "SELECT event_id FROM history WHERE instance_key = ? AND execution_id = ?"
+            " ORDER BY event_id",
+            execution,
         ).fetchall()
         return ranges_text(row[0] for row in ids)
 
-    def forget_texts(self, execution: Execution, event_ids: Iterable[int]) -> None:
+    def forget_texts(self, execution: Execution, event_ids: list[int]) -> None:
         """Drop the texts of events from memory; a file has them."""
-        cursor = self._execute  # one statement for each: there may be any number of them
-        for event_id in event_ids:
-            cursor(
-                "UPDATE history SET data = ?"
-                " WHERE instance_key = ? AND execution_id = ? AND event_id = ?",
-                (IN_FILE, *execution, event_id),
-            )
+        self._execute(
+            "UPDATE history SET data = ? WHERE instance_key = ? AND execution_id = ?"
+            " AND event_id IN (SELECT value FROM json_each(?))",
+            (IN_FILE, *execution, _encoder.encode(event_ids)),
+        )
 
     # --- files
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from functools import lru_cache
 from typing import Final
 
 SLUG_CHARACTERS_MAX: Final = 40
@@ -67,6 +68,7 @@ def slug(text: str) -> str:
     return _NOT_SLUG.sub("-", text.lower()).strip("-")[:SLUG_CHARACTERS_MAX].rstrip("-")
 
 
+@lru_cache(maxsize=1024)  # an instance and its messages are written together
 def instance_names(instance_id: str) -> tuple[str, str, str]:
     """Return the short name, the long name and the name of version 1."""
     begin, digest = slug(instance_id), hashlib.sha256(instance_id.encode()).hexdigest()
