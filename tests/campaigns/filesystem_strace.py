@@ -4,8 +4,9 @@
 
 The counters of strace are one per thread, so each scenario watches the one thread that does its
 part: making a store, recovering one, the writer (it commits fetch, ack, abandon and renew, writes
-the files, archives and closes) and the event loop, which commits single small operations. After each kill the store must open unaided, hold all that was
-acknowledged, hold no half turn, and go on to the end.
+the files, archives and closes) and the event loop, which commits single small operations. After
+each kill the store must open unaided, hold all that was acknowledged, hold no half turn, and go on
+to the end.
 """
 
 from __future__ import annotations

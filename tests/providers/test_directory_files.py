@@ -23,13 +23,12 @@ from perdure.clock import ManualClock
 from perdure.conformance import factories
 from perdure.errors import StoreClosed, StoreMoved, StoreRefused
 from perdure.model.status import Status
-from perdure.providers.embedding import extract
 from perdure.providers.directory import FileSystemProvider, documents, layout
+from perdure.providers.embedding import extract
 from perdure.providers.local_files import NETWORK_FILE_SYSTEMS, find_file_system
 from perdure.providers.records import (
     CustomStatusChange,
     ExecutionMetadata,
-    HistoryRecord,
     KvSet,
     TurnCommit,
 )

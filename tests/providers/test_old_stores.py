@@ -228,7 +228,7 @@ def test_an_upgrade_that_fails_anywhere_is_done_by_the_next_start(
                 async with FileSystemProvider(old.path) as provider:
                     assert await exports_of(provider) == old.exports
                     assert not (await provider.admin.get_store_info()).damages
-            assert not [path for path in old.path.rglob("*~" + "[0-9a-f]" * 64)]
+            assert not list(old.path.rglob("*~" + "[0-9a-f]" * 64))
             assert not list(old.path.rglob("state.json"))
 
         asyncio.run(scenario())

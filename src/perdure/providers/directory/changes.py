@@ -100,7 +100,7 @@ class Changes:
         rest: list[tuple[RowKey, Any]] = []
         for key, value in rows:
             if value is None:  # first: a row that was added may have its place in an index
-                execute(f"DELETE FROM {key[0]} WHERE {self._where(key)}", key[1:])
+                execute(f"DELETE FROM {key[0]} WHERE {self._where(key)}", key[1:])  # noqa: S608 - of constants
             else:
                 rest.append((key, value))
         for key, value in rest:
@@ -110,7 +110,7 @@ class Changes:
                     continue
                 names = ", ".join(f"{name} = ?" for name in value)
                 bindings = (*value.values(), *key[1:])
-                execute(f"UPDATE {table.name} SET {names} WHERE {self._where(key)}", bindings)
+                execute(f"UPDATE {table.name} SET {names} WHERE {self._where(key)}", bindings)  # noqa: S608 - of constants
             elif table.name == "history":
                 # An event never changes. One that is there may be in its file already.
                 execute("INSERT OR IGNORE INTO history VALUES (?, ?, ?, ?)", value)

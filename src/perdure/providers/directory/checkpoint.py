@@ -9,6 +9,9 @@ It runs in the thread of the writer, a slice at a time, so that commits can pass
 slice reads what is committed by then, so a file may be newer than the checkpoint's mark.
 """
 
+# apsw's own stubs leave the type of a buffer open.
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -167,7 +170,7 @@ class Checkpoint:
         self._files = files
         self._root = files.root
         self._tables = files.documents.tables
-        self._execute = files.connection.execute
+        self._execute: Callable[..., Any] = files.connection.execute
         self._first_sequence = first_sequence
         self._archive = archive_before_ms
         self._dirty, files.dirty = files.dirty, set()
@@ -190,12 +193,13 @@ class Checkpoint:
             for key in self._dirty:
                 changed.setdefault(key[0], []).append(key)
             work = self._instances(changed)
-            for ids in _slices(list(work)):
-                self._capture_instances({each: work[each] for each in ids})
+            for instance_ids in _slices(list(work)):
+                self._capture_instances({each: work[each] for each in instance_ids})
                 yield
             for table in QUEUES:
-                for ids in _slices(sorted(key[1] for key in changed.get(table, ()))):
-                    self._capture_entries(table, ids)
+                entry_ids: list[int] = sorted(key[1] for key in changed.get(table, ()))
+                for some_ids in _slices(entry_ids):
+                    self._capture_entries(table, some_ids)
                     yield
             for table, path in _LISTS.items():
                 if table in changed:
@@ -243,14 +247,14 @@ class Checkpoint:
         """Return the instances that are out of date, with the executions that are."""
         keys: dict[int, set[int]] = {}
         for table in ("instances", "kv_store", "kv_delta"):
-            for key in changed.get(table, ()):
-                keys.setdefault(key[1], set())
+            for row_key in changed.get(table, ()):
+                keys.setdefault(row_key[1], set())
         for table in ("executions", "history"):
-            for key in changed.get(table, ()):
-                keys.setdefault(key[1], set()).add(key[2])
+            for row_key in changed.get(table, ()):
+                keys.setdefault(row_key[1], set()).add(row_key[2])
         work: dict[str, set[int]] = {key[1]: set() for key in changed.get("instance_locks", ())}
-        now = dict(self._select("SELECT instance_key, instance_id FROM instances"
-                                " WHERE instance_key", list(keys)))  # fmt: skip
+        known = "SELECT instance_key, instance_id FROM instances WHERE instance_key"
+        now: dict[int, str] = dict(self._select(known, keys))
         for key, executions in keys.items():
             before = self._files.ids.get(key)
             if before is not None:
@@ -263,9 +267,8 @@ class Checkpoint:
 
     def _select(self, sql: str, keys: Iterable[Any], tail: str = "") -> list[Any]:
         """Return the rows of a query that ends with the column of the keys, before the tail."""
-        rows: list[Any] = self._execute(
-            f"{sql} IN (SELECT value FROM json_each(?)) {tail}", (_encode(list(keys)),)
-        ).fetchall()
+        sql = f"{sql} IN (SELECT value FROM json_each(?)) {tail}"  # noqa: S608 - of constants
+        rows: list[Any] = self._execute(sql, (_encode(list(keys)),)).fetchall()
         return rows
 
     def _due_for_archive(self) -> list[Execution]:

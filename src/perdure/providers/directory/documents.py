@@ -1,14 +1,18 @@
 """The readable files: rows of the engine's tables as JSON, indented, with a checksum.
 
-The fields of a document are the columns of its table, so a new column needs no change here. Payloads
-are shown as the JSON that they are whenever that gives back the very same text.
+The fields of a document are the columns of its table, so a new column needs no change here.
+Payloads are shown as the JSON that they are whenever that gives back the very same text.
 """
+
+# apsw's own stubs leave the type of a buffer open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 
 import zlib
 from datetime import datetime, timedelta
 from functools import lru_cache
+from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
@@ -132,9 +136,9 @@ class Table:
         described: list[Any] = connection.execute(f"PRAGMA table_info({name})").fetchall()
         self.columns = [row[1] for row in described]
         self.key_columns = [self.columns[position] for position in TABLES[name]]
-        self.select = f"SELECT {', '.join(self.columns)} FROM {name} "
+        self.select = f"SELECT {', '.join(self.columns)} FROM {name} "  # noqa: S608 - of constants
         marks = ", ".join("?" * len(self.columns))
-        self.put = f"INSERT OR REPLACE INTO {name} VALUES ({marks})"
+        self.put = f"INSERT OR REPLACE INTO {name} VALUES ({marks})"  # noqa: S608 - of constants
         self._defaults = [_default(row) for row in described]
         self._kinds = [_kind(name, column) for column in self.columns]
 
@@ -241,7 +245,7 @@ class Documents:
 
     def __init__(self, connection: apsw.Connection) -> None:
         self.tables = {name: Table(connection, name) for name in TABLES}
-        execution = _struct(
+        execution: Any = _struct(
             "Execution",
             self.tables["executions"].fields("instance_key"),
             ("events", str, ""),  # ranges of event ids
@@ -249,8 +253,8 @@ class Documents:
             ("history_bytes", int, 0),  # else: of its file; later bytes are left from a crash
             ("archived", bool, False),
         )
-        lock = _struct("Lock", self.tables["instance_locks"].fields("instance_id"))
-        kv = _struct("Value", self.tables["kv_store"].fields("instance_key", "key"))
+        lock: Any = _struct("Lock", self.tables["instance_locks"].fields("instance_id"))
+        kv: Any = _struct("Value", self.tables["kv_store"].fields("instance_key", "key"))
         self.execution: Any = execution
         self.lock: Any = lock
         self.value: Any = kv
@@ -258,10 +262,10 @@ class Documents:
             "Instance",
             self.tables["instances"].fields(),
             ("lock", lock | None, None),
-            ("executions", tuple[execution, ...], ()),  # of a small instance
+            ("executions", GenericAlias(tuple, (execution, ...)), ()),  # of a small instance
             ("execution_ids", str, ""),  # else ranges of ids, each with a document of its own
-            ("kv_store", dict[str, kv], {}),
-            ("kv_delta", dict[str, kv], {}),
+            ("kv_store", GenericAlias(dict, (str, kv)), {}),
+            ("kv_delta", GenericAlias(dict, (str, kv)), {}),
         )
         self.entries: dict[str, Any] = {
             name: _struct(name, self.tables[name].fields())
@@ -278,4 +282,4 @@ def _struct(name: str, fields: Sequence[tuple[Any, ...]], *more: tuple[Any, ...]
 
 def _list_struct(name: str, table: Table) -> Any:
     member = _struct(name, table.fields())
-    return _struct(f"All{name}", [("rows", tuple[member, ...], ())])
+    return _struct(f"All{name}", [("rows", GenericAlias(tuple, (member, ...)), ())])

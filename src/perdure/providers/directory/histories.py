@@ -1,11 +1,14 @@
 """Histories outside of memory: events that are in files are read from there when they are needed.
 
-A short history is part of the document of its instance or execution. A long one has a file to which
-its events are appended, one a line: the event as JSON, its id and a checksum of both. The history of
-an execution that ended long ago can be compressed and put into the archive.
+A short history is part of the document of its instance or execution. A long one has a file to
+which its events are appended, one a line: the event as JSON, its id and a checksum of both. The
+history of an execution that ended long ago can be compressed and put into the archive.
 
 In the table ``history`` a row whose text is ``IN_FILE`` stands for an event in a file.
 """
+
+# apsw's own stubs leave the type of a buffer open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from perdure.providers.directory.documents import ranges_text, unseal
 from perdure.providers.embedding import NO_JSON, embed, extract
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     import apsw
 
@@ -105,7 +108,7 @@ class Histories:
         self, root: Root, connection: apsw.Connection, documents: Documents, names: InstanceNames
     ) -> None:
         self._root = root
-        self._execute = connection.execute
+        self._execute: Callable[..., Any] = connection.execute
         self._documents = documents
         self._names = names
         self.files: dict[Execution, HistoryFile] = {}

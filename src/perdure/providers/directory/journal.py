@@ -38,10 +38,13 @@ class Record:
     def __init__(self, body: Any) -> None:
         self.body = body
         """A list (sequence, rows, dropped histories); a dict in the layout of version 1."""
-        is_old = isinstance(body, dict)
-        self.sequence: int = body["sequence"] if is_old else body[0]
-        self.synced: int = body["synced"] if is_old else self.sequence - 1
-        """Every record up to this one was durable when this one was written."""
+        self.sequence: int
+        self.synced: int
+        if isinstance(body, dict):
+            self.sequence, self.synced = body["sequence"], body["synced"]
+        else:
+            self.sequence, self.synced = body[0], body[0] - 1
+        # Every record up to ``synced`` was durable when this one was written.
 
 
 def frame(body: bytes) -> bytes:

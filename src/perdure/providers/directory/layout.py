@@ -1,7 +1,7 @@
 """Names and places inside the root.
 
-An id never becomes a path. The name of an instance is a slug of its id, for people, and a short hash
-of the id. If two ids would get the same name, the second one gets a longer hash.
+An id never becomes a path. The name of an instance is a slug of its id, for people, and a short
+hash of the id. If two ids would get the same name, the second one gets a longer hash.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ it with `perdure` or `FileSystemProvider(path)`, one process at a time.
 |---|---|
 | `store.json` | format, and how far these files are up to date with the journal |
 | `journal/` | the commits that the files below do not hold yet; this is where a commit happens |
-| `instances/<name>.json` | a small instance with its history; `<name>` is its id, made readable, and a hash |
+| `instances/<name>.json` | a small instance and its history; `<name>` is its id, made readable |
 | `instances/<name>/meta.json` | a big instance: one with a long history or many executions |
 | `instances/<name>/executions/<n>.json` | one execution of a big instance |
 | `instances/<name>/executions/<n>.jsonl` | its history if that is long, one event a line |

@@ -31,6 +31,8 @@ from perdure.providers.directory.old_layout import OldStore
 from perdure.providers.embedding import extract
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from perdure.providers.directory.changes import Execution
     from perdure.providers.directory.checkpoint import Files
     from perdure.providers.directory.journal import Record
@@ -73,6 +75,7 @@ class Loader:
     def __init__(self, files: Files, now_ms: int) -> None:
         self._files = files
         self._root = files.root
+        self._execute: Callable[..., Any] = files.connection.execute
         self._tables = files.documents.tables
         self._now_ms = now_ms
         self._rows: dict[str, list[tuple[Any, ...]]] = {name: [] for name in self._tables}
@@ -91,7 +94,7 @@ class Loader:
 
     def load(self) -> None:
         """Errors: CorruptData, StoreRefused, OSError."""
-        root, execute = self._root, self._files.connection.execute
+        root, execute = self._root, self._execute
         if layout.STORE_FILE not in root.names("."):
             create_layout(root, self._now_ms)
         _clear_scratch(root)
@@ -291,15 +294,16 @@ class Loader:
     # --- the journal
 
     def _apply(self, record: Record) -> None:
-        rows = [(tuple(key), value) for key, value in record.body[1]]
-        dropped = [(key, number) for key, number in (record.body[2:] or [[]])[0]]
+        body: list[Any] = record.body
+        rows: list[tuple[Any, Any]] = [(tuple(key), value) for key, value in body[1]]
+        dropped: list[Execution] = [(key, number) for key, number in (body[2:] or [[]])[0]]
         files = self._files
         files.changes.apply(rows, dropped)
         files.dirty.update(key for key, _ in rows)
         for execution in dropped:
             files.histories.files.pop(execution, None)
         for key, value in rows:
-            if key[0] == "instances" and isinstance(value, list):
+            if key[0] == "instances" and value.__class__ is list:
                 self._added_in_journal.add(value[1])
 
     # --- after the journal
@@ -325,25 +329,26 @@ class Loader:
 
     def _hold_damaged(self) -> None:
         """Drop all rows of an instance that has a damaged file; keep its messages back."""
-        files, execute = self._files, self._files.connection.execute
+        files, execute = self._files, self._execute
         if not files.damage.reasons:
             return
         rows: list[Any] = execute("SELECT instance_key, instance_id FROM instances").fetchall()
         for key, instance_id in rows:
             if files.damage.is_lost(instance_id):
                 for table in ("instances", "executions", "history", "kv_store", "kv_delta"):
-                    execute(f"DELETE FROM {table} WHERE instance_key = ?", (key,))
+                    execute(f"DELETE FROM {table} WHERE instance_key = ?", (key,))  # noqa: S608 - of constants
         rows = execute("SELECT instance_id FROM instance_locks").fetchall()
         for (instance_id,) in rows:
             if files.damage.is_lost(instance_id):
                 execute("DELETE FROM instance_locks WHERE instance_id = ?", (instance_id,))
-        files.connection.create_scalar_function("perdure_is_damaged", files.damage.bars, 1)
+        bars: Any = files.damage.bars
+        files.connection.create_scalar_function("perdure_is_damaged", bars, 1)
         for event in ("INSERT", "UPDATE"):
             execute(_HOLD.format(event=event))
 
     def _note_files(self) -> None:
         """Find out which file belongs to which row; a file without a row is a leftover."""
-        files, execute = self._files, self._files.connection.execute
+        files, execute = self._files, self._execute
         names: set[str] = set()
         rows: list[Any] = execute("SELECT instance_key, instance_id FROM instances").fetchall()
         for key, instance_id in rows:

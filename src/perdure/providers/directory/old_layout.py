@@ -184,8 +184,8 @@ class OldStore:
         for number, execution in executions.items():
             if execution is None:
                 continue
-            if (row := _execution_row(instance_id, number, execution)) is not None:
-                self._put("execution", row)
+            if (found := _execution_row(instance_id, number, execution)) is not None:
+                self._put("execution", found)
             self._histories[instance_id, number] = _History(execution)
         self.paths |= {directory, layout.archive_directory(name)}
 
@@ -215,10 +215,10 @@ class OldStore:
         for kind, keys in record.get("drops", {}).items():
             for key in keys:
                 # The key of an execution or a value is a list of the instance and a number or name.
-                each = tuple(key) if isinstance(key, list) else key
+                each: Any = tuple(key) if key.__class__ is list else key
                 self._rows[kind].pop(each, None)
                 if kind not in {"message", "tag", "work", "claim", "dead_letter"}:
-                    self._changed.add(each[0] if isinstance(each, tuple) else each)
+                    self._changed.add(each[0] if each.__class__ is tuple else each)
         for row in record.get("puts", ()):
             self._put(row["row"], row)
             self._changed.add(row.get("instance_id", ""))
@@ -294,10 +294,9 @@ class OldStore:
 
     def _insert(self, table: str, key: Any, values: _Row) -> None:
         columns, marks = ", ".join(values), ", ".join("?" * len(values))
-        self._files.connection.execute(
-            f"INSERT OR IGNORE INTO {table} ({columns}) VALUES ({marks})", tuple(values.values())
-        )
-        self._files.dirty.add((table, *key) if isinstance(key, tuple) else (table, key))
+        sql = f"INSERT OR IGNORE INTO {table} ({columns}) VALUES ({marks})"  # noqa: S608 - of constants
+        self._files.connection.execute(sql, tuple(values.values()))
+        self._files.dirty.add((table, *key) if key.__class__ is tuple else (table, key))
 
     def _import_instance(self, instance_id: str) -> None:
         files, rows = self._files, self._rows
@@ -323,8 +322,9 @@ class OldStore:
                 self._import_history(instance_id, (key, number), history)
         for table in ("kv_store", "kv_delta"):
             for row in self._values.get((table, instance_id), ()):
-                entry, name = row.get("entry") or {}, row["key"]
-                values = {"instance_key": key, "key": name, "value": entry.get("value")}
+                entry: _Row = row.get("entry") or {}
+                name = row["key"]
+                values: _Row = {"instance_key": key, "key": name, "value": entry.get("value")}
                 values["updated_at"] = entry.get("updated_at_ms")
                 self._insert(table, (key, name), values)
 
@@ -359,7 +359,7 @@ class OldStore:
     def _import_history(
         self, instance_id: str, execution: tuple[int, int], history: _History
     ) -> None:
-        """Import a short history as rows; copy a long one, an archived or a damaged one as it is."""
+        """Import a short history as rows; copy a long, archived or damaged one as it is."""
         texts = history.events
         file = history.file
         if file is not None:

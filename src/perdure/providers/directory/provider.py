@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from perdure.clock import Clock
     from perdure.providers.sqlite.transaction import Snapshot
 
+_NO_OPERATION: Final = Verb("checkpoint", lambda *_: None)
 _CAPABILITIES: Final = Capabilities(several_handles=False, several_processes=False)
 
 
@@ -96,7 +97,7 @@ class FileSystemProvider(EngineProvider):
         self._require_open("checkpoint")
         request = self._database.request_checkpoint()
         # The writer looks for requests after each operation, outside of any transaction.
-        await self._store.write(Verb("checkpoint", lambda _: None))
+        await self._store.write(_NO_OPERATION)
         await asyncio.wrap_future(request)
 
     def _require_open(self, operation: str) -> None:
@@ -140,7 +141,7 @@ def _ids_of(argument: Any) -> tuple[str, ...]:
     """Return the ids of the instances that the first argument of a verb names."""
     if isinstance(argument, str):
         return (argument,)
-    if isinstance(argument, tuple):
+    if argument.__class__ is tuple:
         return tuple(each for member in argument for each in _ids_of(member))
     return (argument.instance_id,)
 

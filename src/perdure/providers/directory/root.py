@@ -195,7 +195,7 @@ class Root:
             self.ops.close(descriptor)
 
     def size_bytes(self, path: str) -> int:
-        """Return the size of all files below a directory; files that vanish meanwhile do not count."""
+        """Return the size of all files below a directory, without those that vanish meanwhile."""
         total = 0
         for name in self.names(path):
             entry = f"{path}/{name}"
