@@ -14,6 +14,7 @@ import unicodedata
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -24,7 +25,6 @@ from perdure.conformance import factories
 from perdure.errors import StoreClosed, StoreMoved, StoreRefused
 from perdure.model.status import Status
 from perdure.providers.directory import FileSystemProvider, documents, layout
-from perdure.providers.embedding import extract
 from perdure.providers.local_files import NETWORK_FILE_SYSTEMS, find_file_system
 from perdure.providers.records import (
     CustomStatusChange,
@@ -179,11 +179,14 @@ def test_files_follow_by_themselves_after_a_moment(tmp_path: Path) -> None:
 @example("[" * 450 + "]" * 450)
 @settings(max_examples=300, deadline=None)
 def test_a_payload_comes_back_to_the_letter(text: str) -> None:
-    event = documents.event(1, text)
+    texts = {1: '{"a":1}', 2: text, 3: text + "1", 4: "2"}
+    for some in ({2: text}, texts):
+        history = documents.history(some.items())
 
-    back = documents.unseal(documents.seal(event), documents.Event)
+        sealed = documents.seal({"history": history})
+        back = documents.unseal(sealed, dict[str, msgspec.Raw])
 
-    assert extract(back.event, back.text) == text
+        assert documents.history_texts(back["history"]) == some
 
 
 # --- names

@@ -14,7 +14,7 @@ slice reads what is committed by then, so a file may be newer than the checkpoin
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -26,7 +26,7 @@ from perdure.providers.directory import layout
 from perdure.providers.directory.documents import (
     LAYOUT_VERSION,
     StoreDocument,
-    event,
+    history,
     ranges_text,
     seal,
     time_text,
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from perdure.providers.directory.changes import Changes, Execution, RowKey
     from perdure.providers.directory.damage import DamagedFiles
     from perdure.providers.directory.documents import Documents, Table
-    from perdure.providers.directory.histories import Histories
+    from perdure.providers.directory.histories import EventRow, Histories
     from perdure.providers.directory.layout import InstanceNames
     from perdure.providers.directory.root import Root
 
@@ -71,6 +71,8 @@ _LISTS: Final = {"sessions": layout.SESSIONS_FILE, "workers": layout.WORKERS_FIL
 _EXTENTS: Final = """
 SELECT instance_key, execution_id, count(*), min(event_id), max(event_id), sum(octet_length(data))
 FROM history WHERE instance_key"""
+_EVENTS: Final = """
+SELECT instance_key, execution_id, rowid, event_id, data FROM history WHERE instance_key"""
 _FACTS: Final = ("lock_token", "suspended", "not_before", "block", "touched_at")
 """A readiness row without any of these follows from the queue, and is in no file."""
 
@@ -118,6 +120,8 @@ class _ExecutionRows:
     last_id: int = 0
     history_bytes: int = 0
     """Of the texts in memory."""
+    history: list[EventRow] = field(default_factory=list["EventRow"])
+    """Read already if the instance is small."""
 
 
 class _Rows:
@@ -149,6 +153,13 @@ class _Rows:
             executions = self.executions.setdefault(key, {})
             found = executions.setdefault(number, _ExecutionRows())
             found.events, found.first_id, found.last_id, found.history_bytes = extent
+        small = [
+            key
+            for key, executions in self.executions.items()
+            if sum(each.history_bytes for each in executions.values()) <= SHORT_HISTORY_BYTES
+        ]
+        for key, number, *event_row in select(_EVENTS, small, "ORDER BY event_id"):
+            self.executions[key][number].history.append(tuple(event_row))
 
 
 def _slices(keys: Sequence[_Key]) -> Iterator[Sequence[_Key]]:
@@ -184,6 +195,7 @@ class Checkpoint:
         """Files that are on the disk, perhaps, if this checkpoint fails."""
         self._notes: list[tuple[str, Callable[[], object]]] = []
         """To be done when a file is in place, or, without a path, when all removals are done."""
+        self._written_events: list[int] = []
 
     def run(self, drop_segments: Callable[[int], None]) -> Iterator[None]:
         """Write the files; commits may pass at each yield. Errors: OSError, SyncFailed."""
@@ -229,6 +241,7 @@ class Checkpoint:
             for path, note in self._notes:
                 if path in placed:
                     note()
+            self._files.histories.forget_texts(self._written_events)
         finally:
             changes.watch(is_watching=True)
 
@@ -404,8 +417,8 @@ class Checkpoint:
             )
             file = self._write_history(name, execution, path, is_old=is_old, is_short=is_short)
             if file is None:
-                events = histories.events(execution)
-                fields["history"] = tuple([event(*each) for each in events])
+                events = rows.history or histories.rows(execution)
+                fields["history"] = history(histories.complete(execution, events))
                 # A history that still grows stays in memory: its document is written again.
                 written = events if completed_at is not None else ()
                 self._note_history(path, execution, None, written)
@@ -435,7 +448,8 @@ class Checkpoint:
             if file is not None:
                 data = histories.read_file(name, number, file) + encode_lines(unwritten)
             else:
-                data = encode_lines(histories.events(execution))
+                events = histories.complete(execution, histories.rows(execution))
+                data = encode_lines(events)
             new = HistoryFile(len(data), is_archived=is_old)
             path = histories.path(name, number, new)
             self._history_files.write(path, compress(data) if is_old else data)
@@ -449,20 +463,21 @@ class Checkpoint:
         document: str,
         execution: Execution,
         file: HistoryFile | None,
-        written: Iterable[tuple[int, str]],
+        written: Iterable[EventRow],
     ) -> None:
         """When the document is in place, drop the texts from memory."""
         histories = self._files.histories
 
-        event_ids = [event_id for event_id, data in written if data != IN_FILE]
+        row_ids = [row_id for row_id, _, data in written if data != IN_FILE]
 
         def note() -> None:
-            if file is None or execution in self._files.dropped:
+            is_dropped = execution in self._files.dropped
+            if file is None or is_dropped:
                 histories.files.pop(execution, None)
             else:
                 histories.files[execution] = file
-            if event_ids and execution not in self._files.dropped:
-                histories.forget_texts(execution, event_ids)
+            if not is_dropped:
+                self._written_events += row_ids
 
         self._notes.append((document, note))
 

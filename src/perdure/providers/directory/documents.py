@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import msgspec
 
 from perdure.providers.directory.damage import Damaged
-from perdure.providers.embedding import NO_JSON, embed, extract
+from perdure.providers.embedding import NO_JSON, embed, extract, is_deep
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -222,9 +222,40 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     text: str | None = None
 
 
-def event(event_id: int, data: str) -> Event:
+def history(events: Iterable[tuple[Any, ...]]) -> msgspec.Raw:
+    """Return a history, of which each row ends with the id and the text of an event, as JSON."""
+    texts = [(event_id, data.encode()) for *_, event_id, data in events]
+    parts = [data for _, data in texts]
+    joined = b"[%b]" % b",".join(parts)
+    try:
+        is_json = (
+            msgspec.json.format(joined, indent=-1) == joined
+            and [bytes(each) for each in _raw_list.decode(joined)] == parts
+            and not is_deep(joined)
+        )
+    except (msgspec.MsgspecError, RecursionError):
+        is_json = False
+    if is_json:
+        return msgspec.Raw(
+            b"[%b]" % b",".join([b'{"event_id":%d,"event":%b}' % each for each in texts])
+        )
+    return msgspec.Raw(_encoder.encode([_event(each, data.decode()) for each, data in texts]))
+
+
+def _event(event_id: int, data: str) -> Event:
     json, text = embed(data)
     return Event(event_id=event_id, event=json, text=text)
+
+
+def history_texts(json: msgspec.Raw) -> dict[int, str]:
+    """Return the texts in ``history`` by event id."""
+    if json == NO_JSON:
+        return {}
+    return {each.event_id: extract(each.event, each.text) or "" for each in _events.decode(json)}
+
+
+_raw_list = msgspec.json.Decoder(list[msgspec.Raw])
+_events = msgspec.json.Decoder(list[Event])
 
 
 class StoreDocument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -249,7 +280,7 @@ class Documents:
             "Execution",
             self.tables["executions"].fields("instance_key"),
             ("events", str, ""),  # ranges of event ids
-            ("history", tuple[Event, ...], ()),  # if it is short
+            ("history", msgspec.Raw, NO_JSON),  # if it is short: a list of Event
             ("history_bytes", int, 0),  # else: of its file; later bytes are left from a crash
             ("archived", bool, False),
         )

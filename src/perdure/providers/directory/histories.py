@@ -15,14 +15,14 @@ from __future__ import annotations
 import gzip
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 
 from perdure.errors import CorruptData
 from perdure.providers.directory import layout
 from perdure.providers.directory.damage import Damaged
-from perdure.providers.directory.documents import ranges_text, unseal
+from perdure.providers.directory.documents import history_texts, ranges_text, unseal
 from perdure.providers.embedding import NO_JSON, embed, extract
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from perdure.providers.directory.layout import InstanceNames
     from perdure.providers.directory.root import Root
 
+EventRow: TypeAlias = tuple[int, int, str]
+"""The row id, the event id and the text."""
 IN_FILE: Final = "\0in a file\0"
 """Stands for the text of an event that is in a file; no JSON text is like this."""
 
@@ -50,10 +52,10 @@ _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(_Line)
 
 
-def encode_lines(events: Iterable[tuple[int, str]]) -> bytes:
-    """Return the lines of (event id, text)."""
+def encode_lines(events: Iterable[tuple[Any, ...]]) -> bytes:
+    """Return the lines of rows that end with the id and the text of an event."""
     lines: list[bytes] = []
-    for event_id, data in events:
+    for *_, event_id, data in events:
         event, text = embed(data)
         checksum = _checksum(event_id, data)
         line = _Line(event_id=event_id, event=event, text=text, checksum=checksum)
@@ -114,31 +116,35 @@ class Histories:
         self.files: dict[Execution, HistoryFile] = {}
         """Of the executions whose history is not part of a document."""
 
-    def events(self, execution: Execution) -> list[tuple[int, str]]:
-        """Return all events in the order of their ids. Errors: CorruptData."""
-        rows: list[tuple[int, str]] = self._execute(
-            "SELECT event_id, data FROM history WHERE instance_key = ? AND execution_id = ?"
-            " ORDER BY event_id",
+    def rows(self, execution: Execution) -> list[EventRow]:
+        """Return the rows of all events in the order of their ids."""
+        rows: list[EventRow] = self._execute(
+            "SELECT rowid, event_id, data FROM history"
+            " WHERE instance_key = ? AND execution_id = ? ORDER BY event_id",
             execution,
         ).fetchall()
-        return self.complete(execution, rows)
+        return rows
 
-    def complete(self, execution: Execution, rows: list[tuple[int, str]]) -> list[tuple[int, str]]:
-        """Put in the texts that are in a file. Errors: CorruptData."""
-        if not any(data == IN_FILE for _, data in rows):
+    def complete(self, execution: Execution, rows: list[Any]) -> list[tuple[int, str]]:
+        """Return (event id, text) of rows that end with these; read the texts that are in a file.
+
+        Errors: CorruptData.
+        """
+        if not any(row[-1] == IN_FILE for row in rows):
             return rows
         texts = self._texts(execution)
         try:
             return [
-                (event_id, texts[event_id] if data == IN_FILE else data) for event_id, data in rows
+                (event_id, texts[event_id] if data == IN_FILE else data)
+                for *_, event_id, data in rows
             ]
         except KeyError as missing:
             raise CorruptData("read", f"the file has no event {missing}") from missing
 
-    def unwritten(self, execution: Execution) -> list[tuple[int, str]]:
+    def unwritten(self, execution: Execution) -> list[EventRow]:
         """Return the events that no file holds, in the order of their commits."""
-        rows: list[tuple[int, str]] = self._execute(
-            "SELECT event_id, data FROM history"
+        rows: list[EventRow] = self._execute(
+            "SELECT rowid, event_id, data FROM history"
             " WHERE instance_key = ? AND execution_id = ? AND data != ? ORDER BY rowid",
             (*execution, IN_FILE),
         ).fetchall()
@@ -153,12 +159,11 @@ class Histories:
         ).fetchall()
         return ranges_text(row[0] for row in ids)
 
-    def forget_texts(self, execution: Execution, event_ids: list[int]) -> None:
-        """Drop the texts of events from memory; a file has them."""
+    def forget_texts(self, row_ids: list[int]) -> None:
+        """Drop the texts of events from memory; files have them."""
         self._execute(
-            "UPDATE history SET data = ? WHERE instance_key = ? AND execution_id = ?"
-            " AND event_id IN (SELECT value FROM json_each(?))",
-            (IN_FILE, *execution, _encoder.encode(event_ids)),
+            "UPDATE history SET data = ? WHERE rowid IN (SELECT value FROM json_each(?))",
+            (IN_FILE, _encoder.encode(row_ids)),
         )
 
     # --- files
@@ -204,9 +209,7 @@ class Histories:
                 executions = unseal(self._root.read(path), documents.instance).executions
         except (OSError, Damaged) as error:
             raise CorruptData("read", f"the history of {name} is damaged: {error}") from error
-        return {
-            each.event_id: extract(each.event, each.text) or ""
-            for execution in executions
-            if execution.execution_id == execution_id
-            for each in execution.history
-        }
+        for execution in executions:
+            if execution.execution_id == execution_id:
+                return history_texts(execution.history)
+        return {}

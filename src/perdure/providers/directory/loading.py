@@ -19,6 +19,7 @@ from perdure.providers.directory.damage import Damaged
 from perdure.providers.directory.documents import (
     LAYOUT_VERSION,
     StoreDocument,
+    history_texts,
     ranges,
     seal,
     time_ms,
@@ -28,7 +29,6 @@ from perdure.providers.directory.documents import (
 from perdure.providers.directory.histories import IN_FILE, HistoryFile
 from perdure.providers.directory.journal import read_records
 from perdure.providers.directory.old_layout import OldStore
-from perdure.providers.embedding import extract
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -269,9 +269,7 @@ class Loader:
         if document.status is not None:
             row = self._tables["executions"].row(document, instance_key=key)
             self._rows["executions"].append(row)
-        texts: dict[int, str | None] = {}
-        if document.completed_at is None:
-            texts = {each.event_id: extract(each.event, each.text) for each in document.history}
+        texts = history_texts(document.history) if document.completed_at is None else {}
         self._rows["history"] += [
             (key, number, event_id, texts.get(event_id, IN_FILE))
             for ids in ranges(document.events)

@@ -51,8 +51,10 @@ _LOCK_WAIT_SECONDS: Final = 0.03
 """A program that is just being started may hold a copy of the lock until it runs; not for long."""
 _IDLE_SECONDS: Final = 0.25
 """A checkpoint begins after this many seconds without a commit."""
-_AGE_SECONDS: Final = 5.0
-"""A busy store gets a checkpoint after this time at the latest."""
+_AGE_SECONDS: Final = 30.0
+"""A busy store gets a checkpoint after this time at the latest: the later, the fewer files are
+written several times.
+"""
 _JOURNAL_BYTES_DUE: Final = 16 << 20
 _JOURNAL_BYTES_MAX: Final = 256 << 20
 """Beyond this, commits wait for the files to catch up."""
