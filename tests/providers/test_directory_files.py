@@ -216,7 +216,7 @@ def test_two_ids_with_the_same_short_name_get_different_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ids whose short hashes are equal can be found with some effort."""
-    monkeypatch.setattr(layout, "_HASH_CHARACTERS", (0, 32, 64))
+    monkeypatch.setattr(layout, "_HASH_CHARACTERS", (0, 32))
     layout.instance_names.cache_clear()
     ids = ["a b", "a-b", "a/b"]
 

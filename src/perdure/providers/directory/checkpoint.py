@@ -151,7 +151,9 @@ class _Rows:
             self.executions.setdefault(row[0], {})[row[1]] = _ExecutionRows(row)
         for key, number, *extent in select(_EXTENTS, keys, "GROUP BY 1, 2"):
             executions = self.executions.setdefault(key, {})
-            found = executions.setdefault(number, _ExecutionRows())
+            found = executions.get(number)
+            if found is None:
+                found = executions[number] = _ExecutionRows()
             found.events, found.first_id, found.last_id, found.history_bytes = extent
         small = [
             key
@@ -192,7 +194,9 @@ class Checkpoint:
         self._document_files = FileBatch(self._root, files=count)
         self._removals: set[str] = set()
         self._tried: set[str] = set()
-        """Files that are on the disk, perhaps, if this checkpoint fails."""
+        """Files of queues that are on the disk, perhaps, if this checkpoint fails."""
+        self._tried_instances: set[str] = set()
+        """Names of instances whose files are."""
         self._notes: list[tuple[str, Callable[[], object]]] = []
         """To be done when a file is in place, or, without a path, when all removals are done."""
         self._written_events: list[int] = []
@@ -218,10 +222,11 @@ class Checkpoint:
                     self._capture_list(table, path)
             self._history_files.place()
             self._document_files.place()
-            written = self._history_files.placed | self._document_files.placed
-            written |= {path.rpartition("/executions/")[0] for path in written}
-            written |= {path.removesuffix("/meta.json") for path in written}
-            self._document_files.remove((self._removals | self._stale) - written)
+            if doomed := self._removals | self._stale:
+                written = self._history_files.placed | self._document_files.placed
+                written |= {path.rpartition("/executions/")[0] for path in written}
+                written |= {path.removesuffix("/meta.json") for path in written}
+                self._document_files.remove(doomed - written)
             self._write_store()
             drop_segments(self._first_sequence)
         except BaseException:
@@ -229,6 +234,8 @@ class Checkpoint:
             self._document_files.give_up()
             self._files.dirty |= self._dirty
             self._files.stale |= self._stale | self._tried
+            for name in self._tried_instances:
+                self._files.stale |= {layout.document_file(name), layout.instance_directory(name)}
             self._note(self._document_files.placed)
             raise
         self._note({*self._document_files.placed, ""})
@@ -262,18 +269,19 @@ class Checkpoint:
         for table in ("instances", "kv_store", "kv_delta"):
             for row_key in changed.get(table, ()):
                 keys.setdefault(row_key[1], set())
-        for table in ("executions", "history"):
-            for row_key in changed.get(table, ()):
-                keys.setdefault(row_key[1], set()).add(row_key[2])
+        executions = {row_key[1:3] for row_key in changed.get("history", ())}
+        executions.update(row_key[1:] for row_key in changed.get("executions", ()))
+        for key, number in executions:
+            keys.setdefault(key, set()).add(number)
         work: dict[str, set[int]] = {key[1]: set() for key in changed.get("instance_locks", ())}
         known = "SELECT instance_key, instance_id FROM instances WHERE instance_key"
         now: dict[int, str] = dict(self._select(known, keys))
-        for key, executions in keys.items():
+        for key, numbers in keys.items():
             before = self._files.ids.get(key)
             if before is not None:
-                work.setdefault(before, set()).update(executions)
+                work.setdefault(before, set()).update(numbers)
             if key in now:
-                work.setdefault(now[key], set()).update(executions)
+                work.setdefault(now[key], set()).update(numbers)
             elif before is not None:
                 self._notes.append(("", partial(self._files.ids.pop, key, None)))
         return work
@@ -345,7 +353,7 @@ class Checkpoint:
                     for each in sorted(executions)
                 )
             self._notes.append((document, partial(files.ids.__setitem__, key, instance_id)))
-        self._tried |= {layout.document_file(name), layout.instance_directory(name)}
+        self._tried_instances.add(name)
         self._document_files.write(document, seal(files.documents.instance(**fields)))
 
     def _remove_instance(self, name: str) -> None:
@@ -412,9 +420,7 @@ class Checkpoint:
                 and completed_at is not None
                 and completed_at <= self._archive[1]
             )
-            is_short = path == layout.document_file(name) or (
-                rows.history_bytes <= SHORT_HISTORY_BYTES
-            )
+            is_short = rows.history_bytes <= SHORT_HISTORY_BYTES
             file = self._write_history(name, execution, path, is_old=is_old, is_short=is_short)
             if file is None:
                 events = rows.history or histories.rows(execution)

@@ -56,8 +56,8 @@ OWN_NAMES: Final = frozenset(
 _NOT_SLUG = re.compile(r"[^a-z0-9]+")
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _SEGMENT = re.compile(r"(\d{16})\.jsonl")
-_HASH_CHARACTERS: Final = (12, 32, 64)
-"""Of the short name, of the long name, and of the names in the layout of version 1."""
+_HASH_CHARACTERS: Final = (12, 32)
+"""Of the short and of the long name. A name in the layout of version 1 has the whole hash."""
 _OLD_NAME = re.compile(r"[a-z0-9-]*~[0-9a-f]{64}")
 _OLD_ENTRY = re.compile(r"\d{12,}-[a-z0-9-]*~[a-z0-9-]*\.json")
 _ENTRY = re.compile(r"\d{12,}-([a-z0-9-]*~[0-9a-f]+)~[a-z0-9-]*\.json")
@@ -72,8 +72,8 @@ def slug(text: str) -> str:
 def instance_names(instance_id: str) -> tuple[str, str, str]:
     """Return the short name, the long name and the name of version 1."""
     begin, digest = slug(instance_id), hashlib.sha256(instance_id.encode()).hexdigest()
-    short, long, old = (f"{begin}~{digest[:length]}" for length in _HASH_CHARACTERS)
-    return short, long, old
+    short, long = _HASH_CHARACTERS
+    return f"{begin}~{digest[:short]}", f"{begin}~{digest[:long]}", f"{begin}~{digest}"
 
 
 def document_file(name: str) -> str:

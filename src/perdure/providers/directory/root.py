@@ -224,7 +224,8 @@ class Root:
             self.make_directories(path)
 
     def write_all(self, descriptor: int, data: bytes) -> None:
-        view = memoryview(data)
+        written = self.ops.write(descriptor, data)
+        view = memoryview(data)[written:]
         while view:
             view = view[self.ops.write(descriptor, view) :]
 
@@ -236,8 +237,8 @@ class Root:
 
     def new_scratch(self) -> str:
         """Return an unused path beside the real files."""
-        self._scratch_number += 1
-        return f"{layout.SCRATCH}/{os.getpid()}-{self._scratch_number}"
+        self._scratch_number += 1  # no other process uses the directory, and it was emptied
+        return f"{layout.SCRATCH}/{self._scratch_number}"
 
     def write_scratch(self, data: bytes, *, sync: bool) -> str:
         """Write a new file beside the real ones and return its path."""
