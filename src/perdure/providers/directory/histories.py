@@ -22,11 +22,11 @@ import msgspec
 from perdure.errors import CorruptData
 from perdure.providers.directory import layout
 from perdure.providers.directory.damage import Damaged
-from perdure.providers.directory.documents import history_texts, ranges_text, unseal
+from perdure.providers.directory.documents import are_json, history_texts, ranges_text, unseal
 from perdure.providers.embedding import NO_JSON, embed, extract
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Sequence
 
     import apsw
 
@@ -52,8 +52,17 @@ _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(_Line)
 
 
-def encode_lines(events: Iterable[tuple[Any, ...]]) -> bytes:
+def encode_lines(events: Sequence[tuple[Any, ...]]) -> bytes:
     """Return the lines of rows that end with the id and the text of an event."""
+    rows = [(event_id, data.encode()) for *_, event_id, data in events]
+    if are_json([data for _, data in rows]):
+        return b"".join(
+            [
+                b'{"event_id":%d,"event":%b,"checksum":"%08x"}\n'
+                % (event_id, data, zlib.crc32(b"%d %b" % (event_id, data)))
+                for event_id, data in rows
+            ]
+        )
     lines: list[bytes] = []
     for *_, event_id, data in events:
         event, text = embed(data)

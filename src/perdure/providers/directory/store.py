@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import logging
+from collections import deque
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final
 
@@ -167,7 +168,7 @@ class DirectoryDatabase(Database):
         self.damage = DamagedFiles(path)
         self._running: Iterator[None] | None = None
         """The checkpoint that is under way."""
-        self._requests: list[Future[None]] = []
+        self._requests: deque[Future[None]] = deque()
         """Of those who wait for a checkpoint."""
         self._dirty_since: float | None = None
         self._retry_at = 0.0
@@ -315,7 +316,8 @@ class DirectoryDatabase(Database):
         return request
 
     def _serve_requests(self) -> None:
-        requests, self._requests = self._requests, []
+        # One by one: the event loop may add a request meanwhile.
+        requests = [self._requests.popleft() for _ in range(len(self._requests))]
         failure: Exception | None = None
         try:
             self.write_files()
