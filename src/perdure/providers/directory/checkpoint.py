@@ -106,6 +106,8 @@ class Files:
         """Ids of the instances that have files, by key. A key may be given to a new instance."""
         self.entries: dict[tuple[str, int], str] = {}
         """The file of each queue entry that has one, by table and id."""
+        self.is_closing = False
+        """Nothing will be read any more, so texts need not leave memory one by one."""
         self.stale: set[str] = set()
         """Files to be removed: a crash kept the checkpoint before from doing so."""
 
@@ -248,7 +250,8 @@ class Checkpoint:
             for path, note in self._notes:
                 if path in placed:
                     note()
-            self._files.histories.forget_texts(self._written_events)
+            if not self._files.is_closing:
+                self._files.histories.forget_texts(self._written_events)
         finally:
             changes.watch(is_watching=True)
 

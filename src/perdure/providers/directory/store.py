@@ -247,6 +247,7 @@ class DirectoryDatabase(Database):
         is_whole = hook.failure is None
         try:
             if is_whole:
+                self._files.is_closing = True
                 self.write_files()
         except Exception as error:  # noqa: BLE001 - the root must be released
             # Nothing is lost: the journal has it, and the next start writes the files.
