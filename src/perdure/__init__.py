@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     )
     from perdure.model.status import Status
     from perdure.providers.contract import Provider
-    from perdure.providers.filesystem import FileSystemProvider
+    from perdure.providers.directory import FileSystemProvider
     from perdure.providers.postgres import PostgresProvider as PostgresProvider
     from perdure.providers.records import InstanceQuery, PruneOptions, TagFilter
     from perdure.providers.sqlite import SqliteProvider
@@ -66,7 +66,7 @@ _HOMES = {
     "BlockingClient": "perdure.client.blocking",
     "Client": "perdure.client.client",
     "Codec": "perdure.codec",
-    "FileSystemProvider": "perdure.providers.filesystem",
+    "FileSystemProvider": "perdure.providers.directory",
     "Handle": "perdure.client.instance",
     "InMemoryProvider": "perdure.providers.sqlite.memory",
     "InstanceQuery": "perdure.providers.records",

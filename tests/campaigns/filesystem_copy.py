@@ -31,7 +31,7 @@ from campaigns.filesystem_workload import (
 )
 from perdure.client.moving import copy_store, snapshot_hash
 from perdure.errors import StoreMoved
-from perdure.providers.filesystem import FileSystemProvider
+from perdure.providers.directory import FileSystemProvider
 from perdure.providers.sqlite import SqliteProvider
 from perdure.providers.sqlite.memory import InMemoryProvider
 

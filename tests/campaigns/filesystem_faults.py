@@ -31,12 +31,12 @@ from campaigns.filesystem_workload import (
 )
 from perdure.clock import ManualClock
 from perdure.errors import ProviderError, StoreFull, StoreUnavailable
-from perdure.providers.filesystem import FileSystemProvider
+from perdure.providers.directory import FileSystemProvider
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from perdure.providers.filesystem.fileops import FileOps
+    from perdure.providers.directory.fileops import FileOps
 
 INSTANCES, TURNS = 2, 2
 CHANGING = frozenset({"write", "create", "open", "rename", "mkdir", "unlink", "truncate"})

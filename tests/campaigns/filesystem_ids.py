@@ -18,7 +18,7 @@ from perdure.conformance import factories
 from perdure.errors import InvalidValue
 from perdure.limits import check_id
 from perdure.model.status import Status
-from perdure.providers.filesystem import FileSystemProvider
+from perdure.providers.directory import FileSystemProvider
 from perdure.providers.records import (
     ExecutionMetadata,
     OrchestratorMessage,

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from campaigns.filesystem_workload import Load
-    from perdure.providers.filesystem.fileops import FileOps
+    from perdure.providers.directory.fileops import FileOps
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
-from perdure.providers.filesystem.fileops import FileOps
+from perdure.providers.directory.fileops import FileOps
 
 if TYPE_CHECKING:
     from collections.abc import Callable

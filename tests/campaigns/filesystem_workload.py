@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, TypeAlias
 
 from perdure.model.status import Status
-from perdure.providers.filesystem import FileSystemProvider
+from perdure.providers.directory import FileSystemProvider
 from perdure.providers.records import (
     ActivityIdentity,
     CustomStatusChange,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from perdure.providers.administration import ProviderAdmin
     from perdure.providers.contract import Provider
-    from perdure.providers.filesystem.fileops import FileOps
+    from perdure.providers.directory.fileops import FileOps
     from perdure.providers.records import FetchedOrchestration, FetchedWork
 
     Report: TypeAlias = Callable[[str], None]

@@ -14,18 +14,18 @@ def test_doctor_names_a_damaged_instance_and_the_others_are_listed(tmp_path):
     store = tmp_path / "store"
     cli = Cli(f"file:{store}")
     cli.run(("h-1", flows.hello, "ann"), ("h-2", flows.hello, "bob"))
-    (meta,) = store.glob("instances/h-1~*/meta.json")
+    (meta,) = store.glob("instances/h-1~*.json")
     meta.write_text(meta.read_text().replace("hello", "hallo"))
 
     answer = cli("doctor", "-o", "json", code=1)
 
     (damage,) = [finding for finding in answer.json if finding["subject"] == "damage"]
     assert damage["level"] == "bad"
-    assert str(meta.parent.relative_to(store)) in damage["text"]
+    assert str(meta.relative_to(store)) in damage["text"]
     assert "backup" in damage["advice"]
     checked = cli("db", "check", "-o", "json", code=1).json
     assert checked["instances_checked"] == 1
-    assert str(meta.parent.relative_to(store)) in checked["damages"][0]["message"]
+    assert str(meta.relative_to(store)) in checked["damages"][0]["message"]
     refused = cli("db", "copy", f"file:{store}", str(tmp_path / "copy.db"), "--move", code=1)
     assert "would be left behind" in refused.err
     listed = cli("list").out
@@ -35,11 +35,15 @@ def test_doctor_names_a_damaged_instance_and_the_others_are_listed(tmp_path):
 
 @pytest.fixture
 def changed_history(tmp_path, monkeypatch):
-    """A directory store in which somebody edited the history of a-1, which waits."""
+    """A directory store in which a person edited the history of a-1, which waits.
+
+    The history has a file of its own, as a long one has.
+    """
+    monkeypatch.setattr("perdure.providers.directory.checkpoint.SHORT_HISTORY_BYTES", 0)
     monkeypatch.chdir(tmp_path)
     cli = Cli("file:./store")
     cli.run(("a-1", flows.approval, 1), ("h-1", flows.hello, "ann"), until_open={"a-1"})
-    (history,) = tmp_path.glob("store/instances/a-1~*/executions/1/history.jsonl")
+    (history,) = tmp_path.glob("store/instances/a-1~*/executions/1.jsonl")
     history.write_text(history.read_text().replace("greet", "great"))
     return cli
 
@@ -93,7 +97,7 @@ def damage_sqlite(file):
 
 
 def damage_directory(store):
-    (meta,) = store.glob("instances/h-1~*/meta.json")
+    (meta,) = store.glob("instances/h-1~*.json")
     meta.write_text(meta.read_text().replace("hello", "hallo"))
 
 

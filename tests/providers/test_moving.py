@@ -19,7 +19,7 @@ from perdure.clock import ManualClock
 from perdure.conformance import factories
 from perdure.errors import AlreadyExists, InvalidValue, StoreBusy, StoreMoved
 from perdure.limits import ORPHAN_GRACE_MS
-from perdure.providers.filesystem import FileSystemProvider
+from perdure.providers.directory import FileSystemProvider
 from perdure.providers.records import (
     CustomStatusChange,
     ExecutionMetadata,

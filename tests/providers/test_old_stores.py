@@ -6,12 +6,17 @@ The stores are in tests/data/stores-of-0.1; the README there has the program tha
 from __future__ import annotations
 
 import asyncio
+import errno
+import random
 import tarfile
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from campaigns.filesystem_faults import CHANGING, SYNCING
+from campaigns.filesystem_ops import FailingFileOps
 from perdure import (
     Runtime,
     activity,
@@ -22,8 +27,10 @@ from perdure import (
     wait_for_event,
 )
 from perdure.client.moving import copy_store, decode_snapshot, encode_snapshot
+from perdure.conformance import factories
+from perdure.errors import CorruptData, ProviderError
 from perdure.model.status import Status
-from perdure.providers.filesystem import FileSystemProvider
+from perdure.providers.directory import FileSystemProvider
 from perdure.providers.sqlite import SqliteProvider
 
 if TYPE_CHECKING:
@@ -197,3 +204,87 @@ def test_an_old_store_can_be_copied(old: OldStore, tmp_path: Path) -> None:
             assert await exports_of(target) == old.exports
 
     asyncio.run(scenario())
+
+
+# --- interrupted and damaged
+
+
+@pytest.mark.parametrize("kind", ["directory", "killed"])
+def test_an_upgrade_that_fails_anywhere_is_done_by_the_next_start(
+    tmp_path: Path, kind: str
+) -> None:
+    every = 11
+    for at in count(random.randrange(1, every), every):
+        old = OldStore(kind, tmp_path / f"{at}")
+        failing = FailingFileOps(errno.EIO, CHANGING | SYNCING, at=at)
+
+        async def scenario(old: OldStore = old, failing: FailingFileOps = failing) -> None:
+            try:
+                async with FileSystemProvider(old.path, file_ops=failing):
+                    pass
+            except ProviderError:
+                pass
+            for _ in range(2):
+                async with FileSystemProvider(old.path) as provider:
+                    assert await exports_of(provider) == old.exports
+                    assert not (await provider.admin.get_store_info()).damages
+            assert not list(old.path.rglob("*~" + "[0-9a-f]" * 64))
+            assert not list(old.path.rglob("state.json"))
+
+        asyncio.run(scenario())
+        if not failing.failures:
+            break
+    assert at > 4 * every
+
+
+def old_directory(store: Path, slug: str) -> Path:
+    (found,) = (store / "instances").glob(f"{slug}~" + "[0-9a-f]" * 64)
+    return found
+
+
+def test_an_old_store_with_damaged_files_is_upgraded_without_them(tmp_path: Path) -> None:
+    """The instance whose document is damaged is refused, and its files stay; a damaged history is
+    reported when it is read; a damaged message is left aside.
+    """
+    old = OldStore("directory", tmp_path)
+    damaged = old_directory(old.path, "waiting") / "meta.json"
+    good = damaged.read_bytes()
+    damaged.write_bytes(good.replace(b"approval", b"approvel"))
+    history = old_directory(old.path, "long") / "executions/1/history.jsonl"
+    history.write_bytes(history.read_bytes().replace(b"greet", b"great", 1))
+    (entry,) = (old.path / "queues/orchestrator").glob("*-queued~*")
+    entry.write_text("{")
+
+    async def check() -> None:
+        async with FileSystemProvider(old.path) as provider:
+            damages = (await provider.admin.get_store_info()).damages
+            assert set(damages) == {
+                damaged.parent.relative_to(old.path).as_posix(),
+                entry.relative_to(old.path).as_posix(),
+            }
+            with pytest.raises(CorruptData, match="restore"):
+                await provider.read("waiting")
+            with pytest.raises(CorruptData, match="restore"):
+                await provider.enqueue_for_orchestrator(factories.start("waiting"))
+            with pytest.raises(CorruptData, match="checksum"):
+                await provider.read("long")
+            assert (await provider.admin.get_instance_info("long")).status is Status.RUNNING
+            assert await provider.admin.list_messages("queued") == []
+            expected = {decode_snapshot(text).instance_id: text for text in old.exports}
+            for instance_id in set(expected) - {"waiting", "long", "queued"}:
+                export = await provider.admin.export_instance(instance_id)
+                assert encode_snapshot(export) == expected[instance_id]
+
+    asyncio.run(check())
+    asyncio.run(check())
+
+    damaged.write_bytes(good)
+
+    async def check_restored() -> None:
+        for _ in range(2):
+            async with FileSystemProvider(old.path) as provider:
+                export = encode_snapshot(await provider.admin.export_instance("waiting"))
+                assert export in old.exports
+        assert not damaged.exists()
+
+    asyncio.run(check_restored())

@@ -38,7 +38,7 @@ def embed(text: str | None) -> tuple[msgspec.Raw, str | None]:
         return NO_JSON, None
     data = text.encode()
     try:
-        if msgspec.json.format(data, indent=-1) == data and not _is_deep(data):
+        if msgspec.json.format(data, indent=-1) == data and not is_deep(data):
             return msgspec.Raw(data), None
     except (msgspec.MsgspecError, RecursionError):
         pass
@@ -50,7 +50,7 @@ def extract(json: msgspec.Raw, text: str | None) -> str | None:
     return bytes(json).decode() if json != NO_JSON else text
 
 
-def _is_deep(data: bytes) -> bool:
+def is_deep(data: bytes) -> bool:
     """Return True if the text is nested too deeply to be read inside a document."""
     if data.count(b"[") + data.count(b"{") <= _NESTING_SPARE:
         return False

@@ -55,7 +55,7 @@ def open_provider(
 
             return SqliteProvider(_path_of(text), clock=clock, allow_moved=allow_moved)
         case "file":
-            from perdure.providers.filesystem import FileSystemProvider
+            from perdure.providers.directory import FileSystemProvider
 
             return FileSystemProvider(_path_of(text), clock=clock, allow_moved=allow_moved)
         case "memory":

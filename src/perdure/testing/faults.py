@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 def intercept(inner: Provider, around: Around) -> Provider:
     """Return a provider whose every verb goes through ``around(verb, call)``.
 
-    ``around`` may make the call, skip it, repeat it, or fail before or after it. Members that are not
-    awaited, such as ``clock`` and ``watch``, are passed on as they are.
+    ``around`` may make the call, skip it, repeat it, or fail before or after it. Members that are
+    not awaited, such as ``clock`` and ``watch``, are passed on as they are.
     """
     members: dict[str, Any] = {verb: _passed_on(verb) for verb in _verbs()}
     kind: Any = type("InterceptedProvider", (WholeProvider,), members)

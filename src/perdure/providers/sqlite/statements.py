@@ -74,6 +74,8 @@ WHERE instance_id {given}
 """)
 """Of instances without messages."""
 
+"""Instances that must have a readiness row."""
+
 AWAKE: Final = "SELECT instance_id, state FROM instance_locks WHERE wake_at <= ?"
 
 

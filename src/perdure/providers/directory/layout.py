@@ -1,0 +1,197 @@
+"""Names and places inside the root.
+
+An id never becomes a path. The name of an instance is a slug of its id, for people, and a short
+hash of the id. If two ids would get the same name, the second one gets a longer hash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from functools import lru_cache
+from typing import Final
+
+SLUG_CHARACTERS_MAX: Final = 40
+
+STORE_FILE: Final = "store.json"
+README_FILE: Final = "README.md"
+LOCK_FILE: Final = "lock"
+SESSIONS_FILE: Final = "sessions.json"
+WORKERS_FILE: Final = "workers.json"
+JOURNAL: Final = "journal"
+INSTANCES: Final = "instances"
+ARCHIVE: Final = "archive"
+ORCHESTRATOR_QUEUE: Final = "queues/orchestrator"
+WORKER_QUEUE: Final = "queues/worker"
+DEAD_LETTERS: Final = "queues/dead-letters"
+SCRATCH: Final = "tmp"
+
+DIRECTORIES: Final = (
+    JOURNAL,
+    INSTANCES,
+    "queues",
+    ORCHESTRATOR_QUEUE,
+    WORKER_QUEUE,
+    DEAD_LETTERS,
+    SCRATCH,
+)
+"""Parents before children: the order of creation."""
+
+OWN_NAMES: Final = frozenset(
+    {
+        STORE_FILE,
+        README_FILE,
+        LOCK_FILE,
+        SESSIONS_FILE,
+        WORKERS_FILE,
+        JOURNAL,
+        INSTANCES,
+        ARCHIVE,
+        "queues",
+        SCRATCH,
+    }
+)
+"""The names in the root. A directory with any other name in it does not become a store."""
+
+_NOT_SLUG = re.compile(r"[^a-z0-9]+")
+_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_SEGMENT = re.compile(r"(\d{16})\.jsonl")
+_HASH_CHARACTERS: Final = (12, 32)
+"""Of the short and of the long name. A name in the layout of version 1 has the whole hash."""
+_OLD_NAME = re.compile(r"[a-z0-9-]*~[0-9a-f]{64}")
+_OLD_ENTRY = re.compile(r"\d{12,}-[a-z0-9-]*~[a-z0-9-]*\.json")
+_ENTRY = re.compile(r"\d{12,}-([a-z0-9-]*~[0-9a-f]+)~[a-z0-9-]*\.json")
+
+
+def slug(text: str) -> str:
+    """Return the readable part of a name, in characters that every file system keeps apart."""
+    return _NOT_SLUG.sub("-", text.lower()).strip("-")[:SLUG_CHARACTERS_MAX].rstrip("-")
+
+
+@lru_cache(maxsize=1024)  # an instance and its messages are written together
+def instance_names(instance_id: str) -> tuple[str, str, str]:
+    """Return the short name, the long name and the name of version 1."""
+    begin, digest = slug(instance_id), hashlib.sha256(instance_id.encode()).hexdigest()
+    short, long = _HASH_CHARACTERS
+    return f"{begin}~{digest[:short]}", f"{begin}~{digest[:long]}", f"{begin}~{digest}"
+
+
+def document_file(name: str) -> str:
+    """Return the only file of a small instance."""
+    return f"{INSTANCES}/{name}.json"
+
+
+def instance_directory(name: str) -> str:
+    return f"{INSTANCES}/{name}"
+
+
+def meta_file(name: str) -> str:
+    return f"{INSTANCES}/{name}/meta.json"
+
+
+def execution_file(name: str, execution_id: int) -> str:
+    return f"{INSTANCES}/{name}/executions/{execution_id}.json"
+
+
+def history_file(name: str, execution_id: int) -> str:
+    return f"{INSTANCES}/{name}/executions/{execution_id}.jsonl"
+
+
+def archive_directory(name: str) -> str:
+    return f"{ARCHIVE}/{name}"
+
+
+def archived_history(name: str, execution_id: int) -> str:
+    return f"{ARCHIVE}/{name}/{execution_id}.jsonl.gz"
+
+
+def entry_file(queue: str, entry_id: int, instance_id: str, kind: str) -> str:
+    """Return the file of a message, a work item or a dead letter. Names sort in queue order."""
+    name = instance_names(instance_id)[0]
+    return f"{queue}/{entry_id:012d}-{name}~{slug(_HUMP.sub('-', kind))}.json"
+
+
+def instance_of_entry(file_name: str) -> str | None:
+    """Return the name of the instance in the name of a queue's file; None if it has none."""
+    match = _ENTRY.fullmatch(file_name)
+    return match[1] if match else None
+
+
+def is_old_instance(file_name: str) -> bool:
+    """Return whether it is the directory of an instance in the layout of version 1."""
+    return _OLD_NAME.fullmatch(file_name) is not None
+
+
+def is_old_entry(file_name: str) -> bool:
+    """Return whether it is the file of a queue in the layout of version 1."""
+    return _OLD_ENTRY.fullmatch(file_name) is not None
+
+
+def segment_file(first_sequence: int) -> str:
+    return f"{JOURNAL}/{first_sequence:016d}.jsonl"
+
+
+def segment_sequence(name: str) -> int | None:
+    """Return the first sequence number of a journal segment; None if the name is not one."""
+    match = _SEGMENT.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+README: Final = """\
+# A perdure store
+
+Everything in this directory belongs to one store. Read it, search it, copy it; do not edit it. Open
+it with `perdure` or `FileSystemProvider(path)`, one process at a time.
+
+| path | content |
+|---|---|
+| `store.json` | format, and how far these files are up to date with the journal |
+| `journal/` | the commits that the files below do not hold yet; this is where a commit happens |
+| `instances/<name>.json` | a small instance and its history; `<name>` is its id, made readable |
+| `instances/<name>/meta.json` | a big instance: one with a long history or many executions |
+| `instances/<name>/executions/<n>.json` | one execution of a big instance |
+| `instances/<name>/executions/<n>.jsonl` | its history if that is long, one event a line |
+| `queues/orchestrator/` | messages on their way to instances, in order |
+| `queues/worker/` | activities to be run, in order |
+| `queues/dead-letters/` | messages that no instance took |
+| `sessions.json` | which worker holds which session |
+| `workers.json` | runtimes that announced themselves |
+| `archive/` | compressed histories of old executions |
+| `lock` | the process that has the store open; empty if none has |
+| `tmp/` | files that are being written |
+
+The files follow the journal after a moment, and at once when the store is closed. Times are UTC.
+Each file has a checksum; one that was changed by hand is left aside when the store is opened. To
+keep a state under version control, close the store, then add the whole directory.
+"""
+
+
+class InstanceNames:
+    """The names that instances have on the disk."""
+
+    def __init__(self) -> None:
+        self._taken: dict[str, str] = {}
+        """The id of the instance, by its name."""
+        self.directories: set[str] = set()
+        """Names of the instances that have a directory; the others have one file."""
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._taken
+
+    def name_of(self, instance_id: str) -> str:
+        """Return the name that the instance has, or would get."""
+        short, long, _ = instance_names(instance_id)
+        if self._taken.get(short, instance_id) != instance_id:
+            return long
+        # The short name may be free again since the instance got its long one.
+        return long if self._taken.get(long) == instance_id else short
+
+    def add(self, name: str, instance_id: str, *, is_directory: bool = False) -> None:
+        """Give the name to the instance: it has files, or gets them with this checkpoint."""
+        self._taken[name] = instance_id
+        if is_directory:
+            self.directories.add(name)
+
+    def discard(self, name: str) -> None:
+        self._taken.pop(name, None)
+        self.directories.discard(name)

@@ -1,0 +1,376 @@
+"""Opening a store: first the readable files, then the journal over them, before anything else.
+
+A file that does not check out is left as it is and reported; its instance is refused, and the rest
+of the store works.
+"""
+
+# apsw's own stubs leave the type of a buffer open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from perdure.errors import CorruptData, StoreRefused
+from perdure.model.wire import FORMAT_VERSION
+from perdure.providers.directory import layout
+from perdure.providers.directory.checkpoint import QUEUES
+from perdure.providers.directory.damage import Damaged
+from perdure.providers.directory.documents import (
+    LAYOUT_VERSION,
+    StoreDocument,
+    history_texts,
+    ranges,
+    seal,
+    time_ms,
+    time_text,
+    unseal,
+)
+from perdure.providers.directory.histories import IN_FILE, HistoryFile
+from perdure.providers.directory.journal import read_records
+from perdure.providers.directory.old_layout import OldStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from perdure.providers.directory.changes import Execution
+    from perdure.providers.directory.checkpoint import Files
+    from perdure.providers.directory.journal import Record
+    from perdure.providers.directory.root import Root
+
+_DAMAGE = (Damaged, OSError, ValueError)
+
+_HOLD = """
+CREATE TEMP TRIGGER hold_damaged_{event} AFTER {event} ON main.instance_locks
+WHEN new.state != 3 AND perdure_is_damaged(new.instance_id)
+BEGIN
+    UPDATE instance_locks SET state = 3, wake_at = NULL WHERE instance_id = new.instance_id;
+END
+"""
+"""Keeps a damaged instance from being handed out, also when messages for it arrive later."""
+
+
+def create_layout(root: Root, now_ms: int) -> None:
+    """Make a new store, or finish one whose making was interrupted."""
+    for path in layout.DIRECTORIES:
+        root.make_directories(path)
+    _clear_scratch(root)
+    root.sync_directory("queues")
+    if layout.README_FILE not in root.names("."):
+        root.replace(layout.README_FILE, layout.README.encode())
+    document = StoreDocument(
+        format_version=FORMAT_VERSION, layout_version=LAYOUT_VERSION, created_at=time_text(now_ms)
+    )
+    root.replace(layout.STORE_FILE, seal(document))
+
+
+def _clear_scratch(root: Root) -> None:
+    for name in root.names(layout.SCRATCH):
+        root.remove_tree(f"{layout.SCRATCH}/{name}")
+
+
+class Loader:
+    """Fills the empty database with the content of the disk."""
+
+    def __init__(self, files: Files, now_ms: int) -> None:
+        self._files = files
+        self._root = files.root
+        self._execute: Callable[..., Any] = files.connection.execute
+        self._tables = files.documents.tables
+        self._now_ms = now_ms
+        self._rows: dict[str, list[tuple[Any, ...]]] = {name: [] for name in self._tables}
+        self._on_disk: set[str] = set()
+        """Names of instances with readable files."""
+        self._entry_files: set[str] = set()
+        self._nameless: set[str] = set()
+        """Names of directories without the document that has the id of their instance."""
+        self._missing: dict[Execution, str] = {}
+        """Executions that an instance names and that have no document, with the instance's name."""
+        self._added_in_journal: set[str] = set()
+        self.last_sequence = 0
+        self.old = OldStore(files)
+        self.is_old = False
+        """The store has the layout of version 1 and must be written anew."""
+
+    def load(self) -> None:
+        """Errors: CorruptData, StoreRefused, OSError."""
+        root, execute = self._root, self._execute
+        if layout.STORE_FILE not in root.names("."):
+            create_layout(root, self._now_ms)
+        _clear_scratch(root)
+        store = self._load_store()
+        self.is_old = store.layout_version < LAYOUT_VERSION
+        self.last_sequence = store.checkpoint
+        execute("BEGIN")
+        execute(
+            "UPDATE store_info SET next_message_id = ?, created_at = ?, moved_to = ?",
+            (store.last_message_id + 1, time_ms(store.created_at), store.moved_to),
+        )
+        execute("INSERT INTO sqlite_sequence VALUES ('dead_letters', ?)", (store.last_letter_id,))
+        old = self.old
+        old.load_files()
+        if self.is_old:
+            self._note_unfinished_upgrade()
+            old.load_leases()
+            if store.moved_to is not None:
+                old.set_moved(store.moved_to)
+        else:
+            self._load_files()
+        for record in read_records(root, store.checkpoint):
+            if self.is_old:
+                old.apply(record.body)
+            else:
+                self._apply(record)
+            self.last_sequence = record.sequence
+        old.import_rows()
+        self._judge_gaps()
+        self._hold_damaged()
+        self._note_files()
+        execute("COMMIT")
+
+    def _load_store(self) -> StoreDocument:
+        root = self._root
+        try:
+            document: StoreDocument = unseal(root.read(layout.STORE_FILE), StoreDocument)
+        except Damaged as damage:
+            raise CorruptData(
+                "open",
+                f"{root.path}/{layout.STORE_FILE} is damaged ({damage}); restore the directory "
+                "from a backup",
+            ) from damage
+        if document.format_version > FORMAT_VERSION or document.layout_version > LAYOUT_VERSION:
+            raise StoreRefused(
+                "open",
+                f"{root.path} was written by a newer version of perdure (format "
+                f"{document.format_version}, layout {document.layout_version}); upgrade perdure",
+            )
+        self._files.created_at = time_ms(document.created_at)
+        return document
+
+    def _note_unfinished_upgrade(self) -> None:
+        """Note new files beside the old ones: they are written again, or removed."""
+        for directory in (layout.INSTANCES, *(queue for queue, *_ in QUEUES.values())):
+            for name in self._root.names(directory):
+                if not layout.is_old_instance(name) and not layout.is_old_entry(name):
+                    self._files.stale.add(f"{directory}/{name}")
+
+    # --- files
+
+    def _load_files(self) -> None:
+        for table, (queue, *_) in QUEUES.items():
+            for name in self._root.names(queue):
+                if not layout.is_old_entry(name):
+                    self._load_entry(table, queue, name)
+        for table, path in (("sessions", layout.SESSIONS_FILE), ("workers", layout.WORKERS_FILE)):
+            self._load_list(table, path)
+        names = self._root.names(layout.INSTANCES)
+        small = {name.removesuffix(".json") for name in names if name.endswith(".json")}
+        for name in sorted(small):
+            self._load_instance(name, is_directory=False)
+        for name in names:
+            if name.endswith(".json") or layout.is_old_instance(name):
+                continue
+            if name in small:  # about to be replaced by the directory, which may not be whole
+                self._files.stale.add(layout.instance_directory(name))
+            else:
+                self._load_instance(name, is_directory=True)
+        for table, rows in self._rows.items():
+            if rows:
+                self._files.connection.executemany(self._tables[table].put, rows)
+
+    def _load_entry(self, table: str, queue: str, file_name: str) -> None:
+        files, path = self._files, f"{queue}/{file_name}"
+        try:
+            document = unseal(self._root.read(path), files.documents.entries[table])
+            row = self._tables[table].row(document)
+            if path != self._entry_path(table, row):
+                raise Damaged("its name does not fit its content")
+            self._rows[table].append(row)
+        except _DAMAGE as damage:
+            files.damage.add(path, damage, layout.instance_of_entry(file_name))
+        else:
+            self._entry_files.add(path)
+
+    def _entry_path(self, table: str, row: tuple[Any, ...]) -> str:
+        queue, _, kind_column = QUEUES[table]
+        columns = self._tables[table].columns
+        instance_id, kind = row[columns.index("instance_id")], row[columns.index(kind_column)]
+        return layout.entry_file(queue, row[0], instance_id, kind)
+
+    def _load_list(self, table: str, path: str) -> None:
+        """Load sessions or workers; without them all sessions are free, as after their expiry."""
+        try:
+            document = unseal(self._root.read(path), self._files.documents.lists[table])
+            self._rows[table] = [self._tables[table].row(each) for each in document.rows]
+        except FileNotFoundError:
+            pass
+        except _DAMAGE as damage:
+            self._files.damage.add(path, damage, None)
+
+    def _load_instance(self, name: str, *, is_directory: bool) -> None:
+        path = layout.meta_file(name) if is_directory else layout.document_file(name)
+        kept = {table: len(rows) for table, rows in self._rows.items()}
+        try:
+            document = unseal(self._root.read(path), self._files.documents.instance)
+            self._load_document(name, document, is_directory=is_directory)
+        except FileNotFoundError:
+            self._nameless.add(name)
+        except _DAMAGE as damage:
+            for table, count in kept.items():
+                del self._rows[table][count:]
+            place = layout.instance_directory(name) if is_directory else path
+            self._files.damage.add(place, damage, name, is_lost=True)
+        else:
+            self._on_disk.add(name)
+
+    def _load_document(self, name: str, document: Any, *, is_directory: bool) -> None:
+        instance_id: str = document.instance_id
+        if name not in layout.instance_names(instance_id)[:2]:
+            raise Damaged(f"it holds another instance, {instance_id!r}")
+        if document.lock is not None:
+            given = {"instance_id": instance_id, "state": 1}
+            self._rows["instance_locks"].append(
+                self._tables["instance_locks"].row(document.lock, **given)
+            )
+        key: int | None = document.instance_key
+        expected: set[str] = set()
+        if key is not None:
+            self._rows["instances"].append(self._tables["instances"].row(document))
+            for table in ("kv_store", "kv_delta"):
+                for each, value in getattr(document, table).items():
+                    given = {"instance_key": key, "key": each}
+                    self._rows[table].append(self._tables[table].row(value, **given))
+            for execution in document.executions:
+                self._load_execution(key, execution)
+            for numbers in ranges(document.execution_ids):
+                for number in numbers:
+                    self._load_execution_file(name, key, number)
+                    expected.add(f"{number}.json")
+                    file = self._files.histories.files.get((key, number))
+                    if file is not None and not file.is_archived:
+                        expected.add(f"{number}.jsonl")
+        self._files.names.add(name, instance_id, is_directory=is_directory)
+        if is_directory:
+            self._find_leftovers(name, expected)
+
+    def _load_execution_file(self, name: str, key: int, number: int) -> None:
+        path = layout.execution_file(name, number)
+        try:
+            document = unseal(self._root.read(path), self._files.documents.execution)
+        except FileNotFoundError:
+            self._missing[key, number] = name
+            return
+        if document.execution_id != number:
+            raise Damaged(f"{path} holds another execution")
+        self._load_execution(key, document)
+
+    def _load_execution(self, key: int, document: Any) -> None:
+        number = document.execution_id
+        if document.status is not None:
+            row = self._tables["executions"].row(document, instance_key=key)
+            self._rows["executions"].append(row)
+        texts = history_texts(document.history) if document.completed_at is None else {}
+        self._rows["history"] += [
+            (key, number, event_id, texts.get(event_id, IN_FILE))
+            for ids in ranges(document.events)
+            for event_id in ids
+        ]
+        self._files.histories.files.pop((key, number), None)
+        if document.history_bytes:
+            file = HistoryFile(document.history_bytes, is_archived=document.archived)
+            self._files.histories.files[key, number] = file
+
+    def _find_leftovers(self, name: str, expected: set[str]) -> None:
+        """Note the files of executions that no document names: a crash has left them."""
+        directory = f"{layout.instance_directory(name)}/executions"
+        try:
+            found = set(self._root.names(directory))
+        except FileNotFoundError:
+            return
+        self._files.stale |= {f"{directory}/{each}" for each in found - expected}
+
+    # --- the journal
+
+    def _apply(self, record: Record) -> None:
+        body: list[Any] = record.body
+        rows: list[tuple[Any, Any]] = [(tuple(key), value) for key, value in body[1]]
+        dropped: list[Execution] = [(key, number) for key, number in (body[2:] or [[]])[0]]
+        files = self._files
+        files.changes.apply(rows, dropped)
+        files.dirty.update(key for key, _ in rows)
+        for execution in dropped:
+            files.histories.files.pop(execution, None)
+        for key, value in rows:
+            if key[0] == "instances" and value.__class__ is list:
+                self._added_in_journal.add(value[1])
+
+    # --- after the journal
+
+    def _judge_gaps(self) -> None:
+        """Report missing files, unless the journal tells that they were being written."""
+        files = self._files
+        explained = {
+            name for each in self._added_in_journal for name in layout.instance_names(each)
+        }
+        for name in self._nameless:
+            path = layout.instance_directory(name)
+            if name in explained:
+                files.stale.add(path)
+            else:
+                files.damage.add(path, "meta.json is missing", name, is_lost=True)
+        changed = {key[1:3] for key in files.dirty if key[0] in {"executions", "history"}}
+        for execution, name in self._missing.items():
+            if execution not in changed:
+                reason = f"the file of execution {execution[1]} is missing"
+                path = layout.instance_directory(name)
+                files.damage.add(path, reason, name, is_lost=True)
+
+    def _hold_damaged(self) -> None:
+        """Drop all rows of an instance that has a damaged file; keep its messages back."""
+        files, execute = self._files, self._execute
+        if not files.damage.reasons:
+            return
+        rows: list[Any] = execute("SELECT instance_key, instance_id FROM instances").fetchall()
+        for key, instance_id in rows:
+            if files.damage.is_lost(instance_id):
+                for table in ("instances", "executions", "history", "kv_store", "kv_delta"):
+                    execute(f"DELETE FROM {table} WHERE instance_key = ?", (key,))  # noqa: S608 - of constants
+        rows = execute("SELECT instance_id FROM instance_locks").fetchall()
+        for (instance_id,) in rows:
+            if files.damage.is_lost(instance_id):
+                execute("DELETE FROM instance_locks WHERE instance_id = ?", (instance_id,))
+        bars: Any = files.damage.bars
+        files.connection.create_scalar_function("perdure_is_damaged", bars, 1)
+        for event in ("INSERT", "UPDATE"):
+            execute(_HOLD.format(event=event))
+
+    def _note_files(self) -> None:
+        """Find out which file belongs to which row; a file without a row is a leftover."""
+        files, execute = self._files, self._execute
+        names: set[str] = set()
+        rows: list[Any] = execute("SELECT instance_key, instance_id FROM instances").fetchall()
+        for key, instance_id in rows:
+            name = files.names.name_of(instance_id)
+            names.add(name)
+            if name in self._on_disk:
+                files.ids[key] = instance_id
+        rows = execute("SELECT instance_id FROM instance_locks").fetchall()
+        names.update(files.names.name_of(row[0]) for row in rows)
+        for name in self._on_disk - names:
+            files.stale |= {layout.document_file(name), layout.instance_directory(name)}
+            files.names.discard(name)
+        for table in QUEUES:
+            for row in execute(self._tables[table].select).fetchall():
+                path = self._entry_path(table, row)
+                if path in self._entry_files:
+                    files.entries[table, row[0]] = path
+        files.stale |= self._entry_files - set(files.entries.values())
+        self._find_archive_leftovers(names)
+
+    def _find_archive_leftovers(self, names: set[str]) -> None:
+        if layout.ARCHIVE not in self._root.names("."):
+            return
+        for name in self._root.names(layout.ARCHIVE):
+            is_left = name not in names and not layout.is_old_instance(name)
+            if is_left and name not in self._files.damage.lost:
+                self._files.stale.add(layout.archive_directory(name))

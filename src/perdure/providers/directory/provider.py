@@ -1,0 +1,177 @@
+"""The provider over a directory, and its administration: the engine on a ``DirectoryDatabase``."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Final
+
+from perdure.arguments import Duration, check_path, to_milliseconds
+from perdure.errors import StoreClosed
+from perdure.limits import ORPHAN_GRACE_SECONDS
+from perdure.providers.directory.documents import LAYOUT_VERSION
+from perdure.providers.directory.fileops import FileOps
+from perdure.providers.directory.store import DirectoryDatabase
+from perdure.providers.records import Capabilities, StoreInfo
+from perdure.providers.sqlite.admin import EngineAdmin
+from perdure.providers.sqlite.batch import Verb
+from perdure.providers.sqlite.database import System
+from perdure.providers.sqlite.provider import VERSION, EngineProvider
+from perdure.providers.sqlite.store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Self
+
+    from perdure.clock import Clock
+    from perdure.providers.sqlite.transaction import Snapshot
+
+_NO_OPERATION: Final = Verb("checkpoint", lambda *_: None)
+_CAPABILITIES: Final = Capabilities(several_handles=False, several_processes=False)
+
+
+class FileSystemProvider(EngineProvider):
+    """Keeps everything in a directory of readable files; one process at a time.
+
+    Every commit is one fsynced record in a journal; the files follow from it.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        clock: Clock | None = None,
+        orphan_grace: Duration = ORPHAN_GRACE_SECONDS,
+        archive: Duration | None = None,
+        allow_moved: bool = False,
+        file_ops: FileOps | None = None,
+    ) -> None:
+        """``archive``: compress the history of an execution that ended that long ago."""
+        self._path = os.path.abspath(check_path(path))  # noqa: PTH100 - resolving would hide a symbolic link
+        self._database = DirectoryDatabase(
+            self._path,
+            file_ops if file_ops is not None else FileOps(),
+            System(clock),
+            orphan_grace_ms=to_milliseconds(orphan_grace, "orphan_grace"),
+            archive_after_ms=None if archive is None else to_milliseconds(archive, "archive"),
+        )
+        self._is_temporary = False
+        self._process_id = 0
+        store = Store(self._database)
+        super().__init__(store, FileSystemAdmin(store, self._database), allow_moved=allow_moved)
+
+    @classmethod
+    def new_temp(cls, *, clock: Clock | None = None) -> Self:
+        """Return a provider over a new directory that is removed when the provider is closed."""
+        provider = cls(tempfile.mkdtemp(prefix="perdure-"), clock=clock)
+        provider._is_temporary = True
+        return provider
+
+    @property
+    def name(self) -> str:
+        return "filesystem"
+
+    @property
+    def path(self) -> str:
+        return self._path
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return _CAPABILITIES
+
+    async def open(self) -> None:
+        await super().open()
+        self._process_id = os.getpid()
+
+    async def close(self) -> None:
+        await super().close()
+        if self._is_temporary:
+            shutil.rmtree(self._path, ignore_errors=True)
+
+    async def checkpoint(self) -> None:
+        """Bring the readable files up to date, and archive, now instead of after a moment."""
+        self._require_open("checkpoint")
+        request = self._database.request_checkpoint()
+        # The writer looks for requests after each operation, outside of any transaction.
+        await self._store.write(_NO_OPERATION)
+        await asyncio.wrap_future(request)
+
+    def _require_open(self, operation: str) -> None:
+        try:
+            super()._require_open(operation)
+        except StoreClosed as error:
+            if self._process_id not in {0, os.getpid()}:
+                raise StoreClosed(
+                    operation,
+                    f"{self._path} was opened by process {self._process_id}, before the fork; open "
+                    "the store after forking",
+                ) from error
+            raise
+
+
+class FileSystemAdmin(EngineAdmin):
+    """See ``ProviderAdmin``; open as long as the handle that it belongs to."""
+
+    def __init__(self, store: Store, database: DirectoryDatabase) -> None:
+        super().__init__(store)
+        self._database = database
+
+    def describe(self, snapshot: Snapshot, format_version: int, moved_to: str | None) -> StoreInfo:
+        database = self._database
+        return StoreInfo(
+            provider="filesystem",
+            provider_version=VERSION,
+            location=database.path,
+            format_version=format_version,
+            schema_version=LAYOUT_VERSION,
+            size_bytes=database.root.size_bytes("."),
+            moved_to=moved_to,
+            details=database.details(),
+        )
+
+
+# --- damaged instances are refused
+
+
+def _ids_of(argument: Any) -> tuple[str, ...]:
+    """Return the ids of the instances that the first argument of a verb names."""
+    if isinstance(argument, str):
+        return (argument,)
+    if argument.__class__ is tuple:
+        return tuple(each for member in argument for each in _ids_of(member))
+    return (argument.instance_id,)
+
+
+def _refusing_damaged(method: Callable[..., Any]) -> Callable[..., Any]:
+    operation = method.__name__.removeprefix("_")
+
+    @wraps(method)
+    def guarded(self: Any, argument: Any, *args: Any, **named: Any) -> Any:
+        damage = self._database.damage
+        if damage.reasons:
+            for instance_id in _ids_of(argument):
+                damage.check(operation, instance_id)
+        return method(self, argument, *args, **named)
+
+    return guarded
+
+
+for _class, _names in (
+    (FileSystemProvider, (
+        "_append_with_execution", "_enqueue_for_orchestrator", "_enqueue_many_for_orchestrator",
+        "_get_custom_status", "_get_kv_all_values", "_get_kv_value", "_read",
+        "_read_with_execution", "_start_orchestration_item", "_watch",
+    )),
+    (FileSystemAdmin, (
+        "_delete_instances_atomic", "_export_instance", "_get_execution_info",
+        "_get_instance_info", "_get_instance_tree", "_import_instance", "_latest_execution_id",
+        "_list_children", "_list_executions", "_list_messages", "_list_work", "_lock_instance",
+        "_prune_executions", "_read_history_with_execution_id", "_resume_instance",
+        "_suspend_instance",
+    )),
+):  # fmt: skip
+    for _name in _names:
+        setattr(_class, _name, _refusing_damaged(getattr(_class, _name)))

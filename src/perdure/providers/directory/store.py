@@ -1,0 +1,429 @@
+"""The database of a directory: the engine's tables in memory, a journal before each commit, files.
+
+The tables are filled from the files and the journal when the store is opened. Each commit writes
+its changed rows into the journal and flushes it; only then is it committed in memory and answered.
+Checkpoints bring the files up to date, in the thread of the writer, when it is idle or when the
+journal has become long or old.
+"""
+
+# apsw's own stubs leave the type of a buffer open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections import deque
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Final
+
+from perdure.errors import (
+    ProviderError,
+    StoreClosed,
+    StoreFull,
+    StoreRefused,
+    StoreUnavailable,
+)
+from perdure.providers.directory import layout
+from perdure.providers.directory.changes import Changes
+from perdure.providers.directory.checkpoint import Checkpoint, Files
+from perdure.providers.directory.damage import DamagedFiles
+from perdure.providers.directory.documents import Documents
+from perdure.providers.directory.file_batch import FileBatch
+from perdure.providers.directory.histories import Histories
+from perdure.providers.directory.journal import Journal, frame
+from perdure.providers.directory.layout import InstanceNames
+from perdure.providers.directory.loading import Loader
+from perdure.providers.directory.root import Root, SyncFailed
+from perdure.providers.records import DAMAGED
+from perdure.providers.sqlite.database import Database
+from perdure.providers.sqlite.transaction import Transaction
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from perdure.providers.directory.fileops import FileOps
+    from perdure.providers.sqlite.database import System
+
+_log = logging.getLogger("perdure.directory")
+
+_LOCK_ATTEMPTS: Final = 10
+_LOCK_WAIT_SECONDS: Final = 0.03
+"""A program that is just being started may hold a copy of the lock until it runs; not for long."""
+_IDLE_SECONDS: Final = 0.25
+"""A checkpoint begins after this many seconds without a commit."""
+_AGE_SECONDS: Final = 30.0
+"""A busy store gets a checkpoint after this time at the latest: the later, the fewer files are
+written several times.
+"""
+_JOURNAL_BYTES_DUE: Final = 16 << 20
+_JOURNAL_BYTES_MAX: Final = 256 << 20
+"""Beyond this, commits wait for the files to catch up."""
+_RETRY_SECONDS: Final = 2.0
+"""Pause after a checkpoint that failed."""
+
+
+class DirectoryTransaction(Transaction):
+    """Reads the texts of events that are not in memory from their files."""
+
+    __slots__ = ()
+
+    def events(
+        self, instance_key: int, execution_id: int, after_event_id: int = 0, limit: int = -1
+    ) -> list[tuple[int, str]]:
+        rows = super().events(instance_key, execution_id, after_event_id, limit)
+        assert isinstance(self._hook, JournalHook)
+        return self._hook.histories.complete((instance_key, execution_id), rows)
+
+
+class JournalHook:
+    """Writes the changed rows of each commit into the journal, before COMMIT."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self.files: Files
+        self.changes: Changes
+        self.histories: Histories
+        self.journal: Journal
+        self.sequence = 0
+        """Of the newest record."""
+        self.journal_bytes = 0
+        """Written since the last checkpoint began."""
+        self.failure: str | None = None
+        """The reason why nothing can be committed any more."""
+        self._is_in_doubt = False
+        """A record is durable, and its transaction is not committed in memory yet."""
+
+    def attach(self, files: Files, journal: Journal, sequence: int) -> None:
+        self.files, self.changes, self.histories = files, files.changes, files.histories
+        self.journal, self.sequence = journal, sequence
+        self.journal_bytes = 0
+        self.failure = None
+
+    def before_commit(self) -> None:
+        changes = self.changes
+        if not changes.rows:
+            return
+        line = frame(changes.encode(self.sequence + 1))
+        try:
+            self.journal.append(line)
+        except OSError as error:
+            raise refusal("commit", error) from error
+        except SyncFailed as error:
+            raise self.fail(error) from error
+        self._is_in_doubt = True
+        self.sequence += 1
+        self.journal_bytes += len(line)
+        files = self.files
+        files.dirty.update(changes.rows)
+        if changes.dropped:
+            files.dropped |= changes.dropped
+            for execution in changes.dropped:
+                files.histories.files.pop(execution, None)
+
+    def committed(self) -> None:
+        self._is_in_doubt = False
+        self.changes.clear()
+
+    def rolled_back(self) -> None:
+        if self._is_in_doubt:
+            # A signal came between the journal and COMMIT. The journal decides.
+            changes = self.changes
+            changes.watch(is_watching=False)
+            changes.apply(list(changes.rows.items()), changes.dropped)
+            changes.watch(is_watching=True)
+            self._is_in_doubt = False
+        self.changes.clear()
+
+    def fail(self, error: SyncFailed) -> StoreClosed:
+        """Close for good: which bytes are on the disk is unknown from now on."""
+        self.failure = (
+            f"the store was closed because data could not be made durable ({error}); check the "
+            "disk, then start again"
+        )
+        return StoreClosed("commit", self.failure)
+
+
+class DirectoryDatabase(Database):
+    """Tables in memory that follow from a directory."""
+
+    transaction_type = DirectoryTransaction
+
+    def __init__(
+        self,
+        path: str,
+        file_ops: FileOps,
+        system: System,
+        *,
+        orphan_grace_ms: int,
+        archive_after_ms: int | None,
+    ) -> None:
+        self._journal_hook = JournalHook(path)
+        super().__init__(path, system, orphan_grace_ms=orphan_grace_ms, hook=self._journal_hook)
+        self.path = path
+        self._file_ops = file_ops
+        self._archive_after_ms = archive_after_ms
+        self._archived_before_ms = -1
+        self.root = Root(path, file_ops)
+        self.damage = DamagedFiles(path)
+        self._running: Iterator[None] | None = None
+        """The checkpoint that is under way."""
+        self._requests: deque[Future[None]] = deque()
+        """Of those who wait for a checkpoint."""
+        self._dirty_since: float | None = None
+        self._retry_at = 0.0
+        self.checkpoint_error: ProviderError | None = None
+        """Of the last checkpoint, if it failed."""
+
+    # --- opening and closing
+
+    def open(self, *, allow_moved: bool) -> None:
+        self.root = Root(self.path, self._file_ops)
+        try:
+            self.root.open()
+            self._lock_root()
+            super().open(allow_moved=True)
+            self._load(allow_moved=allow_moved)
+        except OSError as error:
+            self._abandon()
+            raise refusal("open", error) from error
+        except SyncFailed as error:
+            self._abandon()
+            raise StoreRefused("open", f"{self.path}: {error}; check the disk") from error
+        except BaseException:
+            self._abandon()
+            raise
+
+    def _abandon(self) -> None:
+        super().close()
+        self.root.close()
+
+    def _lock_root(self) -> None:
+        for _ in range(_LOCK_ATTEMPTS):
+            if self.root.try_lock(self.system.clock.now_ms()):
+                return
+            self.system.pause(_LOCK_WAIT_SECONDS)
+        holder = self.root.holder()
+        process = (
+            f"process {holder.pid} on host {holder.host!r} since {holder.since}"
+            if holder is not None
+            else "another process"
+        )
+        raise StoreRefused(
+            "open",
+            f"{self.path} is in use by {process}; a directory serves one process at a time: stop "
+            "that one, or use SQLite for several",
+        )
+
+    def _load(self, *, allow_moved: bool) -> None:
+        connection, root, hook = self.ready().connection, self.root, self._journal_hook
+        documents, names = Documents(connection), InstanceNames()
+        self.damage = DamagedFiles(self.path)
+        changes = Changes(connection, documents.tables)
+        histories = Histories(root, connection, documents, names)
+        files = Files(root, connection, documents, histories, names, self.damage, changes)
+        self._files = files
+        journal = Journal(root)
+        hook.attach(files, journal, 0)
+        loader = Loader(files, self.system.clock.now_ms())
+        loader.load()
+        self.rebuild_readiness()
+        if not allow_moved:
+            self.check_not_moved(connection)
+        hook.attach(files, journal, loader.last_sequence)
+        journal.start_segment(loader.last_sequence + 1)
+        changes.watch(is_watching=True)
+        self._archived_before_ms = -1
+        self._running, self.checkpoint_error, self._retry_at = None, None, 0.0
+        self._note_dirty()
+        if loader.is_old or loader.old.paths:
+            for _ in self._checkpoint():
+                pass
+            root.replace(layout.README_FILE, layout.README.encode())
+            FileBatch(root, files=1).remove(loader.old.paths)
+
+    def close(self) -> None:
+        hook = self._journal_hook
+        is_whole = hook.failure is None
+        try:
+            if is_whole:
+                self._files.is_closing = True
+                self.write_files()
+        except Exception as error:  # noqa: BLE001 - the root must be released
+            # Nothing is lost: the journal has it, and the next start writes the files.
+            self._report(error)
+            is_whole = False
+        for request in self._requests:
+            request.cancel()
+        if is_whole:
+            hook.journal.finish()
+        hook.journal.close()
+        super().close()
+        self.root.close()
+
+    # --- around each commit
+
+    def _require_sound(self, operation: str) -> None:
+        if self._journal_hook.failure is not None:
+            raise StoreClosed(operation, self._journal_hook.failure)
+
+    def ready(self) -> Transaction:
+        hook = self._journal_hook
+        self._require_sound("commit")
+        if hook.journal_bytes > _JOURNAL_BYTES_MAX:
+            self.write_files()
+        return super().ready()
+
+    def check_before_reply(self) -> None:
+        self._journal_hook.committed()
+        if self._dirty_since is None:
+            self._note_dirty()
+
+    def _note_dirty(self) -> None:
+        if self._files.dirty or self._files.stale:
+            self._dirty_since = self.system.monotonic()
+
+    # --- checkpoints
+
+    def idle_seconds(self) -> float | None:
+        if self._running is not None:
+            return 0.0
+        return None if self._dirty_since is None else _IDLE_SECONDS
+
+    def use_idle_time(self, idle_seconds: float) -> bool:
+        if self._dirty_since is not None and idle_seconds >= _IDLE_SECONDS * 0.9:
+            self._go_on()
+        return False
+
+    def is_upkeep_due(self, *, is_waited_for: bool) -> bool:
+        if self._requests or self._running is not None:
+            return True
+        since = self._dirty_since
+        return since is not None and (
+            self._journal_hook.journal_bytes > _JOURNAL_BYTES_DUE
+            or self.system.monotonic() - since > _AGE_SECONDS
+        )
+
+    def keep_up(self) -> None:
+        if self._requests:
+            self._serve_requests()
+        else:
+            self._go_on()
+
+    def request_checkpoint(self) -> Future[None]:
+        """Ask the writer for a whole checkpoint, which it makes after the next operation."""
+        request: Future[None] = Future()
+        self._requests.append(request)
+        return request
+
+    def _serve_requests(self) -> None:
+        # One by one: the event loop may add a request meanwhile.
+        requests = [self._requests.popleft() for _ in range(len(self._requests))]
+        failure: Exception | None = None
+        try:
+            self.write_files()
+        except Exception as error:  # noqa: BLE001 - it belongs to those who wait
+            failure = error
+        for request in requests:
+            if not request.set_running_or_notify_cancel():
+                continue
+            if failure is None:
+                request.set_result(None)
+            else:
+                request.set_exception(failure)
+
+    def _go_on(self) -> None:
+        """Run a slice of the checkpoint that is under way, or begin one."""
+        if self._running is None:
+            if self._journal_hook.failure is not None or self.system.monotonic() < self._retry_at:
+                return
+            self._running = self._checkpoint()
+        try:
+            self._advance()
+        except Exception as error:  # noqa: BLE001 - the writer must outlive it
+            self._report(error)
+
+    def _advance(self) -> bool:
+        """Return whether the checkpoint has ended. Errors: ProviderError."""
+        assert self._running is not None
+        try:
+            next(self._running)
+        except StopIteration:
+            self._running = None
+            self.checkpoint_error = None
+            return True
+        except OSError as error:
+            self.checkpoint_error = refusal("checkpoint", error)
+            self._put_off()
+            raise self.checkpoint_error from error
+        except SyncFailed as error:
+            self._running = None
+            raise self._journal_hook.fail(error) from error
+        except BaseException:
+            self._put_off()
+            raise
+        return False
+
+    def _put_off(self) -> None:
+        self._running = None
+        self._note_dirty()
+        self._retry_at = self.system.monotonic() + _RETRY_SECONDS
+
+    def _report(self, error: Exception) -> None:
+        _log.warning(
+            "the readable files in %s could not be brought up to date: %s; nothing is lost, the "
+            "journal holds it, and they will be",
+            self.path,
+            error,
+        )
+
+    def _checkpoint(self) -> Iterator[None]:
+        files, hook = self._files, self._journal_hook
+        window: tuple[int, int] | None = None
+        if self._archive_after_ms is not None:
+            before_ms = self.system.clock.now_ms() - self._archive_after_ms
+            window = (self._archived_before_ms, before_ms)
+        first_sequence = hook.sequence + 1
+        hook.journal.start_segment(first_sequence)
+        written_bytes = hook.journal_bytes
+        self._dirty_since = None
+        yield from Checkpoint(files, first_sequence, window).run(hook.journal.drop_segments)
+        hook.journal_bytes -= written_bytes
+        if window is not None:
+            self._archived_before_ms = window[1]
+        if self._dirty_since is None:
+            self._note_dirty()
+
+    def write_files(self) -> None:
+        """Bring the readable files up to date now, and archive. Errors: ProviderError."""
+        self._require_sound("checkpoint")
+        if self._running is not None:
+            while not self._advance():
+                pass
+        is_due = self._files.dirty or self._files.stale or self._archive_after_ms is not None
+        if is_due:
+            self._running = self._checkpoint()
+            while not self._advance():
+                pass
+
+    # --- for people
+
+    def details(self) -> dict[str, str]:
+        hook = self._journal_hook
+        details = {
+            "durability": "full: every commit is synced before it is answered",
+            "journal_sequence": str(hook.sequence),
+            "journal_bytes": str(hook.journal_bytes),
+        }
+        if self.checkpoint_error is not None:
+            details["checkpoint_error"] = str(self.checkpoint_error)
+        for path, reason in sorted(self.damage.reasons.items()):
+            details[f"{DAMAGED}{path}"] = reason
+        return details
+
+
+def refusal(operation: str, error: OSError) -> ProviderError:
+    """Return the error for a caller after the operating system has refused."""
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return StoreFull(operation, f"no space left ({error}); nothing was written")
+    return StoreUnavailable(operation, f"{error}; nothing was written")

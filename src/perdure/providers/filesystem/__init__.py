@@ -1,5 +1,0 @@
-"""A store in a directory of readable files, for one process at a time."""
-
-from perdure.providers.filesystem.provider import FileSystemProvider
-
-__all__ = ["FileSystemProvider"]

@@ -1,0 +1,405 @@
+"""Opening what a crash, a half-done checkpoint or a damaged disk has left."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import random
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from campaigns.filesystem_ops import FailingFileOps
+from campaigns.filesystem_workload import (
+    check_finished,
+    check_whole,
+    instance_id,
+    provider_of_life,
+    run_to_the_end,
+    start_instances,
+)
+from perdure.clock import ManualClock
+from perdure.conformance import factories
+from perdure.errors import CorruptData, PerdureError, StoreFull, StoreUnavailable
+from perdure.providers.directory import FileSystemProvider, layout
+from perdure.providers.directory.fileops import FileOps
+from perdure.providers.directory.journal import frame, read_records
+from perdure.providers.directory.root import Root
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+INSTANCES, TURNS = 3, 3
+
+
+def work_and_copy(path: Path, target: Path, file_ops: FileOps | None = None) -> None:
+    """A copy of the open store is as good as a crash."""
+
+    async def scenario() -> None:
+        async with provider_of_life(str(path), 0, file_ops) as provider:
+            await start_instances(provider, INSTANCES, lambda _: None)
+            await run_to_the_end(provider, TURNS - 1, lambda _: None)
+            shutil.copytree(path, target)
+
+    asyncio.run(scenario())
+
+
+def crash_image(path: Path, target: Path) -> None:
+    """A crash with everything in one segment: no other can be opened, so no checkpoint is made."""
+    only_one = FailingFileOps(names=frozenset({"open"}), at=2, times=1 << 30)
+    work_and_copy(path, target, only_one)
+
+
+def only_segment(path: Path) -> Path:
+    (segment,) = [each for each in (path / layout.JOURNAL).iterdir() if each.stat().st_size]
+    return segment
+
+
+def records_end(segment: Path) -> int:
+    """Where the blanks begin that are written ahead."""
+    return segment.read_bytes().rindex(b"\n") + 1
+
+
+def records(path: Path) -> int:
+    root = Root(str(path), FileOps())
+    root.open()
+    try:
+        return len(list(read_records(root, 0)))
+    finally:
+        root.close()
+
+
+def open_and_close(path: Path) -> None:
+    async def scenario() -> None:
+        async with FileSystemProvider(path):
+            pass
+
+    asyncio.run(scenario())
+
+
+def check_recovers(path: Path) -> None:
+    async def scenario() -> None:
+        async with provider_of_life(str(path), 1) as provider:
+            await check_whole(provider, INSTANCES)
+            await start_instances(provider, INSTANCES, lambda _: None)
+            await run_to_the_end(provider, TURNS - 1, lambda _: None)
+            await check_finished(provider, INSTANCES, TURNS - 1)
+
+    asyncio.run(scenario())
+
+
+# --- torn ends
+
+
+def test_a_journal_cut_anywhere_keeps_every_whole_record(tmp_path: Path) -> None:
+    crash_image(tmp_path / "store", tmp_path / "image")
+    segment = only_segment(tmp_path / "image")
+    data = segment.read_bytes()[: records_end(segment) + 100]
+
+    for size in range(0, len(data), 13):
+        segment.write_bytes(data[:size])
+
+        assert records(tmp_path / "image") == data[:size].count(b"\n")
+        assert segment.stat().st_size == data.rfind(b"\n", 0, size) + 1
+
+
+@pytest.mark.parametrize("share", [0.1, 0.35, 0.6, 0.85])
+def test_a_store_goes_on_after_a_torn_end(tmp_path: Path, share: float) -> None:
+    crash_image(tmp_path / "store", tmp_path / "image")
+    segment = only_segment(tmp_path / "image")
+    data = segment.read_bytes()[: records_end(segment)]
+
+    segment.write_bytes(data[: int(len(data) * share)] + b"\0" * 700)
+
+    check_recovers(tmp_path / "image")
+
+
+def test_records_of_one_batch_of_version_1_may_reach_the_disk_out_of_order(tmp_path: Path) -> None:
+    open_and_close(tmp_path / "store")
+    segment = tmp_path / "store" / layout.segment_file(1)
+    lines = [
+        frame(b'{"sequence":%d,"synced":%d,"at_ms":0,"verb":""}' % (number, number > 1))
+        for number in range(1, 11)
+    ]
+    lines[3] = b"\0" * len(lines[3])
+    segment.write_bytes(b"".join(lines))
+
+    assert records(tmp_path / "store") == 3
+
+
+def test_a_torn_record_takes_its_whole_batch_away(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        only_one = FailingFileOps(names=frozenset({"open"}), at=2, times=1 << 30)
+        async with FileSystemProvider(tmp_path / "store", file_ops=only_one) as provider:
+            await provider.enqueue_for_orchestrator(factories.start("before"))
+            await asyncio.gather(
+                *(provider.enqueue_for_orchestrator(factories.start(f"i-{n}")) for n in range(9))
+            )
+            shutil.copytree(tmp_path / "store", tmp_path / "image")
+
+    asyncio.run(scenario())
+    segment = only_segment(tmp_path / "image")
+    assert records(tmp_path / "image") == 2
+    data = bytearray(segment.read_bytes())
+    data[-10] = 0
+    segment.write_bytes(data)
+
+    assert instances_in(tmp_path / "image") == ["before"]
+
+
+@pytest.mark.parametrize("filler", [b" ", b"\0"])
+def test_what_was_written_ahead_ends_the_journal(tmp_path: Path, filler: bytes) -> None:
+    crash_image(tmp_path / "store", tmp_path / "image")
+    segment = only_segment(tmp_path / "image")
+    data = segment.read_bytes()
+    end = records_end(segment)
+    assert data[end:].strip() == b""
+    assert len(data) > end + 1000
+
+    segment.write_bytes(data[:end] + filler * 100_000)
+
+    assert records(tmp_path / "image") == data.count(b"\n")
+    assert segment.stat().st_size == end
+    check_recovers(tmp_path / "image")
+
+
+def test_a_refused_commit_does_not_come_back_from_an_older_segment(tmp_path: Path) -> None:
+    """The half-written record could not be cut at once, and the next one went to a new segment."""
+    ops = BrokenJournal()
+
+    async def scenario() -> None:
+        async with FileSystemProvider(tmp_path / "store", file_ops=ops) as provider:
+            await provider.enqueue_for_orchestrator(factories.start("before"))
+            ops.is_broken = True
+            with pytest.raises(StoreUnavailable):
+                await provider.enqueue_for_orchestrator(factories.start("refused"))
+            ops.is_broken, ops.is_full = False, True
+            with pytest.raises(StoreFull):
+                await provider.checkpoint()
+            await provider.enqueue_for_orchestrator(factories.start("after"))
+            shutil.copytree(tmp_path / "store", tmp_path / "image")
+
+    asyncio.run(scenario())
+
+    assert instances_in(tmp_path / "image") == ["after", "before"]
+
+
+class BrokenJournal(FileOps):
+    """While it is broken, records are written whole and reported as failed; nothing is cut.
+
+    While it is full, a checkpoint gets no further than to a new segment.
+    """
+
+    is_broken = False
+    is_full = False
+
+    def create_file(self, path: str, *, dir_fd: int) -> int:
+        if self.is_full:
+            raise OSError(errno.ENOSPC, "full")
+        return super().create_file(path, dir_fd=dir_fd)
+
+    def write_at(self, descriptor: int, data: bytes | memoryview, offset: int) -> int:
+        written = super().write_at(descriptor, data, offset)
+        self._fail_if_broken()
+        return written
+
+    def truncate(self, descriptor: int, size: int) -> None:
+        self._fail_if_broken()
+        super().truncate(descriptor, size)
+
+    def _fail_if_broken(self) -> None:
+        if self.is_broken:
+            raise OSError(errno.EIO, "broken")
+
+
+def instances_in(path: Path) -> list[str]:
+    async def scenario() -> list[str]:
+        async with FileSystemProvider(path) as provider:
+            page = await provider.admin.list_instances()
+            return sorted(info.instance_id for info in page.instances)
+
+    return asyncio.run(scenario())
+
+
+# --- damage
+
+
+def test_a_committed_record_that_vanished_before_a_later_one_is_refused(tmp_path: Path) -> None:
+    crash_image(tmp_path / "store", tmp_path / "image")
+    segment = only_segment(tmp_path / "image")
+    lines = segment.read_bytes().splitlines(keepends=True)
+    last = max(number for number, line in enumerate(lines) if line.strip())
+
+    lines[last - 1] = b"\0" * len(lines[last - 1])
+    segment.write_bytes(b"".join(lines))
+
+    with pytest.raises(CorruptData, match="damaged at byte"):
+        check_recovers(tmp_path / "image")
+
+
+def test_a_damaged_record_before_later_commits_is_refused(tmp_path: Path) -> None:
+    crash_image(tmp_path / "store", tmp_path / "image")
+    segment = only_segment(tmp_path / "image")
+    data = bytearray(segment.read_bytes())
+    data[records_end(segment) // 2] ^= 1
+    segment.write_bytes(data)
+
+    with pytest.raises(CorruptData, match="damaged at byte"):
+        check_recovers(tmp_path / "image")
+
+
+def test_a_lost_segment_is_refused(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        for name in ("a", "b"):  # two segments, of which no checkpoint takes away any
+            only_one = FailingFileOps(names=frozenset({"open"}), at=2, times=1 << 30)
+            if name == "b":
+                only_one._at = 3  # the end of the first segment is opened as well
+            async with FileSystemProvider(tmp_path / "store", file_ops=only_one) as provider:
+                await provider.enqueue_for_orchestrator(factories.start(name))
+
+    asyncio.run(scenario())
+    segments = [each for each in (tmp_path / "store/journal").iterdir() if each.stat().st_size]
+    assert len(segments) == 2
+    min(segments).unlink()
+
+    with pytest.raises(CorruptData, match="lacks records"):
+        check_recovers(tmp_path / "store")
+
+
+def contents(path: Path) -> dict[str, object]:
+    """Everything that can be asked about the store; an error where there is no answer."""
+
+    async def scenario() -> dict[str, object]:
+        async with FileSystemProvider(path, clock=ManualClock()) as provider:
+            seen: dict[str, object] = {}
+            admin = provider.admin
+            for number in range(INSTANCES):
+                try:
+                    seen[instance_id(number)] = await admin.export_instance(instance_id(number))
+                except PerdureError as error:
+                    seen[instance_id(number)] = error
+            seen["details"] = (await admin.get_store_info()).details
+            return seen
+
+    return asyncio.run(scenario())
+
+
+def test_no_flipped_bit_in_a_file_gives_a_wrong_answer(tmp_path: Path) -> None:
+    work_and_copy(tmp_path / "store", tmp_path / "image")
+    expected = contents(tmp_path / "store")
+    files = [
+        path
+        for path in sorted((tmp_path / "store").rglob("*"))
+        if path.is_file() and path.name not in {"README.md", "lock"} and path.stat().st_size
+    ]
+    rng = random.Random(11)
+
+    for _ in range(60):
+        path = rng.choice(files)
+        good = path.read_bytes()
+        bad = bytearray(good)
+        bad[rng.randrange(len(bad))] ^= 1 << rng.randrange(8)
+        path.write_bytes(bad)
+        try:
+            seen = contents(tmp_path / "store")
+        except CorruptData:
+            seen = {}
+        for key, value in seen.items():
+            is_refused = isinstance(value, CorruptData)
+            assert is_refused or key == "details" or value == expected[key], (path, value)
+        path.write_bytes(good)
+
+
+def test_a_damaged_instance_is_refused_and_the_others_work(tmp_path: Path) -> None:
+    work_and_copy(tmp_path / "store", tmp_path / "image")
+    document = layout.document_file(layout.instance_names(instance_id(1))[0])
+    meta = tmp_path / "store" / document
+    meta.write_text(meta.read_text().replace("Flow", "Flaw"))
+    damaged = meta.read_bytes()
+
+    async def scenario() -> None:
+        async with provider_of_life(str(tmp_path / "store"), 1) as provider:
+            assert f"damaged: {document}" in (await provider.admin.get_store_info()).details
+            with pytest.raises(CorruptData, match="restore"):
+                await provider.read(instance_id(1))
+            with pytest.raises(CorruptData, match="restore"):
+                await start_instances(provider, INSTANCES, lambda _: None)
+            assert len(await provider.read(instance_id(0))) == 2 * (TURNS - 1)
+            assert len(await provider.read(instance_id(2))) == 2 * (TURNS - 1)
+
+    asyncio.run(scenario())
+    assert meta.read_bytes() == damaged
+
+
+def test_a_damaged_queue_entry_is_left_aside_and_its_instance_is_held(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with FileSystemProvider(tmp_path / "store") as provider:
+            for name in ("a", "b"):
+                await provider.enqueue_for_orchestrator(factories.start(name))
+        (entry, _) = sorted((tmp_path / "store" / layout.ORCHESTRATOR_QUEUE).iterdir())
+        entry.write_text("{")
+        async with FileSystemProvider(tmp_path / "store") as provider:
+            assert [entry.name in key for key in await damages(provider)] == [True]
+            fetched = await provider.fetch_orchestration_item(1000, 0)
+            assert fetched is not None
+            assert fetched.item.instance_id == "b"
+            with pytest.raises(CorruptData, match="restore"):
+                await provider.enqueue_for_orchestrator(factories.start("a"))
+        assert entry.read_text() == "{"
+
+    asyncio.run(scenario())
+
+
+async def damages(provider: FileSystemProvider) -> list[str]:
+    details = (await provider.admin.get_store_info()).details
+    return [key for key in details if key.startswith("damaged")]
+
+
+# --- half-done checkpoints
+
+
+def test_an_old_journal_over_newer_files_changes_nothing(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        path = tmp_path / "store"
+        async with provider_of_life(str(path), 0) as provider:
+            await start_instances(provider, INSTANCES, lambda _: None)
+            await run_to_the_end(provider, TURNS - 1, lambda _: None)
+            shutil.copytree(path, tmp_path / "before")
+            await provider.checkpoint()
+            shutil.copytree(path, tmp_path / "image")
+        # The files of after the checkpoint, with the journal and the mark of before it.
+        shutil.rmtree(tmp_path / "image/journal")
+        shutil.copytree(tmp_path / "before/journal", tmp_path / "image/journal")
+        shutil.copy(tmp_path / "before/store.json", tmp_path / "image/store.json")
+
+    asyncio.run(scenario())
+
+    check_recovers(tmp_path / "image")
+
+
+def test_an_id_that_was_deleted_and_used_again_recovers_as_the_new_one(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        path = tmp_path / "store"
+        async with provider_of_life(str(path), 0) as provider:
+            await start_instances(provider, 1, lambda _: None)
+            await run_to_the_end(provider, TURNS, lambda _: None, checkpoint_every=2)
+            shutil.copytree(path, tmp_path / "before")
+            await provider.admin.delete_instance(instance_id(0))
+            await start_instances(provider, 1, lambda _: None)
+            await run_to_the_end(provider, 1, lambda _: None)
+            shutil.copytree(path, tmp_path / "journal only")
+            await provider.checkpoint()
+            shutil.copytree(path, tmp_path / "files too")
+        # Files of the new one, journal of both.
+        shutil.rmtree(tmp_path / "files too/journal")
+        shutil.copytree(tmp_path / "journal only/journal", tmp_path / "files too/journal")
+        shutil.copy(tmp_path / "before/store.json", tmp_path / "files too/store.json")
+        for image in ("journal only", "files too"):
+            async with provider_of_life(str(tmp_path / image), 1) as provider:
+                await check_finished(provider, 1, 1)
+            async with provider_of_life(str(tmp_path / image), 2) as provider:
+                await check_finished(provider, 1, 1)
+                assert not await damages(provider)
+
+    asyncio.run(scenario())
