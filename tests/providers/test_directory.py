@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from perdure.providers.sqlite.verb import Verb
 
 from perdure.conformance import *  # noqa: F403
 from perdure.conformance.harness import ProviderFactory
 from perdure.providers.directory import FileSystemProvider, layout
 from perdure.providers.directory.histories import IN_FILE
+from perdure.providers.sqlite.batch import Verb
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,8 +6,6 @@ import asyncio
 import threading
 from typing import TYPE_CHECKING
 
-from perdure.providers.sqlite.verb import Verb
-
 from campaigns.filesystem_ops import CountedFileOps
 from campaigns.filesystem_workload import (
     check_finished,
@@ -20,6 +18,7 @@ from perdure.conformance import factories
 from perdure.providers.directory import FileSystemProvider, layout
 from perdure.providers.directory.histories import IN_FILE
 from perdure.providers.records import HistoryRecord
+from perdure.providers.sqlite.batch import Verb
 
 if TYPE_CHECKING:
     from pathlib import Path
