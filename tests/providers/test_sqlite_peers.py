@@ -73,7 +73,8 @@ def two_peers(path):
 
 
 def tell(peer, *instance_ids, turns=False, work=False, now=1e9):
-    peer.tell(turns=turns, work=work, instance_ids=instance_ids, now=now)
+    if peer.has_any(now):
+        peer.tell(turns=turns, work=work, instance_ids=instance_ids)
 
 
 @contextmanager

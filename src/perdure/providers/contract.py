@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from perdure.errors import NotSupported
+from perdure.ids import new_id
 from perdure.limits import check_id
 from perdure.providers import rules, validation
 from perdure.providers.records import EnqueueCondition, TagFilter, TagMode
@@ -78,7 +79,7 @@ class Provider(ABC):
 
         A store may begin it with a mark of this handle, to find the locks of a process that died.
         """
-        return rules.new_lock_token()
+        return new_id()
 
     # --- life of the handle
 

@@ -235,8 +235,8 @@ class Database:
     def release(self, topic: int) -> None:
         """End one ``want``."""
 
-    def tell_others(self, delivery: Delivery) -> None:
-        """Wake other processes that wait for what was committed."""
+    def tell_others(self, delivery: Delivery, now: float) -> None:
+        """Wake other processes that wait for what was committed. ``now`` is a monotonic time."""
 
     def take_dead(self) -> Sequence[str]:
         """Return the holders whose process has died; each is returned once."""
@@ -410,13 +410,13 @@ class FileDatabase(Database):
     def release(self, topic: int) -> None:
         self._peers.release(topic)
 
-    def tell_others(self, delivery: Delivery) -> None:
-        self._peers.tell(
-            turns=delivery.turns_changed,
-            work=delivery.work_changed,
-            instance_ids=delivery.changed_instances,
-            now=self.system.monotonic(),
-        )
+    def tell_others(self, delivery: Delivery, now: float) -> None:
+        if self._peers.has_any(now):
+            self._peers.tell(
+                turns=delivery.turns_changed,
+                work=delivery.work_changed,
+                instance_ids=delivery.changed_instances,
+            )
 
     def take_dead(self) -> Sequence[str]:
         return self._peers.take_dead(self.system.monotonic())

@@ -155,16 +155,17 @@ class Peers:
 
     # --- the others
 
-    def tell(self, *, turns: bool, work: bool, instance_ids: Iterable[str], now: float) -> None:
-        """Wake the processes that wait for what a commit has changed. Never blocks.
+    def has_any(self, now: float) -> bool:
+        """Return whether there is another process; ``now`` is the time by ``System.monotonic``.
 
-        ``now`` is the time by ``System.monotonic``.
+        A process that listens is greeted by new peers; one that does not has to look each time.
         """
-        # A process that listens is greeted by new peers; one that does not has to look each time.
-        if self._own is None or now >= self._scan_at:
+        if now >= self._scan_at or self._own is None:
             self._scan(now)
-        if not self._known:
-            return
+        return bool(self._known)
+
+    def tell(self, *, turns: bool, work: bool, instance_ids: Iterable[str]) -> None:
+        """Wake the processes that wait for what a commit has changed. Never blocks."""
         topics = [topic_of(each) for each in instance_ids]
         if turns:
             topics.append(TURNS)

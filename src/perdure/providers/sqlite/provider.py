@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from perdure.arguments import Duration, check_path, to_milliseconds
 from perdure.errors import InvalidValue
+from perdure.ids import new_id
 from perdure.limits import ORPHAN_GRACE_SECONDS
 from perdure.providers.contract import Provider
 from perdure.providers.records import Capabilities, EnqueueCondition, TagFilter
@@ -87,7 +88,7 @@ class EngineProvider(Provider):
             raise self._store.closed(operation)
 
     def new_lock_token(self) -> str:
-        return self._store.database.holder + super().new_lock_token()
+        return self._store.database.holder + new_id()
 
     # --- turns
 

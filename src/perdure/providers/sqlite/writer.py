@@ -288,7 +288,7 @@ class ThreadWriter(Writer):
         with self._writing:
             if not super().commit_here(entry, delivery):
                 return False
-            database.tell_others(delivery)
+            database.tell_others(delivery, self._last_commit)
         needs_thread = self._is_asleep and database.idle_seconds() is not None
         if needs_thread or database.is_upkeep_due(is_waited_for=False):
             self._queue.put([])  # only the thread does what may wait for the disk
@@ -314,7 +314,7 @@ class ThreadWriter(Writer):
                 delivery = Delivery()
                 with self._writing:
                     self._commit(entries, delivery)
-                    self._database.tell_others(delivery)
+                    self._database.tell_others(delivery, self._last_commit)
                 # Little may follow here: the loop wakes up now and needs the interpreter.
                 self._deliver(delivery)
                 self._keep_up()
