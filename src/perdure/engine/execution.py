@@ -102,14 +102,13 @@ class Execution:
         handler: Orchestration[Any, Any],
         started: events.OrchestrationStarted,
         *,
-        kv: Mapping[str, str],
         codec: Codec,
         carried: Sequence[work.CarriedMessage] = (),
     ) -> Execution:
         """Return a new execution; the delta of its first turn begins with ``started``."""
         if started.event_id != 1 or started.turn != 1:
             raise InternalError("the first event of an execution has id 1 and turn 1")
-        execution = cls(handler, started, kv, codec)
+        execution = cls(handler, started, started.initial_state or {}, codec)
         execution._carried = carried
         return execution
 
@@ -122,8 +121,13 @@ class Execution:
         kv: Mapping[str, str],
         codec: Codec,
     ) -> Execution:
-        """Replay the history and return the execution, ready for its next turn."""
+        """Replay the history and return the execution, ready for its next turn.
+
+        ``kv``: the state that the execution began with, for a history that does not hold it.
+        """
         started = _check_history(history)
+        if started.initial_state is not None:
+            kv = started.initial_state
         execution = cls(handler, started, kv, codec)
         if not _TERMINAL.isdisjoint(map(type, history[:-1])):
             # An end that is not the last event: there is no code left to run.
