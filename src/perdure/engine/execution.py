@@ -254,12 +254,18 @@ class Execution:
         for event in arrived:
             APPLY[type(event)](recorder, event)
             if event.event_id == 1:
-                self._cancel_before_start(arrived)
+                self._cancel_at_start(arrived)
             if not loop.is_over:
                 loop.run_until_idle()
 
-    def _cancel_before_start(self, arrived: Sequence[events.Event]) -> None:
-        """Apply a cancellation of the batch that starts the execution: no line of the code runs."""
+    def _cancel_at_start(self, arrived: Sequence[events.Event]) -> None:
+        """Apply a cancellation of the batch that starts the execution.
+
+        No line of a first execution runs. A later one runs to its first await: the executions
+        before it may have left something to clean up.
+        """
+        if self.execution_id > 1:
+            self._recorder.loop.run_until_idle()
         for event in arrived:
             if type(event) is events.OrchestrationCancelRequested:
                 APPLY[type(event)](self._recorder, event)
@@ -422,8 +428,6 @@ class TurnEnding:
         root = loop.root
         if root is None or not root.done() or root.cancelled():
             return None
-        if self._recorder.is_cancelled_late:
-            return None
         error = root.exception()
         return None if isinstance(error, Unwinding) else error
 
@@ -468,7 +472,7 @@ class TurnEnding:
                 "read them before, or send references"
             )
             return Failed(describe_exception(error))
-        return ContinuedAsNew(payload, version, carried)
+        return ContinuedAsNew(payload, version, carried, self._recorder.cancel_next_reason)
 
     def _finish(self) -> TurnResult:
         recorder = self._recorder
