@@ -51,7 +51,7 @@ def begin(handler: Any, size: int, seed: str = "seed") -> Execution:
         framework_version="0.1.0",
         seed=seed,
     )
-    return Execution.begin(handler, started, kv={}, codec=JSON)
+    return Execution.begin(handler, started, codec=JSON)
 
 
 def completed(activity_id: int) -> work.ActivityCompleted:

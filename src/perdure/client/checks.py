@@ -20,9 +20,10 @@ from perdure.errors import (
 )
 from perdure.model import events, wire
 from perdure.model.status import Status
+from perdure.providers.records import KvEntry
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Sequence
 
     from perdure.authoring.definitions import Registry
     from perdure.codec import Codec
@@ -137,19 +138,20 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     history: list[events.Event]
     kv: dict[str, str]
-    """State at the end of the previous execution."""
+    """State that the execution began with."""
 
 
 async def read_recorded(provider: Provider, info: InstanceInfo) -> Recorded:
-    """Return the current execution of an instance. Raises NotFound before its first turn."""
-    kv: dict[str, str] = {}
-    if info.execution_id > 1:
-        # Only a snapshot holds the state before this execution. The first execution has none.
-        snapshot = await provider.admin.export_instance(info.instance_id)
-        kv = {key: entry.value for key, entry in snapshot.kv_store.items()}
-    records = await provider.read_with_execution(info.instance_id, info.execution_id)
+    """Return the current execution of an instance. Raises NotFound before its first turn.
+
+    One read of the store gives all of it, so an instance that runs meanwhile does no harm.
+    """
+    records = await provider.read(info.instance_id)
     history = wire.decode_history(record.data for record in records)
-    return recorded_history(info.instance_id, history, kv)
+    started = history[0] if history else None
+    if isinstance(started, events.OrchestrationStarted) and _lacks_state(started):
+        return recorded_in(await provider.admin.export_instance(info.instance_id))
+    return recorded_history(info.instance_id, history)
 
 
 def recorded_in(snapshot: InstanceSnapshot) -> Recorded:
@@ -157,12 +159,11 @@ def recorded_in(snapshot: InstanceSnapshot) -> Recorded:
     execution = current_execution(snapshot)
     records = () if execution is None else execution.history
     history = wire.decode_history(record.data for record in records)
-    kv = {key: entry.value for key, entry in snapshot.kv_store.items()}
-    return recorded_history(snapshot.instance_id, history, kv)
+    return recorded_history(snapshot.instance_id, history, snapshot)
 
 
 def recorded_history(
-    instance_id: str, history: Sequence[events.Event], kv: Mapping[str, str]
+    instance_id: str, history: Sequence[events.Event], snapshot: InstanceSnapshot | None = None
 ) -> Recorded:
     """Return the recorded execution with this history. Raises NotFound if it is empty."""
     if not history:
@@ -173,8 +174,28 @@ def recorded_history(
         name=started.name,
         version=started.version,
         history=list(history),
-        kv=dict(kv),
+        kv={key: entry.value for key, entry in initial_state(started, snapshot).items()},
     )
+
+
+def initial_state(
+    started: events.OrchestrationStarted, snapshot: InstanceSnapshot | None
+) -> dict[str, KvEntry]:
+    """Return the state that the execution began with.
+
+    History holds it. A history that was written before it did falls back on the snapshot, whose
+    ``kv_store`` is right as long as the execution has not ended.
+    """
+    if _lacks_state(started):
+        return {} if snapshot is None else dict(snapshot.kv_store)
+    return {
+        key: KvEntry(value=value, updated_at_ms=started.timestamp_ms)
+        for key, value in (started.initial_state or {}).items()
+    }
+
+
+def _lacks_state(started: events.OrchestrationStarted) -> bool:
+    return started.initial_state is None and started.execution_id > 1
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 
 from perdure.authoring.definitions import parse_version
+from perdure.client.checks import initial_state
 from perdure.client.moving import current_execution
 from perdure.client.steps import started_of, steps_of
 from perdure.client.terminate import operator_lock
@@ -264,6 +265,7 @@ def _copy(
     """Return the instance as it was after that history, without queued messages and work."""
     started = started_of(history, "rerun")
     custom_status, changes = started.initial_custom_status, 0
+    kv_store = initial_state(started, snapshot)
     delta: dict[str, KvEntry | None] = {}
     for event in history:
         match event:
@@ -274,7 +276,7 @@ def _copy(
             case events.KeyValueCleared():
                 delta[event.key] = None
             case events.KeyValuesCleared():
-                delta = dict.fromkeys({*snapshot.kv_store, *delta})
+                delta = dict.fromkeys({*kv_store, *delta})
             case _:
                 pass
     records = (HistoryRecord(event_id=each.event_id, data=wire.encode(each)) for each in history)
@@ -301,7 +303,7 @@ def _copy(
                 history=tuple(records),
             ),
         ),
-        kv_store=snapshot.kv_store,
+        kv_store=kv_store,
         kv_delta=delta,
         messages=(),
         work=(),

@@ -24,7 +24,7 @@ from perdure.providers.records import (
 from perdure.version import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
+    from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping, Sequence
 
     from perdure.clock import Clock
     from perdure.providers.administration import ProviderAdmin
@@ -229,7 +229,7 @@ def _place_to_end(
         return _Place(item.execution_id, last_event_id, 0, None)
     if not history:
         for start in _queued(messages, work.StartOrchestration):
-            return _before_it_begins(start, start.version or "", now_ms)
+            return _before_it_begins(start, start.version or "", now_ms, {})
     first = history[0] if history else None
     started = first if isinstance(first, events.OrchestrationStarted) else None
     if started is None or not isinstance(history[-1], events.TERMINAL_KINDS):
@@ -244,7 +244,9 @@ def _place_to_end(
         return _Place(item.execution_id, last_event_id, turn, parent, children)
     for following in _queued(messages, work.ContinueAsNew):
         if following.execution_id == item.execution_id + 1:
-            return _before_it_begins(following, following.version or started.version, now_ms)
+            state = {key: entry.value for key, entry in item.kv_snapshot.items()}
+            version = following.version or started.version
+            return _before_it_begins(following, version, now_ms, state)
     ended = type(history[-1]).__name__.removeprefix("Orchestration")
     raise InstanceFinished(f"{item.instance_id!r} has ended already: {ended}")
 
@@ -258,9 +260,14 @@ def _queued(messages: Sequence[QueuedMessage], kind: type[_Start]) -> Iterator[_
 
 
 def _before_it_begins(
-    start: work.StartOrchestration | work.ContinueAsNew, version: str, now_ms: int
+    start: work.StartOrchestration | work.ContinueAsNew,
+    version: str,
+    now_ms: int,
+    state: Mapping[str, str],
 ) -> _Place:
-    begun = started_by(start, version=version, framework_version=VERSION, now_ms=now_ms)
+    begun = started_by(
+        start, version=version, framework_version=VERSION, now_ms=now_ms, state=state
+    )
     return _Place(begun.execution_id, 1, 0, start.parent, frozenset(), begun)
 
 

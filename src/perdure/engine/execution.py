@@ -102,14 +102,13 @@ class Execution:
         handler: Orchestration[Any, Any],
         started: events.OrchestrationStarted,
         *,
-        kv: Mapping[str, str],
         codec: Codec,
         carried: Sequence[work.CarriedMessage] = (),
     ) -> Execution:
         """Return a new execution; the delta of its first turn begins with ``started``."""
         if started.event_id != 1 or started.turn != 1:
             raise InternalError("the first event of an execution has id 1 and turn 1")
-        execution = cls(handler, started, kv, codec)
+        execution = cls(handler, started, started.initial_state or {}, codec)
         execution._carried = carried
         return execution
 
@@ -122,8 +121,13 @@ class Execution:
         kv: Mapping[str, str],
         codec: Codec,
     ) -> Execution:
-        """Replay the history and return the execution, ready for its next turn."""
+        """Replay the history and return the execution, ready for its next turn.
+
+        ``kv``: the state that the execution began with, for a history that does not hold it.
+        """
         started = _check_history(history)
+        if started.initial_state is not None:
+            kv = started.initial_state
         execution = cls(handler, started, kv, codec)
         if not _TERMINAL.isdisjoint(map(type, history[:-1])):
             # An end that is not the last event: there is no code left to run.
@@ -250,12 +254,18 @@ class Execution:
         for event in arrived:
             APPLY[type(event)](recorder, event)
             if event.event_id == 1:
-                self._cancel_before_start(arrived)
+                self._cancel_at_start(arrived)
             if not loop.is_over:
                 loop.run_until_idle()
 
-    def _cancel_before_start(self, arrived: Sequence[events.Event]) -> None:
-        """Apply a cancellation of the batch that starts the execution: no line of the code runs."""
+    def _cancel_at_start(self, arrived: Sequence[events.Event]) -> None:
+        """Apply a cancellation of the batch that starts the execution.
+
+        No line of a first execution runs. A later one runs to its first await: the executions
+        before it may have left something to clean up.
+        """
+        if self.execution_id > 1:
+            self._recorder.loop.run_until_idle()
         for event in arrived:
             if type(event) is events.OrchestrationCancelRequested:
                 APPLY[type(event)](self._recorder, event)
@@ -418,8 +428,6 @@ class TurnEnding:
         root = loop.root
         if root is None or not root.done() or root.cancelled():
             return None
-        if self._recorder.is_cancelled_late:
-            return None
         error = root.exception()
         return None if isinstance(error, Unwinding) else error
 
@@ -464,7 +472,7 @@ class TurnEnding:
                 "read them before, or send references"
             )
             return Failed(describe_exception(error))
-        return ContinuedAsNew(payload, version, carried)
+        return ContinuedAsNew(payload, version, carried, self._recorder.cancel_next_reason)
 
     def _finish(self) -> TurnResult:
         recorder = self._recorder

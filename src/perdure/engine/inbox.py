@@ -293,6 +293,9 @@ def _add_cancellation(
     came = (type(event) is events.OrchestrationCancelRequested for event in journal.delta)
     if recorder.cancel_reason is not None or any(came):
         return ": cancellation was requested before"
+    root = recorder.loop.root
+    if root is not None and root.done():
+        return ": the function has ended, and what it left running cleans up"
     journal.arrive(events.OrchestrationCancelRequested, reason=item.reason)
     return None
 
@@ -381,10 +384,17 @@ def _deliver(
 
 
 def _cancel(recorder: CodeRecorder, event: events.OrchestrationCancelRequested) -> None:
+    """Cancel the code, unless it has ended already: then it ends as it would have.
+
+    If it has continued as new, the next execution is cancelled.
+    """
     root = recorder.loop.root
-    if root is not None and recorder.cancel_reason is None:
+    if root is None or recorder.cancel_reason is not None:
+        return
+    if recorder.continued is not None:
+        recorder.cancel_next_reason = event.reason
+    elif not root.done() and not recorder.loop.is_over:
         recorder.cancel_reason = event.reason
-        recorder.is_cancelled_late = root.done()
         root.cancel(event.reason)
 
 

@@ -36,6 +36,8 @@ class ContinuedAsNew(msgspec.Struct, frozen=True, gc=False):
     version: str | None
     carried: tuple[work.CarriedMessage, ...]
     """Arrivals that the code did not read, in order."""
+    cancel_reason: str | None = None
+    """Reason of a cancellation that the next execution is to get; None without one."""
 
 
 TurnResult: TypeAlias = Waiting | Completed | Failed | Cancelled | ContinuedAsNew

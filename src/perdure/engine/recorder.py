@@ -82,9 +82,9 @@ class CodeRecorder:
         self.continued: tuple[msgspec.Raw, str | None] | None = None
         """Arguments and version of the next execution, once the code asked for it."""
         self.cancel_reason: str | None = None
-        """Reason of the cancellation, once one was requested."""
-        self.is_cancelled_late = False
-        """True if the function had ended before: then its error does not come from the clean-up."""
+        """Reason of the cancellation, once the code has got one."""
+        self.cancel_next_reason: str | None = None
+        """Reason of a cancellation that came after the code had continued as new."""
         self.is_closed = False
         self.outcome: TurnOutcome | None = None
         """Outcome of the live turn; None while replaying."""

@@ -74,6 +74,9 @@ class OrchestrationStarted(Envelope, frozen=True, kw_only=True, omit_defaults=Tr
     parent_event_id: int | None = None
     depth: int = 0
     initial_custom_status: str | None = None
+    initial_state: dict[str, str] | None = None
+    """State that the execution begins with: JSON text by key. None for a first execution, which
+    begins with none, and in histories written before this field existed."""
     trace: str | None = None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
@@ -10,6 +10,9 @@ from perdure.ids import new_id
 from perdure.model import events
 from perdure.model.events import NULL
 from perdure.model.failures import Failure
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class Item(
@@ -185,8 +188,12 @@ def started_by(
     version: str,
     framework_version: str,
     now_ms: int,
+    state: Mapping[str, str],
 ) -> events.OrchestrationStarted:
-    """Return the first event of the execution that this message starts."""
+    """Return the first event of the execution that this message starts.
+
+    ``state``: the state of the instance. A first execution has none.
+    """
     parent = start.parent
     # At most 15 arguments: Python passes more in a dict, which takes longer than the rest here.
     started = events.OrchestrationStarted(
@@ -209,7 +216,10 @@ def started_by(
     if isinstance(start, StartOrchestration):
         return started
     return msgspec.structs.replace(
-        started, execution_id=start.execution_id, initial_custom_status=start.custom_status
+        started,
+        execution_id=start.execution_id,
+        initial_custom_status=start.custom_status,
+        initial_state=dict(state),
     )
 
 

@@ -164,6 +164,10 @@ def _outgoing(
     last = _last_message(execution, outcome)
     if last is not None:
         messages.append(envelope(last))
+    result = outcome.result
+    if isinstance(result, ContinuedAsNew) and result.cancel_reason is not None:
+        cancel = work.CancelInstance(instance_id=instance_id, reason=result.cancel_reason)
+        messages.append(envelope(cancel))
     return tuple(messages)
 
 

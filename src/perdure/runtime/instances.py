@@ -182,12 +182,11 @@ class Intake:
         """Return a new execution, before its first turn."""
         handler = self._registry.resolve_orchestration(first.name, first.version)
         started = started_by(
-            first, version=handler.version, framework_version=VERSION, now_ms=now_ms
+            first, version=handler.version, framework_version=VERSION, now_ms=now_ms, state=kv
         )
         return Execution.begin(
             handler,
             started,
-            kv=kv,
             codec=self._codec,
             carried=first.carried if isinstance(first, work.ContinueAsNew) else (),
         )

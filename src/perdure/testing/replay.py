@@ -28,7 +28,7 @@ def assert_replays(
     """Raise Nondeterminism, with a report, unless the code repeats what the history says.
 
     ``history`` is a list of events (``await handle.history()``) or a file with one JSON event a
-    line. ``state`` is the instance's state at the start of the execution.
+    line. ``state`` is the state at the start of the execution, for a history that does not hold it.
     """
     recorded = _read(Path(history)) if isinstance(history, (str, os.PathLike)) else history
     started = recorded[0] if recorded else None

@@ -59,10 +59,8 @@ class Driver:
         self.now_ms = START_MS
         self.is_checked = is_checked
         self._carried = carried
-        self._started = started(handler, *args, **fields)
-        self.execution = Execution.begin(
-            handler, self._started, kv=self.kv, codec=JSON, carried=carried
-        )
+        self._started = started(handler, *args, initial_state=kv, **fields)
+        self.execution = Execution.begin(handler, self._started, codec=JSON, carried=carried)
         self.outcomes: list[outcomes.TurnOutcome] = []
         drivers.add(self)
 
@@ -85,11 +83,9 @@ class Driver:
     def check_cold(self, before: Any, items: Any, outcome: outcomes.TurnOutcome) -> None:
         """The same turn on an execution that was replayed from history gives the same outcome."""
         if before:
-            cold = run_turn(self.handler, before, items, kv=self.kv, now_ms=self.now_ms, codec=JSON)
+            cold = run_turn(self.handler, before, items, kv={}, now_ms=self.now_ms, codec=JSON)
         else:
-            fresh = Execution.begin(
-                self.handler, self._started, kv=self.kv, codec=JSON, carried=self._carried
-            )
+            fresh = Execution.begin(self.handler, self._started, codec=JSON, carried=self._carried)
             cold = fresh.run_turn(items, self.now_ms)
             fresh.close()
         then, now = plain(outcome), plain(cold)
@@ -98,7 +94,7 @@ class Driver:
 
     def replay(self, handler: Any = None, upto: int | None = None) -> Execution:
         history = self.history if upto is None else self.history[:upto]
-        return Execution.replay(handler or self.handler, history, kv=self.kv, codec=JSON)
+        return Execution.replay(handler or self.handler, history, kv={}, codec=JSON)
 
     def restart(self) -> None:
         """Forget the coroutine and go on from history."""

@@ -7,8 +7,8 @@ import msgspec
 from engine_driver import Driver
 
 from perdure import limits
-from perdure.authoring import activity, orchestration, wait_for_event
-from perdure.engine.outcome import Cancelled, Waiting
+from perdure.authoring import activity, continue_as_new, orchestration, wait_for_event
+from perdure.engine.outcome import Cancelled, ContinuedAsNew, Waiting
 from perdure.model import events
 
 
@@ -157,7 +157,7 @@ def test_a_history_whose_end_says_nothing_of_the_clean_up_still_replays():
     assert run.replay().is_finished
 
 
-def test_a_cancel_wins_over_a_completion_in_the_same_turn():
+def test_code_that_has_returned_ends_as_it_would_have():
     @orchestration
     async def code() -> str:
         return await work("a")
@@ -166,7 +166,50 @@ def test_a_cancel_wins_over_a_completion_in_the_same_turn():
     run.start()
     run.turn(run.completed("work", "done"), run.cancel())
 
+    assert run.result == "done"
+
+
+def test_a_cancel_before_the_completion_of_the_same_turn_reaches_the_code():
+    @orchestration
+    async def code() -> str:
+        return await work("a")
+
+    run = Driver(code)
+    run.start()
+    run.turn(run.cancel(), run.completed("work", "done"))
+
     assert run.result == "cancelled: enough"
+
+
+@orchestration
+async def actor() -> None:
+    try:
+        await work("a")
+    except asyncio.CancelledError:
+        await undo("a")
+        raise
+    continue_as_new()
+
+
+def test_a_cancel_after_continue_as_new_is_for_the_next_execution():
+    run = Driver(actor)
+    run.start()
+    outcome = run.turn(run.completed("work", "done"), run.cancel("late"))
+
+    assert isinstance(outcome.result, ContinuedAsNew)
+    assert outcome.result.cancel_reason == "late"
+
+
+def test_a_cancel_in_the_first_turn_of_a_later_execution_reaches_its_first_await():
+    run = Driver(actor, execution_id=2)
+    outcome = run.start(run.raised("other", 1), run.cancel("late"))
+
+    assert outcome.result == Waiting()
+    assert [each.event.name for each in outcome.activities] == ["undo"]
+
+    run.turn(run.completed("undo"))
+
+    assert run.result == "cancelled: late"
 
 
 def test_a_second_cancel_is_ignored():

@@ -333,7 +333,7 @@ def test_arguments_that_do_not_fit_are_told_before_anything_runs():
     async def typed(count: int) -> int:
         return count
 
-    execution = Execution.begin(typed, started(typed, "many"), kv={}, codec=JSON)
+    execution = Execution.begin(typed, started(typed, "many"), codec=JSON)
 
     with pytest.raises(PayloadError, match="arguments \\(count\\) of orchestration 'typed'"):
         execution.run_turn([], START_MS)

@@ -381,4 +381,4 @@ def read_recordings(path: Path) -> list[Recorded]:
     except CorruptData as error:
         raise InvalidValue(f"{path} holds no history: {error.message}") from None
     instance_id = history[0].instance_id if history else str(path)
-    return [recorded_history(instance_id, history, {})]
+    return [recorded_history(instance_id, history)]
