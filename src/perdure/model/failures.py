@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 import msgspec
 
@@ -13,6 +14,8 @@ from perdure.limits import ERROR_TEXT_CHARACTERS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+E = TypeVar("E", bound=errors.RemoteFailure)
 
 
 class Category(StrEnum):
@@ -132,15 +135,7 @@ def describe_exception(error: BaseException) -> Failure:
 
 def activity_error(failure: Failure, name: str) -> errors.ActivityFailed:
     """Return the exception that the code sees when an activity has failed for the last time."""
-    error = errors.ActivityFailed(
-        f"activity {name!r}: {failure}",
-        message=failure.message,
-        type_name=failure.type_name,
-        traceback=failure.traceback,
-        lineage=failure.lineage,
-    )
-    error.add_note(_note("activity", name, failure))
-    return error
+    return remote_error(errors.ActivityFailed, f"activity {name!r}", failure)
 
 
 def child_error(failure: Failure, name: str) -> errors.RemoteFailure:
@@ -149,20 +144,50 @@ def child_error(failure: Failure, name: str) -> errors.RemoteFailure:
         Category.CANCELLED: errors.OrchestrationCancelled,
         Category.TERMINATED: errors.OrchestrationTerminated,
     }
-    error = kinds.get(failure.category, errors.OrchestrationFailed)(
-        f"orchestration {name!r}: {failure}",
+    kind = kinds.get(failure.category, errors.OrchestrationFailed)
+    return remote_error(kind, f"orchestration {name!r}", failure)
+
+
+def remote_error(kind: type[E], subject: str, failure: Failure) -> E:
+    """Return the exception of a recorded failure. Its note has the author's frames of the failure.
+
+    Python and pytest print notes below the message, so that an uncaught exception shows them.
+    """
+    error = kind(
+        f"{subject}: {failure}",
         message=failure.message,
         type_name=failure.type_name,
         traceback=failure.traceback,
         lineage=failure.lineage,
     )
-    error.add_note(_note("orchestration", name, failure))
+    if failure.traceback:
+        error.add_note(f"{subject} failed here:\n{own_frames(failure.traceback).rstrip()}")
     return error
 
 
-def _note(kind: str, name: str, failure: Failure) -> str:
-    head = f"{kind} {name!r} failed with {failure}"
-    return f"{head}\n{failure.traceback}" if failure.traceback else head
+# --- texts of tracebacks
+
+_FRAME: Final = re.compile(r'(\s*)File "([^"]*)", line \d+')
+_OURS: Final = re.compile(
+    r"[/\\]perdure[/\\](runtime|engine)[/\\]|[/\\]concurrent[/\\]futures[/\\]|[/\\]asyncio[/\\]"
+)
+
+
+def own_frames(text: str) -> str:
+    """Leave out the frames of the runtime and of the threads in which it runs activities."""
+    return "\n".join(_kept(text.splitlines()))
+
+
+def _kept(lines: list[str]) -> Iterator[str]:
+    indent: int | None = None
+    for line in lines:
+        frame = _FRAME.match(line)
+        if frame is not None:
+            indent = len(frame[1]) if _OURS.search(frame[2]) else None
+        elif indent is not None and len(line) - len(line.lstrip()) <= indent:
+            indent = None  # the frame and its source line have ended
+        if indent is None:
+            yield line
 
 
 def _message(error: BaseException) -> str:
