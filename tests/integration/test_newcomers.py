@@ -64,6 +64,9 @@ MISTAKES = [
                 await (await runtime.start(flow, id="o-1")).result()
         """,
         words=(
+            "activity 'buy' of instance 'o-1' failed at ",
+            "shop.py:{line}, attempt 1: CardDeclined: no money",
+            "orchestration 'flow', instance 'o-1', failed at ",
             "OrchestrationFailed: flow 'o-1': ActivityFailed: activity 'buy': CardDeclined: no",
             'shop.py", line {line}, in buy',
             "return await buy(3)",

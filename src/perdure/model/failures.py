@@ -167,10 +167,22 @@ def remote_error(kind: type[E], subject: str, failure: Failure) -> E:
 
 # --- texts of tracebacks
 
-_FRAME: Final = re.compile(r'(\s*)File "([^"]*)", line \d+')
+_FRAME: Final = re.compile(r'(\s*)File "([^"]*)", line (\d+)')
 _OURS: Final = re.compile(
     r"[/\\]perdure[/\\](runtime|engine)[/\\]|[/\\]concurrent[/\\]futures[/\\]|[/\\]asyncio[/\\]"
 )
+_LIBRARY: Final = re.compile(
+    r"^<|[/\\]perdure[/\\](authoring|codec)|[/\\]site-packages[/\\]|[/\\]lib[/\\]python3[^/\\]*[/\\]"
+)
+
+
+def author_line(text: str) -> str:
+    """Return ``file:line`` of the last frame that is neither perdure's nor a library's, or ""."""
+    own = ""
+    for frame in map(_FRAME.match, text.splitlines()):
+        if frame is not None and not _OURS.search(frame[2]) and not _LIBRARY.search(frame[2]):
+            own = f"{frame[2]}:{frame[3]}"
+    return own
 
 
 def own_frames(text: str) -> str:
