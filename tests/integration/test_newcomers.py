@@ -85,6 +85,25 @@ MISTAKES = [
         words=("OrchestrationFailed: flow 'o-1': KeyError", 'shop.py", line {line}, in flow'),
     ),
     Mistake(
+        title="an exception of an activity is caught by its class",
+        program="""
+            @activity(raises=[CardDeclined])
+            async def buy(cents: int) -> str:
+                raise CardDeclined("no money", cents)
+
+            @orchestration
+            async def flow() -> str:
+                try:
+                    return await buy(3)
+                except CardDeclined as error:
+                    return f"caught {error.args}"
+
+            async def main(runtime):
+                print(await (await runtime.start(flow, id="o-1")).result())
+        """,
+        words=("caught ('no money', 3)",),
+    ),
+    Mistake(
         title="a child fails",
         program="""
             @orchestration

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import traceback
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import msgspec
 
 from perdure import errors
+from perdure.errors import PayloadError
 from perdure.limits import ERROR_TEXT_CHARACTERS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from perdure.codec import Codec
 
 E = TypeVar("E", bound=errors.RemoteFailure)
 
@@ -42,7 +46,9 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     retryable: bool = False
     attempts: int = 0
     detail: str = ""
-    """More for people: the raw payload of a poison message."""
+    """More for people: the raw payload of a poison message, or why ``raised`` is missing."""
+    raised: str | None = None
+    """JSON text of the arguments and attributes of an exception that its activity declares."""
 
     def __str__(self) -> str:
         head = f"{self.type_name}: {self.message}" if self.type_name else self.message
@@ -131,6 +137,58 @@ def describe_exception(error: BaseException) -> Failure:
         lineage=tuple(kind.__name__ for kind in type(error).__mro__ if kind is not object),
         traceback=_clean(_traceback(error)),
     )
+
+
+def with_members(
+    failure: Failure, error: BaseException, kinds: tuple[type[Exception], ...], codec: Codec
+) -> Failure:
+    """Return the failure with the content of the exception, if it is one of the declared kinds."""
+    if not isinstance(error, kinds):
+        return failure
+    attributes = {name: value for name, value in vars(error).items() if name != "__notes__"}
+    try:
+        raw = codec.encode([list(error.args), attributes], type(error).__name__, Any)
+    except PayloadError as problem:
+        detail = f"it arrives as ActivityFailed, as JSON cannot hold it: {problem}"
+        return msgspec.structs.replace(failure, detail=detail)
+    return msgspec.structs.replace(failure, raised=bytes(raw).decode())
+
+
+def declared_error(
+    failure: Failure, name: str, kinds: tuple[type[Exception], ...], codec: Codec
+) -> Exception:
+    """Return the exception that an activity raised, if it is one of these kinds.
+
+    Otherwise, return ActivityFailed. The result depends only on what is stored and on the classes.
+    """
+    known = {kind.__name__: kind for kind in kinds}
+    kind = next((known[each] for each in failure.lineage if each in known), None)
+    remote = activity_error(failure, name)
+    if kind is None:
+        return remote
+    if failure.raised is None:
+        if failure.detail:
+            remote.add_note(failure.detail)
+        return remote
+    raw = msgspec.Raw(failure.raised)
+    args, attributes = codec.decode(raw, tuple[list[Any], dict[str, Any]], failure.type_name)
+    try:
+        error = _rebuilt(kind, args, attributes)
+    except Exception as problem:  # noqa: BLE001 - the class of the user can raise anything
+        remote.add_note(f"{kind.__name__} cannot be made again: {describe_exception(problem)}")
+        return remote
+    for note in remote.__notes__:
+        error.add_note(note)
+    return error
+
+
+def _rebuilt(kind: type[Exception], args: list[Any], attributes: dict[str, Any]) -> Exception:
+    # An __init__ in Python may take other arguments than it passes on to Exception.
+    is_plain = not inspect.isfunction(kind.__init__)
+    error = kind(*args) if is_plain else kind.__new__(kind, *args)
+    error.args = tuple(args)
+    vars(error).update(attributes)
+    return error
 
 
 def activity_error(failure: Failure, name: str) -> errors.ActivityFailed:
