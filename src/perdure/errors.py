@@ -97,6 +97,13 @@ class RemoteFailure(PerdureError):
         self.lineage = tuple(lineage)
         """Names of the original exception's classes, most derived first."""
 
+    def is_(self, *kinds: type[BaseException]) -> bool:
+        """Return True if the original exception was one of these classes, or of a subclass.
+
+        Classes are compared by name, because the exception may come from another process.
+        """
+        return any(kind.__name__ in self.lineage for kind in kinds)
+
 
 class ActivityFailed(RemoteFailure):
     """An activity raised; carries the remote type, message and traceback."""

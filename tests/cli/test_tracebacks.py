@@ -1,7 +1,7 @@
 """What is shown of a stored traceback."""
 
 from cli import flows
-from perdure.cli.details import own_frames
+from perdure.model.failures import own_frames
 
 STORED = """Traceback (most recent call last):
   File "/lib/perdure/runtime/activities.py", line 374, in _attempt

@@ -64,3 +64,14 @@ def python_path() -> str | None:
 
 def plain(number: int) -> int:
     return number + 1
+
+
+class Declined(Exception):
+    def __init__(self, code: int) -> None:
+        super().__init__("declined")
+        self.code = code
+
+
+@activity(executor="process", raises=[Declined])
+def declines() -> None:
+    raise Declined(7)

@@ -21,7 +21,12 @@ from perdure import (
     current,
     orchestration,
 )
-from perdure.errors import OrchestrationCancelled, OrchestrationFailed, UsageError
+from perdure.errors import (
+    ActivityFailed,
+    OrchestrationCancelled,
+    OrchestrationFailed,
+    UsageError,
+)
 from perdure.model.failures import BlockReason
 from perdure.providers.sqlite.memory import MemoryStore
 from perdure.runtime.prometheus import PrometheusMetrics
@@ -293,3 +298,58 @@ async def test_the_logger_of_an_orchestration_is_silent_while_it_replays(caplog)
     assert len(lines) == 1
     assert len(begins) == 1
     assert begins[0].instance_id == "once"
+
+
+@activity(retry=Retry(max_attempts=2, first_delay=0.001))
+async def decline(cents: int) -> str:
+    raise LookupError(f"no {cents}")
+
+
+@orchestration
+async def declining() -> str:
+    try:
+        await decline(1)
+    except ActivityFailed:
+        await asyncio.sleep(0.001)
+    return await decline(2)
+
+
+@orchestration
+async def declining_parent() -> str:
+    try:
+        return await declining.options(id="child")()
+    except OrchestrationFailed:
+        return "caught"
+
+
+def failures_in(caplog):
+    return [record for record in caplog.records if " failed" in record.msg and record.levelno >= 30]
+
+
+async def test_failures_are_logged_once_with_the_line_and_the_ids(make_runtime, caplog):
+    async with make_runtime([decline, declining]) as runtime:
+        handle = await runtime.start(declining, id="x")
+        with pytest.raises(OrchestrationFailed):
+            await handle.result(10)
+
+    first, second, end = failures_in(caplog)
+    for record in (first, second):
+        assert record.levelname == "WARNING"
+        assert (record.instance_id, record.execution_id) == ("x", 1)
+        assert (record.orchestration_name, record.activity_name) == ("declining", "decline")
+        assert (record.attempt, record.error_type) == (2, "LookupError")
+        assert record.line == f"{__file__}:{decline.fn.__code__.co_firstlineno + 2}"
+        assert f"at {record.line}, attempt 2 of 2: LookupError" in record.getMessage()
+    assert end.levelname == "ERROR"
+    assert (end.instance_id, end.orchestration_name) == ("x", "declining")
+    assert "Traceback" in end.getMessage()
+    assert "return await decline(2)" in end.getMessage()
+
+
+async def test_the_failure_of_a_child_is_not_the_end(make_runtime, caplog):
+    async with make_runtime([decline, declining, declining_parent]) as runtime:
+        assert await (await runtime.start(declining_parent)).result(10) == "caught"
+
+    *_, end = failures_in(caplog)
+    assert (end.levelname, end.instance_id) == ("WARNING", "child")
+    assert "Traceback" not in end.getMessage()

@@ -129,3 +129,16 @@ async def test_an_exception_of_a_process_keeps_its_type(make_runtime):
 
         with pytest.raises(OrchestrationFailed, match="LookupError"):
             await handle.result(20)
+
+
+async def test_a_declared_error_of_a_process_arrives_as_it_was_raised(make_runtime):
+    @orchestration
+    async def flow() -> int:
+        try:
+            await slow_activities.declines()
+        except slow_activities.Declined as error:
+            return error.code
+        return 0
+
+    async with make_runtime([flow, slow_activities]) as runtime:
+        assert await (await runtime.start(flow)).result(20) == 7

@@ -283,6 +283,7 @@ def activity(
     session: str | None = None,
     executor: Executor | None = None,
     transactional: bool = False,
+    raises: Iterable[type[Exception]] = (),
 ) -> ActivityDecorator: ...
 def activity(
     fn: Callable[..., Any] | None = None, /, *, name: str | None = None, **options: Any
@@ -290,9 +291,10 @@ def activity(
     """Make a sync or async function an activity: real work, called durably from orchestrations.
 
     Times are numbers of seconds, or timedeltas. ``timeout`` bounds one attempt, ``deadline`` all
-    of them:
+    of them. The orchestration sees the exceptions of ``raises`` as they were raised, others as
+    ``ActivityFailed``:
 
-        @activity(retry=Retry(max_attempts=5), timeout=30)
+        @activity(retry=Retry(max_attempts=5), timeout=30, raises=[CardDeclined])
         def charge(order: str, cents: int) -> str: ...
     """
     settings = ActivityOptions.of(options)

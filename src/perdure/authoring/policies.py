@@ -99,6 +99,8 @@ class ActivityOptions:
     """A sync activity runs in a ``thread`` (the default) or in a ``process``."""
     transactional: bool = False
     """Its rows and its completion are committed together, in the store's own database."""
+    raises: tuple[type[Exception], ...] = ()
+    """Exceptions that the orchestration sees as they were raised, instead of ActivityFailed."""
 
     def __post_init__(self) -> None:
         if self.retry is not None and not isinstance(self.retry, Retry):
@@ -112,10 +114,24 @@ class ActivityOptions:
             self._check_process()
         if self.transactional:
             self._check_transactional()
+        object.__setattr__(self, "raises", _listed(self.raises))
+        self._check_raises()
         if self.session is not None:
             limits.check_id(self.session, "session")
         if self.tag is not None:
             check_tag(self.tag)
+
+    def _check_raises(self) -> None:
+        known: dict[str, object] = {}
+        for kind in self.raises:
+            is_exception = isinstance(kind, type) and issubclass(kind, Exception)
+            if not is_exception or issubclass(kind, StopIteration):
+                raise InvalidValue(f"raises takes exception classes, such as OSError, not {kind!r}")
+            if known.setdefault(kind.__name__, kind) is not kind:
+                raise InvalidValue(
+                    f"raises has two classes that are named {kind.__name__!r}; "
+                    "they are told apart by name only"
+                )
 
     def _check_process(self) -> None:
         if self.transactional:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections import Counter
 from dataclasses import dataclass
@@ -37,7 +36,7 @@ from perdure.client.insights import (
 from perdure.client.instance import failure_of
 from perdure.client.steps import BranchView, State, StepView, branches_of, payload_text, shortened
 from perdure.limits import HISTORY_EVENTS_WARN
-from perdure.model.failures import BlockReason
+from perdure.model.failures import BlockReason, own_frames
 from perdure.model.status import Status
 
 if TYPE_CHECKING:
@@ -303,26 +302,3 @@ def _is_notable(item: StepView | BranchView) -> bool:
 
 def _steps_in(item: StepView | BranchView) -> list[StepView]:
     return [item] if isinstance(item, StepView) else item.steps()
-
-
-_FRAME: Final = re.compile(r'(\s*)File "([^"]*)", line \d+')
-_OURS: Final = re.compile(
-    r"[/\\]perdure[/\\](runtime|engine)[/\\]|[/\\]concurrent[/\\]futures[/\\]|[/\\]asyncio[/\\]"
-)
-
-
-def own_frames(text: str) -> str:
-    """Leave out the frames of the runtime and of the threads in which it runs activities."""
-    return "\n".join(_kept(text.splitlines()))
-
-
-def _kept(lines: list[str]) -> Iterator[str]:
-    indent: int | None = None
-    for line in lines:
-        frame = _FRAME.match(line)
-        if frame is not None:
-            indent = len(frame[1]) if _OURS.search(frame[2]) else None
-        elif indent is not None and len(line) - len(line.lstrip()) <= indent:
-            indent = None  # the frame and its source line have ended
-        if indent is None:
-            yield line

@@ -16,7 +16,7 @@ from perdure.errors import (
     OrchestrationTerminated,
     RemoteFailure,
 )
-from perdure.model.failures import Block, Failure
+from perdure.model.failures import Block, Failure, remote_error
 from perdure.model.status import Status
 
 if TYPE_CHECKING:
@@ -195,13 +195,7 @@ def failure_error(status: Status, failure: Failure, what: str) -> RemoteFailure:
         Status.CANCELLED: OrchestrationCancelled,
         Status.TERMINATED: OrchestrationTerminated,
     }
-    return kinds.get(status, OrchestrationFailed)(
-        f"{what}: {failure}",
-        message=failure.message,
-        type_name=failure.type_name,
-        traceback=failure.traceback,
-        lineage=failure.lineage,
-    )
+    return remote_error(kinds.get(status, OrchestrationFailed), what, failure)
 
 
 def _decoded(text: str | None, codec: Codec, where: str) -> Any:

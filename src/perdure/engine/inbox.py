@@ -19,7 +19,7 @@ import msgspec
 from perdure.engine.user_code import find_user_frame, site_of
 from perdure.errors import Nondeterminism
 from perdure.model import events, work
-from perdure.model.failures import activity_error, child_error
+from perdure.model.failures import child_error, declared_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -364,8 +364,13 @@ def _fail(
 ) -> None:
     operation = recorder.operations.open.pop(event.source_event_id, None)
     if operation is not None and not operation.target.done():
-        error = activity_error if operation.family is ACTIVITY else child_error
-        operation.target.set_exception(error(event.failure, operation.event.name))
+        name, failure = operation.event.name, event.failure
+        if operation.family is ACTIVITY:
+            raises = operation.definition.settings.raises
+            error = declared_error(failure, name, raises, recorder.codec)
+        else:
+            error = child_error(failure, name)
+        operation.target.set_exception(error)
 
 
 def _fire_timer(recorder: CodeRecorder, event: events.TimerFired) -> None:

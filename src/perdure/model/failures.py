@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import traceback
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import msgspec
 
 from perdure import errors
+from perdure.errors import PayloadError
 from perdure.limits import ERROR_TEXT_CHARACTERS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from perdure.codec import Codec
+
+E = TypeVar("E", bound=errors.RemoteFailure)
 
 
 class Category(StrEnum):
@@ -39,7 +46,9 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     retryable: bool = False
     attempts: int = 0
     detail: str = ""
-    """More for people: the raw payload of a poison message."""
+    """More for people: the raw payload of a poison message, or why ``raised`` is missing."""
+    raised: str | None = None
+    """JSON text of the arguments and attributes of an exception that its activity declares."""
 
     def __str__(self) -> str:
         head = f"{self.type_name}: {self.message}" if self.type_name else self.message
@@ -130,17 +139,61 @@ def describe_exception(error: BaseException) -> Failure:
     )
 
 
+def with_members(
+    failure: Failure, error: BaseException, kinds: tuple[type[Exception], ...], codec: Codec
+) -> Failure:
+    """Return the failure with the content of the exception, if it is one of the declared kinds."""
+    if not isinstance(error, kinds):
+        return failure
+    attributes = {name: value for name, value in vars(error).items() if name != "__notes__"}
+    try:
+        raw = codec.encode([list(error.args), attributes], type(error).__name__, Any)
+    except PayloadError as problem:
+        detail = f"it arrives as ActivityFailed, as JSON cannot hold it: {problem}"
+        return msgspec.structs.replace(failure, detail=detail)
+    return msgspec.structs.replace(failure, raised=bytes(raw).decode())
+
+
+def declared_error(
+    failure: Failure, name: str, kinds: tuple[type[Exception], ...], codec: Codec
+) -> Exception:
+    """Return the exception that an activity raised, if it is one of these kinds.
+
+    Otherwise, return ActivityFailed. The result depends only on what is stored and on the classes.
+    """
+    known = {kind.__name__: kind for kind in kinds}
+    kind = next((known[each] for each in failure.lineage if each in known), None)
+    remote = activity_error(failure, name)
+    if kind is None:
+        return remote
+    if failure.raised is None:
+        if failure.detail:
+            remote.add_note(failure.detail)
+        return remote
+    raw = msgspec.Raw(failure.raised)
+    args, attributes = codec.decode(raw, tuple[list[Any], dict[str, Any]], failure.type_name)
+    try:
+        error = _rebuilt(kind, args, attributes)
+    except Exception as problem:  # noqa: BLE001 - the class of the user can raise anything
+        remote.add_note(f"{kind.__name__} cannot be made again: {describe_exception(problem)}")
+        return remote
+    for note in remote.__notes__:
+        error.add_note(note)
+    return error
+
+
+def _rebuilt(kind: type[Exception], args: list[Any], attributes: dict[str, Any]) -> Exception:
+    # An __init__ in Python may take other arguments than it passes on to Exception.
+    is_plain = not inspect.isfunction(kind.__init__)
+    error = kind(*args) if is_plain else kind.__new__(kind, *args)
+    error.args = tuple(args)
+    vars(error).update(attributes)
+    return error
+
+
 def activity_error(failure: Failure, name: str) -> errors.ActivityFailed:
     """Return the exception that the code sees when an activity has failed for the last time."""
-    error = errors.ActivityFailed(
-        f"activity {name!r}: {failure}",
-        message=failure.message,
-        type_name=failure.type_name,
-        traceback=failure.traceback,
-        lineage=failure.lineage,
-    )
-    error.add_note(_note("activity", name, failure))
-    return error
+    return remote_error(errors.ActivityFailed, f"activity {name!r}", failure)
 
 
 def child_error(failure: Failure, name: str) -> errors.RemoteFailure:
@@ -149,20 +202,62 @@ def child_error(failure: Failure, name: str) -> errors.RemoteFailure:
         Category.CANCELLED: errors.OrchestrationCancelled,
         Category.TERMINATED: errors.OrchestrationTerminated,
     }
-    error = kinds.get(failure.category, errors.OrchestrationFailed)(
-        f"orchestration {name!r}: {failure}",
+    kind = kinds.get(failure.category, errors.OrchestrationFailed)
+    return remote_error(kind, f"orchestration {name!r}", failure)
+
+
+def remote_error(kind: type[E], subject: str, failure: Failure) -> E:
+    """Return the exception of a recorded failure. Its note has the author's frames of the failure.
+
+    Python and pytest print notes below the message, so that an uncaught exception shows them.
+    """
+    error = kind(
+        f"{subject}: {failure}",
         message=failure.message,
         type_name=failure.type_name,
         traceback=failure.traceback,
         lineage=failure.lineage,
     )
-    error.add_note(_note("orchestration", name, failure))
+    if failure.traceback:
+        error.add_note(f"{subject} failed here:\n{own_frames(failure.traceback).rstrip()}")
     return error
 
 
-def _note(kind: str, name: str, failure: Failure) -> str:
-    head = f"{kind} {name!r} failed with {failure}"
-    return f"{head}\n{failure.traceback}" if failure.traceback else head
+# --- texts of tracebacks
+
+_FRAME: Final = re.compile(r'(\s*)File "([^"]*)", line (\d+)')
+_OURS: Final = re.compile(
+    r"[/\\]perdure[/\\](runtime|engine)[/\\]|[/\\]concurrent[/\\]futures[/\\]|[/\\]asyncio[/\\]"
+)
+_LIBRARY: Final = re.compile(
+    r"^<|[/\\]perdure[/\\](authoring|codec)|[/\\]site-packages[/\\]|[/\\]lib[/\\]python3[^/\\]*[/\\]"
+)
+
+
+def author_line(text: str) -> str:
+    """Return ``file:line`` of the last frame that is neither perdure's nor a library's, or ""."""
+    own = ""
+    for frame in map(_FRAME.match, text.splitlines()):
+        if frame is not None and not _OURS.search(frame[2]) and not _LIBRARY.search(frame[2]):
+            own = f"{frame[2]}:{frame[3]}"
+    return own
+
+
+def own_frames(text: str) -> str:
+    """Leave out the frames of the runtime and of the threads in which it runs activities."""
+    return "\n".join(_kept(text.splitlines()))
+
+
+def _kept(lines: list[str]) -> Iterator[str]:
+    indent: int | None = None
+    for line in lines:
+        frame = _FRAME.match(line)
+        if frame is not None:
+            indent = len(frame[1]) if _OURS.search(frame[2]) else None
+        elif indent is not None and len(line) - len(line.lstrip()) <= indent:
+            indent = None  # the frame and its source line have ended
+        if indent is None:
+            yield line
 
 
 def _message(error: BaseException) -> str:

@@ -36,7 +36,7 @@ from perdure.runtime.attempts import (
     retry_delay_ms,
 )
 from perdure.runtime.executors import NotBegun
-from perdure.runtime.metrics import GuardedSpan, SpanNote, log
+from perdure.runtime.metrics import GuardedSpan, SpanNote, log, log_failed_activity
 from perdure.runtime.worker import BackgroundTasks, Backoff, FetchErrors, log_failure
 
 if TYPE_CHECKING:
@@ -445,6 +445,8 @@ class ActivityDispatcher:
         running.completion = completion
         if not self.complete_here(completion, running.lock_token):
             self._background.spawn(self._commit(running, completion=completion))
+        if isinstance(completion, work.ActivityFailed):
+            log_failed_activity(running.item, completion.failure)
 
     async def _commit(
         self,

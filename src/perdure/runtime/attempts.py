@@ -15,6 +15,7 @@ import msgspec
 
 from perdure.arguments import in_seconds
 from perdure.authoring.context import ActivityInfo, enter_scope
+from perdure.codec import JSON
 from perdure.engine.user_code import is_interruption
 from perdure.errors import CannotUnwrap, LockLost, PerdureError, ProviderError, UsageError
 from perdure.model import work
@@ -207,8 +208,17 @@ class Attempts:
             if isinstance(error, asyncio.CancelledError) and running.cancelled:
                 return None, None
             if isinstance(error, RecordedFailure):
-                return msgspec.structs.replace(error.failure, attempts=item.attempt), None
-            return failure_from(error, item.attempt), None
+                return self._recorded(error.failure, item.attempt), None
+            raises = activity.settings.raises
+            return failure_from(error, item.attempt, raises, self.codec), None
+
+    def _recorded(self, failure: Failure, attempt: int) -> Failure:
+        """Return a failure of a child process, which knows neither attempts nor the codec."""
+        raised = failure.raised
+        if raised is not None:
+            members = JSON.decode(msgspec.Raw(raised))
+            raised = bytes(self.codec.encode(members, failure.type_name)).decode()
+        return msgspec.structs.replace(failure, attempts=attempt, raised=raised)
 
     def _is_stopped(self, running: RunningActivity, error: BaseException) -> bool:
         """Return True if the attempt has no outcome because the worker stops."""
@@ -238,7 +248,8 @@ class Attempts:
                 result = activity.signature.encode_result(value, self.codec)
             except PerdureError as error:
                 # Recorded here, so that it is not taken for an error of the store below.
-                raise RecordedFailure(failure_from(error, item.attempt)) from error
+                raises = activity.settings.raises
+                raise RecordedFailure(failure_from(error, item.attempt, raises)) from error
             finally:
                 scope.store_connection = None
             return envelope(completed(item, result))

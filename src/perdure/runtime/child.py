@@ -92,8 +92,10 @@ def _end_with(parent: int) -> None:
 
 
 def _answer(call: Call, begin: Callable[[], None]) -> Answer:
+    raises: tuple[type[Exception], ...] = ()
     try:
         activity = _load(call.source)
+        raises = activity.settings.raises
         args, kwargs = activity.signature.decode_arguments(call.input, JSON)
         token = enter_scope(ChildScope(call.info))
         begin()
@@ -105,7 +107,7 @@ def _answer(call: Call, begin: Callable[[], None]) -> Answer:
             leave_scope(token)
         return Answer(result=activity.signature.encode_result(value, JSON))
     except BaseException as error:  # noqa: BLE001
-        return Answer(failure=failure_from(error, attempts=1))
+        return Answer(failure=failure_from(error, 1, raises))
 
 
 @cache

@@ -31,13 +31,14 @@ from perdure.authoring.context import ActivityInfo
 from perdure.codec import JSON
 from perdure.errors import PerdureError, UsageError
 from perdure.model.events import NULL
-from perdure.model.failures import Category, Failure, describe_exception
+from perdure.model.failures import Category, Failure, describe_exception, with_members
 from perdure.runtime.metrics import log
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from perdure.authoring.definitions import Registry
+    from perdure.codec import Codec
 
 _SHORTAGES = {errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 """Errors of a machine that is short of something, and may have it again a little later."""
@@ -74,10 +75,17 @@ class RecordedFailure(Exception):
         self.failure = failure
 
 
-def failure_from(error: BaseException, attempts: int) -> Failure:
+def failure_from(
+    error: BaseException,
+    attempts: int,
+    raises: tuple[type[Exception], ...] = (),
+    codec: Codec = JSON,
+) -> Failure:
     """Return the record of the exception with which an attempt failed."""
     category = Category.TIMEOUT if isinstance(error, TimeoutError) else Category.APPLICATION
-    return msgspec.structs.replace(describe_exception(error), category=category, attempts=attempts)
+    failure = describe_exception(error)
+    failure = msgspec.structs.replace(failure, category=category, attempts=attempts)
+    return with_members(failure, error, raises, codec)
 
 
 def call_contained(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

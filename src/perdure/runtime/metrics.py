@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from perdure.engine.outcome import Cancelled, Completed, ContinuedAsNew, Failed, Waiting
 from perdure.errors import NotRegistered, UsageError
+from perdure.model.failures import author_line, own_frames
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -201,6 +202,61 @@ class Observer:
                 sink.record(f"perdure_{name}", labels, value)
             except _EXPORTER_ERRORS:
                 log.exception("a metrics sink failed")
+
+
+def log_failed_orchestration(execution: Execution, failure: Failure) -> None:
+    """Log the failure of an instance. No code can catch that of a root: it has a traceback."""
+    handler, is_root = execution.handler, execution.started.parent_instance_id is None
+    line, fields = _fields(failure)
+    trace = f"\n{own_frames(failure.traceback).rstrip()}" if is_root and failure.traceback else ""
+    log.log(
+        logging.ERROR if is_root else logging.WARNING,
+        "orchestration %r, instance %r, failed%s: %s%s",
+        handler.name,
+        execution.instance_id,
+        line,
+        failure,
+        trace,
+        extra=fields
+        | {
+            "instance_id": execution.instance_id,
+            "execution_id": execution.execution_id,
+            "orchestration_name": handler.name,
+            "orchestration_version": handler.version,
+        },
+    )
+
+
+def log_failed_activity(item: work.ActivityExecute, failure: Failure) -> None:
+    """Log the last failure of an activity. Its orchestration may catch it."""
+    attempts = f" of {item.retry.max_attempts}" if item.retry is not None else ""
+    line, fields = _fields(failure)
+    log.warning(
+        "activity %r of instance %r failed%s, attempt %d%s: %s",
+        item.name,
+        item.instance_id,
+        line,
+        item.attempt,
+        attempts,
+        failure,
+        extra=fields
+        | {
+            "instance_id": item.instance_id,
+            "execution_id": item.execution_id,
+            "orchestration_name": item.orchestration_name,
+            "orchestration_version": item.orchestration_version,
+            "activity_name": item.name,
+            "activity_id": item.activity_id,
+            "attempt": item.attempt,
+        },
+    )
+
+
+def _fields(failure: Failure) -> tuple[str, dict[str, Any]]:
+    """Return the author's line for the message, and the fields that describe the failure."""
+    line = author_line(failure.traceback)
+    fields = {"error_type": failure.type_name, "error_category": failure.category, "line": line}
+    return f" at {line}" if line else "", fields
 
 
 class UnregisteredHandlerLog:

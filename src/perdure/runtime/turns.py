@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from perdure.client.waiting import Ending
+from perdure.engine.outcome import Failed
 from perdure.engine.user_code import is_boundary
 from perdure.errors import (
     CorruptData,
@@ -32,7 +33,7 @@ from perdure.model import work
 from perdure.model.failures import BlockReason
 from perdure.model.status import Status
 from perdure.runtime.commit_builder import build_commit, final_status
-from perdure.runtime.metrics import log
+from perdure.runtime.metrics import log, log_failed_orchestration
 from perdure.runtime.worker import Backoff
 
 if TYPE_CHECKING:
@@ -461,6 +462,8 @@ class TurnRunner:
             has_ended = status is not Status.CONTINUED_AS_NEW
             name = live.execution.handler.name
             self._live.forget(live, Ending(status, output, name) if has_ended else None)
+            if isinstance(outcome.result, Failed):
+                log_failed_orchestration(live.execution, outcome.result.failure)
         elif turn.commit.keep_lock_ms is None:
             self._live.forget(live)
         elif live.inbox:
