@@ -58,8 +58,10 @@ def ack(store: ModelStore, lock_token: str, commit: TurnCommit) -> None:
         raise rules.lock_lost(operation, lock_token)
     settled = _check_against_store(store, instance, commit, operation, now_ms)
     carried = instance.lock.carried
-    consumed = set(carried if commit.consumed is None else commit.consumed)
-    _consume(store, instance, [carried[each] for each in sorted(consumed & carried.keys())])
+    consumed = carried.keys() if commit.consumed is None else set(commit.consumed)
+    if not consumed <= carried.keys():
+        raise rules.lock_lost(operation, lock_token)
+    _consume(store, instance, [carried[each] for each in sorted(consumed)])
     _apply(store, instance, commit, settled, now_ms)
 
 

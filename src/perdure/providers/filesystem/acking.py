@@ -40,6 +40,8 @@ def ack(state: State, tx: Transaction, lock_token: str, commit: TurnCommit) -> N
     _settle_work(state, tx, instance_id, commit)
     carried = state.lookups.tagged_with(lock_token)
     consumed = set(carried if commit.consumed is None else commit.consumed)
+    if not consumed <= set(carried):
+        raise rules.message_lost("ack_orchestration_item", lock_token)
     first_start: StartRouting | None = None
     created_at_ms = tx.now_ms
     for message_id in carried:
