@@ -248,6 +248,21 @@ class TestKeptLocks:
         await store.provider.abandon_orchestration_item(token)
         assert bodies(await take(store, "a")) == [raised("a", "second").body]
 
+    @pytest.mark.parametrize("custom_status", [None, CustomStatusChange(value='"x"')])
+    async def test_a_message_that_is_named_twice_is_consumed(
+        self, store: Store, custom_status: CustomStatusChange | None
+    ) -> None:
+        token = await keep(store)
+        await enqueue(store, raised("a"))
+        (message,) = (await take(store, "a", owner=OWNER)).item.messages
+        twice = (message.message_id, message.message_id)
+
+        await store.provider.ack_orchestration_item(
+            token, keeping(3, consumed=twice, custom_status=custom_status, keep_lock_ms=None)
+        )
+
+        assert await fetch(store) is None
+
     async def test_a_refused_turn_takes_no_other_along(self, store: Store) -> None:
         for instance_id in ("a", "b", "c"):
             await create(store, instance_id)

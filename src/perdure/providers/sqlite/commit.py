@@ -415,7 +415,9 @@ def _settle_work(plan: _Plan, settled: list[tuple[str, str]]) -> None:
 
 def _consume(plan: _Plan, consumed: list[tuple[int, str]]) -> None:
     """Remove the messages that the turns consume; each must carry the token of its turn."""
-    if statements.DELETE_CONSUMED.execute(plan.tx, consumed) != len(consumed):
+    removed = statements.DELETE_CONSUMED.execute(plan.tx, consumed)
+    # A message that is named twice is removed once.
+    if removed != len(consumed) and removed != len(set(consumed)):
         if plan.is_for_many:
             raise PreconditionChanged
         raise rules.message_lost(plan.operation, consumed[0][1])

@@ -296,7 +296,9 @@ BEGIN
         WHERE q.instance_id = v_id AND q.lock_token = p_turn ->> 'token'
             AND (p_turn -> 'consumed' @> to_jsonb(q.message_id));
         GET DIAGNOSTICS v_removed = ROW_COUNT;
-        IF v_removed < jsonb_array_length(p_turn -> 'consumed') THEN
+        IF v_removed < jsonb_array_length(p_turn -> 'consumed') AND v_removed < (
+            SELECT count(DISTINCT c.id) FROM jsonb_array_elements(p_turn -> 'consumed') AS c (id)
+        ) THEN
             PERFORM refuse_consuming();
         END IF;
     END IF;

@@ -148,7 +148,7 @@ BEGIN
         WHERE t.consumed IS NULL AND q.instance_id = t.instance_id AND q.lock_token = t.token
         RETURNING q.*
     ), listed AS MATERIALIZED (
-        SELECT t.instance_id, t.token, c.message_id
+        SELECT DISTINCT t.instance_id, t.token, c.message_id
         FROM jsonb_to_recordset(p_turns) AS t (instance_id text, token text, consumed bigint[])
         CROSS JOIN LATERAL unnest(t.consumed) AS c (message_id)
     ), named AS (
