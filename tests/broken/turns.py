@@ -80,6 +80,17 @@ class ConsumesWhatWasLeftOut(ModelProvider):
         await super().ack_orchestration_item(lock_token, replace(commit, consumed=None))
 
 
+class ConsumesWhatIsGone(ModelProvider):
+    """A commit is taken although a message that it consumes is not there any more."""
+
+    async def ack_orchestration_item(self, lock_token: str, commit: TurnCommit) -> None:
+        instance = self._store.locks.get(lock_token)
+        if instance is not None and instance.lock is not None and commit.consumed is not None:
+            carried = instance.lock.carried
+            commit = replace(commit, consumed=tuple(set(commit.consumed) & carried.keys()))
+        await super().ack_orchestration_item(lock_token, commit)
+
+
 class FiresTimersAtOnce(ModelProvider):
     """Messages of a turn are visible at once, timers too."""
 

@@ -29,6 +29,7 @@ CAUGHT_BY = {
     "ConsumesWhatWasLeftOut": (
         "TestUndecodableMessages.test_one_that_a_turn_leaves_out_stays_queued"
     ),
+    "ConsumesWhatIsGone": "TestKeptLocks.test_a_message_is_consumed_once",
     "FiresTimersAtOnce": "TestWholeTurns.test_a_timer_of_a_turn_is_visible_at_its_time",
     "OverwritesEvents": "TestWholeTurns.test_a_refused_turn_leaves_no_trace_and_can_be_repeated",
     "CommitsInTwoSteps": "TestWholeTurns.test_a_refused_turn_leaves_no_trace_and_can_be_repeated",
@@ -103,6 +104,7 @@ CAUGHT_BY = {
     "WaitsToTheEnd": "TestWakingForATurn.test_a_message_wakes_a_waiting_fetch",
 }
 ARGUMENTS: dict[str, dict[str, Any]] = {
+    "TestKeptLocks.test_a_message_is_consumed_once": {"custom_status": None},
     "TestBadIds.test_of_an_instance": {"bad": ""},
     "TestBadTexts.test_in_a_work_item": {"bad": '"' + "x" * 4_000_000 + '"'},
     "TestBadNumbersAndTags.test_event_ids_begin_with_one": {"event_id": 0},

@@ -56,10 +56,13 @@ def ack(store: ModelStore, lock_token: str, commit: TurnCommit) -> None:
     instance = store.locks.get(lock_token)
     if instance is None or instance.lock is None or not instance.locked(now_ms):
         raise rules.lock_lost(operation, lock_token)
-    settled = _check_against_store(store, instance, commit, operation, now_ms)
     carried = instance.lock.carried
-    consumed = set(carried if commit.consumed is None else commit.consumed)
-    _consume(store, instance, [carried[each] for each in sorted(consumed & carried.keys())])
+    consumed = carried.keys() if commit.consumed is None else set(commit.consumed)
+    settled = _check_settled(store, instance, commit, operation, now_ms)
+    if not consumed <= carried.keys():
+        raise rules.lock_lost(operation, lock_token)
+    _check_added(store, instance, commit, operation)
+    _consume(store, instance, [carried[each] for each in sorted(consumed)])
     _apply(store, instance, commit, settled, now_ms)
 
 
@@ -79,7 +82,8 @@ def start(
     if lock_token in store.locks:
         raise InvalidValue(f"the lock token {lock_token!r} is in use")
     instance = found or Instance(message.instance_id)
-    settled = _check_against_store(store, instance, commit, operation, now_ms)
+    settled = _check_settled(store, instance, commit, operation, now_ms)
+    _check_added(store, instance, commit, operation)
     store.instances[instance.instance_id] = instance
     instance.start = message.start
     instance.created_at_ms = now_ms
@@ -249,10 +253,10 @@ def _deliveries(batch: list[Message]) -> tuple[Delivery, ...]:
 # --- committing
 
 
-def _check_against_store(
+def _check_settled(
     store: ModelStore, instance: Instance, commit: TurnCommit, operation: str, now_ms: int
 ) -> list[WorkItem]:
-    """Raise for whatever could stop the commit half-way; returns the settled work items."""
+    """Return the settled work items. Raise if one is not held, or belongs to another instance."""
     settled: list[WorkItem] = []
     for token in commit.settled_work:
         item = store.work.holder_of(token)
@@ -261,11 +265,15 @@ def _check_against_store(
         if item.identity.instance_id != instance.instance_id:
             raise InvalidValue(f"the settled work item {item.identity} is another instance's")
         settled.append(item)
+    return settled
+
+
+def _check_added(store: ModelStore, instance: Instance, commit: TurnCommit, operation: str) -> None:
+    """Raise if an event or a lock token that the commit adds is there already."""
     _check_no_duplicates(instance, commit.execution_id, commit.history_delta, operation)
     for work in commit.worker_items:
         if work.claim is not None and store.work.holder_of(work.claim.lock_token) is not None:
             raise InvalidValue(f"the lock token {work.claim.lock_token!r} is in use")
-    return settled
 
 
 def _check_no_duplicates(

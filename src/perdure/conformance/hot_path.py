@@ -212,14 +212,78 @@ class TestKeptLocks:
         await enqueue(store, raised("a"), raised("b"))
         mine, other = await take(store, "a"), await take(store, "b")
 
-        await store.provider.ack_orchestration_item(
-            mine.lock_token,
-            TurnCommit(execution_id=1, consumed=(other.item.messages[0].message_id,)),
-        )
+        with pytest.raises(LockLost):
+            await store.provider.ack_orchestration_item(
+                mine.lock_token,
+                TurnCommit(execution_id=1, consumed=(other.item.messages[0].message_id,)),
+            )
 
+        await store.provider.abandon_orchestration_item(mine.lock_token)
         await store.provider.abandon_orchestration_item(other.lock_token)
         left = {(await take(store)).item.instance_id for _ in range(2)}
         assert left == {"a", "b"}
+
+    @pytest.mark.parametrize("custom_status", [None, CustomStatusChange(value='"x"')])
+    async def test_a_message_is_consumed_once(
+        self, store: Store, custom_status: CustomStatusChange | None
+    ) -> None:
+        token = await keep(store)
+        await enqueue(store, raised("a", "first"), raised("a", "second"))
+        first, second = (await take(store, "a", owner=OWNER)).item.messages
+        await store.provider.ack_orchestration_item(token, keeping(3, consumed=(first.message_id,)))
+
+        with pytest.raises(LockLost):
+            await store.provider.ack_orchestration_item(
+                token,
+                keeping(
+                    4,
+                    consumed=(first.message_id, second.message_id),
+                    custom_status=custom_status,
+                    worker_items=(activity("a"),),
+                ),
+            )
+
+        assert [record.event_id for record in await store.reader.read("a")] == [1, 2, 3]
+        assert await fetch_work(store) is None
+        await store.provider.abandon_orchestration_item(token)
+        assert bodies(await take(store, "a")) == [raised("a", "second").body]
+
+    @pytest.mark.parametrize("custom_status", [None, CustomStatusChange(value='"x"')])
+    async def test_a_message_that_is_named_twice_is_consumed(
+        self, store: Store, custom_status: CustomStatusChange | None
+    ) -> None:
+        token = await keep(store)
+        await enqueue(store, raised("a"))
+        (message,) = (await take(store, "a", owner=OWNER)).item.messages
+        twice = (message.message_id, message.message_id)
+
+        await store.provider.ack_orchestration_item(
+            token, keeping(3, consumed=twice, custom_status=custom_status, keep_lock_ms=None)
+        )
+
+        assert await fetch(store) is None
+
+    async def test_a_refused_turn_takes_no_other_along(self, store: Store) -> None:
+        for instance_id in ("a", "b", "c"):
+            await create(store, instance_id)
+            await enqueue(store, raised(instance_id))
+        turns = [await take(store) for _ in range(3)]
+        ids = [turn.item.messages[0].message_id for turn in turns]
+        ids[1] += 1_000_000
+
+        answers = await outcomes(
+            *(
+                store.provider.ack_orchestration_item(
+                    turn.lock_token, TurnCommit(execution_id=1, consumed=(message_id,))
+                )
+                for turn, message_id in zip(turns, ids, strict=True)
+            )
+        )
+
+        assert [type(answer) for answer in answers] == [type(None), LockLost, type(None)]
+        await store.provider.abandon_orchestration_item(turns[1].lock_token)
+        assert (await take(store)).item.instance_id == turns[1].item.instance_id
+        assert await fetch(store) is None
 
     async def test_abandoning_a_kept_lock_frees_all_that_it_carries(self, store: Store) -> None:
         token = await keep(store)

@@ -162,7 +162,8 @@ class Provider(ABC):
         """Commit a turn.
 
         Effect: in this order, all or nothing: the token must be live; each ``settled_work`` token
-        must be live and its item is removed; consumed messages are deleted, later arrivals stay;
+        must be live and its item is removed; consumed messages are deleted, later arrivals stay
+        (consumed means gone: each must carry this token, else the turn is refused with LockLost);
         name + version create the instance (with the parent) or overwrite both; the execution
         exists from now on (RUNNING); current execution = max(current, commit's); the pinned
         framework version is set; ``history_delta`` is inserted, never reading old rows; status,
@@ -176,7 +177,8 @@ class Provider(ABC):
         messages tagged but not consumed are free again.
         Repeats: LockLost, or with a kept lock DuplicateEvent; never applied twice. Therefore a
         commit that keeps the lock and adds items must add history (InvalidValue).
-        Errors: LockLost, DuplicateEvent (lock still held), InvalidValue (event id below 1).
+        Errors: LockLost, DuplicateEvent, InvalidValue (event id below 1). The lock stays as it was:
+        after LockLost for a message or a work item, and after DuplicateEvent, it is still held.
         """
         self._require_open("ack_orchestration_item")
         validation.check_commit(commit)

@@ -158,7 +158,8 @@ class TurnCommit(Record, frozen=True, omit_defaults=True):
     cancelled_timers: tuple[TimerIdentity, ...] = ()
     """Timers of this instance that shall not fire, those that this commit adds included."""
     consumed: tuple[int, ...] | None = None
-    """``message_id`` of each delivery that the turn used up. None: all that carry this token."""
+    """``message_id`` of each delivery that the turn used up; the turn is refused if one of them
+    does not carry this token. None: all that carry it."""
     keep_lock_ms: int | None = None
     """Hot path: keep the instance lock for that long from now instead of releasing it."""
     settled_work: tuple[str, ...] = ()

@@ -102,6 +102,15 @@ def lock_lost(operation: str, lock_token: str) -> LockLost:
     )
 
 
+def message_lost(operation: str, lock_token: str) -> LockLost:
+    """Refuse a turn that consumes a message which it cannot remove."""
+    return LockLost(
+        operation,
+        f"the lock {lock_token!r} does not carry each message that the turn consumes: "
+        "one is consumed already, or was freed",
+    )
+
+
 # --- status
 
 

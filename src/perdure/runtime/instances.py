@@ -392,6 +392,13 @@ class LockReleaser:
         """Release an instance without a fault: the next fetch does not count as a retry."""
         self._abandon(lock_token, ignore_attempt=True)
 
+    def replay(self, lock_token: str) -> None:
+        """Release an instance whose turn the store refused, if its lock is held after all.
+
+        It was ahead of the store, and goes on from what is stored.
+        """
+        self._abandon(lock_token)
+
     def fail(self, instance_id: str, lock_token: str, error: BaseException) -> None:
         """Release an instance after an unexpected error of a turn or of its commit."""
         _make_room(self._errors)

@@ -477,7 +477,9 @@ class TurnRunner:
         for _ in turn.claimed:
             self._activities.release_slot()
         if isinstance(error, (LockLost, DuplicateEvent)):
-            log.info("the lock of %r is lost: %s", live.instance_id, error)
+            log.info("a turn of %r is refused: %s", live.instance_id, error)
+            if live.start is None:
+                self._releaser.replay(live.lock_token)
         elif error is not None:
             log.error("commit of %r failed: %s", live.instance_id, error)
             if live.start is None:

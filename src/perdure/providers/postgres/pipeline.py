@@ -395,6 +395,8 @@ def _contract_error(operation: str, error: PerdureError, row: dict[str, Any]) ->
             return InvalidValue(
                 f"{operation}: a work item that the turn completes belongs to another instance"
             )
+        case "PD003":
+            return rules.message_lost(operation, row["token"])
         case _:
             pass
     return error

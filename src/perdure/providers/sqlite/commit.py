@@ -209,7 +209,7 @@ class _Plan:
         """Add a turn under a live lock."""
         rows = self._add_contents(lock.instance_id, commit)
         if commit.consumed:
-            rows[statements.DELETE_CONSUMED] += [(each, token) for each in commit.consumed]
+            rows[_consume] += [(each, token) for each in commit.consumed]
         elif commit.consumed is None and lock.carried_until is not None:
             carried = (lock.instance_id, lock.carried_until, token)
             rows[statements.DELETE_CARRIED].append(carried)
@@ -413,6 +413,16 @@ def _settle_work(plan: _Plan, settled: list[tuple[str, str]]) -> None:
     work.DELETE_WORK.execute(tx, [message_id for message_id, _ in held.values()])
 
 
+def _consume(plan: _Plan, consumed: list[tuple[int, str]]) -> None:
+    """Remove the messages that the turns consume; each must carry the token of its turn."""
+    removed = statements.DELETE_CONSUMED.execute(plan.tx, consumed)
+    # A message that is named twice is removed once.
+    if removed != len(consumed) and removed != len(set(consumed)):
+        if plan.is_for_many:
+            raise PreconditionChanged
+        raise rules.message_lost(plan.operation, consumed[0][1])
+
+
 def _end_executions(plan: _Plan, ends: list[tuple[int, int, Status, str | None]]) -> None:
     tx = plan.tx
     ended: defaultdict[Status, list[int]] = defaultdict(list)
@@ -515,7 +525,7 @@ def _refresh(plan: _Plan, instance_ids: list[str]) -> None:
 _STEPS: Final[tuple[_Step, ...]] = (
     # What the turns consume.
     _settle_work,
-    statements.DELETE_CONSUMED,
+    _consume,
     statements.DELETE_CARRIED,
     # Instances, executions, history and state.
     instances.INSERT_INSTANCE,

@@ -242,6 +242,7 @@ DECLARE
     v_status text := p_turn ->> 'status';
     v_now bigint := now_ms();
     v_until bigint;
+    v_removed integer;
 BEGIN
     -- A turn that ends the instance holds the lock until all is written, however long that takes.
     v_until := v_now + coalesce((p_turn ->> 'keep_lock_ms')::bigint, 3600000);
@@ -294,6 +295,12 @@ BEGIN
         DELETE FROM orchestrator_queue q
         WHERE q.instance_id = v_id AND q.lock_token = p_turn ->> 'token'
             AND (p_turn -> 'consumed' @> to_jsonb(q.message_id));
+        GET DIAGNOSTICS v_removed = ROW_COUNT;
+        IF v_removed < jsonb_array_length(p_turn -> 'consumed') AND v_removed < (
+            SELECT count(DISTINCT c.id) FROM jsonb_array_elements(p_turn -> 'consumed') AS c (id)
+        ) THEN
+            PERFORM refuse_consuming();
+        END IF;
     END IF;
     IF v_status IS NOT NULL THEN
         turns_at := end_single(p_turn, v_now);

@@ -125,11 +125,22 @@ BEGIN
     END IF;
 END $$;
 
--- Removes messages that turns have consumed. Returns the first start message of each instance.
+-- Refuses a turn that consumes a message which its lock does not carry: it was consumed already, or
+-- a crash of the server has lost the mark of the fetch. Raises, as remove_completed_work does.
+CREATE OR REPLACE FUNCTION refuse_consuming() RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION USING
+        ERRCODE = 'PD003', MESSAGE = 'a message that the turn consumes does not carry its lock';
+END $$;
+
+-- Removes messages that turns have consumed; refuses if one of those that a turn names is not there.
+-- Returns the first start message of each instance.
 CREATE OR REPLACE FUNCTION remove_consumed_messages(p_turns jsonb) RETURNS jsonb
 LANGUAGE plpgsql AS $$
 DECLARE
     v_starts jsonb;
+    v_is_complete boolean;
 BEGIN
     WITH consumed AS (
         DELETE FROM orchestrator_queue q
@@ -137,7 +148,7 @@ BEGIN
         WHERE t.consumed IS NULL AND q.instance_id = t.instance_id AND q.lock_token = t.token
         RETURNING q.*
     ), listed AS MATERIALIZED (
-        SELECT t.instance_id, t.token, c.message_id
+        SELECT DISTINCT t.instance_id, t.token, c.message_id
         FROM jsonb_to_recordset(p_turns) AS t (instance_id text, token text, consumed bigint[])
         CROSS JOIN LATERAL unnest(t.consumed) AS c (message_id)
     ), named AS (
@@ -146,7 +157,8 @@ BEGIN
             AND q.lock_token = c.token
         RETURNING q.*
     )
-    SELECT jsonb_agg(s) INTO v_starts
+    SELECT jsonb_agg(s), (SELECT count(*) FROM listed) = (SELECT count(*) FROM named)
+    INTO v_starts, v_is_complete
     FROM (
         SELECT DISTINCT ON (g.instance_id)
             g.instance_id, g.enqueued_at, g.start_name, g.start_version, g.start_parent
@@ -154,6 +166,9 @@ BEGIN
         WHERE g.start_name IS NOT NULL
         ORDER BY g.instance_id, g.message_id
     ) s;
+    IF NOT v_is_complete THEN
+        PERFORM refuse_consuming();
+    END IF;
     RETURN v_starts;
 END $$;
 
