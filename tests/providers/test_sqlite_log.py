@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import re
 import stat
 import subprocess
 import sys
@@ -10,9 +12,13 @@ import sys
 import apsw
 import pytest
 
+from perdure.clock import ManualClock
+from perdure.conformance.factories import activity
+from perdure.errors import StoreBusy
 from perdure.providers.records import OrchestratorMessage, StartRouting
 from perdure.providers.sqlite import SqliteProvider, guards
-from perdure.providers.sqlite.database import PAGES_TO_CHECKPOINT
+from perdure.providers.sqlite.control import STALL_GRACE_MS
+from perdure.providers.sqlite.database import PAGES_TO_CHECKPOINT, PAGES_TO_WARN
 
 RESERVED = guards.LOG_BYTES_RESERVED
 
@@ -155,3 +161,118 @@ def test_what_was_committed_to_a_reserved_log_survives_a_death(path):
     assert died.returncode == 9
     assert log_of(path).stat().st_size == RESERVED
     assert count_messages(path) == 5
+
+
+# --- readers that keep the log, and stalls
+
+READING = """
+import sys
+import apsw
+
+connection = apsw.Connection(sys.argv[1], flags=apsw.SQLITE_OPEN_READONLY)
+connection.execute("BEGIN")
+print(connection.execute("SELECT count(*) FROM orchestrator_queue").get, flush=True)
+sys.stdin.read()
+"""
+
+
+def start_reader(path):
+    command = [sys.executable, "-c", READING, str(path)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+def test_a_reader_of_another_process_delays_nothing_and_is_reported(path, caplog):
+    """Past 55 MiB each copy of the log used to wait ten seconds for the reader."""
+    caplog.set_level(logging.WARNING, "perdure.sqlite")
+
+    async def write_beside_a_reader():
+        provider = SqliteProvider(path)
+        pauses = []
+        provider._database.system.pause = pauses.append
+        async with provider:
+            await provider.enqueue_for_orchestrator(start(0))
+            reader = start_reader(path)
+            try:
+                assert reader.stdout.readline() == b"1\n"
+                number = 0
+                while log_of(path).stat().st_size < (PAGES_TO_WARN + 1_000) * 4_120:
+                    number += 1
+                    await provider.enqueue_for_orchestrator(start(number, size=1_000_000))
+                await provider.close()
+            finally:
+                reader.communicate()
+        return number, pauses
+
+    written, pauses = asyncio.run(write_beside_a_reader())
+
+    assert pauses == []
+    assert count_messages(path) == written + 1
+    [warning] = [each.getMessage() for each in caplog.records]
+    assert int(re.search(r"store.db-wal has grown to (\d+) MiB", warning)[1]) >= 55
+    assert "end its transaction" in warning
+
+
+@pytest.mark.parametrize("kind", ["before", "during", "refused"])
+def test_a_lock_that_ran_out_while_the_store_stalled_is_still_held(path, kind):
+    """Its holder could not renew it, so the delivery must not be repeated and counted."""
+    clock = ManualClock()
+
+    async def stall():
+        provider = SqliteProvider(path, clock=clock)
+        async with provider:
+            await provider.enqueue_for_worker(activity("i-1"))
+            held = await provider.fetch_work_item(30_000, 0)
+            if kind == "during":
+                writer = provider._store._writer
+                writer._monotonic = lambda: clock.now_ms() / 1_000
+                writer._reached = stalls_once(clock, lambda _: None)
+                await provider.enqueue_for_orchestrator(start(1))
+            elif kind == "before":
+                database = provider._database
+                database.ready = stalls_once(clock, database.ready)
+            else:
+                database, ready = provider._database, provider._database.ready
+
+                def refuse():
+                    database.ready = ready
+                    clock.advance(60_000)
+                    raise apsw.BusyError
+
+                database.ready = refuse
+                with pytest.raises(StoreBusy):
+                    await provider.fetch_work_item(30_000, 0)
+            fetched = await provider.fetch_work_item(30_000, 0)
+            lost = await provider.renew_work_item_locks([held.lock_token], 30_000)
+            clock.advance(30_001)
+            again = await provider.fetch_work_item(30_000, 0)
+            return fetched, lost, again.attempt_count
+
+    assert asyncio.run(stall()) == (None, frozenset(), 2)
+
+
+def stalls_once(clock, function):
+    has_stalled = []
+
+    def call(*args):
+        if not has_stalled:
+            has_stalled.append(True)
+            clock.advance(60_000)
+        return function(*args)
+
+    return call
+
+
+def test_a_lock_that_is_not_renewed_after_a_stall_runs_out(path):
+    clock = ManualClock()
+
+    async def stall():
+        async with SqliteProvider(path, clock=clock) as provider:
+            await provider.enqueue_for_worker(activity("i-1"))
+            await provider.fetch_work_item(30_000, 0)
+            database = provider._database
+            database.ready = stalls_once(clock, database.ready)
+            assert await provider.fetch_work_item(30_000, 0) is None
+            clock.advance(STALL_GRACE_MS + 1)
+            return await provider.fetch_work_item(30_000, 0)
+
+    assert asyncio.run(stall()).attempt_count == 2

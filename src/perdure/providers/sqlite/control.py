@@ -66,6 +66,21 @@ UPDATE sessions SET locked_until = ?2
 WHERE owner_id IN (SELECT worker_id FROM workers WHERE holder = ?1) AND locked_until > ?2
 """
 
+STALL_GRACE_MS: Final = 15_000
+"""After a stall of the store, so long its clients have to renew their locks."""
+
+_EXTEND_STALLED: Final = (
+    """
+UPDATE instance_locks SET locked_until = ?1, wake_at = ?1
+WHERE wake_at <= ?2 AND state = 1 AND locked_until <= ?2 AND locked_until > ?3
+""",
+    """
+UPDATE worker_queue SET locked_until = ?1, wake_at = max(?1, visible_at)
+WHERE wake_at <= ?2 AND state = 1 AND locked_until <= ?2 AND locked_until > ?3
+""",
+    "UPDATE sessions SET locked_until = ?1 WHERE locked_until <= ?2 AND locked_until > ?3",
+)
+
 
 def release_holder(tx: Transaction, holder: str) -> None:
     """Let every lock of a dead process end now. Its tokens begin with the holder."""
@@ -81,6 +96,16 @@ def release_holder(tx: Transaction, holder: str) -> None:
 
 
 RELEASE_HOLDER: Final = Verb("release_holder", release_holder)
+
+
+def extend_stalled_locks(tx: Transaction, since: int) -> None:
+    """Extend the locks that ran out since then: nothing could renew them while the store stalled.
+
+    They are still held by their tokens, so their work is not handed out and counted once more.
+    """
+    ended = (tx.now + STALL_GRACE_MS, tx.now, since)
+    for statement in _EXTEND_STALLED:
+        tx.change(statement, ended)
 
 
 def suspend(tx: Transaction, instance_id: str) -> None:

@@ -61,8 +61,10 @@ PAGES_IN_PLACE: Final = guards.LOG_BYTES_RESERVED // 4_200
 """Pages that a new log holds without growing; then SQLite starts it over."""
 PAGES_BETWEEN_LOOKS: Final = 250
 """A checkpoint that readers kept from finishing is tried again after this many more pages."""
-PAGES_TO_INSIST: Final = 14_000
-"""55 MiB: beyond this the checkpoint waits for readers."""
+PAGES_TO_WARN: Final = 14_000
+"""55 MiB: a log beyond this is reported, and again each time that it has doubled."""
+_PAGE_BYTES: Final = 4_120
+"""Of a page and its header in the log."""
 
 _SETTLED_NS: Final = 100_000_000
 """File systems stamp in steps: two changes further apart than this have different times."""
@@ -288,6 +290,8 @@ class FileDatabase(Database):
         self._first_due = PAGES_IN_PLACE if durability == "full" else PAGES_TO_CHECKPOINT
         self._due = self._first_due
         """Length from which on the log is to be copied."""
+        self._warn_pages = PAGES_TO_WARN
+        """Length from which on a log that readers hold is reported."""
 
     # --- opening and closing
 
@@ -348,8 +352,11 @@ class FileDatabase(Database):
         self._peers.close()
 
     def close(self) -> None:
+        # As the other copies of the log, this one does not wait for readers of other processes.
+        self.busy_handler.is_patient = False
         self._checkpoint(apsw.SQLITE_CHECKPOINT_TRUNCATE)
         self.reset()
+        self.busy_handler.is_patient = True
 
     def connect_reader(self) -> apsw.Connection:
         return connections.connect_reader(self.path, BusyHandler(self.system))
@@ -469,6 +476,7 @@ class FileDatabase(Database):
         """Called by SQLite after each commit with the length of the log."""
         if pages < self._log_pages:
             self._due = self._first_due
+            self._warn_pages = PAGES_TO_WARN
         self._log_pages = pages
         return apsw.SQLITE_OK
 
@@ -483,19 +491,28 @@ class FileDatabase(Database):
         return pages >= self._due and (pages >= PAGES_TO_CHECKPOINT or not is_waited_for)
 
     def keep_up(self) -> None:
-        insists = self._log_pages >= PAGES_TO_INSIST
-        self._checkpoint(
-            apsw.SQLITE_CHECKPOINT_RESTART if insists else apsw.SQLITE_CHECKPOINT_PASSIVE
-        )
+        """Copy the log as far as readers allow. PASSIVE: other modes would wait for them."""
+        copied = self._checkpoint(apsw.SQLITE_CHECKPOINT_PASSIVE)
         # Also after an attempt that failed.
         self._due = self._log_pages + PAGES_BETWEEN_LOOKS
+        if copied < self._log_pages and self._log_pages >= self._warn_pages:
+            self._warn_pages = self._log_pages * 2
+            _log.warning(
+                "the log %s-wal has grown to %d MiB, because a read transaction keeps it from "
+                "being used again; it grows until that ends. Find the program that reads the file "
+                "(fuser %s-shm names those that have it open: a shell, a viewer, a backup) and end "
+                "its transaction",
+                self.path,
+                self._log_pages * _PAGE_BYTES >> 20,
+                self.path,
+            )
 
-    def _checkpoint(self, mode: int) -> None:
-        """Copy the log into the file, as far as that mode goes."""
+    def _checkpoint(self, mode: int) -> int:
+        """Copy the log into the file as far as that mode goes; return how many pages are copied."""
         if self.transaction is None:
-            return
+            return 0
         try:
-            self.transaction.connection.wal_checkpoint(mode=mode)
+            return self.transaction.connection.wal_checkpoint(mode=mode)[1]
         except (apsw.BusyError, apsw.LockedError):
             pass  # readers or another process are in the way; there will be a better moment
         except apsw.Error as error:
@@ -503,6 +520,7 @@ class FileDatabase(Database):
             _log.warning("checkpoint of %s failed: %s", self.path, error)
             if connections.breaks_connection(error):
                 self.reset()
+        return 0
 
 
 class FileIdentity:

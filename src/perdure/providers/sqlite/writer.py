@@ -23,6 +23,7 @@ from perdure.providers.sqlite.connection import (
     disconnect,
     translate,
 )
+from perdure.providers.sqlite.control import extend_stalled_locks
 from perdure.providers.sqlite.transaction import Snapshot
 
 if TYPE_CHECKING:
@@ -43,6 +44,9 @@ QUICK_COMMITS_MIN: Final = 3
 
 
 LOOK_FOR_DEAD_SECONDS: Final = 0.2
+
+STALL_MS: Final = 1_000
+"""If the store kept its clients waiting for longer, locks may have run out unrenewed."""
 
 
 class Writer:
@@ -69,6 +73,8 @@ class Writer:
         """The connection may be anywhere in a transaction, and is yet to be reset."""
         self._quick_commits = 0
         """Number of consecutive commits under ``QUICK_SECONDS``, up to the last one."""
+        self._waiting_since: int | None = None
+        """Since then nothing was committed, although there was something to commit."""
 
     # --- called by the store
 
@@ -164,8 +170,13 @@ class Writer:
         try:
             if self._is_broken:
                 self._reset()
+            if (since := self._waiting_since) is None:
+                since = self._waiting_since = self._now_ms()
             transaction = database.ready()
             transaction.begin(self._now_ms)
+            if transaction.now - since > STALL_MS:
+                extend_stalled_locks(transaction, since)
+            started = monotonic()
             self._reached("begun")
             outcomes = self._outcomes(entries, transaction, together=together)
             self._reached("before commit")
@@ -173,6 +184,9 @@ class Writer:
             transaction.commit()
             ended = self._last_commit = monotonic()
             self._quick_commits = self._quick_commits + 1 if ended - begun < QUICK_SECONDS else 0
+            self._waiting_since = None
+            if ended - started > STALL_MS / 1_000:
+                self._note_stall(transaction.now)
             self._reached("after commit")
             database.check_before_reply()
         except PreconditionChanged:
@@ -188,6 +202,7 @@ class Writer:
                     self._reset()
             else:
                 known = error
+            self._note_stall(self._waiting_since)
             queries = [entry for entry in entries if entry.is_query]
             if queries and len(queries) < len(entries):
                 self._attempt(queries, delivery)
@@ -235,6 +250,14 @@ class Writer:
         _roll_back(transaction)
         transaction.begin(self._now_ms)
         return entry, None, error
+
+    def _note_stall(self, since: int | None) -> None:
+        """Remember for the next commit that the store was not usable since then, if it took long.
+
+        That is a matter of the store's clock, by which locks run out.
+        """
+        is_stall = since is not None and self._now_ms() - since > STALL_MS
+        self._waiting_since = since if is_stall else None
 
     def _reset(self) -> None:
         # The next commit may open a file again: how long that takes is unknown.
@@ -345,7 +368,10 @@ class ThreadWriter(Writer):
     def _keep_up(self) -> None:
         if self._database.is_upkeep_due(is_waited_for=not self._queue.empty()):
             with self._writing:
+                since = self._now_ms()
                 self._database.keep_up()
+                if self._waiting_since is None:
+                    self._note_stall(since)
 
     def _use_idle_time(self) -> None:
         with self._writing:
