@@ -175,7 +175,8 @@ class Provider(ABC):
         messages tagged but not consumed are free again.
         Repeats: LockLost, or with a kept lock DuplicateEvent; never applied twice. Therefore a
         commit that keeps the lock and adds items must add history (InvalidValue).
-        Errors: LockLost, DuplicateEvent (lock still held), InvalidValue (event id below 1).
+        Errors: LockLost, DuplicateEvent (lock still held), InvalidValue (event id below 1, work
+        items or cancelled activities of another instance).
         """
         self._require_open("ack_orchestration_item")
         validation.check_commit(commit)

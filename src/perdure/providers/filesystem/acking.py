@@ -19,6 +19,7 @@ from perdure.providers.filesystem.rows import (
     LockRow,
     ProgressRow,
 )
+from perdure.providers.validation import check_items
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -93,6 +94,7 @@ def _apply(
     created_at_ms: int,
 ) -> None:
     instance_id, tables = lock.instance_id, state.tables
+    check_items(commit, instance_id)
     _apply_instance(state, tx, instance_id, commit, first_start, created_at_ms)
     _apply_execution(state, tx, instance_id, commit)
     tx.append(instance_id, commit.execution_id, commit.history_delta)
