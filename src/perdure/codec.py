@@ -173,7 +173,10 @@ class Codec:
         return data
 
     def _unwrap(self, data: bytes, where: str) -> bytes:
-        wrapped = msgspec.json.decode(data, type=_Wrapped)
+        try:
+            wrapped = msgspec.json.decode(data, type=_Wrapped)
+        except msgspec.MsgspecError as error:
+            raise PayloadError(f"{where}: {error}; got {_shortened(data)}") from error
         transform = self._by_name.get(wrapped.transform)
         if transform is None:
             raise CannotUnwrap(
@@ -254,6 +257,21 @@ def _problems(value: Any, path: str, depth: int) -> Iterator[str]:
             msgspec.json.encode(value, enc_hook=_encode_foreign)
         except (TypeError, ValueError, OverflowError) as error:
             yield f"{path}: {value!r}: {error}"
+
+
+def check_stored(raw: msgspec.Raw, where: str) -> None:
+    """Raise PayloadError for a payload that no codec writes, of any type and any transform."""
+    data = bytes(raw)
+    try:
+        value = msgspec.json.decode(data)
+        if data.startswith(_WRAPPED):
+            base64.b64decode(msgspec.json.decode(data, type=_Wrapped).data, validate=True)
+    except (ValueError, RecursionError) as error:
+        raise PayloadError(f"{where}: {error}; got {_shortened(data)}") from error
+    if _may_be_too_deep(data):
+        problem = next(_problems(value, where, -1), None)  # -1: the arguments of a call are a list
+        if problem is not None:
+            raise PayloadError(problem)
 
 
 def _may_be_too_deep(data: bytes) -> bool:

@@ -37,6 +37,9 @@ CLEANUP_SECONDS: Final = 30.0
 # databases can count so far; a longer one is a typing error.
 SECONDS_MAX: Final = 365_000 * 86_400
 
+# The last time of the calendar that can be shown in every time zone: the end of the year 9999.
+TIME_MS_MAX: Final = 253_402_214_400_000
+
 # Retry delays stop growing after the 60th; the 60th power of this factor must still be finite.
 RETRY_MULTIPLIER_MAX: Final = 100_000
 

@@ -1,6 +1,7 @@
 """``export``, ``import``, ``db backup`` and ``db copy``: instances somewhere else."""
 
 import asyncio
+import hashlib
 import json
 import signal
 import stat
@@ -392,3 +393,107 @@ def test_a_backup_never_overwrites(waiting, tmp_path):
 
     assert "exists already" in waiting("db", "backup", "saved", code=6).err
     assert (tmp_path / "saved").read_text() == "mine"
+
+
+# --- forged files: the checksum fits, the content does not
+
+
+def resealed(line, change):
+    """The line of an export after a change of its instance, with a checksum that fits."""
+    document = json.loads(line)
+    change(document["instance"])
+    body = json.dumps(document["instance"], separators=(",", ":"), ensure_ascii=False)
+    digest = hashlib.sha256(body.encode()).hexdigest()
+    return f'{{"perdure_export":1,"sha256":"{digest}","instance":{body}}}\n'
+
+
+def event_at(instance, place):
+    return instance["executions"][0]["history"][place]["event"]
+
+
+def queue(instance, kind, body, **routing):
+    entry = {"kind": kind, "visible_at_ms": 1, "enqueued_at_ms": 1, **routing}
+    entry["body"] = {"type": kind, "instance_id": instance["instance_id"], **body}
+    instance.setdefault("messages", []).append(entry)
+
+
+FORGERIES = {
+    "event of another instance": lambda i: event_at(i, 1).update(instance_id="p-1"),
+    "event of another execution": lambda i: event_at(i, 1).update(execution_id=7),
+    "missing event": lambda i: i["executions"][0]["history"].pop(1),
+    "second beginning": lambda i: event_at(i, 2).update(event_at(i, 0), event_id=3),
+    "result of no step": lambda i: event_at(i, 2).update(source_event_id=1),
+    "time of an event": lambda i: event_at(i, 1).update(timestamp_ms=2**62),
+    "time of the instance": lambda i: i.update(created_at_ms=2**62),
+    "deep JSON": lambda i: event_at(i, 0).update(input=deep(400)),
+    "very deep JSON": lambda i: event_at(i, 0).update(input=deep(900)),
+    "malformed $perdure": lambda i: event_at(i, 0).update(input={"$perdure": 5}),
+    "undecodable event": lambda i: event_at(i, 1).update(type="FromTheFuture"),
+    "false parent": lambda i: i.update(parent_instance_id="p-1"),
+    "parent in the history only": lambda i: event_at(i, 0).update(
+        parent_instance_id="p-1", parent_execution_id=1, parent_event_id=2
+    ),
+    "parent that did not start it": lambda i: (
+        i.update(parent_instance_id="p-1"),
+        event_at(i, 0).update(parent_instance_id="p-1", parent_execution_id=1, parent_event_id=2),
+    ),
+    "ended without an end": lambda i: i["executions"][0].update(status="Completed", output=1),
+    "answer of no activity": lambda i: queue(
+        i, "ActivityCompleted", {"execution_id": 1, "activity_id": 1, "result": 1}
+    ),
+    "answer of no child": lambda i: queue(
+        i, "SubOrchCompleted", {"execution_id": 1, "event_id": 2, "child_instance_id": "h-1"}
+    ),
+    "message of another instance": lambda i: queue(i, "QueueMessage", {"instance_id": "p-1"}),
+    "body of another kind": lambda i: queue(i, "ExternalRaised", {"type": "CancelInstance"}),
+    "start of another instance": lambda i: queue(
+        i, "StartOrchestration", {"instance_id": "p-1", "name": "hello"}, start={"name": "hello"}
+    ),
+    "work of no step": lambda i: i.setdefault("work", []).append(
+        {
+            "execution_id": 1,
+            "activity_id": 1,
+            "name": "greet",
+            "visible_at_ms": 1,
+            "enqueued_at_ms": 1,
+            "body": {
+                "type": "ActivityExecute",
+                "instance_id": "a-1",
+                "execution_id": 1,
+                "activity_id": 1,
+                "name": "greet",
+            },
+        }
+    ),
+}
+
+
+def deep(levels):
+    value = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+def test_a_forged_file_is_refused_although_its_checksum_fits(waiting, tmp_path, name):
+    line = waiting("export", "a-1").lines[0]
+    (tmp_path / "forged.jsonl").write_text(resealed(line, FORGERIES[name]))
+    waiting("purge", "a-1", "-y", "--force", code=None)
+
+    refused = waiting("import", "forged.jsonl", "--partial", "--replace", code=None)
+
+    assert refused.code not in (0, None)
+    assert "forged.jsonl" in refused.err
+    assert "Traceback" not in refused.err
+    assert len(refused.err) < 2_000
+
+
+def test_a_resealed_file_without_changes_is_imported_and_passes_the_check(waiting, other, tmp_path):
+    lines = waiting("export", "a-1", "p-1", "h-1").lines
+    whole = "".join(resealed(line, lambda _: None) for line in lines[:-1])
+    (tmp_path / "same.jsonl").write_text(whole + lines[-1] + "\n")
+
+    other("import", "same.jsonl")
+
+    assert other("db", "check", "-o", "json").json == {"instances_checked": 4, "damages": []}

@@ -112,7 +112,7 @@ def ended_store(sqlite_cli):
 def test_check_names_instances_whose_histories_have_lost_their_ends(ended_store, tmp_path):
     found = damages_after(ended_store, tmp_path, "DELETE FROM history WHERE event_id > 2")
 
-    assert set(found) == {"done", "failed", "stopped", "killed", "round"}
+    assert set(found) == {"done", "failed", "stopped", "killed", "round", "open"}
     assert found["done"] == "execution 1: Completed, but it ends with ActivityScheduled"
 
 

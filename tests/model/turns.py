@@ -270,6 +270,9 @@ def _check_settled(
 
 def _check_added(store: ModelStore, instance: Instance, commit: TurnCommit, operation: str) -> None:
     """Raise if an event or a lock token that the commit adds is there already."""
+    named = [*(work.identity for work in commit.worker_items), *commit.cancelled_activities]
+    if any(identity.instance_id != instance.instance_id for identity in named):
+        raise InvalidValue(f"a turn of {instance.instance_id!r} names work of another instance")
     _check_no_duplicates(instance, commit.execution_id, commit.history_delta, operation)
     for work in commit.worker_items:
         if work.claim is not None and store.work.holder_of(work.claim.lock_token) is not None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Final
 
 from perdure import arguments
-from perdure.errors import InvalidValue
+from perdure.errors import CorruptData, InvalidValue
 from perdure.limits import (
     BULK_INSTANCES_MAX,
     CARRY_FORWARD_BYTES_MAX,
@@ -14,8 +15,10 @@ from perdure.limits import (
     PAGE_ITEMS_MAX,
     PAYLOAD_BYTES_MAX,
     TAG_BYTES_MAX,
+    TIME_MS_MAX,
     check_id,
 )
+from perdure.model.envelopes import open_activity, open_message
 from perdure.model.status import Status
 from perdure.providers.records import (
     EnqueueCondition,
@@ -275,6 +278,34 @@ def check_snapshot(snapshot: InstanceSnapshot) -> None:
     owners |= {work.message.identity.instance_id for work in snapshot.work}
     if owners - {snapshot.instance_id}:
         raise InvalidValue(f"the snapshot of {snapshot.instance_id!r} holds parts of others")
+    _check_times(snapshot)
+    # A body that cannot be decoded blocks its instance, in the copy as in the original.
+    for message in snapshot.messages:
+        with contextlib.suppress(CorruptData):
+            open_message(message.message)
+    for work in snapshot.work:
+        with contextlib.suppress(CorruptData):
+            open_activity(work.message)
+
+
+def _check_times(snapshot: InstanceSnapshot) -> None:
+    """Refuse times that no calendar has: one of them would break every listing of the store."""
+    instance = {
+        "created_at_ms": snapshot.created_at_ms,
+        "updated_at_ms": snapshot.updated_at_ms,
+        "not_before_ms": snapshot.not_before_ms,
+        "since_ms": None if snapshot.block is None else snapshot.block.since_ms,
+    }
+    times = [
+        *instance.items(),
+        *(("started_at_ms", each.started_at_ms) for each in snapshot.executions),
+        *(("completed_at_ms", each.completed_at_ms) for each in snapshot.executions),
+        *(("enqueued_at_ms", each.enqueued_at_ms) for each in snapshot.messages),
+        *(("enqueued_at_ms", each.enqueued_at_ms) for each in snapshot.work),
+    ]
+    for what, time_ms in times:
+        if time_ms is not None:
+            check_number(time_ms, what, minimum=0, maximum=TIME_MS_MAX)
 
 
 def check_text(text: str | None, what: str, bytes_max: int = BODY_BYTES_MAX) -> None:

@@ -142,7 +142,7 @@ class TestCancellation:
     async def test_cancelling_what_does_not_exist_is_fine(self, store: Store) -> None:
         await create(store, "a", worker_items=(activity("a"),))
 
-        await turn(store, "a", cancelled_activities=(identity("a", 1, 99), identity("x", 7, 7)))
+        await turn(store, "a", cancelled_activities=(identity("a", 1, 99), identity("a", 7, 7)))
 
         await take_work(store)
 

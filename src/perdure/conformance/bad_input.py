@@ -125,6 +125,27 @@ class TestBadIds:
 
         await assert_nothing_queued(store)
 
+    @pytest.mark.parametrize("part", ["worker_items", "cancelled_activities"])
+    async def test_of_another_instance_in_a_turn(self, store: Store, part: str) -> None:
+        await create(store, "victim", worker_items=(activity("victim"),))
+        await enqueue(store, start("x"))
+        held = await take(store, "x")
+        foreign = activity("victim", activity_id=3)
+        parts: dict[str, Any] = {
+            "worker_items": foreign,
+            "cancelled_activities": activity("victim").identity,
+        }
+        own = TurnCommit(execution_id=1, history_delta=(event("x", 1),))
+        commit = changed(own, **{part: (parts[part],)})
+
+        with pytest.raises(InvalidValue):
+            await store.provider.ack_orchestration_item(held.lock_token, commit)
+
+        assert not await store.reader.read("x")
+        work = await take_work(store)
+        assert work.identity == activity("victim").identity
+        assert await fetch_work(store) is None
+
     @bad_ids
     async def test_of_a_target_in_a_turn(self, store: Store, bad: Any) -> None:
         await enqueue(store, start("x"))

@@ -29,7 +29,7 @@ from perdure.conformance.key_value import clear, put, values
 from perdure.conformance.observation import comparable
 from perdure.conformance.requires import requires
 from perdure.conformance.sessions import worker
-from perdure.errors import AlreadyExists, LockLost, NotFound, StoreMoved
+from perdure.errors import AlreadyExists, InvalidValue, LockLost, NotFound, StoreMoved
 from perdure.model.failures import Block, BlockReason
 from perdure.model.status import Status
 from perdure.providers.records import CustomStatusChange, KvClearAll, TagFilter
@@ -243,6 +243,47 @@ class TestImport:
             await store.admin.import_instance(snapshot)
 
         assert len(await store.admin.list_messages("x")) == 1
+
+    @pytest.mark.parametrize("part", ["start", "parent", "message", "kind", "timer", "work"])
+    async def test_a_body_that_is_not_what_its_envelope_says_is_refused(
+        self, store: Store, part: str
+    ) -> None:
+        await create(store, "x", worker_items=(activity("x"),))
+        await enqueue(store, raised("x"), timer("x", await store.now_ms() + 60_000))
+        snapshot = await store.admin.export_instance("x")
+        await store.admin.delete_instances_atomic(["x"], force=True)
+        (queued, timed), (item,) = snapshot.messages, snapshot.work
+        genuine, true_start = queued.message, start("x")
+        replace = msgspec.structs.replace
+        false = {
+            "start": replace(true_start, body=start("victim").body),
+            "parent": replace(true_start, body=start("x", parent="victim").body),
+            "message": replace(genuine, body=raised("victim").body),
+            "kind": replace(genuine, body=completion("x").body),
+            "timer": replace(timed.message, body=timer("x", 1, 1, 9).body),
+        }
+        if part == "work":
+            bad = replace(item.message, body=activity("victim").body)
+            forged = replace(snapshot, work=(replace(item, message=bad),))
+        else:
+            forged = replace(snapshot, messages=(replace(queued, message=false[part]),))
+
+        with pytest.raises(InvalidValue):
+            await store.admin.import_instance(forged)
+
+        with pytest.raises(NotFound):
+            await store.admin.export_instance("x")
+
+    @pytest.mark.parametrize("time_ms", [2**60, -1])
+    async def test_a_time_that_no_calendar_has_is_refused(self, store: Store, time_ms: int) -> None:
+        await create(store, "x")
+        snapshot = await store.admin.export_instance("x")
+        await store.admin.delete_instances_atomic(["x"], force=True)
+
+        for field in ("created_at_ms", "updated_at_ms", "not_before_ms"):
+            forged = msgspec.structs.replace(snapshot, **{field: time_ms})
+            with pytest.raises(InvalidValue, match=field):
+                await store.admin.import_instance(forged)
 
     async def test_others_keep_their_place_in_the_queue(self, store: Store) -> None:
         for instance in ("x", "y"):

@@ -265,6 +265,14 @@ _COMMON_FIELDS: Final = frozenset(events.Resolving.__struct_fields__)
 def _add_completion(item: Any, journal: Journal, recorder: CodeRecorder) -> str | None:
     kind, family, id_field = _COMPLETIONS[type(item)]
     source_event_id: int = getattr(item, id_field)
+    if family is CHILD:
+        step = recorder.operations.open.get(source_event_id)
+        child_id = getattr(None if step is None else step.event, "child_instance_id", None)
+        if child_id not in {None, item.child_instance_id}:
+            return (
+                f" for event {source_event_id}: it comes from {item.child_instance_id!r}, "
+                f"the child is {child_id!r}"
+            )
     unwanted = _unwanted(item, source_event_id, family, recorder)
     if unwanted is None:
         if family is TIMER and source_event_id not in recorder.operations.open:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from perdure.errors import InvalidValue
 from perdure.model import wire, work
 
 
@@ -102,16 +103,20 @@ def envelope(
     )
 
 
+def identity_of(item: work.ActivityExecute) -> ActivityIdentity:
+    return ActivityIdentity(
+        instance_id=item.instance_id,
+        execution_id=item.execution_id,
+        activity_id=item.activity_id,
+    )
+
+
 def activity_envelope(
     item: work.ActivityExecute, *, visible_at_ms: int | None = None, claim: Claim | None = None
 ) -> WorkerMessage:
     """Wrap an activity for the worker queue."""
     return WorkerMessage(
-        identity=ActivityIdentity(
-            instance_id=item.instance_id,
-            execution_id=item.execution_id,
-            activity_id=item.activity_id,
-        ),
+        identity=identity_of(item),
         name=item.name,
         body=wire.encode(item),
         session_id=item.session_id,
@@ -119,3 +124,34 @@ def activity_envelope(
         visible_at_ms=visible_at_ms,
         claim=claim,
     )
+
+
+# --- opening them
+
+
+def open_message(message: OrchestratorMessage) -> work.OrchestratorItem:
+    """Return the item in a message of the orchestrator queue.
+
+    Raises CorruptData if the body cannot be decoded, and InvalidValue if it is not what the
+    envelope says: a store would route one thing, and the code would see another.
+    """
+    item = wire.decode_item(message.body)
+    written = envelope(item, visible_at_ms=message.visible_at_ms)
+    _compare(message, written, ("instance_id", "kind", "start", "timer"))
+    return item
+
+
+def open_activity(message: WorkerMessage) -> work.ActivityExecute:
+    """Return the item in a message of the worker queue. Raises as ``open_message``."""
+    item = wire.decode_activity(message.body)
+    _compare(message, activity_envelope(item), ("identity", "name", "session_id", "tag"))
+    return item
+
+
+def _compare(message: Record, written: Record, names: tuple[str, ...]) -> None:
+    for name in names:
+        outside, inside = getattr(message, name), getattr(written, name)
+        if outside != inside:
+            raise InvalidValue(
+                f"the {name} is {outside!r} in the envelope, and {inside!r} in the body"
+            )

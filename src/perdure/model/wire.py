@@ -32,7 +32,7 @@ def encode(record: events.Event | work.OrchestratorItem | work.ActivityExecute) 
 def decode_event(text: str) -> events.Event:
     try:
         return _event_decoder.decode(text)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise CorruptData("decode_event", f"{error}: {text[:200]!r}") from error
 
 
@@ -44,12 +44,12 @@ def decode_history(texts: Iterable[str]) -> list[events.Event]:
 def decode_item(text: str) -> work.OrchestratorItem:
     try:
         return _item_decoder.decode(text)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise CorruptData("decode_item", f"{error}: {text[:200]!r}") from error
 
 
 def decode_activity(text: str) -> work.ActivityExecute:
     try:
         return _activity_decoder.decode(text)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise CorruptData("decode_activity", f"{error}: {text[:200]!r}") from error

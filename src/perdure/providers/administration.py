@@ -465,7 +465,8 @@ class ProviderAdmin(ABC):
     ) -> Awaitable[None]:
         """Write the snapshot, atomically; queue positions are new, their order is kept.
 
-        Errors: AlreadyExists unless ``replace``.
+        Errors: AlreadyExists unless ``replace``; InvalidValue for a part that belongs to another
+        instance, a body that is not what its envelope says, and a time that no calendar has.
         """
         self._require_open("import_instance")
         validation.check_snapshot(snapshot)

@@ -177,8 +177,9 @@ class Provider(ABC):
         messages tagged but not consumed are free again.
         Repeats: LockLost, or with a kept lock DuplicateEvent; never applied twice. Therefore a
         commit that keeps the lock and adds items must add history (InvalidValue).
-        Errors: LockLost, DuplicateEvent, InvalidValue (event id below 1). The lock stays as it was:
-        after LockLost for a message or a work item, and after DuplicateEvent, it is still held.
+        Errors: LockLost, DuplicateEvent, InvalidValue (event id below 1, work items or cancelled
+        activities of another instance). The lock stays as it was: after LockLost for a message or a
+        work item, and after DuplicateEvent, it is still held.
         """
         self._require_open("ack_orchestration_item")
         validation.check_commit(commit)

@@ -23,7 +23,7 @@ from perdure.errors import (
 )
 from perdure.limits import ERROR_TEXT_CHARACTERS_MAX
 from perdure.model import wire, work
-from perdure.model.envelopes import activity_envelope, envelope
+from perdure.model.envelopes import activity_envelope, envelope, identity_of
 from perdure.model.failures import Category, Failure
 from perdure.providers.records import Claim, SessionFetch
 from perdure.runtime.attempts import (
@@ -136,11 +136,13 @@ class ActivityDispatcher:
         for running in released:
             self.forget(running.lock_token)
 
-    def _release(self, running: RunningActivity) -> Awaitable[None]:
+    async def _release(self, running: RunningActivity) -> None:
+        # A coroutine, so that an item which the store refuses keeps no other from its release.
         if not running.has_begun:
-            return self._provider.abandon_work_item(running.lock_token, ignore_attempt=True)
+            await self._provider.abandon_work_item(running.lock_token, ignore_attempt=True)
+            return
         again = activity_envelope(running.next_item(redelivered=running.redelivered + 1))
-        return self._provider.ack_work_item(running.lock_token, None, again)
+        await self._provider.ack_work_item(running.lock_token, None, again)
 
     @property
     def _code_tasks(self) -> set[asyncio.Task[None]]:
@@ -294,6 +296,8 @@ class ActivityDispatcher:
     def _begin(self, fetched: FetchedWork) -> None:
         try:
             item = wire.decode_activity(fetched.body)
+            if identity_of(item) != fetched.identity or item.name != fetched.name:
+                raise CorruptData("read", f"its body is {item.name!r} of {identity_of(item)}")
         except CorruptData as error:
             item = work.ActivityExecute(
                 instance_id=fetched.identity.instance_id,

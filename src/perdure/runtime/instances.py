@@ -69,10 +69,21 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
 
 
 def arrivals_of(item: OrchestrationItem) -> list[Arrival]:
-    """Decode the messages of a fetched item, or raise CorruptData."""
-    return [
+    """Decode the messages of a fetched item, or raise CorruptData.
+
+    A message in the queue of one instance may not speak for another one.
+    """
+    arrivals = [
         Arrival(wire.decode_item(delivery.body), delivery.message_id) for delivery in item.messages
     ]
+    for arrival in arrivals:
+        _check_owner(arrival.item.instance_id, item.instance_id, "a message")
+    return arrivals
+
+
+def _check_owner(found: str, expected: str, what: str) -> None:
+    if found != expected:
+        raise CorruptData("read", f"{what} of {expected!r} names the instance {found!r} inside")
 
 
 # --- reading a fetched instance
@@ -126,6 +137,8 @@ class Intake:
             if item.history_error is not None:
                 raise CorruptData("read_history", item.history_error)
             history = wire.decode_history(record.data for record in item.history)
+            if history:
+                _check_owner(history[0].instance_id, item.instance_id, "the history")
             arrivals = arrivals_of(item)
         except CorruptData as error:
             return self.block(item, BlockReason.UNDECODABLE, error.message)

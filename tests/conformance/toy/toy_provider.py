@@ -209,6 +209,7 @@ class ToyProvider(Provider):
         now_ms = self._clock.now_ms()
         instance_id, instance = self._held("ack_orchestration_item", lock_token, now_ms)
         self._check_new(instance, commit.execution_id, commit.history_delta)
+        validation.check_items(commit, instance_id)
         self._consume(instance, lock_token, commit.consumed)
         self._apply_metadata(instance, commit)
         self._append(instance, commit.execution_id, commit.history_delta)

@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 from engine_driver import Driver
 
@@ -301,3 +302,19 @@ def test_the_result_of_a_given_up_child_is_kept_in_history_and_not_seen_by_the_c
     run.turn(run.completed("work", "B"))
 
     assert run.result == "B"
+
+
+def test_the_answer_of_another_instance_does_not_complete_a_child():
+    @orchestration
+    async def code() -> str:
+        return await child("a")
+
+    run = Driver(code)
+    run.start()
+    genuine = run.child_completed("child", "A")
+
+    outcome = run.turn(msgspec.structs.replace(genuine, child_instance_id="forger"))
+
+    assert "the child is 'i::1.2'" in outcome.ignored[0]
+    run.turn(genuine)
+    assert run.result == "A"

@@ -25,7 +25,7 @@ from perdure.cli.session import (
 )
 from perdure.cli.settings import is_empty, shown_store
 from perdure.cli.shapes import count_statuses, shown_queue
-from perdure.client.checks import Damage, check_instances
+from perdure.client.damage import Damage, check_instances
 from perdure.client.durations import utc_time
 from perdure.client.moving import CopyReport, copy_store
 from perdure.client.search import parse_search

@@ -19,6 +19,7 @@ from perdure.cli.inputs import interruptible
 from perdure.cli.render import counted, data_stream, print_done, print_ids, print_json, warn
 from perdure.cli.session import run
 from perdure.client.checks import Recorded, recorded_history, recorded_in
+from perdure.client.damage import damages_in, link_fault, parent_of
 from perdure.client.moving import (
     current_execution,
     decode_snapshot,
@@ -245,10 +246,17 @@ async def _checked(session: Session, file: str, *, partial: bool) -> Iterable[In
     """Read the whole file before anything is written: a damaged file imports nothing."""
     here: set[str] = set()
     parents: dict[str, str] = {}  # the instance that waits, by the id of the child
+    links: dict[str, list[tuple[str, work.ParentLink]]] = {}  # by the id of the parent
     with interruptible():
         kept = list(read_snapshots(file, partial=partial)) if file == "-" else None
         for snapshot in read_snapshots(file, partial=partial) if kept is None else kept:
             here.add(snapshot.instance_id)
+            if damages := damages_in(snapshot):
+                raise InvalidValue(
+                    f"{file}: {snapshot.instance_id!r} is damaged or made up: {damages[0]}"
+                )
+            if (link := parent_of(snapshot)) is not None:
+                links.setdefault(link.instance_id, []).append((snapshot.instance_id, link))
             for child_id in _open_children(snapshot):
                 parents.setdefault(child_id, snapshot.instance_id)
     for child_id in () if partial else [child for child in parents if child not in here]:
@@ -259,7 +267,34 @@ async def _checked(session: Session, file: str, *, partial: bool) -> Iterable[In
                 "file nor in this store: it would wait for ever. An export of the parent by its id "
                 "has its children, too; --partial imports it as it is"
             )
+    await _check_links(session, file, links, kept, partial=partial)
     return read_snapshots(file, partial=partial) if kept is None else kept
+
+
+async def _check_links(
+    session: Session,
+    file: str,
+    links: dict[str, list[tuple[str, work.ParentLink]]],
+    kept: list[InstanceSnapshot] | None,
+    *,
+    partial: bool,
+) -> None:
+    """Refuse a file with an instance that answers a step of a parent which did not start it."""
+
+    def check(parent: InstanceSnapshot) -> None:
+        for child_id, link in links.pop(parent.instance_id, ()):
+            if (fault := link_fault(link, child_id, parent)) is not None:
+                raise InvalidValue(f"{file}: {fault}")
+
+    if links:
+        with interruptible():
+            for snapshot in read_snapshots(file, partial=partial) if kept is None else kept:
+                check(snapshot)
+    for parent_id in list(links):
+        try:
+            check(await session.admin.export_instance(parent_id))
+        except NotFound:
+            continue  # its children go on without it
 
 
 def _print_imported(done: _Done, output: str) -> None:

@@ -171,6 +171,7 @@ class PostgresProvider(Provider):
         is_first = owner is not None
         operation = "start_orchestration_item" if is_first else "ack_orchestration_item"
         check_no_repeated_event(commit.history_delta, commit.execution_id, operation)
+        validation.check_items(commit, instance_id)
         row, parts = records.turn_row(instance_id, lock_token, commit, is_first=is_first)
         if is_first:
             row["owner"] = owner

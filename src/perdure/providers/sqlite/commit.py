@@ -46,6 +46,7 @@ from perdure.providers.sqlite.transaction import (
     is_text,
     rows_at_once,
 )
+from perdure.providers.validation import check_items
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -260,6 +261,8 @@ class _Plan:
         """Add what does not depend on the state of the instance, and return the rows."""
         rows = self._rows
         self.instance_ids.append(instance_id)
+        if commit.worker_items or commit.cancelled_activities:
+            check_items(commit, instance_id)
         if commit.settled_work:
             rows[_settle_work] += [(token, instance_id) for token in commit.settled_work]
         if commit.worker_items:

@@ -1,0 +1,319 @@
+"""Damage: what is wrong with a stored instance, found in a snapshot of it.
+
+``perdure db check`` reports it, and ``perdure import`` refuses a file that has it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import msgspec
+
+from perdure.client.admin import read_instances
+from perdure.client.moving import current_execution
+from perdure.codec import check_stored
+from perdure.errors import CorruptData, InvalidValue, NotFound, PayloadError, PerdureError
+from perdure.limits import TIME_MS_MAX
+from perdure.model import events, wire, work
+from perdure.model.envelopes import open_activity, open_message
+from perdure.model.failures import Failure
+from perdure.model.status import Status
+from perdure.model.work import parent_link
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator, Sequence
+
+    from perdure.providers.contract import Provider
+    from perdure.providers.records import ExecutionSnapshot, InstanceInfo, InstanceSnapshot
+
+_ENDS: Final[dict[Status, type[events.Terminal]]] = {
+    Status.COMPLETED: events.OrchestrationCompleted,
+    Status.FAILED: events.OrchestrationFailed,
+    Status.CANCELLED: events.OrchestrationCancelled,
+    Status.TERMINATED: events.OrchestrationTerminated,
+    Status.CONTINUED_AS_NEW: events.OrchestrationContinuedAsNew,
+}
+_TIMES: Final = ("timestamp_ms", "fire_at_ms", "deadline_ms")
+_CLOSES: Final[dict[type[events.Envelope], type[events.Scheduled]]] = {
+    events.ActivityCompleted: events.ActivityScheduled,
+    events.ActivityFailed: events.ActivityScheduled,
+    events.ActivityCancelRequested: events.ActivityScheduled,
+    events.TimerFired: events.TimerCreated,
+    events.TimerCancelled: events.TimerCreated,
+    events.ExternalSubscribedCancelled: events.ExternalSubscribed,
+    events.QueueSubscriptionCancelled: events.QueueSubscribed,
+    events.SubOrchestrationCompleted: events.SubOrchestrationScheduled,
+    events.SubOrchestrationFailed: events.SubOrchestrationScheduled,
+    events.SubOrchestrationCancelRequested: events.SubOrchestrationScheduled,
+}
+"""The kind of step that each event completes or gives up."""
+
+_Record: TypeAlias = events.Event | work.OrchestratorItem | work.ActivityExecute
+
+
+class Damage(msgspec.Struct, frozen=True, kw_only=True):
+    instance_id: str
+    message: str
+
+
+async def check_instances(provider: Provider) -> AsyncIterator[Damage | None]:
+    """Yield the damages of each instance, then one None for the instance."""
+    async for info in read_instances(provider.admin):
+        try:
+            messages = await _stored_damages(provider, info)
+        except NotFound:
+            continue  # deleted since the page was read
+        for message in messages:
+            yield Damage(instance_id=info.instance_id, message=message)
+        yield None
+
+
+async def _stored_damages(provider: Provider, info: InstanceInfo) -> list[str]:
+    admin, instance_id = provider.admin, info.instance_id
+    try:
+        # One consistent read: what runs or is deleted meanwhile looks like no damage.
+        snapshot = await admin.export_instance(instance_id)
+    except NotFound:
+        raise
+    except PerdureError as error:
+        return [str(error)]
+    found = damages_in(snapshot)
+    listed = _listing_faults(info, snapshot, await admin.list_executions(instance_id))
+    # The listing is another read than the snapshot: both count only while nothing has changed.
+    if listed and await admin.get_instance_info(instance_id) == info:
+        found += [each for each in listed if each not in found]
+    return found
+
+
+def _listing_faults(
+    info: InstanceInfo, snapshot: InstanceSnapshot, executions: Sequence[int]
+) -> list[str]:
+    """Return where the listing of an instance differs from its current execution."""
+    has_start = any(queued.message.start is not None for queued in snapshot.messages)
+    if info.execution_id not in executions and (executions or not has_start):
+        return [f"execution {info.execution_id}, its current one, is missing"]
+    current = current_execution(snapshot)
+    if current is None or not info.status.ends_execution:
+        return []
+    shown = msgspec.structs.replace(current, status=info.status, output=info.output)
+    try:
+        history = wire.decode_history(record.data for record in current.history)
+    except CorruptData:
+        return []
+    return [f"execution {info.execution_id}: {fault}" for fault in _end_faults(shown, history)]
+
+
+def damages_in(snapshot: InstanceSnapshot) -> list[str]:
+    """Return a line for each part of the instance that is damaged or false."""
+    found: list[str] = []
+    histories: dict[int, list[events.Event]] = {}
+    for execution in snapshot.executions:
+        execution_id = execution.execution_id
+        try:
+            history = wire.decode_history(record.data for record in execution.history)
+        except CorruptData as error:
+            found.append(f"execution {execution_id}: {error.message}")
+            continue
+        histories[execution_id] = history
+        faults = (*_history_faults(snapshot, execution, history), *_end_faults(execution, history))
+        found += [f"execution {execution_id}: {text}" for text in faults]
+    found += _queue_faults(snapshot, histories.get(snapshot.execution_id, []))
+    return found
+
+
+# --- histories
+
+
+def _history_faults(
+    snapshot: InstanceSnapshot, execution: ExecutionSnapshot, history: Sequence[events.Event]
+) -> Iterator[str]:
+    """Yield faults in a history that would block its instance, or that no turn writes."""
+    if not history:
+        yield "no events"
+        return
+    started = history[0]
+    if not isinstance(started, events.OrchestrationStarted):
+        yield f"begins with {type(started).__name__}"
+    elif started.parent_instance_id != snapshot.parent_instance_id:
+        yield (
+            f"its parent is {started.parent_instance_id!r}, the instance has "
+            f"{snapshot.parent_instance_id!r}"
+        )
+    for place, (record, event) in enumerate(zip(execution.history, history, strict=True), 1):
+        fault = _event_fault(snapshot, execution, record.event_id, place, event, history)
+        if fault is not None:
+            yield fault
+            return
+
+
+def _event_fault(
+    snapshot: InstanceSnapshot,
+    execution: ExecutionSnapshot,
+    event_id: int,
+    place: int,
+    event: events.Event,
+    history: Sequence[events.Event],
+) -> str | None:
+    if event.event_id != place or event_id != place:
+        return f"event {event.event_id} stands at place {place}"
+    if event.instance_id != snapshot.instance_id:
+        return f"event {place} belongs to {event.instance_id!r}"
+    if event.execution_id != execution.execution_id:
+        return f"event {place} belongs to execution {event.execution_id}"
+    if isinstance(event, events.Terminal) and place < len(history):
+        return f"event {place} ends the execution, and others follow"
+    if isinstance(event, events.OrchestrationStarted) and place > 1:
+        return f"event {place} begins the execution once more"
+    opened = _CLOSES.get(type(event))
+    if opened is not None and isinstance(event, events.Resolving):
+        source = event.source_event_id
+        if not 0 < source < place or type(history[source - 1]) is not opened:
+            return f"event {place} is {type(event).__name__} of event {source}, which is none"
+    return _content_fault(event, f"event {place}")
+
+
+def _content_fault(record: _Record, where: str) -> str | None:
+    """Return what is wrong with the times and payloads of an event or a work item."""
+    for name in record.__struct_fields__:
+        value: Any = getattr(record, name)
+        if name in _TIMES and value is not None and not 0 <= value <= TIME_MS_MAX:
+            return f"{where}: {name} is {value}, which no calendar has"
+        if isinstance(value, msgspec.Raw):
+            try:
+                check_stored(value, f"{where}: {name}")
+            except PayloadError as error:
+                return str(error)
+    return None
+
+
+def _end_faults(execution: ExecutionSnapshot, history: Sequence[events.Event]) -> Iterator[str]:
+    """Yield where the status, the output and the last event of an execution differ."""
+    status, last = execution.status, history[-1] if history else None
+    if last is None:
+        return
+    expected = _ENDS.get(status)
+    if expected is None:
+        if isinstance(last, events.Terminal):
+            yield f"{status}, but it ends with {type(last).__name__}"
+    elif not isinstance(last, expected):
+        yield f"{status}, but it ends with {type(last).__name__}"
+    elif not _is_output_of(last, execution.output):
+        yield f"its output is not that of {type(last).__name__}, its last event"
+
+
+def _is_output_of(end: events.Event, output: str | None) -> bool:
+    match end:
+        case events.OrchestrationCompleted(output=value):
+            return output == bytes(value).decode()
+        case events.OrchestrationContinuedAsNew(input=value):
+            return output == bytes(value).decode()
+        case events.OrchestrationFailed(failure=failure):
+            return _failure(output) == failure
+        case events.OrchestrationCancelled() | events.OrchestrationTerminated():
+            found = _failure(output)
+            return found is not None and found.message == end.reason
+        case _:
+            return True
+
+
+def _failure(output: str | None) -> Failure | None:
+    try:
+        return msgspec.json.decode(output or "", type=Failure)
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+
+
+# --- queues
+
+
+def _queue_faults(snapshot: InstanceSnapshot, history: Sequence[events.Event]) -> Iterator[str]:
+    """Yield what is wrong with the queued messages and work items of an instance."""
+    for queued in snapshot.messages:
+        where = f"message {queued.message_id}"
+        try:
+            item = open_message(queued.message)
+        except (CorruptData, InvalidValue) as error:
+            yield f"{where}: {error}"
+            continue
+        fault = _content_fault(item, where) or _answer_fault(snapshot, item, history, where)
+        if fault is not None:
+            yield fault
+    for queued_work in snapshot.work:
+        where = f"work item {queued_work.message_id}"
+        try:
+            activity = open_activity(queued_work.message)
+        except (CorruptData, InvalidValue) as error:
+            yield f"{where}: {error}"
+            continue
+        fault = _content_fault(activity, where)
+        if fault is None and activity.execution_id == snapshot.execution_id:
+            step = _step(history, activity.activity_id)
+            if not isinstance(step, events.ActivityScheduled) or step.name != activity.name:
+                fault = f"{where}: event {activity.activity_id} does not schedule it"
+        if fault is not None:
+            yield fault
+
+
+def _answer_fault(
+    snapshot: InstanceSnapshot,
+    item: work.OrchestratorItem,
+    history: Sequence[events.Event],
+    where: str,
+) -> str | None:
+    """Return why a message cannot be the answer to the step that it names."""
+    kind: type[events.Scheduled]
+    match item:
+        case work.ActivityCompleted() | work.ActivityFailed():
+            kind, event_id = events.ActivityScheduled, item.activity_id
+        case work.TimerFired():
+            kind, event_id = events.TimerCreated, item.timer_id
+        case work.SubOrchCompleted() | work.SubOrchFailed():
+            kind, event_id = events.SubOrchestrationScheduled, item.event_id
+        case _:
+            return None
+    if item.execution_id != snapshot.execution_id:
+        return None
+    step = _step(history, event_id)
+    if not isinstance(step, kind):
+        return f"{where}: {type(item).__name__} for event {event_id}, which is no such step"
+    if isinstance(item, work.SubOrchCompleted | work.SubOrchFailed):
+        child_id = getattr(step, "child_instance_id", None)
+        if child_id != item.child_instance_id:
+            return f"{where}: the answer of {item.child_instance_id!r}, the child is {child_id!r}"
+    if isinstance(item, work.TimerFired) and item.fire_at_ms != getattr(step, "fire_at_ms", None):
+        return f"{where}: it fires at another time than event {event_id}"
+    return None
+
+
+def _step(history: Sequence[events.Event], event_id: int) -> events.Event | None:
+    return history[event_id - 1] if 0 < event_id <= len(history) else None
+
+
+# --- parents
+
+
+def parent_of(snapshot: InstanceSnapshot) -> work.ParentLink | None:
+    """Return the step of the parent that the instance says it completes."""
+    execution = current_execution(snapshot)
+    if execution is not None and execution.history:
+        started = wire.decode_event(execution.history[0].data)
+        return parent_link(started) if isinstance(started, events.OrchestrationStarted) else None
+    for queued in snapshot.messages:
+        item = open_message(queued.message)
+        if isinstance(item, work.StartOrchestration | work.ContinueAsNew):
+            return item.parent
+    return None
+
+
+def link_fault(link: work.ParentLink, child_id: str, parent: InstanceSnapshot) -> str | None:
+    """Return why the link is false; None if it is true, or the execution is gone."""
+    found = [each for each in parent.executions if each.execution_id == link.execution_id]
+    for execution in found:
+        records = [record for record in execution.history if record.event_id == link.event_id]
+        events_found = wire.decode_history(record.data for record in records)
+        if not any(getattr(event, "child_instance_id", None) == child_id for event in events_found):
+            return (
+                f"{child_id!r} says that it completes event {link.event_id} of "
+                f"{link.instance_id!r}, which did not start it"
+            )
+    return None
