@@ -27,6 +27,13 @@ EXPECTED = {
 }
 
 
+LOGGED = {
+    "retrying": ["activity 'ask_service'"],
+    "saga": ["activity 'book'"],
+}
+"""The failures that an example meets on purpose: each is one line of the log."""
+
+
 def test_every_example_is_listed_here():
     assert {path.stem for path in EXAMPLES.glob("*.py")} == set(EXPECTED)
 
@@ -45,4 +52,7 @@ def test_an_example_says_what_it_should_each_time(name, tmp_path):
 
         assert finished.returncode == 0, finished.stderr
         assert finished.stdout == EXPECTED[name]
-        assert finished.stderr == ""
+        logged = finished.stderr.splitlines()
+        expected = LOGGED.get(name, [])
+        assert len(logged) == len(expected), finished.stderr
+        assert all(line.startswith(begin) for line, begin in zip(logged, expected, strict=True))

@@ -26,6 +26,7 @@ SAME_NAME = {
     "administration": "the contract, and the state machine's rules for it",
     "clock": "the clock of the process and that of the Postgres server",
     "control": "pausing and resuming: the command, the verb and its checks",
+    "damage": "damage of an instance's content, and of the files of a directory",
     "deletion": "the verb and its checks",
     "documents": "texts of a store",
     "faults": "errors of Postgres, and faults that tests plant",
