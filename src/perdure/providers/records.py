@@ -45,7 +45,7 @@ class Capabilities:
     """
 
     durable: bool = True
-    """What was committed survives the process."""
+    """Committed data survives the end of the process."""
     several_handles: bool = True
     """A second handle may be opened on the same store while the first is in use."""
     several_processes: bool = True
