@@ -264,17 +264,19 @@ def test_a_waiting_fetch_hears_of_what_becomes_visible_later(tmp_path: Path) -> 
         async with FileSystemProvider(tmp_path / "store", clock=clock) as provider:
             turn = asyncio.ensure_future(provider.fetch_orchestration_item(1000, 3_600_000))
             work = asyncio.ensure_future(provider.fetch_work_item(1000, 3_600_000))
-            for _ in range(10):
-                await asyncio.sleep(0)
             await provider.enqueue_for_orchestrator(factories.start("a"), delay_ms=500)
-            later = factories.activity("a", visible_at_ms=clock.now_ms() + 500)
-            await provider.enqueue_for_worker(later)
-            for _ in range(10):
-                await asyncio.sleep(0)
+            due_ms = clock.now_ms() + 500
+            await provider.enqueue_for_worker(factories.activity("a", visible_at_ms=due_ms))
+            clock.advance(499)
+            assert not turn.done()
+            assert not work.done()
 
-            clock.advance(500)
+            while not (turn.done() and work.done()):
+                # Step by step: a fetch may read the clock just before it moves, and sleep then.
+                clock.advance(1)
+                await asyncio.sleep(0.001)
 
-            assert (await turn) is not None
-            assert (await work) is not None
+            assert turn.result() is not None
+            assert work.result() is not None
 
     asyncio.run(scenario())

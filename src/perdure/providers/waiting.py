@@ -64,7 +64,7 @@ class Poll:
     It only shrinks, so that a clock that jumps back cannot stretch it.
     """
 
-    __slots__ = ("_clock", "_deadline_ms", "_left_ms", "_seen", "_signal")
+    __slots__ = ("_clock", "_deadline_ms", "_left_ms", "_overdue_ms", "_seen", "_signal")
 
     def __init__(self, signal: Signal, clock: Clock, timeout_ms: int) -> None:
         self._signal = signal
@@ -73,6 +73,7 @@ class Poll:
         self._left_ms = timeout_ms
         # Taken before the first look, so that no commit after it can be missed.
         self._seen = signal.generation
+        self._overdue_ms: int | None = None
 
     async def wait(self, due_at_ms: int | None) -> bool:
         """True when it is worth looking again, if only once more; False when the time is up."""
@@ -82,6 +83,12 @@ class Poll:
             return False
         wait_ms = self._left_ms
         if due_at_ms is not None:
+            if due_at_ms <= now_ms and due_at_ms != self._overdue_ms:
+                # It came due after the store had looked. Only once for one time, so that a store
+                # that names a time and then finds nothing is not asked without a pause.
+                self._overdue_ms = due_at_ms
+                self._seen = self._signal.generation
+                return True
             wait_ms = min(wait_ms, max(due_at_ms - now_ms, 1))
         if not await self._signal.wait(self._seen, wait_ms):
             self._left_ms -= wait_ms

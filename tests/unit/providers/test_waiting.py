@@ -1,0 +1,39 @@
+"""The waiting of long polls."""
+
+from __future__ import annotations
+
+import asyncio
+
+from perdure.clock import ManualClock
+from perdure.providers.waiting import Poll, Signal
+
+
+def test_what_came_due_after_the_look_is_looked_for_at_once() -> None:
+    async def scenario() -> None:
+        clock = ManualClock()
+        poll = Poll(Signal(clock), clock, 60_000)
+        due_ms = clock.now_ms() + 500
+        clock.advance(500)
+
+        async with asyncio.timeout(60):
+            assert await poll.wait(due_ms)
+
+    asyncio.run(scenario())
+
+
+def test_a_time_under_which_nothing_is_found_is_not_asked_for_without_a_pause() -> None:
+    async def scenario() -> None:
+        clock = ManualClock()
+        poll = Poll(Signal(clock), clock, 60_000)
+        due_ms = clock.now_ms()
+        assert await poll.wait(due_ms)
+
+        again = asyncio.ensure_future(poll.wait(due_ms))
+        while clock.next_due_ms() is None:  # noqa: ASYNC110 - the clock has no event for it
+            await asyncio.sleep(0)
+
+        assert clock.next_due_ms() == due_ms + 1
+        clock.advance(1)
+        assert await again
+
+    asyncio.run(scenario())
