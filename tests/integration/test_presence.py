@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import apsw
+import msgspec
 import pytest
 
 from integration.conditions import until
@@ -36,6 +37,11 @@ async def main(path):
 
 asyncio.run(main(sys.argv[1]))
 """
+
+
+OTHER = WorkerInfo(
+    worker_id="x", host="h", process_id=2, started_at_ms=1, framework_version="1.0.0"
+)
 
 
 @orchestration
@@ -99,11 +105,21 @@ async def test_another_worker_does_not_remove_one_that_is_shown(tmp_path, clock)
         for _ in range(2):
             await one.admin.register_worker(WORKER, MINUTE_MS)
             clock.advance(MINUTE_MS - 1)
-        await other.admin.register_worker(WorkerInfo("x", "h", 1, 1, "1.0.0"), MINUTE_MS)
+        await other.admin.register_worker(OTHER, MINUTE_MS)
         assert await listed(other) == ["w", "x"]
         clock.advance(1)
-        await other.admin.register_worker(WorkerInfo("x", "h", 1, 1, "1.0.0"), MINUTE_MS)
+        await other.admin.register_worker(OTHER, MINUTE_MS)
         assert await listed(other) == ["x"]
+
+
+async def test_a_clock_that_goes_back_shows_a_worker_again(tmp_path, clock):
+    async with SqliteProvider(tmp_path / "s.db", clock=clock) as one:
+        await one.admin.register_worker(WORKER, MINUTE_MS)
+        clock.advance(MINUTE_MS)
+        await one.admin.register_worker(OTHER, MINUTE_MS)
+        assert await listed(one) == ["x"]
+        clock.advance(-1)
+        assert await listed(one) == ["w", "x"]
 
 
 async def test_a_worker_that_has_changed_is_written(tmp_path, clock):
@@ -111,7 +127,7 @@ async def test_a_worker_that_has_changed_is_written(tmp_path, clock):
     async with SqliteProvider(path, clock=clock) as one, SqliteProvider(path, clock=clock) as other:
         await fetched_from(one)
         for busy in (0, 0, 3):
-            changed = WorkerInfo("w", "h", 1, 1, "1.0.0", busy=busy)
+            changed = msgspec.structs.replace(WORKER, busy=busy)
             await one.admin.register_worker(changed, MINUTE_MS)
             assert [worker.busy for worker in await other.admin.list_workers()] == [busy]
 

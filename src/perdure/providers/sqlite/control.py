@@ -68,7 +68,11 @@ UPDATE sessions SET locked_until = ?2
 WHERE owner_id IN (SELECT worker_id FROM workers WHERE holder = ?1) AND locked_until > ?2
 """
 
-_DELETE_OVERDUE: Final = """
+_LAPSED_MS_KEPT: Final = 3_600_000
+"""Each registration deletes other workers that have lapsed longer ago: a clock may go back a bit.
+"""
+
+_DELETE_LAPSED: Final = """
 DELETE FROM workers
 WHERE expires_at <= ?1 AND worker_id <> ?2
   AND ifnull(holder, '') NOT IN (SELECT value FROM json_each(?3))
@@ -240,9 +244,9 @@ def delete_dead_letter(tx: Transaction, letter_id: int) -> None:
 
 def register_worker(tx: Transaction, worker: WorkerInfo, ttl_ms: int, database: Database) -> None:
     """Write the entry of a worker, unless it is there and the database can show it without."""
-    # Each registration deletes the other workers whose time is over.
-    announced = [each for each, until in database.presence().items() if (until or 0) > tx.now]
-    tx.execute(_DELETE_OVERDUE, (tx.now, worker.worker_id, as_list(announced)))
+    long_ago = tx.now - _LAPSED_MS_KEPT
+    announced = [each for each, until in database.presence().items() if (until or 0) > long_ago]
+    tx.execute(_DELETE_LAPSED, (long_ago, worker.worker_id, as_list(announced)))
     if ttl_ms == 0:
         tx.execute("DELETE FROM workers WHERE worker_id = ?", (worker.worker_id,))
         return
