@@ -160,6 +160,7 @@ _TABLES: Final = (
     *("instances", "executions", "kv_store", "kv_delta", "orchestrator_queue", "instance_locks"),
     *("worker_queue", "sessions", "dead_letters", "workers", "history"),
 )
+_STORE_WAS_MOVED: Final = "the store was moved"
 _REFUSED_CHANGES: Final = tuple(
     (f"refuse_{change}_of_{table}".lower(), change, table)
     for table in _TABLES
@@ -179,7 +180,7 @@ def enforce_moved_mark(connection: apsw.Connection) -> None:
     for name, change, table in _REFUSED_CHANGES:
         connection.execute(
             f"CREATE TRIGGER IF NOT EXISTS {name} BEFORE {change} ON {table}"
-            " BEGIN SELECT RAISE(ABORT, 'the store was moved'); END"
+            f" BEGIN SELECT RAISE(ABORT, '{_STORE_WAS_MOVED}'); END"
             if is_moved
             else f"DROP TRIGGER IF EXISTS {name}"
         )
@@ -187,10 +188,7 @@ def enforce_moved_mark(connection: apsw.Connection) -> None:
 
 def is_refused_change(error: apsw.Error) -> bool:
     """Return whether a statement failed because the store is marked as moved."""
-    return (
-        isinstance(error, apsw.ConstraintError)
-        and error.extendedresult == apsw.SQLITE_CONSTRAINT_TRIGGER
-    )
+    return isinstance(error, apsw.ConstraintError) and _STORE_WAS_MOVED in str(error)
 
 
 def translate(operation: str, error: apsw.Error, label: str) -> ProviderError:
