@@ -9,6 +9,7 @@ import pytest
 
 from cli import flows
 from cli.conftest import FLOWS, Cli
+from patience import HANG_SECONDS
 from perdure.cli.settings import Settings
 from perdure.errors import UsageError
 from postgres_server import shared_server
@@ -359,7 +360,7 @@ def test_a_filesystem_store_in_use_names_its_holder(cli, environ, tmp_path):
         answer = cli("list", code=6)
     finally:
         worker.terminate()
-        worker.communicate(timeout=30)
+        worker.communicate(timeout=HANG_SECONDS)
 
     assert str(worker.pid) in answer.err
     assert answer.err.count("\n") == 1
