@@ -436,3 +436,14 @@ def _is_decodable(text: str) -> bool:
     except msgspec.MsgspecError:
         return False
     return True
+
+
+class NeverOpensAgain(ModelProvider):
+    """The first end of an execution is final."""
+
+    async def ack_orchestration_item(self, lock_token: str, commit: TurnCommit) -> None:
+        instance = self._store.locks.get(lock_token)
+        current = None if instance is None else instance.current
+        if current is not None and current.status.is_final:
+            commit = replace(commit, metadata=replace(commit.metadata, status=None))
+        await super().ack_orchestration_item(lock_token, commit)

@@ -66,6 +66,7 @@ CAUGHT_BY = {
     ),
     "ForgivesEveryMessage": "TestBackingOff.test_only_the_batch_is_forgiven_its_attempt",
     "CountsOnlyExpiredAttempts": ("TestAttemptCounts.test_every_delivery_after_an_abandon_counts"),
+    "NeverOpensAgain": "TestMultipleExecutions.test_an_ended_execution_can_be_opened_again",
     # work
     "AcceptsZombieCompletions": ("TestFencing.test_the_completion_of_a_zombie_is_not_accepted"),
     "DeletesBeforeCompleting": ("TestWholeTurns.test_a_completion_is_never_lost_between_two_steps"),

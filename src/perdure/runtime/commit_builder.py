@@ -66,6 +66,8 @@ def build_commit(
         outgoing = (*outgoing, *replies)
         # A kept lock is fenced by the history: a commit without events must release its lock.
         keep_lock_ms = keep_lock_ms if outcome.delta else None
+    if worker_items and not outcome.delta:  # activities of a retried execution, sent again
+        keep_lock_ms = None
     commit = TrustedCommit(
         execution_id=execution_id,
         history_delta=tuple(
@@ -130,7 +132,7 @@ def _activity_item(
         heartbeat_ms=scheduled.heartbeat_ms,
         deadline_ms=(None if scheduled.deadline_ms is None else now_ms + scheduled.deadline_ms),
         trace=started.trace,
-        seed=started.seed[:_SEED_CHARACTERS],
+        seed=started.key_seed or started.seed[:_SEED_CHARACTERS],
     )
 
 
