@@ -6,6 +6,7 @@ from collections import defaultdict
 import pytest
 
 from integration.conditions import reached, until, waiting
+from patience import HANG_SECONDS
 from perdure import (
     Activity,
     Client,
@@ -89,7 +90,7 @@ async def buggy() -> str:
 async def failed(runtime, flow, instance_id="o-1"):
     handle = await runtime.start(flow, id=instance_id)
     with pytest.raises(OrchestrationFailed):
-        await handle.result(60)
+        await handle.result(HANG_SECONDS)
     BROKEN.clear()
     return handle
 
@@ -101,7 +102,7 @@ async def test_a_bug_in_the_code_repeats_no_finished_step(runtime_of):
 
         said = await retry(runtime.provider, "o-1", runtime.clock)
 
-        assert await handle.result(60) == "charge ship"
+        assert await handle.result(HANG_SECONDS) == "charge ship"
         assert (said.execution_id, said.finished, said.again) == (1, 1, ())
         kinds = [type(event).__name__ for event in await handle.history()]
     assert len(KEYS["charge"]) == 1
@@ -115,11 +116,11 @@ async def test_a_failed_step_runs_again_with_its_key_and_its_retries(runtime_of)
         BROKEN.add("ship")
         said = await retry(runtime.provider, "o-1", runtime.clock)
         with pytest.raises(OrchestrationFailed):
-            await handle.result(60)
+            await handle.result(HANG_SECONDS)
         BROKEN.clear()
         await retry(runtime.provider, "o-1", runtime.clock)
 
-        assert await handle.result(60) == "charge ship"
+        assert await handle.result(HANG_SECONDS) == "charge ship"
     assert said.again == ("ship",)
     assert len(KEYS["charge"]) == 1
     assert len(KEYS["ship"]) == 5
@@ -152,7 +153,7 @@ async def test_state_status_and_open_steps_are_those_of_the_kept_turns(tmp_path)
         after = await client.state("o-1", "a"), await client.state("o-1", "b")
     async with open_runtime(store) as runtime:
         await runtime.raise_event("o-1", "go", "on")
-        assert await runtime.get("o-1").result(60) == "on mail"
+        assert await runtime.get("o-1").result(HANG_SECONDS) == "on mail"
         assert await runtime.state("o-1", "b") == "new"
     assert (before, after) == (("new", "new"), ("old", None))
     assert (info.status, info.custom_status) == (Status.RUNNING, "old")
@@ -174,7 +175,7 @@ async def test_steps_that_the_failure_gave_up_are_open_again(runtime_of):
         await waiting(runtime, "o-1")
         await runtime.raise_event("o-1", "go", "on")
 
-        assert await handle.result(60) == ["charge", "on", "ship"]
+        assert await handle.result(HANG_SECONDS) == ["charge", "on", "ship"]
     assert said.again[-1:] == ("ship",)
     assert len(set(KEYS["charge"])) == 1
 
@@ -198,7 +199,7 @@ async def test_a_failed_child_is_retried_with_its_parent(runtime_of):
 
         said = await retry(runtime.provider, "o-1", runtime.clock)
 
-        assert await handle.result(60) == "charge mail"
+        assert await handle.result(HANG_SECONDS) == "charge mail"
     assert said.again == ("child",)
     assert len(KEYS["charge"]) == len(KEYS["mail"]) == 1
 
@@ -209,11 +210,11 @@ async def test_a_child_that_was_retried_before_its_parent_gives_its_result(runti
         handle = await failed(runtime, parent)
         (child_id,) = await runtime.provider.admin.list_children("o-1")
         await retry(runtime.provider, child_id, runtime.clock)
-        assert await runtime.get(child_id).result(60) == "mail"
+        assert await runtime.get(child_id).result(HANG_SECONDS) == "mail"
 
         await retry(runtime.provider, "o-1", runtime.clock)
 
-        assert await handle.result(60) == "charge mail"
+        assert await handle.result(HANG_SECONDS) == "charge mail"
     assert len(KEYS["mail"]) == 1
 
 
@@ -230,7 +231,7 @@ async def test_a_failure_of_the_first_turn_begins_the_next_execution(runtime_of)
 
         said = await retry(runtime.provider, "o-1", runtime.clock)
 
-        assert await handle.result(60) == "charge"
+        assert await handle.result(HANG_SECONDS) == "charge"
     assert said.execution_id == 2
 
 
@@ -279,7 +280,7 @@ async def test_a_detached_start_of_an_undone_turn_is_not_repeated(runtime_of):
 
         await retry(runtime.provider, "o-1", runtime.clock)
 
-        assert await runtime.get(await handle.result(60)).result(60) == "mail"
+        assert await runtime.get(await handle.result(HANG_SECONDS)).result(HANG_SECONDS) == "mail"
         assert await runtime.admin.count() == 2
     assert len(KEYS["mail"]) == 1
 
@@ -307,7 +308,7 @@ async def test_a_cancelled_or_terminated_instance_goes_on(runtime_of):
             said = await retry(runtime.provider, instance_id, runtime.clock)
             await runtime.raise_event(instance_id, "never", "now")
 
-            assert await runtime.get(instance_id).result(60) == "charge"
+            assert await runtime.get(instance_id).result(HANG_SECONDS) == "charge"
             assert said.finished == 1
     assert len(KEYS["charge"]) == 2
 
