@@ -82,6 +82,9 @@ CAUGHT_BY = {
     "ForgetsHeartbeats": ("TestWorkLocksExpire.test_a_heartbeat_is_shown_to_the_next_delivery"),
     "RenewsCancelledWork": ("TestCancellation.test_renewing_cancelled_work_tells_the_worker"),
     # administration
+    "WritesAfterAMove": (
+        "TestWritesAfterAMove.test_a_handle_that_was_open_writes_nothing_any_more"
+    ),
     "LeavesWorkBehind": "TestDeletion.test_a_deleted_id_starts_again_from_nothing",
     "DeletesBetweenExecutions": (
         "TestLifeBetweenExecutions.test_an_instance_with_its_next_start_queued_is_alive"

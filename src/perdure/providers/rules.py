@@ -347,13 +347,15 @@ def is_unfinished_move(mark: str) -> bool:
     return mark.startswith(_UNFINISHED)
 
 
-def store_moved(place: str, mark: str) -> StoreMoved:
-    """Return the error for opening a marked store: a part must not pass for the whole."""
+def store_moved(place: str, mark: str, operation: str = "open") -> StoreMoved:
+    """Return the error for opening a marked store, where a part must not pass for the whole, and
+    for writing to one, where the write would be lost.
+    """
     if is_unfinished_move(mark):
         return StoreMoved(
-            "open",
+            operation,
             f"a move of {place} to {mark.removeprefix(_UNFINISHED)} is under way or was "
             "interrupted, and only a part is there; repeat 'perdure db copy --move' with the same "
             "two stores to go on where it was",
         )
-    return StoreMoved("open", f"the content of {place} was moved to {mark}; use that")
+    return StoreMoved(operation, f"the content of {place} was moved to {mark}; use that")

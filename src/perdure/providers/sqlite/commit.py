@@ -29,6 +29,7 @@ from perdure.providers import rules
 from perdure.providers.records import KvClear, KvSet
 from perdure.providers.sqlite import instances, messages, readiness, statements, work
 from perdure.providers.sqlite.batch import PreconditionChanged, Verb
+from perdure.providers.sqlite.connection import is_refused_change
 from perdure.providers.sqlite.instances import (
     NEW_EXECUTION,
     ExecutionRow,
@@ -177,6 +178,8 @@ def append(
     try:
         instances.INSERT_EVENT.execute(tx, events)
     except apsw.ConstraintError as error:
+        if is_refused_change(error):
+            raise
         raise _duplicate_event("append_with_execution", instance_id, events) from error
     if found is None and tx.row(statements.PLACE, (instance_id,)) is not None:
         readiness.refresh(tx, instance_id)
@@ -464,6 +467,8 @@ def _insert_events(plan: _Plan, events: list[tuple[int, int, int, str]]) -> None
     except apsw.ConstraintError as error:
         if plan.is_for_many:
             raise PreconditionChanged from error
+        if is_refused_change(error):
+            raise
         raise _duplicate_event(plan.operation, plan.instance_ids[0], events) from error
 
 
@@ -504,6 +509,8 @@ def _insert_locks(plan: _Plan, locks: list[tuple[Any, ...]]) -> None:
     except apsw.ConstraintError as error:
         if plan.is_for_many:
             raise PreconditionChanged from error
+        if is_refused_change(error):
+            raise
         raise InvalidValue(f"the lock token {locks[0][6]!r} is in use") from error
 
 
