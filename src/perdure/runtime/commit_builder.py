@@ -109,6 +109,7 @@ def build_commit(
         consumed=tuple(turn.consumed),
         keep_lock_ms=keep_lock_ms,
         settled_work=tuple(turn.completed_work),
+        after_event_id=0 if outcome.delta else execution.event_count,
     )
     return commit, claimed
 
