@@ -31,6 +31,7 @@ import os
 import stat
 import struct
 import sys
+import time
 import zlib
 from collections import Counter
 from contextlib import suppress
@@ -69,6 +70,8 @@ RESCAN_SECONDS: Final = 0.05
 """A process that commits looks for new peers at most this often."""
 CHECK_SECONDS: Final = 0.2
 """Known peers are asked whether they live at most this often."""
+ABANDONED_SECONDS: Final = 60.0
+"""A file without a board is removed after this time: its process may be about to make the board."""
 PACE_SECONDS: Final = 0.001
 """After a wake-up the pipe is read again after this time, so that a burst wakes only now and then.
 """
@@ -119,6 +122,7 @@ class Peers:
         except (OSError, NotImplementedError) as error:
             _log.info("other processes cannot wake this one: %s: %s", self.directory, error)
             return
+        self._sweep()
         self._scan(0.0)
         for peer in self._known.values():
             peer.greet()
@@ -149,6 +153,7 @@ class Peers:
         own, self._own = self._own, None
         if own is not None:
             own.close()
+            self._sweep()
         self._forget_all()
         with suppress(OSError):  # others are there, or there is no directory
             self.directory.rmdir()
@@ -222,6 +227,14 @@ class Peers:
                 found[name] = _shown_until(self.directory / f"{name}{_BOARD}")
         return found
 
+    def _sweep(self) -> None:
+        """Remove what processes have left that were killed before their board had its name."""
+        names = self._names()
+        for path in (*self.directory.glob(f"*{_DRAFT}"), *self.directory.glob(f"*{_PIPE}")):
+            with suppress(OSError):
+                if path.stem not in names and _is_abandoned(path):
+                    path.unlink()
+
     def _names(self) -> set[str]:
         """Return the identities that have a board."""
         try:
@@ -256,6 +269,7 @@ class Peers:
 
 _TRIES: Final = 5
 _BOARD: Final = ".board"
+_DRAFT: Final = ".new"
 _PIPE: Final = ".pipe"
 
 
@@ -281,21 +295,19 @@ class _Own:
         self._bits: Counter[int] = Counter()
         self._paths = [directory / f"{identity}{suffix}" for suffix in (_PIPE, _BOARD)]
         pipe_path, board_path = self._paths
-        self._descriptors: list[int] = []
         self._pace: asyncio.TimerHandle | None = None
-        _make_pipe(pipe_path)
+        draft = board_path.with_suffix(_DRAFT)
+        self._lock = board = _make_file(draft)
+        self._descriptors = [board]
         try:
+            fcntl.flock(board, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(board, BOARD_BYTES)
+            self._board = mmap.mmap(board, BOARD_BYTES)
+            os.mkfifo(pipe_path, 0o600)
             self._pipe = os.open(pipe_path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
             self._descriptors.append(self._pipe)
             # A writer of its own: without one the pipe would be at its end, and always readable.
             self._descriptors.append(os.open(pipe_path, os.O_WRONLY | os.O_NONBLOCK))
-            draft = board_path.with_suffix(".new")
-            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-            self._lock = board = os.open(draft, flags, 0o600)
-            self._descriptors.append(board)
-            os.ftruncate(board, BOARD_BYTES)
-            fcntl.flock(board, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._board = mmap.mmap(board, BOARD_BYTES)
             # The name comes last: under it, others find a whole board that is locked.
             os.rename(draft, board_path)  # noqa: PTH104
             loop.add_reader(self._pipe, self._read)
@@ -371,7 +383,7 @@ class _Own:
     def _unlink(self) -> None:
         for path in self._paths:
             path.unlink(missing_ok=True)
-        self._paths[1].with_suffix(".new").unlink(missing_ok=True)
+        self._paths[1].with_suffix(_DRAFT).unlink(missing_ok=True)
 
     def _close_descriptors(self) -> None:
         for descriptor in self._descriptors:
@@ -491,15 +503,15 @@ def _shown_until(board: Path) -> int | None:
 # --- files
 
 
-def _make_pipe(path: Path) -> None:
-    """Make a pipe, and its directory if that is not there."""
+def _make_file(path: Path) -> int:
+    """Make a private file, and its directory if that is not there; return the open file."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     for _ in range(_TRIES - 1):
         with suppress(FileNotFoundError):  # the last other process has just removed the directory
             _make_directory(path.parent)
-            os.mkfifo(path, 0o600)
-            return
+            return os.open(path, flags, 0o600)
     _make_directory(path.parent)
-    os.mkfifo(path, 0o600)
+    return os.open(path, flags, 0o600)
 
 
 def _make_directory(directory: Path) -> None:
@@ -509,6 +521,27 @@ def _make_directory(directory: Path) -> None:
     found = directory.lstat()
     if not stat.S_ISDIR(found.st_mode) or not _is_private(found):
         raise PermissionError(errno.EPERM, "the directory is not private to this user")
+
+
+def _is_abandoned(path: Path) -> bool:
+    """Return whether a draft or a pipe without a board is left from a process that has died.
+
+    Errors: OSError, also if it cannot be told.
+    """
+    found = path.lstat()
+    if time.time() - found.st_mtime < ABANDONED_SECONDS or not _is_private(found):
+        return False
+    if path.suffix == _DRAFT:
+        descriptor = _open_own(path, os.O_RDONLY, stat.S_ISREG)
+        try:
+            return _is_unlocked(descriptor)
+        finally:
+            os.close(descriptor)
+    try:
+        os.close(_open_own(path, os.O_WRONLY, stat.S_ISFIFO))
+    except OSError as error:
+        return error.errno == errno.ENXIO  # no process reads it
+    return False
 
 
 def _open_own(
