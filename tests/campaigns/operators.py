@@ -29,7 +29,7 @@ from perdure import (
     next_message,
     orchestration,
 )
-from perdure.client.rerun import retry
+from perdure.client.retry import retry
 from perdure.errors import InstanceFinished, InstanceStillRunning, NotFound, WaitTimeout
 from perdure.model import events
 from perdure.providers.sqlite.memory import MemoryStore
@@ -186,7 +186,7 @@ class _Round:
             await handle.terminate("enough")
             if rng.randrange(3) == 0:
                 with contextlib.suppress(InstanceFinished, InstanceStillRunning, NotFound):
-                    await retry(client.provider, handle.id)
+                    await retry(client.provider, handle.id, client.clock)
                 with contextlib.suppress(InstanceFinished):
                     await handle.terminate("really")
 
@@ -204,7 +204,7 @@ class _Round:
             await handle.result()
         ended = (await handle.describe()).status
         assert ended in {Status.TERMINATED, Status.CANCELLED}, (instance_id, ended)
-        last = await handle.history()
+        last = events.without_undone(await handle.history())
         ends = [event for event in last if isinstance(event, events.TERMINAL_KINDS)]
         assert ends == last[-1:], (instance_id, ends)
 

@@ -21,7 +21,7 @@ from perdure import (
     start_detached,
     wait_for_event,
 )
-from perdure.client.rerun import retry
+from perdure.client.retry import retry
 from perdure.client.terminate import terminate
 from perdure.errors import (
     AlreadyExists,
@@ -176,7 +176,7 @@ async def test_what_came_for_a_paused_instance_is_read_when_it_is_terminated(mak
         await handle.terminate("enough")
 
         await until(lambda: _has_read_all(runtime, "p"))
-        await retry(runtime.provider, "p")
+        await retry(runtime.provider, "p", runtime.clock)
         await waiting(runtime, "p")
         await runtime.raise_event("p", "go", "on")
         assert await runtime.get("p").result(HANG_SECONDS) == "on"
@@ -193,7 +193,7 @@ async def test_what_has_not_begun_ends_when_it_is_terminated(make_runtime, is_pa
 
         with pytest.raises(OrchestrationTerminated, match="enough"):
             await handle.result(HANG_SECONDS)
-        await retry(runtime.provider, "p")
+        await retry(runtime.provider, "p", runtime.clock)
         async with make_runtime(HANDLERS, runtime.provider) as worker:
             await waiting(worker, "p")
             await worker.raise_event("p", "go", "on")
@@ -218,7 +218,7 @@ async def test_what_is_to_begin_later_ends_when_it_is_cancelled(make_runtime, is
         ]
         with pytest.raises(InstanceFinished):
             await handle.cancel("again")
-        await retry(runtime.provider, "p")
+        await retry(runtime.provider, "p", runtime.clock)
         await waiting(runtime, "p")
         await handle.cancel("in its code")
         with pytest.raises(OrchestrationCancelled, match="in its code"):
@@ -266,7 +266,7 @@ async def test_a_handle_tells_of_the_end_after_a_retry(make_runtime):
         await handle.terminate("enough")
         with pytest.raises(OrchestrationTerminated):
             await handle.result(HANG_SECONDS)
-        await retry(runtime.provider, "p")
+        await retry(runtime.provider, "p", runtime.clock)
         await handle.raise_event("go", "on")
 
         assert await handle.result(HANG_SECONDS) == "on"

@@ -18,7 +18,7 @@ from perdure import (
     orchestration,
     wait_for_event,
 )
-from perdure.client.rerun import retry
+from perdure.client.retry import retry
 from perdure.clock import SystemClock
 from perdure.model import work
 from perdure.model.envelopes import envelope
@@ -132,7 +132,7 @@ async def test_what_comes_between_two_executions_is_kept_for_the_next(tmp_path, 
             await runtime.terminate("r")
     async with Client(make(), clock=clock) as client:
         if retried:
-            await retry(client.provider, "r")
+            await retry(client.provider, "r", clock)
         # The start of the next execution lies in the queue. The clock is set back, so that it is
         # not visible, but what comes now is.
         clock.ms = -700
