@@ -8,6 +8,7 @@ import pytest
 
 from cli import flows
 from cli.terminal import plain, see
+from patience import HANG_SECONDS
 from perdure import Runtime
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-9]")
@@ -122,7 +123,7 @@ def finish(store, instance_id):
     async def main():
         async with Runtime(store, [flows]) as runtime:
             await runtime.raise_event(instance_id, "answer", "yes")
-            await runtime.get(instance_id).result(timeout=30)
+            await runtime.get(instance_id).result(timeout=HANG_SECONDS)
 
     asyncio.run(main())
 

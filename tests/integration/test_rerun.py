@@ -3,6 +3,7 @@
 import asyncio
 
 from integration.conditions import until
+from patience import HANG_SECONDS
 from perdure import Runtime, orchestration, wait_for_event
 from perdure.client.rerun import fresh_id, rerun_from_event
 
@@ -63,7 +64,7 @@ async def test_a_child_of_an_instance_with_a_long_id_gets_an_id_of_its_own():
         await runtime.raise_event(new_child, "go", "yes")
 
         assert old_child != new_child
-        assert await runtime.get(new_id).result(10) == "yes"
+        assert await runtime.get(new_id).result(HANG_SECONDS) == "yes"
 
 
 async def has_begun(runtime, instance_id):

@@ -10,6 +10,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from patience import HANG_SECONDS
 from perdure.conformance.factories import activity, event, raised, start, started
 from perdure.errors import InvalidValue, LockLost
 from perdure.model.status import Status
@@ -257,11 +258,13 @@ def test_a_big_commit_is_answered_and_applied_once_though_all_tasks_are_cancelle
                 await provider.enqueue_for_orchestrator(start(f"small-{number}"))
             big = raised("small-0", "event", "x" * 2_000_000)
             sending = asyncio.ensure_future(provider.enqueue_for_orchestrator(big))
-            async with asyncio.timeout(30):  # too late: the message must be bigger than the socket
+            async with asyncio.timeout(
+                HANG_SECONDS
+            ):  # too late: the message must be bigger than the socket
                 await writing.wait()
             for task in asyncio.all_tasks() - {asyncio.current_task(), sending}:
                 task.cancel()
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(HANG_SECONDS):
                 taken = await sending
             return taken, len(await provider.admin.list_messages("small-0"))
 
