@@ -95,7 +95,7 @@ async def raising_large_text() -> None:
 async def test_a_value_without_json_fails_the_instance_and_blocks_nothing(make_runtime, code):
     async with make_runtime([code, large_number]) as runtime:
         with pytest.raises(OrchestrationFailed, match="int of 16610 bits"):
-            await (await runtime.start(code)).result(60)
+            await (await runtime.start(code)).result(HANG_SECONDS)
 
 
 async def test_error_texts_are_bounded(make_runtime):
@@ -119,7 +119,7 @@ async def test_error_texts_are_bounded(make_runtime):
             assert len(str(caught.value)) < 2_000
         await handle.raise_event("go", 1)
         with pytest.raises(OrchestrationFailed) as failed:
-            await handle.result(60)
+            await handle.result(HANG_SECONDS)
 
     assert len(str(failed.value)) < 20_000
 
