@@ -11,7 +11,7 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeAlias, cast
 
-from perdure.errors import InvalidValue
+from perdure.errors import InvalidValue, shown
 from perdure.limits import REASON_CHARACTERS_MAX, SECONDS_MAX, TAG_BYTES_MAX, check_id
 
 INTEGER_MAX: Final = 2**63 - 1
@@ -33,7 +33,6 @@ _PLAIN = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
-_SHOWN_CHARACTERS: Final = 200
 
 
 def check_number(value: object, what: str, *, minimum: int, maximum: int = INTEGER_MAX) -> None:
@@ -204,12 +203,3 @@ def check_path(value: Any) -> str:
             "that forgets use InMemoryProvider or 'memory:'"
         )
     return check_string(path, "path")
-
-
-def shown(value: Any) -> str:
-    """Return the repr of a value for a message, cut to a bounded length."""
-    try:
-        text = repr(value)
-    except ValueError:  # an integer of thousands of digits
-        text = object.__repr__(value)
-    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."

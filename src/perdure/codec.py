@@ -13,24 +13,17 @@ import dataclasses
 import math
 import reprlib
 import sys
-import types
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from enum import Enum
 from typing import (
     TYPE_CHECKING,
-    Annotated,
     Any,
     Final,
-    Literal,
     Protocol,
     TypeGuard,
-    Union,
     cast,
-    get_args,
-    get_origin,
 )
 from uuid import UUID
 
@@ -38,7 +31,7 @@ import msgspec
 import msgspec.inspect
 
 from perdure.arguments import check_methods, check_number, check_string
-from perdure.errors import CannotUnwrap, PayloadError
+from perdure.errors import CannotUnwrap, PayloadError, shown
 from perdure.limits import JSON_DEPTH_MAX, PAYLOAD_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -47,11 +40,16 @@ if TYPE_CHECKING:
 _WRAPPED: Final = b'{"$perdure":'
 """The first bytes of a wrapped payload. ``data >= _WRAPPED`` is a quick first test for them."""
 _SCALARS: Final = frozenset({str, int, float, bool, type(None)})
-_PLAIN: Final = _SCALARS | {bytes, Decimal, UUID, date, datetime, time, timedelta}
+EXACT: Final = _SCALARS | {bytes, Decimal, UUID, date, timedelta}
+"""A value of exactly such a class comes back equal if it is annotated with it."""
 _ROWS: Final = frozenset({list, tuple})
 _DATA: Final = _SCALARS | _ROWS | {dict}
-_CONTAINERS: Final = frozenset({list, tuple, set, frozenset, dict})
-_SHOWN_CHARACTERS: Final = 120
+_MINUTE: Final = timedelta(minutes=1)
+_PATH_CHARACTERS: Final = 500
+
+
+class Compared:
+    """As ``fits`` of ``Codec.encode``: the caller compares the value with what comes back."""
 
 
 class PayloadTransform(Protocol):
@@ -95,21 +93,23 @@ class Codec:
         """Return the value as JSON; raise PayloadError with the path of a part that has no JSON.
 
         ``fits`` is the type that it will be read as, None if that is not known. With a type, a
-        value that would not come back equal is refused too.
+        value that would not come back equal is refused too; without one, a value that would come
+        back equal as no type.
         """
         try:
             data = self._encoder.encode(value)
-        except (TypeError, ValueError, RecursionError, OverflowError) as error:
+        except Exception as error:
             raise self._refusal(value, where, error) from error
         # msgspec writes NaN and infinities as null, so the slow check runs only if a null was
         # written. partition() is used as "in" on bytes takes three times as long.
         if data.partition(b"null")[1] or (len(data) > JSON_DEPTH_MAX and _may_be_too_deep(data)):
-            problem = next(_problems(value, where, 0), None)
-            if problem is not None:
-                raise PayloadError(problem)
+            _raise_first_problem(value, where)
         if data >= _WRAPPED and data.startswith(_WRAPPED):
             raise PayloadError(f'{where}: the key "$perdure" is reserved')
-        if fits is not None:
+        is_sure = _is_json(value) if fits is None or fits is Any else fits is Compared
+        if not is_sure and fits is None:
+            _raise_first_problem(value, where)
+        elif not is_sure:
             problem = difference(value, self._read(data, fits, where), where)
             if problem is not None:
                 raise PayloadError(problem)
@@ -193,8 +193,7 @@ class Codec:
 
     @staticmethod
     def _refusal(value: object, where: str, error: Exception) -> PayloadError:
-        problem = next(_problems(value, where, 0), None)
-        return PayloadError(problem or f"{where}: {error}")
+        return PayloadError(_first_problem(value, where) or f"{where}: {shown(error)}")
 
 
 _WAY_OUT: Final = (
@@ -221,22 +220,59 @@ def _decode_foreign(type_: Any, value: Any) -> Any:
     raise msgspec.ValidationError(f"values of type {type_!r} cannot be read from JSON")
 
 
+def _is_json(value: Any) -> bool:
+    """Return True for JSON data of the builtin classes, which loses nothing."""
+    kind = _kind(value)
+    if kind in _SCALARS:
+        return True
+    if kind in _ROWS:
+        return all(map(_is_json, value))
+    if kind is dict:
+        return all(type(key) is str for key in value) and all(map(_is_json, value.values()))
+    return False
+
+
+def _first_problem(value: object, where: str) -> str | None:
+    try:
+        return next(_problems(value, where, 0), None)
+    except Exception as error:  # noqa: BLE001 - code of the author, e.g. a property
+        return f"{where}: {shown(error)}"
+
+
+def _raise_first_problem(value: object, where: str) -> None:
+    problem = _first_problem(value, where)
+    if problem is not None:
+        raise PayloadError(problem)
+
+
 def _problems(value: Any, path: str, depth: int) -> Iterator[str]:
-    """Yield each part of the value that has no JSON, with its path. Slow: for errors only."""
+    """Yield each part of the value that has no JSON, or one that comes back equal as no type.
+
+    Each text begins with the path of the part. Slow: for values that are not plain JSON data.
+    """
+    if len(path) > _PATH_CHARACTERS:
+        path = f"{path[:_PATH_CHARACTERS]}..."
     if depth > JSON_DEPTH_MAX:
         yield f"{path[:80]}... is nested deeper than {JSON_DEPTH_MAX} levels"
     elif isinstance(value, float):
         if not math.isfinite(value):
             yield f"{path}: {value!r} has no JSON form; use None or a string"
+    elif isinstance(value, (datetime, time)):
+        if (value.utcoffset() or timedelta()) % _MINUTE:
+            yield (
+                f"{path}: {shown(value)} has an offset from UTC with seconds, which JSON would "
+                "round; convert it with astimezone(UTC)"
+            )
     elif isinstance(value, str):
         try:
             value.encode()
         except UnicodeEncodeError:
-            yield f"{path}: {value!r} is not valid Unicode (lone surrogate)"
+            yield f"{path}: {shown(value)} is not valid Unicode (lone surrogate)"
     elif isinstance(value, Mapping):
         for key, member in cast("Any", value).items():
-            yield from _problems(key, f"{path} key {key!r}", depth + 1)
-            yield from _problems(member, f"{path}[{key!r}]", depth + 1)
+            yield from _problems(key, f"{path} key {shown(key)}", depth + 1)
+            yield from _problems(member, f"{path}[{shown(key)}]", depth + 1)
+        yield from _equal_names(cast("Any", value), path)
     elif isinstance(value, (list, tuple, AbstractSet)):
         for index, member in enumerate(cast("Iterable[Any]", value)):
             yield from _problems(member, f"{path}[{index}]", depth + 1)
@@ -251,12 +287,31 @@ def _problems(value: Any, path: str, depth: int) -> Iterator[str]:
         for name in names:
             yield from _problems(getattr(value, name), f"{path}.{name}", depth + 1)
     elif hasattr(value, "__await__"):
-        yield f"{path}: {value!r} was not awaited; write await before the call"
+        yield f"{path}: {shown(value)} was not awaited; write await before the call"
     else:
         try:
             msgspec.json.encode(value, enc_hook=_encode_foreign)
         except (TypeError, ValueError, OverflowError) as error:
-            yield f"{path}: {value!r}: {error}"
+            why = (
+                "Python writes no number of so many digits; pass its hex()"
+                if isinstance(value, int)
+                else error
+            )
+            yield f"{path}: {shown(value)}: {why}"
+
+
+def _equal_names(value: Mapping[Any, Any], path: str) -> Iterator[str]:
+    """Yield the first two keys that JSON writes as the same name, such as 1 and "1"."""
+    written: dict[bytes, Any] = {}
+    for key in value:
+        name = msgspec.json.encode({key: None}, enc_hook=_encode_foreign)
+        if name in written:
+            yield (
+                f"{path}: the keys {shown(written[name])} and {shown(key)} are the same name in "
+                "JSON, so one would not come back; use keys of one class"
+            )
+            return
+        written[name] = key
 
 
 def check_stored(raw: msgspec.Raw, where: str) -> None:
@@ -284,26 +339,6 @@ def _shortened(data: bytes) -> str:
 
 
 # --- values that would not come back equal
-
-
-def is_plain(annotation: Any) -> bool:
-    """Return True if every value that fits the annotation comes back equal."""
-    origin, parts = get_origin(annotation), get_args(annotation)
-    if origin is None and _is_one_of(annotation, _PLAIN):
-        return True
-    if origin is Annotated:
-        return is_plain(parts[0])
-    if origin is Literal:
-        return True
-    if origin is Union or origin is types.UnionType:
-        return all(_is_one_of(part, _SCALARS) for part in parts)
-    if origin in _CONTAINERS:
-        return all(part is Ellipsis or is_plain(part) for part in parts)
-    return isinstance(annotation, type) and issubclass(annotation, Enum)
-
-
-def _is_one_of(annotation: Any, kinds: frozenset[Any]) -> bool:
-    return isinstance(annotation, type) and annotation in kinds
 
 
 def unreadable_classes(annotation: Any) -> list[type]:
@@ -350,22 +385,41 @@ def difference(written: Any, read: Any, path: str) -> str | None:
     kind, kind_read = _kind(written), _kind(read)
     if kind_read is dict and issubclass(kind, Mapping):
         return _missing_key(written, read, path) or _first(
-            difference(written[key], read[key], f"{path}[{key!r}]") for key in written
+            difference(written[key], read[key], f"{path}[{shown(key)}]") for key in written
         )
     if kind in _ROWS and kind_read in _ROWS and len(written) == len(read):
         pairs = enumerate(zip(written, read, strict=True))
         return _first(difference(mine, back, f"{path}[{n}]") for n, (mine, back) in pairs)
     if kind is kind_read:
-        return _first(
-            difference(getattr(written, name), getattr(read, name), f"{path}.{name}")
-            for name in field_names(written) or ()
-        )
+        names = field_names(written)
+        if names is not None:
+            return _first(
+                difference(getattr(written, name), getattr(read, name), f"{path}.{name}")
+                for name in names
+            )
+        if not _is_comparable(written):
+            return None
+        return _first_problem(written, path) or _other_value(written, read, path)
+    if kind is int and kind_read is float:
+        return f"{_other_value(written, read, path)}; annotate int"
     if kind in _DATA:
         return None
     return (
-        f"{path}: {_shown(written)} would come back as {_shown(read)}; values are read back by "
-        f"annotation: annotate {kind.__qualname__}"
+        f"{_other_value(written, read, path)}; values are read back by annotation: "
+        f"annotate {kind.__qualname__}"
     )
+
+
+def _is_comparable(value: Any) -> bool:
+    """Return False for a value that no other one equals, such as NaN, or a set of such values."""
+    if not _is_equal(value, value):
+        return False
+    members: Iterable[Any] = value if isinstance(value, AbstractSet) else (value,)
+    return all(getattr(_kind(each), "__eq__") is not object.__eq__ for each in members)  # noqa: B009
+
+
+def _other_value(written: Any, read: Any, path: str) -> str:
+    return f"{path}: {shown(written)} would come back as {shown(read)}"
 
 
 def field_names(value: Any) -> tuple[str, ...] | None:
@@ -396,22 +450,15 @@ def _missing_key(written: Mapping[Any, Any], read: Mapping[Any, Any], path: str)
     for key in written:
         if key not in read:
             return (
-                f"{path}: the key {key!r} would not come back; values are read back by annotation: "
-                "annotate a type that has it, or dict[type of the keys, type of the values]"
+                f"{path}: the key {shown(key)} would not come back; values are read back by "
+                "annotation: annotate a type that has it, or dict[type of the keys, type of the "
+                "values]"
             )
     return None
 
 
 def _first(found: Iterable[str | None]) -> str | None:
     return next((each for each in found if each is not None), None)
-
-
-def _shown(value: Any) -> str:
-    try:
-        text = repr(value)
-    except Exception:  # noqa: BLE001 - the repr is code of the author
-        text = object.__repr__(value)
-    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
 
 
 # --- pydantic models: written by alias, and refused if they would not come back equal

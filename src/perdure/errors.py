@@ -5,10 +5,23 @@ The module imports no other module of the package, so every layer can raise and 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+_SHOWN_CHARACTERS: Final = 200
+
+
+def shown(value: Any) -> str:
+    """Return the repr of a value for a message, cut to a bounded length."""
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - code of the author; an integer of thousands of digits
+        if isinstance(value, int):
+            return f"<int of {value.bit_length()} bits>"
+        text = object.__repr__(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
 
 
 class PerdureError(Exception):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from perdure.errors import InvalidValue
+from perdure.errors import InvalidValue, shown
 
 # Identities. Long enough for any natural key, short enough for every index and file system.
 ID_CHARACTERS_MAX: Final = 255
@@ -65,16 +65,16 @@ def check_id(value: object, what: str) -> str:
         if value and not value.isspace():
             return value  # the fast path: ids are checked on every commit
     elif not isinstance(value, str):
-        raise InvalidValue(f"{what} must be a string, not {type(value).__name__}: {value!r}")
+        raise InvalidValue(f"{what} must be a string, not {type(value).__name__}: {shown(value)}")
     if not value or value.isspace():
-        raise InvalidValue(f"{what} must not be empty: {value!r}")
+        raise InvalidValue(f"{what} must not be empty: {shown(value)}")
     if len(value) > ID_CHARACTERS_MAX:
         raise InvalidValue(
             f"{what} has {len(value)} characters, at most {ID_CHARACTERS_MAX} are allowed: "
             f"{value[:40]!r}..."
         )
     if not value.isprintable() and any(_is_forbidden(character) for character in value):
-        raise InvalidValue(f"{what} has control characters or lone surrogates: {value!r}")
+        raise InvalidValue(f"{what} has control characters or lone surrogates: {shown(value)}")
     return value
 
 

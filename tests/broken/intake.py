@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from typing import TYPE_CHECKING, Any
 
 from model import ModelProvider, turns
+from perdure.clock import SystemClock
 from perdure.errors import LockLost, StoreBusy, StoreClosed
 from perdure.providers.records import EnqueueCondition
 
 if TYPE_CHECKING:
+    from perdure.clock import Clock
     from perdure.providers.records import (
         FetchedOrchestration,
         OrchestrationFilter,
@@ -85,6 +88,43 @@ class AnswersErrorsWithNoWork(ModelProvider):
             )
         except StoreClosed:
             return None
+
+
+class NamesAnotherClock(ModelProvider):
+    """Leases follow the clock that was handed in, but runtimes are told of the machine's."""
+
+    def clock(self) -> Clock:
+        return SystemClock()
+
+
+class AnswersTheLastFetchFirst(ModelProvider):
+    """Fetches that wait together are answered from the last one to the first."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._waiting: list[asyncio.Future[None]] = []
+
+    async def fetch_orchestration_item(
+        self,
+        lock_timeout_ms: int,
+        poll_timeout_ms: int,
+        filter: OrchestrationFilter | None = None,  # noqa: A002
+        owner: str | None = None,
+    ) -> FetchedOrchestration | None:
+        loop = asyncio.get_running_loop()
+        if not self._waiting:
+            loop.call_soon(self._answer)
+        turn: asyncio.Future[None] = loop.create_future()
+        self._waiting.append(turn)
+        await turn
+        return await super().fetch_orchestration_item(
+            lock_timeout_ms, poll_timeout_ms, filter, owner
+        )
+
+    def _answer(self) -> None:
+        for turn in reversed(self._waiting):
+            turn.set_result(None)
+        self._waiting.clear()
 
 
 class NeverWaits(ModelProvider):

@@ -107,6 +107,11 @@ CAUGHT_BY = {
     "StartsTwice": "TestAbsent.test_an_id_with_a_queued_start_is_not",
     "CallsALostLockBusy": "TestErrorHandling.test_an_unissued_token_is_called_invalid",
     "AnswersErrorsWithNoWork": "TestErrorsAreNotSilence.test_a_closed_handle_says_so",
+    "NamesAnotherClock": "TestOwnClock.test_it_names_the_clock_that_was_handed_in",
+    "AnswersTheLastFetchFirst": (
+        "TestKeptLocks."
+        "test_concurrent_fetches_of_one_owner_are_answered_in_the_order_of_their_calls"
+    ),
     "NeverWaits": "TestLengthOfAPoll.test_a_long_poll_for_a_turn_waits",
     "WaitsToTheEnd": "TestWakingForATurn.test_a_message_wakes_a_waiting_fetch",
 }

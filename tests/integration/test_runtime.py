@@ -14,6 +14,7 @@ from patience import HANG_SECONDS
 from perdure import (
     BlockingClient,
     Client,
+    FileSystemProvider,
     InMemoryProvider,
     Runtime,
     RuntimeOptions,
@@ -23,6 +24,7 @@ from perdure import (
     orchestration,
     wait_for_event,
 )
+from perdure.clock import ManualClock
 from perdure.errors import StoreClosed, UsageError
 from perdure.model.failures import BlockReason
 from perdure.providers.sqlite.memory import MemoryStore
@@ -366,3 +368,24 @@ async def test_clients_and_runtimes_may_share_a_provider(make_provider):
 
     with pytest.raises(StoreClosed):
         await provider.read("x")
+
+
+@orchestration
+async def sleeping(seconds: int) -> str:
+    await asyncio.sleep(seconds)
+    return "awake"
+
+
+@pytest.mark.parametrize("kind", [InMemoryProvider, SqliteProvider, FileSystemProvider])
+async def test_a_runtime_has_the_clock_of_its_provider(kind, tmp_path):
+    clock = ManualClock()
+    path = () if kind is InMemoryProvider else (tmp_path / "store",)
+    async with Runtime(kind(*path, clock=clock), [sleeping]) as runtime:
+        handle = await runtime.start(sleeping, 5)
+        clock.advance(4_999)
+        await waiting(runtime, handle.id)
+        assert (await handle.describe()).status is Status.RUNNING
+        clock.advance(1)
+        assert await handle.result() == "awake"
+
+    assert runtime.clock is clock

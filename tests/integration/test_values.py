@@ -8,6 +8,7 @@ import pytest
 from patience import HANG_SECONDS
 from perdure import (
     activity,
+    continue_as_new,
     next_message,
     orchestration,
     set_custom_status,
@@ -15,7 +16,7 @@ from perdure import (
     state,
     wait_for_event,
 )
-from perdure.errors import InvalidValue, PayloadError
+from perdure.errors import InvalidValue, OrchestrationFailed, PayloadError, UsageError
 from perdure.limits import CUSTOM_STATUS_BYTES_MAX, KV_VALUE_BYTES_MAX, PAYLOAD_BYTES_MAX
 
 
@@ -60,6 +61,67 @@ async def test_what_would_lose_fields_is_refused_at_the_call(make_runtime):
     assert "argument 'payment' of activity 'kind_of': Refund(" in told[1]
     assert "result of activity 'returning': Refund(" in told[2]
     assert "argument 'payment' of orchestration 'paying': Refund(" in told[3]
+
+
+@activity
+async def large_number() -> int:
+    return 10**5000
+
+
+@orchestration
+async def returning_large_number() -> int:
+    return 10**5000
+
+
+@orchestration
+async def awaiting_large_number() -> int:
+    return await large_number()
+
+
+@orchestration
+async def carrying_large_number(number: int = 0) -> int:
+    continue_as_new(10**5000)
+
+
+@orchestration
+async def raising_large_text() -> None:
+    await wait_for_event("go", int)
+    raise ValueError("x" * 10_000_000)
+
+
+@pytest.mark.parametrize(
+    "code", [returning_large_number, awaiting_large_number, carrying_large_number]
+)
+async def test_a_value_without_json_fails_the_instance_and_blocks_nothing(make_runtime, code):
+    async with make_runtime([code, large_number]) as runtime:
+        with pytest.raises(OrchestrationFailed, match="int of 16610 bits"):
+            await (await runtime.start(code)).result(HANG_SECONDS)
+
+
+async def test_error_texts_are_bounded(make_runtime):
+    huge = "x" * 10_000_000
+    async with make_runtime([raising_large_text]) as runtime:
+        handle = await runtime.start(raising_large_text)
+        for refused in (
+            lambda: handle.raise_event("go", huge),
+            lambda: handle.raise_event("go", {huge: object()}),
+            lambda: handle.raise_event(huge),
+            lambda: handle.raise_event(["go", huge]),
+            lambda: handle.send_message(huge + "\0"),
+            lambda: handle.cancel(huge),
+            lambda: runtime.start(raising_large_text, id=huge),
+            lambda: runtime.start(raising_large_text, huge),
+            lambda: runtime.start(huge),
+            lambda: runtime.state(handle.id, huge + "\0"),
+        ):
+            with pytest.raises((UsageError, TypeError)) as caught:
+                await refused()
+            assert len(str(caught.value)) < 2_000
+        await handle.raise_event("go", 1)
+        with pytest.raises(OrchestrationFailed) as failed:
+            await handle.result(HANG_SECONDS)
+
+    assert len(str(failed.value)) < 20_000
 
 
 LONGEST = "ä" * 255

@@ -82,6 +82,9 @@ class ModelProvider(WholeProvider):
     def capabilities(self) -> Capabilities:
         return _CAPABILITIES
 
+    def clock(self) -> Clock:
+        return self._store.clock
+
     # --- life of the handle
 
     async def open(self) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Never, NoReturn, get_type_hints
 
 import msgspec
 
-from perdure.codec import JSON, difference, is_plain
+from perdure.codec import EXACT, JSON, Compared, difference
 from perdure.errors import PayloadError, UsageError
 
 if TYPE_CHECKING:
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 _Parameter = inspect.Parameter
 # A function that never returns has no result that must fit.
 _ANYTHING: tuple[Any, ...] = (object, NoReturn, Never)
-# Every value of exactly such a type fits its annotation.
-_EXACT = frozenset({str, int, float, bool, type(None)})
 _IMMUTABLE = (str, int, float, bool, bytes, type(None))
 _REFUSED = {_Parameter.VAR_POSITIONAL: "*", _Parameter.VAR_KEYWORD: "**"}
 
@@ -37,8 +35,8 @@ class _Types(msgspec.Struct, frozen=True):
     record: type[msgspec.Struct]
     """Type of the whole array: typed by position, with the defaults of the function."""
     result: Any
-    is_plain: bool
-    """True if all arguments that fit the annotations come back equal."""
+    exact: tuple[type, ...] | None
+    """Arguments of exactly these classes come back equal; None if an annotation is wider."""
 
 
 class HandlerSignature:
@@ -69,7 +67,7 @@ class HandlerSignature:
     def encode_arguments(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], codec: Codec
     ) -> msgspec.Raw:
-        return codec.encode(self._bind(args, kwargs), self._arguments_label)
+        return codec.encode(self._bind(args, kwargs), self._arguments_label, Compared)
 
     def decode_arguments(
         self, raw: msgspec.Raw, codec: Codec
@@ -98,15 +96,16 @@ class HandlerSignature:
             if problem is not None:
                 raise PayloadError(problem)
 
-    def is_plain(self) -> bool:
-        """Return True if all arguments that fit the annotations come back equal."""
-        return (self._types or self._resolve()).is_plain
+    def are_exact(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Return True if the classes of the arguments say already that they come back equal."""
+        exact = (self._types or self._resolve()).exact
+        return exact is not None and not kwargs and tuple(map(type, args)) == exact[: len(args)]
 
     def encode_result(self, value: object, codec: Codec) -> msgspec.Raw:
         """Return the value as JSON; raise PayloadError if it does not fit or come back equal."""
         kind, expected = type(value), (self._types or self._resolve()).result
-        is_exact = kind in _EXACT and (kind is expected or expected is Any)
-        return codec.encode(value, self._result_label, None if is_exact else expected)
+        is_exact = kind in EXACT and kind is expected
+        return codec.encode(value, self._result_label, Compared if is_exact else expected)
 
     def decode_result(self, raw: msgspec.Raw, codec: Codec) -> Any:
         types = self._types or self._resolve()
@@ -145,7 +144,7 @@ class HandlerSignature:
             arguments=arguments,
             record=self._record(arguments),
             result=_readable(hints.get("return", Any)),
-            is_plain=all(map(is_plain, arguments)),
+            exact=tuple(arguments) if all(map(_is_exact, arguments)) else None,
         )
         return self._types
 
@@ -174,6 +173,10 @@ class HandlerSignature:
         return msgspec.defstruct(
             "Arguments", fields[::-1], array_like=True, forbid_unknown_fields=True
         )
+
+
+def _is_exact(annotation: Any) -> bool:
+    return isinstance(annotation, type) and annotation in EXACT
 
 
 def _readable(annotation: Any) -> Any:

@@ -12,9 +12,8 @@ import inspect
 import threading
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, TypeVarTuple, overload
 
-from perdure.arguments import shown
 from perdure.client.client import Client
-from perdure.errors import UsageError
+from perdure.errors import UsageError, shown
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping

@@ -26,7 +26,6 @@ from perdure.arguments import (
     check_number,
     check_reason,
     check_string,
-    shown,
     timeout_seconds,
     to_seconds,
 )
@@ -45,7 +44,7 @@ from perdure.client.terminate import cancel_delayed, terminate
 from perdure.client.waiting import EndWaiter, check_loop
 from perdure.clock import SystemClock
 from perdure.codec import JSON, Codec
-from perdure.errors import AlreadyExists, NotFound, UsageError
+from perdure.errors import AlreadyExists, NotFound, UsageError, shown
 from perdure.ids import new_id
 from perdure.limits import check_id
 from perdure.model import events, wire, work

@@ -45,6 +45,14 @@ class TestOwnClock:
 
         assert clock is None or clock.now_ms() >= await store.now_ms()
 
+    @requires("injected_clock")
+    async def test_it_names_the_clock_that_was_handed_in(self, store: Store) -> None:
+        clock = store.provider.clock()
+        await store.advance(3_600_000)
+
+        assert clock is not None
+        assert clock.now_ms() == store.clock.now_ms()
+
 
 @checks
 @requires("injected_clock")

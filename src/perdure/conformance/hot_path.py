@@ -5,6 +5,7 @@ Falling back to fetch and replay must be possible at any moment.
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -39,7 +40,10 @@ from perdure.providers.records import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     from perdure.conformance.harness import Store
+    from perdure.providers.records import FetchedOrchestration
 
 OTHER = "owner-2"
 NAMED = ExecutionMetadata(name="TestOrch", version="1.0.0")
@@ -106,6 +110,33 @@ class TestKeptLocks:
         assert fetched.continues
         names = ("before", "first timer", "last timer")
         assert bodies(fetched) == [raised("a", name).body for name in names]
+
+    async def test_concurrent_fetches_of_one_owner_are_answered_in_the_order_of_their_calls(
+        self, store: Store
+    ) -> None:
+        await keep(store)
+        sent = [raised("a", data=number) for number in range(1, 41)]
+        await enqueue(store, raised("a", data=0))
+        others: list[str] = []
+        answers: list[FetchedOrchestration | None] = []
+        for first in range(0, len(sent), 4):
+            # Fetches and messages at once, and instances with which a fetch could be late.
+            calls: list[Awaitable[Any]] = []
+            for message in sent[first : first + 4]:
+                others.append(f"other-{len(others)}")
+                calls += [
+                    fetch(store, owner=OWNER),
+                    store.provider.enqueue_for_orchestrator(message),
+                    store.provider.enqueue_for_orchestrator(start(others[-1])),
+                ]
+            answers += (await asyncio.gather(*calls))[::3]
+        while (answer := await fetch(store, owner=OWNER)) is not None:
+            answers.append(answer)
+
+        found = [each for each in answers if each is not None]
+        arrived = [body for each in found if each.continues for body in bodies(each)]
+        assert arrived == [raised("a", data=0).body, *(each.body for each in sent)]
+        assert [each.item.instance_id for each in found if not each.continues] == others
 
     async def test_a_message_for_later_reaches_the_owner_after_others_did(
         self, store: Store

@@ -134,7 +134,7 @@ class CodeRecorder:
             return self.loop.create_step(_STEP, self, branch)
         signature = activity.signature
         payload = signature.encode_arguments(args, kwargs, self.codec)
-        if not signature.is_plain():  # plain arguments that do not fit fail in the activity
+        if not signature.are_exact(args, kwargs):
             self._check_call(branch, activity, args, kwargs, payload)
         self._check_going()
         try:

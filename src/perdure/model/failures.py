@@ -133,9 +133,9 @@ def describe_exception(error: BaseException) -> Failure:
     return Failure(
         category=Category.APPLICATION,
         type_name=type(error).__name__,
-        message=_clean(_message(error)),
+        message=bounded_text(_message(error)),
         lineage=tuple(kind.__name__ for kind in type(error).__mro__ if kind is not object),
-        traceback=_clean(_traceback(error)),
+        traceback=bounded_text(_traceback(error)),
     )
 
 
@@ -150,6 +150,7 @@ def with_members(
         raw = codec.encode([list(error.args), attributes], type(error).__name__, Any)
     except PayloadError as problem:
         detail = f"it arrives as ActivityFailed, as JSON cannot hold it: {problem}"
+        detail = bounded_text(detail)
         return msgspec.structs.replace(failure, detail=detail)
     return msgspec.structs.replace(failure, raised=bytes(raw).decode())
 
@@ -288,7 +289,8 @@ def _traceback(error: BaseException) -> str:
         return f"(its traceback cannot be written: {type(second).__name__})"
 
 
-def _clean(text: str) -> str:
+def bounded_text(text: str) -> str:
+    """Return a text that every store takes: valid Unicode, its middle left out if it is long."""
     text = text.encode("utf-8", "backslashreplace").decode()
     if len(text) <= ERROR_TEXT_CHARACTERS_MAX:
         return text

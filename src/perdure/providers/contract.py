@@ -67,10 +67,11 @@ class Provider(ABC):
         """The features of this provider; constant for the life of the handle."""
 
     def clock(self) -> Clock | None:
-        """The store's own clock, if leases and timers follow another one than this machine's.
+        """The clock that leases and timers follow; None if it is this machine's.
 
-        Runtimes and clients that were given no clock take their time from it. Usable before
-        ``open`` and from any thread.
+        With the capability ``injected_clock`` it is the clock that was handed in. Runtimes and
+        clients that were given no clock take their time from it. Usable before ``open`` and from
+        any thread.
         """
         return None
 
@@ -140,6 +141,8 @@ class Provider(ABC):
         has its place by the moment when it came due. An unknown instance's messages are skipped
         (attempts untouched), and become dead letters when older than the orphan grace.
         Atomic with: choice, lock, tags and attempt counts. A lost race tries the next candidate.
+        Order: concurrent fetches of one owner through one handle take effect in the order in which
+        they began, so that the messages of an instance are in their order over all the answers.
         Visible when: returns as soon as there is work; None after ``poll_timeout_ms`` at the
         latest (+200 ms), at once with 0. None and an error both mean that no lock is held.
         Repeats: a lost answer leaves a lock that expires.

@@ -23,7 +23,7 @@ from perdure.errors import (
     PayloadError,
 )
 from perdure.model import events, wire, work
-from perdure.model.failures import Block, BlockReason
+from perdure.model.failures import Block, BlockReason, bounded_text, describe_exception
 from perdure.model.work import started_by
 from perdure.providers.records import ExecutionMetadata, OrchestratorMessage, TurnCommit
 from perdure.runtime.commit_builder import replies_to
@@ -213,7 +213,12 @@ class Intake:
     ) -> Block:
         """Return a block that names the code of this worker, so that other code tries again."""
         fingerprint = self.fingerprint(code.name, code.version)
-        return Block(reason=reason, message=message, detail=detail, code=fingerprint)
+        return Block(
+            reason=reason,
+            message=bounded_text(message),
+            detail=bounded_text(detail) if isinstance(detail, str) else detail,
+            code=fingerprint,
+        )
 
     def fingerprint(self, name: str, version: str | None) -> str:
         """Return the identity of an instance's code and codec; empty if the code is missing."""
@@ -415,7 +420,7 @@ class LockReleaser:
     def fail(self, instance_id: str, lock_token: str, error: BaseException) -> None:
         """Release an instance after an unexpected error of a turn or of its commit."""
         _make_room(self._errors)
-        self._errors[instance_id] = f"{type(error).__name__}: {error}"
+        self._errors[instance_id] = str(describe_exception(error))
         self._abandon(lock_token, delay_ms=1000)
 
     def block(self, instance_id: str, lock_token: str, block: Block) -> None:

@@ -90,6 +90,9 @@ class ToyProvider(Provider):
         self._clock = clock
         self._hub = ChangeHub(clock)
 
+    def clock(self) -> Clock:
+        return self._clock
+
     async def open(self):
         if self._store.holder not in {None, self}:
             raise StoreRefused("open", "another handle is open on this toy store; close it first")

@@ -75,6 +75,9 @@ class EngineProvider(Provider):
     def admin(self) -> EngineAdmin:
         return self._admin
 
+    def clock(self) -> Clock:
+        return self._store.clock
+
     # --- life of the handle
 
     async def open(self) -> None:
