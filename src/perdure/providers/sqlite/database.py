@@ -351,6 +351,8 @@ class FileDatabase(Database):
         connection.set_wal_hook(self._note_log)
         # Taken before the first operation: a commit between that and the first look is noticed.
         self._data_version = connection.execute("PRAGMA data_version").get
+        # Again, with the files beside it open: before, another user could have been quicker.
+        guards.check_users(self.path)
         self._identity.note()
         super().adopt(connection)
 
