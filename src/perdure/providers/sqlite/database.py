@@ -118,7 +118,7 @@ class Database:
     """A database in memory. A store of another kind overrides what differs.
 
     ``open`` and ``close`` run outside of the event loop if the store has threads. All other methods
-    are called by the writer, one at a time.
+    are called by the writer, one at a time, under ``in_use``.
     """
 
     def __init__(
@@ -138,6 +138,8 @@ class Database:
         """None: the next commit has to open the connection first."""
         self.busy_handler = BusyHandler(system)
         """Waits for other processes that write, or lets statements fail at once with StoreBusy."""
+        self.in_use = threading.Lock()
+        """Held while the connection is used: locks are renewed by a thread of their own."""
         self.is_watching = False
         """Look for commits of other processes while the writer is idle."""
 
