@@ -150,8 +150,9 @@ def test_a_query_is_confirmed_in_a_terminal(busy, environ, tmp_path):
 
 
 def test_pruning_is_left_alone_by_a_no(busy, environ, tmp_path):
-    busy("retry", "f-1")
-    busy.run(("f-1", flows.failing, LONG))
+    busy.run(("f-9", flows.failing_at_once, "boom"))
+    busy("retry", "f-9")
+    busy.run(("f-9", flows.failing_at_once, "boom"))
 
     code, text = see(["db", "prune", "--keep-last", "1"], 80, environ, tmp_path, answers=b"n\n")
 

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import apsw
 import pytest
 
 from integration.conditions import until, waiting
@@ -187,3 +188,41 @@ async def test_what_happened_while_nothing_ran_is_heard_in_its_order(
     async with Runtime(provider(), [approval, alarms], clock=clock) as runtime:
         assert await runtime.get("approval").result(HANG_SECONDS) == outcome
         assert await runtime.get("alarms").result(HANG_SECONDS) == [30, 40, 50]
+
+
+@orchestration
+async def two_words() -> list[str]:
+    first = await wait_for_event("first", str)
+    return [first, await wait_for_event("second", str)]
+
+
+async def test_an_instance_that_is_ahead_of_the_store_goes_on_from_what_is_stored(tmp_path):
+    """After a failover, or a restored backup, the store can lack the last turns of an instance."""
+    path = tmp_path / "store.db"
+    async with Runtime(SqliteProvider(path), [two_words]) as runtime:
+        handle = await runtime.start(two_words, id="x")
+        await handle.raise_event("first", "lost")
+        await until(lambda: has(path, "history", at_least=4))
+        execute(path, "DELETE FROM history WHERE event_id > 2")
+
+        await handle.raise_event("second", "b")
+        await until(lambda: has(path, "orchestrator_queue", at_most=0))
+        await handle.raise_event("first", "a")
+
+        assert await handle.result(HANG_SECONDS) == ["a", "b"]
+    ids = [row[0] for row in execute(path, "SELECT event_id FROM history ORDER BY event_id")]
+    assert ids == list(range(1, len(ids) + 1))
+
+
+async def has(path, table, at_least=0, at_most=99):
+    rows = execute(path, f"SELECT count(*) FROM {table}")[0][0]
+    return at_least <= rows <= at_most
+
+
+def execute(path, statement):
+    connection = apsw.Connection(str(path))
+    connection.set_busy_timeout(60_000)
+    try:
+        return connection.execute(statement).fetchall()
+    finally:
+        connection.close()

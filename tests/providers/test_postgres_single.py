@@ -71,7 +71,7 @@ REMEMBERS = TurnCommit(
 )
 LAST = TurnCommit(
     execution_id=1,
-    history_delta=(event("x", 5),),
+    history_delta=(event("x", 4),),
     settled_work=("work-3",),
     metadata=COMPLETED,
     consumed=(),
@@ -150,7 +150,7 @@ def _step(store: Store) -> None:
 def _end(store: Store) -> None:
     store.commit(STEP)
     store.commit(REMEMBERS)
-    store.commit(LAST)
+    store.commit(msgspec.structs.replace(LAST, history_delta=(event("x", 5),)))
 
 
 def _consume(store: Store) -> None:
@@ -199,7 +199,8 @@ def test_a_last_turn_that_settles_what_is_not_held_changes_nothing() -> None:
     async def check() -> None:
         async with PostgresProvider(shared_server().dsn, schema=new_schema()) as provider:
             await provider.start_orchestration_item(start("x"), FIRST, "lock", "me")
-            wrong = msgspec.structs.replace(LAST, settled_work=("work-9",))
+            delta = (event("x", 2),)
+            wrong = msgspec.structs.replace(LAST, history_delta=delta, settled_work=("work-9",))
 
             with pytest.raises(LockLost):
                 await provider.ack_orchestration_item("lock", wrong)

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         KvChange,
         OrchestrationFilter,
         PruneOptions,
+        TurnCommit,
         Version,
     )
 
@@ -108,6 +109,21 @@ def message_lost(operation: str, lock_token: str) -> LockLost:
         operation,
         f"the lock {lock_token!r} does not carry each message that the turn consumes: "
         "one is consumed already, or was freed",
+    )
+
+
+def predecessor(commit: TurnCommit) -> int:
+    """Return the id of the event that must be stored before the turn; 0 if none must be."""
+    delta = commit.history_delta
+    return delta[0].event_id - 1 if delta else commit.after_event_id
+
+
+def event_missing(operation: str, lock_token: str, event_id: int, execution_id: int) -> LockLost:
+    """Refuse a turn that goes on from an event which is not stored."""
+    return LockLost(
+        operation,
+        f"the turn under the lock {lock_token!r} goes on from event {event_id} of execution "
+        f"{execution_id}, which is not stored: the holder of the lock is ahead of the store",
     )
 
 
