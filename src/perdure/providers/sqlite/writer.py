@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import queue
-import threading
 from typing import TYPE_CHECKING, Final
 
 import apsw
@@ -27,6 +26,7 @@ from perdure.providers.sqlite.control import extend_stalled_locks
 from perdure.providers.sqlite.transaction import Snapshot
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable, Iterator, Sequence
 
     from perdure.providers.sqlite.batch import Entry, Outcome
