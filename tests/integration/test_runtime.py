@@ -18,7 +18,6 @@ from perdure import (
     InMemoryProvider,
     Runtime,
     RuntimeOptions,
-    SqliteProvider,
     Status,
     activity,
     orchestration,
@@ -332,7 +331,8 @@ async def test_a_runtime_runs_only_once():
             await runtime.__aenter__()
 
 
-async def test_an_activity_that_blocks_the_event_loop_keeps_its_lock(tmp_path):
+@pytest.mark.parametrize("store", ["sqlite:///{}/s.db", "file:{}/s", "memory:"])
+async def test_an_activity_that_blocks_the_event_loop_keeps_its_lock(tmp_path, store):
     runs = []
 
     @activity
@@ -346,9 +346,8 @@ async def test_an_activity_that_blocks_the_event_loop_keeps_its_lock(tmp_path):
         return await rude()
 
     options = RuntimeOptions(orchestration_lock_timeout=0.5, activity_lock_timeout=0.5)
-    provider = SqliteProvider(tmp_path / "s.db")
-    assert provider.capabilities.other_loops
-    async with Runtime(provider, [flow, rude], options=options) as runtime:
+    async with Runtime(store.format(tmp_path), [flow, rude], options=options) as runtime:
+        assert runtime.provider.capabilities.other_loops
         assert await (await runtime.start(flow)).result(HANG_SECONDS) == "done"
         assert runs == [1]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import grp
 import os
 import shutil
 import sqlite3
@@ -29,7 +30,7 @@ from perdure.errors import (
     UsageError,
 )
 from perdure.providers.local_files import find_file_system
-from perdure.providers.sqlite import SqliteProvider, connection, database
+from perdure.providers.sqlite import SqliteProvider, connection, database, guards
 from perdure.providers.sqlite.batch import Verb
 from perdure.providers.sqlite.guards import create_draft
 
@@ -69,6 +70,155 @@ def test_files_are_private_whatever_the_umask(tmp_path):
         os.umask(before)
 
     assert found == {"store.db": 0o600, "store.db-wal": 0o600, "store.db-shm": 0o600}
+
+
+# --- other users
+
+
+class AsSeen:
+    """The status of files, some of which belong to other users."""
+
+    def __init__(self, monkeypatch, changes):
+        self._changes = changes
+        monkeypatch.setattr(guards, "_status", self._status)
+
+    def _status(self, path):
+        found = os.lstat(path)
+        ending = str(path).rpartition("store.db")[2].strip("-") or "main"
+        if ending not in self._changes or "store.db" not in str(path):
+            return found
+        fields = list(found)
+        fields[4] = self._changes[ending]
+        return os.stat_result(fields)
+
+
+@pytest.fixture
+def existing(tmp_path):
+    """A store that is closed, with a file of each kind beside it."""
+    path = tmp_path / "store.db"
+    asyncio.run(open_and_close(path))
+    return path
+
+
+STRANGER = 54_321
+
+
+@pytest.mark.parametrize("ending", ["wal", "shm", "journal"])
+def test_a_file_of_another_user_beside_the_database_is_refused(existing, ending, monkeypatch):
+    beside = existing.with_name(f"store.db-{ending}")
+    beside.write_bytes(b"")
+    beside.chmod(0o600)
+    AsSeen(monkeypatch, {ending: STRANGER})
+
+    refusal = refusal_of(existing)
+
+    assert isinstance(refusal, StoreRefused)
+    assert f"store.db-{ending}" in refusal.message
+    assert f"belongs to user {STRANGER}" in refusal.message
+    assert beside.read_bytes() == b""
+
+
+@pytest.mark.parametrize("ending", ["wal", "shm", "journal"])
+@pytest.mark.parametrize("mode", [0o644, 0o660, 0o606])
+def test_a_file_beside_the_database_with_wider_rights_is_refused(existing, ending, mode):
+    beside = existing.with_name(f"store.db-{ending}")
+    beside.write_bytes(b"")
+    beside.chmod(mode)
+
+    refusal = refusal_of(existing)
+
+    assert isinstance(refusal, StoreRefused)
+    assert "chmod 600" in refusal.message
+
+
+@pytest.mark.parametrize("ending", ["wal", "shm", "journal"])
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_a_link_beside_the_database_is_refused(existing, ending, link, tmp_path):
+    target = tmp_path / "precious"
+    target.write_bytes(b"mine")
+    target.chmod(0o600)
+    link(target, existing.with_name(f"store.db-{ending}"))
+
+    assert isinstance(refusal_of(existing), StoreRefused)
+    assert target.read_bytes() == b"mine"
+
+
+def test_a_database_of_another_user_is_refused(existing, monkeypatch):
+    monkeypatch.setattr(guards, "_user", lambda: 1_000)
+    AsSeen(monkeypatch, {"main": STRANGER})
+
+    assert f"belongs to user {STRANGER}" in refusal_of(existing).message
+
+
+def test_root_may_use_the_store_of_a_user(existing, monkeypatch):
+    monkeypatch.setattr(guards, "_user", lambda: 0)
+    AsSeen(monkeypatch, dict.fromkeys(("main", "wal", "shm"), STRANGER))
+
+    asyncio.run(open_and_close(existing))
+
+
+def test_a_database_that_every_user_may_write_is_refused(existing):
+    existing.chmod(0o666)
+
+    assert "chmod o-w" in refusal_of(existing).message
+
+
+@pytest.mark.parametrize("existing_first", [True, False])
+def test_a_directory_that_every_user_may_write_is_refused(tmp_path, existing_first):
+    if existing_first:
+        asyncio.run(open_and_close(tmp_path / "store.db"))
+    tmp_path.chmod(0o777)
+
+    assert "chmod o-w" in refusal_of(tmp_path / "store.db").message
+
+    tmp_path.chmod(0o1777)
+    asyncio.run(open_and_close(tmp_path / "store.db"))
+
+
+@pytest.mark.parametrize(
+    ("members", "is_refused"), [(["ann", "bob"], True), (["root"], False), ([], False)]
+)
+def test_a_directory_that_a_group_may_write_is_refused_if_it_has_other_members(
+    tmp_path, members, is_refused, monkeypatch
+):
+    tmp_path.chmod(0o775)
+    group = grp.struct_group(("staff", "x", 50, members))
+    monkeypatch.setattr(grp, "getgrgid", lambda _: group)
+
+    if is_refused:
+        assert "(ann, bob)" in refusal_of(tmp_path / "store.db").message
+    else:
+        asyncio.run(open_and_close(tmp_path / "store.db"))
+
+
+def test_a_group_without_a_name_has_no_other_members(tmp_path, monkeypatch):
+    tmp_path.chmod(0o775)
+    monkeypatch.setattr(grp, "getgrgid", {}.__getitem__)
+
+    asyncio.run(open_and_close(tmp_path / "store.db"))
+
+
+def test_the_files_beside_the_target_of_a_link_count(existing, tmp_path):
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "link.db").symlink_to(existing)
+    existing.with_name("store.db-wal").write_bytes(b"")
+    existing.with_name("store.db-wal").chmod(0o666)
+
+    assert "store.db-wal" in refusal_of(tmp_path / "below" / "link.db").message
+
+
+def test_a_file_that_appears_while_the_store_is_opened_is_noticed(existing, monkeypatch):
+    connect = connection.connect_writer
+    changes = {}
+    AsSeen(monkeypatch, changes)
+
+    def connect_beside_a_stranger(*args):
+        changes["wal"] = STRANGER
+        return connect(*args)
+
+    monkeypatch.setattr(connection, "connect_writer", connect_beside_a_stranger)
+
+    assert f"belongs to user {STRANGER}" in refusal_of(existing).message
 
 
 def test_nothing_but_the_database_is_left_after_closing(tmp_path):

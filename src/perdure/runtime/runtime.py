@@ -17,6 +17,7 @@ import msgspec
 from perdure.arguments import check_kind, in_seconds
 from perdure.authoring.definitions import Registry
 from perdure.client.client import Client, TraceCarrier
+from perdure.clock import ManualClock
 from perdure.codec import JSON
 from perdure.errors import UsageError
 from perdure.providers.records import WorkerInfo
@@ -238,7 +239,10 @@ class _Parts:
                 self.activities.lost_locks,
             ),
         )
-        self._renewals = LockRenewalThread(renewers, own_thread=provider.capabilities.other_loops)
+        # Time of a clock that is moved by hand stands still while the event loop is blocked.
+        passes = not isinstance(worker.clock, ManualClock)
+        own_thread = passes and provider.capabilities.other_loops
+        self._renewals = LockRenewalThread(renewers, own_thread=own_thread)
         self._clock = worker.clock
         self._worker = WorkerInfo(
             worker_id=worker.worker_id,

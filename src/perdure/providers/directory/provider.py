@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from perdure.providers.sqlite.transaction import Snapshot
 
 _NO_OPERATION: Final = Verb("checkpoint", lambda *_: None)
-_CAPABILITIES: Final = Capabilities(several_handles=False, several_processes=False)
+_CAPABILITIES: Final = Capabilities(
+    several_handles=False, several_processes=False, other_loops=True
+)
 
 
 class FileSystemProvider(EngineProvider):

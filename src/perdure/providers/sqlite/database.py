@@ -121,7 +121,7 @@ class Database:
     """A database in memory. A store of another kind overrides what differs.
 
     ``open`` and ``close`` run outside of the event loop if the store has threads. All other methods
-    are called by the writer, one at a time.
+    are called by the writer, one at a time, under ``in_use``.
     """
 
     def __init__(
@@ -141,6 +141,8 @@ class Database:
         """None: the next commit has to open the connection first."""
         self.busy_handler = BusyHandler(system)
         """Waits for other processes that write, or lets statements fail at once with StoreBusy."""
+        self.in_use = threading.Lock()
+        """Held while the connection is used: locks are renewed by a thread of their own."""
         self.is_watching = False
         """Look for commits of other processes while the writer is idle."""
 
@@ -365,6 +367,8 @@ class FileDatabase(Database):
         connection.set_wal_hook(self._note_log)
         # Taken before the first operation: a commit between that and the first look is noticed.
         self._data_version = connection.execute("PRAGMA data_version").get
+        # Again, with the files beside it open: before, another user could have been quicker.
+        guards.check_users(self.path)
         self._identity.note()
         super().adopt(connection)
 

@@ -1,6 +1,7 @@
 """Guards of a database file: where it may lie, and that no other SQLite copy opens it.
 
-- ``prepare_file`` and ``check_existing`` refuse unsafe places before SQLite touches anything.
+- ``prepare_file`` and ``check_existing`` refuse unsafe places before SQLite touches anything, and
+  ``check_users`` files that another user could have put there.
 - ``warn_if_open``, ``forbid`` and ``allow`` keep Python's own ``sqlite3`` away from a file that is
   open as a store in this process. It is a second copy of SQLite. Locks on files belong to a
   process, so the two copies do not see each other: when one of them closes the file, it takes the
@@ -51,6 +52,7 @@ def prepare_file(path: Path) -> None:
         check_existing(path)
     else:
         _create(path)
+        check_users(path)
 
 
 def create_draft(path: Path) -> Path:
@@ -185,8 +187,112 @@ def check_existing(path: Path) -> None:
             raise StoreUnavailable(
                 "open", f"{str(path)!r} cannot be read and written; change its permissions"
             )
+        check_users(path)
     except OSError as error:
         raise StoreUnavailable("open", f"cannot read {str(path)!r}: {error.strerror}") from error
+
+
+# --- other users
+
+_BESIDE: Final = ("-wal", "-shm", "-journal")
+
+
+def check_users(path: Path) -> None:
+    """Raise StoreRefused if another user could have changed the content of the store.
+
+    SQLite believes the log and the journal that it finds beside a database. So they must belong to
+    the owner of the store or to root, and only the users of the store may add files there.
+    """
+    if not hasattr(os, "geteuid"):
+        return  # rights of files have another form here
+    path = path.resolve()  # SQLite names the other files after the file, not after a link to it
+    _check_writers(path)
+    found = _status(str(path))
+    own = _user()
+    trusted = {own, 0}
+    if own == 0:
+        trusted.add(found.st_uid)  # SQLite gives the files that root makes to this user
+    elif found.st_uid not in trusted:
+        raise StoreRefused(
+            "open",
+            f"{str(path)!r} belongs to user {found.st_uid}, and this process runs as {own}; run it "
+            "as that user, or give the file to this one with chown",
+        )
+    if found.st_mode & stat.S_IWOTH:
+        raise StoreRefused(
+            "open", f"every user may write to {str(path)!r}; run chmod o-w {str(path)!r}"
+        )
+    for ending in _BESIDE:
+        _check_beside(f"{path}{ending}", stat.S_IMODE(found.st_mode), trusted)
+
+
+def _status(path: str) -> os.stat_result:
+    return os.lstat(path)
+
+
+def _user() -> int:
+    return os.geteuid()
+
+
+def _check_beside(name: str, mode: int, trusted: set[int]) -> None:
+    try:
+        found = _status(name)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        raise StoreRefused(
+            "open", f"{name!r} is a link or no regular file, and SQLite would use it; move it away"
+        )
+    if found.st_uid not in trusted:
+        raise StoreRefused(
+            "open",
+            f"{name!r} belongs to user {found.st_uid}, and SQLite would take its content for a "
+            "part of the store. Give it to the owner of the store with chown if it is yours, else "
+            "move it away",
+        )
+    if wider := stat.S_IMODE(found.st_mode) & 0o077 & ~mode:
+        raise StoreRefused(
+            "open",
+            f"more users may use {name!r} than the store itself (mode {wider:03o} beyond it); run "
+            f"chmod {mode:03o} {name!r}",
+        )
+
+
+def _check_writers(path: Path) -> None:
+    """Refuse a directory in which other users may add, remove and replace files."""
+    parent = str(path.parent)
+    found = _status(parent)
+    if found.st_mode & stat.S_ISVTX:
+        return  # as in /tmp: only the owner of a file may remove or replace it
+    if found.st_mode & stat.S_IWOTH:
+        raise StoreRefused(
+            "open",
+            f"every user may write to the directory {parent!r}, and so replace {path.name!r}; run "
+            f"chmod o-w {parent!r}, or choose another place",
+        )
+    if found.st_mode & stat.S_IWGRP and (others := _others_in_group(found.st_gid)):
+        raise StoreRefused(
+            "open",
+            f"other users ({', '.join(others[:5])}) may write to the directory {parent!r} as "
+            f"members of its group, and so replace {path.name!r}; run chmod g-w {parent!r}, or "
+            "choose another place",
+        )
+
+
+def _others_in_group(group_id: int) -> list[str]:
+    """Return the members of a group beside this user and root.
+
+    Often there are none: many systems give each user a group, and a container has one for a volume.
+    """
+    import grp
+    import pwd
+
+    try:
+        members = set(grp.getgrgid(group_id).gr_mem)
+        own = pwd.getpwuid(_user()).pw_name if members else ""
+    except KeyError:
+        return []
+    return sorted(members - {own, "root"})
 
 
 # --- no other copy of SQLite

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from perdure.clock import Clock
     from perdure.providers.sqlite.transaction import Snapshot
 
-_CAPABILITIES: Final = Capabilities(durable=False, several_processes=False)
+_CAPABILITIES: Final = Capabilities(durable=False, several_processes=False, other_loops=True)
 
 
 class MemoryStore:
@@ -41,7 +41,7 @@ class InMemoryProvider(EngineProvider):
     """Keeps everything in this process and forgets it with the last reference to its store.
 
     Handles that are given the same ``MemoryStore`` see the same content. They must be used on one
-    event loop.
+    event loop; only locks can be renewed from another thread.
     """
 
     def __init__(

@@ -92,6 +92,8 @@ class Store:
         self._closing: asyncio.Future[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread_id = 0
+        self._home_thread = 0
+        """The thread that opened the store."""
         self._writer: Writer | None = None
         self._quick: Reader | Writer | None = None
         self._slow: Reader | Writer | None = None
@@ -121,8 +123,9 @@ class Store:
         else:
             await database.system.run_in_thread(database.open, allow_moved=allow_moved)
         self._loop = asyncio.get_running_loop()
+        self._home_thread = get_ident()
         if self._on_loop:
-            self._writer = Writer(database, self._deliver, self._reached)
+            self._writer = Writer(database, self._deliver_here, self._reached)
             self._quick = self._slow = self._writer
         else:
             self._thread_id = get_ident()
@@ -276,6 +279,15 @@ class Store:
         )
 
     # --- back on the event loop
+
+    def _deliver_here(self, delivery: Delivery) -> None:
+        """Called by a writer without a thread, in the thread that asked."""
+        assert self._loop is not None
+        # If the home loop does not run any more, another one took its place.
+        if get_ident() == self._home_thread or not self._loop.is_running():
+            self._deliver(delivery)
+        else:
+            self._deliver_soon(delivery)
 
     def _deliver_soon(self, delivery: Delivery) -> None:
         """Called by the threads. Each answer goes to the loop that asked: the home loop may be

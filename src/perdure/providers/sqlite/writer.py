@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import queue
-import threading
 from typing import TYPE_CHECKING, Final
 
 import apsw
@@ -27,6 +26,7 @@ from perdure.providers.sqlite.control import extend_stalled_locks
 from perdure.providers.sqlite.transaction import Snapshot
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable, Iterator, Sequence
 
     from perdure.providers.sqlite.batch import Entry, Outcome
@@ -52,8 +52,8 @@ STALL_MS: Final = 1_000
 class Writer:
     """Runs operations on the one connection that writes, where it is called: on the event loop.
 
-    For a database without a disk or upkeep; ``ThreadWriter`` is for others. Used by one thread at a
-    time.
+    For a database without a disk or upkeep; ``ThreadWriter`` is for others. Threads that have an
+    event loop of their own, as the one that renews locks, wait for each other.
     """
 
     def __init__(
@@ -84,24 +84,31 @@ class Writer:
     def submit(self, entries: list[Entry]) -> None:
         """Commit these operations, soon or at once, and deliver their outcomes."""
         delivery = Delivery()
-        self._commit(entries, delivery)
+        with self._database.in_use:
+            self._commit(entries, delivery)
         self._deliver(delivery)
 
     def query(self, entry: Entry) -> None:
         """Run an operation that only reads, for a database that only the writer can read."""
-        # Without BEGIN: nothing else uses the connection before this returns.
-        transaction = self._database.ready()
-        transaction.now = self._now_ms()
         delivery = Delivery()
-        try:
-            outcome = _answer(self._database, entry, transaction)
-        except apsw.Error as error:  # one that breaks a connection; here there is no other
-            outcome = (entry, None, self._database.known_error(entry.verb.name, error))
+        # Without BEGIN: nothing else uses the connection meanwhile.
+        with self._database.in_use:
+            transaction = self._database.ready()
+            transaction.now = self._now_ms()
+            try:
+                outcome = _answer(self._database, entry, transaction)
+            except apsw.Error as error:  # one that breaks a connection; here there is no other
+                outcome = (entry, None, self._database.known_error(entry.verb.name, error))
         delivery.outcomes.append(outcome)
         self._deliver(delivery)
 
     def commit_here(self, entry: Entry, delivery: Delivery) -> bool:
         """Commit it before returning; False, and nothing is done, if that could take long."""
+        with self._database.in_use:
+            return self._commit_one(entry, delivery)
+
+    def _commit_one(self, entry: Entry, delivery: Delivery) -> bool:
+        """Commit it without waiting for another process; False if one is writing."""
         busy_handler = self._database.busy_handler
         busy_handler.is_patient = False
         try:
@@ -279,8 +286,6 @@ class ThreadWriter(Writer):
         reached: Callable[[str], None],
     ) -> None:
         super().__init__(database, deliver, reached)
-        self._writing = threading.Lock()
-        """Held while the connection is used."""
         self._queue: queue.SimpleQueue[list[Entry]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._look_at = 0.0
@@ -303,13 +308,13 @@ class ThreadWriter(Writer):
         database = self._database
         if (
             self._quick_commits < QUICK_COMMITS_MIN
-            or self._writing.locked()
+            or database.in_use.locked()
             or database.transaction is None
         ):
             return False
         # If the thread was quicker, it is waited for; a signal cannot break into taking the lock.
-        with self._writing:
-            if not super().commit_here(entry, delivery):
+        with database.in_use:
+            if not self._commit_one(entry, delivery):
                 return False
             database.tell_others(delivery, self._last_commit)
         needs_thread = self._is_asleep and database.idle_seconds() is not None
@@ -335,7 +340,7 @@ class ThreadWriter(Writer):
             entries = self._collect()
             if entries:
                 delivery = Delivery()
-                with self._writing:
+                with self._database.in_use:
                     self._commit(entries, delivery)
                     self._database.tell_others(delivery, self._last_commit)
                 # Little may follow here: the loop wakes up now and needs the interpreter.
@@ -347,7 +352,7 @@ class ThreadWriter(Writer):
                 self._keep_up()
                 self._use_idle_time()
             self._look_for_dead()
-        with self._writing:
+        with self._database.in_use:
             self._database.close()
 
     def _collect(self) -> list[Entry]:
@@ -367,14 +372,14 @@ class ThreadWriter(Writer):
 
     def _keep_up(self) -> None:
         if self._database.is_upkeep_due(is_waited_for=not self._queue.empty()):
-            with self._writing:
+            with self._database.in_use:
                 since = self._now_ms()
                 self._database.keep_up()
                 if self._waiting_since is None:
                     self._note_stall(since)
 
     def _use_idle_time(self) -> None:
-        with self._writing:
+        with self._database.in_use:
             has_others = self._database.use_idle_time(self._monotonic() - self._last_commit)
         if has_others:
             self._deliver(Delivery(foreign=True))
@@ -384,7 +389,7 @@ class ThreadWriter(Writer):
         if now < self._look_at:
             return
         self._look_at = now + LOOK_FOR_DEAD_SECONDS
-        with self._writing:
+        with self._database.in_use:
             dead = self._database.take_dead()
         if dead:
             self._deliver(Delivery(dead_holders=dead))
