@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import sys
 import time
 
@@ -50,10 +51,12 @@ def say(**values: float) -> None:
 
 
 async def work(store: str) -> None:
-    """Serve until killed."""
+    """Serve until killed, or asked to stop by SIGTERM."""
+    stopped = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
     async with Runtime(store, HANDLERS):
         say(up=time.time())
-        await asyncio.Event().wait()
+        await stopped.wait()
 
 
 async def wait(store: str, instance_id: str) -> None:

@@ -48,6 +48,8 @@ NAMES = {
     "idle_cpu": "an idle worker: % of a core",
     "idle_written": "an idle worker: bytes written",
     "takeover": "from the start of the next worker after a kill to its next step: ms",
+    "restart": "the same after SIGTERM, as in a deploy: ms",
+    "stop": "from SIGTERM to the end of the worker: ms",
 }
 
 
@@ -91,8 +93,9 @@ def measure(installation: Installation, directory: Path) -> dict[str, float]:
     for count in (0, 1, 8):
         found |= measure_beside(installation, directory / f"beside-{count}.db", count)
     found |= measure_idle(installation, directory / "idle.db")
-    found["takeover"] = measure_takeover(installation, directory / "takeover.db")
-    return found
+    killed = measure_takeover(installation, directory / "takeover.db", signal.SIGKILL)
+    stopped = measure_takeover(installation, directory / "restart.db", signal.SIGTERM)
+    return found | {"takeover": killed[0], "restart": stopped[0], "stop": stopped[1]}
 
 
 def measure_beside(installation: Installation, store: Path, count: int) -> dict[str, float]:
@@ -123,25 +126,34 @@ def measure_idle(installation: Installation, store: Path) -> dict[str, float]:
         }
 
 
-def measure_takeover(installation: Installation, store: Path) -> float:
-    """The median time from the readiness of a new worker to the first event that it commits."""
+def measure_takeover(
+    installation: Installation, store: Path, end: signal.Signals
+) -> tuple[float, float]:
+    """End the only worker and start the next one, several times. Return two medians in ms:
+
+    from the readiness of the new worker to the first event that it commits, and from the signal to
+    the end of the old one.
+    """
     installation.ask("fill", store)
     taken: list[float] = []
+    ended: list[float] = []
     with ExitStack() as stack:
         worker = stack.enter_context(installation.running("work", store))
         reader = apsw.Connection(str(store), flags=apsw.SQLITE_OPEN_READONLY)
         stack.callback(reader.close)
         for _ in range(KILLS):
             time.sleep(1)
-            worker.send_signal(signal.SIGKILL)
+            begin = time.perf_counter()
+            worker.send_signal(end)
             worker.wait()
+            ended.append((time.perf_counter() - begin) * 1000)
             before = events_of(reader)
             worker = stack.enter_context(installation.running("work", store))
             begin = time.perf_counter()
             while events_of(reader) == before:
                 time.sleep(0.001)
             taken.append((time.perf_counter() - begin) * 1000)
-    return statistics.median(taken)
+    return statistics.median(taken), statistics.median(ended)
 
 
 def events_of(reader: apsw.Connection) -> int:

@@ -1,5 +1,7 @@
 """What ``perdure worker`` warns of: calls that give another value when an instance is replayed."""
 
+import asyncio
+import os
 import random
 import time
 import uuid
@@ -7,9 +9,9 @@ from datetime import datetime
 from uuid import uuid4 as fresh_id
 
 import perdure
-from perdure import orchestration, side_effect
+from perdure import activity, orchestration, side_effect
 from perdure.authoring.definitions import Registry
-from perdure.cli.modules import warnings_of
+from perdure.authoring.lint import findings_in
 
 
 @orchestration
@@ -20,6 +22,24 @@ async def careless() -> list[object]:
     return [random.choice([1, 2]), datetime.now(), fresh_id(), nested()]  # noqa: DTZ005
 
 
+@activity
+async def charge(cents: int) -> None: ...
+
+
+def helper() -> str:
+    return os.environ["HOME"]
+
+
+@orchestration
+async def forgetful() -> str:
+    charge(1)
+    charge.options(tag="x")(2)
+    for cents in set(map(int, "34")):
+        await charge(cents)
+    await asyncio.gather(*(charge(each) for each in sorted({5, 6})))
+    return helper()
+
+
 @orchestration
 async def careful() -> list[object]:
     recorded = side_effect(lambda: uuid.uuid4().hex)
@@ -27,20 +47,32 @@ async def careful() -> list[object]:
 
 
 def test_clocks_and_random_numbers_are_named_with_line_and_cure():
-    first, *rest = sorted(warnings_of(Registry([careless, careful])))
+    first, *rest = sorted(map(str, findings_in(Registry([careless, careful]))))
 
     assert first == (
-        "orchestration 'careless' calls datetime.now() at test_nondeterminism.py:20, which gives "
+        "orchestration 'careless' calls datetime.now() at test_nondeterminism.py:22, which gives "
         "another value when it is replayed; use perdure's now()"
     )
     assert [text.split()[3] for text in rest] == ["fresh_id()", "random.choice()", "time.time()"]
+
+
+def test_steps_without_await_sets_and_the_environment_are_named():
+    found = list(findings_in(Registry([forgetful, charge])))
+
+    first = forgetful.fn.__code__.co_firstlineno
+    assert [each.line - first for each in found[:3]] == [2, 3, 4]
+    assert "calls charge() at test_nondeterminism.py:" in str(found[0])
+    assert "without await: its result and its errors are lost" in str(found[0])
+    assert "in the order of a set" in str(found[2])
+    assert "reads os.environ at test_nondeterminism.py:" in str(found[3])
+    assert len(found) == 4
 
 
 def test_a_handler_without_source_is_left_alone():
     namespace = {}
     exec("async def made() -> None: ...", namespace)
 
-    assert not list(warnings_of(Registry([orchestration(namespace["made"])])))
+    assert not list(findings_in(Registry([orchestration(namespace["made"])])))
 
 
 def test_a_worker_says_it_when_it_starts(sqlite_cli, tmp_path, caplog):

@@ -58,6 +58,18 @@ def test_a_worker_runs_what_was_started_and_drains_on_sigterm(sqlite_cli, start_
     assert sqlite_cli("workers", "-o", "ids").out == ""
 
 
+def test_a_killed_worker_is_not_listed_any_more(sqlite_cli, start_process):
+    worker = start_process("worker", FLOWS)
+    wait_for_worker(sqlite_cli, worker)
+    assert "1 running" in sqlite_cli("doctor", code=None).out
+
+    worker.kill()
+    worker.wait()
+
+    assert sqlite_cli("workers", "-o", "ids").out == ""
+    assert "0 running" in sqlite_cli("doctor", code=None).out
+
+
 def test_a_failed_instance_of_start_and_wait_is_exit_4(sqlite_cli, start_process):
     wait_for_line(start_process("worker", FLOWS), " serves ")
 

@@ -247,6 +247,82 @@ def test_a_pipe_that_is_not_right_is_not_written_to(tmp_path, replace):
     assert asyncio.run(run()) == (True, [])
 
 
+KILLED = """
+import asyncio, os, sys
+from pathlib import Path
+from perdure.providers.sqlite.peers import Peers
+
+def kill(*_):
+    os.kill(os.getpid(), 9)
+
+setattr(os, sys.argv[2], kill)
+asyncio.run(asyncio.sleep(0))
+loop = asyncio.new_event_loop()
+Peers(Path(sys.argv[1]), "killed").listen(loop, print)
+"""
+
+
+@pytest.mark.parametrize("moment", ["ftruncate", "mkfifo", "rename"])
+def test_files_of_a_process_that_was_killed_on_its_way_are_removed(tmp_path, monkeypatch, moment):
+    path = tmp_path / "s.db"
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(path), moment], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    directory = Peers(path, "").directory
+    left = {each.name for each in directory.iterdir()}
+    assert "killed.new" in left
+
+    async def come_and_go(seconds):
+        monkeypatch.setattr(peers, "ABANDONED_SECONDS", seconds)
+        comer = Peers(path, "comer")
+        comer.listen(asyncio.get_running_loop(), print)
+        comer.close()
+
+    asyncio.run(come_and_go(60))  # it may be about to go on
+    assert {each.name for each in directory.iterdir()} == left
+    asyncio.run(come_and_go(0))
+    assert not directory.exists()
+
+
+def test_a_pipe_whose_board_was_removed_goes_when_its_process_has_died(tmp_path, monkeypatch):
+    monkeypatch.setattr(peers, "ABANDONED_SECONDS", 0)
+    path = tmp_path / "s.db"
+
+    async def come_and_go():
+        comer = Peers(path, "comer")
+        comer.listen(asyncio.get_running_loop(), print)
+        comer.close()
+
+    asyncio.run(fill(path))
+    with process(path) as running:
+        directory = Peers(path, "").directory
+        (board,) = directory.glob("*.board")
+        board.unlink()
+        asyncio.run(come_and_go())
+        assert [each.suffix for each in directory.iterdir()] == [".pipe"]
+        running.kill()
+        running.wait()
+        asyncio.run(come_and_go())
+        assert not directory.exists()
+
+
+def test_files_of_others_are_left_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(peers, "ABANDONED_SECONDS", 0)
+
+    async def run():
+        with two_peers(tmp_path / "s.db") as (waits, writes):
+            waits.listen(asyncio.get_running_loop(), print)
+            for name in ("notes", "notes.txt", "a.pipe"):
+                (waits.directory / name).write_text("mine")
+            (waits.directory / "open.new").write_text("")
+            (waits.directory / "open.new").chmod(0o666)
+            writes.listen(asyncio.get_running_loop(), print)
+            waits.close()
+            writes.close()
+            return sorted(each.name for each in waits.directory.iterdir())
+
+    assert asyncio.run(run()) == ["a.pipe", "notes", "notes.txt", "open.new"]
+
+
 def test_a_board_of_another_length_is_no_peer(tmp_path):
     async def run():
         with two_peers(tmp_path / "s.db") as (waits, writes):

@@ -27,6 +27,7 @@ from perdure.authoring import (
     uuid4,
     wait_for_event,
 )
+from perdure.errors import ActivityFailed
 
 
 @activity(retry=Retry(max_attempts=5), timeout=30)
@@ -150,3 +151,24 @@ def in_a_script() -> None:
         assert_type(shop.start(checkout, kwargs={"order": "o-1", "cents": 5}), Handle[str])
         shop.start("checkout", "o-1", 5).id.upper()
         assert_type(shop.call(lambda: shop.client.start(refund, "o-1")), Handle[bool])
+
+
+class CardDeclined(Exception):
+    cents: int
+
+
+@activity(raises=[CardDeclined, TimeoutError])
+async def buy(cents: int) -> str:
+    raise CardDeclined(cents)
+
+
+@orchestration
+async def catches(cents: int) -> str | bool:
+    try:
+        assert_type(await buy(cents), str)
+    except CardDeclined as declined:
+        assert_type(declined.cents, int)
+    except ActivityFailed as failed:
+        assert_type(failed.is_(CardDeclined, ValueError), bool)
+        return failed.is_(CardDeclined)
+    return await buy(cents)

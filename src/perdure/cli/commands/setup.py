@@ -16,7 +16,7 @@ from perdure.cli.render import Cell, echo, print_done, suggest
 from perdure.errors import AlreadyExists, StoreUnavailable
 
 TEMPLATES: Final = {
-    "hello": "one orchestration, one activity",
+    "hello": "one orchestration, two activities",
     "approval": "wait for a person, with a time limit",
     "saga": "undo what was done when a later step fails",
     "pipeline": "fan out over many items, a few at a time",

@@ -74,7 +74,8 @@ def worker(modules: tuple[str, ...], log_level: str, **options: Any) -> None:
     may finish, nothing new is taken. Again: ends at once.
     """
     from perdure.authoring.definitions import Registry
-    from perdure.cli.modules import load_codec, load_handlers, warnings_of
+    from perdure.authoring.lint import findings_in
+    from perdure.cli.modules import load_codec, load_handlers
     from perdure.runtime.runtime import Runtime
 
     settings = current_settings()
@@ -83,8 +84,8 @@ def worker(modules: tuple[str, ...], log_level: str, **options: Any) -> None:
     codec = load_codec(named)
     chosen = _options(**options)
     start_logging(log_level)
-    for warning in warnings_of(Registry(handlers)):
-        logger.warning(warning)
+    for finding in findings_in(Registry(handlers)):
+        logger.warning("%s", finding)
     logger.info("serving %s; Ctrl-C or SIGTERM drains", shown_store(settings.store()))
 
     async def serve() -> None:

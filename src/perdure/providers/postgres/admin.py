@@ -15,6 +15,7 @@ from perdure.model.status import Status
 from perdure.providers import rules
 from perdure.providers.administration import ProviderAdmin
 from perdure.providers.postgres import records, statements
+from perdure.providers.postgres.neighbours import Process, is_dead
 from perdure.providers.records import (
     DeadLetter,
     DeleteResult,
@@ -161,7 +162,7 @@ class PostgresAdmin(ProviderAdmin):
 
     async def _lock_instance(self, instance_id: str, lock_timeout_ms: int) -> FetchedOrchestration:
         operation = "lock_instance"
-        token = rules.new_lock_token()
+        token = self._store.new_lock_token()
         ((refused,),) = await self._ask(
             operation, statements.LOCK_INSTANCE, (instance_id, token, lock_timeout_ms)
         )
@@ -330,17 +331,30 @@ class PostgresAdmin(ProviderAdmin):
         operation = "register_worker"
         if ttl_ms == 0:
             await self._ask(operation, statements.REMOVE_WORKER, (worker.worker_id,))
-        else:
-            info = msgspec.json.encode(worker).decode()
-            await self._ask(
-                operation,
-                statements.REGISTER_WORKER,
-                {"id": worker.worker_id, "info": info, "ttl": ttl_ms},
-            )
+            return
+        neighbours = self._store.neighbours
+        info = msgspec.to_builtins(worker)
+        process = neighbours.process
+        if process is not None:
+            info |= {"holder": neighbours.holder, "process": process}
+        values = {
+            "id": worker.worker_id,
+            "info": msgspec.json.encode(info).decode(),
+            "ttl": ttl_ms,
+            "place": None if process is None else process.place,
+        }
+        found = await self._ask(operation, statements.REGISTER_WORKER, values)
+        marks = [_decode_mark(info) for (info,) in found]
+        neighbours.meet([(each.holder, each.process) for each in marks if each.process])
 
     async def _list_workers(self) -> list[WorkerInfo]:
         found = await self._ask("list_workers", statements.LIST_WORKERS)
-        return [msgspec.json.decode(info, type=WorkerInfo) for (info,) in found]
+        here = self._store.neighbours.process
+        return [
+            msgspec.json.decode(info, type=WorkerInfo)
+            for (info,) in found
+            if (process := _decode_mark(info).process) is None or not is_dead(process, here)
+        ]
 
     async def _export_instance(self, instance_id: str) -> InstanceSnapshot:
         ((text,),) = await self._ask("export_instance", statements.EXPORT_INSTANCE, (instance_id,))
@@ -360,3 +374,13 @@ class PostgresAdmin(ProviderAdmin):
 
     async def _mark_moved(self, location: str | None) -> None:
         await self._ask("mark_moved", statements.MARK_MOVED, (location,))
+
+
+class _Mark(msgspec.Struct):
+    """The part of a worker's entry by which its process is recognised."""
+
+    holder: str = ""
+    process: Process | None = None
+
+
+_decode_mark: Final = msgspec.json.Decoder(_Mark).decode

@@ -337,7 +337,7 @@ class _Fetcher(Generic[_WantT, _ItemT]):
     async def _send(self, want: _WantT, number: int, *arguments: Any) -> list[Row]:
         tokens = self._unanswered.pop(want, None)
         was_sent = tokens is not None
-        tokens = tokens or [rules.new_lock_token() for _ in range(number)]
+        tokens = tokens or [self._store.new_lock_token() for _ in range(number)]
         sent_at = time.monotonic()
         try:
             found = await self._store.pool.fetch(

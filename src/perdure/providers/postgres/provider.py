@@ -136,6 +136,9 @@ class PostgresProvider(Provider):
     def _require_open(self, operation: str) -> None:
         self._store.require_open(operation)
 
+    def new_lock_token(self) -> str:
+        return self._store.new_lock_token()
+
     # --- turns
 
     async def _fetch_orchestration_item(

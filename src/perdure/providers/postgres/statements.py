@@ -191,18 +191,28 @@ GET_TOTALS: Final = """
 """
 COUNT_BY_STATUS: Final = "SELECT status, count(*) FROM {schema}.instances GROUP BY status"
 REGISTER_WORKER: Final = """
-    INSERT INTO {schema}.workers (worker_id, info, lapses_at)
-    SELECT %(id)s, jsonb_set(%(info)s::jsonb, '{{seen_at_ms}}', to_jsonb(c.now)),
-        c.now + %(ttl)s
-    FROM (SELECT {schema}.now_ms() AS now) c
-    ON CONFLICT (worker_id) DO UPDATE
-        SET info = EXCLUDED.info, lapses_at = EXCLUDED.lapses_at
+    WITH clock AS MATERIALIZED (SELECT {schema}.now_ms() AS now), lapsed AS (
+        DELETE FROM {schema}.workers k USING clock c
+        WHERE k.lapses_at < c.now - 86400000 AND k.worker_id <> %(id)s
+    ), entry AS (
+        INSERT INTO {schema}.workers (worker_id, info, lapses_at)
+        SELECT %(id)s, jsonb_set(%(info)s::jsonb, '{{seen_at_ms}}', to_jsonb(c.now)),
+            c.now + %(ttl)s
+        FROM clock c
+        ON CONFLICT (worker_id) DO UPDATE
+            SET info = EXCLUDED.info, lapses_at = EXCLUDED.lapses_at
+    )
+    SELECT info FROM {schema}.workers WHERE info::jsonb -> 'process' ->> 0 = %(place)s
 """
+"""Returns the workers of that place as they were before, also the one that is replaced.
+
+Deletes those that lapsed a day ago."""
 REMOVE_WORKER: Final = "DELETE FROM {schema}.workers WHERE worker_id = %s"
 LIST_WORKERS: Final = """
     SELECT info FROM {schema}.workers WHERE lapses_at > (SELECT {schema}.now_ms())
     ORDER BY worker_id
 """
+RELEASE_HOLDER: Final = "SELECT {schema}.release_holder(%s)"
 EXPORT_INSTANCE: Final = "SELECT {schema}.export_instance(%s)"
 IMPORT_INSTANCE: Final = "SELECT {schema}.import_instance(%s::jsonb, %s)"
 MARK_MOVED: Final = "SELECT {schema}.mark_moved(%s)"

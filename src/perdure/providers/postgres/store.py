@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -15,11 +16,13 @@ import psycopg
 
 from perdure.clock import SystemClock
 from perdure.errors import PerdureError, StoreClosed, UsageError
+from perdure.ids import new_id
 from perdure.providers.postgres import statements
 from perdure.providers.postgres.address import address_of
 from perdure.providers.postgres.clock import ServerClock
 from perdure.providers.postgres.faults import Backoff, asks_for_patience, refusal
 from perdure.providers.postgres.listener import BUCKETS, Channels, Listener, Notifier, bucket_of
+from perdure.providers.postgres.neighbours import Neighbours
 from perdure.providers.postgres.opening import migrate, pending, prepare_store, read_files
 from perdure.providers.postgres.pipeline import CommitPipeline
 from perdure.providers.postgres.pool import ConnectionPool
@@ -36,6 +39,8 @@ if TYPE_CHECKING:
     from perdure.providers.postgres.pool import Parameters, Row
 
 _Result = TypeVar("_Result")
+
+log = logging.getLogger(__name__)
 
 _LANES: Final = 3
 _POLL_SECONDS: Final = 5.0
@@ -84,7 +89,9 @@ class PostgresStore:
             self.address, self._channels, self._notifier.sessions, self._notified
         )
         self._hubs = [ChangeHub(SystemClock()) for _ in range(BUCKETS)]
+        self.neighbours = Neighbours(self._release_dead)
         self._poll_task: asyncio.Task[None] | None = None
+        self._releases: set[asyncio.Task[None]] = set()
         self._process_id = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._turn_fetches: FetchCoalescer[Any, Any]
@@ -119,6 +126,7 @@ class PostgresStore:
             self.pool.close()
             self._process_id = 0
             raise
+        self.neighbours.open()
         self._renewals.open()
         self.pipeline.open()
         if self._listens:
@@ -130,6 +138,9 @@ class PostgresStore:
     async def close(self) -> None:
         if self._process_id != os.getpid():
             return
+        self.neighbours.close()
+        for release in self._releases:
+            release.cancel()
         if self._poll_task is not None:
             self._poll_task.cancel()
             self._poll_task = None
@@ -210,6 +221,29 @@ class PostgresStore:
                 seconds=_CLEANUP_SECONDS,
                 retry_seconds=0,
             )
+
+    # --- other workers of this host
+
+    def new_lock_token(self) -> str:
+        return self.neighbours.holder + new_id()
+
+    def _release_dead(self, holder: str) -> None:
+        """Release everything that a dead process of this host held."""
+        release = asyncio.ensure_future(self._release(holder))
+        self._releases.add(release)
+        release.add_done_callback(self._releases.discard)
+
+    async def _release(self, holder: str) -> None:
+        try:
+            ((is_released,),) = await self.ask(
+                "release_holder", statements.RELEASE_HOLDER, (holder,)
+            )
+        except PerdureError as error:
+            log.info("the locks of a dead process end by time: %s", error)
+            return
+        if is_released:
+            self.released()
+            self._wake(self._work_fetches, self._channels.work, 0)
 
     # --- statements
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Coroutine
 
-    from perdure.providers.records import DeleteResult, InstanceSnapshot
+    from perdure.providers.records import DeleteResult, InstanceSnapshot, WorkerInfo
     from perdure.providers.sqlite.database import FileDatabase
     from perdure.providers.sqlite.store import Store
     from perdure.providers.sqlite.transaction import Snapshot
@@ -109,8 +109,15 @@ class EngineAdmin(ProviderAdmin):
     # --- the store
 
     _get_system_metrics = searches(Verb("get_system_metrics", listing.system_metrics))
-    _register_worker = writes(Verb("register_worker", control.register_worker))
-    _list_workers = searches(Verb("list_workers", reading.list_workers))
+
+    def _register_worker(self, worker: WorkerInfo, ttl_ms: int) -> asyncio.Future[None]:
+        verb = Verb("register_worker", control.register_worker)
+        return self._store.write(verb, worker, ttl_ms, self._store.database)
+
+    def _list_workers(self) -> asyncio.Future[list[WorkerInfo]]:
+        verb = Verb("list_workers", reading.list_workers)
+        return self._store.search(verb, self._store.database)
+
     _export_instance = searches(Verb("export_instance", snapshots.export))
 
     def _import_instance(

@@ -20,11 +20,13 @@ from perdure.providers.sqlite import (
 )
 from perdure.providers.sqlite.batch import Verb
 from perdure.providers.sqlite.connection import enforce_moved_mark, moved_to
+from perdure.providers.sqlite.transaction import as_list
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from perdure.providers.records import FetchedOrchestration, PruneOptions, WorkerInfo
+    from perdure.providers.sqlite.database import Database
     from perdure.providers.sqlite.transaction import Snapshot, Transaction
 
 _EXECUTIONS: Final = """
@@ -65,6 +67,16 @@ WHERE lock_token >= ?1 AND lock_token < ?2 AND locked_until > ?3
 _END_SESSIONS: Final = """
 UPDATE sessions SET locked_until = ?2
 WHERE owner_id IN (SELECT worker_id FROM workers WHERE holder = ?1) AND locked_until > ?2
+"""
+
+_LAPSED_MS_KEPT: Final = 3_600_000
+"""Each registration deletes other workers that have lapsed longer ago: a clock may go back a bit.
+"""
+
+_DELETE_LAPSED: Final = """
+DELETE FROM workers
+WHERE expires_at <= ?1 AND worker_id <> ?2
+  AND ifnull(holder, '') NOT IN (SELECT value FROM json_each(?3))
 """
 
 STALL_GRACE_MS: Final = 15_000
@@ -233,12 +245,20 @@ def delete_dead_letter(tx: Transaction, letter_id: int) -> None:
         raise rules.no_dead_letter(letter_id)
 
 
-def register_worker(tx: Transaction, worker: WorkerInfo, ttl_ms: int) -> None:
-    # Each registration deletes the workers whose time is over.
-    tx.execute("DELETE FROM workers WHERE expires_at <= ?", (tx.now,))
+def register_worker(tx: Transaction, worker: WorkerInfo, ttl_ms: int, database: Database) -> None:
+    """Write the entry of a worker, unless it is there and the database can show it without."""
+    long_ago = tx.now - _LAPSED_MS_KEPT
+    announced = [each for each, until in database.presence().items() if (until or 0) > long_ago]
+    tx.execute(_DELETE_LAPSED, (long_ago, worker.worker_id, as_list(announced)))
     if ttl_ms == 0:
         tx.execute("DELETE FROM workers WHERE worker_id = ?", (worker.worker_id,))
         return
+    known = tx.row("SELECT record, holder FROM workers WHERE worker_id = ?", (worker.worker_id,))
+    if known is not None and known[1] == tx.holder:
+        before = reading.worker_of(known[0])
+        is_same = before == msgspec.structs.replace(worker, seen_at_ms=before.seen_at_ms)
+        if is_same and database.show_worker_until(tx.now + ttl_ms):
+            return
     record = msgspec.json.encode(msgspec.structs.replace(worker, seen_at_ms=tx.now)).decode()
     tx.execute(
         "INSERT OR REPLACE INTO workers VALUES (?, ?, ?, ?)",

@@ -17,6 +17,7 @@ import logging
 import os
 import random
 import secrets
+import stat
 import threading
 import time
 from typing import TYPE_CHECKING, Final, ParamSpec, TypeAlias, TypeVar
@@ -33,7 +34,7 @@ from perdure.providers.sqlite.peers import Peers
 from perdure.providers.sqlite.transaction import Transaction
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from perdure.clock import Clock
@@ -65,6 +66,8 @@ PAGES_TO_WARN: Final = 14_000
 """55 MiB: a log beyond this is reported, and again each time that it has doubled."""
 _PAGE_BYTES: Final = 4_120
 """Of a page and its header in the log."""
+
+_WRITABLE_BY_OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
 
 _SETTLED_NS: Final = 100_000_000
 """File systems stamp in steps: two changes further apart than this have different times."""
@@ -257,6 +260,17 @@ class Database:
     def forget_dead(self, holder: str) -> None:
         """Call when everything that a dead holder had is released."""
 
+    def presence(self) -> Mapping[str, int | None]:
+        """Return for each holder that can be seen until when its worker has announced itself.
+
+        None: its process is dead. May be called from any thread.
+        """
+        return {}
+
+    def show_worker_until(self, time_ms: int) -> bool:
+        """Show the worker of this process to others; False if it has to be written instead."""
+        return False
+
     def disown(self) -> None:
         """In a forked child: let go of what belongs to the parent."""
 
@@ -440,6 +454,14 @@ class FileDatabase(Database):
 
     def forget_dead(self, holder: str) -> None:
         self._peers.remove(holder)
+
+    def presence(self) -> Mapping[str, int | None]:
+        return self._peers.presence()
+
+    def show_worker_until(self, time_ms: int) -> bool:
+        # Another user that may write the file cannot see what this one shows.
+        is_shared = self.path.stat().st_mode & _WRITABLE_BY_OTHERS
+        return not is_shared and self._peers.show_until(time_ms)
 
     def disown(self) -> None:
         self._peers.disown()

@@ -17,6 +17,9 @@ The same lock tells when a process has died: its identity begins every lock toke
 so its locks can be released at once. The kernel releases the lock with the last descriptor of the
 board, however the process ends; ids of processes, which are used again and differ between
 containers, play no part.
+
+A second lock on the board shows until when the worker of this process has announced itself: the
+place of the locked byte is that time. So an idle worker is seen as alive, and nothing is written.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ import os
 import stat
 import struct
 import sys
+import time
 import zlib
 from collections import Counter
 from contextlib import suppress
@@ -40,6 +44,10 @@ if TYPE_CHECKING:
 
 if sys.platform != "win32":  # which has neither pipes with names nor these locks
     import fcntl
+
+    # Locks of an open file: not every system has them.
+    _SET_LOCK: Final[int | None] = getattr(fcntl, "F_OFD_SETLK", None)
+    _GET_LOCK: Final[int | None] = getattr(fcntl, "F_OFD_GETLK", None)
 
 _log = logging.getLogger("perdure.sqlite")
 
@@ -62,6 +70,8 @@ RESCAN_SECONDS: Final = 0.05
 """A process that commits looks for new peers at most this often."""
 CHECK_SECONDS: Final = 0.2
 """Known peers are asked whether they live at most this often."""
+ABANDONED_SECONDS: Final = 60.0
+"""A file without a board is removed after this time: its process may be about to make the board."""
 PACE_SECONDS: Final = 0.001
 """After a wake-up the pipe is read again after this time, so that a burst wakes only now and then.
 """
@@ -112,6 +122,7 @@ class Peers:
         except (OSError, NotImplementedError) as error:
             _log.info("other processes cannot wake this one: %s: %s", self.directory, error)
             return
+        self._sweep()
         self._scan(0.0)
         for peer in self._known.values():
             peer.greet()
@@ -130,11 +141,19 @@ class Peers:
         if self._own is not None:
             self._own.release(topic)
 
+    def show_until(self, time_ms: int) -> bool:
+        """Show until when the worker of this process has announced itself; writes nothing.
+
+        False if other processes could not see it: then the store has to tell them.
+        """
+        return self._own is not None and self._own.show_until(time_ms)
+
     def close(self) -> None:
         """Remove the files of this process, and forget the others."""
         own, self._own = self._own, None
         if own is not None:
             own.close()
+            self._sweep()
         self._forget_all()
         with suppress(OSError):  # others are there, or there is no directory
             self.directory.rmdir()
@@ -196,17 +215,41 @@ class Peers:
             with suppress(OSError):
                 os.unlink(self.directory / f"{identity}{suffix}")  # noqa: PTH108
 
-    def _scan(self, now: float) -> None:
-        """Find new peers, and forget those that are gone."""
-        self._scan_at = now + RESCAN_SECONDS
+    def presence(self) -> dict[str, int | None]:
+        """Return for each identity with a board the time that ``show_until`` was given there.
+
+        0: it has shown none; None: its process is dead. An identity without a board is missing.
+        May be called from any thread.
+        """
+        found: dict[str, int | None] = {}
+        for name in self._names():
+            with suppress(OSError):
+                found[name] = _shown_until(self.directory / f"{name}{_BOARD}")
+        return found
+
+    def _sweep(self) -> None:
+        """Remove what processes have left that were killed before their board had its name."""
+        names = self._names()
+        for path in (*self.directory.glob(f"*{_DRAFT}"), *self.directory.glob(f"*{_PIPE}")):
+            with suppress(OSError):
+                if path.stem not in names and _is_abandoned(path):
+                    path.unlink()
+
+    def _names(self) -> set[str]:
+        """Return the identities that have a board."""
         try:
-            names: set[str] = {
+            return {
                 name.removesuffix(_BOARD)
                 for name in os.listdir(self.directory)  # noqa: PTH208 - at many commits
                 if name.endswith(_BOARD)
             }
         except OSError:
-            names = set()
+            return set()
+
+    def _scan(self, now: float) -> None:
+        """Find new peers, and forget those that are gone."""
+        self._scan_at = now + RESCAN_SECONDS
+        names = self._names()
         for name in self._known.keys() - names:
             self._known.pop(name).close()
         self._ignored &= names
@@ -226,6 +269,7 @@ class Peers:
 
 _TRIES: Final = 5
 _BOARD: Final = ".board"
+_DRAFT: Final = ".new"
 _PIPE: Final = ".pipe"
 
 
@@ -251,21 +295,19 @@ class _Own:
         self._bits: Counter[int] = Counter()
         self._paths = [directory / f"{identity}{suffix}" for suffix in (_PIPE, _BOARD)]
         pipe_path, board_path = self._paths
-        self._descriptors: list[int] = []
         self._pace: asyncio.TimerHandle | None = None
-        _make_pipe(pipe_path)
+        draft = board_path.with_suffix(_DRAFT)
+        self._lock = board = _make_file(draft)
+        self._descriptors = [board]
         try:
+            fcntl.flock(board, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(board, BOARD_BYTES)
+            self._board = mmap.mmap(board, BOARD_BYTES)
+            os.mkfifo(pipe_path, 0o600)
             self._pipe = os.open(pipe_path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
             self._descriptors.append(self._pipe)
             # A writer of its own: without one the pipe would be at its end, and always readable.
             self._descriptors.append(os.open(pipe_path, os.O_WRONLY | os.O_NONBLOCK))
-            draft = board_path.with_suffix(".new")
-            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-            board = os.open(draft, flags, 0o600)
-            self._descriptors.append(board)
-            os.ftruncate(board, BOARD_BYTES)
-            fcntl.flock(board, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._board = mmap.mmap(board, BOARD_BYTES)
             # The name comes last: under it, others find a whole board that is locked.
             os.rename(draft, board_path)  # noqa: PTH104
             loop.add_reader(self._pipe, self._read)
@@ -290,6 +332,16 @@ class _Own:
             if self._bits[bit] <= 0:
                 del self._bits[bit]
                 self._board[bit >> 3] &= ~(1 << (bit & 7)) & 0xFF
+
+    def show_until(self, time_ms: int) -> bool:
+        try:
+            seen = os.lstat(self._paths[1])
+            held = os.fstat(self._lock)
+            if not os.path.samestat(seen, held) or not _is_private(seen):
+                return False
+            return _lock_time(self._lock, time_ms)
+        except OSError:
+            return False
 
     def _read(self) -> None:
         """Called by the event loop when the pipe has something."""
@@ -331,7 +383,7 @@ class _Own:
     def _unlink(self) -> None:
         for path in self._paths:
             path.unlink(missing_ok=True)
-        self._paths[1].with_suffix(".new").unlink(missing_ok=True)
+        self._paths[1].with_suffix(_DRAFT).unlink(missing_ok=True)
 
     def _close_descriptors(self) -> None:
         for descriptor in self._descriptors:
@@ -363,12 +415,7 @@ class _Peer:
 
     def is_dead(self) -> bool:
         """Return whether no process holds the lock of the board."""
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            return False
-        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
-        return True
+        return _is_unlocked(self._descriptor)
 
     def tell(self, topics: Sequence[int]) -> None:
         """Write the topics that it waits for to its pipe."""
@@ -404,15 +451,67 @@ class _Peer:
         self._descriptor = self._pipe = -1
 
 
-def _make_pipe(path: Path) -> None:
-    """Make a pipe, and its directory if that is not there."""
+def _is_unlocked(board: int) -> bool:
+    try:
+        fcntl.flock(board, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    fcntl.flock(board, fcntl.LOCK_UN)
+    return True
+
+
+# --- a time as the place of a locked byte
+
+_LOCK_FORMAT: Final = "hhqqi4x"
+"""``struct flock``: type, origin, first byte, number of bytes (0: all that follow), process."""
+
+
+def _lock_time(board: int, time_ms: int) -> bool:
+    """Lock one byte of a board, whose place is the time; False if the system cannot do it."""
+    if _SET_LOCK is None:
+        return False
+    # The new byte first: at each moment one is locked.
+    for kind, first, count in (
+        (fcntl.F_WRLCK, time_ms, 1),
+        (fcntl.F_UNLCK, 0, time_ms),
+        (fcntl.F_UNLCK, time_ms + 1, 0),
+    ):
+        fcntl.fcntl(board, _SET_LOCK, struct.pack(_LOCK_FORMAT, kind, os.SEEK_SET, first, count, 0))
+    return True
+
+
+def _locked_time(board: int) -> int:
+    """Return the place of the locked byte; 0 if none is locked."""
+    if _GET_LOCK is None:
+        return 0
+    asked = struct.pack(_LOCK_FORMAT, fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
+    kind, _, first, _, _ = struct.unpack(_LOCK_FORMAT, fcntl.fcntl(board, _GET_LOCK, asked))
+    return 0 if kind == fcntl.F_UNLCK else int(first)
+
+
+def _shown_until(board: Path) -> int | None:
+    """Return the time that a board shows; None if its process is dead. Errors: OSError."""
+    # The administrator of the machine may look, too.
+    owner = board.parent.stat().st_uid if os.geteuid() == 0 else None
+    descriptor = _open_own(board, os.O_RDONLY, stat.S_ISREG, owner)
+    try:
+        return None if _is_unlocked(descriptor) else _locked_time(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# --- files
+
+
+def _make_file(path: Path) -> int:
+    """Make a private file, and its directory if that is not there; return the open file."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     for _ in range(_TRIES - 1):
         with suppress(FileNotFoundError):  # the last other process has just removed the directory
             _make_directory(path.parent)
-            os.mkfifo(path, 0o600)
-            return
+            return os.open(path, flags, 0o600)
     _make_directory(path.parent)
-    os.mkfifo(path, 0o600)
+    return os.open(path, flags, 0o600)
 
 
 def _make_directory(directory: Path) -> None:
@@ -420,16 +519,43 @@ def _make_directory(directory: Path) -> None:
     with suppress(FileExistsError):
         directory.mkdir(mode=0o700)
     found = directory.lstat()
-    is_private = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o077
-    if not is_private or found.st_uid != os.geteuid():
+    if not stat.S_ISDIR(found.st_mode) or not _is_private(found):
         raise PermissionError(errno.EPERM, "the directory is not private to this user")
 
 
-def _open_own(path: Path, flags: int, is_kind: Callable[[int], bool]) -> int:
-    """Open a file that belongs to this user alone, without following links or waiting."""
+def _is_abandoned(path: Path) -> bool:
+    """Return whether a draft or a pipe without a board is left from a process that has died.
+
+    Errors: OSError, also if it cannot be told.
+    """
+    found = path.lstat()
+    if time.time() - found.st_mtime < ABANDONED_SECONDS or not _is_private(found):
+        return False
+    if path.suffix == _DRAFT:
+        descriptor = _open_own(path, os.O_RDONLY, stat.S_ISREG)
+        try:
+            return _is_unlocked(descriptor)
+        finally:
+            os.close(descriptor)
+    try:
+        os.close(_open_own(path, os.O_WRONLY, stat.S_ISFIFO))
+    except OSError as error:
+        return error.errno == errno.ENXIO  # no process reads it
+    return False
+
+
+def _open_own(
+    path: Path, flags: int, is_kind: Callable[[int], bool], owner: int | None = None
+) -> int:
+    """Open a file that only its owner can use, without following links or waiting."""
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
     found = os.fstat(descriptor)
-    if not is_kind(found.st_mode) or found.st_mode & 0o077 or found.st_uid != os.geteuid():
+    if not is_kind(found.st_mode) or not _is_private(found, owner):
         os.close(descriptor)
         raise PermissionError(errno.EPERM, f"{path.name} is not a file of this user alone")
     return descriptor
+
+
+def _is_private(found: os.stat_result, owner: int | None = None) -> bool:
+    """Return whether a file belongs to that user, or else to this one, and to no other."""
+    return not found.st_mode & 0o077 and found.st_uid == (os.geteuid() if owner is None else owner)

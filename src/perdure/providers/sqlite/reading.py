@@ -29,6 +29,7 @@ from perdure.providers.sqlite import instances
 from perdure.providers.sqlite.instances import parse_version
 
 if TYPE_CHECKING:
+    from perdure.providers.sqlite.database import Database
     from perdure.providers.sqlite.transaction import Snapshot
 
 _KEY: Final = "SELECT instance_key, execution_id FROM instances WHERE instance_id = ?"
@@ -109,7 +110,8 @@ SELECT letter_id, instance_id, kind, body, asked_visible_at, start_name, start_v
 FROM dead_letters
 """
 
-_worker_decoder: Final = msgspec.json.Decoder(WorkerInfo)
+worker_of: Final = msgspec.json.Decoder(WorkerInfo).decode
+"""Decodes the record of a worker."""
 
 
 # --- histories and state
@@ -301,11 +303,19 @@ def list_dead_letters(snapshot: Snapshot, limit: int) -> list[DeadLetter]:
     ]
 
 
-def list_workers(snapshot: Snapshot) -> list[WorkerInfo]:
-    rows = snapshot.rows(
-        "SELECT record FROM workers WHERE expires_at > ? ORDER BY worker_id", (snapshot.now,)
-    )
-    return [_worker_decoder.decode(row[0]) for row in rows]
+def list_workers(snapshot: Snapshot, database: Database) -> list[WorkerInfo]:
+    presence = database.presence()
+    found: list[WorkerInfo] = []
+    rows = snapshot.rows("SELECT record, expires_at, holder FROM workers ORDER BY worker_id")
+    for record, expires_at, holder in rows:
+        shown_until = presence.get(holder, 0)
+        if shown_until is None:  # its process has died
+            continue
+        later_ms = max(shown_until - expires_at, 0)
+        if expires_at + later_ms > snapshot.now:
+            worker = worker_of(record)
+            found.append(msgspec.structs.replace(worker, seen_at_ms=worker.seen_at_ms + later_ms))
+    return found
 
 
 def _depth(row: Any, now: int) -> QueueDepth:

@@ -286,6 +286,44 @@ BEGIN
     RETURN v_renewed;
 END $$;
 
+-- Lets every lock of a process that has died end now: of the tokens that begin with p_holder, and of
+-- the sessions of its workers. Returns whether there was any.
+CREATE OR REPLACE FUNCTION release_holder(p_holder text) RETURNS boolean
+LANGUAGE plpgsql SET search_path FROM CURRENT
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    v_after text := p_holder || '~';
+    v_owners text[] := ARRAY(
+        SELECT k.worker_id FROM workers k WHERE k.info::jsonb ->> 'holder' = p_holder
+    );
+    v_now bigint;
+    v_released boolean := false;
+BEGIN
+    -- As a renewal: one that a crash of the server loses is done again, or ends by time.
+    PERFORM set_config('synchronous_commit', 'off', true);
+    PERFORM 1 FROM instance_locks l
+    WHERE l.lock_token >= p_holder AND l.lock_token < v_after
+    ORDER BY l.instance_id FOR UPDATE;
+    PERFORM 1 FROM worker_queue w
+    WHERE w.lock_token >= p_holder AND w.lock_token < v_after
+    ORDER BY w.message_id FOR UPDATE;
+    PERFORM 1 FROM sessions s WHERE s.owner_id = ANY (v_owners) ORDER BY s.session_id FOR UPDATE;
+    v_now := now_ms();
+    UPDATE instance_locks l SET
+        locked_until = v_now,
+        wake_at = CASE WHEN l.wake_at IS NOT NULL THEN greatest(v_now, l.not_before) END
+    WHERE l.lock_token >= p_holder AND l.lock_token < v_after AND l.locked_until > v_now;
+    v_released := FOUND;
+    UPDATE worker_queue w SET locked_until = v_now, wake_at = greatest(v_now, w.visible_at)
+    WHERE w.lock_token >= p_holder AND w.lock_token < v_after AND w.locked_until > v_now;
+    v_released := v_released OR FOUND;
+    UPDATE sessions s SET locked_until = v_now
+    WHERE s.owner_id = ANY (v_owners) AND s.locked_until > v_now;
+    v_released := v_released OR FOUND;
+    DELETE FROM workers k WHERE k.info::jsonb ->> 'holder' = p_holder;
+    RETURN v_released;
+END $$;
+
 -- Deletes expired sessions without items. Returns their number.
 CREATE OR REPLACE FUNCTION cleanup_sessions() RETURNS bigint
 LANGUAGE plpgsql SET search_path FROM CURRENT
