@@ -12,9 +12,10 @@ _BEST_SECONDS: Final = 60.0
 class ServerClock:
     """A clock that is never behind the server, so that a timer set by it is never early.
 
-    An answer carries the server's time at some moment after its statement was sent. Added to the
-    moment of sending, the estimate is ahead by at most the time of the round trip, so the quickest
-    answer of the last minute gives the best one.
+    An answer carries the server's time at some moment after its statement was sent and before the
+    answer came. Added to the moment of sending, the estimate is ahead by at most the time of the
+    round trip, so the quickest answer of the last minute gives the best one. An answer that shows
+    that the estimate is behind replaces it: after a failover, the clock can be another one.
     """
 
     def __init__(self) -> None:
@@ -23,10 +24,17 @@ class ServerClock:
         self._noted_at = float("-inf")
 
     def note(self, server_ms: int, sent_at: float) -> None:
-        """Take an answer into account; ``sent_at`` is a monotonic time in seconds."""
+        """Take an answer into account that has just come.
+
+        ``sent_at`` is the monotonic time in seconds at which its statement was first sent.
+        """
         # The server rounds its milliseconds down.
         ahead_ms = server_ms + 1 - sent_at * 1000
-        if ahead_ms < self._ahead_ms or sent_at > self._noted_at + _BEST_SECONDS:
+        if (
+            ahead_ms < self._ahead_ms
+            or sent_at > self._noted_at + _BEST_SECONDS
+            or server_ms - time.monotonic() * 1000 > self._ahead_ms
+        ):
             self._ahead_ms, self._noted_at = ahead_ms, sent_at
 
     def now_ms(self) -> int:

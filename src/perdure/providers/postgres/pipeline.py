@@ -77,6 +77,8 @@ class Operation:
     parts: int = 0
     """The steps of the function that the operation needs."""
     weight: int = 0
+    sets_timers: bool = False
+    """It has times that were computed from the clock of this process."""
     done: Callable[[], None] | None = None
     """Is called after the commit, also if the outcome was cancelled meanwhile."""
     answers: bool = True
@@ -128,12 +130,14 @@ class CommitPipeline:
         in_order: str,
         retry_seconds: float,
         require_here: Callable[[str], None],
+        now_ms: Callable[[], int],
         applied: Callable[[Answer, float], None],
     ) -> None:
         self._pool = pool
         self._statements = statements
         self._retry_seconds = retry_seconds
         self._require_here = require_here
+        self._now_ms = now_ms
         self._applied = applied
         handle = secrets.token_hex(8)
         self._lanes = [_Lane(f"{handle}-{number}") for number in range(lanes)]
@@ -208,10 +212,10 @@ class CommitPipeline:
                 self._complete(batch, text, sent_at)
                 self._finish(lane, batch)
             else:
-                self._commit_in_task(lane, batch, error)
+                self._commit_in_task(lane, batch, error, sent_at)
 
         if not self._pool.call_now(statement, parameters, answered):
-            self._commit_in_task(lane, batch, None)
+            self._commit_in_task(lane, batch)
 
     def _finish(self, lane: _Lane, batch: list[Operation]) -> None:
         if batch[0].template == self._in_order:
@@ -223,16 +227,28 @@ class CommitPipeline:
             self._at_rest.set()
 
     def _commit_in_task(
-        self, lane: _Lane, batch: list[Operation], error: BaseException | None
+        self,
+        lane: _Lane,
+        batch: list[Operation],
+        error: BaseException | None = None,
+        sent_at: float | None = None,
     ) -> None:
-        """Commit with waiting and repeating. ``error``: the error of the first try, if any."""
-        task = asyncio.create_task(self._run(lane, batch, error), name=f"perdure-lane-{lane.name}")
+        """Commit with waiting and repeating. If the batch was sent: its error, and when it was."""
+        task = asyncio.create_task(
+            self._run(lane, batch, error, sent_at), name=f"perdure-lane-{lane.name}"
+        )
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _run(self, lane: _Lane, batch: list[Operation], error: BaseException | None) -> None:
+    async def _run(
+        self,
+        lane: _Lane,
+        batch: list[Operation],
+        error: BaseException | None,
+        sent_at: float | None,
+    ) -> None:
         try:
-            await self._commit(lane, batch, error)
+            await self._commit(lane, batch, error, sent_at)
         finally:
             self._finish(lane, batch)
 
@@ -266,16 +282,20 @@ class CommitPipeline:
         return batch
 
     async def _commit(
-        self, lane: _Lane, batch: list[Operation], error: BaseException | None
+        self,
+        lane: _Lane,
+        batch: list[Operation],
+        error: BaseException | None = None,
+        sent_at: float | None = None,
     ) -> None:
         try:
-            text, sent_at = await self._send(lane, batch, error)
+            text, sent_at = await self._send(lane, batch, error, sent_at)
         except psycopg.Error as refused:
             if len(batch) > 1:
                 # One of them cannot be written. Sent alone, each operation gets its own answer.
                 for operation in batch:
                     lane.batch += 1
-                    await self._commit(lane, [operation], None)
+                    await self._commit(lane, [operation])
             else:
                 failure = refusal(batch[0].name, refused, self._pool.location)
                 _fail(batch, failure, refused)
@@ -302,26 +322,34 @@ class CommitPipeline:
         for position, operation in enumerate(batch):
             operation.row["n"] = position
             parts |= operation.parts
+        if any(operation.sets_timers for operation in batch):
+            batch[0].row["sent"] = self._now_ms()
         rows = _encoder.encode([operation.row for operation in batch])
         number, mark = b"%d" % lane.batch, b"t" if again else b"f"
         statement = self._statements(batch[0].template)
         return statement, (lane.name.encode(), number, mark, rows, b"%d" % parts)
 
     async def _send(
-        self, lane: _Lane, batch: list[Operation], error: BaseException | None
+        self,
+        lane: _Lane,
+        batch: list[Operation],
+        error: BaseException | None,
+        sent_at: float | None,
     ) -> tuple[bytes, float]:
-        """Return the answer, and the time at which its statement was sent.
+        """Return the answer, and the time at which its statement was first sent.
 
+        The answer can be the stored one of the first try, with the time that it was then.
         Raises psycopg.Error if nothing was written and repeating cannot help.
         """
         name = batch[0].name
         backoff = Backoff(self._retry_seconds)
         is_unknown = False
         while True:
-            sent_at = time.monotonic()
             try:
                 if error is not None:
                     raise error
+                if sent_at is None or not is_unknown:
+                    sent_at = time.monotonic()
                 statement, parameters = self._call_of(lane, batch, again=is_unknown)
                 return await self._pool.call_once(name, statement, parameters), sent_at
             except (psycopg.Error, OSError) as failure:

@@ -25,7 +25,7 @@ from perdure.providers.postgres.pipeline import Operation
 from perdure.providers.postgres.pool import RETRY_SECONDS
 from perdure.providers.postgres.records import check_no_repeated_event
 from perdure.providers.postgres.store import PostgresStore
-from perdure.providers.records import Capabilities, EnqueueCondition, TagFilter
+from perdure.providers.records import Capabilities, EnqueueCondition, TagFilter, TrustedCommit
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
@@ -194,6 +194,7 @@ class PostgresProvider(Provider):
                 key=instance_id,
                 parts=parts,
                 weight=records.weight_of(commit),
+                sets_timers=bool(commit.orchestrator_items) and type(commit) is TrustedCommit,
                 done=done,
                 answers=is_first,
             )

@@ -66,6 +66,7 @@ class PostgresStore:
         self.address = address_of(dsn, schema, sessions=prepare)
         self.statements = statements.Statements(schema)
         self._retry_seconds = retry_seconds
+        self.clock = ServerClock()
         # One connection of the pool's size is kept for renewals.
         self.pool = ConnectionPool(
             self.address, size=pool_size - 1, prepare=prepare, retry_seconds=retry_seconds
@@ -78,6 +79,7 @@ class PostgresStore:
             in_order=statements.ENQUEUE_MESSAGES,
             retry_seconds=retry_seconds,
             require_here=self.require_here,
+            now_ms=self.clock.now_ms,
             applied=self._applied,
         )
         self._listens = listen
@@ -92,7 +94,6 @@ class PostgresStore:
         self._releases: set[asyncio.Task[None]] = set()
         self._process_id = 0
         self._loop: asyncio.AbstractEventLoop | None = None
-        self.clock = ServerClock()
         self._turn_fetches: FetchCoalescer[Any, Any]
         self._work_fetches: FetchCoalescer[Any, Any]
 

@@ -9,6 +9,58 @@ LANGUAGE sql VOLATILE PARALLEL SAFE AS $$
     SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint
 $$;
 
+-- Follows a promotion of this server, once: its clock can differ from that of the server that gave
+-- the locks. pg_last_xact_replay_timestamp() is the time of the last transaction by the clock of that
+-- server; it is NULL on a server that was not promoted since its start.
+-- - A lock that was live then lives for the rest of its time from now on.
+-- - A message or a work item that was sent without a time is visible, although the clock is behind.
+-- Every function that compares times with locks calls it first.
+CREATE OR REPLACE FUNCTION follow_promotion() RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_replayed timestamptz := pg_last_xact_replay_timestamp();
+    v_last bigint := floor(extract(epoch FROM v_replayed) * 1000)::bigint;
+    v_now bigint;
+    v_ids text[];
+BEGIN
+    IF v_replayed IS NULL OR EXISTS (SELECT FROM store s WHERE s.replayed_until = v_replayed) THEN
+        RETURN;
+    END IF;
+    PERFORM 1 FROM store FOR UPDATE;
+    IF EXISTS (SELECT FROM store s WHERE s.replayed_until = v_replayed) THEN
+        RETURN;  -- another transaction has done it meanwhile
+    END IF;
+    UPDATE store SET replayed_until = v_replayed;
+    v_now := now_ms();
+    UPDATE instance_locks l SET
+        locked_until = l.locked_until + v_now - v_last,
+        wake_at = CASE WHEN l.wake_at IS NOT NULL THEN
+            greatest(l.locked_until + v_now - v_last, l.not_before)
+        END
+    WHERE l.lock_token IS NOT NULL AND l.locked_until > v_last;
+    UPDATE worker_queue w SET
+        locked_until = w.locked_until + v_now - v_last,
+        wake_at = greatest(w.locked_until + v_now - v_last, w.visible_at)
+    WHERE w.lock_token IS NOT NULL AND w.locked_until > v_last;
+    UPDATE sessions s SET
+        locked_until = s.locked_until + v_now - v_last,
+        last_activity = s.last_activity + v_now - v_last
+    WHERE s.locked_until > v_last;
+    UPDATE workers k SET lapses_at = k.lapses_at + v_now - v_last WHERE k.lapses_at > v_last;
+    IF v_now < v_last THEN
+        WITH freed AS (
+            UPDATE orchestrator_queue q SET visible_at = v_now
+            WHERE q.visible_at > v_now AND q.visible_at <= q.enqueued_at
+            RETURNING q.instance_id
+        )
+        SELECT array_agg(DISTINCT f.instance_id) INTO v_ids FROM freed f;
+        PERFORM lock_instances(v_ids);
+        PERFORM update_readiness(v_ids);
+        UPDATE worker_queue w SET visible_at = v_now
+        WHERE w.visible_at > v_now AND w.visible_at <= w.enqueued_at;
+    END IF;
+END $$;
+
 -- Returns handler and version, or activity and tag, as one text for an index. A name contains no
 -- control characters, so it ends at the first separator.
 CREATE OR REPLACE FUNCTION route_of(name text, qualifier text) RETURNS text
@@ -58,6 +110,8 @@ $$;
 -- refused operations as {n: [code, subject]}, and when an instance and a work item become ready
 -- because of the batch. The function of a kind takes the operations and says which of its steps
 -- they need (p_parts). With p_again the batch was sent before: returns its answer if it was applied.
+-- The first operation can say what time it was for the client when it sent the batch (sent): the
+-- times of timers are later by as much as that clock was behind this one.
 CREATE OR REPLACE FUNCTION apply_batch(
     p_kind text, p_lane text, p_batch bigint, p_again boolean, p_operations jsonb, p_parts integer
 ) RETURNS text
@@ -66,11 +120,21 @@ SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off 
 DECLARE
     v_done record;
     v_answer text;
+    v_behind bigint := now_ms() - (p_operations #>> '{0,sent}')::bigint;
 BEGIN
     PERFORM pg_advisory_xact_lock(hashtextextended(p_lane, 0));
+    IF pg_last_xact_replay_timestamp() IS NOT NULL THEN
+        PERFORM follow_promotion();
+    END IF;
+    IF v_behind > 0 THEN
+        PERFORM set_config('perdure_client.behind_ms', v_behind::text, true);
+    END IF;
     IF p_again THEN
         SELECT l.answer INTO v_answer FROM lanes l WHERE l.lane = p_lane AND l.batch = p_batch;
         IF FOUND THEN
+            -- A transaction that writes waits for the disk and for synchronous standbys, and so for
+            -- all that was written before it: the first try may not have waited to the end.
+            UPDATE lanes SET answer = v_answer WHERE lane = p_lane;
             RETURN v_answer;
         END IF;
     END IF;
@@ -151,6 +215,8 @@ CREATE OR REPLACE FUNCTION add_messages(p_messages jsonb, p_now bigint) RETURNS 
 LANGUAGE plpgsql AS $$
 DECLARE
     v_ready_at bigint;
+    -- Of a client whose clock is behind: see apply_batch.
+    v_behind bigint := coalesce(nullif(current_setting('perdure_client.behind_ms', true), ''), '0');
 BEGIN
     INSERT INTO instances (
         instance_id, name, version, parent_instance_id, status, created_at, updated_at
@@ -176,8 +242,9 @@ BEGIN
         )
         SELECT
             m.instance_id, m.kind, m.body,
-            coalesce(m.resolved_at_ms, p_now + m.delay_ms, m.visible_at_ms, p_now),
-            m.visible_at_ms, coalesce(m.enqueued_at_ms, p_now), coalesce(m.attempt_count, 0),
+            coalesce(m.resolved_at_ms, p_now + m.delay_ms, m.visible_at_ms + v_behind, p_now),
+            m.visible_at_ms + v_behind, coalesce(m.enqueued_at_ms, p_now),
+            coalesce(m.attempt_count, 0),
             m.start ->> 'name', m.start ->> 'version', m.start ->> 'parent_instance_id',
             (m.timer ->> 'execution_id')::bigint, (m.timer ->> 'timer_id')::bigint
         FROM ROWS FROM (

@@ -206,7 +206,7 @@ DECLARE
     v_now bigint;
     v_lost text[];
 BEGIN
-    PERFORM set_config('synchronous_commit', 'off', true);
+    PERFORM set_config('synchronous_commit', 'off', true), follow_promotion();
     PERFORM lock_instances(ids_of(p_renewals));
     v_now := now_ms();
     SELECT array_agg(r.token) INTO v_lost

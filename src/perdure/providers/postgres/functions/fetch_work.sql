@@ -249,6 +249,10 @@ BEGIN
     -- expired.
     PERFORM set_config('synchronous_commit', 'off', true),
         pg_advisory_xact_lock(hashtextextended(p_tokens[1], 0));
+    IF pg_last_xact_replay_timestamp() IS NOT NULL THEN
+        PERFORM follow_promotion();
+        v_now := now_ms();
+    END IF;
     IF p_again THEN
         RETURN QUERY
         SELECT

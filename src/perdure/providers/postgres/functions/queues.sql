@@ -230,7 +230,7 @@ DECLARE
     v_lost text[];
     v_sessions text[];
 BEGIN
-    PERFORM set_config('synchronous_commit', 'off', true);
+    PERFORM set_config('synchronous_commit', 'off', true), follow_promotion();
     PERFORM lock_work(p_renewals);
     v_now := now_ms();
     SELECT array_agg(r.token) INTO v_lost
@@ -276,6 +276,7 @@ DECLARE
     v_now bigint;
     v_renewed bigint;
 BEGIN
+    PERFORM follow_promotion();
     PERFORM 1 FROM sessions s WHERE s.owner_id = ANY (p_owners) ORDER BY s.session_id FOR UPDATE;
     v_now := now_ms();
     UPDATE sessions s SET locked_until = v_now + p_extend_ms
