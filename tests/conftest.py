@@ -1,4 +1,6 @@
-"""What all tests share: the conformance kit's fixtures, and that time bounds no example."""
+"""Shared by all tests: the kit's fixtures, no deadline for examples, the summary of skips."""
+
+from collections import Counter
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -18,3 +20,16 @@ settings.load_profile("any machine")
 def commits_are_validated(monkeypatch):
     """Let stores validate the commits of runtimes too, which they trust otherwise."""
     monkeypatch.setattr(validation, "TrustedCommit", None)
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Say once for each reason how many tests were skipped for it."""
+    reasons = Counter(
+        report.longrepr[2].removeprefix("Skipped: ")
+        for report in terminalreporter.stats.get("skipped", ())
+        if not hasattr(report, "wasxfail")
+    )
+    if reasons:
+        terminalreporter.write_sep("-", "skipped")
+        for reason, count in reasons.most_common():
+            terminalreporter.write_line(f"{count:5} {reason}")

@@ -88,7 +88,8 @@ class PostgresFactory(ProviderFactory):
 
 
 _EMPTY = sql.SQL(
-    "; ".join(
+    "SELECT {schema}.mark_moved(NULL) FROM {schema}.store WHERE moved_to IS NOT NULL; "
+    + "; ".join(
         f"DELETE FROM {{schema}}.{table}"
         for table in (
             "instances",
@@ -105,7 +106,6 @@ _EMPTY = sql.SQL(
             "lanes",
         )
     )
-    + "; UPDATE {schema}.store SET moved_to = NULL"
 )
 
 

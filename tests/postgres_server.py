@@ -15,6 +15,8 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from patience import HANG_SECONDS
+
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
@@ -142,7 +144,7 @@ class PostgresServer:
                 check=False,
                 stdout=output,
                 stderr=output,
-                timeout=60,
+                timeout=HANG_SECONDS,
                 cwd=self._home,
                 user=self._package.system_user,
             )

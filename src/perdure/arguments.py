@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeAlias, cast
 
@@ -18,6 +19,17 @@ INTEGER_MAX: Final = 2**63 - 1
 
 Duration: TypeAlias = float | timedelta
 """A length of time in the public API: a number of seconds, or a timedelta."""
+
+UNITS_MS: Final = {
+    "ms": 1,
+    "s": 1_000,
+    "m": 60_000,
+    "h": 3_600_000,
+    "d": 86_400_000,
+    "w": 7 * 86_400_000,
+}
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])", re.ASCII)
+_PLAIN = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
@@ -69,6 +81,21 @@ def to_milliseconds(value: Any, what: str, *, minimum: float = 0) -> int:
     """Return a length of time in milliseconds; one above 0 gives at least 1."""
     length = to_seconds(value, what, minimum=minimum)
     return max(1, round(length * 1000)) if length > 0 else round(length * 1000)
+
+
+def parse_duration_ms(text: str) -> int:
+    """Parse ``500ms``, ``90`` (seconds), ``2h30m``, ``1.5d``, ``2w``."""
+    compact = text.replace(" ", "").lower()
+    parts = _PART.findall(compact)
+    if _PLAIN.fullmatch(compact):
+        milliseconds = float(compact) * 1000
+    elif parts and "".join(number + unit for number, unit in parts) == compact:
+        milliseconds = sum(float(number) * UNITS_MS[unit] for number, unit in parts)
+    else:
+        raise InvalidValue(f"{text!r} is no length of time; write e.g. 500ms, 30s, 5m, 2h30m or 7d")
+    if milliseconds > SECONDS_MAX * 1000:
+        raise InvalidValue(f"{text!r} is longer than {SECONDS_MAX // 86_400} days")
+    return round(milliseconds)
 
 
 def check_moment(value: object, what: str) -> None:

@@ -211,6 +211,13 @@ class ExportsTheCurrentExecutionOnly(_WithBrokenAdmin):
             return replace(snapshot, executions=snapshot.executions[-1:])
 
 
+class WritesAfterAMove(ModelProvider):
+    """Only a new handle looks at the mark: those that are open go on writing."""
+
+    def _require_writable(self, operation: str) -> None:
+        pass
+
+
 def _visible_at_once(snapshot: InstanceSnapshot) -> InstanceSnapshot:
     messages = tuple(replace(each, visible_at_ms=0) for each in snapshot.messages)
     return replace(snapshot, messages=messages)

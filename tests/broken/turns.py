@@ -111,6 +111,24 @@ class OverwritesEvents(ModelProvider):
         await super().ack_orchestration_item(lock_token, commit)
 
 
+class LeavesHolesInHistories(ModelProvider):
+    """A turn is taken although the event that it goes on from is not there."""
+
+    async def ack_orchestration_item(self, lock_token: str, commit: TurnCommit) -> None:
+        instance = self._store.locks.get(lock_token)
+        if instance is None or not commit.history_delta:
+            await super().ack_orchestration_item(lock_token, replace(commit, after_event_id=0))
+            return
+        needed = commit.history_delta[0].event_id - 1
+        stored = instance.histories.setdefault(commit.execution_id, {})
+        is_hole = needed > 0 and needed not in stored
+        if is_hole:
+            stored[needed] = ""
+        await super().ack_orchestration_item(lock_token, commit)
+        if is_hole:
+            del stored[needed]
+
+
 class CommitsInTwoSteps(ModelProvider):
     """Work items are written before the rest of the turn, which may still be refused."""
 
@@ -436,3 +454,14 @@ def _is_decodable(text: str) -> bool:
     except msgspec.MsgspecError:
         return False
     return True
+
+
+class NeverOpensAgain(ModelProvider):
+    """The first end of an execution is final."""
+
+    async def ack_orchestration_item(self, lock_token: str, commit: TurnCommit) -> None:
+        instance = self._store.locks.get(lock_token)
+        current = None if instance is None else instance.current
+        if current is not None and current.status.is_final:
+            commit = replace(commit, metadata=replace(commit.metadata, status=None))
+        await super().ack_orchestration_item(lock_token, commit)

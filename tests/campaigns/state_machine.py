@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 FACTORIES = {
     "memory": "conformance.test_state_machine:MemoryFactory",
     "sqlite": "conformance.test_state_machine:SqliteFactory",
-    "filesystem": "providers.test_filesystem_machine:TemporaryFactory",
+    "filesystem": "providers.test_directory_machine:TemporaryFactory",
     "postgres": "postgres_factory:PostgresFactory",
 }
 REPORT_EVERY = 500

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from cli import flows
 from integration.conditions import until
+from patience import HANG_SECONDS
 from perdure import Client, Runtime, Status
 from perdure.cli.main import root
 from perdure.errors import NotFound
@@ -154,4 +155,4 @@ def start_process(environ, tmp_path):
     for process in running:
         if process.poll() is None:
             process.terminate()
-        process.communicate(timeout=30)
+        process.communicate(timeout=HANG_SECONDS)

@@ -40,6 +40,11 @@ async def failing(text: str) -> str:
 
 
 @orchestration
+async def failing_at_once(text: str) -> str:
+    raise ValueError(text)
+
+
+@orchestration
 async def approval(number: int) -> str:
     await greet(str(number))
     set_custom_status("waiting for approval")

@@ -9,6 +9,8 @@ import subprocess
 import sys
 import termios
 
+from patience import HANG_SECONDS
+
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 # Cursor movements and screen switches of live views.
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -44,7 +46,7 @@ def see(args, width, environ, cwd, *, height=40, answers=b"", colours=True):
             break
         seen += chunk
     os.close(master)
-    return process.wait(30), seen.decode()
+    return process.wait(HANG_SECONDS), seen.decode()
 
 
 def plain(text):

@@ -28,9 +28,11 @@ class Keyboard:
 @pytest.fixture
 def interrupted(sqlite_cli, monkeypatch, capsys):
     """Runs a command that is interrupted where it waits; gives what it said."""
-    sqlite_cli.run(("a-1", flows.approval, 1), ("f-1", flows.failing, "boom"), until_open={"a-1"})
+    sqlite_cli.run(
+        ("a-1", flows.approval, 1), ("f-1", flows.failing_at_once, "boom"), until_open={"a-1"}
+    )
     sqlite_cli("retry", "f-1")
-    sqlite_cli.run(("f-1", flows.failing, "boom"))
+    sqlite_cli.run(("f-1", flows.failing_at_once, "boom"))
     monkeypatch.setattr("click.termui.visible_prompt_func", press_ctrl_c)
     monkeypatch.setattr(sys, "stdin", Keyboard())
     monkeypatch.setenv("PERDURE_STORE", sqlite_cli.store)

@@ -79,7 +79,7 @@ def test_a_worker_goes_on_with_what_the_program_wrote(sqlite_cli, squeezed, star
     sqlite_cli("send", "h-1", "go", "--data", '"!"')
 
     start_process("worker", squeezed)
-    output = json.loads(sqlite_cli("result", "h-1", "--timeout", "30s").out)
+    output = json.loads(sqlite_cli("result", "h-1", "--timeout", "120s").out)
 
     assert output["$perdure"] == "squeezed"
     assert zlib.decompress(base64.b64decode(output["data"])) == b'"hello ann!"'

@@ -10,6 +10,7 @@ import pytest
 from cli import flows
 from cli.conftest import Cli
 from integration.conditions import until
+from patience import HANG_SECONDS
 from perdure import Client
 
 TOTAL = 1500
@@ -51,7 +52,7 @@ def cut_off(cli, start_process, tmp_path):
         process = start_process("db", "copy", cli.store, "other.db", "--move")
         with in_the_middle(tmp_path / "other.db"):
             process.send_signal(number)
-        said = process.communicate(timeout=60)[0]
+        said = process.communicate(timeout=HANG_SECONDS)[0]
         return process.returncode, said
 
     return cut

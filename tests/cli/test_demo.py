@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from patience import HANG_SECONDS
+
 REPOSITORY = Path(__file__).parents[2]
 
 
@@ -17,7 +19,7 @@ def test_the_demo_ends_right_and_leaves_a_store_to_explore(tmp_path):
         env=environ,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=HANG_SECONDS,
         check=False,
     )
 

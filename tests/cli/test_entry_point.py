@@ -13,6 +13,7 @@ import click
 import pytest
 
 from cli import flows
+from patience import HANG_SECONDS
 from perdure.cli.command import Command, LazyGroup
 from perdure.cli.main import SECTIONS, report, root
 from perdure.cli.reference import reference
@@ -27,7 +28,7 @@ def perdure(*args, environ, **options):
         env=environ,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_SECONDS,
         check=False,
         **options,
     )
@@ -254,7 +255,7 @@ def test_a_reader_that_goes_away_is_no_error_message(sqlite_cli, environ, tmp_pa
     process.stdout.close()
 
     assert process.stderr.read() == b""
-    assert process.wait(30) == 141
+    assert process.wait(HANG_SECONDS) == 141
     process.stderr.close()
 
 
@@ -292,7 +293,7 @@ def test_ctrl_c_is_exit_130_without_a_traceback(sqlite_cli, start_process):
 
     assert "Waiting" in process.stdout.readline()
     process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=30)
+    _, error = process.communicate(timeout=HANG_SECONDS)
 
     assert process.returncode == 130
     assert error == ""

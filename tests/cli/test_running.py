@@ -12,11 +12,12 @@ import pytest
 
 from cli import flows
 from cli.conftest import FLOWS, Cli
+from patience import HANG_SECONDS
 from perdure.cli.commands.setup import TEMPLATES
 from perdure.cli.commands.worker import SourceWatch
 
 
-def wait_for_line(process, text, seconds=30):
+def wait_for_line(process, text, seconds=HANG_SECONDS):
     """Read the process's output until a line holds the text."""
     deadline = time.monotonic() + seconds
     seen = []
@@ -30,7 +31,7 @@ def wait_for_line(process, text, seconds=30):
     raise AssertionError(f"{text!r} never came:\n{''.join(seen)}")
 
 
-def wait_for_worker(cli, process, seconds=30):
+def wait_for_worker(cli, process, seconds=HANG_SECONDS):
     """Wait until others see it too: it says that it serves before the store lists it."""
     wait_for_line(process, " serves ")
     deadline = time.monotonic() + seconds
@@ -43,7 +44,7 @@ def test_a_worker_runs_what_was_started_and_drains_on_sigterm(sqlite_cli, start_
     wait_for_worker(sqlite_cli, worker)
 
     answer = sqlite_cli(
-        "start", "hello", "--id", "h-1", "--input", '"ann"', "--wait", "--timeout", "30s"
+        "start", "hello", "--id", "h-1", "--input", '"ann"', "--wait", "--timeout", "120s"
     )
     (shown,) = sqlite_cli("workers", "-o", "json").json
     worker.terminate()
@@ -53,7 +54,7 @@ def test_a_worker_runs_what_was_started_and_drains_on_sigterm(sqlite_cli, start_
     assert shown["process_id"] == worker.pid
     assert "hello@1.0.0" in shown["handlers"]
     assert shown["slots"] == 5
-    assert worker.wait(30) == 0
+    assert worker.wait(HANG_SECONDS) == 0
     assert sqlite_cli("workers", "-o", "ids").out == ""
 
 
@@ -113,7 +114,7 @@ def test_following_a_history_goes_on_until_the_end(sqlite_cli, start_process):
     sqlite_cli.run(("a-1", flows.approval, 1))
 
     wait_for_line(following, "OrchestrationCompleted")
-    assert following.wait(30) == 0
+    assert following.wait(HANG_SECONDS) == 0
 
 
 def test_following_goes_on_with_the_next_execution(sqlite_cli, start_process):
@@ -127,7 +128,7 @@ def test_following_goes_on_with_the_next_execution(sqlite_cli, start_process):
 
     wait_for_line(following, "OrchestrationContinuedAsNew")
     wait_for_line(following, "OrchestrationCompleted")
-    assert following.wait(30) == 0
+    assert following.wait(HANG_SECONDS) == 0
 
 
 @pytest.mark.parametrize(
@@ -171,7 +172,7 @@ def test_a_worker_that_cannot_run_says_why_in_one_line(sqlite_cli, tmp_path, arg
 def test_a_worker_with_wrong_options_does_not_say_that_it_serves(start_process, options, said):
     process = start_process("worker", FLOWS, *options)
 
-    told = process.communicate(timeout=60)[0]
+    told = process.communicate(timeout=HANG_SECONDS)[0]
 
     assert process.returncode == 2
     assert said in told
@@ -252,14 +253,14 @@ def test_dev_restarts_when_the_code_changes_and_survives_a_broken_file(
     app.write_text(textwrap.dedent(APP.format(word="old")))
     dev = start_process("dev", "app.py")
     wait_for_line(dev, " serves ")
-    old = sqlite_cli("start", "talk", "--wait", "--timeout", "30s").out
+    old = sqlite_cli("start", "talk", "--wait", "--timeout", "120s").out
 
     app.write_text("def broken(:")
     wait_for_line(dev, "app.py changed")
     wait_for_line(dev, "waiting for a change")
     app.write_text(textwrap.dedent(APP.format(word="newer")))
     wait_for_line(dev, " serves ")
-    new = sqlite_cli("start", "talk", "--wait", "--timeout", "30s").out
+    new = sqlite_cli("start", "talk", "--wait", "--timeout", "120s").out
 
     assert (old, new) == ('"old"\n', '"newer"\n')
 
@@ -273,7 +274,7 @@ def test_dev_that_is_interrupted_in_a_terminal_drains_its_worker(
 
     os.killpg(dev.pid, signal.SIGINT)
 
-    assert dev.wait(30) == 130
+    assert dev.wait(HANG_SECONDS) == 130
     assert sqlite_cli("workers", "-o", "ids").out == ""
 
 
@@ -309,7 +310,7 @@ def test_every_template_is_a_program_that_runs_and_runs_again(sqlite_cli, templa
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=HANG_SECONDS,
             check=False,
         )
         for _ in range(2)

@@ -9,6 +9,7 @@ import pytest
 
 from cli import flows
 from cli.conftest import FLOWS, Cli
+from patience import HANG_SECONDS
 from perdure.cli.settings import Settings
 from perdure.errors import UsageError
 from postgres_server import shared_server
@@ -37,6 +38,8 @@ def test_without_any_word_the_store_is_perdure_db(tmp_path):
         ("data/shop.db", "data/shop.db"),
         ("sqlite:///data/shop.db", "data/shop.db"),
         ("file:./store", "store"),
+        ("sqlite:///data/shop.db?durability=relaxed", "data/shop.db"),
+        ("file:./store?archive=30d", "store"),
     ],
 )
 def test_a_relative_store_of_a_project_lies_beside_its_file(tmp_path, monkeypatch, written, found):
@@ -48,6 +51,41 @@ def test_a_relative_store_of_a_project_lies_beside_its_file(tmp_path, monkeypatc
     settings = Settings({}, below)
 
     assert settings.place(settings.store()).resolve() == (tmp_path / found).resolve()
+    assert settings.store().partition("?")[2] == written.partition("?")[2]
+
+
+@pytest.mark.parametrize("scheme", ["sqlite:///", "file:"])
+def test_a_store_with_options_is_the_store_without_them(scheme, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    option = "durability=relaxed" if scheme == "sqlite:///" else "archive=30d"
+
+    Cli(f"{scheme}shop")("start", "x", "--id", "x-1")
+    listed = Cli(f"{scheme}shop?{option}")("list", "-o", "ids")
+
+    assert listed.out == "x-1\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["shop"]
+
+
+@pytest.mark.parametrize("store", ["sqlite:///shop.db?{}", "file:shop?{}", "shop.db?{}"])
+@pytest.mark.parametrize("command", [("start", "x"), ("list",), ("db", "backup", "b")])
+def test_an_unknown_option_of_a_store_is_refused(store, command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    refused = Cli(store.format("durabilty=relaxed"))(*command, code=2)
+
+    assert "durabilty" in refused.err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("places", [("a.db", "sqlite:///b.db?x=1"), ("file:a?x=1", "b.db")])
+def test_an_unknown_option_of_a_copied_store_is_refused(places, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Cli("a.db")("start", "x")
+
+    refused = Cli(None)("db", "copy", *places, code=2)
+
+    assert "have no option 'x'" in refused.err
+    assert not (tmp_path / "b.db").exists()
 
 
 def test_the_modules_come_from_flag_environment_or_project(tmp_path):
@@ -322,7 +360,7 @@ def test_a_filesystem_store_in_use_names_its_holder(cli, environ, tmp_path):
         answer = cli("list", code=6)
     finally:
         worker.terminate()
-        worker.communicate(timeout=30)
+        worker.communicate(timeout=HANG_SECONDS)
 
     assert str(worker.pid) in answer.err
     assert answer.err.count("\n") == 1

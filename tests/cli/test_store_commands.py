@@ -157,10 +157,10 @@ def executions_of(cli, instance_id):
 
 @pytest.fixture
 def retried(cli):
-    cli.run(("f-1", flows.failing, "boom"), ("f-2", flows.failing, "boom"))
+    cli.run(("f-1", flows.failing_at_once, "boom"), ("f-2", flows.failing_at_once, "boom"))
     for _ in range(3):
         cli("retry", "f-1")
-        cli.run(("h-1", flows.hello, "x"), ("f-1", flows.failing, "boom"))
+        cli.run(("h-1", flows.hello, "x"), ("f-1", flows.failing_at_once, "boom"))
     return cli
 
 

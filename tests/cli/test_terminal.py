@@ -8,6 +8,7 @@ import pytest
 
 from cli import flows
 from cli.terminal import plain, see
+from patience import HANG_SECONDS
 from perdure import Runtime
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-9]")
@@ -122,7 +123,7 @@ def finish(store, instance_id):
     async def main():
         async with Runtime(store, [flows]) as runtime:
             await runtime.raise_event(instance_id, "answer", "yes")
-            await runtime.get(instance_id).result(timeout=30)
+            await runtime.get(instance_id).result(timeout=HANG_SECONDS)
 
     asyncio.run(main())
 
@@ -149,8 +150,9 @@ def test_a_query_is_confirmed_in_a_terminal(busy, environ, tmp_path):
 
 
 def test_pruning_is_left_alone_by_a_no(busy, environ, tmp_path):
-    busy("retry", "f-1")
-    busy.run(("f-1", flows.failing, LONG))
+    busy.run(("f-9", flows.failing_at_once, "boom"))
+    busy("retry", "f-9")
+    busy.run(("f-9", flows.failing_at_once, "boom"))
 
     code, text = see(["db", "prune", "--keep-last", "1"], 80, environ, tmp_path, answers=b"n\n")
 

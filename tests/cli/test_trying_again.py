@@ -40,18 +40,50 @@ def test_retry_lets_a_blocked_instance_go_on(cli):
     assert status_of(cli, "a-1") == "Completed"
 
 
-def test_retry_starts_a_failed_instance_over_as_its_next_execution(cli):
+def test_retry_lets_a_failed_instance_go_on_in_its_execution(cli):
     cli.run(("f-1", flows.failing, "boom"))
 
-    cli("retry", "f-1")
+    said = cli("retry", "f-1").out
     alive = status_of(cli, "f-1")
     cli.run(("h-1", flows.hello, "x"), ("f-1", flows.failing, "boom"))
 
     document = cli("show", "f-1", "-o", "json").json
+    kinds = [event["type"] for event in cli("history", "f-1", "-o", "json").json]
+    assert "retried f-1: goes on, 1 finished step stays finished; again: fail" in said
     assert alive == "Running"
-    assert document["status"] == "Failed"
-    assert document["execution"] == 2
-    assert document["input"] == ["boom"]
+    assert (document["status"], document["execution"]) == ("Failed", 1)
+    assert kinds.count("ActivityScheduled") == 2
+    assert kinds[-3:] == ["OrchestrationRetried", "ActivityFailed", "OrchestrationFailed"]
+    assert "the turns after turn 2 are undone" in cli("history", "f-1").out
+    assert cli("db", "check").code == 0
+
+
+def test_a_retried_instance_moves_to_another_store(cli, tmp_path):
+    cli.run(("f-1", flows.failing, "boom"))
+    cli("retry", "f-1")
+    moved = type(cli)(tmp_path / "other.db")
+
+    moved("import", "-", stdin=cli("export", "f-1").out)
+    moved.run(("f-1", flows.failing, "boom"))
+
+    kinds = [event["type"] for event in moved("history", "f-1", "-o", "json").json]
+    assert kinds[-3:] == ["OrchestrationRetried", "ActivityFailed", "OrchestrationFailed"]
+
+
+def test_rerun_says_how_many_steps_run_again(cli):
+    cli.run(("f-1", flows.failing, "boom"))
+
+    assert "1 finished step runs again" in cli("rerun", "f-1", "--id", "f-2").out
+    scheduled = [
+        event["event_id"]
+        for event in cli("history", "f-1", "-o", "json").json
+        if event["type"] == "ActivityScheduled"
+    ]
+    first, second = (
+        cli("rerun", "f-1", "--id", f"f-{n}", "--from-event", event, "-o", "json").json
+        for n, event in enumerate(scheduled, 3)
+    )
+    assert (first["steps_again"], second["steps_again"]) == (1, 0)
 
 
 def test_an_instance_takes_events_as_soon_as_it_was_retried(cli):
@@ -226,12 +258,14 @@ def test_diff_says_where_two_instances_part(cli):
 
 
 def test_diff_of_two_executions_of_one_instance(cli):
-    cli.run(("f-1", flows.failing, "boom"))
-    cli("retry", "f-1")
-    cli.run(("h-1", flows.hello, "x"), ("f-1", flows.failing, "boom"))
+    cli.run(("l-1", flows.rounds, 1), until_open={"l-1"})
+    cli("send", "l-1", "go", "--data", '""')
+    cli("send", "l-1", "go", "--data", '""')
+    cli.run(("l-1", flows.rounds, 1))
 
-    assert "no difference" in cli("diff", "f-1#1", "f-1#2").out
-    assert "has no execution 9" in cli("diff", "f-1#1", "f-1#9", code=3).err
+    assert "here they part" in cli("diff", "l-1#1", "l-1#2").out
+    assert "no difference" in cli("diff", "l-1#1", "l-1#1").out
+    assert "has no execution 9" in cli("diff", "l-1#1", "l-1#9", code=3).err
 
 
 def test_an_instance_that_was_retried_is_offered_to_workers(cli):

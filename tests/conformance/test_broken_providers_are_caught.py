@@ -31,6 +31,9 @@ CAUGHT_BY = {
     ),
     "ConsumesWhatIsGone": "TestKeptLocks.test_a_message_is_consumed_once",
     "FiresTimersAtOnce": "TestWholeTurns.test_a_timer_of_a_turn_is_visible_at_its_time",
+    "LeavesHolesInHistories": (
+        "TestAtomicity.test_a_turn_that_is_ahead_of_the_store_changes_nothing_and_keeps_the_lock"
+    ),
     "OverwritesEvents": "TestWholeTurns.test_a_refused_turn_leaves_no_trace_and_can_be_repeated",
     "CommitsInTwoSteps": "TestWholeTurns.test_a_refused_turn_leaves_no_trace_and_can_be_repeated",
     "RepeatsKeptCommits": ("TestKeptLocks.test_a_repeated_commit_under_a_kept_lock_is_a_duplicate"),
@@ -66,6 +69,7 @@ CAUGHT_BY = {
     ),
     "ForgivesEveryMessage": "TestBackingOff.test_only_the_batch_is_forgiven_its_attempt",
     "CountsOnlyExpiredAttempts": ("TestAttemptCounts.test_every_delivery_after_an_abandon_counts"),
+    "NeverOpensAgain": "TestMultipleExecutions.test_an_ended_execution_can_be_opened_again",
     # work
     "AcceptsZombieCompletions": ("TestFencing.test_the_completion_of_a_zombie_is_not_accepted"),
     "DeletesBeforeCompleting": ("TestWholeTurns.test_a_completion_is_never_lost_between_two_steps"),
@@ -79,6 +83,9 @@ CAUGHT_BY = {
     "ForgetsHeartbeats": ("TestWorkLocksExpire.test_a_heartbeat_is_shown_to_the_next_delivery"),
     "RenewsCancelledWork": ("TestCancellation.test_renewing_cancelled_work_tells_the_worker"),
     # administration
+    "WritesAfterAMove": (
+        "TestWritesAfterAMove.test_a_handle_that_was_open_writes_nothing_any_more"
+    ),
     "LeavesWorkBehind": "TestDeletion.test_a_deleted_id_starts_again_from_nothing",
     "DeletesBetweenExecutions": (
         "TestLifeBetweenExecutions.test_an_instance_with_its_next_start_queued_is_alive"

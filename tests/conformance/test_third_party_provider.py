@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from patience import HANG_SECONDS
+
 TOY = Path(__file__).parent / "toy"
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "writing-a-provider.md"
 
@@ -61,7 +63,7 @@ def run_pytest(project, *arguments):
         capture_output=True,
         text=True,
         check=False,
-        timeout=110,
+        timeout=HANG_SECONDS,
     )
     return finished.returncode, finished.stdout + finished.stderr
 

@@ -7,6 +7,8 @@ import sys
 import pytest
 from doc_pages import DOCS, PAGES, ROOT, blocks, name_of
 
+from patience import HANG_SECONDS
+
 # Pages whose blocks are parts of something larger.
 FRAGMENTS = {
     "writing-a-provider.md",
@@ -66,7 +68,7 @@ def run(args, cwd):
         cwd=cwd,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=HANG_SECONDS,
         check=False,
     )
     assert finished.returncode == 0, finished.stdout + finished.stderr

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from patience import HANG_SECONDS
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 EXPECTED = {
@@ -46,7 +48,7 @@ def test_an_example_says_what_it_should_each_time(name, tmp_path):
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=HANG_SECONDS,
             check=False,
         )
 

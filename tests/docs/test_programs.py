@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
+from patience import HANG_SECONDS
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -68,7 +70,7 @@ def test_documents_are_summarised_and_a_second_run_knows_the_result(tmp_path):
     command = [sys.executable, "-m", "examples.documents", str(folder), str(tmp_path / "d.db")]
     outputs = {
         subprocess.run(
-            command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=100
+            command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=HANG_SECONDS
         ).stdout
         for _ in range(2)
     }

@@ -2,10 +2,11 @@
 
 import asyncio
 
+from patience import HANG_SECONDS
 from perdure.errors import NotFound
 
 
-async def until(condition, seconds=15.0):
+async def until(condition, seconds=HANG_SECONDS):
     """Wait until the async condition holds."""
     deadline = asyncio.get_running_loop().time() + seconds
     while not await condition():

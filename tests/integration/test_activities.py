@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 
 from integration.conditions import until, waiting
+from patience import HANG_SECONDS
 from perdure import (
     ActivityFailed,
     InMemoryProvider,
@@ -48,7 +49,7 @@ async def test_a_sync_activity_runs_in_a_thread(make_runtime):
     async with make_runtime([flow, where]) as runtime:
         handle = await runtime.start(flow)
 
-        assert str(await handle.result(10)).startswith("perdure-activity")
+        assert str(await handle.result(HANG_SECONDS)).startswith("perdure-activity")
 
 
 async def test_an_activity_for_which_there_is_no_thread_waits_for_one(
@@ -87,7 +88,7 @@ async def test_an_async_activity_is_bounded_in_time(make_runtime):
     flow = calling(slow)
     async with make_runtime([flow, slow]) as runtime:
         with pytest.raises(OrchestrationFailed, match="TimeoutError"):
-            await (await runtime.start(flow)).result(10)
+            await (await runtime.start(flow)).result(HANG_SECONDS)
 
 
 async def test_an_activity_that_stops_reporting_is_given_up(make_runtime):
@@ -101,7 +102,7 @@ async def test_an_activity_that_stops_reporting_is_given_up(make_runtime):
 
     flow = calling(reporter)
     async with make_runtime([flow, reporter]) as runtime:
-        assert (await (await runtime.start(flow)).result(10)).startswith("went on")
+        assert (await (await runtime.start(flow)).result(HANG_SECONDS)).startswith("went on")
 
 
 async def test_some_errors_are_not_worth_another_attempt(make_runtime):
@@ -115,7 +116,7 @@ async def test_some_errors_are_not_worth_another_attempt(make_runtime):
     flow = calling(picky)
     async with make_runtime([flow, picky]) as runtime:
         with pytest.raises(OrchestrationFailed, match="KeyError"):
-            await (await runtime.start(flow)).result(10)
+            await (await runtime.start(flow)).result(HANG_SECONDS)
         assert len(attempts) == 1
 
 
@@ -146,7 +147,7 @@ async def test_a_retry_that_would_begin_after_the_deadline_is_not_waited_for(mak
     flow = calling(hopeless)
     async with make_runtime([flow, hopeless]) as runtime:
         with pytest.raises(OrchestrationFailed, match="down"):
-            await (await runtime.start(flow)).result(10)
+            await (await runtime.start(flow)).result(HANG_SECONDS)
         assert len(attempts) == 2
 
 
@@ -167,7 +168,7 @@ async def test_a_cause_can_be_caught_by_name(make_runtime):
     async with make_runtime([careful, broken]) as runtime:
         handle = await runtime.start(careful)
 
-        assert await handle.result(10) == "FileNotFoundError: no such thing"
+        assert await handle.result(HANG_SECONDS) == "FileNotFoundError: no such thing"
 
 
 async def test_a_tagged_activity_waits_for_a_worker_with_the_tag(make_runtime, make_provider):
@@ -186,7 +187,7 @@ async def test_a_tagged_activity_waits_for_a_worker_with_the_tag(make_runtime, m
 
         await until(is_queued)
     async with make_runtime([flow, render], provider, tags=TagFilter.default_and("gpu")) as gpu:
-        assert await gpu.get(handle.id).result(10) == "rendered"
+        assert await gpu.get(handle.id).result(HANG_SECONDS) == "rendered"
 
 
 async def test_a_session_that_ends_makes_room_for_another_at_once(make_runtime):
@@ -216,7 +217,7 @@ async def test_a_session_that_ends_makes_room_for_another_at_once(make_runtime):
         await waiting(runtime, handle.id)
         may_end.set()
 
-        await handle.result(20)
+        await handle.result(HANG_SECONDS)
 
 
 async def test_activities_of_a_session_run_on_one_worker(make_runtime):
@@ -229,7 +230,7 @@ async def test_activities_of_a_session_run_on_one_worker(make_runtime):
         return set(await asyncio.gather(*[whose() for _ in range(5)]))
 
     async with make_runtime([several, whose]) as runtime:
-        assert await (await runtime.start(several)).result(10) == {runtime.worker_id}
+        assert await (await runtime.start(several)).result(HANG_SECONDS) == {runtime.worker_id}
 
 
 async def test_an_unwanted_activity_is_told_and_its_result_dropped(make_runtime):
@@ -255,7 +256,7 @@ async def test_an_unwanted_activity_is_told_and_its_result_dropped(make_runtime)
         assert await asyncio.to_thread(begun.wait, 15)
         await handle.raise_event("enough")
 
-        assert await handle.result(10) == "gave up"
+        assert await handle.result(HANG_SECONDS) == "gave up"
         assert await asyncio.to_thread(told.wait, 15)
 
 
@@ -271,7 +272,7 @@ async def test_an_idempotency_key_is_the_same_for_every_attempt(make_runtime):
 
     flow = calling(charge)
     async with make_runtime([flow, charge]) as runtime:
-        await (await runtime.start(flow, id="i")).result(10)
+        await (await runtime.start(flow, id="i")).result(HANG_SECONDS)
 
         assert len(keys) == 3
         assert len(set(keys)) == 1
@@ -296,7 +297,7 @@ async def test_a_thread_that_an_activity_starts_is_told_how_to_report(make_runti
 
     flow = calling(parent)
     async with make_runtime([flow, parent]) as runtime:
-        await (await runtime.start(flow)).result(10)
+        await (await runtime.start(flow)).result(HANG_SECONDS)
 
     assert len(told) == 1
     assert "contextvars.copy_context().run" in told[0]
@@ -310,7 +311,7 @@ async def test_a_result_that_is_not_json_fails_the_activity(make_runtime):
     flow = calling(bad)
     async with make_runtime([flow, bad]) as runtime:
         with pytest.raises(OrchestrationFailed, match="cannot be written as JSON"):
-            await (await runtime.start(flow)).result(10)
+            await (await runtime.start(flow)).result(HANG_SECONDS)
 
 
 class CrossingRenewals(InMemoryProvider):
@@ -347,7 +348,7 @@ async def test_a_lock_that_ends_with_the_outcome_of_its_attempt_costs_no_slot():
         provider.tell_lost = activities.lost_locks
         handle = await runtime.start(one_by_one)
 
-        assert await handle.result(30) == [0, 1, 2, 3, 4]
+        assert await handle.result(HANG_SECONDS) == [0, 1, 2, 3, 4]
         assert activities.lock_tokens == []
 
 
@@ -376,4 +377,4 @@ async def test_an_activity_that_leaves_by_a_side_door_has_failed(make_runtime, h
         handle = await runtime.start(flow)
 
         with pytest.raises(OrchestrationFailed, match=named):
-            await handle.result(10)
+            await handle.result(HANG_SECONDS)

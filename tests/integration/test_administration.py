@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from integration.conditions import reached, until, waiting
+from patience import HANG_SECONDS
 from perdure import (
     InstanceQuery,
     Status,
@@ -53,7 +54,7 @@ HANDLERS = [quick, gate, parent, rounds, echo]
 async def test_instances_are_listed_filtered_counted_and_paged(make_runtime):
     async with make_runtime(HANDLERS) as runtime:
         for number in range(12):
-            await (await runtime.start(quick, number, id=f"q-{number:02}")).result(10)
+            await (await runtime.start(quick, number, id=f"q-{number:02}")).result(HANG_SECONDS)
         await runtime.start(gate, id="waits")
         await waiting(runtime, "waits")
         done = InstanceQuery(statuses=frozenset({Status.COMPLETED}))
@@ -75,7 +76,7 @@ async def test_instances_are_listed_filtered_counted_and_paged(make_runtime):
 
 async def test_a_tree_is_deleted_as_a_whole(make_runtime):
     async with make_runtime(HANDLERS) as runtime:
-        await (await runtime.start(parent, id="p")).result(10)
+        await (await runtime.start(parent, id="p")).result(HANG_SECONDS)
         with pytest.raises(NotARoot):
             await runtime.admin.delete("kid")
 
@@ -94,7 +95,7 @@ async def test_a_running_instance_is_deleted_only_by_force(make_runtime):
         again = await runtime.start(gate, id="g")
         await again.raise_event("go", "second life")
 
-        assert await again.result(10) == "second life"
+        assert await again.result(HANG_SECONDS) == "second life"
 
 
 async def test_an_instance_that_starts_children_all_the_time_is_deleted_by_force(make_runtime):
@@ -123,7 +124,7 @@ async def test_an_instance_that_starts_children_all_the_time_is_deleted_by_force
 async def test_finished_roots_are_deleted_in_bulk(make_runtime):
     async with make_runtime(HANDLERS) as runtime:
         for number in range(3):
-            await (await runtime.start(quick, number)).result(10)
+            await (await runtime.start(quick, number)).result(HANG_SECONDS)
         await runtime.start(gate, id="g")
         await waiting(runtime, "g")
 
@@ -134,7 +135,7 @@ async def test_finished_roots_are_deleted_in_bulk(make_runtime):
 async def test_all_that_fit_are_deleted_however_many_or_up_to_the_limit(make_runtime):
     async with make_runtime(HANDLERS) as runtime:
         handles = await runtime.start_many(quick, [(f"q-{n}", (n,)) for n in range(1_050)])
-        await asyncio.gather(*(handle.result(30) for handle in handles))
+        await asyncio.gather(*(handle.result(HANG_SECONDS) for handle in handles))
 
         assert (await runtime.admin.delete_many(InstanceQuery(), limit=20)).instances == 20
         assert (await runtime.admin.delete_many(InstanceQuery())).instances == 1_030
@@ -143,8 +144,8 @@ async def test_all_that_fit_are_deleted_however_many_or_up_to_the_limit(make_run
 async def test_any_query_selects_what_is_deleted_and_what_is_pruned(make_runtime):
     async with make_runtime(HANDLERS) as runtime:
         for number in range(4):
-            await (await runtime.start(quick, number, id=f"q-{number}")).result(10)
-        await (await runtime.start(rounds, 2, id="r-1")).result(10)
+            await (await runtime.start(quick, number, id=f"q-{number}")).result(HANG_SECONDS)
+        await (await runtime.start(rounds, 2, id="r-1")).result(HANG_SECONDS)
         await runtime.start(gate, id="q-gate")
         await waiting(runtime, "q-gate")
 
@@ -161,7 +162,7 @@ async def test_any_query_selects_what_is_deleted_and_what_is_pruned(make_runtime
 async def test_past_executions_are_pruned_and_the_last_one_stays(make_runtime):
     async with make_runtime(HANDLERS) as runtime:
         handle = await runtime.start(rounds, 4, id="r")
-        assert await handle.result(10) == "over"
+        assert await handle.result(HANG_SECONDS) == "over"
         assert len(await runtime.admin.executions("r")) == 5
 
         assert (await runtime.admin.prune("r", PruneOptions(keep_last=3))).executions == 2
@@ -205,6 +206,6 @@ async def test_queue_depths_and_metrics_follow_the_work(make_runtime):
         await runtime.start(quick, 1, id="later", delay=3600)
         depths = await runtime.admin.queue_depths()
         assert depths.orchestrator.delayed == 1
-        await (await runtime.start(quick, 2, id="now")).result(10)
+        await (await runtime.start(quick, 2, id="now")).result(HANG_SECONDS)
         await reached(runtime, "now", Status.COMPLETED)
         assert (await runtime.admin.metrics()).by_status[Status.COMPLETED] == 1

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from integration.conditions import reached, until
+from patience import HANG_SECONDS
 from perdure import (
     InMemoryProvider,
     Retry,
@@ -72,7 +73,7 @@ async def test_a_retry_knows_the_last_heartbeat(make_runtime, ending):
     )
     flow = calling(handler)
     async with make_runtime([flow, handler]) as runtime:
-        assert await (await runtime.start(flow)).result(10) == "done"
+        assert await (await runtime.start(flow)).result(HANG_SECONDS) == "done"
 
     assert seen == [(1, None), (2, 11), (3, 21), (4, 21)]
 
@@ -118,7 +119,7 @@ async def test_an_attempt_after_another_was_cut_off_is_not_the_first(tmp_path, i
         if not is_drained:
             first.abort()
     async with make() as second:
-        key = await second.get("i").result(10)
+        key = await second.get("i").result(HANG_SECONDS)
 
     assert seen == [(1, None), (2, "half"), (3, "half")]
     assert key.startswith("i/1/2/")
@@ -134,7 +135,7 @@ async def test_an_id_that_is_used_again_has_other_idempotency_keys(make_runtime,
 
     flow = calling(charge)
     async with make_runtime([flow, charge]) as runtime:
-        await (await runtime.start(flow, id="x")).result(10)
+        await (await runtime.start(flow, id="x")).result(HANG_SECONDS)
         if way == "deleted":
             await runtime.admin.delete("x")
         await runtime.start(flow, id="x", if_exists="replace" if way == "replaced" else "get")
@@ -177,7 +178,7 @@ async def test_a_work_item_without_the_newer_fields_still_runs():
 
     flow = calling(charge)
     async with Runtime(Older(), [flow, charge]) as runtime:
-        await (await runtime.start(flow, id="i")).result(10)
+        await (await runtime.start(flow, id="i")).result(HANG_SECONDS)
 
     assert seen == [("i/1/2", 1, None)]
 
@@ -224,7 +225,7 @@ async def test_what_an_activity_raises_when_its_worker_stops_is_no_outcome(
         await runtime.start(flow, id="x")
         await until(is_running)
     async with Runtime(tmp_path / "s.db", [flow, download]) as runtime:
-        assert await runtime.get("x").result(10) == 2
+        assert await runtime.get("x").result(HANG_SECONDS) == 2
     assert runs == [1, 2]
 
 
@@ -251,7 +252,7 @@ async def test_heartbeats_that_come_faster_than_the_store_writes_are_one(make_ru
 
     flow = calling(count)
     async with make_runtime([flow, count], provider=Slow()) as runtime:
-        await (await runtime.start(flow)).result(10)
+        await (await runtime.start(flow)).result(HANG_SECONDS)
 
     assert len(written) == 2
     assert written[-1] == "999"
@@ -279,7 +280,7 @@ async def test_a_heartbeat_is_stored_although_the_one_before_was_not(make_runtim
 
     flow = calling(tell)
     async with make_runtime([flow, tell], provider=Failing()) as runtime:
-        await (await runtime.start(flow)).result(10)
+        await (await runtime.start(flow)).result(HANG_SECONDS)
 
 
 async def test_a_sync_activity_is_told_that_its_worker_stops(make_runtime):
@@ -318,6 +319,6 @@ async def test_an_activity_that_holds_the_loop_for_too_long_is_told_of_in_the_lo
     flow = calling(compute)
     options = RuntimeOptions(activity_lock_timeout=LOCK_SECONDS)
     async with Runtime("memory:", [flow, compute], options=options) as runtime:
-        assert await (await runtime.start(flow)).result(10) == 2
+        assert await (await runtime.start(flow)).result(HANG_SECONDS) == 2
 
     assert "nothing could run for" in caplog.text

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from integration.conditions import reached
+from patience import HANG_SECONDS
 from perdure import Client, Status, activity, orchestration, wait_for_event
 from perdure.errors import AlreadyExists, PayloadError
 
@@ -31,7 +32,9 @@ async def test_more_than_fit_into_memory_are_all_started_and_finished(make_runti
     async with make_runtime(HANDLERS, cached_instances=40) as runtime:
         handles = await runtime.start_many(quick, [(f"q-{n}", (n,)) for n in range(450)])
 
-        assert [await handle.result(30) for handle in handles] == [2 * n for n in range(450)]
+        assert [await handle.result(HANG_SECONDS) for handle in handles] == [
+            2 * n for n in range(450)
+        ]
         assert await runtime.admin.count() == 450
 
 
@@ -45,7 +48,7 @@ async def test_a_bulk_start_puts_no_waiting_instance_out_of_memory(make_runtime)
 
         assert held == {f"p-{n}" for n in range(8)}
         assert all(runtime._running.orchestrations.ended(one) for one in held)
-        assert [await one.result(10) for one in quick_ones] == [0, 2]
+        assert [await one.result(HANG_SECONDS) for one in quick_ones] == [0, 2]
 
 
 async def test_a_cancelled_bulk_start_leaves_whole_instances(make_runtime):
@@ -59,7 +62,7 @@ async def test_a_cancelled_bulk_start_leaves_whole_instances(make_runtime):
         await asyncio.gather(starting, return_exceptions=True)
 
         again = await runtime.start_many(quick, [(f"q-{n}", (n,)) for n in range(500)])
-        assert [await one.result(30) for one in again] == [2 * n for n in range(500)]
+        assert [await one.result(HANG_SECONDS) for one in again] == [2 * n for n in range(500)]
 
 
 async def test_a_bulk_start_with_arguments_that_do_not_fit_is_parked(make_runtime):
@@ -70,7 +73,7 @@ async def test_a_bulk_start_with_arguments_that_do_not_fit_is_parked(make_runtim
         await runtime.start_many(quick, [("fits", (1,))])
         await runtime.start_many(quick_of_older_code, [("not", ("one",))])
 
-        assert await runtime.get("fits", quick).result(10) == 2
+        assert await runtime.get("fits", quick).result(HANG_SECONDS) == 2
         await reached(runtime, "not", Status.BLOCKED)
 
 
@@ -81,14 +84,14 @@ async def test_an_id_that_is_in_use_gives_the_instance_that_has_it(make_runtime)
         again, other = await runtime.start_many(patient, [("a", (100,)), ("b", (10,))])
         await asyncio.gather(*[one.raise_event("more", 5) for one in (first, other)])
 
-        assert [await one.result(10) for one in (first, again, other)] == [6, 6, 15]
+        assert [await one.result(HANG_SECONDS) for one in (first, again, other)] == [6, 6, 15]
 
 
 async def test_an_id_that_occurs_twice_is_started_once(make_runtime):
     async with make_runtime(HANDLERS) as runtime:
         one, two = await runtime.start_many(quick, [("same", (4,)), ("same", (9,))])
 
-        assert await one.result(10) == await two.result(10) == 8
+        assert await one.result(HANG_SECONDS) == await two.result(HANG_SECONDS) == 8
 
 
 async def test_starts_that_must_not_exist_are_refused_by_name(make_runtime):
@@ -99,7 +102,7 @@ async def test_starts_that_must_not_exist_are_refused_by_name(make_runtime):
             await runtime.start_many(quick, [("taken", (1,)), ("free", (2,))], if_exists="fail")
 
         assert "taken" in str(refused.value)
-        assert await runtime.get("free", quick).result(10) == 4
+        assert await runtime.get("free", quick).result(HANG_SECONDS) == 4
 
 
 @pytest.mark.parametrize("starts", [1, 700])
@@ -111,7 +114,7 @@ async def test_an_id_of_another_orchestration_is_refused_by_name(make_runtime, s
         with pytest.raises(AlreadyExists, match=r"1 of .* belong to another .*'theirs'"):
             await runtime.start_many(quick, [*given, ("theirs", (1,))])
 
-        assert await runtime.get("free-0", quick).result(10) == 0
+        assert await runtime.get("free-0", quick).result(HANG_SECONDS) == 0
         assert len(await runtime.start_many(quick, given)) == starts
 
 

@@ -5,6 +5,7 @@ from contextvars import ContextVar
 
 import pytest
 
+from patience import HANG_SECONDS
 from perdure import activity, orchestration
 
 place: ContextVar[str] = ContextVar("place", default="nowhere")
@@ -29,7 +30,7 @@ async def tour(waits: list[bool]) -> list[str]:
 @pytest.mark.parametrize("waits", [[False] * 30, [True] * 30, [False, True, True] * 10])
 async def test_activities_of_a_burst_share_no_context(make_runtime, waits):
     async with make_runtime([tour, visit]) as runtime:
-        found = await (await runtime.start(tour, waits)).result(30)
+        found = await (await runtime.start(tour, waits)).result(HANG_SECONDS)
 
         assert found == [f"nowhere v{i}" for i in range(30)]
 
@@ -40,7 +41,7 @@ async def test_an_activity_has_the_context_of_the_runtime_not_of_who_started_it(
         found: list[str] = []
         for caller in ("first", "second"):
             place.set(caller)
-            found += await (await runtime.start(tour, [False, True])).result(30)
+            found += await (await runtime.start(tour, [False, True])).result(HANG_SECONDS)
 
     assert found == ["runtime v0", "runtime v1"] * 2
 
@@ -68,7 +69,7 @@ async def meeting(others: int) -> int:
 async def test_activities_that_wait_for_each_other_run_at_once(make_runtime):
     begun.clear()
     async with make_runtime([meeting, meet]) as runtime:
-        assert await (await runtime.start(meeting, 100)).result(30) == 100
+        assert await (await runtime.start(meeting, 100)).result(HANG_SECONDS) == 100
 
 
 @activity
@@ -100,7 +101,7 @@ async def strange(how: str) -> list[str]:
 )
 async def test_an_activity_that_cancels_itself_harms_no_other(make_runtime, how, told):
     async with make_runtime([strange, cancel_oneself, innocent]) as runtime:
-        first, *others = await (await runtime.start(strange, how)).result(30)
+        first, *others = await (await runtime.start(strange, how)).result(HANG_SECONDS)
 
         assert told in first
         assert others == ["fine", "fine"]
@@ -126,7 +127,7 @@ async def test_in_a_burst_the_first_are_worked_on_before_the_last_begin(make_run
     async with make_runtime([noted, note_end], always_replay=False) as runtime:
         handles = await asyncio.gather(*[runtime.start(noted, n) for n in range(500)])
 
-        assert [await handle.result(30) for handle in handles] == list(range(500))
+        assert [await handle.result(HANG_SECONDS) for handle in handles] == list(range(500))
         assert progress.index("work 0") < progress.index("begin 499")
         assert progress.count("begin 499") == 1
 
@@ -138,5 +139,5 @@ async def test_a_start_that_was_given_up_before_it_began_starts_nothing(make_run
         starts[399].cancel()
         handles = await asyncio.gather(*starts[:399])
 
-        assert [await handle.result(30) for handle in handles] == list(range(399))
+        assert [await handle.result(HANG_SECONDS) for handle in handles] == list(range(399))
         assert await runtime.admin.count() == 399

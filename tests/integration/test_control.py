@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from integration.conditions import reached, until, waiting
+from patience import HANG_SECONDS
 from perdure import (
     Client,
     InMemoryProvider,
@@ -74,7 +75,7 @@ async def test_a_cancelled_orchestration_cleans_up_and_ends_cancelled(make_runti
         await handle.cancel("changed my mind")
 
         with pytest.raises(OrchestrationCancelled, match="changed my mind"):
-            await handle.result(10)
+            await handle.result(HANG_SECONDS)
         assert cleaned == ["p"]
         assert (await handle.describe()).status is Status.CANCELLED
 
@@ -85,9 +86,9 @@ async def test_a_cancel_reaches_the_children(make_runtime):
         await waiting(runtime, "p-child")
         await handle.cancel()
         with pytest.raises(OrchestrationCancelled):
-            await handle.result(10)
+            await handle.result(HANG_SECONDS)
         with pytest.raises(OrchestrationCancelled):
-            await runtime.get("p-child").result(10)
+            await runtime.get("p-child").result(HANG_SECONDS)
         assert cleaned == ["p"]
 
 
@@ -98,7 +99,7 @@ async def test_a_terminated_orchestration_runs_no_more_code(make_runtime):
         await handle.terminate("enough")
 
         with pytest.raises(OrchestrationTerminated, match="enough"):
-            await handle.result(10)
+            await handle.result(HANG_SECONDS)
         assert cleaned == []
         with pytest.raises(InstanceFinished):
             await handle.terminate()
@@ -128,7 +129,7 @@ async def test_terminating_between_two_executions_ends_the_next_one_too(make_pro
         await handle.terminate("enough")
 
         with pytest.raises(OrchestrationTerminated, match="enough"):
-            await handle.result(10)
+            await handle.result(HANG_SECONDS)
     async with Runtime(provider(), [relay_on, *HANDLERS]) as runtime:
         await until(lambda: _has_read_all(runtime, "r"))
         status = await runtime.describe("r")
@@ -178,7 +179,7 @@ async def test_what_came_for_a_paused_instance_is_read_when_it_is_terminated(mak
         await retry(runtime.provider, "p")
         await waiting(runtime, "p")
         await runtime.raise_event("p", "go", "on")
-        assert await runtime.get("p").result(10) == "on"
+        assert await runtime.get("p").result(HANG_SECONDS) == "on"
 
 
 @pytest.mark.parametrize("delay", [None, 3600])
@@ -191,12 +192,12 @@ async def test_what_has_not_begun_ends_when_it_is_terminated(make_runtime, is_pa
         await handle.terminate("enough")
 
         with pytest.raises(OrchestrationTerminated, match="enough"):
-            await handle.result(10)
+            await handle.result(HANG_SECONDS)
         await retry(runtime.provider, "p")
         async with make_runtime(HANDLERS, runtime.provider) as worker:
             await waiting(worker, "p")
             await worker.raise_event("p", "go", "on")
-            assert await worker.get("p").result(10) == "on"
+            assert await worker.get("p").result(HANG_SECONDS) == "on"
 
 
 @pytest.mark.parametrize("is_paused", [False, True])
@@ -208,7 +209,7 @@ async def test_what_is_to_begin_later_ends_when_it_is_cancelled(make_runtime, is
         await handle.cancel("enough")
 
         with pytest.raises(OrchestrationCancelled, match="enough"):
-            await handle.result(10)
+            await handle.result(HANG_SECONDS)
         kinds = [type(event).__name__ for event in await runtime.history("p")]
         assert kinds == [
             "OrchestrationStarted",
@@ -221,7 +222,7 @@ async def test_what_is_to_begin_later_ends_when_it_is_cancelled(make_runtime, is
         await waiting(runtime, "p")
         await handle.cancel("in its code")
         with pytest.raises(OrchestrationCancelled, match="in its code"):
-            await handle.result(10)
+            await handle.result(HANG_SECONDS)
 
 
 async def test_of_many_who_end_what_is_to_begin_later_one_does(make_runtime):
@@ -255,7 +256,7 @@ async def test_a_child_that_is_terminated_before_it_begins_fails_in_its_parent(m
         await reached(runtime, "c", Status.PENDING)
         await runtime.terminate("c", "enough")
 
-        assert "enough" in await handle.result(10)
+        assert "enough" in await handle.result(HANG_SECONDS)
 
 
 async def test_a_handle_tells_of_the_end_after_a_retry(make_runtime):
@@ -264,11 +265,11 @@ async def test_a_handle_tells_of_the_end_after_a_retry(make_runtime):
         await waiting(runtime, "p")
         await handle.terminate("enough")
         with pytest.raises(OrchestrationTerminated):
-            await handle.result(10)
+            await handle.result(HANG_SECONDS)
         await retry(runtime.provider, "p")
         await handle.raise_event("go", "on")
 
-        assert await handle.result(10) == "on"
+        assert await handle.result(HANG_SECONDS) == "on"
 
 
 async def test_terminating_what_has_just_ended_changes_nothing(make_runtime):
@@ -278,7 +279,7 @@ async def test_terminating_what_has_just_ended_changes_nothing(make_runtime):
         admin = runtime.provider.admin
         before = await admin.get_instance_info("p")
         await handle.raise_event("go", "on")
-        assert await handle.result(10) == "on"
+        assert await handle.result(HANG_SECONDS) == "on"
 
         async def as_it_was(_):
             return before
@@ -289,7 +290,7 @@ async def test_terminating_what_has_just_ended_changes_nothing(make_runtime):
         del admin.get_instance_info
         assert (await handle.describe()).status is Status.COMPLETED
         await runtime.start(quick, id="p", if_exists="replace")
-        assert await runtime.get("p").result(10) == "done"
+        assert await runtime.get("p").result(HANG_SECONDS) == "done"
 
 
 @orchestration
@@ -307,7 +308,7 @@ async def test_a_child_that_is_to_outlive_its_parent_outlives_a_terminate(make_r
 
         await reached(runtime, "g-goes", Status.CANCELLED)
         await runtime.raise_event("g-stays", "go", "on")
-        assert await runtime.get("g-stays").result(10) == "on"
+        assert await runtime.get("g-stays").result(HANG_SECONDS) == "on"
 
 
 @orchestration
@@ -323,7 +324,7 @@ async def test_a_child_that_is_to_outlive_its_parent_outlives_a_cancellation(mak
 
         await reached(runtime, "s", Status.CANCELLED)
         await runtime.raise_event("s-stays", "go", "on")
-        assert await runtime.get("s-stays").result(10) == "on"
+        assert await runtime.get("s-stays").result(HANG_SECONDS) == "on"
 
 
 @orchestration
@@ -340,11 +341,13 @@ async def test_giving_up_a_child_does_not_cancel_a_stranger_with_its_id(make_run
         stranger = await runtime.start(patient, "stranger", id="same")
         await waiting(runtime, "same")
         await stranger.pause()  # so that nobody is told in time that the id is in use
-        assert await (await runtime.start(impatient_parent, "same")).result(10) == "gave up"
+        assert (
+            await (await runtime.start(impatient_parent, "same")).result(HANG_SECONDS) == "gave up"
+        )
         await stranger.resume()
 
         await stranger.raise_event("go", "on")
-        assert await stranger.result(10) == "on"
+        assert await stranger.result(HANG_SECONDS) == "on"
 
 
 async def test_a_parent_is_told_that_its_child_was_terminated(make_runtime):
@@ -354,7 +357,7 @@ async def test_a_parent_is_told_that_its_child_was_terminated(make_runtime):
         await runtime.terminate("p-child", "no more")
 
         with pytest.raises(Exception, match="no more"):
-            await handle.result(10)
+            await handle.result(HANG_SECONDS)
 
 
 async def test_a_paused_orchestration_takes_no_turn_until_it_is_resumed(make_runtime):
@@ -367,7 +370,7 @@ async def test_a_paused_orchestration_takes_no_turn_until_it_is_resumed(make_run
             await handle.result(0.2)
         assert (await handle.describe()).status is Status.PAUSED
         await handle.resume()
-        assert await handle.result(10) == "on"
+        assert await handle.result(HANG_SECONDS) == "on"
 
 
 async def test_a_waiter_in_this_process_is_told_without_asking_the_store_again(
@@ -388,7 +391,7 @@ async def test_a_waiter_in_this_process_is_told_without_asking_the_store_again(
 
     monkeypatch.setattr(SqliteAdmin, "get_instance_info", count)
     async with Runtime(tmp_path / "store.db", HANDLERS) as runtime:
-        assert await runtime.get("p", patient).result(10) == "on"
+        assert await runtime.get("p", patient).result(HANG_SECONDS) == "on"
     assert len(questions) <= 1
 
 
@@ -401,7 +404,7 @@ async def test_an_id_that_exists_is_returned_refused_or_replaced(make_runtime):
         third = await runtime.start(patient, "four", id="same", if_exists="replace")
         await third.raise_event("go", "on")
 
-        assert await third.result(10) == "on"
+        assert await third.result(HANG_SECONDS) == "on"
         assert cleaned == ["four"]
         assert first.id == second.id == third.id
 
@@ -411,7 +414,7 @@ async def test_a_delayed_start_waits(make_runtime):
         later = await runtime.start(quick, id="later", delay=3600)
         soon = await runtime.start(quick, id="soon", delay=0.2)
 
-        assert await soon.result(10) == "done"
+        assert await soon.result(HANG_SECONDS) == "done"
         assert (await later.describe()).status is Status.PENDING
 
 
@@ -419,7 +422,7 @@ async def test_many_are_started_at_once(make_runtime):
     async with make_runtime(HANDLERS) as runtime:
         handles = await runtime.start_many(quick, [(f"q-{n}", ()) for n in range(50)])
 
-        assert [await handle.result(10) for handle in handles] == ["done"] * 50
+        assert [await handle.result(HANG_SECONDS) for handle in handles] == ["done"] * 50
         with pytest.raises(AlreadyExists, match="q-0"):
             await runtime.start_many(quick, [("q-0", ())], if_exists="fail")
 
@@ -455,8 +458,8 @@ async def test_arguments_can_be_given_by_name(make_runtime):
         first = await runtime.start(ticket, "stage", kwargs={"reduced": True}, id="a")
         second = await runtime.start(ticket, kwargs={"reduced": False, "place": "x", "price": 9})
 
-        assert await first.result(10) == ["stage", 5, True]
-        assert await second.result(10) == ["x", 9, False]
+        assert await first.result(HANG_SECONDS) == ["stage", 5, True]
+        assert await second.result(HANG_SECONDS) == ["x", 9, False]
         with pytest.raises(TypeError, match=r"orchestration 'ticket'.*seat"):
             await runtime.start(ticket, "stage", kwargs={"reduced": True, "seat": 1})
 
@@ -475,8 +478,8 @@ async def test_a_name_is_started_without_the_code(make_runtime):
         handle = await client.start("ticket", "stage", 7, True, id="a")
         others = await client.start_many("ticket", [("b", ("gallery", 3, False))])
 
-        assert await handle.result(10) == ["stage", 7, True]
-        assert await others[0].result(10) == ["gallery", 3, False]
+        assert await handle.result(HANG_SECONDS) == ["stage", 7, True]
+        assert await others[0].result(HANG_SECONDS) == ["gallery", 3, False]
 
 
 async def test_many_starts_of_a_wrong_shape_say_what_is_wanted(make_runtime):
@@ -490,7 +493,7 @@ async def test_many_starts_of_a_wrong_shape_say_what_is_wanted(make_runtime):
 async def test_messages_without_a_receiver_are_refused(make_runtime):
     async with make_runtime(HANDLERS) as runtime:
         handle = await runtime.start(quick, id="q")
-        await handle.result(10)
+        await handle.result(HANG_SECONDS)
 
         with pytest.raises(InstanceFinished):
             await handle.raise_event("go", "late")
@@ -501,7 +504,7 @@ async def test_messages_without_a_receiver_are_refused(make_runtime):
         with pytest.raises(NotFound):
             await runtime.get("nobody").describe()
         with pytest.raises(NotFound):
-            await runtime.get("nobody").result(1)
+            await runtime.get("nobody").result(HANG_SECONDS)
 
 
 async def test_an_event_may_come_before_anybody_waits(make_runtime):
@@ -514,7 +517,7 @@ async def test_an_event_may_come_before_anybody_waits(make_runtime):
         handle = await runtime.start(late_reader)
         await handle.raise_event("early", "kept")
 
-        assert await handle.result(10) == "kept"
+        assert await handle.result(HANG_SECONDS) == "kept"
 
 
 async def test_a_detached_start_lives_on_its_own(make_runtime):
@@ -525,7 +528,7 @@ async def test_a_detached_start_lives_on_its_own(make_runtime):
     async with make_runtime([launcher, quick]) as runtime:
         handle = await runtime.start(launcher, id="l")
 
-        assert await handle.result(10) == "free"
+        assert await handle.result(HANG_SECONDS) == "free"
         await reached(runtime, "free", Status.COMPLETED)
         assert (await runtime.describe("free")).parent_id is None
 
@@ -559,7 +562,7 @@ async def test_an_explicit_child_id_in_use_fails_the_call(make_runtime):
         handle = await runtime.start(parent, "p", id="p")
 
         with pytest.raises(Exception, match="exists already"):
-            await handle.result(10)
+            await handle.result(HANG_SECONDS)
 
 
 @pytest.mark.parametrize("again", ["replace", "delete"])
@@ -588,7 +591,7 @@ async def test_the_report_of_an_activity_of_an_earlier_instance_is_dropped(
 
     async with make_runtime([flow, slow, fast]) as runtime:
         await runtime.start(flow, 1, id="x")
-        await asyncio.wait_for(begun.wait(), 10)
+        await asyncio.wait_for(begun.wait(), HANG_SECONDS)
         if again == "delete":
             await runtime.admin.delete("x", force=True)
         handle = await runtime.start(flow, 2, id="x", if_exists="replace")
@@ -600,5 +603,5 @@ async def test_the_report_of_an_activity_of_an_earlier_instance_is_dropped(
 
         await until(is_idle)
         await handle.raise_event("go", "four")
-        assert await handle.result(20) == [4, 2]
+        assert await handle.result(HANG_SECONDS) == [4, 2]
     assert "blocked" not in caplog.text

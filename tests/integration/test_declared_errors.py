@@ -4,6 +4,7 @@ import zlib
 
 import pytest
 
+from patience import HANG_SECONDS
 from perdure import ActivityFailed, Codec, InMemoryProvider, Runtime, activity, orchestration
 from perdure.errors import InvalidValue, OrchestrationFailed
 
@@ -77,7 +78,7 @@ async def flow(name: str, how: str) -> list[object]:
 
 async def outcome(make_runtime, name, how):
     async with make_runtime([flow, in_task, by_base]) as runtime:
-        return await (await runtime.start(flow, name, how)).result(20)
+        return await (await runtime.start(flow, name, how)).result(HANG_SECONDS)
 
 
 async def test_a_declared_error_arrives_with_its_arguments_and_attributes(make_runtime):
@@ -110,7 +111,7 @@ async def test_a_transform_wraps_the_arguments_of_an_error():
     provider = InMemoryProvider()
     async with Runtime(provider, [flow, in_task], codec=Codec(Zlib())) as runtime:
         handle = await runtime.start(flow, "in_task", "own")
-        assert (await handle.result(20))[0] == "own"
+        assert (await handle.result(HANG_SECONDS))[0] == "own"
         failures = [each.failure for each in await handle.history() if hasattr(each, "failure")]
     assert all("north" not in failure.raised for failure in failures)
 
@@ -134,9 +135,9 @@ async def test_the_original_class_is_asked_for_by_is_(make_runtime):
         raise CardDeclined(5, bank="north")
 
     async with make_runtime([asks, fails, in_task]) as runtime:
-        assert await (await runtime.start(asks)).result(20) == [True, True, False]
+        assert await (await runtime.start(asks)).result(HANG_SECONDS) == [True, True, False]
         with pytest.raises(OrchestrationFailed) as raised:
-            await (await runtime.start(fails)).result(20)
+            await (await runtime.start(fails)).result(HANG_SECONDS)
         assert raised.value.is_(PaymentError)
 
 

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from integration.conditions import reached, until, waiting
+from patience import HANG_SECONDS
 from perdure import (
     InMemoryProvider,
     Runtime,
@@ -77,7 +78,7 @@ async def test_a_started_instance_keeps_its_version():
     async with _runtime(store, version_1(), version_2()) as new:
         await new.raise_event("f", "go")
 
-        assert await new.get("f").result(10) == "1.0.0"
+        assert await new.get("f").result(HANG_SECONDS) == "1.0.0"
 
 
 async def test_the_latest_version_is_taken_at_continue_as_new():
@@ -88,7 +89,7 @@ async def test_the_latest_version_is_taken_at_continue_as_new():
     async with _runtime(store, version_1(), version_2()) as new:
         await new.raise_event("f", "go")
 
-        assert await new.get("f").result(10) == "2.0.0"
+        assert await new.get("f").result(HANG_SECONDS) == "2.0.0"
         assert (await new.describe("f")).version == "2.0.0"
 
 
@@ -118,7 +119,7 @@ async def test_a_version_that_only_another_worker_has_takes_over_at_continue_as_
     async with _runtime(store, leaving) as old, _runtime(store, version_2()) as new:
         await old.start(leaving, 0, id="f")
 
-        assert await new.get("f").result(10) == "2.0.0"
+        assert await new.get("f").result(HANG_SECONDS) == "2.0.0"
 
 
 async def test_what_old_code_blocks_beside_new_code_goes_on_too(monkeypatch):
@@ -143,7 +144,7 @@ async def test_what_old_code_blocks_beside_new_code_goes_on_too(monkeypatch):
         await new.provider.abandon_orchestration_item(fetched.lock_token, 10**9, block=block)
         await new.raise_event("f", "go")
 
-        assert await new.get("f").result(10) == "1.0.0"
+        assert await new.get("f").result(HANG_SECONDS) == "1.0.0"
 
 
 async def _is_true(value):
@@ -164,7 +165,7 @@ async def test_changed_code_blocks_the_instance_and_a_fixed_deploy_lets_it_go_on
         assert "note" in str(block.detail)
         assert "other" in str(block.detail)
     async with _runtime(store, version_1()) as fixed:
-        assert await fixed.get("f").result(10) == "1.0.0"
+        assert await fixed.get("f").result(HANG_SECONDS) == "1.0.0"
 
 
 async def test_an_instance_waits_for_a_worker_that_has_its_code():
@@ -174,7 +175,7 @@ async def test_an_instance_waits_for_a_worker_that_has_its_code():
         await asyncio.sleep(0.05)
         assert (await ignorant.describe("f")).status is Status.PENDING
         async with _runtime(store, version_2()) as able:
-            assert await able.get("f").result(10) == "2.0.0"
+            assert await able.get("f").result(HANG_SECONDS) == "2.0.0"
 
 
 async def test_damaged_history_blocks_only_its_own_instance():
@@ -189,7 +190,7 @@ async def test_damaged_history_blocks_only_its_own_instance():
         await new.raise_event("bad", "go")
         await new.raise_event("good", "go")
 
-        assert await new.get("good").result(10) == "1.0.0"
+        assert await new.get("good").result(HANG_SECONDS) == "1.0.0"
         await reached(new, "bad", Status.BLOCKED)
         block = (await new.describe("bad", waits=False)).block
         assert block is not None

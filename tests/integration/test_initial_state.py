@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from integration.conditions import until
+from patience import HANG_SECONDS
 from perdure import activity, continue_as_new, orchestration, state, wait_for_event
 from perdure.authoring.definitions import Registry
 from perdure.client.checks import check, read_recorded, recorded_history, recorded_in
@@ -65,7 +66,7 @@ async def ended_shop(runtime, instance_id):
     handle = await runtime.start(shop, 1, id=instance_id)
     await until(lambda: is_waiting(runtime, instance_id))
     await handle.raise_event("go", "x")
-    assert await handle.result(10) == "paid"
+    assert await handle.result(HANG_SECONDS) == "paid"
 
 
 async def is_waiting(runtime, instance_id):
@@ -84,7 +85,7 @@ async def test_a_rerun_from_before_a_payment_pays(make_runtime):
         assert await copy.state("rounds", int) == 2
         await copy.raise_event("go", "x")
 
-        assert await copy.result(10) == "paid"
+        assert await copy.result(HANG_SECONDS) == "paid"
         assert paid == ["o"]
         assert await copy.state("rounds", int) is None
 
@@ -109,7 +110,7 @@ async def test_no_false_alarm_while_the_instance_runs(make_runtime, flow):
     registry = Registry([counter, reader, pay])
     async with make_runtime([counter, reader, pay]) as runtime:
         handle = await runtime.start(flow, 25, id="live")
-        result = asyncio.ensure_future(handle.result(60))
+        result = asyncio.ensure_future(handle.result(HANG_SECONDS))
         await until(handle.history)
         seen = set()
         while not result.done():
@@ -126,6 +127,6 @@ async def test_no_false_alarm_while_the_instance_runs(make_runtime, flow):
 async def test_each_past_execution_replays_by_its_own_history(make_runtime):
     async with make_runtime([reader, pay]) as runtime:
         handle = await runtime.start(reader, 6, id="r")
-        await handle.result(30)
+        await handle.result(HANG_SECONDS)
         for execution_id in range(1, 8):
             assert_replays(await runtime.history("r", execution_id), reader, pay)

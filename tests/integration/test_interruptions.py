@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 
+from patience import HANG_SECONDS
 from perdure import (
     Runtime,
     RuntimeOptions,
@@ -109,7 +110,7 @@ def test_what_a_signal_broke_into_goes_on_with_the_next_start(tmp_path, raised, 
     async def run():
         options = RuntimeOptions(drain_timeout=0)
         async with Runtime(tmp_path / "s.db", HANDLERS, options=options) as runtime:
-            return await (await runtime.start(flow, id="x")).result(30)
+            return await (await runtime.start(flow, id="x")).result(HANG_SECONDS)
 
     with pytest.raises(raised), asyncio.Runner() as runner:
         runner.get_loop().run_until_complete(run())
@@ -128,7 +129,7 @@ def test_a_program_that_outlives_the_signal_finishes_its_work(raised, flow):
     starting = loop.create_task(runtime.start(flow, id="x"))
 
     async def finish():
-        return await (await starting).result(30)
+        return await (await starting).result(HANG_SECONDS)
 
     with pytest.raises(raised):
         loop.run_until_complete(finish())

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from patience import HANG_SECONDS
+
 TESTS = Path(__file__).parent.parent
 
 
@@ -13,7 +15,7 @@ def test_killed_workers_lose_and_double_nothing():
         cwd=TESTS,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=HANG_SECONDS,
         check=False,
     )
 

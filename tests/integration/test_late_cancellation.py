@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from integration.conditions import until
+from patience import HANG_SECONDS
 from perdure import activity, continue_as_new, next_message, orchestration
 from perdure.errors import OrchestrationCancelled
 
@@ -37,6 +38,6 @@ async def test_the_clean_up_runs_in_the_next_execution(make_runtime):
         await handle.resume()
 
         with pytest.raises(OrchestrationCancelled, match="enough"):
-            await handle.result(30)
+            await handle.result(HANG_SECONDS)
 
     assert undone == [2]

@@ -6,6 +6,7 @@ import logging
 import pytest
 
 from integration.conditions import until, waiting
+from patience import HANG_SECONDS
 from perdure import (
     Client,
     FileSystemProvider,
@@ -68,7 +69,7 @@ async def test_ordinary_races_leave_nothing_in_the_log(make_runtime, caplog):
         handles = [await runtime.start(racing) for _ in range(5)]
         handles += [await runtime.start(leaves_child, id=f"p-{n}") for n in range(5)]
         for handle in handles:
-            await handle.result(20)
+            await handle.result(HANG_SECONDS)
         late = [
             work.TimerFired(instance_id="p-1", execution_id=1, timer_id=2, fire_at_ms=1),
             work.SubOrchCompleted(
@@ -86,7 +87,7 @@ async def test_ordinary_races_leave_nothing_in_the_log(make_runtime, caplog):
 async def test_an_unread_event_is_logged(caplog):
     provider = InMemoryProvider()
     async with Runtime(provider, [leaves_child, child, quick]) as runtime:
-        await (await runtime.start(leaves_child, id="p")).result(10)
+        await (await runtime.start(leaves_child, id="p")).result(HANG_SECONDS)
         await provider.enqueue_for_orchestrator(
             envelope(work.ExternalRaised(instance_id="p", name="approval"))
         )
@@ -137,4 +138,4 @@ async def test_what_comes_between_two_executions_is_kept_for_the_next(tmp_path, 
         clock.ms = -700
         await client.raise_event("r", "word", "heard")
     async with Runtime(make(), [relay_on], clock=clock) as runtime:
-        assert await runtime.get("r").result(10) == "heard"
+        assert await runtime.get("r").result(HANG_SECONDS) == "heard"

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from integration.conditions import until
+from patience import HANG_SECONDS
 from perdure import (
     ActivityFailed,
     OrchestrationFailed,
@@ -36,7 +37,7 @@ async def test_a_limit_counts_from_when_a_thread_begins_the_code(make_runtime, b
 
     flow = calling(work, times=10)
     async with make_runtime([flow, work], threads=2) as runtime:
-        assert await (await runtime.start(flow)).result(20) == [str(n) for n in range(10)]
+        assert await (await runtime.start(flow)).result(HANG_SECONDS) == [str(n) for n in range(10)]
 
 
 async def test_what_is_given_up_before_a_thread_is_free_never_begins(make_runtime):
@@ -56,7 +57,7 @@ async def test_what_is_given_up_before_a_thread_is_free_never_begins(make_runtim
     try:
         async with make_runtime([flow, work], threads=1) as runtime:
             with pytest.raises(OrchestrationFailed):
-                await (await runtime.start(flow)).result(20)
+                await (await runtime.start(flow)).result(HANG_SECONDS)
 
             async def is_idle():
                 return not runtime.is_busy
@@ -89,7 +90,7 @@ async def test_a_timeout_says_how_long_it_was(make_runtime):
         return told
 
     async with make_runtime([flow, on_loop, in_thread]) as runtime:
-        assert await (await runtime.start(flow)).result(10) == [
+        assert await (await runtime.start(flow)).result(HANG_SECONDS) == [
             "TimeoutError: no result within 0.05 s",
             "TimeoutError: no result within 0.05 s",
         ]
@@ -106,7 +107,7 @@ async def test_threads_that_are_taken_for_good_are_named_in_the_log(caplog):
     try:
         options = RuntimeOptions(threads=2, cancel_grace=60, drain_timeout=0)
         async with Runtime("memory:", [flow, hang], options=options) as runtime:
-            await (await runtime.start(flow)).result(10)
+            await (await runtime.start(flow)).result(HANG_SECONDS)
 
             assert "activity 'hang' still runs in its thread" in caplog.text
             assert "2 of 2 threads are taken" in caplog.text
@@ -126,7 +127,7 @@ async def test_a_thread_that_does_not_end_in_time_is_named_once(caplog):
     try:
         options = RuntimeOptions(cancel_grace=0.02, drain_timeout=0)
         async with Runtime("memory:", [flow, hang], options=options) as runtime:
-            await (await runtime.start(flow)).result(10)
+            await (await runtime.start(flow)).result(HANG_SECONDS)
 
             async def is_named():
                 return "still runs in its thread" in caplog.text
@@ -155,7 +156,7 @@ async def test_an_activity_that_swallows_its_cancellation_is_named_in_the_log(ca
     options = RuntimeOptions(cancel_grace=0.02, drain_timeout=1)
     async with Runtime("memory:", [flow, deaf], options=options) as runtime:
         handle = await runtime.start(flow)
-        await asyncio.wait_for(has_begun.wait(), 15)
+        await asyncio.wait_for(has_begun.wait(), HANG_SECONDS)
         if not bound:
             await handle.cancel("enough")
 
@@ -199,7 +200,7 @@ async def test_sys_exit_is_the_same_failure_wherever_the_code_runs(make_runtime,
         return "went on"
 
     async with make_runtime([flow, handler]) as runtime:
-        assert await (await runtime.start(flow)).result(20) == "SystemExit: bye"
+        assert await (await runtime.start(flow)).result(HANG_SECONDS) == "SystemExit: bye"
 
 
 @pytest.mark.parametrize("kind", ["sync", "async", "beating"])
@@ -226,4 +227,4 @@ async def test_what_would_end_a_worker_only_fails_its_activity(make_runtime, kin
         return "went on"
 
     async with make_runtime([flow, in_thread, on_loop, fine]) as runtime:
-        assert await (await runtime.start(flow)).result(10) == f"{error.__name__} fine"
+        assert await (await runtime.start(flow)).result(HANG_SECONDS) == f"{error.__name__} fine"

@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import pytest
 
+from patience import HANG_SECONDS
 from perdure import BlockingClient, Runtime, orchestration, wait_for_event
 from perdure.errors import NotFound, PerdureError, UsageError
 from perdure.limits import REASON_CHARACTERS_MAX
@@ -126,7 +127,7 @@ async def test_a_reason_that_no_history_could_keep_is_refused(verb, reason, said
             await getattr(runtime, verb)("w", reason)
 
         await handle.raise_event("go", 3)
-        assert await handle.result(10) == 3
+        assert await handle.result(HANG_SECONDS) == 3
 
 
 @pytest.mark.parametrize("verb", ["cancel", "terminate"])
@@ -136,7 +137,7 @@ async def test_the_longest_reason_is_kept_with_the_instance(verb):
         handle = await runtime.start(gate, 1)
         await getattr(handle, verb)(reason)
         with pytest.raises(PerdureError, match=reason):
-            await handle.result(10)
+            await handle.result(HANG_SECONDS)
         assert (await handle.history())[-1].reason == reason
 
 
@@ -172,7 +173,7 @@ def test_a_coroutine_for_a_client_that_is_not_open_is_not_left_behind():
         lambda r: r.start(gate, 1),
         lambda r: r.start_many(gate, [("a", (1,)), ("b", (1,))]),
         lambda r: r.start("gate", 1),
-        lambda r: r.get("w").result(10),
+        lambda r: r.get("w").result(HANG_SECONDS),
     ],
 )
 async def test_a_runtime_is_used_on_its_own_event_loop(call):

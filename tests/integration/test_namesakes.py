@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from integration.conditions import until
+from patience import HANG_SECONDS
 from perdure import (
     Client,
     InMemoryProvider,
@@ -49,7 +50,7 @@ async def test_what_is_live_in_one_is_not_taken_by_the_other(store, caplog):
             await asyncio.sleep(0)
 
         for handle in handles:
-            assert await handle.result(20) == list(range(20))
+            assert await handle.result(HANG_SECONDS) == list(range(20))
     assert "blocked" not in caplog.text
 
 

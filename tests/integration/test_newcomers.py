@@ -12,6 +12,8 @@ from textwrap import dedent
 
 import pytest
 
+from patience import HANG_SECONDS
+
 
 @dataclass(frozen=True, kw_only=True)
 class Mistake:
@@ -134,7 +136,7 @@ def test_a_mistake_of_a_newcomer_is_answered(mistake, tmp_path):
         env={**os.environ, "NO_COLOR": "1"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_SECONDS,
         check=False,
     )
 

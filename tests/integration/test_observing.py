@@ -10,6 +10,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client import CollectorRegistry
 
 from integration.conditions import until
+from patience import HANG_SECONDS
 from perdure import (
     Client,
     InMemoryProvider,
@@ -67,9 +68,9 @@ async def sleeps() -> None:
 
 async def run(runtime):
     async with runtime:
-        await (await runtime.start(flow, 1, id="good")).result(10)
+        await (await runtime.start(flow, 1, id="good")).result(HANG_SECONDS)
         with pytest.raises(OrchestrationFailed):
-            await (await runtime.start(flow, -1, id="bad")).result(10)
+            await (await runtime.start(flow, -1, id="bad")).result(HANG_SECONDS)
 
 
 async def test_a_snapshot_counts_what_happened_once():
@@ -148,8 +149,8 @@ async def test_a_start_by_a_client_carries_the_trace_of_its_caller():
         with provider.get_tracer("test").start_as_current_span("request") as request:
             handle = await client.start(flow, 1)
             await client.start_many(flow, [("many", (1,))])
-        assert await handle.result(10) == 1
-        assert await client.get("many").result(10) == 1
+        assert await handle.result(HANG_SECONDS) == 1
+        assert await client.get("many").result(HANG_SECONDS) == 1
 
     spans = [span for span in exporter.get_finished_spans() if span.name == "activity shaky"]
     assert len(spans) == 2
@@ -171,7 +172,7 @@ async def test_a_client_observes_tracers_and_outlives_them(caplog, gives):
         client.observe(Broken())
         await client.start(flow, 1, id="f")
         async with Runtime(client.provider, [flow, shaky]) as runtime:
-            assert await runtime.get("f").result(10) == 1
+            assert await runtime.get("f").result(HANG_SECONDS) == 1
     assert "a tracer failed" in caplog.text
 
 
@@ -281,7 +282,7 @@ async def test_a_tracer_cannot_hold_up_a_cancellation(place):
         handle = await start("cancelled")
         await handle.cancel("enough")
         with pytest.raises(OrchestrationCancelled):
-            await handle.result(10)
+            await handle.result(HANG_SECONDS)
         await until(is_idle)
         await start("stopped")
     assert runtime.metrics_snapshot()["activity_cancelled"] == 1
@@ -291,7 +292,7 @@ async def test_the_logger_of_an_orchestration_is_silent_while_it_replays(caplog)
     runtime = Runtime("memory:", [flow, shaky], options=RuntimeOptions(always_replay=True))
     with caplog.at_level(logging.INFO):
         async with runtime:
-            await (await runtime.start(flow, 1, id="once")).result(10)
+            await (await runtime.start(flow, 1, id="once")).result(HANG_SECONDS)
 
     lines = [record.getMessage() for record in caplog.records if "has 1" in record.getMessage()]
     begins = [r for r in caplog.records if "begins with" in r.getMessage()]
@@ -330,7 +331,7 @@ async def test_failures_are_logged_once_with_the_line_and_the_ids(make_runtime, 
     async with make_runtime([decline, declining]) as runtime:
         handle = await runtime.start(declining, id="x")
         with pytest.raises(OrchestrationFailed):
-            await handle.result(10)
+            await handle.result(HANG_SECONDS)
 
     first, second, end = failures_in(caplog)
     for record in (first, second):
@@ -348,7 +349,7 @@ async def test_failures_are_logged_once_with_the_line_and_the_ids(make_runtime, 
 
 async def test_the_failure_of_a_child_is_not_the_end(make_runtime, caplog):
     async with make_runtime([decline, declining, declining_parent]) as runtime:
-        assert await (await runtime.start(declining_parent)).result(10) == "caught"
+        assert await (await runtime.start(declining_parent)).result(HANG_SECONDS) == "caught"
 
     *_, end = failures_in(caplog)
     assert (end.levelname, end.instance_id) == ("WARNING", "child")

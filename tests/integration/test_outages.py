@@ -7,6 +7,7 @@ import apsw
 import pytest
 
 from integration.conditions import reached, until
+from patience import HANG_SECONDS
 from perdure import (
     Client,
     InMemoryProvider,
@@ -45,21 +46,21 @@ class Out(InMemoryProvider):
 async def test_a_start_on_a_full_store_is_told_at_once():
     provider = Out()
     provider.error = StoreFull("start", "no space left")
-    async with Runtime(provider, [flow]) as runtime, asyncio.timeout(10):
+    async with Runtime(provider, [flow]) as runtime, asyncio.timeout(HANG_SECONDS):
         with pytest.raises(StoreFull, match="no space left"):
             await runtime.start(flow, id="one")
         with pytest.raises(StoreFull, match="no space left"):
             await runtime.start_many(flow, [("two", ()), ("three", ())])
 
         provider.error = None
-        assert await (await runtime.start(flow, id="one")).result(10) == "done"
+        assert await (await runtime.start(flow, id="one")).result(HANG_SECONDS) == "done"
 
 
 async def test_a_start_waits_a_while_for_a_store_that_is_out_and_is_told_then():
     clock = ManualClock()
     provider = Out(clock=clock)
     provider.error = StoreUnavailable("start", "no route")
-    async with Runtime(provider, [flow], clock=clock) as runtime, asyncio.timeout(10):
+    async with Runtime(provider, [flow], clock=clock) as runtime, asyncio.timeout(HANG_SECONDS):
         # More than begin at once: those behind the others do not wait as long once more.
         starts = [asyncio.ensure_future(runtime.start(flow, id=f"s-{n}")) for n in range(500)]
         begun_ms = clock.now_ms()
@@ -78,7 +79,7 @@ async def test_a_start_succeeds_when_the_store_is_back_in_time():
     clock = ManualClock()
     provider = Out(clock=clock)
     provider.error = StoreUnavailable("start", "no route")
-    async with Runtime(provider, [flow], clock=clock) as runtime, asyncio.timeout(10):
+    async with Runtime(provider, [flow], clock=clock) as runtime, asyncio.timeout(HANG_SECONDS):
         start = asyncio.ensure_future(runtime.start(flow))
 
         async def was_repeated():
@@ -91,7 +92,7 @@ async def test_a_start_succeeds_when_the_store_is_back_in_time():
             clock.advance(100)
             await asyncio.sleep(0)
 
-        assert await start.result().result(10) == "done"
+        assert await start.result().result(HANG_SECONDS) == "done"
 
 
 @activity
@@ -136,7 +137,7 @@ async def test_a_defect_in_a_fetch_delays_no_instance_for_long(monkeypatch, capl
             Runtime(Faulty(store=store), [patient], options=options),
             Runtime(Faulty(store=store), [step]),
         ):
-            results = [await client.get(f"p-{n}", patient).result(10) for n in range(40)]
+            results = [await client.get(f"p-{n}", patient).result(HANG_SECONDS) for n in range(40)]
     assert results == list(range(40))
     assert "cannot fetch orchestrations" in caplog.text
     assert "cannot fetch activities" in caplog.text
@@ -159,7 +160,7 @@ async def test_a_damaged_message_stops_its_own_instance_only(tmp_path, table):
         for number in range(3):
             await runtime.start(patient, id=f"p-{number}")
             await runtime.raise_event(f"p-{number}", "go", number)
-            assert await runtime.get(f"p-{number}").result(10) == number
+            assert await runtime.get(f"p-{number}").result(HANG_SECONDS) == number
         await reached(runtime, "bad", Status.FAILED if is_work else Status.BLOCKED)
 
 

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from patience import HANG_SECONDS
 from perdure import (
     ActivityFailed,
     OrchestrationFailed,
@@ -44,7 +45,7 @@ async def test_steps_run_one_after_the_other(make_runtime):
     async with make_runtime([chain, double, triple]) as runtime:
         handle = await runtime.start(chain, 1, id="c-1")
 
-        assert await handle.result(10) == 12
+        assert await handle.result(HANG_SECONDS) == 12
 
 
 @orchestration
@@ -56,7 +57,7 @@ async def test_steps_run_side_by_side_and_are_joined(make_runtime):
     async with make_runtime([fan_out, double]) as runtime:
         handle = await runtime.start(fan_out, 50)
 
-        assert await handle.result(20) == 50 * 49
+        assert await handle.result(HANG_SECONDS) == 50 * 49
 
 
 @orchestration
@@ -74,7 +75,7 @@ async def test_an_approval_comes_in_time(make_runtime):
         handle = await runtime.start(approval, id="a-1")
         await handle.raise_event("approval", True)
 
-        assert await handle.result(10) == "approved"
+        assert await handle.result(HANG_SECONDS) == "approved"
 
 
 async def test_an_approval_that_does_not_come_times_out_after_days(make_environment):
@@ -101,7 +102,7 @@ async def test_a_failed_step_is_caught_and_compensated(make_runtime):
     async with make_runtime([compensating, double, triple, fail]) as runtime:
         handle = await runtime.start(compensating)
 
-        assert await handle.result(10) == ["ValueError: no stock", "15"]
+        assert await handle.result(HANG_SECONDS) == ["ValueError: no stock", "15"]
 
 
 @orchestration
@@ -114,7 +115,7 @@ async def test_an_uncaught_failure_fails_the_orchestration(make_runtime):
         handle = await runtime.start(failing, id="f-1")
 
         with pytest.raises(OrchestrationFailed, match="it broke"):
-            await handle.result(10)
+            await handle.result(HANG_SECONDS)
         assert (await handle.describe()).status == "Failed"
 
 
@@ -135,7 +136,7 @@ async def test_a_flaky_step_is_retried_until_it_works(make_runtime):
     async with make_runtime([patient, flaky]) as runtime:
         handle = await runtime.start(patient)
 
-        assert await handle.result(10) == "at last"
+        assert await handle.result(HANG_SECONDS) == "at last"
         assert len(attempts) == 3
 
 
@@ -151,7 +152,7 @@ async def test_an_eternal_loop_continues_as_new(make_runtime):
     async with make_runtime([countdown, double]) as runtime:
         handle = await runtime.start(countdown, 9, 0, id="loop")
 
-        assert await handle.result(20) == 20
+        assert await handle.result(HANG_SECONDS) == 20
         assert (await handle.describe()).execution_id == 10
 
 
@@ -170,7 +171,7 @@ async def test_a_mailbox_keeps_its_order(make_runtime):
         for word in ("a", "b", "c", "bye"):
             await handle.send_message("inbox", word)
 
-        assert await handle.result(10) == ["a", "b", "c"]
+        assert await handle.result(HANG_SECONDS) == ["a", "b", "c"]
         assert (await handle.describe()).custom_status == 3
 
 
@@ -185,7 +186,7 @@ async def test_children_report_to_their_parents(make_runtime):
     async with make_runtime([leaf, double]) as runtime:
         handle = await runtime.start(leaf, 5, id="root")
 
-        assert await handle.result(20) == 7
+        assert await handle.result(HANG_SECONDS) == 7
         assert len((await runtime.admin.tree("root")).instance_ids) == 6
 
 
@@ -200,7 +201,7 @@ async def test_state_is_kept_and_can_be_read_from_outside(make_runtime):
     async with make_runtime([counter, double]) as runtime:
         handle = await runtime.start(counter, 3)
 
-        assert await handle.result(10) == 6
+        assert await handle.result(HANG_SECONDS) == 6
         assert await handle.state("count", int) == 6
         assert (await handle.state_items())["count"].value == "6"
 
@@ -215,4 +216,4 @@ async def test_a_timer_fires(make_runtime):
     async with make_runtime([short_sleep]) as runtime:
         handle = await runtime.start(short_sleep)
 
-        assert await handle.result(10) == "woke"
+        assert await handle.result(HANG_SECONDS) == "woke"

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from integration.conditions import reached, until, waiting
+from patience import HANG_SECONDS
 from perdure import (
     InMemoryProvider,
     OrchestrationFailed,
@@ -69,7 +70,7 @@ async def test_an_instance_that_kills_its_workers_is_blocked_and_an_operator_fre
             assert block.reason is BlockReason.POISON
             await runtime.resume("g")
 
-            assert await runtime.get("g").result(10) == "on"
+            assert await runtime.get("g").result(HANG_SECONDS) == "on"
 
 
 async def test_a_block_for_poison_says_what_went_wrong_the_last_time(make_runtime, monkeypatch):
@@ -88,7 +89,7 @@ async def test_a_block_for_poison_says_what_went_wrong_the_last_time(make_runtim
         assert "the last time here: ZeroDivisionError: the engine is broken" in block.message
         monkeypatch.undo()
         await handle.resume()
-        assert await handle.result(10) == "on"
+        assert await handle.result(HANG_SECONDS) == "on"
 
 
 async def test_an_activity_delivered_too_often_fails_without_running_again():
@@ -121,7 +122,7 @@ async def test_an_activity_delivered_too_often_fails_without_running_again():
         )
         async with worker:
             with pytest.raises(OrchestrationFailed, match="delivered 5 times"):
-                await orchestrator.get("v").result(10)
+                await orchestrator.get("v").result(HANG_SECONDS)
         assert runs == []
 
 
@@ -130,7 +131,7 @@ async def test_one_blocked_instance_among_many_disturbs_no_other(make_runtime):
         await runtime.start("gate", "an argument that gate does not take", id="bad")
         handles = [await runtime.start(plain, number) for number in range(30)]
 
-        assert [await handle.result(10) for handle in handles] == list(range(30))
+        assert [await handle.result(HANG_SECONDS) for handle in handles] == list(range(30))
         await reached(runtime, "bad", Status.BLOCKED)
 
 
@@ -155,8 +156,8 @@ async def test_a_recursion_without_end_fails_its_own_instance_only(make_runtime)
 
     async with make_runtime([deep, plain, echo]) as runtime:
         with pytest.raises(OrchestrationFailed, match="RecursionError"):
-            await (await runtime.start(deep)).result(10)
-        assert await (await runtime.start(plain, 1)).result(10) == 1
+            await (await runtime.start(deep)).result(HANG_SECONDS)
+        assert await (await runtime.start(plain, 1)).result(HANG_SECONDS) == 1
 
 
 async def test_scheduling_without_end_fails_its_own_instance_only(make_runtime):
@@ -168,8 +169,8 @@ async def test_scheduling_without_end_fails_its_own_instance_only(make_runtime):
 
     async with make_runtime([greedy, plain, echo]) as runtime:
         with pytest.raises(OrchestrationFailed, match="endless loop"):
-            await (await runtime.start(greedy)).result(60)
-        assert await (await runtime.start(plain, 1)).result(10) == 1
+            await (await runtime.start(greedy)).result(HANG_SECONDS)
+        assert await (await runtime.start(plain, 1)).result(HANG_SECONDS) == 1
 
 
 async def test_an_event_of_the_wrong_type_can_be_caught(make_runtime):
@@ -185,7 +186,7 @@ async def test_an_event_of_the_wrong_type_can_be_caught(make_runtime):
         handle = await runtime.start(careful, id="c")
         await handle.raise_event("number", "seven")
 
-        assert await handle.result(10) == "PayloadError"
+        assert await handle.result(HANG_SECONDS) == "PayloadError"
 
 
 async def test_real_work_inside_an_orchestration_is_refused_with_the_line(make_runtime):
@@ -195,7 +196,7 @@ async def test_real_work_inside_an_orchestration_is_refused_with_the_line(make_r
 
     async with make_runtime([impatient]) as runtime:
         with pytest.raises(OrchestrationFailed, match=r"test_poison\.py"):
-            await (await runtime.start(impatient)).result(10)
+            await (await runtime.start(impatient)).result(HANG_SECONDS)
 
 
 @activity(name="echo")
@@ -232,7 +233,7 @@ async def test_what_another_worker_must_have_is_told_once(caplog):
             await waiting(runtime, handle.id)
             await runtime.start(gate, id="g")
             async with Runtime(InMemoryProvider(store=store), [plain, echo]):
-                assert await handle.result(10) == [1, 2, 3]
+                assert await handle.result(HANG_SECONDS) == [1, 2, 3]
     for name in ("activity 'echo'", "orchestration 'plain'", "orchestration 'gate'"):
         told = [r for r in caplog.messages if r.startswith(f"{name} is not registered")]
         assert len(told) == 1, caplog.messages
@@ -304,4 +305,4 @@ async def test_what_was_in_flight_at_many_deaths_runs_one_by_one():
             assert len(begun) == 1
             may_end.set()
 
-            assert [await handle.result(20) for handle in handles] == list(range(6))
+            assert [await handle.result(HANG_SECONDS) for handle in handles] == list(range(6))

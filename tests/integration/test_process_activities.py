@@ -9,6 +9,7 @@ import pytest
 
 from integration import slow_activities
 from integration.conditions import until
+from patience import HANG_SECONDS
 from perdure import OrchestrationFailed, orchestration
 
 
@@ -25,7 +26,7 @@ def calling(handler, *args):
 async def test_a_process_activity_runs_in_another_process(make_runtime):
     flow = calling(slow_activities.whoami, [1, 2])
     async with make_runtime([flow, slow_activities]) as runtime:
-        result = await (await runtime.start(flow)).result(20)
+        result = await (await runtime.start(flow)).result(HANG_SECONDS)
 
         assert result["sum"] == 3
         assert result["pid"] != os.getpid()
@@ -57,7 +58,7 @@ async def test_a_process_activity_knows_who_it_is(make_runtime):
         return [await slow_activities.knows_itself() for _ in range(2)]
 
     async with make_runtime([flow, slow_activities], processes=1) as runtime:
-        first, second = await (await runtime.start(flow, id="i")).result(20)
+        first, second = await (await runtime.start(flow, id="i")).result(HANG_SECONDS)
 
     assert first[0].startswith("i/1/2/")
     assert first[1:4] == ["knows_itself", "1", "i"]
@@ -76,7 +77,7 @@ async def test_a_time_limit_really_stops_a_process(make_runtime):
         handle = await runtime.start(flow)
 
         with pytest.raises(OrchestrationFailed, match="TimeoutError"):
-            await handle.result(20)
+            await handle.result(HANG_SECONDS)
 
 
 async def test_a_process_that_dies_fails_its_activity_only(make_runtime):
@@ -85,14 +86,14 @@ async def test_a_process_that_dies_fails_its_activity_only(make_runtime):
         handle = await runtime.start(flow)
 
         with pytest.raises(OrchestrationFailed, match="exit code 7"):
-            await handle.result(20)
+            await handle.result(HANG_SECONDS)
 
 
 async def test_a_process_that_leaves_another_behind_fails_its_activity_at_once(make_runtime):
     flow = calling(slow_activities.dies_and_leaves_somebody)
     async with make_runtime([flow, slow_activities], processes=1) as runtime:
         with pytest.raises(OrchestrationFailed, match=r"ProcessDied.*exit code -9"):
-            await (await runtime.start(flow)).result(20)
+            await (await runtime.start(flow)).result(HANG_SECONDS)
 
 
 async def test_a_process_that_was_ended_while_idle_does_no_harm(make_runtime):
@@ -101,10 +102,10 @@ async def test_a_process_that_was_ended_while_idle_does_no_harm(make_runtime):
         return (await slow_activities.whoami([1]))["pid"]
 
     async with make_runtime([flow, slow_activities], processes=1) as runtime:
-        first = await (await runtime.start(flow)).result(20)
+        first = await (await runtime.start(flow)).result(HANG_SECONDS)
         os.kill(first, signal.SIGKILL)
         await until(lambda: _has_ended(first))
-        second = await (await runtime.start(flow)).result(20)
+        second = await (await runtime.start(flow)).result(HANG_SECONDS)
     assert first != second
 
 
@@ -119,7 +120,7 @@ async def _has_ended(process_id):
 async def test_signals_to_the_whole_group_leave_it_to_the_worker_what_ends(make_runtime):
     flow = calling(slow_activities.is_told_to_end)
     async with make_runtime([flow, slow_activities], processes=1) as runtime:
-        assert await (await runtime.start(flow)).result(20) == "not my decision"
+        assert await (await runtime.start(flow)).result(HANG_SECONDS) == "not my decision"
 
 
 async def test_an_exception_of_a_process_keeps_its_type(make_runtime):
@@ -128,7 +129,7 @@ async def test_an_exception_of_a_process_keeps_its_type(make_runtime):
         handle = await runtime.start(flow)
 
         with pytest.raises(OrchestrationFailed, match="LookupError"):
-            await handle.result(20)
+            await handle.result(HANG_SECONDS)
 
 
 async def test_a_declared_error_of_a_process_arrives_as_it_was_raised(make_runtime):
@@ -141,4 +142,4 @@ async def test_a_declared_error_of_a_process_arrives_as_it_was_raised(make_runti
         return 0
 
     async with make_runtime([flow, slow_activities]) as runtime:
-        assert await (await runtime.start(flow)).result(20) == 7
+        assert await (await runtime.start(flow)).result(HANG_SECONDS) == 7

@@ -11,6 +11,7 @@ from types import ModuleType
 import pytest
 
 from integration import slow_activities
+from patience import HANG_SECONDS
 from perdure import OrchestrationFailed, Runtime, RuntimeOptions, activity, orchestration
 from perdure.errors import UsageError
 
@@ -93,7 +94,7 @@ def python(tmp_path):
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=HANG_SECONDS,
             check=False,
         )
         return ran.stdout + ran.stderr
@@ -142,7 +143,7 @@ def test_activities_that_are_in_no_file_are_refused(source):
         input=typed,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_SECONDS,
         check=False,
     )
 

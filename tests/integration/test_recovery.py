@@ -2,9 +2,11 @@
 
 import asyncio
 
+import apsw
 import pytest
 
 from integration.conditions import until, waiting
+from patience import HANG_SECONDS
 from perdure import (
     Client,
     FileSystemProvider,
@@ -86,11 +88,11 @@ async def test_waits_survive_a_restart(open_runtime, tmp_path):
         await client.raise_event("far", "go", "on")
         await client.send_message("by_message", "box", 5)
     async with open_runtime() as second:
-        assert await second.get("by_event").result(10) == "on"
-        assert await second.get("by_timer").result(10) == "woke"
-        assert await second.get("by_message").result(10) == 5
-        assert await second.get("by_child").result(10) == "grown up"
-        assert await second.get("far").result(10) == [*range(20), 20]
+        assert await second.get("by_event").result(HANG_SECONDS) == "on"
+        assert await second.get("by_timer").result(HANG_SECONDS) == "woke"
+        assert await second.get("by_message").result(HANG_SECONDS) == 5
+        assert await second.get("by_child").result(HANG_SECONDS) == "grown up"
+        assert await second.get("far").result(HANG_SECONDS) == [*range(20), 20]
 
 
 async def test_a_timer_keeps_its_due_time_over_a_restart(open_runtime):
@@ -100,7 +102,7 @@ async def test_a_timer_keeps_its_due_time_over_a_restart(open_runtime):
         due_at = (await handle.describe()).waiting_for[0].due_at
         due_ms = round(due_at.timestamp() * 1000)
     async with open_runtime() as second:
-        assert await second.get("t").result(10) == "woke"
+        assert await second.get("t").result(HANG_SECONDS) == "woke"
         fired = [e for e in await second.history("t") if type(e).__name__ == "TimerFired"]
         assert fired[0].fire_at_ms == due_ms
         assert fired[0].timestamp_ms >= due_ms
@@ -111,13 +113,13 @@ async def test_a_start_without_a_worker_is_pending_until_one_comes(open_runtime,
         handle = await client.start(by_timer, id="p")
         assert (await handle.describe()).status == "Pending"
     async with open_runtime() as runtime:
-        assert await runtime.get("p").result(10) == "woke"
+        assert await runtime.get("p").result(HANG_SECONDS) == "woke"
 
 
 async def test_a_client_in_another_process_sees_the_end_at_once(open_runtime, tmp_path):
     async with open_runtime() as runtime, Client(SqliteProvider(tmp_path / "s.db")) as client:
         await runtime.start(by_event, id="e")
-        result = asyncio.ensure_future(client.get("e").result(10))
+        result = asyncio.ensure_future(client.get("e").result(HANG_SECONDS))
         await waiting(client, "e")
         await client.raise_event("e", "go", "seen")
 
@@ -137,7 +139,7 @@ async def test_a_start_that_the_store_refuses_at_once_is_told(caplog):
 
     async with Runtime(Shut(), [flow]) as runtime:
         with pytest.raises(StoreClosed, match="shut"):
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(HANG_SECONDS):
                 await runtime.start(flow)
         assert not runtime.is_busy
 
@@ -184,5 +186,43 @@ async def test_what_happened_while_nothing_ran_is_heard_in_its_order(
     clock.advance(3_600_000)
 
     async with Runtime(provider(), [approval, alarms], clock=clock) as runtime:
-        assert await runtime.get("approval").result(20) == outcome
-        assert await runtime.get("alarms").result(20) == [30, 40, 50]
+        assert await runtime.get("approval").result(HANG_SECONDS) == outcome
+        assert await runtime.get("alarms").result(HANG_SECONDS) == [30, 40, 50]
+
+
+@orchestration
+async def two_words() -> list[str]:
+    first = await wait_for_event("first", str)
+    return [first, await wait_for_event("second", str)]
+
+
+async def test_an_instance_that_is_ahead_of_the_store_goes_on_from_what_is_stored(tmp_path):
+    """After a failover, or a restored backup, the store can lack the last turns of an instance."""
+    path = tmp_path / "store.db"
+    async with Runtime(SqliteProvider(path), [two_words]) as runtime:
+        handle = await runtime.start(two_words, id="x")
+        await handle.raise_event("first", "lost")
+        await until(lambda: has(path, "history", at_least=4))
+        execute(path, "DELETE FROM history WHERE event_id > 2")
+
+        await handle.raise_event("second", "b")
+        await until(lambda: has(path, "orchestrator_queue", at_most=0))
+        await handle.raise_event("first", "a")
+
+        assert await handle.result(HANG_SECONDS) == ["a", "b"]
+    ids = [row[0] for row in execute(path, "SELECT event_id FROM history ORDER BY event_id")]
+    assert ids == list(range(1, len(ids) + 1))
+
+
+async def has(path, table, at_least=0, at_most=99):
+    rows = execute(path, f"SELECT count(*) FROM {table}")[0][0]
+    return at_least <= rows <= at_most
+
+
+def execute(path, statement):
+    connection = apsw.Connection(str(path))
+    connection.set_busy_timeout(60_000)
+    try:
+        return connection.execute(statement).fetchall()
+    finally:
+        connection.close()

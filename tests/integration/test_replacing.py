@@ -3,6 +3,7 @@
 import pytest
 
 from integration.conditions import waiting
+from patience import HANG_SECONDS
 from perdure import Runtime, orchestration, wait_for_event
 from perdure.errors import NotARoot
 
@@ -26,7 +27,7 @@ async def test_a_child_is_not_taken_from_a_parent_that_waits_for_it():
             await runtime.start(child, 100, id="the-child", if_exists="replace")
         await runtime.raise_event("the-child", "go", 5)
 
-        assert await handle.result(30) == 6
+        assert await handle.result(HANG_SECONDS) == 6
         replaced = await runtime.start(child, 100, id="the-child", if_exists="replace")
         await runtime.raise_event("the-child", "go", 5)
-        assert await replaced.result(30) == 105
+        assert await replaced.result(HANG_SECONDS) == 105

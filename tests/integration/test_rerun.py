@@ -3,7 +3,8 @@
 import asyncio
 
 from integration.conditions import until
-from perdure import Runtime, orchestration, wait_for_event
+from patience import HANG_SECONDS
+from perdure import Runtime, activity, activity_info, orchestration, wait_for_event
 from perdure.client.rerun import fresh_id, rerun_from_event
 
 
@@ -63,7 +64,32 @@ async def test_a_child_of_an_instance_with_a_long_id_gets_an_id_of_its_own():
         await runtime.raise_event(new_child, "go", "yes")
 
         assert old_child != new_child
-        assert await runtime.get(new_id).result(10) == "yes"
+        assert await runtime.get(new_id).result(HANG_SECONDS) == "yes"
+
+
+KEYS = []
+
+
+@activity
+async def noted() -> None:
+    KEYS.append(activity_info().idempotency_key)
+
+
+@orchestration
+async def noting() -> None:
+    await noted()
+
+
+async def test_the_same_rerun_of_a_purged_id_has_other_keys():
+    KEYS.clear()
+    async with Runtime("memory:", [noting, noted]) as runtime:
+        await (await runtime.start(noting, id="order-1")).result(HANG_SECONDS)
+        for _ in range(2):
+            await rerun_from_event(runtime.provider, "order-1", "copy", 1, clock=runtime.clock)
+            await runtime.get("copy").result(HANG_SECONDS)
+            await runtime.admin.delete("copy")
+
+    assert len(set(KEYS)) == 3
 
 
 async def has_begun(runtime, instance_id):

@@ -10,6 +10,7 @@ import time
 import pytest
 
 from integration.conditions import reached, until, waiting
+from patience import HANG_SECONDS
 from perdure import (
     BlockingClient,
     Client,
@@ -58,7 +59,7 @@ async def test_a_turn_that_never_ends_is_interrupted_and_blocked_and_others_go_o
         assert block is not None
         assert block.reason is BlockReason.LIMIT
         assert "test_runtime.py" in block.message
-        assert await (await runtime.start(plain, 5)).result(10) == 5
+        assert await (await runtime.start(plain, 5)).result(HANG_SECONDS) == 5
 
 
 @pytest.mark.parametrize("is_first_turn", [True, False])
@@ -118,10 +119,10 @@ async def test_a_replay_that_never_ends_is_interrupted_too(tmp_path):
 
         assert block.reason is BlockReason.LIMIT
         assert "test_runtime.py" in block.message
-        assert await (await runtime.start(plain, 5)).result(10) == 5
+        assert await (await runtime.start(plain, 5)).result(HANG_SECONDS) == 5
         is_endless = False
         await runtime.resume("c")
-        assert await runtime.get("c").result(10) == "on"
+        assert await runtime.get("c").result(HANG_SECONDS) == "on"
 
 
 async def test_stopping_waits_for_running_activities(make_provider):
@@ -162,7 +163,7 @@ async def test_two_runtimes_share_a_store_and_every_result_comes_once():
     ):
         handles = [await (one, two)[n % 2].start(plain, n, id=f"n-{n}") for n in range(60)]
 
-        assert [await handle.result(20) for handle in handles] == list(range(60))
+        assert [await handle.result(HANG_SECONDS) for handle in handles] == list(range(60))
 
 
 async def test_a_result_waits_for_the_end_and_not_for_a_store_with_much_to_do(monkeypatch):
@@ -187,7 +188,7 @@ async def test_a_result_waits_for_the_end_and_not_for_a_store_with_much_to_do(mo
         await asked.wait()
         await second.raise_event("g", "go", "four")
 
-        assert await asyncio.wait_for(result, 10) == 4
+        assert await asyncio.wait_for(result, HANG_SECONDS) == 4
 
 
 async def test_an_instance_evicted_from_the_cache_comes_back_by_replay(make_provider):
@@ -200,7 +201,7 @@ async def test_an_instance_evicted_from_the_cache_comes_back_by_replay(make_prov
 
         await until(is_evicted)
         await handle.raise_event("go", "on")
-        assert await handle.result(10) == "on"
+        assert await handle.result(HANG_SECONDS) == "on"
 
 
 async def test_the_cache_is_bounded(make_provider):
@@ -213,7 +214,7 @@ async def test_the_cache_is_bounded(make_provider):
         for handle in handles:
             await handle.raise_event("go", handle.id)
 
-        assert [await handle.result(10) for handle in handles] == [h.id for h in handles]
+        assert [await handle.result(HANG_SECONDS) for handle in handles] == [h.id for h in handles]
 
 
 async def test_eviction_under_load_loses_nothing(make_provider, caplog):
@@ -227,7 +228,9 @@ async def test_eviction_under_load_loses_nothing(make_provider, caplog):
     async with Runtime(make_provider(), [steps, echo], options=options) as runtime:
         handles = await asyncio.gather(*[runtime.start(steps, n, id=f"s-{n}") for n in range(120)])
 
-        assert [await handle.result(60) for handle in handles] == [n + 4 for n in range(120)]
+        assert [await handle.result(HANG_SECONDS) for handle in handles] == [
+            n + 4 for n in range(120)
+        ]
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
@@ -240,7 +243,7 @@ async def test_a_stolen_lock_loses_nothing(make_provider):
         await provider.abandon_orchestration_item(stolen.lock_token)
         await handle.raise_event("go", "still here")
 
-        assert await handle.result(10) == "still here"
+        assert await handle.result(HANG_SECONDS) == "still here"
 
 
 def test_sync_code_uses_the_bridge():
@@ -280,7 +283,7 @@ def test_the_bridge_may_be_used_from_several_threads():
 async def test_a_web_framework_runs_it_in_its_lifespan():
     runtime = Runtime("memory:", [plain, echo])
     async with runtime.lifespan(object()):
-        assert await (await runtime.start(plain, 3)).result(10) == 3
+        assert await (await runtime.start(plain, 3)).result(HANG_SECONDS) == 3
 
 
 SERVER = """
@@ -316,7 +319,7 @@ def test_sigterm_drains_and_exits_cleanly(tmp_path):
         assert process.stdout.readline() == "started\n"
         process.send_signal(signal.SIGTERM)
 
-        assert process.wait(20) == 0
+        assert process.wait(HANG_SECONDS) == 0
         assert process.stdout.read() == "stopped\n"
 
 
@@ -344,7 +347,7 @@ async def test_an_activity_that_blocks_the_event_loop_keeps_its_lock(tmp_path):
     provider = SqliteProvider(tmp_path / "s.db")
     assert provider.capabilities.other_loops
     async with Runtime(provider, [flow, rude], options=options) as runtime:
-        assert await (await runtime.start(flow)).result(10) == "done"
+        assert await (await runtime.start(flow)).result(HANG_SECONDS) == "done"
         assert runs == [1]
 
 
@@ -356,10 +359,10 @@ async def test_clients_and_runtimes_may_share_a_provider(make_provider):
     provider = make_provider()
     async with Runtime(provider, [flow]) as runtime:
         async with Runtime(provider, [flow]) as other:
-            assert await (await other.start(flow)).result(10) == "done"
+            assert await (await other.start(flow)).result(HANG_SECONDS) == "done"
         async with Client(provider) as client:
-            assert await (await client.start(flow)).result(10) == "done"
-        assert await (await runtime.start(flow)).result(10) == "done"
+            assert await (await client.start(flow)).result(HANG_SECONDS) == "done"
+        assert await (await runtime.start(flow)).result(HANG_SECONDS) == "done"
 
     with pytest.raises(StoreClosed):
         await provider.read("x")

@@ -15,6 +15,7 @@ import pytest
 
 from integration.conditions import until
 from integration.stuck_flows import calls
+from patience import HANG_SECONDS
 from perdure import (
     Client,
     FileSystemProvider,
@@ -134,7 +135,7 @@ async def test_a_runtime_stops_although_its_store_is_out(caplog, always_replay):
         return "done"
 
     options = RuntimeOptions(drain_timeout=0.1, always_replay=always_replay)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(HANG_SECONDS):
         async with Runtime(provider, [flow, step], options=options) as runtime:
             handle = await runtime.start(flow, id="one")
             waiter = asyncio.ensure_future(handle.result())
@@ -228,7 +229,7 @@ async def test_serving_ends_with_an_error_when_the_store_is_gone_for_good(tmp_pa
         await runtime.start(calls, "hangs", "")
 
     with pytest.raises(StoreClosed, match="removed or replaced"):
-        await asyncio.wait_for(serving, 30)
+        await asyncio.wait_for(serving, HANG_SECONDS)
 
 
 async def test_a_runtime_serves_a_second_time(tmp_path):
@@ -264,7 +265,7 @@ async def test_a_stop_does_not_wait_for_tasks_that_have_nothing_to_do():
     item = work.ActivityExecute(
         instance_id="gone", execution_id=1, activity_id=1, name="quick", input=msgspec.Raw(b"[]")
     )
-    async with Runtime(InMemoryProvider(), [quick]) as runtime, asyncio.timeout(60):
+    async with Runtime(InMemoryProvider(), [quick]) as runtime, asyncio.timeout(HANG_SECONDS):
         activities = runtime._running.activities
         scheduled = SimpleNamespace(event=SimpleNamespace(name="quick", session_id=None, tag=None))
         activities.run_claimed(item, activities.claim(scheduled))

@@ -5,6 +5,7 @@ import asyncio
 import apsw
 import pytest
 
+from patience import HANG_SECONDS
 from perdure import (
     ActivityFailed,
     OrchestrationFailed,
@@ -41,7 +42,7 @@ async def test_rows_and_completion_are_committed_together(tmp_path):
     failures.clear()
     path = tmp_path / "s.db"
     async with Runtime(SqliteProvider(path), [sell, record_sale]) as runtime:
-        assert await (await runtime.start(sell, "lamp")).result(10) == 1
+        assert await (await runtime.start(sell, "lamp")).result(HANG_SECONDS) == 1
     rows = apsw.Connection(str(path)).execute("SELECT * FROM sales").fetchall()
     assert rows == [("lamp", 100)]
 
@@ -59,7 +60,7 @@ async def test_a_failed_transaction_leaves_nothing(tmp_path):
     path = tmp_path / "s.db"
     async with Runtime(SqliteProvider(path), [flow, half]) as runtime:
         with pytest.raises(OrchestrationFailed, match="no"):
-            await (await runtime.start(flow)).result(10)
+            await (await runtime.start(flow)).result(HANG_SECONDS)
     tables = apsw.Connection(str(path)).execute("SELECT name FROM sqlite_master").fetchall()
     assert ("half",) not in tables
 
@@ -112,8 +113,8 @@ async def test_a_transactional_activity_cannot_harm_the_store(tmp_path, harm, sa
     handlers = [flow, harmful, sell, record_sale]
     async with Runtime(SqliteProvider(tmp_path / "s.db"), handlers) as runtime:
         with pytest.raises(OrchestrationFailed, match=said):
-            await (await runtime.start(flow)).result(10)
-        assert await (await runtime.start(sell, "lamp")).result(10) == 1
+            await (await runtime.start(flow)).result(HANG_SECONDS)
+        assert await (await runtime.start(sell, "lamp")).result(HANG_SECONDS) == 1
 
 
 def _reads_dictionaries(connection):
@@ -150,8 +151,8 @@ async def test_what_it_sets_on_the_connection_ends_with_it(tmp_path, change):
 
     handlers = [flow, changes, sell, record_sale]
     async with Runtime(SqliteProvider(tmp_path / "s.db"), handlers) as runtime:
-        assert await (await runtime.start(flow)).result(10) is None
-        assert await (await runtime.start(sell, "lamp")).result(10) == 1
+        assert await (await runtime.start(flow)).result(HANG_SECONDS) is None
+        assert await (await runtime.start(sell, "lamp")).result(HANG_SECONDS) == 1
 
 
 async def test_an_error_of_its_own_sql_is_recorded_as_it_is(tmp_path):
@@ -169,7 +170,7 @@ async def test_an_error_of_its_own_sql_is_recorded_as_it_is(tmp_path):
         return []
 
     async with Runtime(SqliteProvider(tmp_path / "s.db"), [flow, twice]) as runtime:
-        names = await (await runtime.start(flow)).result(10)
+        names = await (await runtime.start(flow)).result(HANG_SECONDS)
 
     assert names[0].endswith("ConstraintError")
     assert any(name.endswith("Error") for name in names[1:])
@@ -194,7 +195,7 @@ async def test_a_full_store_fails_no_transaction(tmp_path):
         return await fills()
 
     async with Runtime(SqliteProvider(tmp_path / "s.db"), [flow, fills]) as runtime:
-        assert await (await runtime.start(flow)).result(10) == 2
+        assert await (await runtime.start(flow)).result(HANG_SECONDS) == 2
 
 
 async def test_a_store_that_is_out_fails_no_transaction(tmp_path):
@@ -209,7 +210,7 @@ async def test_a_store_that_is_out_fails_no_transaction(tmp_path):
 
     failures[:] = [1, 1]
     async with Runtime(Busy(tmp_path / "s.db"), [sell, record_sale]) as runtime:
-        assert await (await runtime.start(sell, "lamp")).result(10) == 1
+        assert await (await runtime.start(sell, "lamp")).result(HANG_SECONDS) == 1
 
     assert refused
 
@@ -225,7 +226,7 @@ async def test_an_error_of_a_store_that_the_code_raises_is_its_own(tmp_path):
 
     async with Runtime(SqliteProvider(tmp_path / "s.db"), [flow, asks]) as runtime:
         with pytest.raises(OrchestrationFailed, match="some other store"):
-            await (await runtime.start(flow)).result(10)
+            await (await runtime.start(flow)).result(HANG_SECONDS)
 
 
 async def test_a_store_without_transactions_says_so_at_once():
@@ -244,4 +245,4 @@ async def test_a_plain_activity_has_no_transaction(tmp_path):
 
     async with Runtime(SqliteProvider(tmp_path / "s.db"), [flow, plain]) as runtime:
         with pytest.raises(OrchestrationFailed, match="transactional=True"):
-            await (await runtime.start(flow)).result(10)
+            await (await runtime.start(flow)).result(HANG_SECONDS)

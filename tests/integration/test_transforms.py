@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from integration.conditions import reached, until, waiting
+from patience import HANG_SECONDS
 from perdure import (
     Client,
     Codec,
@@ -121,7 +122,7 @@ async def test_what_cannot_be_unwrapped_blocks_and_is_intact(tmp_path, flow, una
         assert "keyed" in block.message
     async with Runtime(store, HANDLERS, codec=RIGHT) as third:
         await third.resume("x")
-        assert await third.get("x", flow).result(20) == 4
+        assert await third.get("x", flow).result(HANG_SECONDS) == 4
 
 
 @pytest.mark.parametrize("unable", UNABLE)
@@ -147,7 +148,7 @@ async def test_requests_that_cannot_be_compared_are_no_error_of_the_code(tmp_pat
         assert block.reason is BlockReason.UNDECODABLE
     async with Runtime(store, HANDLERS, codec=RIGHT) as fourth:
         await fourth.resume("x")
-        assert await fourth.get("x", catches).result(20) == 4
+        assert await fourth.get("x", catches).result(HANG_SECONDS) == 4
 
 
 async def test_a_worker_with_the_transform_goes_on_by_itself(tmp_path):
@@ -157,7 +158,7 @@ async def test_a_worker_with_the_transform_goes_on_by_itself(tmp_path):
         async with Runtime(store, HANDLERS) as unable:
             await reached(unable, "x", Status.BLOCKED)
         async with Runtime(store, HANDLERS, codec=RIGHT):
-            assert await client.get("x", plain).result(20) == 4
+            assert await client.get("x", plain).result(HANG_SECONDS) == 4
 
 
 @pytest.mark.parametrize("unable", UNABLE)
@@ -176,17 +177,17 @@ async def test_an_activity_is_left_to_a_worker_that_can_unwrap_its_arguments(
             await until(is_refused)
         assert not (await flows.describe("x")).status.is_final
         async with Runtime(store, HANDLERS, codec=RIGHT):
-            assert await handle.result(30) == 4
+            assert await handle.result(HANG_SECONDS) == 4
 
 
 async def test_a_client_without_the_transform_sees_everything_but_the_value(tmp_path):
     store = tmp_path / "store.db"
     async with Runtime(store, HANDLERS, codec=RIGHT) as runtime:
-        assert await (await runtime.start(plain, 4, id="x")).result(20) == 4
+        assert await (await runtime.start(plain, 4, id="x")).result(HANG_SECONDS) == 4
     async with Client(store) as client:
         view = await client.describe("x")
         assert view.status is Status.COMPLETED
         assert view.output["$perdure"] == "keyed"
         assert [each.id async for each in client.admin.instances()] == ["x"]
         with pytest.raises(CannotUnwrap, match="keyed"):
-            await asyncio.wait_for(client.get("x", plain).result(), 20)
+            await asyncio.wait_for(client.get("x", plain).result(), HANG_SECONDS)

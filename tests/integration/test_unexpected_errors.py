@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from integration.conditions import waiting
+from patience import HANG_SECONDS
 from perdure import (
     InMemoryProvider,
     Retry,
@@ -63,7 +64,7 @@ async def goes_away() -> int:
 async def result_of(handle, clock):
     """What it ends with; time passes as long as it has not ended."""
     ending = asyncio.ensure_future(handle.result())
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(HANG_SECONDS):
         while not ending.done():
             clock.advance(100)
             await asyncio.sleep(0.001)
@@ -118,7 +119,7 @@ async def test_an_argument_that_its_own_class_refuses_fails_the_activity(monkeyp
     monkeypatch.setattr(Fragile, "is_refused", True)
     async with Runtime(InMemoryProvider(store=store), [gives, takes]) as runtime:
         with pytest.raises(OrchestrationFailed, match="no such currency"):
-            await runtime.get("one").result(10)
+            await runtime.get("one").result(HANG_SECONDS)
 
 
 @activity(retry=Retry(max_attempts=3, first_delay=0))
@@ -146,7 +147,7 @@ async def stubborn() -> int:
 async def test_an_activity_that_cancels_its_task_and_fails_is_tried_again(caplog):
     tries.clear()
     async with Runtime(Waiting(), [stubborn, cancels_itself]) as runtime:
-        assert await (await runtime.start(stubborn)).result(10) == 3
+        assert await (await runtime.start(stubborn)).result(HANG_SECONDS) == 3
     assert "is delivered again" not in caplog.text
 
 

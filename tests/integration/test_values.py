@@ -5,6 +5,7 @@ import dataclasses
 
 import pytest
 
+from patience import HANG_SECONDS
 from perdure import (
     activity,
     next_message,
@@ -53,7 +54,7 @@ async def test_what_would_lose_fields_is_refused_at_the_call(make_runtime):
     async with make_runtime([paying, kind_of, returning]) as runtime:
         with pytest.raises(PayloadError, match="argument 'payment' of orchestration 'paying'"):
             await runtime.start(paying, Refund(1))
-        told = await (await runtime.start(paying, Payment(1))).result(10)
+        told = await (await runtime.start(paying, Payment(1))).result(HANG_SECONDS)
 
     assert told[0] == "Payment"
     assert "argument 'payment' of activity 'kind_of': Refund(" in told[1]
@@ -118,4 +119,4 @@ async def test_commits_are_valid_for_every_request_of_the_code(make_runtime):
         handle = await runtime.start(at_the_edge, text, id=LONGEST)
         await handle.raise_event(LONGEST, ODD)
         await handle.send_message(LONGEST, ODD)
-        assert await handle.result(30) == 813
+        assert await handle.result(HANG_SECONDS) == 813

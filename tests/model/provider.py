@@ -44,6 +44,10 @@ _Fetched = TypeVar("_Fetched")
 _CAPABILITIES = Capabilities(durable=False, several_processes=False)
 
 
+_READING = ("count_", "export_", "get_", "latest_", "list_", "mark_moved", "read", "watch")
+"""Beginnings of the verbs that change nothing, and of the one that takes the mark back."""
+
+
 class ModelProvider(WholeProvider):
     """Keeps everything in this process and forgets it with the last reference to its store.
 
@@ -94,6 +98,13 @@ class ModelProvider(WholeProvider):
     def _require_open(self, operation: str) -> None:
         if not self._is_open:
             raise StoreClosed(operation, "the in-memory provider is not open; use async with")
+        self._require_writable(operation)
+
+    def _require_writable(self, operation: str) -> None:
+        """Raise StoreMoved for a verb that would change a store whose content was moved."""
+        moved_to = self._store.moved_to
+        if moved_to is not None and not operation.startswith(_READING):
+            raise rules.store_moved("the memory store", moved_to)
 
     # --- turns
 

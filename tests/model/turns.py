@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from model import rules
 from model.state import Execution, Instance, Lock
-from perdure.errors import DuplicateEvent, InvalidValue
+from perdure.errors import DuplicateEvent, InvalidValue, LockLost
 from perdure.model.status import Status
 from perdure.providers.records import (
     Delivery,
@@ -56,6 +56,7 @@ def ack(store: ModelStore, lock_token: str, commit: TurnCommit) -> None:
     instance = store.locks.get(lock_token)
     if instance is None or instance.lock is None or not instance.locked(now_ms):
         raise rules.lock_lost(operation, lock_token)
+    _check_predecessor(instance, commit, operation)
     carried = instance.lock.carried
     consumed = carried.keys() if commit.consumed is None else set(commit.consumed)
     settled = _check_settled(store, instance, commit, operation, now_ms)
@@ -82,6 +83,7 @@ def start(
     if lock_token in store.locks:
         raise InvalidValue(f"the lock token {lock_token!r} is in use")
     instance = found or Instance(message.instance_id)
+    _check_predecessor(instance, commit, operation)
     settled = _check_settled(store, instance, commit, operation, now_ms)
     _check_added(store, instance, commit, operation)
     store.instances[instance.instance_id] = instance
@@ -251,6 +253,14 @@ def _deliveries(batch: list[Message]) -> tuple[Delivery, ...]:
 
 
 # --- committing
+
+
+def _check_predecessor(instance: Instance, commit: TurnCommit, operation: str) -> None:
+    """Raise if the turn goes on from an event that is not stored."""
+    delta = commit.history_delta
+    needed = delta[0].event_id - 1 if delta else commit.after_event_id
+    if needed > max(instance.histories.get(commit.execution_id, {}), default=0):
+        raise LockLost(operation, f"{instance.instance_id!r} has no event {needed}")
 
 
 def _check_settled(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from perdure import arguments
@@ -56,6 +57,8 @@ def check_commit(commit: TurnCommit) -> None:
     """Check every commit, also those that the stores trust."""
     check_number(commit.execution_id, "execution_id", minimum=1)
     check_records(commit.history_delta)
+    _check_consecutive(commit.history_delta)
+    check_number(commit.after_event_id, "after_event_id", minimum=0)
     for work in commit.worker_items:
         check_work(work)
     for message in commit.orchestrator_items:
@@ -110,6 +113,13 @@ def check_records(records: Sequence[HistoryRecord]) -> None:
     for record in records:
         check_number(record.event_id, "event_id", minimum=1)
         check_text(record.data, "event")
+
+
+def _check_consecutive(records: Sequence[HistoryRecord]) -> None:
+    ids = [record.event_id for record in records]
+    for before, after in pairwise(ids):
+        if after > before + 1:
+            raise InvalidValue(f"event {after} follows {before} in one turn")
 
 
 def check_message(message: OrchestratorMessage) -> None:

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from patience import HANG_SECONDS
 from perdure import Runtime, orchestration
 from perdure.clock import SystemClock
 
@@ -23,6 +24,6 @@ async def test_a_timer_follows_the_clock_of_the_server(make_provider, monkeypatc
     )
     async with Runtime(make_provider(), [nap]) as runtime:
         begun = time.monotonic()
-        await (await runtime.start(nap, 0.3)).result(60)
+        await (await runtime.start(nap, 0.3)).result(HANG_SECONDS)
 
         assert time.monotonic() - begun >= 0.3

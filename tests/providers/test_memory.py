@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import apsw
 import pytest
 
+from patience import HANG_SECONDS
 from perdure.clock import ManualClock
 from perdure.conformance import *  # noqa: F403
 from perdure.conformance.factories import activity, raised, start
@@ -184,7 +185,7 @@ def test_handles_on_one_store_wake_each_other():
             waiting = asyncio.ensure_future(first.fetch_orchestration_item(1000, 10_000))
             await asyncio.sleep(0.01)
             await second.enqueue_for_orchestrator(start("a"))
-            return await asyncio.wait_for(waiting, 5)
+            return await asyncio.wait_for(waiting, HANG_SECONDS)
 
     assert run(scenario()).item.instance_id == "a"
 

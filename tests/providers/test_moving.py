@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from campaigns import filesystem_copy
+from perdure import Client
 from perdure.client.moving import copy_store, decode_snapshot, encode_snapshot, snapshot_hash
 from perdure.clock import ManualClock
 from perdure.conformance import factories
@@ -239,8 +240,8 @@ def test_a_move_that_is_done_is_not_repeated_over_what_went_on_at_the_target() -
 def test_a_move_that_fails_when_it_is_repeated_keeps_the_mark_that_it_found() -> None:
     async def scenario() -> None:
         async with InMemoryProvider() as source, InMemoryProvider() as target:
-            await admin_of(source).mark_moved("unfinished move to memory:")
             await source.enqueue_for_orchestrator(factories.start("a"))
+            await admin_of(source).mark_moved("unfinished move to memory:")
             await target.enqueue_for_orchestrator(factories.start("a", name="Other"))
 
             with pytest.raises(AlreadyExists, match="'a'"):
@@ -249,6 +250,38 @@ def test_a_move_that_fails_when_it_is_repeated_keeps_the_mark_that_it_found() ->
             await copy_store(source, target, mark_moved=True, replace=True)
 
             assert (await admin_of(source).get_store_info()).moved_to == "memory:"
+
+    asyncio.run(scenario())
+
+
+def test_a_client_that_has_the_source_open_is_told_of_the_move(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        path = tmp_path / "shop.db"
+        async with Client(path) as client, InMemoryProvider() as target:
+            await client.start("Flow", id="a")
+            async with SqliteProvider(path) as mover:
+                await copy_store(mover, target, mark_moved=True)
+
+            with pytest.raises(StoreMoved, match="was moved to memory:"):
+                await client.start("Flow", id="b")
+            with pytest.raises(StoreMoved, match="was moved to memory:"):
+                await client.raise_event("a", "late", 1)
+            assert await admin_of(client.provider).count_instances() == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_directory_that_was_moved_takes_nothing_when_it_is_opened_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with FileSystemProvider(tmp_path / "store") as source:
+            await source.enqueue_for_orchestrator(factories.start("a"))
+            await admin_of(source).mark_moved("elsewhere")
+        async with FileSystemProvider(tmp_path / "store", allow_moved=True) as source:
+            with pytest.raises(StoreMoved, match="was moved to elsewhere"):
+                await source.enqueue_for_orchestrator(factories.start("b"))
+
+            await admin_of(source).mark_moved(None)
+            await source.enqueue_for_orchestrator(factories.start("b"))
 
     asyncio.run(scenario())
 

@@ -17,6 +17,7 @@ import pytest
 
 from campaigns.filesystem_faults import CHANGING, SYNCING
 from campaigns.filesystem_ops import FailingFileOps
+from patience import HANG_SECONDS
 from perdure import (
     Runtime,
     activity,
@@ -163,7 +164,7 @@ def test_the_work_of_an_old_store_goes_on_to_its_end(old: OldStore) -> None:
                 for instance_id in ("long", "continued"):
                     await runtime.get(instance_id).raise_event("go", "on")
                 ends = {
-                    each: await runtime.get(each).result(timeout=60)
+                    each: await runtime.get(each).result(timeout=HANG_SECONDS)
                     for each in ("waiting", "parent", "long", "continued", "suspended", "queued",
                                  "begun", "in a session")
                 }  # fmt: skip

@@ -9,6 +9,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from patience import HANG_SECONDS
 from perdure.conformance.factories import raised, start
 from perdure.providers.postgres import PostgresProvider, address, records
 from perdure.providers.postgres.calling import RawConnection
@@ -68,7 +69,7 @@ def test_instances_are_found_by_names_that_need_quoting() -> None:
 
     async def check() -> None:
         provider = PostgresProvider(shared_server().dsn, schema=new_schema(), listen=False)
-        async with provider, asyncio.timeout(20):
+        async with provider, asyncio.timeout(HANG_SECONDS):
             await provider.enqueue_for_orchestrator(start("x", name=name))
             wanted = OrchestrationFilter(handlers=frozenset({(name, "1.0.0")}))
 
@@ -86,7 +87,7 @@ def test_a_connection_that_the_server_ended_while_it_was_idle_is_replaced(
     async def check() -> None:
         schema = new_schema()
         provider = PostgresProvider(shared_server().dsn, schema=schema, listen=False)
-        async with provider, asyncio.timeout(20):
+        async with provider, asyncio.timeout(HANG_SECONDS):
             await warmed_up(provider)
             ended = sessions(connection, schema, waiting=False)
             assert ended
@@ -111,7 +112,7 @@ def test_a_commit_that_is_not_answered_in_time_is_sent_again_and_applied_once(
         provider = PostgresProvider(
             shared_server().dsn, schema=schema, listen=False, answer_timeout=0.2
         )
-        async with provider, asyncio.timeout(20):
+        async with provider, asyncio.timeout(HANG_SECONDS):
             await warmed_up(provider)
             blocked: set[int] = set()
             with connection.transaction():

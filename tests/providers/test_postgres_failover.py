@@ -19,6 +19,7 @@ from campaigns.failover_load import (
     hear_events,
     nap,
 )
+from patience import HANG_SECONDS
 from perdure import Runtime
 from postgres_cluster import Cluster
 
@@ -90,7 +91,7 @@ async def _run_some(place: Place) -> None:
                 await record.call("event", instance_id, value, heard.raise_event("said", value))
             await heard.raise_event("said", STOP)
         for instance_id in ("c-0", "c-1", "c-2", "c-3", "c-4", "c-5", "n-6", "e-7", "e-8"):
-            result = runtime.get(instance_id).result(60)
+            result = runtime.get(instance_id).result(HANG_SECONDS)
             await record.call("result", instance_id, None, result)
 
 

@@ -15,6 +15,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from patience import HANG_SECONDS
 from perdure import Client, Runtime, activity, continue_as_new, orchestration, wait_for_event
 from perdure.conformance.factories import raised
 from perdure.errors import OrchestrationFailed, StoreRefused
@@ -171,7 +172,7 @@ def test_a_store_of_the_first_layout_goes_on_to_the_end() -> None:
         async with (
             Client(PostgresProvider(dsn)) as client,
             Runtime(PostgresProvider(dsn), [*HANDLERS, summed]),
-            asyncio.timeout(60),
+            asyncio.timeout(HANG_SECONDS),
         ):
             for instance_id in ("paused", "blocked"):
                 await client.resume(instance_id)
@@ -333,7 +334,7 @@ def test_functions_can_be_replaced_while_a_handle_works(owner: psycopg.Connectio
 
     async def check() -> None:
         dsn = shared_server().dsn
-        async with PostgresProvider(dsn, schema=schema) as provider, asyncio.timeout(60):
+        async with PostgresProvider(dsn, schema=schema) as provider, asyncio.timeout(HANG_SECONDS):
             await provider.enqueue_for_orchestrator(start_of("order"))
             for number in range(10):
                 sending = [

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
+import random
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
 
+from patience import HANG_SECONDS
 from perdure.errors import StoreBusy, StoreClosed, StoreUnavailable
 from perdure.providers.postgres import pool
 from perdure.providers.postgres.address import address_of
@@ -17,7 +19,7 @@ from perdure.providers.postgres.pool import ConnectionPool
 from postgres_server import shared_server
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Callable, Generator
 
 HOLD = b"SELECT pg_sleep(0.1)::text"
 
@@ -36,10 +38,19 @@ async def opened(*, size: int = 5, retry_seconds: float = 5.0) -> AsyncGenerator
     connections = pool_of(shared_server().dsn, size=size, retry_seconds=retry_seconds)
     connections.open()
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HANG_SECONDS):
             yield connections
     finally:
         connections.close()
+
+
+@contextmanager
+def held() -> Generator[tuple[bytes, Callable[[], object]]]:
+    """Yield a statement that is answered only after the function beside it is called."""
+    key = random.getrandbits(62)
+    with psycopg.connect(shared_server().dsn, autocommit=True) as other:
+        other.execute("SELECT pg_advisory_lock(%s)", (key,))
+        yield b"SELECT pg_advisory_lock(%d)::text" % key, other.close
 
 
 async def session_of(connections: ConnectionPool) -> Any:
@@ -61,14 +72,16 @@ def test_a_statement_that_waits_too_long_gets_a_new_connection() -> None:
     async def check() -> None:
         async with opened() as connections:
             first = await session_of(connections)
-            holding = asyncio.create_task(connections.run("test", HOLD))
-            await asyncio.sleep(0)
+            with held() as (hold, release):
+                holding = asyncio.create_task(connections.run("test", hold))
+                await asyncio.sleep(0)
 
-            second = await session_of(connections)
+                second = await session_of(connections)
 
-            assert not holding.done()
-            assert second != first
-            await holding
+                assert not holding.done()
+                assert second != first
+                release()
+                await holding
 
     asyncio.run(check())
 
@@ -134,13 +147,15 @@ def test_a_pool_whose_connections_are_all_in_use_says_so() -> None:
     async def check() -> None:
         async with opened(size=1, retry_seconds=0.05) as connections:
             await session_of(connections)
-            holding = asyncio.create_task(connections.run("test", b"SELECT pg_sleep(0.5)::text"))
-            await asyncio.sleep(0)
+            with held() as (hold, release):
+                holding = asyncio.create_task(connections.run("test", hold))
+                await asyncio.sleep(0)
 
-            with pytest.raises(StoreBusy, match="all connections were in use"):
-                await session_of(connections)
+                with pytest.raises(StoreBusy, match="all connections were in use"):
+                    await session_of(connections)
 
-            await holding
+                release()
+                await holding
             assert await session_of(connections)
 
     asyncio.run(check())

@@ -8,6 +8,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from patience import HANG_SECONDS
 from perdure.conformance.factories import start, started
 from perdure.model.status import Status
 from perdure.providers.postgres import PostgresProvider
@@ -66,7 +67,7 @@ def test_a_replaced_instance_takes_a_child_with_it_that_comes_meanwhile(is_locke
 async def until_waiting(schema: str) -> None:
     """Until a statement of that schema waits for a lock."""
     async with (
-        asyncio.timeout(30),
+        asyncio.timeout(HANG_SECONDS),
         await psycopg.AsyncConnection.connect(shared_server().dsn, autocommit=True) as eye,
     ):
         while True:

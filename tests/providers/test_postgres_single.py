@@ -10,6 +10,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from patience import HANG_SECONDS
 from perdure.conformance.factories import activity, event, raised, start, started
 from perdure.errors import InvalidValue, LockLost
 from perdure.model.status import Status
@@ -70,7 +71,7 @@ REMEMBERS = TurnCommit(
 )
 LAST = TurnCommit(
     execution_id=1,
-    history_delta=(event("x", 5),),
+    history_delta=(event("x", 4),),
     settled_work=("work-3",),
     metadata=COMPLETED,
     consumed=(),
@@ -149,7 +150,7 @@ def _step(store: Store) -> None:
 def _end(store: Store) -> None:
     store.commit(STEP)
     store.commit(REMEMBERS)
-    store.commit(LAST)
+    store.commit(msgspec.structs.replace(LAST, history_delta=(event("x", 5),)))
 
 
 def _consume(store: Store) -> None:
@@ -198,7 +199,8 @@ def test_a_last_turn_that_settles_what_is_not_held_changes_nothing() -> None:
     async def check() -> None:
         async with PostgresProvider(shared_server().dsn, schema=new_schema()) as provider:
             await provider.start_orchestration_item(start("x"), FIRST, "lock", "me")
-            wrong = msgspec.structs.replace(LAST, settled_work=("work-9",))
+            delta = (event("x", 2),)
+            wrong = msgspec.structs.replace(LAST, history_delta=delta, settled_work=("work-9",))
 
             with pytest.raises(LockLost):
                 await provider.ack_orchestration_item("lock", wrong)
@@ -257,11 +259,13 @@ def test_a_big_commit_is_answered_and_applied_once_though_all_tasks_are_cancelle
                 await provider.enqueue_for_orchestrator(start(f"small-{number}"))
             big = raised("small-0", "event", "x" * 2_000_000)
             sending = asyncio.ensure_future(provider.enqueue_for_orchestrator(big))
-            async with asyncio.timeout(30):  # too late: the message must be bigger than the socket
+            async with asyncio.timeout(
+                HANG_SECONDS
+            ):  # too late: the message must be bigger than the socket
                 await writing.wait()
             for task in asyncio.all_tasks() - {asyncio.current_task(), sending}:
                 task.cancel()
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(HANG_SECONDS):
                 taken = await sending
             return taken, len(await provider.admin.list_messages("small-0"))
 

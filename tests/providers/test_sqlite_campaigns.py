@@ -12,6 +12,7 @@ import pytest
 
 from campaigns.sqlite_audit import audit
 from campaigns.sqlite_workload import STEPS, Ledger, Workload, start_message
+from patience import HANG_SECONDS
 from perdure.providers.sqlite import SqliteProvider
 
 
@@ -22,7 +23,7 @@ def run_campaign(name, *options):
         cwd=Path(__file__).parent.parent,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=HANG_SECONDS,
         check=False,
     )
     assert finished.returncode == 0, finished.stderr

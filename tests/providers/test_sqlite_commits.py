@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from patience import HANG_SECONDS
 from perdure.conformance.factories import (
     LOCK_MS,
     activity,
@@ -236,7 +237,7 @@ def test_another_loop_in_another_thread_gets_its_answers(path):
         thread = threading.Thread(target=lambda: asyncio.run(renew()))
         thread.start()
         # This loop is blocked until the other one has its answer.
-        thread.join(10)
+        thread.join(HANG_SECONDS)
         return answers
 
     assert run(path, renew_elsewhere) == [frozenset({"no"})]

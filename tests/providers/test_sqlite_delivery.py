@@ -7,6 +7,7 @@ import logging
 from contextvars import ContextVar
 from threading import Thread
 
+from patience import HANG_SECONDS
 from perdure.providers.sqlite import SqliteProvider
 from perdure.providers.sqlite.batch import Delivery
 
@@ -32,7 +33,7 @@ def test_what_threads_deliver_arrives_in_order(tmp_path):
             store._deliver = deliver
             sent = [Delivery() for _ in range(1_000)]
             deliver_from_thread(store, sent)
-            await asyncio.wait_for(is_done.wait(), 20)
+            await asyncio.wait_for(is_done.wait(), HANG_SECONDS)
             return heard, sent, asyncio.get_running_loop()
 
     heard, sent, loop = asyncio.run(listen())
@@ -67,7 +68,7 @@ def test_a_delivery_that_fails_does_not_keep_the_others(tmp_path):
         async with SqliteProvider(tmp_path / "store.db") as provider:
             provider._store._deliver = deliver
             deliver_from_thread(provider._store, deliveries)
-            await asyncio.wait_for(heard, 20)
+            await asyncio.wait_for(heard, HANG_SECONDS)
         return failed
 
     assert asyncio.run(listen()) == [0, 1]
@@ -95,6 +96,6 @@ def test_what_is_delivered_does_not_see_the_variables_of_the_task_that_opened_th
             heard = asyncio.get_running_loop().create_future()
             provider._store._deliver = lambda _: heard.set_result(secret.get())
             deliver_from_thread(provider._store, [Delivery()])
-            return await asyncio.wait_for(heard, 20)
+            return await asyncio.wait_for(heard, HANG_SECONDS)
 
     assert asyncio.run(listen()) == "nothing"

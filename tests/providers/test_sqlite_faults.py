@@ -10,6 +10,7 @@ import subprocess
 import apsw
 import pytest
 
+from patience import HANG_SECONDS
 from perdure.conformance.factories import LOCK_MS, start, started
 from perdure.errors import ProviderError, StoreBusy, StoreFull, StoreUnavailable
 from perdure.providers.records import EnqueueCondition, ExecutionMetadata, TurnCommit
@@ -254,4 +255,4 @@ def test_the_writer_outlives_whatever_breaks_a_commit(tmp_path, monkeypatch, num
             await provider.enqueue_for_orchestrator(start("after"))
             assert await provider.fetch_orchestration_item(LOCK_MS, 0) is not None
 
-    asyncio.run(asyncio.wait_for(check(), 30))
+    asyncio.run(asyncio.wait_for(check(), HANG_SECONDS))

@@ -14,6 +14,7 @@ from pathlib import Path
 import apsw
 import pytest
 
+from patience import HANG_SECONDS
 from perdure.clock import ManualClock
 from perdure.conformance.factories import start
 from perdure.errors import (
@@ -470,7 +471,7 @@ def test_a_forked_process_is_refused_and_harms_nothing(tmp_path):
         [sys.executable, "-W", "ignore", "-c", FORKS, str(tmp_path / "store.db")],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_SECONDS,
         check=False,
     )
 

@@ -12,6 +12,7 @@ import sys
 import apsw
 import pytest
 
+from patience import HANG_SECONDS
 from perdure.clock import ManualClock
 from perdure.conformance.factories import activity
 from perdure.errors import StoreBusy
@@ -156,7 +157,9 @@ asyncio.run(write_and_die())
 
 
 def test_what_was_committed_to_a_reserved_log_survives_a_death(path):
-    died = subprocess.run([sys.executable, "-c", DYING, str(path)], check=False, timeout=60)
+    died = subprocess.run(
+        [sys.executable, "-c", DYING, str(path)], check=False, timeout=HANG_SECONDS
+    )
 
     assert died.returncode == 9
     assert log_of(path).stat().st_size == RESERVED

@@ -28,7 +28,7 @@ class Chain:
         settled = (f"work-{self.activities}",) if self.activities else ()
         self.activities += 1
         claim = Claim(lock_token=f"work-{self.activities}", lock_timeout_ms=LOCK_MS)
-        first = 2 * self.activities
+        first = 2 * self.activities - 1
         fields = {"keep_lock_ms": LOCK_MS, "consumed": (), "settled_work": settled} | fields
         fields = {"worker_items": (activity("a", activity_id=first, claim=claim),)} | fields
         delta = (event("a", first), event("a", first + 1))

@@ -2,6 +2,7 @@
 
 import asyncio
 
+from patience import HANG_SECONDS
 from perdure.clock import ManualClock
 from perdure.conformance.factories import activity, start, started
 from perdure.providers.records import Claim, ExecutionMetadata, TurnCommit
@@ -15,7 +16,7 @@ async def first_wait_is_woken(path):
             await asyncio.sleep(0)
         # Before the waiting handle has looked at the file for the first time.
         await writes.enqueue_for_orchestrator(start("late"))
-        return await asyncio.wait_for(fetch, 5)
+        return await asyncio.wait_for(fetch, HANG_SECONDS)
 
 
 def test_a_commit_right_after_the_first_look_is_not_missed(tmp_path):
@@ -45,7 +46,7 @@ async def a_lock_that_is_lost_wakes_the_fetch(path):
             await asyncio.sleep(0)
         clock._now_ms += 2_000  # as if the machine had slept: no sleeper was woken
         lost = await provider.renew_work_item_locks(["mine"], 1_000)
-        again = await asyncio.wait_for(fetch, 5)
+        again = await asyncio.wait_for(fetch, HANG_SECONDS)
         return lost, again.identity.instance_id
 
 

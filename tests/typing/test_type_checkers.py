@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from patience import HANG_SECONDS
+
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 
@@ -17,7 +19,7 @@ def mypy(path: Path) -> dict[int, str]:
         [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--cache-dir",
          str(ROOT / ".mypy_cache" / "typing"), "--hide-error-context", "--no-color-output",
          "--no-pretty", str(path)],
-        cwd=ROOT, capture_output=True, text=True, timeout=110, check=False,
+        cwd=ROOT, capture_output=True, text=True, timeout=HANG_SECONDS, check=False,
     )  # fmt: skip
     found = re.findall(rf"{path.name}:(\d+): error: (.*)", answer.stdout)
     assert answer.stderr == ""
@@ -30,7 +32,7 @@ def pyright(path: Path) -> dict[int, str]:
         pytest.skip("pyright is not installed beside this interpreter")
     answer = subprocess.run(
         [str(executable), "--outputjson", "--pythonpath", sys.executable, str(path)],
-        cwd=ROOT, capture_output=True, text=True, timeout=110, check=False,
+        cwd=ROOT, capture_output=True, text=True, timeout=HANG_SECONDS, check=False,
     )  # fmt: skip
     diagnostics = json.loads(answer.stdout)["generalDiagnostics"]
     return {

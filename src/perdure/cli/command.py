@@ -223,7 +223,7 @@ def duration_option(flag: str, name: str, help: str) -> Callable[[F], F]:  # noq
 def _milliseconds(
     context: click.Context, parameter: click.Parameter, value: str | None
 ) -> int | None:
-    from perdure.client.durations import parse_duration_ms
+    from perdure.arguments import parse_duration_ms
 
     if value is None:
         return None

@@ -43,7 +43,7 @@ SECTIONS = {
         "terminate": ("control:terminate", "End instances now, without running their code."),
         "pause": ("control:pause", "Let no further turn of instances run."),
         "resume": ("control:resume", "Let paused instances go on."),
-        "retry": ("control:retry", "Let blocked or failed instances try again."),
+        "retry": ("control:retry", "Let blocked or failed instances go on where they stand."),
         "rerun": ("rerun:rerun", "Run an instance once more under another id."),
         "purge": ("control:purge", "Delete instances that have ended."),
     },

@@ -125,12 +125,12 @@ def shown_store(url: str) -> str:
 
 def _beside(folder: Path, written: str) -> str:
     """Resolve a relative path of a project file against the folder of that file."""
-    from perdure.providers.url import local_path
+    from perdure.providers.url import local_path, with_path
 
     path = local_path(written)
     if path is None or Path(path).is_absolute():
         return written
-    return written[: len(written) - len(path)] + os.path.relpath(folder / path)
+    return with_path(written, os.path.relpath(folder / path))
 
 
 def _module_beside(folder: Path, written: str) -> str:

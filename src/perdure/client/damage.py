@@ -160,7 +160,11 @@ def _event_fault(
         return f"event {place} belongs to {event.instance_id!r}"
     if event.execution_id != execution.execution_id:
         return f"event {place} belongs to execution {event.execution_id}"
-    if isinstance(event, events.Terminal) and place < len(history):
+    if (
+        isinstance(event, events.Terminal)
+        and place < len(history)
+        and type(history[place]) is not events.OrchestrationRetried
+    ):
         return f"event {place} ends the execution, and others follow"
     if isinstance(event, events.OrchestrationStarted) and place > 1:
         return f"event {place} begins the execution once more"

@@ -3,38 +3,10 @@
 from __future__ import annotations
 
 import datetime
-import re
 from contextlib import suppress
-from typing import Final
 
+from perdure.arguments import UNITS_MS, parse_duration_ms
 from perdure.errors import InvalidValue
-from perdure.limits import SECONDS_MAX
-
-_UNITS_MS: Final = {
-    "ms": 1,
-    "s": 1_000,
-    "m": 60_000,
-    "h": 3_600_000,
-    "d": 86_400_000,
-    "w": 7 * 86_400_000,
-}
-_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])", re.ASCII)
-_PLAIN = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
-
-
-def parse_duration_ms(text: str) -> int:
-    """Parse ``500ms``, ``90`` (seconds), ``2h30m``, ``1.5d``, ``2w``."""
-    compact = text.replace(" ", "").lower()
-    parts = _PART.findall(compact)
-    if _PLAIN.fullmatch(compact):
-        milliseconds = float(compact) * 1000
-    elif parts and "".join(number + unit for number, unit in parts) == compact:
-        milliseconds = sum(float(number) * _UNITS_MS[unit] for number, unit in parts)
-    else:
-        raise InvalidValue(f"{text!r} is no length of time; write e.g. 500ms, 30s, 5m, 2h30m or 7d")
-    if milliseconds > SECONDS_MAX * 1000:
-        raise InvalidValue(f"{text!r} is longer than {SECONDS_MAX // 86_400} days")
-    return round(milliseconds)
 
 
 def parse_moment(text: str, now_ms: int) -> datetime.datetime:
@@ -61,7 +33,7 @@ def shown_duration(milliseconds: int) -> str:
         seconds = milliseconds / 1000
         return f"{seconds:.0f}s" if seconds >= 10 or milliseconds % 1000 == 0 else f"{seconds:.1f}s"
     for large, small in (("m", "s"), ("h", "m"), ("d", "h")):
-        large_ms, small_ms = _UNITS_MS[large], _UNITS_MS[small]
+        large_ms, small_ms = UNITS_MS[large], UNITS_MS[small]
         count, rest = milliseconds // large_ms, milliseconds % large_ms // small_ms
         if large == "d" or milliseconds < large_ms * (24 if large == "h" else 60):
             return (
@@ -74,8 +46,8 @@ def shown_age(milliseconds: int) -> str:
     """Return the largest unit only: ``50s``, ``2m``, ``3d``."""
     if milliseconds < 1_000:
         return "0s"
-    unit = next(unit for unit in ("d", "h", "m", "s") if milliseconds >= _UNITS_MS[unit])
-    return f"{milliseconds // _UNITS_MS[unit]}{unit}"
+    unit = next(unit for unit in ("d", "h", "m", "s") if milliseconds >= UNITS_MS[unit])
+    return f"{milliseconds // UNITS_MS[unit]}{unit}"
 
 
 def shown_time(milliseconds: int) -> str:

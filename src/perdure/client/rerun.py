@@ -1,7 +1,4 @@
-"""Run an instance again: retry it under its own id, or rerun it as a new instance.
-
-A rerun starts from the beginning, or from one of the events of the instance.
-"""
+"""Rerun an instance as a new instance: from the beginning, or from one of its events."""
 
 from __future__ import annotations
 
@@ -14,13 +11,10 @@ import msgspec
 from perdure.authoring.definitions import parse_version
 from perdure.client.checks import initial_state
 from perdure.client.moving import current_execution
-from perdure.client.steps import started_of, steps_of
+from perdure.client.steps import read_steps, started_of, steps_of
 from perdure.client.terminate import operator_lock
 from perdure.errors import (
     AlreadyExists,
-    CorruptData,
-    InstanceFinished,
-    InstanceStillRunning,
     InvalidValue,
     NotFound,
 )
@@ -29,10 +23,8 @@ from perdure.limits import ID_CHARACTERS_MAX, check_id
 from perdure.model import events, wire, work
 from perdure.model.envelopes import activity_envelope, envelope
 from perdure.model.status import Status
-from perdure.model.work import parent_link
 from perdure.providers.records import (
     EnqueueCondition,
-    ExecutionMetadata,
     ExecutionSnapshot,
     HistoryRecord,
     InstanceSnapshot,
@@ -43,74 +35,22 @@ from perdure.providers.records import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
+    from perdure.client.steps import StepView
     from perdure.clock import Clock
     from perdure.providers.contract import Provider
-    from perdure.providers.records import OrchestrationItem
 
 Bounds: TypeAlias = Callable[[str], dict[str, Any]]
 """Options of an activity by its name (``retry``, ``timeout_ms``): history does not hold them."""
 
-_ENDED_BADLY = frozenset({Status.FAILED, Status.CANCELLED, Status.TERMINATED})
-_GOES_ON = frozenset({Status.BLOCKED, Status.PAUSED})
 
+class Copied(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts what a rerun keeps, and what it does again."""
 
-# --- retry under the same id
-
-
-async def retry(provider: Provider, instance_id: str) -> int:
-    """Retry an instance; return the id of the execution that continues.
-
-    A Blocked or Paused instance continues its execution. One that Failed, was Cancelled or
-    Terminated begins its next execution with the same input; its past executions and its state
-    stay. Raises InstanceFinished for a Completed instance, InstanceStillRunning for others.
-    """
-    info = await provider.admin.get_instance_info(instance_id)
-    if info.status in _GOES_ON:
-        await provider.admin.resume_instance(instance_id)
-        return info.execution_id
-    if info.status is Status.COMPLETED:
-        raise InstanceFinished(f"{instance_id!r} has completed; rerun it to do it once more")
-    if info.status not in _ENDED_BADLY:
-        raise InstanceStillRunning(f"{instance_id!r} is {info.status}: there is nothing to retry")
-    async with operator_lock(provider, instance_id) as (item, token):
-        next_start = _next_start(item, info.custom_status)
-        # One commit ends the old execution and queues the next start: no reader sees the old end.
-        commit = TurnCommit(
-            execution_id=item.execution_id,
-            orchestrator_items=(envelope(next_start),),
-            metadata=ExecutionMetadata(
-                status=Status.CONTINUED_AS_NEW, output=bytes(next_start.input).decode()
-            ),
-        )
-        await provider.ack_orchestration_item(token, commit)
-    return next_start.execution_id
-
-
-def _next_start(item: OrchestrationItem, custom_status: str | None) -> work.ContinueAsNew:
-    if item.history_error is not None or not item.history:
-        raise CorruptData("retry", item.history_error or f"{item.instance_id!r} has no history")
-    history = wire.decode_history(record.data for record in item.history)
-    started = started_of(history, "retry")
-    if not isinstance(history[-1], events.TERMINAL_KINDS):
-        raise InstanceStillRunning(f"{item.instance_id!r} is running again; look at it first")
-    if isinstance(history[-1], events.OrchestrationCompleted):
-        raise InstanceFinished(f"{item.instance_id!r} has completed meanwhile")
-    return work.ContinueAsNew(
-        instance_id=item.instance_id,
-        name=started.name,
-        execution_id=item.execution_id + 1,
-        input=started.input,
-        version=started.version or None,  # terminated before a worker chose one
-        parent=parent_link(started),
-        depth=started.depth,
-        custom_status=custom_status,
-        trace=started.trace,
-    )
-
-
-# --- rerun as a new instance
+    events_kept: int
+    steps_again: int
+    """Number of finished steps of the original that the copy has forgotten."""
 
 
 def fresh_id(instance_id: str) -> str:
@@ -126,10 +66,11 @@ async def rerun(
     *,
     input: msgspec.Raw | None = None,  # noqa: A002
     version: str | None = None,
-) -> None:
+) -> int:
     """Start the same orchestration as a new instance.
 
-    Without ``input`` it gets the same input, without ``version`` the latest version.
+    Without ``input`` it gets the same input, without ``version`` the latest version. Returns how
+    many finished steps of the original run again.
     """
     if version is not None:
         parse_version(version)
@@ -146,6 +87,13 @@ async def rerun(
         envelope(start), condition=EnqueueCondition.ABSENT
     ):
         raise AlreadyExists(f"{new_id!r} exists already; choose another id")
+    return len(finished_steps(await read_steps(provider, instance_id, info.execution_id)))
+
+
+def finished_steps(steps: Iterable[StepView]) -> set[int]:
+    """Return the event ids of the activities and children that have finished."""
+    kinds = {"activity", "orchestration"}
+    return {step.event_id for step in steps if step.kind in kinds and step.state == "done"}
 
 
 async def _started(
@@ -169,11 +117,11 @@ async def rerun_from_event(
     *,
     clock: Clock,
     bounds: Bounds | None = None,
-) -> int:
+) -> Copied:
     """Copy the history up to the end of the turn with the event, and continue from there.
 
     What the code had asked for until then and not yet got is asked for again; later events are
-    forgotten. Returns how many events were kept. The copy has no parent. Code that puts its own
+    forgotten. The copy has no parent. Code that puts its own
     instance id into a payload will not repeat its history: such an instance becomes Blocked.
     """
     check_id(new_id, "id")
@@ -215,7 +163,8 @@ async def rerun_from_event(
             )
             await provider.ack_orchestration_item(token, commit)
         await provider.admin.resume_instance(new_id)
-    return len(kept)
+    again = finished_steps(steps_of(history)) - finished_steps(steps_of(kept))
+    return Copied(events_kept=len(kept), steps_again=len(again))
 
 
 def _prefix(instance_id: str, history: Sequence[events.Event], event_id: int) -> list[events.Event]:
@@ -230,7 +179,7 @@ def _prefix(instance_id: str, history: Sequence[events.Event], event_id: int) ->
         earlier = f"an event before {first}" if first > 1 else "none: rerun it without an event"
         raise InvalidValue(
             f"event {event_id} belongs to the turn that ended {instance_id!r}, so nothing would "
-            f"run again; choose {earlier}"
+            f"run again; choose {earlier}. To run that turn again: perdure retry {instance_id}"
         )
     return kept
 
@@ -243,6 +192,7 @@ def _renamed(event: events.Event, old_id: str, new_id: str) -> events.Event:
             "parent_execution_id": None,
             "parent_event_id": None,
             "depth": 0,
+            "key_seed": secrets.token_hex(4),
         }
     elif isinstance(event, events.SubOrchestrationScheduled):
         place = (event.execution_id, event.event_id)
@@ -267,7 +217,7 @@ def _copy(
     custom_status, changes = started.initial_custom_status, 0
     kv_store = initial_state(started, snapshot)
     delta: dict[str, KvEntry | None] = {}
-    for event in history:
+    for event in events.without_undone(history):
         match event:
             case events.CustomStatusUpdated():
                 custom_status, changes = event.status, changes + 1
@@ -373,6 +323,7 @@ def _activity(
             redelivered=0,
             last_failure=None,
             last_heartbeat=None,
+            seed=started.key_seed or "",
         )
     return work.ActivityExecute(
         instance_id=event.instance_id,
@@ -385,5 +336,6 @@ def _activity(
         session_id=event.session_id,
         tag=event.tag,
         trace=started.trace,
+        seed=started.key_seed or "",
         **({} if bounds is None else bounds(event.name)),
     )

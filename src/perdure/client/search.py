@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 
+from perdure.arguments import parse_duration_ms
 from perdure.client.admin import read_instances
-from perdure.client.durations import parse_duration_ms, parse_moment, utc_time
+from perdure.client.durations import parse_moment, utc_time
 from perdure.client.instance import ENDED, OPEN
 from perdure.errors import InvalidValue
 from perdure.limits import PAGE_ITEMS_MAX

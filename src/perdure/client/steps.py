@@ -220,9 +220,10 @@ def _opened(event: Any, kind: Kind) -> StepView:
 
 
 def steps_of(history: Iterable[events.Event]) -> list[StepView]:
-    """Return every step, in the order of the calls."""
+    """Return every step, in the order of the calls. Steps of undone turns are left out."""
     pairing = _Pairing()
-    return [step for step in map(pairing.add, history) if step is not None]
+    steps = map(pairing.add, events.without_undone(history))
+    return [step for step in steps if step is not None]
 
 
 async def read_steps(
@@ -241,14 +242,22 @@ async def read_open_steps(
     """Return the open steps of the execution; none if its history cannot be read.
 
     An old step can be open still, so every event is looked at. The history is read page by page,
-    and only open steps are kept.
+    and only open steps are kept. A retry reopens steps, so a retried history is read as a whole.
     """
     pairing = _Pairing()
     try:
         async for record in read_records(provider, instance_id, execution_id):
-            pairing.add(wire.decode_event(record.data))
+            event = wire.decode_event(record.data)
+            if type(event) is events.OrchestrationRetried:
+                steps = await read_steps(provider, instance_id, execution_id)
+                return _opened_steps(step for step in steps if step.state == "open")
+            pairing.add(event)
     except CorruptData:
         return ()
+    return _opened_steps(pairing.open.values())
+
+
+def _opened_steps(steps: Iterable[StepView]) -> tuple[OpenStep, ...]:
     return tuple(
         OpenStep(
             kind=step.kind,
@@ -260,7 +269,7 @@ async def read_open_steps(
             due_at=None if step.due_ms is None else utc_time(step.due_ms),
             child_id=step.child_id,
         )
-        for step in pairing.open.values()
+        for step in steps
     )
 
 

@@ -90,6 +90,64 @@ class TestAtomicity:
 
         await assert_nothing_changed(store, "a")
 
+    async def test_a_turn_that_is_ahead_of_the_store_changes_nothing_and_keeps_the_lock(
+        self, store: Store
+    ) -> None:
+        await create(store, "a")
+        await enqueue(store, raised("a"))
+        fetched = await take(store, "a")
+
+        with pytest.raises(LockLost):
+            await store.provider.ack_orchestration_item(fetched.lock_token, everything("a", 3, 4))
+
+        await assert_nothing_changed(store, "a")
+        assert await fetch(store) is None
+        await store.provider.ack_orchestration_item(fetched.lock_token, everything("a", 2, 3))
+        assert len(await store.reader.read("a")) == 3
+
+    async def test_a_turn_without_events_that_is_ahead_of_the_store_consumes_nothing(
+        self, store: Store
+    ) -> None:
+        await create(store, "a")
+        await enqueue(store, raised("a"))
+        fetched = await take(store, "a")
+
+        with pytest.raises(LockLost):
+            await store.provider.ack_orchestration_item(
+                fetched.lock_token, TurnCommit(execution_id=1, after_event_id=2)
+            )
+
+        await store.provider.abandon_orchestration_item(fetched.lock_token)
+        fetched = await take(store, "a")
+        assert bodies(fetched) == [raised("a").body]
+        await store.provider.ack_orchestration_item(
+            fetched.lock_token, TurnCommit(execution_id=1, after_event_id=1)
+        )
+        assert await fetch(store) is None
+
+    async def test_a_turn_begins_no_execution_in_its_middle(self, store: Store) -> None:
+        await create(store, "a")
+        await enqueue(store, raised("a"))
+        fetched = await take(store, "a")
+
+        with pytest.raises(LockLost):
+            await store.provider.ack_orchestration_item(
+                fetched.lock_token,
+                TurnCommit(execution_id=2, history_delta=(event("a", 2, execution=2),)),
+            )
+
+        assert await store.reader.read("a") == [started("a")]
+
+    async def test_a_hole_among_the_events_of_a_turn_changes_nothing(self, store: Store) -> None:
+        await create(store, "a")
+        await enqueue(store, raised("a"))
+        fetched = await take(store, "a")
+
+        with pytest.raises(InvalidValue):
+            await store.provider.ack_orchestration_item(fetched.lock_token, everything("a", 2, 4))
+
+        await assert_nothing_changed(store, "a")
+
     async def test_an_event_id_below_one_changes_nothing(self, store: Store) -> None:
         await create(store, "a")
         await enqueue(store, raised("a"))

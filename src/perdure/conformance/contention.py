@@ -153,6 +153,7 @@ class TestContention:
 
     async def test_settling_and_cancelling_one_item_have_one_winner(self, store: Store) -> None:
         await create(store, "a")
+        events = 1
         for each in range(2, 2 + ROUNDS):
             await enqueue_work(store, activity("a", 1, each))
             token = (await take_work(store)).lock_token
@@ -171,7 +172,8 @@ class TestContention:
             arrived = await fetch(store)
             assert (arrived is None) == isinstance(settled, LockLost)
             if arrived is not None:
-                await self.commit(store, arrived, each)
+                events += 1
+                await self.commit(store, arrived, events)
 
     async def test_of_many_starts_with_one_id_one_is_taken(self, store: Store) -> None:
         answers = await asyncio.gather(

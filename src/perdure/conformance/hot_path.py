@@ -285,6 +285,56 @@ class TestKeptLocks:
         assert (await take(store)).item.instance_id == turns[1].item.instance_id
         assert await fetch(store) is None
 
+    @pytest.mark.parametrize("custom_status", [None, CustomStatusChange(value='"x"')])
+    async def test_the_holder_of_a_kept_lock_cannot_skip_an_event(
+        self, store: Store, custom_status: CustomStatusChange | None
+    ) -> None:
+        token = await keep(store)
+        await enqueue(store, raised("a"))
+        (message,) = (await take(store, "a", owner=OWNER)).item.messages
+
+        with pytest.raises(LockLost):
+            await store.provider.ack_orchestration_item(
+                token,
+                keeping(
+                    4,
+                    consumed=(message.message_id,),
+                    custom_status=custom_status,
+                    worker_items=(activity("a"),),
+                ),
+            )
+        with pytest.raises(LockLost):
+            await store.provider.ack_orchestration_item(
+                token, keeping(consumed=(message.message_id,), after_event_id=3)
+            )
+
+        assert [record.event_id for record in await store.reader.read("a")] == [1, 2]
+        assert await fetch_work(store) is None
+        await store.provider.abandon_orchestration_item(token)
+        assert bodies(await take(store, "a")) == [raised("a").body]
+
+    async def test_a_turn_that_skips_an_event_takes_no_other_along(self, store: Store) -> None:
+        for instance_id in ("a", "b", "c"):
+            await create(store, instance_id)
+            await enqueue(store, raised(instance_id))
+        turns = [await take(store) for _ in range(3)]
+
+        answers = await outcomes(
+            *(
+                store.provider.ack_orchestration_item(
+                    turn.lock_token,
+                    TurnCommit(
+                        execution_id=1, history_delta=(event(turn.item.instance_id, event_id),)
+                    ),
+                )
+                for turn, event_id in zip(turns, (2, 3, 2), strict=True)
+            )
+        )
+
+        assert [type(answer) for answer in answers] == [type(None), LockLost, type(None)]
+        lengths = [len(await store.reader.read(turn.item.instance_id)) for turn in turns]
+        assert lengths == [2, 1, 2]
+
     async def test_abandoning_a_kept_lock_frees_all_that_it_carries(self, store: Store) -> None:
         token = await keep(store)
         await enqueue(store, raised("a", "late"))

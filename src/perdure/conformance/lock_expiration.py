@@ -23,7 +23,7 @@ from perdure.conformance.factories import (
     take,
     take_work,
 )
-from perdure.conformance.harness import checks, outcomes
+from perdure.conformance.harness import UNTIL_SECONDS_MAX, checks, outcomes
 from perdure.conformance.requires import requires
 from perdure.errors import LockLost
 from perdure.providers.records import SessionFetch, TurnCommit
@@ -141,7 +141,7 @@ class TestInstanceLocksExpire:
 
         assert not waiting.done()
         await store.advance(500)
-        assert await asyncio.wait_for(waiting, timeout=10) is not None
+        assert await asyncio.wait_for(waiting, timeout=UNTIL_SECONDS_MAX) is not None
 
     async def test_an_operator_that_gives_back_leaves_the_delay(self, store: Store) -> None:
         await create(store, "a")
@@ -289,7 +289,7 @@ class TestWorkLocksExpire:
 
         assert not waiting.done()
         await store.advance(LOCK_MS)
-        taken = await asyncio.wait_for(waiting, timeout=10)
+        taken = await asyncio.wait_for(waiting, timeout=UNTIL_SECONDS_MAX)
         assert taken is not None
         assert taken.identity.activity_id == 3
 

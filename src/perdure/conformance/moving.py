@@ -8,6 +8,10 @@ import msgspec
 import pytest
 
 from perdure.conformance.factories import (
+    LOCK_MS,
+    NAME,
+    OWNER,
+    VERSION,
     activity,
     bodies,
     completion,
@@ -15,16 +19,18 @@ from perdure.conformance.factories import (
     enqueue,
     event,
     fetch,
+    fetch_work,
     finish,
     next_execution,
     raised,
     start,
+    started,
     take,
     take_work,
     timer,
     turn,
 )
-from perdure.conformance.harness import checks
+from perdure.conformance.harness import checks, outcomes
 from perdure.conformance.key_value import clear, put, values
 from perdure.conformance.observation import comparable
 from perdure.conformance.requires import requires
@@ -32,10 +38,19 @@ from perdure.conformance.sessions import worker
 from perdure.errors import AlreadyExists, InvalidValue, LockLost, NotFound, StoreMoved
 from perdure.model.failures import Block, BlockReason
 from perdure.model.status import Status
-from perdure.providers.records import CustomStatusChange, KvClearAll, TagFilter
+from perdure.providers.records import (
+    CustomStatusChange,
+    ExecutionMetadata,
+    KvClearAll,
+    TagFilter,
+    TurnCommit,
+    WorkerInfo,
+)
 from perdure.providers.sqlite.memory import InMemoryProvider
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from perdure.conformance.harness import Store
     from perdure.providers.contract import Provider
 
@@ -56,7 +71,7 @@ async def busy(store: Store, instance: str) -> None:
         instance,
         2,
         framework_version=(2, 0, 0),
-        history_delta=(event(instance, 2, 2, data="ü"), event(instance, 7, 2)),
+        history_delta=(event(instance, 2, 2, data="ü"), event(instance, 3, 2)),
         kv_changes=(put("new", "2", 13), clear("hidden")),
         worker_items=(
             activity(instance, 2, 2, tag="gpu"),
@@ -98,7 +113,7 @@ class TestExport:
         first, second = snapshot.executions
         assert (first.status, second.status) == (Status.CONTINUED_AS_NEW, Status.RUNNING)
         assert (first.framework_version, second.framework_version) == ((1, 2, 3), (2, 0, 0))
-        assert [record.event_id for record in second.history] == [1, 2, 7]
+        assert [record.event_id for record in second.history] == [1, 2, 3]
         assert sorted(snapshot.kv_store) == ["hidden", "old"]
         assert snapshot.kv_delta["hidden"] is None
         assert snapshot.kv_delta["new"] is not None
@@ -353,3 +368,112 @@ class TestMovedStores:
 
         assert (await store.admin.get_store_info()).moved_to is None
         assert len(await provider.read("x")) == 1
+
+
+ELSEWHERE = "postgresql://elsewhere/db"
+
+
+async def _every_write(store: Store) -> dict[str, Callable[[], Awaitable[object]]]:
+    """Calls of verbs that write, each of which would succeed on a store that was not moved."""
+    provider, admin = store.provider, store.provider.admin
+    for name in ("held", "given back", "kept", "waiting"):
+        await create(store, name, worker_items=(activity(name),))
+    await create(store, "ended")
+    await finish(store, "ended")
+    snapshot = await admin.export_instance("ended")
+    tokens: dict[str, str] = {}
+    for name in ("held", "given back", "kept"):
+        await enqueue(store, raised(name))
+        tokens[name] = (await take(store, name)).lock_token
+    await enqueue(store, raised("waiting"))
+    done, abandoned, renewed = [(await take_work(store)).lock_token for _ in range(3)]
+    commit = TurnCommit(execution_id=1, history_delta=(event("held", 2),))
+    first = TurnCommit(
+        execution_id=1,
+        history_delta=(started("new"),),
+        metadata=ExecutionMetadata(name=NAME, version=VERSION),
+    )
+    token = provider.new_lock_token()
+    worker_info = WorkerInfo(
+        worker_id="w", host="h", process_id=1, started_at_ms=0, framework_version="0.1.0"
+    )
+    return {
+        "fetch_orchestration_item": lambda: fetch(store),
+        "ack_orchestration_item": lambda: provider.ack_orchestration_item(tokens["held"], commit),
+        "abandon_orchestration_item": lambda: provider.abandon_orchestration_item(
+            tokens["given back"]
+        ),
+        "renew_orchestration_item_lock": lambda: provider.renew_orchestration_item_lock(
+            tokens["kept"], LOCK_MS
+        ),
+        "start_orchestration_item": lambda: provider.start_orchestration_item(
+            start("new"), first, token, OWNER
+        ),
+        "append_with_execution": lambda: provider.append_with_execution(
+            "waiting", 1, [event("waiting", 2)]
+        ),
+        "enqueue_for_worker": lambda: provider.enqueue_for_worker(activity("x", activity_id=7)),
+        "fetch_work_item": lambda: fetch_work(store),
+        "ack_work_item": lambda: provider.ack_work_item(done, completion("held")),
+        "abandon_work_item": lambda: provider.abandon_work_item(abandoned),
+        "renew_work_item_lock": lambda: provider.renew_work_item_lock(renewed, LOCK_MS),
+        "enqueue_for_orchestrator": lambda: enqueue(store, raised("waiting", data="late")),
+        "enqueue a start": lambda: enqueue(store, start("late")),
+        "enqueue_many_for_orchestrator": lambda: provider.enqueue_many_for_orchestrator(
+            [raised("waiting", data="later"), start("later")]
+        ),
+        "suspend_instance": lambda: admin.suspend_instance("waiting"),
+        "lock_instance": lambda: admin.lock_instance("waiting", LOCK_MS),
+        "delete_instances_atomic": lambda: admin.delete_instances_atomic(["ended"], force=False),
+        "register_worker": lambda: admin.register_worker(worker_info, 1_000),
+        "import_instance": lambda: admin.import_instance(snapshot, replace=True),
+    }
+
+
+@checks
+@requires("admin")
+class TestWritesAfterAMove:
+    verbs = ("mark_moved",)
+
+    async def test_a_handle_that_was_open_writes_nothing_any_more(self, store: Store) -> None:
+        writes = await _every_write(store)
+        before = await _content(store)
+
+        await store.admin.mark_moved(ELSEWHERE)
+        answers = {name: (await outcomes(write()))[0] for name, write in writes.items()}
+
+        accepted = [name for name, each in answers.items() if not isinstance(each, StoreMoved)]
+        assert not accepted, f"written after the move: {accepted}"
+        assert all("elsewhere" in str(refused) for refused in answers.values())
+        assert await _content(store) == before
+
+    async def test_writes_pass_again_when_the_mark_is_taken_back(self, store: Store) -> None:
+        writes = await _every_write(store)
+        await store.admin.mark_moved(ELSEWHERE)
+        await outcomes(*(write() for write in writes.values()))
+
+        await store.admin.mark_moved(None)
+
+        for name, write in writes.items():
+            assert not isinstance((await outcomes(write()))[0], Exception), name
+
+    async def test_a_write_beside_the_mark_is_refused_or_in_the_copy(self, store: Store) -> None:
+        await create(store, "x")
+        senders = [
+            store.provider.enqueue_for_orchestrator(raised("x", data=number))
+            for number in range(20)
+        ]
+
+        *sent, marked = await outcomes(*senders, store.admin.mark_moved(ELSEWHERE))
+        copied = await store.admin.export_instance("x")
+        late = await outcomes(store.provider.enqueue_for_orchestrator(raised("x", data="late")))
+
+        assert marked is None
+        assert isinstance(late[0], StoreMoved)
+        assert all(isinstance(answer, (bool, StoreMoved)) for answer in sent), sent
+        assert len(copied.messages) == sum(answer is True for answer in sent)
+
+
+async def _content(store: Store) -> list[object]:
+    ids = [info.instance_id for info in (await store.admin.list_instances()).instances]
+    return [comparable(await store.admin.export_instance(each)) for each in ids]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from perdure.conformance.factories import (
+    activity,
     bodies,
     continue_as_new,
     create,
@@ -12,14 +13,23 @@ from perdure.conformance.factories import (
     event,
     finish,
     next_execution,
+    raised,
     start,
     started,
     take,
+    take_work,
     turn,
 )
 from perdure.conformance.harness import checks
 from perdure.model.status import Status
-from perdure.providers.records import ExecutionMetadata, KvEntry, KvSet
+from perdure.providers.records import (
+    ExecutionMetadata,
+    InstanceQuery,
+    KvClearAll,
+    KvEntry,
+    KvSet,
+    TurnCommit,
+)
 
 if TYPE_CHECKING:
     from perdure.conformance.harness import Store
@@ -131,6 +141,35 @@ class TestMultipleExecutions:
         assert failed.completed_at_ms is not None
         assert (again.status, again.completed_at_ms) == (Status.RUNNING, None)
         assert again.started_at_ms == failed.started_at_ms
+
+    async def test_an_ended_execution_can_be_opened_again(self, store: Store) -> None:
+        await create(store, "a")
+        kv = KvSet(key="k", value="v", updated_at_ms=1)
+        await finish(store, "a", Status.FAILED, kv_changes=(kv,))
+        locked = await store.admin.lock_instance("a", 30_000)
+        again = raised("a", "again")
+
+        commit = TurnCommit(
+            execution_id=1,
+            history_delta=(event("a", 2),),
+            orchestrator_items=(again,),
+            worker_items=(activity("a"),),
+            metadata=ExecutionMetadata(status=Status.RUNNING, output="null"),
+            kv_changes=(KvClearAll(),),
+        )
+        await store.provider.ack_orchestration_item(locked.lock_token, commit)
+
+        info = await store.admin.get_instance_info("a")
+        listed = await store.admin.list_instances(
+            InstanceQuery(statuses=frozenset({Status.RUNNING}))
+        )
+        assert (info.status, info.output, info.completed_at_ms) == (Status.RUNNING, "null", None)
+        assert [each.instance_id for each in listed.instances] == ["a"]
+        assert await store.reader.read("a") == [started("a"), event("a", 2)]
+        assert await store.reader.get_kv_all_values("a") == {}
+        fetched = await take(store, "a")
+        assert bodies(fetched) == [again.body]
+        assert (await take_work(store)).identity.instance_id == "a"
 
     async def test_state_of_an_ended_execution_is_no_longer_a_change(self, store: Store) -> None:
         value = KvSet(key="k", value="v", updated_at_ms=1)

@@ -27,7 +27,7 @@ from perdure.conformance.factories import (
     timer,
     turn,
 )
-from perdure.conformance.harness import checks
+from perdure.conformance.harness import UNTIL_SECONDS_MAX, checks
 from perdure.conformance.requires import requires
 from perdure.errors import InvalidValue, LockLost
 from perdure.limits import ORPHAN_GRACE_MS
@@ -312,7 +312,7 @@ class TestFetchingSeveral:
 
         await enqueue_work(store, activity("a"))
 
-        (item,) = await asyncio.wait_for(waiting, timeout=10)
+        (item,) = await asyncio.wait_for(waiting, timeout=UNTIL_SECONDS_MAX)
         assert item.identity.activity_id == 2
 
 

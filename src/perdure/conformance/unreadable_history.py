@@ -92,7 +92,7 @@ class TestUnreadableHistory:
             fetched.lock_token,
             TurnCommit(
                 execution_id=fetched.item.execution_id,
-                history_delta=(event("hurt", 99_999),),
+                history_delta=(event("hurt", 2),),
                 metadata=ExecutionMetadata(
                     status=Status.FAILED, output='"history cannot be decoded"'
                 ),

@@ -128,6 +128,10 @@ class Execution:
         started = _check_history(history)
         if started.initial_state is not None:
             kv = started.initial_state
+        if not _TERMINAL.isdisjoint(map(type, history[:-1])):
+            history = events.without_undone(history)
+            if started.execution_id == 1:
+                kv = {}  # the state of the store may come from turns that a retry has undone
         execution = cls(handler, started, kv, codec)
         if not _TERMINAL.isdisjoint(map(type, history[:-1])):
             # An end that is not the last event: there is no code left to run.
@@ -185,7 +189,8 @@ class Execution:
         delta = journal.delta
         if not delta:
             journal.undo_begin(before_ms)
-            return TurnOutcome(turn=journal.turn, result=WAITING, ignored=ignored)
+            again = recorder.take_retried()
+            return TurnOutcome(turn=journal.turn, result=WAITING, activities=again, ignored=ignored)
         outcome = TurnOutcome(turn=journal.turn, result=WAITING, delta=delta, ignored=ignored)
         recorder.outcome = outcome
         loop = recorder.loop
@@ -199,6 +204,8 @@ class Execution:
         recorder.outcome = None
         if recorder.has_cancelled_in_turn:
             recorder.drop_cancelled_in_turn(outcome)
+        if recorder.retried:
+            outcome.activities = [*recorder.take_retried(), *outcome.activities]
         self.event_count = journal.last_event_id
         self.custom_status = recorder.custom_status
         if result is not WAITING:
@@ -238,6 +245,7 @@ class Execution:
             self.is_finished = True
             return
         now_ms = max(first.timestamp_ms, journal.now_ms)
+        journal.last_event_id = first.event_id - 1  # more than that of the last turn after a retry
         journal.begin_replay(first.turn, now_ms, len(arrived), decisions)
         self._recorder.loop.now_ms = now_ms
         for event in arrived:

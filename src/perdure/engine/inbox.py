@@ -308,6 +308,13 @@ def _add_cancellation(
     return None
 
 
+def _add_retry(item: work.RetrySteps, _: Journal, recorder: CodeRecorder) -> str | None:
+    if item.execution_id != recorder.execution_id:
+        return f" for execution {item.execution_id}: this is {recorder.execution_id}"
+    recorder.retried += item.activity_ids
+    return None
+
+
 def _add_start(
     _: work.StartOrchestration | work.ContinueAsNew, journal: Journal, __: CodeRecorder
 ) -> str | None:
@@ -346,6 +353,7 @@ _ADD: Final[
     work.ExternalRaised: _add_event,
     work.QueueMessage: _add_message,
     work.CancelInstance: _add_cancellation,
+    work.RetrySteps: _add_retry,
 }
 
 
@@ -411,9 +419,14 @@ def _cancel(recorder: CodeRecorder, event: events.OrchestrationCancelRequested) 
         root.cancel(event.reason)
 
 
+def _retry(recorder: CodeRecorder, event: events.OrchestrationRetried) -> None:
+    recorder.started_before = {**recorder.started_before, **event.started}
+
+
 APPLY: Final[Mapping[type[events.Event], Callable[[CodeRecorder, Any], None]]] = {
     events.OrchestrationStarted: _start,
     events.OrchestrationCancelRequested: _cancel,
+    events.OrchestrationRetried: _retry,
     events.ActivityCompleted: _complete,
     events.ActivityFailed: _fail,
     events.TimerFired: _fire_timer,

@@ -93,6 +93,10 @@ class CodeRecorder:
         self._patches: dict[str, bool] = {}
         self.has_cancelled_in_turn = False
         """True if the turn has given up a step that it opened itself."""
+        self.retried: tuple[int, ...] = ()
+        """Ids of open activities that an operator wants to be sent again."""
+        self.started_before: Mapping[str, str] = {}
+        """Ids of detached starts that undone turns have made, by operation key and name."""
         self._kv = dict(kv)
         self._mailboxes: Mailboxes | None = None
         self._started = started
@@ -220,12 +224,14 @@ class CodeRecorder:
         payload = orchestration.signature.encode_arguments(args, kwargs, self.codec)
         self._check_call(branch, orchestration, args, kwargs, payload)
         delay_ms = max(0, self._fire_at_ms(delay_seconds) - self.now_ms)
+        # A start of an undone turn was sent. Under its id a second start changes nothing.
+        before = self.started_before.get(f"{branch.coming_operation()} {orchestration.name}")
         event = self._schedule(
             branch,
             events.OrchestrationChained,
             {
                 "name": orchestration.name,
-                "target_instance_id": orchestration.call.id or self._automatic_id(),
+                "target_instance_id": orchestration.call.id or before or self._automatic_id(),
                 "input": payload,
                 "version": orchestration.call.version,
                 "delay_ms": delay_ms,
@@ -387,6 +393,16 @@ class CodeRecorder:
         outcome.activities = [a for a in outcome.activities if a.event.event_id in is_open]
         outcome.timers = [timer for timer in outcome.timers if timer.event_id in is_open]
         outcome.children = [child for child in outcome.children if child.event_id in is_open]
+
+    def take_retried(self) -> list[ScheduledActivity]:
+        """Return the activities that an operator wants to be sent again and that are still open."""
+        wanted, self.retried = self.retried, ()
+        found = [self.operations.open.get(event_id) for event_id in wanted]
+        return [
+            ScheduledActivity(operation.event, *operation.definition.bounds)
+            for operation in found
+            if operation is not None and operation.family is ACTIVITY
+        ]
 
     def close(self) -> None:
         """Close the code and release everything that it waits for."""

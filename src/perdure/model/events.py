@@ -6,11 +6,14 @@ hold raw JSON, so that a stored event reads as one document.
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
 from perdure.model.failures import Failure
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 NULL = msgspec.Raw(b"null")
 
@@ -78,6 +81,9 @@ class OrchestrationStarted(Envelope, frozen=True, kw_only=True, omit_defaults=Tr
     """State that the execution begins with: JSON text by key. None for a first execution, which
     begins with none, and in histories written before this field existed."""
     trace: str | None = None
+    key_seed: str | None = None
+    """Replaces the seed in idempotency keys. A copy repeats the seed of its original, but its
+    activities are other calls."""
 
 
 class OrchestrationCompleted(Terminal, frozen=True, kw_only=True, omit_defaults=True):
@@ -103,6 +109,15 @@ class OrchestrationContinuedAsNew(Terminal, frozen=True, kw_only=True, omit_defa
 
 class OrchestrationCancelRequested(Envelope, frozen=True, kw_only=True, omit_defaults=True):
     reason: str = ""
+
+
+class OrchestrationRetried(Envelope, frozen=True, kw_only=True, omit_defaults=True):
+    """An operator let an ended execution go on. The turns after ``kept_turn`` are undone."""
+
+    kept_turn: int
+    started: dict[str, str] = {}
+    """Ids of the instances that undone turns have started detached, by operation key and
+    name of the orchestration."""
 
 
 # --- activities
@@ -247,6 +262,7 @@ Event: TypeAlias = (
     | OrchestrationTerminated
     | OrchestrationContinuedAsNew
     | OrchestrationCancelRequested
+    | OrchestrationRetried
     | ActivityScheduled
     | ActivityCompleted
     | ActivityFailed
@@ -280,3 +296,13 @@ TERMINAL_KINDS = (
     OrchestrationTerminated,
     OrchestrationContinuedAsNew,
 )
+
+
+def without_undone(history: Iterable[Event]) -> list[Event]:
+    """Return the history without the turns that a retry has undone. Event ids then have gaps."""
+    kept: list[Event] = []
+    for event in history:
+        if type(event) is OrchestrationRetried:
+            kept = [each for each in kept if each.turn <= event.kept_turn]
+        kept.append(event)
+    return kept

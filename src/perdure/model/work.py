@@ -126,6 +126,13 @@ class CancelInstance(Item, frozen=True, kw_only=True, omit_defaults=True):
     """Set if a parent gives up its child: another instance may have the id by now."""
 
 
+class RetrySteps(Item, frozen=True, kw_only=True, omit_defaults=True):
+    """Sends activities of a retried execution again. The worker knows their options."""
+
+    execution_id: int
+    activity_ids: tuple[int, ...]
+
+
 # --- worker queue
 
 
@@ -179,6 +186,7 @@ OrchestratorItem: TypeAlias = (
     | SubOrchCompleted
     | SubOrchFailed
     | CancelInstance
+    | RetrySteps
 )
 
 

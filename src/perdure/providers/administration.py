@@ -478,8 +478,11 @@ class ProviderAdmin(ABC):
     def mark_moved(self, location: str | None) -> Awaitable[None]:
         """Refuse to be opened from now on (StoreMoved), pointing at the new place; None undoes it.
 
-        The handle that marked it stays usable for reading. ``open`` of a marked store by tools is
-        possible with the provider's ``allow_moved=True``.
+        Effect: no handle writes any more, also one that was open before, in any process. Every verb
+        that would change something fails with StoreMoved, except this one. A write is either
+        committed before the mark, and seen by reads that begin after it, or refused.
+        Handles that are open can still read. ``open`` of a marked store by tools is possible with
+        the provider's ``allow_moved=True``.
         """
         self._require_open("mark_moved")
         validation.check_text(location, "location")

@@ -161,25 +161,27 @@ class Provider(ABC):
     def ack_orchestration_item(self, lock_token: str, commit: TurnCommit) -> Awaitable[None]:
         """Commit a turn.
 
-        Effect: in this order, all or nothing: the token must be live; each ``settled_work`` token
+        Effect: in this order, all or nothing: the token must be live; the event before the first
+        new one, or ``after_event_id`` without new events, must not be beyond the last stored event
+        of the execution (no holes: the turn is refused with LockLost); each ``settled_work`` token
         must be live and its item is removed; consumed messages are deleted, later arrivals stay
         (consumed means gone: each must carry this token, else the turn is refused with LockLost);
         name + version create the instance (with the parent) or overwrite both; the execution
         exists from now on (RUNNING); current execution = max(current, commit's); the pinned
-        framework version is set; ``history_delta`` is inserted, never reading old rows; status,
-        output and completion time are set, also with an empty delta; custom status; state
-        changes (see ``get_kv_value``); worker items are inserted, then cancelled activities and
-        cancelled timers are deleted by identity (so an item both scheduled and cancelled is
-        gone; unknown identities are ignored); orchestrator items are inserted (no instance is
-        created for them). ``not_before`` and a block are cleared, and if the
-        instance has ended hereby, so is a suspension. With ``keep_lock_ms`` the same
-        token lives on from now, for the owner that fetched it; else the lock is released and
+        framework version is set; ``history_delta`` is inserted; status, output and completion
+        time are set, also with an empty delta; custom status; state changes (see
+        ``get_kv_value``); worker items are inserted, then cancelled activities and cancelled
+        timers are deleted by identity (so an item both scheduled and cancelled is gone; unknown
+        identities are ignored); orchestrator items are inserted (no instance is created for
+        them). ``not_before`` and a block are cleared, and if the instance has ended hereby, so is
+        a suspension. With ``keep_lock_ms`` the same token lives on from now, for the owner that
+        fetched it; else the lock is released and
         messages tagged but not consumed are free again.
         Repeats: LockLost, or with a kept lock DuplicateEvent; never applied twice. Therefore a
         commit that keeps the lock and adds items must add history (InvalidValue).
-        Errors: LockLost, DuplicateEvent, InvalidValue (event id below 1, work items or cancelled
-        activities of another instance). The lock stays as it was: after LockLost for a message or a
-        work item, and after DuplicateEvent, it is still held.
+        Errors: LockLost, DuplicateEvent, InvalidValue (event ids below 1 or with a hole, work
+        items or cancelled activities of another instance). The lock stays as it was: after LockLost
+        for an event, a message or a work item, and after DuplicateEvent, it is still held.
         """
         self._require_open("ack_orchestration_item")
         validation.check_commit(commit)

@@ -149,6 +149,8 @@ class TurnCommit(Record, frozen=True, omit_defaults=True):
 
     execution_id: int
     history_delta: tuple[HistoryRecord, ...] = ()
+    """New events with consecutive ids. The turn is refused if the event before the first one is not
+    stored: a history has no holes."""
     worker_items: tuple[WorkerMessage, ...] = ()
     orchestrator_items: tuple[OrchestratorMessage, ...] = ()
     metadata: ExecutionMetadata = ExecutionMetadata()
@@ -165,6 +167,9 @@ class TurnCommit(Record, frozen=True, omit_defaults=True):
     settled_work: tuple[str, ...] = ()
     """Hot path: lock tokens of work items whose completions this turn has already consumed; each
     must be held, and each item is removed."""
+    after_event_id: int = 0
+    """For a turn without new events: the last event that it has seen. The turn is refused if that
+    is not stored."""
 
 
 class TrustedCommit(TurnCommit, frozen=True):

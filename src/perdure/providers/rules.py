@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         KvChange,
         OrchestrationFilter,
         PruneOptions,
+        TurnCommit,
         Version,
     )
 
@@ -108,6 +109,21 @@ def message_lost(operation: str, lock_token: str) -> LockLost:
         operation,
         f"the lock {lock_token!r} does not carry each message that the turn consumes: "
         "one is consumed already, or was freed",
+    )
+
+
+def predecessor(commit: TurnCommit) -> int:
+    """Return the id of the event that must be stored before the turn; 0 if none must be."""
+    delta = commit.history_delta
+    return delta[0].event_id - 1 if delta else commit.after_event_id
+
+
+def event_missing(operation: str, lock_token: str, event_id: int, execution_id: int) -> LockLost:
+    """Refuse a turn that goes on from an event which is not stored."""
+    return LockLost(
+        operation,
+        f"the turn under the lock {lock_token!r} goes on from event {event_id} of execution "
+        f"{execution_id}, which is not stored: the holder of the lock is ahead of the store",
     )
 
 
@@ -331,13 +347,15 @@ def is_unfinished_move(mark: str) -> bool:
     return mark.startswith(_UNFINISHED)
 
 
-def store_moved(place: str, mark: str) -> StoreMoved:
-    """Return the error for opening a marked store: a part must not pass for the whole."""
+def store_moved(place: str, mark: str, operation: str = "open") -> StoreMoved:
+    """Return the error for opening a marked store, where a part must not pass for the whole, and
+    for writing to one, where the write would be lost.
+    """
     if is_unfinished_move(mark):
         return StoreMoved(
-            "open",
+            operation,
             f"a move of {place} to {mark.removeprefix(_UNFINISHED)} is under way or was "
             "interrupted, and only a part is there; repeat 'perdure db copy --move' with the same "
             "two stores to go on where it was",
         )
-    return StoreMoved("open", f"the content of {place} was moved to {mark}; use that")
+    return StoreMoved(operation, f"the content of {place} was moved to {mark}; use that")

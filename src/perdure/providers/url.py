@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING, Final, TypedDict
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
+from perdure.arguments import parse_duration_ms
 from perdure.errors import InvalidValue, UsageError
 from perdure.providers.contract import Provider
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from perdure.clock import Clock
 
 _ENTRY_POINTS = "perdure.providers"
 _SWITCH = {"true": True, "false": False}
 _NUMBER = re.compile("[0-9]{1,9}")
-
-
-class _Options(TypedDict, total=False):
-    """Those of PostgresProvider that a URL may carry."""
-
-    schema: str
-    prepare: bool
-    listen: bool
-    pool_size: int
+_LOCAL_SCHEMES: Final = frozenset({"", "sqlite", "file", "memory"})
+_LOOKS_LIKE_OPTIONS: Final = re.compile("[A-Za-z_]+=")
+_UNKNOWN_TO_LIBPQ: Final = "invalid URI query parameter"
 
 
 def open_provider(
@@ -36,10 +33,10 @@ def open_provider(
     """The provider that a store names; it is not opened yet.
 
     ``shop.db`` and ``sqlite:///shop.db`` are SQLite files, ``file:./store`` is a directory,
-    ``memory:`` forgets, ``postgresql://...`` is a server, where ``?schema=shop`` names a schema
-    other than ``perdure``; ``prepare``, ``listen`` and ``pool_size`` are options of the provider
-    that may be written there, too. Another scheme is looked up among the entry points of the group
-    ``perdure.providers``, whose target takes (url, clock).
+    ``memory:`` forgets, ``postgresql://...`` is a server. Options of the provider follow a question
+    mark: ``sqlite:///shop.db?durability=relaxed``; ``OPTIONS`` has those of each scheme. Another
+    scheme is looked up among the entry points of the group ``perdure.providers``, whose target
+    takes (url, clock).
     ``allow_moved`` opens a store that is marked as moved; it is for our own kinds of store.
     """
     if isinstance(store, Provider):
@@ -49,28 +46,44 @@ def open_provider(
     text = os.fspath(store)
     if not text:
         raise UsageError("the store must not be empty; name a file, e.g. 'shop.db'")
-    match scheme := _scheme_of(text):
-        case "" | "sqlite":
-            from perdure.providers.sqlite import SqliteProvider
-
-            return SqliteProvider(_path_of(text), clock=clock, allow_moved=allow_moved)
+    scheme = _scheme_of(text)
+    if scheme in {"postgresql", "postgres"}:
+        return _postgres(text, allow_moved=allow_moved)
+    if scheme not in _LOCAL_SCHEMES:
+        return _third_party(text, scheme, clock)
+    # A Path object names a file: only a text can have options.
+    place, options = _split_local(text) if isinstance(store, str) else (text, {})
+    match scheme:
         case "file":
             from perdure.providers.directory import FileSystemProvider
 
-            return FileSystemProvider(_path_of(text), clock=clock, allow_moved=allow_moved)
+            path = _path_of(place)
+            return FileSystemProvider(path, clock=clock, allow_moved=allow_moved, **options)
         case "memory":
             from perdure.providers.sqlite.memory import InMemoryProvider
 
-            return InMemoryProvider(clock=clock)
-        case "postgresql" | "postgres":
-            return _postgres(text, allow_moved=allow_moved)
+            return InMemoryProvider(clock=clock, **options)
         case _:
-            return _third_party(text, scheme, clock)
+            from perdure.providers.sqlite import SqliteProvider
+
+            path = _path_of(place)
+            return SqliteProvider(path, clock=clock, allow_moved=allow_moved, **options)
 
 
 def local_path(url: str) -> str | None:
-    """The file or directory of a local store; None for memory, servers and foreign schemes."""
-    return _path_of(url) if _scheme_of(url) in {"", "sqlite", "file"} else None
+    """The file or directory of a local store; None for memory, servers and foreign schemes.
+
+    Errors: UsageError for an option that the store does not have.
+    """
+    if _scheme_of(url) not in {"", "sqlite", "file"}:
+        return None
+    return _path_of(_split_local(url)[0])
+
+
+def with_path(url: str, path: str) -> str:
+    """The URL of a local store with another path."""
+    place, mark, query = url.partition("?")
+    return place[: len(place) - len(_path_of(place))] + path + mark + query
 
 
 def _scheme_of(url: str) -> str:
@@ -107,31 +120,74 @@ def _postgres(url: str, *, allow_moved: bool) -> Provider:
             "pip install 'perdure[postgres]'"
         ) from error
     dsn, options = _without_options(url)
-    return PostgresProvider(dsn, **options, allow_moved=allow_moved)
+    try:
+        return PostgresProvider(dsn, allow_moved=allow_moved, **options)
+    except InvalidValue as error:
+        if _UNKNOWN_TO_LIBPQ not in str(error):
+            raise
+        known = ", ".join(OPTIONS["postgresql"])
+        raise InvalidValue(f"{error}; known are {known} and the parameters of libpq") from None
 
 
-def _without_options(url: str) -> tuple[str, _Options]:
+def _without_options(url: str) -> tuple[str, dict[str, Any]]:
     """Split a URL into the part for libpq and the options of the provider."""
     # Behind the last question mark: libpq takes a password that has one, or a #, as it is.
     place, mark, query = url.rpartition("?")
-    options: _Options = {}
+    options: dict[str, Any] = {}
     others: list[str] = []
     for pair in query.split("&") if mark else ():
-        name, _, value = pair.partition("=")
-        if "@" in value:
-            name = ""  # it is the end of such a password
-        match name:
-            case "schema":
-                options["schema"] = unquote(value)
-            case "prepare" | "listen":
-                options[name] = _switch_of(name, unquote(value))
-            case "pool_size":
-                options["pool_size"] = _number_of(name, unquote(value))
-            case _:
-                others.append(pair)
+        # With an @ it is the end of such a password.
+        if pair.partition("=")[0] in OPTIONS["postgresql"] and "@" not in pair:
+            _add_option(options, pair, "postgresql")
+        else:
+            others.append(pair)
     if not options:
         return url, options
     return f"{place}?{'&'.join(others)}" if others else place, options
+
+
+# --- options
+
+
+def _split_local(url: str) -> tuple[str, dict[str, Any]]:
+    """Split the URL or path of a local store into its place and its options."""
+    place, _, query = url.partition("?")
+    scheme = _scheme_of(url)
+    if not scheme:
+        if _LOOKS_LIKE_OPTIONS.match(query):
+            raise UsageError(
+                f"{url!r} is a path, and a path has no options; write sqlite:///{url}, or give a "
+                "file of that name as a pathlib.Path"
+            )
+        return url, {}
+    options: dict[str, Any] = {}
+    for pair in query.split("&") if query else ():
+        _add_option(options, pair, scheme)
+    return place, options
+
+
+def _add_option(options: dict[str, Any], pair: str, scheme: str) -> None:
+    name, _, value = pair.partition("=")
+    known = OPTIONS[scheme]
+    if name not in known:
+        raise UsageError(
+            f"{scheme} stores have no option {name!r}; known are {', '.join(known)}, written as "
+            f"{_EXAMPLES[scheme]}"
+        )
+    if name in options:
+        raise UsageError(f"the URL of the store has the option {name!r} twice; keep one of them")
+    options[name] = known[name](name, unquote(value))
+
+
+def _text_of(_: str, value: str) -> str:
+    return value
+
+
+def _seconds_of(name: str, value: str) -> float:
+    try:
+        return parse_duration_ms(value) / 1000
+    except InvalidValue as error:
+        raise InvalidValue(f"{name} in the URL of a store: {error}") from None
 
 
 def _switch_of(name: str, value: str) -> bool:
@@ -149,6 +205,33 @@ def _number_of(name: str, value: str) -> int:
             f"{name} in the URL of a store is a whole number, not {value!r}; write e.g. {name}=10"
         )
     return int(value)
+
+
+OPTIONS: Final[Mapping[str, Mapping[str, Callable[[str, str], Any]]]] = {
+    "sqlite": {"durability": _text_of, "orphan_grace": _seconds_of},
+    "file": {"archive": _seconds_of, "orphan_grace": _seconds_of},
+    "memory": {"orphan_grace": _seconds_of},
+    "postgresql": {
+        "schema": _text_of,
+        "pool_size": _number_of,
+        "listen": _switch_of,
+        "prepare": _switch_of,
+        "auto_migrate": _switch_of,
+        "retry_timeout": _seconds_of,
+        "answer_timeout": _seconds_of,
+        "orphan_grace": _seconds_of,
+    },
+}
+"""Options that the URL of a store may have, by scheme, each with the function that reads it.
+
+They are arguments of the provider's constructor with the same names.
+"""
+
+_EXAMPLES: Final = {
+    "sqlite": "sqlite:///shop.db?durability=relaxed",
+    "file": "file:./shop?archive=30d",
+    "memory": "memory:?orphan_grace=5s",
+}
 
 
 def _third_party(url: str, scheme: str, clock: Clock | None) -> Provider:
@@ -176,7 +259,6 @@ def _third_party(url: str, scheme: str, clock: Clock | None) -> Provider:
 
 _HIDDEN: Final = "***"
 _SCHEME: Final = re.compile(r"\s*([a-zA-Z][a-zA-Z0-9+.-]+):")  # a single letter is a drive
-_LOCAL: Final = frozenset({"sqlite", "file", "memory"})
 _HOST: Final = r"(?:\[[^\]@/?#]*\]|[^:@/?#,\[\]]*)(?::\d*)?"
 _PARTS: Final = re.compile(
     r"(?P<slashes>//|(?!//))"
@@ -186,9 +268,9 @@ _PARTS: Final = re.compile(
 )
 _HARMLESS: Final = frozenset(
     {
-        *("schema", "host", "hostaddr", "port", "dbname", "user", "application_name"),
+        *("host", "hostaddr", "port", "dbname", "user", "application_name"),
         *("connect_timeout", "sslmode", "target_session_attrs"),
-        *("listen", "pool_size", "prepare"),
+        *(name for options in OPTIONS.values() for name in options),
     }
 )
 _IN_A_TEXT: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://[^\s'\"]*[@?][^\s'\"]*[^\s'\":;,.)]")
@@ -228,7 +310,7 @@ def _split(url: str) -> tuple[str | None, str]:
         return None, url
     rest = url[found.end() :]
     has_host = rest.startswith("//") and not rest.startswith("///")
-    is_local = found[1].lower() in _LOCAL and not has_host
+    is_local = found[1].lower() in _LOCAL_SCHEMES and not has_host
     return (None if is_local else found[1]), rest
 
 

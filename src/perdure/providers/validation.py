@@ -7,6 +7,7 @@ calls.
 from __future__ import annotations
 
 import contextlib
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from perdure import arguments
@@ -66,6 +67,8 @@ def check_parts(commit: TurnCommit) -> None:
     """Check every part of a commit, also of a trusted one."""
     check_number(commit.execution_id, "execution_id", minimum=1)
     check_records(commit.history_delta)
+    _check_consecutive(commit.history_delta)
+    check_number(commit.after_event_id, "after_event_id", minimum=0)
     for work in commit.worker_items:
         check_work(work)
     for message in commit.orchestrator_items:
@@ -120,6 +123,16 @@ def check_records(records: Sequence[HistoryRecord]) -> None:
     for record in records:
         check_number(record.event_id, "event_id", minimum=1)
         check_text(record.data, "event")
+
+
+def _check_consecutive(records: Sequence[HistoryRecord]) -> None:
+    """Refuse a hole among the events of a turn. An id that occurs twice is a DuplicateEvent."""
+    for before, record in pairwise(records):
+        if record.event_id > before.event_id + 1:
+            raise InvalidValue(
+                f"the events of a turn have consecutive ids: {record.event_id} cannot follow "
+                f"{before.event_id}"
+            )
 
 
 def check_message(message: OrchestratorMessage) -> None:

@@ -66,6 +66,8 @@ def build_commit(
         outgoing = (*outgoing, *replies)
         # A kept lock is fenced by the history: a commit without events must release its lock.
         keep_lock_ms = keep_lock_ms if outcome.delta else None
+    if worker_items and not outcome.delta:  # activities of a retried execution, sent again
+        keep_lock_ms = None
     commit = TrustedCommit(
         execution_id=execution_id,
         history_delta=tuple(
@@ -107,6 +109,7 @@ def build_commit(
         consumed=tuple(turn.consumed),
         keep_lock_ms=keep_lock_ms,
         settled_work=tuple(turn.completed_work),
+        after_event_id=0 if outcome.delta else execution.event_count,
     )
     return commit, claimed
 
@@ -130,7 +133,7 @@ def _activity_item(
         heartbeat_ms=scheduled.heartbeat_ms,
         deadline_ms=(None if scheduled.deadline_ms is None else now_ms + scheduled.deadline_ms),
         trace=started.trace,
-        seed=started.seed[:_SEED_CHARACTERS],
+        seed=started.key_seed or started.seed[:_SEED_CHARACTERS],
     )
 
 

@@ -208,6 +208,11 @@ class ToyProvider(Provider):
     async def _ack_orchestration_item(self, lock_token, commit):
         now_ms = self._clock.now_ms()
         instance_id, instance = self._held("ack_orchestration_item", lock_token, now_ms)
+        if rules.predecessor(commit) > max(
+            instance.histories.get(commit.execution_id, ()), default=0
+        ):
+            needed = rules.predecessor(commit)
+            raise rules.event_missing("ack", lock_token, needed, commit.execution_id)
         self._check_new(instance, commit.execution_id, commit.history_delta)
         validation.check_items(commit, instance_id)
         self._consume(instance, lock_token, commit.consumed)

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perdure.arguments import parse_duration_ms
 from perdure.client.durations import (
     iso_time,
-    parse_duration_ms,
     parse_moment,
     shown_age,
     shown_duration,

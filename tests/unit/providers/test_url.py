@@ -1,12 +1,14 @@
 """What a user writes for a store, and what it stands for."""
 
+import importlib
+import inspect
 import sys
 from pathlib import Path
 
 import pytest
 
 from perdure.errors import InvalidValue, UsageError
-from perdure.providers.url import local_path, open_provider
+from perdure.providers.url import OPTIONS, local_path, open_provider
 
 
 @pytest.mark.parametrize(
@@ -22,6 +24,10 @@ from perdure.providers.url import local_path, open_provider
         ("file:/srv/store", "/srv/store"),
         ("file:///srv/store", "/srv/store"),
         ("file:////srv/store", "/srv/store"),
+        ("sqlite:///shop.db?durability=relaxed", "shop.db"),
+        ("sqlite:shop.db?", "shop.db"),
+        ("file:./store?archive=30d&orphan_grace=5s", "./store"),
+        ("what?.db", "what?.db"),
     ],
 )
 def test_a_local_store_is_a_path(written, path):
@@ -39,6 +45,82 @@ def test_a_url_without_a_local_path_is_refused_with_an_example(url):
         open_provider(url)
 
     assert repr(url) in str(refused.value)
+
+
+_RIGHT_VALUES = {
+    "archive": "30d",
+    "auto_migrate": "false",
+    "durability": "relaxed",
+    "listen": "false",
+    "orphan_grace": "5s",
+    "pool_size": "7",
+    "prepare": "false",
+    "retry_timeout": "500ms",
+    "schema": "shop",
+}
+_PLACES = {
+    "sqlite": ("sqlite:///shop.db", "perdure.providers.sqlite.SqliteProvider"),
+    "file": ("file:./store", "perdure.providers.directory.FileSystemProvider"),
+    "memory": ("memory:", "perdure.providers.sqlite.memory.InMemoryProvider"),
+    "postgresql": ("postgresql://db.example/shop", "perdure.providers.postgres.PostgresProvider"),
+}
+_EVERY_OPTION = [(scheme, name) for scheme, options in OPTIONS.items() for name in options]
+
+
+@pytest.mark.parametrize(("scheme", "option"), _EVERY_OPTION)
+def test_an_option_of_the_url_reaches_the_constructor(scheme, option, monkeypatch):
+    place, provider = _PLACES[scheme]
+    given = {}
+    monkeypatch.setattr(provider, lambda *_, **named: given.update(named))
+
+    open_provider(f"{place}?{option}={_RIGHT_VALUES[option]}")
+
+    as_said = {
+        "30d": 30 * 86_400, "false": False, "5s": 5, "7": 7, "500ms": 0.5
+    }  # fmt: skip
+    value = _RIGHT_VALUES[option]
+    assert given[option] == as_said.get(value, value)
+
+
+@pytest.mark.parametrize(("scheme", "option"), _EVERY_OPTION)
+def test_the_provider_has_each_option_of_its_urls(scheme, option):
+    module, _, name = _PLACES[scheme][1].rpartition(".")
+    constructor = getattr(importlib.import_module(module), name).__init__
+
+    assert option in inspect.signature(constructor).parameters
+
+
+@pytest.mark.parametrize("scheme", OPTIONS)
+@pytest.mark.parametrize("tail", ["durabilty=relaxed", "mode=ro", "Durability=full"])
+def test_an_unknown_option_is_refused_with_the_known_ones(scheme, tail, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    first = next(iter(OPTIONS[scheme]))
+    url = f"{_PLACES[scheme][0]}?{first}={_RIGHT_VALUES[first]}&{tail}"
+
+    for asked in (open_provider, local_path) if scheme in {"sqlite", "file"} else (open_provider,):
+        with pytest.raises(UsageError) as refused:
+            asked(url)
+
+        assert all(option in str(refused.value) for option in OPTIONS[scheme])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("sqlite:///shop.db?durability=fast", "'full' or 'relaxed', not 'fast'"),
+        ("file:./store?archive=soon", "archive in the URL of a store: 'soon' is no length of time"),
+        ("sqlite:///shop.db?orphan_grace=1s&orphan_grace=2s", "'orphan_grace' twice"),
+        ("shop.db?durability=relaxed", "write sqlite:///shop.db[?]durability=relaxed"),
+    ],
+)
+def test_a_wrong_option_of_a_local_store_is_named_with_what_to_write(url, said):
+    with pytest.raises(UsageError, match=said):
+        open_provider(url)
+
+
+def test_a_path_object_may_have_a_question_mark(tmp_path):
+    assert open_provider(Path(tmp_path) / "shop.db?durability=relaxed").name == "sqlite"
 
 
 def test_a_path_object_is_a_file(tmp_path):

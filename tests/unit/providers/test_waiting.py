@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from patience import HANG_SECONDS
 from perdure.clock import ManualClock
 from perdure.providers.waiting import Poll, Signal
 
@@ -15,7 +16,7 @@ def test_what_came_due_after_the_look_is_looked_for_at_once() -> None:
         due_ms = clock.now_ms() + 500
         clock.advance(500)
 
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(HANG_SECONDS):
             assert await poll.wait(due_ms)
 
     asyncio.run(scenario())

@@ -6,6 +6,7 @@ from contextvars import ContextVar
 
 import pytest
 
+from patience import HANG_SECONDS
 from perdure.model import work
 from perdure.runtime.attempts import ActivityTasks, RunningActivity
 
@@ -99,10 +100,10 @@ def test_tasks_that_retire_end_instead_of_waiting_for_more():
         assert not tasks  # it waits for more
         activity_tasks.launch(activity(2))
         activity_tasks.retire()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_SECONDS):
             await asyncio.wait(tasks)
         activity_tasks.launch(activity(3))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_SECONDS):
             await asyncio.wait(tasks)
         assert len(asyncio.all_tasks()) == 1
 

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from patience import HANG_SECONDS
 from perdure.clock import SystemClock
 from perdure.errors import StoreBusy
 from perdure.runtime.housekeeping import LockRenewalThread, LockRenewer
@@ -67,7 +68,7 @@ def test_a_renewal_that_raises_is_repeated(caplog):
 
         renewer = LockRenewer(SystemClock(), 0.01, lambda: ["token"], renew, print)
         task = asyncio.create_task(renewer.run())
-        await asyncio.wait_for(renewed.wait(), 10)
+        await asyncio.wait_for(renewed.wait(), HANG_SECONDS)
         task.cancel()
         await asyncio.wait([task])
 

@@ -33,9 +33,11 @@ from perdure.model.status import Status
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from perdure.client.retry import Retried
     from perdure.providers.records import InstanceInfo
 
-Apply: TypeAlias = Callable[..., Awaitable[None]]
+Apply: TypeAlias = Callable[..., Awaitable[object]]
+"""What it returns, if anything, is said beside the id of the instance."""
 
 _AT_ONCE: Final = 64
 
@@ -165,26 +167,29 @@ def _summary(words: str, infos: list[InstanceInfo], now_ms: int) -> str:
 async def _apply(
     session: Session, verb: Verb, apply: Apply, ids: list[str], targets: Targets
 ) -> int:
-    outcomes: list[tuple[str, PerdureError | None]] = []
+    outcomes: list[tuple[str, object]] = []
     for start in range(0, len(ids), _AT_ONCE):
         chunk = ids[start : start + _AT_ONCE]
         try:
             ends = await asyncio.gather(*(_one(session, apply, i) for i in chunk))
         except asyncio.CancelledError:  # Ctrl-C
-            _warn_of_interruption(verb, sum(e is None for _, e in outcomes), chunk, len(ids))
+            so_far = sum(not isinstance(each, PerdureError) for _, each in outcomes)
+            _warn_of_interruption(verb, so_far, chunk, len(ids))
             raise
         outcomes += zip(chunk, ends, strict=True)
     is_query = targets.query is not None
     # An instance that a query found and that has ended or gone since then is no failure.
     harmless = (InstanceFinished, NotFound) if is_query else ()
-    done = [i for i, error in outcomes if error is None]
+    done = {i: note for i, note in outcomes if not isinstance(note, PerdureError)}
     failed = [
-        (i, error) for i, error in outcomes if error is not None and not isinstance(error, harmless)
+        (i, error)
+        for i, error in outcomes
+        if isinstance(error, PerdureError) and not isinstance(error, harmless)
     ]
     skipped = len(ids) - len(done) - len(failed)
     if targets.output == "json":
         errors = {instance_id: line_of(error) for instance_id, error in failed}
-        print_json({verb.done: done, "skipped": skipped, "errors": errors})
+        print_json({verb.done: list(done), "skipped": skipped, "errors": errors})
     else:
         _print_ends(verb, done, skipped, is_query)
     for _, error in failed[:20]:
@@ -203,24 +208,24 @@ def _warn_of_interruption(verb: Verb, done: int, chunk: list[str], total: int) -
     )
 
 
-async def _one(session: Session, apply: Apply, instance_id: str) -> PerdureError | None:
+async def _one(session: Session, apply: Apply, instance_id: str) -> object:
+    """Return the error, or what there is to say."""
     try:
-        await apply(session, instance_id)
+        return await apply(session, instance_id)
     except NotFound:
         return await session.unknown(instance_id)
     except PerdureError as error:
         return error
-    return None
 
 
-def _print_ends(verb: Verb, done: list[str], skipped: int, is_query: bool) -> None:
+def _print_ends(verb: Verb, done: dict[str, object], skipped: int, is_query: bool) -> None:
     said = verb.said or verb.done
     if is_query:
         more = f", {skipped} had ended meanwhile" if skipped else ""
         print_done(f"{said} {counted(len(done), 'instance')}{more}")
         return
-    for instance_id in done:
-        print_done(f"{said} {instance_id}")
+    for instance_id, note in done.items():
+        print_done(f"{said} {instance_id}" if note is None else f"{said} {instance_id}: {note}")
 
 
 def _checked_reason(context: click.Context, parameter: click.Parameter, value: str) -> str:
@@ -288,15 +293,15 @@ async def resume(session: Session, instance_id: str) -> None:
         "perdure retry --query 'status:failed created:<1d' -y",
     ],
 )
-async def retry(session: Session, instance_id: str) -> None:
-    """Let instances try again: a blocked one goes on where it stands; a failed, cancelled or
-    terminated one starts over under its id with the same input, as its next execution.
+async def retry(session: Session, instance_id: str) -> Retried | None:
+    """Let instances go on from where they failed, were blocked, cancelled or terminated.
 
-    To go on from a later step instead, see perdure rerun --from-event.
+    Finished steps stay finished. Steps that were open or had failed run again, with the same
+    idempotency keys; failed children are retried too. To start an instance over, see perdure rerun.
     """
-    from perdure.client.rerun import retry as retry_instance
+    from perdure.client.retry import retry as retry_instance
 
-    await retry_instance(session.provider, instance_id)
+    return await retry_instance(session.provider, instance_id, session.client.clock)
 
 
 @action(

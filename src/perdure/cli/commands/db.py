@@ -30,6 +30,7 @@ from perdure.client.durations import utc_time
 from perdure.client.moving import CopyReport, copy_store
 from perdure.client.search import parse_search
 from perdure.errors import AlreadyExists, CorruptData, NotFound, NotSupported, UsageError
+from perdure.providers.directory import FileSystemProvider
 from perdure.providers.local_files import sync_directory
 from perdure.providers.records import InstanceQuery, PruneOptions
 from perdure.providers.url import local_path, open_provider
@@ -395,7 +396,7 @@ async def _copy(source: str, target: str, move: bool, replace: bool) -> CopyRepo
         return await _into(origin, target, mark_moved=move, replace=replace)
 
 
-async def _into(origin: Provider, target: str, **options: Any) -> CopyReport:
+async def _into(origin: Provider, target: str | Provider, **options: Any) -> CopyReport:
     async with open_provider(target) as destination:
         return await copy_store(origin, destination, on_progress=_progress(), **options)
 
@@ -404,7 +405,7 @@ async def _into_directory(origin: Provider, target: Path) -> None:
     """Copy into a draft directory, and rename it when the copy is complete."""
     draft = target.with_name(f".{target.name}.{secrets.token_hex(6)}")
     try:
-        await _into(origin, f"file:{draft}")
+        await _into(origin, FileSystemProvider(draft))
         draft.rename(target)
         sync_directory(target.parent)
     finally:

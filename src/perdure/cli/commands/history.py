@@ -57,6 +57,8 @@ def content_of(event: events.Event) -> str:
             return f"of {event.source_event_id}: {event.failure}"
         case events.OrchestrationFailed():
             return str(event.failure)
+        case events.OrchestrationRetried():
+            return f"the turns after turn {event.kept_turn} are undone"
         case _:
             return _shown_fields(event)
 

@@ -9,7 +9,7 @@ import click
 
 from perdure.cli.command import command, id_argument, module_option, output_option
 from perdure.cli.inputs import read_arguments
-from perdure.cli.render import Cell, print_ids, print_outcome
+from perdure.cli.render import Cell, counted, print_ids, print_outcome
 from perdure.cli.session import current_settings, run, suggest_commands
 from perdure.client import rerun as rerunning
 from perdure.errors import NotRegistered, UsageError
@@ -53,6 +53,8 @@ def rerun(
 ) -> None:
     """Run an instance once more as a new instance; the old one stays as it is.
 
+    All its activities run again, with new idempotency keys: perdure retry goes on instead.
+
     With --from-event, steps that were open then are asked for again and everything later is
     forgotten. Name the code with -m so that these steps get back their retries and time limits.
     """
@@ -63,14 +65,14 @@ def rerun(
     async def body(session: Session) -> None:
         await session.info(instance_id)
         chosen = rerunning.fresh_id(instance_id) if new_id is None else new_id
-        kept = 0
         if from_event is None:
             changed = _encoded(session, input_text)
-            await rerunning.rerun(
+            again = await rerunning.rerun(
                 session.provider, instance_id, chosen, input=changed, version=version
             )
+            copied = rerunning.Copied(events_kept=0, steps_again=again)
         else:
-            kept = await rerunning.rerun_from_event(
+            copied = await rerunning.rerun_from_event(
                 session.provider,
                 instance_id,
                 chosen,
@@ -78,7 +80,7 @@ def rerun(
                 clock=session.client.clock,
                 bounds=bounds,
             )
-        _print(instance_id, chosen, kept, output)
+        _print(instance_id, chosen, copied, output)
 
     run(body)
 
@@ -110,12 +112,20 @@ def _bounds(modules: tuple[str, ...]) -> Callable[[str], dict[str, Any]] | None:
     return bounds
 
 
-def _print(old_id: str, new_id: str, kept: int, output: str) -> None:
+def _print(old_id: str, new_id: str, copied: rerunning.Copied, output: str) -> None:
     if output == "ids":
         print_ids([new_id])
         return
-    document = {"id": new_id, "rerun_of": old_id, "events_kept": kept}
+    kept, again = copied.events_kept, copied.steps_again
+    document = {
+        "id": new_id,
+        "rerun_of": old_id,
+        "events_kept": kept,
+        "steps_again": again,
+    }
     past = f", {kept} events kept" if kept else ""
+    if again:
+        past += f", {counted(again, 'finished step')} run{'s' if again == 1 else ''} again"
     print_outcome(output, document, f"rerun of {old_id} as ", Cell(new_id, "bold"), past)
     if output == "table":
         suggest_commands(f"watch {shlex.quote(new_id)}")

@@ -125,6 +125,8 @@ class CommitPlan:
     events: int
     repeats: bool
     """The first new event has the id of an old one."""
+    skips: bool
+    """The turn goes on from an event that is not there."""
     next_execution: bool
     named: tuple[str, str | None] | None
     parent: str | None
@@ -210,6 +212,7 @@ def _commit() -> CommitPlan:
     return CommitPlan(
         events=_one_of(0, 1, 1, 1, 2),
         repeats=_random.random() < 0.1,
+        skips=_random.random() < 0.05,
         next_execution=_random.random() < 0.2,
         named=_one_of(None, (_one_of(*NAMES), _one_of(None, *VERSIONS))),
         parent=_one_of(None, None, "a", "b"),
@@ -236,6 +239,7 @@ def _first_commit() -> CommitPlan:
         plan,
         events=max(1, plan.events),
         repeats=False,
+        skips=False,
         next_execution=False,
         named=plan.named or (NAMES[0], VERSIONS[0]),
     )

@@ -299,7 +299,7 @@ class TurnRules(Comparison):
     ) -> TurnCommit:
         """The plan with this side's tokens, positions and times."""
         hot = self.declared.hot_path
-        first = max(1, last_event_id if plan.repeats else last_event_id + 1)
+        first = max(1, last_event_id if plan.repeats else last_event_id + 1) + plan.skips
         consumed = None
         if plan.consumed is not None:
             consumed = tuple(
@@ -342,6 +342,7 @@ class TurnRules(Comparison):
                 TimerIdentity(execution_id=1, timer_id=number) for number in plan.cancelled_timers
             ),
             consumed=consumed,
+            after_event_id=0 if plan.events else last_event_id + plan.skips,
             keep_lock_ms=self.delay(plan.keep) if hot else None,
             settled_work=tuple(
                 self.work[number % len(self.work)].tokens[side.index]

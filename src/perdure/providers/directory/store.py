@@ -40,7 +40,7 @@ from perdure.providers.sqlite.database import Database
 from perdure.providers.sqlite.transaction import Transaction
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from perdure.providers.directory.fileops import FileOps
     from perdure.providers.sqlite.database import System
@@ -79,8 +79,9 @@ class DirectoryTransaction(Transaction):
 class JournalHook:
     """Writes the changed rows of each commit into the journal, before COMMIT."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, enforce_moved_mark: Callable[[], None]) -> None:
         self._path = path
+        self.enforce_moved_mark = enforce_moved_mark
         self.files: Files
         self.changes: Changes
         self.histories: Histories
@@ -132,6 +133,7 @@ class JournalHook:
             changes.watch(is_watching=False)
             changes.apply(list(changes.rows.items()), changes.dropped)
             changes.watch(is_watching=True)
+            self.enforce_moved_mark()
             self._is_in_doubt = False
         self.changes.clear()
 
@@ -158,7 +160,7 @@ class DirectoryDatabase(Database):
         orphan_grace_ms: int,
         archive_after_ms: int | None,
     ) -> None:
-        self._journal_hook = JournalHook(path)
+        self._journal_hook = JournalHook(path, self.enforce_moved_mark)
         super().__init__(path, system, orphan_grace_ms=orphan_grace_ms, hook=self._journal_hook)
         self.path = path
         self._file_ops = file_ops
@@ -230,6 +232,7 @@ class DirectoryDatabase(Database):
         self.rebuild_readiness()
         if not allow_moved:
             self.check_not_moved(connection)
+        self.enforce_moved_mark()
         hook.attach(files, journal, loader.last_sequence)
         journal.start_segment(loader.last_sequence + 1)
         changes.watch(is_watching=True)

@@ -24,6 +24,7 @@ from perdure.errors import (
     StoreRefused,
     StoreUnavailable,
 )
+from perdure.providers import rules
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -72,6 +73,9 @@ _RECONNECT: Final = frozenset(
 )
 _CORRUPT: Final = frozenset({"XX001", "XX002", "22021", "22P05"})
 _MISSING: Final = frozenset({"3F000", "42P01", "42883", "42704", "42703"})
+
+_MOVED: Final = "PDMOV"
+"""Raised by the trigger of a store that is marked as moved; the message is the mark."""
 
 _REFUSED: Final = "FATAL:"
 """In the text of a connection error: the server was reached and refused the connection."""
@@ -216,6 +220,8 @@ def refusal(operation: str, error: BaseException, location: str) -> PerdureError
             pass
     if _is_damage(error):
         return CorruptData(operation, said)
+    if state == _MOVED:
+        return rules.store_moved(location, message_of(error), operation)
     if state == "42501":
         return StoreRefused(
             operation, f"{said}; grant this role its rights with the function grant_worker"

@@ -397,6 +397,8 @@ def _contract_error(operation: str, error: PerdureError, row: dict[str, Any]) ->
             )
         case "PD003":
             return rules.message_lost(operation, row["token"])
+        case "PD004":
+            return rules.event_missing(operation, row["token"], row["after"], row["execution_id"])
         case _:
             pass
     return error

@@ -53,6 +53,8 @@ CANCELS_TIMERS: Final = 256
 NAMES: Final = 512
 UNCOMMON: Final = 1024
 """The turn needs the general form: the short forms in commits.sql do not cover it."""
+FOLLOWS: Final = 2048
+"""The turn goes on from an event, which must be stored."""
 
 _LISTS: Final = {
     "history_delta": 0,
@@ -64,7 +66,7 @@ _LISTS: Final = {
 }
 """The fields of a commit that are lists, with the step that each needs."""
 _UNCOMMON_PARTS: Final = CHANGES_STATE | CANCELS_WORK | ADDS_MESSAGES | CANCELS_TIMERS
-_UNCOMMON_FIRST: Final = _UNCOMMON_PARTS | CONSUMES | COMPLETES_WORK | ENDS_EXECUTION
+_UNCOMMON_FIRST: Final = _UNCOMMON_PARTS | CONSUMES | COMPLETES_WORK | ENDS_EXECUTION | FOLLOWS
 _UNCOMMON_LATER: Final = _UNCOMMON_PARTS | NAMES
 _CONSUMED_MAX: Final = 20
 """The general form is faster for more messages than this."""
@@ -98,6 +100,9 @@ def turn_row(
         "consumed": commit.consumed,
     }
     parts = CONSUMES if commit.consumed is None or commit.consumed else 0
+    if after := rules.predecessor(commit):
+        row["after"] = after
+        parts |= FOLLOWS
     for name, part in _LISTS.items():
         value = getattr(commit, name)
         if value:

@@ -205,7 +205,7 @@ LIST_WORKERS: Final = """
 """
 EXPORT_INSTANCE: Final = "SELECT {schema}.export_instance(%s)"
 IMPORT_INSTANCE: Final = "SELECT {schema}.import_instance(%s::jsonb, %s)"
-MARK_MOVED: Final = "UPDATE {schema}.store SET moved_to = %s"
+MARK_MOVED: Final = "SELECT {schema}.mark_moved(%s)"
 GET_STORE: Final = """
     SELECT s.format_version, s.moved_to, (SELECT max(number) FROM {schema}.migrations),
         {schema}.now_ms()

@@ -23,12 +23,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import apsw
 
-from perdure.errors import DuplicateEvent, InvalidValue, PerdureError
+from perdure.errors import DuplicateEvent, InvalidValue, LockLost, PerdureError
 from perdure.model.status import Status
 from perdure.providers import rules
 from perdure.providers.records import KvClear, KvSet
 from perdure.providers.sqlite import instances, messages, readiness, statements, work
 from perdure.providers.sqlite.batch import PreconditionChanged, Verb
+from perdure.providers.sqlite.connection import is_refused_change
 from perdure.providers.sqlite.instances import (
     NEW_EXECUTION,
     ExecutionRow,
@@ -82,6 +83,8 @@ def ack(tx: Transaction, lock_token: str, commit: TurnCommit) -> None:
     if row is None or (lock := HeldLock._make(row)).locked_until <= tx.now:
         raise rules.lock_lost(_ACK, lock_token)
     plan = _Plan(tx, _ACK)
+    if not plan.goes_on(lock, commit):
+        raise _event_missing(_ACK, lock_token, commit)
     plan.add_turn(lock, lock_token, commit)
     plan.write()
 
@@ -89,7 +92,7 @@ def ack(tx: Transaction, lock_token: str, commit: TurnCommit) -> None:
 def ack_many(tx: Transaction, turns: Sequence[tuple[str, TurnCommit]]) -> list[PerdureError | None]:
     """Commit turns, up to the first whose token was used before: it must see what that turn did.
 
-    A turn whose lock is lost has LockLost as its answer.
+    A turn whose lock is lost, or that is ahead of the store, has LockLost as its answer.
     """
     tokens = [token for token, _ in turns if isinstance(token, str) and is_text(token)]
     locks = {
@@ -106,6 +109,8 @@ def ack_many(tx: Transaction, turns: Sequence[tuple[str, TurnCommit]]) -> list[P
         lock = locks.get(token)
         if lock is None or lock.locked_until <= tx.now:
             answers.append(rules.lock_lost(_ACK, token))
+        elif not plan.goes_on(lock, commit):
+            answers.append(_event_missing(_ACK, token, commit))
         else:
             answers.append(None)
             plan.add_turn(lock, token, commit)
@@ -173,6 +178,8 @@ def append(
     try:
         instances.INSERT_EVENT.execute(tx, events)
     except apsw.ConstraintError as error:
+        if is_refused_change(error):
+            raise
         raise _duplicate_event("append_with_execution", instance_id, events) from error
     if found is None and tx.row(statements.PLACE, (instance_id,)) is not None:
         readiness.refresh(tx, instance_id)
@@ -205,6 +212,20 @@ class _Plan:
         return len(self.instance_ids) > 1
 
     # --- deciding
+
+    def goes_on(self, lock: HeldLock, commit: TurnCommit) -> bool:
+        """Return whether the event that a turn goes on from is stored."""
+        needed = rules.predecessor(commit)
+        if lock.running == commit.execution_id:
+            return needed <= (lock.last_event or 0)
+        return self._has_event(lock.instance_key, commit.execution_id, needed)
+
+    def _has_event(self, key: int | None, execution_id: int, event_id: int) -> bool:
+        """Return whether a history goes at least so far."""
+        if event_id == 0:
+            return True
+        last = self.tx.row(instances.LAST_EVENT, (key, execution_id))[0]
+        return last is not None and event_id <= last
 
     def add_turn(self, lock: HeldLock, token: str, commit: TurnCommit) -> None:
         """Add a turn under a live lock."""
@@ -240,6 +261,10 @@ class _Plan:
         """Add the first turn of an instance whose id is not taken."""
         now, instance_id, routing = self.tx.now, start.instance_id, start.start
         assert routing is not None
+        if not self._has_event(
+            existence.instance_key, commit.execution_id, rules.predecessor(commit)
+        ):
+            raise _event_missing(_START, token, commit)
         rows = self._add_contents(instance_id, commit)
         first = Start(routing.name, routing.version, routing.parent_instance_id, now)
         key, instance, _ = self._write_instance(
@@ -442,6 +467,8 @@ def _insert_events(plan: _Plan, events: list[tuple[int, int, int, str]]) -> None
     except apsw.ConstraintError as error:
         if plan.is_for_many:
             raise PreconditionChanged from error
+        if is_refused_change(error):
+            raise
         raise _duplicate_event(plan.operation, plan.instance_ids[0], events) from error
 
 
@@ -482,6 +509,8 @@ def _insert_locks(plan: _Plan, locks: list[tuple[Any, ...]]) -> None:
     except apsw.ConstraintError as error:
         if plan.is_for_many:
             raise PreconditionChanged from error
+        if is_refused_change(error):
+            raise
         raise InvalidValue(f"the lock token {locks[0][6]!r} is in use") from error
 
 
@@ -601,6 +630,11 @@ def _carried_start(tx: Transaction, lock: HeldLock, token: str, commit: TurnComm
         if commit.consumed is None or message_id in commit.consumed:
             return Start._make(start)
     return None
+
+
+def _event_missing(operation: str, token: str, commit: TurnCommit) -> LockLost:
+    needed = rules.predecessor(commit)
+    return rules.event_missing(operation, token, needed, commit.execution_id)
 
 
 def _duplicate_event(

@@ -156,6 +156,41 @@ def moved_to(connection: apsw.Connection) -> str | None:
     return location
 
 
+_TABLES: Final = (
+    *("instances", "executions", "kv_store", "kv_delta", "orchestrator_queue", "instance_locks"),
+    *("worker_queue", "sessions", "dead_letters", "workers", "history"),
+)
+_STORE_WAS_MOVED: Final = "the store was moved"
+_REFUSED_CHANGES: Final = tuple(
+    (f"refuse_{change}_of_{table}".lower(), change, table)
+    for table in _TABLES
+    for change in ("INSERT", "UPDATE", "DELETE")
+    # A row of history is never changed. The directory store moves its text out of memory.
+    if (change, table) != ("UPDATE", "history")
+)
+
+
+def enforce_moved_mark(connection: apsw.Connection) -> None:
+    """Let every change of a table fail if the store is marked as moved, else allow changes.
+
+    Triggers do it: they cost nothing while there is no mark, and every connection of every process
+    obeys them from the commit that creates them on.
+    """
+    is_moved = moved_to(connection) is not None
+    for name, change, table in _REFUSED_CHANGES:
+        connection.execute(
+            f"CREATE TRIGGER IF NOT EXISTS {name} BEFORE {change} ON {table}"
+            f" BEGIN SELECT RAISE(ABORT, '{_STORE_WAS_MOVED}'); END"
+            if is_moved
+            else f"DROP TRIGGER IF EXISTS {name}"
+        )
+
+
+def is_refused_change(error: apsw.Error) -> bool:
+    """Return whether a statement failed because the store is marked as moved."""
+    return isinstance(error, apsw.ConstraintError) and _STORE_WAS_MOVED in str(error)
+
+
 def translate(operation: str, error: apsw.Error, label: str) -> ProviderError:
     """Return SQLite's error as one of ours; the caller chains the original."""
     text = f"{label}: {error}"

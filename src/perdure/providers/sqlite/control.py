@@ -19,6 +19,7 @@ from perdure.providers.sqlite import (
     turns,
 )
 from perdure.providers.sqlite.batch import Verb
+from perdure.providers.sqlite.connection import enforce_moved_mark, moved_to
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -103,6 +104,8 @@ def extend_stalled_locks(tx: Transaction, since: int) -> None:
 
     They are still held by their tokens, so their work is not handed out and counted once more.
     """
+    if moved_to(tx.connection) is not None:
+        return  # nothing may be changed, and nothing can be fetched
     ended = (tx.now + STALL_GRACE_MS, tx.now, since)
     for statement in _EXTEND_STALLED:
         tx.change(statement, ended)
@@ -245,3 +248,4 @@ def register_worker(tx: Transaction, worker: WorkerInfo, ttl_ms: int) -> None:
 
 def mark_moved(tx: Transaction, location: str | None) -> None:
     tx.execute("UPDATE store_info SET moved_to = ?", (location,))
+    enforce_moved_mark(tx.connection)

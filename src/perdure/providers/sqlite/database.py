@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final, ParamSpec, TypeAlias, TypeVar
 import apsw
 
 from perdure.clock import SystemClock
-from perdure.errors import PerdureError, StoreClosed, StoreFull
+from perdure.errors import PerdureError, StoreBusy, StoreClosed, StoreFull
 from perdure.providers import rules
 from perdure.providers.sqlite import connection as connections
 from perdure.providers.sqlite import guards, readiness
@@ -156,6 +156,10 @@ class Database:
         if mark is not None:
             raise rules.store_moved(self.label, mark)
 
+    def enforce_moved_mark(self) -> None:
+        """Refuse changes if the rows that were put into the tables say that the store was moved."""
+        connections.enforce_moved_mark(self.ready().connection)
+
     def adopt(self, connection: RestrictedConnection) -> None:
         """Write through this connection, whose schema is up to date."""
         self.transaction = self.transaction_type(
@@ -221,6 +225,12 @@ class Database:
         transaction = self.transaction
         if transaction is not None and connections.is_out_of_space(transaction.connection):
             known = StoreFull(operation, f"{self.label}: no space left; free some")
+        elif transaction is not None and connections.is_refused_change(error):
+            mark = connections.moved_to(transaction.connection)
+            if mark is None:  # taken back meanwhile
+                known = StoreBusy(operation, f"{self.label}: a move was given up; try again")
+            else:
+                known = rules.store_moved(self.label, mark, operation)
         known.__cause__ = error
         return known
 

@@ -135,6 +135,10 @@ SET status = excluded.status, output = excluded.output, completed_at = excluded.
 
 INSERT_EVENT: Final = ManyRows("INSERT OR FAIL INTO history", 4)
 
+LAST_EVENT: Final = """
+SELECT max(event_id) FROM history WHERE instance_key = ? AND execution_id = ?
+"""
+
 LAST_HISTORY_EXECUTION: Final = "SELECT max(execution_id) FROM history WHERE instance_key = ?"
 
 # --- state

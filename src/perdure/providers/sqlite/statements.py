@@ -212,6 +212,8 @@ class HeldLock(NamedTuple):
     """The current execution, if the instance is shown as Running."""
     start_id: int | None
     """Message id of the first start that the lock carries, if there was no turn yet."""
+    last_event: int | None
+    """The last stored event of the current execution."""
 
 
 _HELD_LOCK: Final = """
@@ -221,7 +223,9 @@ CASE i.status WHEN 'Running' THEN i.execution_id END,
 CASE WHEN l.pending_since IS NOT NULL THEN
     (SELECT min(q.message_id) FROM orchestrator_queue AS q
      WHERE q.instance_id = l.instance_id AND q.start_name IS NOT NULL
-       AND q.lock_token = l.lock_token) END
+       AND q.lock_token = l.lock_token) END,
+(SELECT max(h.event_id) FROM history AS h
+ WHERE h.instance_key = l.instance_key AND h.execution_id = i.execution_id)
 """
 
 LOCK_HELD: Final = f"""

@@ -12,7 +12,7 @@ from perdure.providers import rules, validation
 from perdure.providers.records import ActivityIdentity, FetchedWork, TagMode
 from perdure.providers.sqlite import messages
 from perdure.providers.sqlite.batch import Verb
-from perdure.providers.sqlite.connection import restricted
+from perdure.providers.sqlite.connection import is_refused_change, restricted
 from perdure.providers.sqlite.readiness import NoWork
 from perdure.providers.sqlite.reading import readable
 from perdure.providers.sqlite.transaction import ForKeys, ManyRows, as_list, is_text, rows_at_once
@@ -261,6 +261,8 @@ def insert_many(tx: Transaction, messages: Sequence[WorkerMessage]) -> None:
         else:
             INSERT_WORK.execute(tx, [_row(tx, message) for message in messages])
     except apsw.ConstraintError as error:
+        if is_refused_change(error):
+            raise
         claims = [message.claim for message in messages if message.claim is not None]
         raise InvalidValue(f"a lock token of the claims {claims[:20]} is in use") from error
 

@@ -491,3 +491,42 @@ BEGIN
         END) AS t (instance_id)
     );
 END $$;
+
+-- --- moves
+
+-- Refuses every change of a store whose content was moved.
+CREATE OR REPLACE FUNCTION refuse_change() RETURNS trigger
+LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+BEGIN
+    RAISE EXCEPTION USING ERRCODE = 'PDMOV', MESSAGE = (SELECT s.moved_to FROM store s);
+END $$;
+
+-- Marks the store as moved, or takes the mark back. While there is a mark, triggers refuse every
+-- change, so that commits without a mark pay nothing. The locks wait for transactions that are
+-- writing, so their rows are there when the mark is. Triggers belong to the owner of the tables,
+-- therefore the function runs with the rights of the owner.
+CREATE OR REPLACE FUNCTION mark_moved(p_location text) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+DECLARE
+    v_table text;
+BEGIN
+    LOCK TABLE
+        instance_locks, worker_queue, instances, executions, history, kv_store, kv_delta,
+        orchestrator_queue, sessions, dead_letters, workers
+    IN SHARE ROW EXCLUSIVE MODE;
+    UPDATE store SET moved_to = p_location;
+    FOREACH v_table IN ARRAY ARRAY[
+        'instance_locks', 'worker_queue', 'instances', 'executions', 'history', 'kv_store',
+        'kv_delta', 'orchestrator_queue', 'sessions', 'dead_letters', 'workers'
+    ] LOOP
+        EXECUTE format('DROP TRIGGER IF EXISTS refuse_change ON %I', v_table);
+        IF p_location IS NOT NULL THEN
+            EXECUTE format(
+                'CREATE TRIGGER refuse_change BEFORE INSERT OR UPDATE OR DELETE ON %I '
+                'FOR EACH STATEMENT EXECUTE FUNCTION refuse_change()', v_table
+            );
+        END IF;
+    END LOOP;
+END $$;
+
+REVOKE ALL ON FUNCTION mark_moved(text) FROM PUBLIC;

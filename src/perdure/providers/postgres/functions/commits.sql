@@ -254,6 +254,12 @@ BEGIN
     IF NOT FOUND THEN
         RETURN;
     END IF;
+    IF (p_turn ->> 'after')::bigint > coalesce((
+        SELECT max(e.event_id) FROM history e
+        WHERE e.instance_id = v_id AND e.execution_id = v_execution
+    ), 0) THEN
+        RETURN;  -- the general form finds the same and raises
+    END IF;
     IF v_status IS NULL THEN
         UPDATE instances i SET updated_at = v_now
         WHERE i.instance_id = v_id AND i.execution_id = v_execution AND i.status = 'Running'

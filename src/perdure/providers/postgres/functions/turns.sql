@@ -10,6 +10,9 @@ DECLARE
     v_starts jsonb := '[]';
     v_released_at bigint;
 BEGIN
+    IF p_parts & 2048 > 0 THEN
+        PERFORM check_predecessors(p_turns);
+    END IF;
     IF p_parts & (1 | 64) = (1 | 64) THEN
         PERFORM lock_removed_work(p_turns);
     END IF;
@@ -83,6 +86,24 @@ BEGIN
     turns_at := least(turns_at, v_released_at);
     IF p_parts & 16 > 0 THEN
         PERFORM delete_idle_locks(ids_of(p_turns));
+    END IF;
+END $$;
+
+-- Refuses a turn that goes on from an event which is not stored: after a failover to a standby that
+-- did not have it, the holder of a lock is ahead of the store. Raises, as remove_completed_work does.
+CREATE OR REPLACE FUNCTION check_predecessors(p_turns jsonb) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF EXISTS (
+        SELECT FROM jsonb_to_recordset(p_turns)
+            AS t (instance_id text, execution_id bigint, "after" bigint)
+        WHERE t."after" > coalesce((
+            SELECT max(e.event_id) FROM history e
+            WHERE e.instance_id = t.instance_id AND e.execution_id = t.execution_id
+        ), 0)
+    ) THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'PD004', MESSAGE = 'the event that the turn goes on from is not stored';
     END IF;
 END $$;
 

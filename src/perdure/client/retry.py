@@ -1,0 +1,386 @@
+"""Retry an instance under its own id: it goes on from where it failed.
+
+The turns of an execution before the one that failed stay as they are, so finished steps stay
+finished and open steps keep their idempotency keys. The turn that failed is undone and runs again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from perdure.client.rerun import finished_steps
+from perdure.client.steps import started_of, steps_of
+from perdure.client.terminate import QUEUE_LIMIT, operator_lock
+from perdure.errors import (
+    CorruptData,
+    InstanceFinished,
+    InstanceStillRunning,
+    InvalidValue,
+    NotFound,
+)
+from perdure.limits import HISTORY_EVENTS_MAX
+from perdure.model import events, wire, work
+from perdure.model.envelopes import envelope
+from perdure.model.status import Status
+from perdure.model.work import parent_link
+from perdure.providers.records import (
+    CustomStatusChange,
+    ExecutionMetadata,
+    HistoryRecord,
+    KvChange,
+    KvClearAll,
+    KvSet,
+    OrchestratorMessage,
+    TurnCommit,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from perdure.client.steps import StepView
+    from perdure.clock import Clock
+    from perdure.providers.contract import Provider
+    from perdure.providers.records import InstanceInfo, OrchestrationItem
+
+_ENDED_BADLY = frozenset({Status.FAILED, Status.CANCELLED, Status.TERMINATED})
+_GOES_ON = frozenset({Status.BLOCKED, Status.PAUSED})
+_ARRIVALS = (
+    events.ActivityCompleted,
+    events.TimerFired,
+    events.ExternalEvent,
+    events.QueueEventDelivered,
+    events.SubOrchestrationCompleted,
+)
+"""Arrivals of an undone turn that come once more. Failures do not: their steps run again."""
+
+
+class Retried(msgspec.Struct, frozen=True, kw_only=True):
+    """Names what a retry keeps, and what it does again."""
+
+    execution_id: int
+    """The execution that goes on."""
+    finished: int = 0
+    """Number of activities and children that have finished and do not run again."""
+    again: tuple[str, ...] = ()
+    """Names of the activities and children that were open or had failed."""
+
+    def __str__(self) -> str:
+        kept = f"{self.finished} finished step{'' if self.finished == 1 else 's'}"
+        words = f"goes on, {kept} stay{'s' if self.finished == 1 else ''} finished"
+        return f"{words}; again: {', '.join(self.again)}" if self.again else words
+
+
+async def retry(provider: Provider, instance_id: str, clock: Clock) -> Retried | None:
+    """Let an instance go on from where it failed, was cancelled or was terminated.
+
+    Finished steps stay finished. Steps that were open, or whose failure made it fail, run again
+    with the same idempotency key. Failed children are retried in the same way. An instance that
+    failed in its first turn, where no step can have finished, begins its next execution.
+
+    A Blocked or Paused instance continues, and None is returned. Raises InstanceFinished for a
+    Completed instance, InstanceStillRunning for others, and InvalidValue for one whose clean-up has
+    taken steps: it cannot go on from before them.
+    """
+    return await _retry(provider, instance_id, clock.now_ms())
+
+
+async def _retry(provider: Provider, instance_id: str, now_ms: int) -> Retried | None:
+    info = await provider.admin.get_instance_info(instance_id)
+    if info.status in _GOES_ON:
+        await provider.admin.resume_instance(instance_id)
+        return None
+    if info.status is Status.COMPLETED:
+        raise InstanceFinished(f"{instance_id!r} has completed; rerun it to do it once more")
+    if info.status not in _ENDED_BADLY:
+        raise InstanceStillRunning(f"{instance_id!r} is {info.status}: there is nothing to retry")
+    async with operator_lock(provider, instance_id) as (item, token):
+        undone = _Undone(item, _history_of(item))
+        if undone.kept_turn == 0:
+            commit, retried = undone.next_execution()
+        else:
+            commit, retried = await undone.go_on(provider, now_ms)
+        await provider.ack_orchestration_item(token, commit)
+    return retried
+
+
+def _history_of(item: OrchestrationItem) -> list[events.Event]:
+    if item.history_error is not None or not item.history:
+        raise CorruptData("retry", item.history_error or f"{item.instance_id!r} has no history")
+    history = wire.decode_history(record.data for record in item.history)
+    if not isinstance(history[-1], events.TERMINAL_KINDS):
+        raise InstanceStillRunning(f"{item.instance_id!r} is running again; look at it first")
+    if isinstance(history[-1], events.OrchestrationCompleted):
+        raise InstanceFinished(f"{item.instance_id!r} has completed meanwhile")
+    return history
+
+
+class _Undone:
+    """An ended execution: the turns that are kept, and those that the retry undoes."""
+
+    def __init__(self, item: OrchestrationItem, history: Sequence[events.Event]) -> None:
+        self.item = item
+        self.started = started_of(history, "retry")
+        self.end = history[-1]
+        valid = events.without_undone(history)
+        self.kept_turn = _first_undone_turn(item.instance_id, valid) - 1
+        self.kept = [event for event in valid if event.turn <= self.kept_turn]
+        self.undone = [event for event in valid if event.turn > self.kept_turn]
+        if len(history) >= HISTORY_EVENTS_MAX - 1:
+            raise InvalidValue(
+                f"{item.instance_id!r} cannot go on: its history has {len(history)} events, at "
+                f"most {HISTORY_EVENTS_MAX} are allowed; perdure rerun starts it over"
+            )
+
+    def next_execution(self) -> tuple[TurnCommit, Retried]:
+        """Return the commit that queues the next execution: the first turn is undone."""
+        started = self.started
+        state, custom_status = _state_after([started])
+        following = work.ContinueAsNew(
+            instance_id=self.item.instance_id,
+            name=started.name,
+            execution_id=self.item.execution_id + 1,
+            input=started.input,
+            version=started.version or None,  # terminated before a worker chose one
+            parent=parent_link(started),
+            depth=started.depth,
+            carried=tuple(
+                work.CarriedMessage(
+                    name=event.name,
+                    data=event.data,
+                    mailbox=isinstance(event, events.QueueEventDelivered),
+                )
+                for event in self.undone
+                if isinstance(event, (events.ExternalEvent, events.QueueEventDelivered))
+            ),
+            custom_status=custom_status,
+            trace=started.trace,
+        )
+        commit = TurnCommit(
+            execution_id=self.item.execution_id,
+            orchestrator_items=(envelope(following),),
+            metadata=ExecutionMetadata(
+                status=Status.CONTINUED_AS_NEW, output=bytes(started.input).decode()
+            ),
+            kv_changes=_changes_to(state, started.timestamp_ms),
+        )
+        return commit, Retried(execution_id=following.execution_id)
+
+    async def go_on(self, provider: Provider, now_ms: int) -> tuple[TurnCommit, Retried]:
+        """Return the commit that reopens the execution, and retry its failed children."""
+        steps = steps_of(self.kept)
+        by_id = {step.event_id: step for step in steps}
+        arrived = [event for event in self.undone if isinstance(event, _ARRIVALS)]
+        messages = [self._received(event, by_id, now_ms) for event in arrived]
+        received = {getattr(event, "source_event_id", 0) for event in arrived}
+        still_open = [
+            step for step in steps if step.state == "open" and step.event_id not in received
+        ]
+        activities = [step for step in still_open if step.kind == "activity"]
+        children = [step for step in still_open if step.kind == "orchestration"]
+        messages += [
+            _fire(step.event, step.event.fire_at_ms) for step in still_open if step.kind == "timer"
+        ]
+        for step in children:
+            message = await self._child_message(provider, step, now_ms)
+            if message is not None:
+                messages.append(message)
+        # Sent in any case: without a message no turn would run.
+        again = work.RetrySteps(
+            instance_id=self.item.instance_id,
+            execution_id=self.item.execution_id,
+            activity_ids=tuple(step.event_id for step in activities),
+        )
+        state, custom_status = _state_after(self.kept)
+        commit = TurnCommit(
+            execution_id=self.item.execution_id,
+            history_delta=(self._event(now_ms),),
+            orchestrator_items=(envelope(again), *messages),
+            metadata=ExecutionMetadata(status=Status.RUNNING, output="null"),
+            custom_status=CustomStatusChange(value=custom_status),
+            kv_changes=_changes_to(state, now_ms),
+        )
+        done = finished_steps(steps) | {
+            step.event_id
+            for step in steps
+            if step.event_id in received and step.kind in {"activity", "orchestration"}
+        }
+        names = tuple(step.name for step in (*activities, *children))
+        retried = Retried(execution_id=self.item.execution_id, finished=len(done), again=names)
+        return commit, retried
+
+    def _event(self, now_ms: int) -> HistoryRecord:
+        event = events.OrchestrationRetried(
+            event_id=self.end.event_id + 1,
+            instance_id=self.end.instance_id,
+            execution_id=self.end.execution_id,
+            timestamp_ms=max(now_ms, self.end.timestamp_ms),
+            turn=self.end.turn + 1,
+            kept_turn=self.kept_turn,
+            started={
+                f"{each.op} {each.name}": each.target_instance_id
+                for each in self.undone
+                if isinstance(each, events.OrchestrationChained)
+            },
+        )
+        return HistoryRecord(event_id=event.event_id, data=wire.encode(event))
+
+    def _received(
+        self, event: events.Event, by_id: dict[int, StepView], now_ms: int
+    ) -> OrchestratorMessage:
+        """Return the message that brings an arrival of an undone turn once more."""
+        instance_id, execution_id = event.instance_id, event.execution_id
+        item: work.OrchestratorItem
+        match event:
+            case events.ActivityCompleted():
+                item = work.ActivityCompleted(
+                    instance_id=instance_id,
+                    execution_id=execution_id,
+                    activity_id=event.source_event_id,
+                    result=event.result,
+                    attempts=event.attempts,
+                )
+            case events.SubOrchestrationCompleted():
+                item = work.SubOrchCompleted(
+                    instance_id=instance_id,
+                    execution_id=execution_id,
+                    event_id=event.source_event_id,
+                    child_instance_id=by_id[event.source_event_id].event.child_instance_id,
+                    result=event.result,
+                )
+            case events.ExternalEvent():
+                item = work.ExternalRaised(
+                    instance_id=instance_id, name=event.name, data=event.data
+                )
+            case events.QueueEventDelivered():
+                item = work.QueueMessage(instance_id=instance_id, name=event.name, data=event.data)
+            case events.TimerFired():
+                timer = by_id[event.source_event_id]
+                due_ms: int = timer.event.fire_at_ms
+                if self._is_timeout:  # it gets its whole time again, or it would fail at once
+                    due_ms = now_ms + due_ms - timer.since_ms
+                return _fire(timer.event, due_ms)
+            case _:
+                raise AssertionError(event)
+        return envelope(item)
+
+    @property
+    def _is_timeout(self) -> bool:
+        end = self.end
+        return isinstance(end, events.OrchestrationFailed) and "TimeoutError" in end.failure.lineage
+
+    async def _child_message(
+        self, provider: Provider, step: StepView, now_ms: int
+    ) -> OrchestratorMessage | None:
+        """Retry an open child that has ended badly; return the message that the parent needs."""
+        scheduled: events.SubOrchestrationScheduled = step.event
+        child_id = scheduled.child_instance_id
+        try:
+            info = await provider.admin.get_instance_info(child_id)
+        except NotFound:
+            return envelope(_start_of(scheduled, self.started))
+        if info.status is Status.COMPLETED:
+            answer = work.SubOrchCompleted(
+                instance_id=scheduled.instance_id,
+                execution_id=scheduled.execution_id,
+                event_id=scheduled.event_id,
+                child_instance_id=child_id,
+                result=msgspec.Raw((info.output or "null").encode()),
+            )
+            return envelope(answer)
+        if info.status in _ENDED_BADLY:
+            # The parent is locked, so what the child answers stays queued until the commit.
+            await _retry(provider, child_id, now_ms)
+        elif await _is_being_cancelled(provider, info):
+            raise InstanceStillRunning(
+                f"{self.item.instance_id!r} waits for its child {child_id!r}, which is being "
+                "cancelled; retry when that has ended"
+            )
+        return None
+
+
+def _first_undone_turn(instance_id: str, history: Sequence[events.Event]) -> int:
+    """Return the number of the turn that the execution goes on from. Raises InvalidValue."""
+    end = history[-1]
+    if not isinstance(end, events.OrchestrationCancelled):
+        return end.turn
+    turns = [e.turn for e in history if isinstance(e, events.OrchestrationCancelRequested)]
+    first = min(turns, default=end.turn)
+    if first < end.turn:
+        raise InvalidValue(
+            f"{instance_id!r} was cancelled and has run its clean-up, so it cannot go on from "
+            "before that; perdure rerun starts it over as a new instance"
+        )
+    return first
+
+
+async def _is_being_cancelled(provider: Provider, info: InstanceInfo) -> bool:
+    records = await provider.read(info.instance_id)
+    history = wire.decode_history(record.data for record in records)
+    if any(
+        isinstance(event, events.OrchestrationCancelRequested)
+        for event in events.without_undone(history)
+    ):
+        return True
+    queued = await provider.admin.list_messages(info.instance_id, limit=QUEUE_LIMIT)
+    return any(each.message.kind == work.CancelInstance.__name__ for each in queued)
+
+
+def _start_of(
+    scheduled: events.SubOrchestrationScheduled, started: events.OrchestrationStarted
+) -> work.StartOrchestration:
+    return work.StartOrchestration(
+        instance_id=scheduled.child_instance_id,
+        name=scheduled.name,
+        input=scheduled.input,
+        version=scheduled.version,
+        parent=work.ParentLink(
+            instance_id=scheduled.instance_id,
+            execution_id=scheduled.execution_id,
+            event_id=scheduled.event_id,
+        ),
+        depth=started.depth + 1,
+        trace=started.trace,
+    )
+
+
+def _fire(timer: events.TimerCreated, due_ms: int) -> OrchestratorMessage:
+    item = work.TimerFired(
+        instance_id=timer.instance_id,
+        execution_id=timer.execution_id,
+        timer_id=timer.event_id,
+        fire_at_ms=timer.fire_at_ms,
+    )
+    return msgspec.structs.replace(envelope(item), visible_at_ms=due_ms)
+
+
+def _state_after(history: Sequence[events.Event]) -> tuple[dict[str, str] | None, str | None]:
+    """Return the state and the custom status after that history.
+
+    The state is None if an old history does not hold the one that it began with.
+    """
+    started = started_of(history, "retry")
+    state, custom_status = dict(started.initial_state or {}), started.initial_custom_status
+    for event in history:
+        match event:
+            case events.CustomStatusUpdated():
+                custom_status = event.status
+            case events.KeyValueSet():
+                state[event.key] = event.value
+            case events.KeyValueCleared():
+                state.pop(event.key, None)
+            case events.KeyValuesCleared():
+                state.clear()
+            case _:
+                pass
+    is_known = started.initial_state is not None or started.execution_id == 1
+    return state if is_known else None, custom_status
+
+
+def _changes_to(state: dict[str, str] | None, now_ms: int) -> tuple[KvChange, ...]:
+    """Return the changes that make this the state of the instance."""
+    if state is None:
+        return ()
+    written = (KvSet(key=key, value=value, updated_at_ms=now_ms) for key, value in state.items())
+    return (KvClearAll(), *written)
