@@ -207,7 +207,10 @@ def test_a_frozen_primary_is_left_as_soon_as_there_is_a_new_one() -> None:
 
 def test_a_server_that_says_nothing_does_not_hold_up_the_others() -> None:
     async def check() -> None:
-        silent = await asyncio.start_server(lambda _reader, _writer: None, "127.0.0.1", 0)
+        writers: list[asyncio.StreamWriter] = []
+        silent = await asyncio.start_server(
+            lambda _reader, writer: writers.append(writer), "127.0.0.1", 0
+        )
         port = silent.sockets[0].getsockname()[1]
         directory = shared_server().socket_directory
         dsn = f"host=127.0.0.1,{directory} port={port},5432 user=postgres dbname=postgres"
@@ -219,6 +222,9 @@ def test_a_server_that_says_nothing_does_not_hold_up_the_others() -> None:
             await connection.close()
 
         silent.close()
+        for writer in writers:
+            writer.close()
+        await asyncio.sleep(0)  # the transports close
 
     asyncio.run(check())
 
