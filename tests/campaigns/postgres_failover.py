@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from campaigns.failover_audit import FINDINGS, Findings, Ledger, Store, audit, find_lost
-from campaigns.failover_cases import CASES, end_hanging_commits, end_sessions, hold_back
+from campaigns.failover_cases import CASES, end_hanging_commits, hold_back
+from campaigns.failover_hosts import HOST_CASES, end_sessions
 from campaigns.failover_load import HEARERS, WRITES, Place, call, stop_hearers, work
 from campaigns.runtime_kill import _fork as fork
 from campaigns.runtime_kill import _in_child as in_child
@@ -352,6 +353,9 @@ MODES: dict[str, Callable[[Sizes], Outcome]] = {
 }
 
 
+ALL_CASES: dict[str, tuple[int, Callable[[], str]]] = CASES | HOST_CASES
+
+
 def _fail_over(
     mode: str, sizes: Sizes, hows: tuple[str, ...], *, skew_seconds: float = 0
 ) -> Outcome:
@@ -470,7 +474,7 @@ def run_mode(name: str, sizes: Sizes) -> Outcome:
 
 def missing_for(name: str) -> str | None:
     """Say what is missing for that mode or case; None if nothing is."""
-    if name == "pgbouncer":
+    if name == "pgbouncer" or name.endswith("_pooler"):
         return missing_bouncer()
     if name == "skew" or name.endswith("_clock"):
         return missing_faketime()
@@ -479,7 +483,7 @@ def missing_for(name: str) -> str | None:
 
 def run_case(name: str) -> bool:
     """Run one reproduction and say what it has seen; True if the promise holds."""
-    item, case = CASES[name]
+    item, case = ALL_CASES[name]
     if (missing := missing_for(name)) is not None:
         print(f"item {item}  {name}: left out, {missing}", flush=True)
         return True
@@ -497,7 +501,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--modes", nargs="+", choices=list(MODES), default=[])
-    parser.add_argument("--case", nargs="+", choices=[*CASES, "all"], default=[])
+    parser.add_argument("--case", nargs="+", choices=[*ALL_CASES, "all"], default=[])
     parser.add_argument("--failovers", type=int, default=usual.failovers)
     parser.add_argument("--workers", type=int, default=usual.workers)
     parser.add_argument("--away-seconds", type=float, default=usual.away_seconds)
@@ -508,7 +512,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="the figures as JSON, with examples")
     options = parser.parse_args()
     if options.case:
-        names = list(CASES) if "all" in options.case else options.case
+        names = list(ALL_CASES) if "all" in options.case else options.case
         broken = [name for name in names if not run_case(name)]
         sys.exit(1 if broken else 0)
     seed = options.seed if options.seed is not None else random.randrange(1 << 30)

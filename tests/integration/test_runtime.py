@@ -18,6 +18,7 @@ from perdure import (
     InMemoryProvider,
     Runtime,
     RuntimeOptions,
+    SqliteProvider,
     Status,
     activity,
     orchestration,

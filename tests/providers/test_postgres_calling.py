@@ -11,7 +11,7 @@ from psycopg import sql
 
 from patience import HANG_SECONDS
 from perdure.conformance.factories import raised, start
-from perdure.providers.postgres import PostgresProvider, pool, records
+from perdure.providers.postgres import PostgresProvider, address, records
 from perdure.providers.postgres.calling import RawConnection
 from perdure.providers.records import OrchestrationFilter
 from postgres_factory import new_schema
@@ -105,11 +105,13 @@ def test_a_connection_that_the_server_ended_while_it_was_idle_is_replaced(
 def test_a_commit_that_is_not_answered_in_time_is_sent_again_and_applied_once(
     connection: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(address, "_SERVER_SHARE", 300)  # the server does not give up first
 
     async def check() -> None:
         schema = new_schema()
-        provider = PostgresProvider(shared_server().dsn, schema=schema, listen=False)
+        provider = PostgresProvider(
+            shared_server().dsn, schema=schema, listen=False, answer_timeout=0.2
+        )
         async with provider, asyncio.timeout(HANG_SECONDS):
             await warmed_up(provider)
             blocked: set[int] = set()

@@ -14,8 +14,8 @@ from patience import HANG_SECONDS
 from perdure.errors import StoreBusy, StoreClosed, StoreUnavailable
 from perdure.providers.postgres import pool
 from perdure.providers.postgres.address import address_of
+from perdure.providers.postgres.hosts import Fence, Hosts
 from perdure.providers.postgres.pool import ConnectionPool
-from postgres_factory import new_schema
 from postgres_server import shared_server
 
 if TYPE_CHECKING:
@@ -24,10 +24,18 @@ if TYPE_CHECKING:
 HOLD = b"SELECT pg_sleep(0.1)::text"
 
 
+def pool_of(dsn: str, *, size: int, retry_seconds: float) -> ConnectionPool:
+    address = address_of(dsn, "s", sessions=True)
+    fence = Fence(lambda: None)
+    hosts = Hosts(address, fence)
+    return ConnectionPool(
+        address, hosts, fence, size=size, prepare=True, retry_seconds=retry_seconds
+    )
+
+
 @asynccontextmanager
 async def opened(*, size: int = 5, retry_seconds: float = 5.0) -> AsyncGenerator[ConnectionPool]:
-    address = address_of(shared_server().dsn, new_schema(), sessions=True)
-    connections = ConnectionPool(address, size=size, prepare=True, retry_seconds=retry_seconds)
+    connections = pool_of(shared_server().dsn, size=size, retry_seconds=retry_seconds)
     connections.open()
     try:
         async with asyncio.timeout(HANG_SECONDS):
@@ -189,8 +197,8 @@ def test_those_who_wait_go_on_after_their_connection_broke() -> None:
 
 def test_a_server_that_is_away_fails_all_who_wait() -> None:
     async def check() -> None:
-        address = address_of("postgresql://me@127.0.0.1:1/shop", "s", sessions=True)
-        connections = ConnectionPool(address, size=2, prepare=True, retry_seconds=0.05)
+        dsn = "postgresql://me@127.0.0.1:1/shop"
+        connections = pool_of(dsn, size=2, retry_seconds=0.05)
         connections.open()
         asked = [connections.run("test", b"SELECT 1") for _ in range(5)]
 

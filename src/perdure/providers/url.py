@@ -218,6 +218,7 @@ OPTIONS: Final[Mapping[str, Mapping[str, Callable[[str, str], Any]]]] = {
         "prepare": _switch_of,
         "auto_migrate": _switch_of,
         "retry_timeout": _seconds_of,
+        "answer_timeout": _seconds_of,
         "orphan_grace": _seconds_of,
     },
 }

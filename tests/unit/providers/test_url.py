@@ -52,6 +52,7 @@ _RIGHT_VALUES = {
     "auto_migrate": "false",
     "durability": "relaxed",
     "listen": "false",
+    "answer_timeout": "5s",
     "orphan_grace": "5s",
     "pool_size": "7",
     "prepare": "false",

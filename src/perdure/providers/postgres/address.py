@@ -1,4 +1,4 @@
-"""The address of a store: connection string with safe defaults, schema, and a text for people.
+"""The address of a store: its servers, connection string with safe defaults, schema, shown text.
 
 Refuses names and servers on which the store would be unsafe.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
-from psycopg import conninfo
+from psycopg import conninfo, pq
 
 from perdure.errors import InvalidValue, StoreRefused
 from perdure.providers.url import without_secrets
@@ -19,37 +19,57 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 SERVER_VERSION_MIN: Final = 140_000
-STATEMENT_TIMEOUT_SECONDS: Final = 30
-"""A statement takes milliseconds; one that runs this long is stuck."""
-ANSWER_SECONDS: Final = STATEMENT_TIMEOUT_SECONDS + 5.0
-"""The server gives up first; this limits the wait for an answer that never comes."""
+ANSWER_SECONDS: Final = 35.0
+"""The wait for an answer. A statement takes milliseconds; one that runs this long is stuck."""
+CONNECT_SECONDS: Final = 5.0
+_SERVER_SHARE: Final = 6 / 7
+"""The server gives up first; the client's limit is for an answer that never comes."""
 
 _SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 _PARAMETERS: Final = {
     "application_name": "perdure",
     "client_encoding": "utf8",
-    "connect_timeout": "10",
-    # A peer that vanished silently is noticed within half a minute.
-    "keepalives_idle": "10",
-    "keepalives_interval": "5",
+    # A peer that vanished silently is noticed within 15 seconds.
+    "keepalives_idle": "5",
+    "keepalives_interval": "3",
     "keepalives_count": "3",
-    "tcp_user_timeout": "20000",
+    "tcp_user_timeout": "12000",
 }
-_SETTINGS: Final = (
-    f"-c statement_timeout={STATEMENT_TIMEOUT_SECONDS}s -c lock_timeout=10s "
-    "-c idle_in_transaction_session_timeout=30s "
-    r"-c default_transaction_isolation=read\ committed"
-)
+_PORT: Final = "5432"
+_PLACE: Final = ("host", "hostaddr", "port")
+_CHOICE: Final = ("target_session_attrs", "load_balance_hosts")
+_STANDBYS: Final = frozenset({"standby", "read-only"})
+
+
+@dataclass(frozen=True, slots=True)
+class HostAddress:
+    """One entry of the list of servers; an empty text means the default of libpq."""
+
+    host: str = ""
+    hostaddr: str = ""
+    port: str = ""
+
+    def __str__(self) -> str:
+        """Return it as in a URL."""
+        host = self.host or self.hostaddr or "local"
+        host = f"[{host}]" if ":" in host else host
+        return host if self.port in {"", _PORT} else f"{host}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)
 class StoreAddress:
-    """One schema of one database."""
+    """One schema of one database, on one of several servers."""
 
     conninfo: str = field(repr=False)
+    """Everything but the server."""
+    hosts: tuple[HostAddress, ...] = field(repr=False)
     schema: str
     location: str
     """Shown to people: without user and password."""
+    answer_seconds: float
+    """How long the answer to a statement may take."""
+    connect_seconds: float
+    """How long a new connection may take."""
 
     def for_listening(self) -> StoreAddress:
         """Return the address for a connection that waits: no statement of it may time out."""
@@ -57,12 +77,30 @@ class StoreAddress:
         options.pop("options", None)
         return replace(self, conninfo=conninfo.make_conninfo("", **options))
 
+    def conninfo_of(self, host: HostAddress) -> str:
+        """Return the connection string for one server."""
+        return conninfo.make_conninfo(
+            self.conninfo,
+            host=host.host,
+            hostaddr=host.hostaddr,
+            port=host.port,
+            # The store looks for itself which server accepts writes.
+            target_session_attrs="any",
+        )
 
-def address_of(dsn: str, schema: str, *, sessions: bool) -> StoreAddress:
+
+def address_of(
+    dsn: str,
+    schema: str,
+    *,
+    sessions: bool,
+    answer_seconds: float = ANSWER_SECONDS,
+    connect_seconds: float | None = None,
+) -> StoreAddress:
     """Return the address; raise InvalidValue for a bad schema name or connection string.
 
     ``sessions=False``: a pooler may give each transaction another session, and takes no settings
-    for a session.
+    for a session. ``connect_seconds=None``: as the connection string says.
     """
     if not _SCHEMA.fullmatch(schema):
         raise InvalidValue(
@@ -74,13 +112,71 @@ def address_of(dsn: str, schema: str, *, sessions: bool) -> StoreAddress:
         raise InvalidValue(
             f"the connection string cannot be read: {_without_secrets(error, dsn)}"
         ) from None
-    settings = {"options": _SETTINGS} if sessions else {}
-    if "options" in given and sessions:
-        settings = {"options": f"{_SETTINGS} {given['options']}"}
-    if "," in str(given.get("host", "")):
-        given.setdefault("target_session_attrs", "read-write")
-    merged = {**_PARAMETERS, **given, **settings}
-    return StoreAddress(conninfo.make_conninfo("", **merged), schema, _location(given, schema))
+    if given.get("target_session_attrs") in _STANDBYS:
+        raise InvalidValue(
+            f"target_session_attrs={given['target_session_attrs']} asks for a server that accepts "
+            "no writes, and a store needs one that does; leave it out"
+        )
+    known = _as_libpq_knows(given)
+    if connect_seconds is None:
+        connect_seconds = _connect_seconds(known.get("connect_timeout"))
+    merged = {**_PARAMETERS, **given, "connect_timeout": str(max(2, round(connect_seconds)))}
+    if sessions:
+        merged["options"] = f"{_settings(answer_seconds)} {given.get('options', '')}".strip()
+    for name in (*_PLACE, *_CHOICE):
+        merged.pop(name, None)
+    hosts = _hosts(known)
+    return StoreAddress(
+        conninfo.make_conninfo("", **merged),
+        hosts,
+        schema,
+        _location(hosts, known, schema),
+        answer_seconds,
+        connect_seconds,
+    )
+
+
+def _connect_seconds(given: str | None) -> float:
+    try:
+        # libpq takes 0 or less for no limit. Such a wait would block the pool.
+        return max(int(given or 0), 0) or CONNECT_SECONDS
+    except ValueError:
+        raise InvalidValue(f"connect_timeout is a number of seconds, not {given!r}") from None
+
+
+def _settings(answer_seconds: float) -> str:
+    """Return the settings of a session."""
+    statement_ms = round(answer_seconds * _SERVER_SHARE * 1000)
+    return (
+        f"-c statement_timeout={statement_ms} -c lock_timeout={min(10_000, statement_ms)} "
+        "-c idle_in_transaction_session_timeout=30s "
+        r"-c default_transaction_isolation=read\ committed"
+    )
+
+
+def _as_libpq_knows(given: Mapping[str, Any]) -> dict[str, str]:
+    """Return all options, with those of the environment and of a service file.
+
+    libpq reads them when a connection begins. It refuses the last of these options after it has
+    read the others and before it does anything.
+    """
+    refused = conninfo.make_conninfo("", **{**given, "target_session_attrs": "none"})
+    found = pq.PGconn.connect_start(refused.encode())
+    return {each.keyword.decode(): each.val.decode() for each in found.info if each.val is not None}
+
+
+def _hosts(known: Mapping[str, str]) -> tuple[HostAddress, ...]:
+    lists = {name: known.get(name, "").split(",") for name in _PLACE}
+    length = max(len(lists["host"]), len(lists["hostaddr"]))
+    for name, values in lists.items():
+        if len(values) == 1:
+            lists[name] = values * length
+        elif len(values) != length:
+            raise InvalidValue(
+                f"the connection string names {length} servers, but {name} has {len(values)} "
+                "values; give it one, or one for each server"
+            )
+    return tuple(map(HostAddress, *lists.values()))
 
 
 def check_server(facts: Mapping[str, str], location: str) -> None:
@@ -104,8 +200,8 @@ def check_server(facts: Mapping[str, str], location: str) -> None:
     if facts["in_recovery"] == "true" or facts["transaction_read_only"] == "on":
         raise StoreRefused(
             "open",
-            f"{location} is read-only (a replica?); connect to the primary, or name all servers "
-            "in the connection string and add target_session_attrs=read-write",
+            f"{location} is read-only (a standby?); connect to the primary, or name all servers "
+            "in the connection string: the store finds the one that accepts writes",
         )
     if facts["transaction_isolation"] != "read committed":
         raise StoreRefused(
@@ -124,12 +220,9 @@ def _without_secrets(error: psycopg.ProgrammingError, dsn: str) -> str:
     return without_secrets(text, dsn) if "://" in dsn else re.sub('"[^"]*"', "***", text)
 
 
-def _location(given: Mapping[str, Any], schema: str) -> str:
-    host = given.get("host") or given.get("hostaddr") or "local"
-    host = f"[{host}]" if ":" in host else host
-    port = f":{given['port']}" if "port" in given else ""
-    database = given.get("dbname") or given.get("user") or ""
-    shown = f"{host}{port}/{database}"
+def _location(hosts: tuple[HostAddress, ...], known: Mapping[str, str], schema: str) -> str:
+    database = known.get("dbname") or known.get("user") or ""
+    shown = f"{','.join(map(str, hosts))}/{database}"
     if "@" in shown:
         shown = "***"  # a password with / or @ in it was taken for a part of the address
     return f"postgresql://{shown} schema {schema}"

@@ -26,6 +26,16 @@ _Answered: TypeAlias = "Callable[[PGresult | None, BaseException | None], None]"
 _GOOD: Final = frozenset({ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK})
 
 
+def cut(connection: psycopg.AsyncConnection[Any]) -> None:
+    """Shut the socket down: a call that waits for an answer fails as if the server had gone."""
+    with suppress(psycopg.Error, OSError):  # the socket is closed already
+        shared = socket.socket(fileno=connection.fileno())
+        try:
+            shared.shutdown(socket.SHUT_RDWR)
+        finally:
+            shared.detach()  # the driver owns the file descriptor
+
+
 @contextmanager
 def answer_within(connection: psycopg.AsyncConnection[Any], seconds: float) -> Generator[None]:
     """Raise TimeoutError if the driver still waits after that time; the connection is lost then.
@@ -33,23 +43,18 @@ def answer_within(connection: psycopg.AsyncConnection[Any], seconds: float) -> G
     Shuts the socket down instead of cancelling the task: on cancellation the driver asks the server
     to cancel the statement and waits for its reply on the same socket.
     """
-    is_cut = False
+    is_late = False
 
-    def cut() -> None:
-        nonlocal is_cut
-        is_cut = True
-        with suppress(psycopg.Error, OSError):  # the socket is closed already
-            shared = socket.socket(fileno=connection.fileno())
-            try:
-                shared.shutdown(socket.SHUT_RDWR)
-            finally:
-                shared.detach()  # the driver owns the file descriptor
+    def give_up() -> None:
+        nonlocal is_late
+        is_late = True
+        cut(connection)
 
-    alarm = asyncio.get_running_loop().call_later(seconds, cut)
+    alarm = asyncio.get_running_loop().call_later(seconds, give_up)
     try:
         yield
     except psycopg.Error as error:
-        if is_cut:
+        if is_late:
             raise TimeoutError("no answer in time") from error
         raise
     finally:
@@ -81,10 +86,10 @@ class RawConnection:
 
     async def call(
         self, statement: bytes, parameters: Sequence[bytes | None], *, prepare: bool, seconds: float
-    ) -> bytes:
-        """Return the one value of the one row, as text."""
-        return value_of(
-            await self._call(statement, parameters, prepare=prepare, seconds=seconds, binary=False)
+    ) -> PGresult:
+        """Return the result, whose values are texts."""
+        return await self._call(
+            statement, parameters, prepare=prepare, seconds=seconds, binary=False
         )
 
     async def call_for_rows(

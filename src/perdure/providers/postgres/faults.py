@@ -89,6 +89,14 @@ _SOON: Final = re.compile(
 _PAUSE_SECONDS: Final = (0.01, 0.5)
 
 
+class NotPrimary(psycopg.OperationalError):
+    """The server accepts no writes: it is a standby, or the session is read-only."""
+
+
+class OldPrimary(psycopg.OperationalError):
+    """The server is on an older timeline than another one, or belongs to another system."""
+
+
 class Backoff:
     """Pauses between tries: growing and jittered, until the time is up.
 
@@ -170,6 +178,12 @@ def asks_for_patience(error: BaseException) -> bool:
     return state in _REPEAT or state in {"53300", "57P03"}
 
 
+def may_change(error: BaseException) -> bool:
+    """Tell whether one of several servers may accept the connection soon, after a failover."""
+    is_lost = remedy_for(error) is Remedy.RECONNECT
+    return asks_for_patience(error) or (is_lost and not _is_refused(error))
+
+
 def _is_refused(error: BaseException) -> bool:
     return isinstance(error, psycopg.OperationalError) and _REFUSED in str(error)
 
@@ -198,6 +212,8 @@ def refusal(operation: str, error: BaseException, location: str) -> PerdureError
             return StoreFull(operation, f"{said}; free some space, then calls succeed again")
         case Remedy.REPEAT:
             return StoreBusy(operation, said)
+        case Remedy.RECONNECT if isinstance(error, NotPrimary) and operation == "open":
+            return StoreRefused(operation, f"{said}{_advice(error)}")
         case Remedy.RECONNECT:
             return StoreUnavailable(operation, f"{said}{_advice(error)}")
         case Remedy.NONE:
@@ -218,6 +234,13 @@ def refusal(operation: str, error: BaseException, location: str) -> PerdureError
 
 
 def _advice(error: BaseException) -> str:
+    if isinstance(error, NotPrimary):
+        return (
+            "; connect to the primary, or name all servers in the connection string: "
+            "the store finds the one that accepts writes"
+        )
+    if isinstance(error, OldPrimary):
+        return ""
     if asks_for_patience(error):
         return "; try again later"
     if _is_refused(error) and _NO_SETTINGS in str(error):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
     from typing import LiteralString
 
-    from perdure.providers.postgres.pool import Row
+    from perdure.providers.postgres.hosts import Row
     from perdure.providers.postgres.store import PostgresStore
     from perdure.providers.records import (
         FetchedOrchestration,

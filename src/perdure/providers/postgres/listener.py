@@ -15,11 +15,12 @@ import psycopg
 from psycopg import sql
 
 from perdure.errors import PerdureError
+from perdure.providers.postgres.calling import cut
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from perdure.providers.postgres.address import StoreAddress
+    from perdure.providers.postgres.hosts import Hosts, ServerConnection
     from perdure.providers.postgres.pool import ConnectionPool
 
 log = logging.getLogger(__name__)
@@ -96,16 +97,19 @@ class Listener:
 
     def __init__(
         self,
-        address: StoreAddress,
+        location: str,
+        hosts: Hosts,
         channels: Channels,
         own_sessions: set[int],
         notified: Callable[[str | None], None],
     ) -> None:
-        self._address = address.for_listening()
+        self._location = location
+        self._hosts = hosts
         self._channels = channels
         self._own_sessions = own_sessions
         self._notified = notified
         self._task: asyncio.Task[None] | None = None
+        self._connection: ServerConnection | None = None
         self.is_listening = False
 
     def open(self) -> None:
@@ -119,25 +123,30 @@ class Listener:
             await asyncio.gather(task, return_exceptions=True)
         self.is_listening = False
 
+    def leave_old_primary(self) -> None:
+        """Listen on another connection."""
+        if self._connection is not None:
+            cut(self._connection)
+
     async def _keep_listening(self) -> None:
         pause = _RECONNECT_SECONDS[0]
         while True:
             try:
-                connection = await psycopg.AsyncConnection.connect(
-                    self._address.conninfo, autocommit=True, prepare_threshold=None
-                )
+                self._connection = connection = await self._hosts.connect()
                 try:
                     await self._listen(connection)
                 finally:
                     # Close first: the task may be cancelled a second time.
                     await connection.close()
             except (psycopg.Error, OSError) as error:
-                log.debug("not listening to %s: %s", self._address.location, error)
+                log.debug("not listening to %s: %s", self._location, error)
+            pause = _RECONNECT_SECONDS[0] if self.is_listening else pause
+            self._connection = None
             self.is_listening = False
             await asyncio.sleep(pause)
             pause = min(2 * pause, _RECONNECT_SECONDS[1])
 
-    async def _listen(self, connection: psycopg.AsyncConnection[tuple[object, ...]]) -> None:
+    async def _listen(self, connection: ServerConnection) -> None:
         names = self._channels.all
         await connection.execute(
             sql.SQL("; ").join(sql.SQL("LISTEN {}").format(sql.Identifier(name)) for name in names)

@@ -23,7 +23,7 @@ from perdure.model.wire import FORMAT_VERSION
 from perdure.providers import rules
 from perdure.providers.migrate import Migration, due_migrations, folder_of, load_migrations
 from perdure.providers.postgres import statements as templates
-from perdure.providers.postgres.address import ANSWER_SECONDS, check_server
+from perdure.providers.postgres.address import check_server
 from perdure.providers.postgres.calling import answer_within
 from perdure.providers.postgres.faults import message_of
 from perdure.version import VERSION
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from perdure.providers.postgres.address import StoreAddress
     from perdure.providers.postgres.clock import ServerClock
-    from perdure.providers.postgres.pool import Row
+    from perdure.providers.postgres.hosts import Row
     from perdure.providers.postgres.statements import Statements
 
 _PACKAGE: Final = "perdure.providers.postgres"
@@ -110,12 +110,12 @@ async def prepare_store(
 ) -> None:
     """Bring the schema up to date, or refuse the store. Sends one statement if nothing is due."""
     try:
-        found = await _ask(connection, statements, templates.OPEN_STORE, clock)
+        found = await _ask(connection, address, statements, templates.OPEN_STORE, clock)
     except psycopg.ProgrammingError:
         found = None  # the schema, or a part of it, does not exist yet
     if found is None or due_for(_state_in(found), address):
         await _bring_up_to_date(connection, address, statements, auto_migrate=auto_migrate)
-        found = await _ask(connection, statements, templates.OPEN_STORE, clock)
+        found = await _ask(connection, address, statements, templates.OPEN_STORE, clock)
         assert found is not None
     check_server(found, address.location)
     if found["format_version"] > FORMAT_VERSION:
@@ -141,7 +141,7 @@ async def _bring_up_to_date(
     *,
     auto_migrate: bool,
 ) -> None:
-    facts = await _ask(connection, statements, templates.GET_FACTS, None)
+    facts = await _ask(connection, address, statements, templates.GET_FACTS, None)
     assert facts is not None
     check_server(facts, address.location)
     due = await pending(connection, address)
@@ -158,13 +158,14 @@ async def _bring_up_to_date(
 
 async def _ask(
     connection: psycopg.AsyncConnection[Row],
+    address: StoreAddress,
     statements: Statements,
     template: LiteralString,
     clock: ServerClock | None,
 ) -> dict[str, Any] | None:
     cursor = connection.cursor(row_factory=dict_row)
     sent_at = time.monotonic()
-    with answer_within(connection, ANSWER_SECONDS):
+    with answer_within(connection, address.answer_seconds):
         # Sent once: preparing the statement would take a second round trip.
         await cursor.execute(statements(template), prepare=False)
         found = await cursor.fetchone()
@@ -182,7 +183,7 @@ async def pending(connection: AsyncConnection[Any], address: StoreAddress) -> Se
 
 
 async def _read_state(connection: AsyncConnection[Any], address: StoreAddress) -> SchemaState:
-    with answer_within(connection, ANSWER_SECONDS):
+    with answer_within(connection, address.answer_seconds):
         if not await _has_column(connection, address, "migrations", "checksum"):
             return SchemaState()
         applied = await (await connection.execute(_in(address, _APPLIED))).fetchall()
@@ -234,7 +235,7 @@ async def migrate(connection: AsyncConnection[Any], address: StoreAddress) -> Se
     if not await pending(connection, address):
         return ()
     async with connection.transaction():
-        with answer_within(connection, _LOCK_SECONDS + ANSWER_SECONDS):
+        with answer_within(connection, _LOCK_SECONDS + address.answer_seconds):
             await connection.execute(_TIME_LIMITS)
             await connection.execute("SELECT pg_advisory_xact_lock(%s)", (_lock_number(address),))
         state = await _read_state(connection, address)

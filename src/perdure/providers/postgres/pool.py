@@ -7,15 +7,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import psycopg
 
 from perdure.errors import StoreBusy, StoreClosed
-from perdure.providers.postgres.address import ANSWER_SECONDS
-from perdure.providers.postgres.calling import RawConnection, answer_within, value_of
-from perdure.providers.postgres.faults import Remedy, is_unusable_after, remedy_for, repeat
+from perdure.providers.postgres.calling import RawConnection, answer_within, cut, value_of
+from perdure.providers.postgres.faults import (
+    OldPrimary,
+    Remedy,
+    is_unusable_after,
+    remedy_for,
+    repeat,
+)
+from perdure.providers.postgres.hosts import TIMELINE, Row, ServerConnection, timeline_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -23,10 +29,9 @@ if TYPE_CHECKING:
     from psycopg.pq.abc import PGresult
 
     from perdure.providers.postgres.address import StoreAddress
+    from perdure.providers.postgres.hosts import Fence, Hosts
 
-Row: TypeAlias = tuple[Any, ...]
 Parameters: TypeAlias = "Sequence[Any] | Mapping[str, Any]"
-_Connection: TypeAlias = "psycopg.AsyncConnection[Row]"
 _Answer = TypeVar("_Answer")
 
 RETRY_SECONDS: Final = 10.0
@@ -45,9 +50,12 @@ _LIFE_SECONDS: Final = 3600.0
 class PooledConnection:
     """An open connection."""
 
-    connection: _Connection
+    connection: ServerConnection
     opened_at: float
     raw: RawConnection
+    timeline: int
+    """That of its server; behind a pooler, of the server that has answered last. 0: unknown."""
+    busy_since: float | None = None
     runs: Counter[bytes] = field(default_factory=Counter[bytes])
     """Number of runs of each statement. The server does not plan a known statement again."""
 
@@ -58,17 +66,27 @@ class ConnectionPool:
     A statement goes to a free connection that has run it before, otherwise to the one that was used
     last. If none is free it waits in line; after ``_OPEN_AFTER_SECONDS`` the pool opens another
     connection for it, one at a time. Commits wait in a line of their own, which goes first.
+    The answer of an old primary counts as lost.
     """
 
     def __init__(
-        self, address: StoreAddress, *, size: int, prepare: bool, retry_seconds: float
+        self,
+        address: StoreAddress,
+        hosts: Hosts,
+        fence: Fence,
+        *,
+        size: int,
+        prepare: bool,
+        retry_seconds: float,
     ) -> None:
         self._address = address
+        self._hosts = hosts
+        self._fence = fence
         self._size = size
         self._retry_seconds = retry_seconds
         self._prepares = prepare
         self._free: list[PooledConnection] = []
-        self._count = 0
+        self._all: set[PooledConnection] = set()
         """Connections that are free or in use."""
         self._waiting_commits: deque[asyncio.Future[PooledConnection | None]] = deque()
         self._waiting: deque[asyncio.Future[PooledConnection | None]] = deque()
@@ -79,21 +97,31 @@ class ConnectionPool:
     def location(self) -> str:
         return self._address.location
 
-    async def connect(self) -> _Connection:
+    async def connect(self) -> ServerConnection:
         """Return a connection outside the pool; raises what the driver raises."""
-        return await psycopg.AsyncConnection[Row].connect(
-            self._address.conninfo,
-            autocommit=True,
-            prepare_threshold=_PREPARE_AFTER_RUNS if self._prepares else None,
-        )
+        return await self._hosts.connect(_PREPARE_AFTER_RUNS if self._prepares else None)
 
     def open(self) -> None:
         self._is_open = True
 
-    def adopt(self, connection: _Connection) -> None:
+    def adopt(self, connection: ServerConnection) -> None:
         """Make a connection from ``connect`` part of the pool."""
-        self._count += 1
-        self._give_back(_pooled(connection))
+        self._give_back(self._pooled(connection))
+
+    def leave_old_primaries(self) -> None:
+        """Close connections to servers on an older timeline; their calls are repeated."""
+        for pooled in [each for each in self._all if 0 < each.timeline < self._fence.newest]:
+            if pooled in self._free:
+                self._free.remove(pooled)
+                self._close(pooled)
+            else:
+                cut(pooled.connection)
+        self._wake_one()
+
+    def is_waiting_since(self, seconds: float) -> bool:
+        """Tell whether an answer is outstanding for longer than that."""
+        before = asyncio.get_running_loop().time() - seconds
+        return any(each.busy_since is not None and each.busy_since < before for each in self._all)
 
     def close(self) -> None:
         self._is_open = False
@@ -109,18 +137,19 @@ class ConnectionPool:
         statement: bytes,
         parameters: Parameters = (),
         *,
-        seconds: float = ANSWER_SECONDS,
+        seconds: float | None = None,
         retry_seconds: float | None = None,
     ) -> list[Row]:
         """Return the rows of a statement that may be repeated, and is while that can help.
 
         ``seconds``: how long an answer may take. ``retry_seconds``: 0 means to try once.
         """
+        limit = self._address.answer_seconds if seconds is None else seconds
 
         async def ask(pooled: PooledConnection) -> list[Row]:
             pooled.raw.stop()
             cursor = pooled.connection.cursor(binary=True)
-            with answer_within(pooled.connection, seconds):
+            with answer_within(pooled.connection, limit):
                 await cursor.execute(statement, parameters)
                 result = cursor.pgresult
                 return await cursor.fetchall() if result is not None and result.nfields else []
@@ -150,7 +179,7 @@ class ConnectionPool:
                     statement,
                     parameters(again),
                     prepare=self._is_worth_preparing(pooled, statement),
-                    seconds=ANSWER_SECONDS,
+                    seconds=self._address.answer_seconds,
                 ),
             )
 
@@ -162,17 +191,19 @@ class ConnectionPool:
         self, operation: str, statement: bytes, parameters: Sequence[bytes]
     ) -> bytes:
         """Try a commit once and return its text. Raises what the driver raises."""
-        return await self._on_connection(
-            operation,
-            statement,
-            lambda pooled: pooled.raw.call(
+        statement = self._telling_timeline(statement)
+
+        async def ask(pooled: PooledConnection) -> bytes:
+            result = await pooled.raw.call(
                 statement,
                 parameters,
                 prepare=self._is_worth_preparing(pooled, statement),
-                seconds=ANSWER_SECONDS,
-            ),
-            is_commit=True,
-        )
+                seconds=self._address.answer_seconds,
+            )
+            self._note_timeline(pooled, result)
+            return value_of(result)
+
+        return await self._on_connection(operation, statement, ask, is_commit=True)
 
     def call_now(
         self,
@@ -184,20 +215,25 @@ class ConnectionPool:
 
         ``done`` is called with the text, or with the error that the driver would raise.
         """
+        statement = self._telling_timeline(statement)
         pooled = self._pick_ready(statement) if self._is_open else None
         if pooled is None:
             return False
 
         def answered(result: PGresult | None, error: BaseException | None) -> None:
+            if result is not None:
+                self._note_timeline(pooled, result)
+                error = self._outdated(pooled)
             self._give_back(pooled, error)
-            done(b"" if result is None else value_of(result), error)
+            done(b"" if error is not None or result is None else value_of(result), error)
 
+        pooled.busy_since = asyncio.get_running_loop().time()
         try:
             pooled.raw.start(
                 statement,
                 parameters,
                 prepare=self._prepares,
-                seconds=ANSWER_SECONDS,
+                seconds=self._address.answer_seconds,
                 answered=answered,
             )
         except (psycopg.Error, OSError) as error:
@@ -213,14 +249,38 @@ class ConnectionPool:
         is_commit: bool = False,
     ) -> _Answer:
         pooled = await self._take(operation, statement, is_commit=is_commit)
+        pooled.busy_since = asyncio.get_running_loop().time()
         try:
             answer = await ask(pooled)
+            if (outdated := self._outdated(pooled)) is not None:
+                raise outdated
         except BaseException as error:
             self._give_back(pooled, error)
             raise
         pooled.runs[statement] += 1
         self._give_back(pooled)
         return answer
+
+    def _outdated(self, pooled: PooledConnection) -> OldPrimary | None:
+        """Return the error for an answer of a server that is not the primary any more."""
+        if 0 < pooled.timeline < self._fence.newest:
+            host = pooled.connection.server.host
+            return OldPrimary(f"{host} has answered on timeline {pooled.timeline}, an older one")
+        return None
+
+    def _telling_timeline(self, statement: bytes) -> bytes:
+        """Return the statement of a commit with the timeline as a second column, for a pooler.
+
+        A pooler may give each transaction another server.
+        """
+        is_fixed = self._prepares or not self._hosts.tell_timelines
+        return statement if is_fixed else b"%b, %b" % (statement, TIMELINE)
+
+    def _note_timeline(self, pooled: PooledConnection, result: PGresult) -> None:
+        if result.nfields > 1 and (file_name := result.get_value(0, 1)) is not None:
+            pooled.timeline = timeline_of(file_name)
+            if pooled.timeline > self._fence.newest:
+                self._fence.note(replace(pooled.connection.server, timeline=pooled.timeline))
 
     def _is_worth_preparing(self, pooled: PooledConnection, statement: bytes) -> bool:
         return self._prepares and pooled.runs[statement] >= _PREPARE_AFTER_RUNS
@@ -234,10 +294,10 @@ class ConnectionPool:
             return pooled
         line = self._waiting_commits if is_commit else self._waiting
         now = asyncio.get_running_loop().time()
-        open_at = now if self._count == 0 else now + _OPEN_AFTER_SECONDS
+        open_at = now if not self._all else now + _OPEN_AFTER_SECONDS
         give_up_at = now + self._retry_seconds
         while True:
-            may_open = now >= open_at and self._count < self._size
+            may_open = now >= open_at and len(self._all) < self._size
             if may_open and not self._is_opening:
                 return await self._open_another()
             # Past give_up_at a connection is being opened, which has a time limit of its own.
@@ -250,9 +310,9 @@ class ConnectionPool:
                 return pooled
             self._require_open(operation)
             now = asyncio.get_running_loop().time()
-            if self._count == 0:
+            if not self._all:
                 open_at = now  # no connection is left that could become free
-            if now >= give_up_at and self._count >= self._size:
+            if now >= give_up_at and len(self._all) >= self._size:
                 raise StoreBusy(
                     operation,
                     f"{self.location}: all connections were in use for {self._retry_seconds} s; "
@@ -290,8 +350,7 @@ class ConnectionPool:
         for position in range(len(self._free) - 1, -1, -1):
             pooled = self._free[position]
             if pooled.connection.closed:
-                self._count -= 1
-                _close(self._free.pop(position))
+                self._close(self._free.pop(position))
             elif statement in pooled.runs:
                 return self._free.pop(position)
         return self._free.pop() if self._free else None
@@ -308,7 +367,7 @@ class ConnectionPool:
     async def _open_another(self) -> PooledConnection:
         self._is_opening = True
         try:
-            pooled = _pooled(await self.connect())
+            pooled = self._pooled(await self.connect())
         except (psycopg.Error, OSError) as error:
             # Others would wait as long and fail too, one after the other.
             for line in (self._waiting_commits, self._waiting):
@@ -317,16 +376,16 @@ class ConnectionPool:
             self._close_if_broken(error)
             raise
         else:
-            self._count += 1
             return pooled
         finally:
             self._is_opening = False
             self._wake_one()
 
     def _give_back(self, pooled: PooledConnection, error: BaseException | None = None) -> None:
+        pooled.busy_since = None
         if error is not None:
             if is_unusable_after(error):
-                _close(pooled)
+                self._close(pooled)
             self._close_if_broken(error)
         age = asyncio.get_running_loop().time() - pooled.opened_at
         if self._is_open and age < _LIFE_SECONDS and not pooled.connection.closed:
@@ -336,8 +395,7 @@ class ConnectionPool:
             else:
                 turn.set_result(pooled)
         else:
-            self._count -= 1
-            _close(pooled)
+            self._close(pooled)
             self._wake_one()
 
     def _next_turn(self) -> asyncio.Future[PooledConnection | None] | None:
@@ -361,19 +419,20 @@ class ConnectionPool:
 
     def _close_free(self) -> None:
         while self._free:
-            self._count -= 1
-            _close(self._free.pop())
+            self._close(self._free.pop())
 
+    def _pooled(self, connection: ServerConnection) -> PooledConnection:
+        now = asyncio.get_running_loop().time()
+        timeline = connection.server.timeline or 0
+        pooled = PooledConnection(connection, now, RawConnection(connection), timeline)
+        self._all.add(pooled)
+        return pooled
 
-def _pooled(connection: _Connection) -> PooledConnection:
-    now = asyncio.get_running_loop().time()
-    return PooledConnection(connection, now, RawConnection(connection))
-
-
-def _close(pooled: PooledConnection) -> None:
-    """Close it as the driver does, without awaiting."""
-    pooled.raw.stop()
-    pooled.connection.pgconn.finish()
+    def _close(self, pooled: PooledConnection) -> None:
+        """Close it as the driver does, without awaiting."""
+        self._all.discard(pooled)
+        pooled.raw.stop()
+        pooled.connection.pgconn.finish()
 
 
 def _end_wait(turn: asyncio.Future[PooledConnection | None]) -> None:

@@ -13,6 +13,7 @@ from perdure.limits import ORPHAN_GRACE_SECONDS
 from perdure.providers import validation
 from perdure.providers.contract import Provider
 from perdure.providers.postgres import records, statements
+from perdure.providers.postgres.address import ANSWER_SECONDS
 from perdure.providers.postgres.admin import PostgresAdmin
 from perdure.providers.postgres.fetching import (
     TokenCache,
@@ -73,6 +74,8 @@ class PostgresProvider(Provider):
         allow_moved: bool = False,
         auto_migrate: bool = True,
         retry_timeout: Duration = RETRY_SECONDS,
+        answer_timeout: Duration = ANSWER_SECONDS,
+        connect_timeout: Duration | None = None,
     ) -> None:
         validation.check_number(pool_size, "pool_size", minimum=2, maximum=1000)
         grace_ms = to_milliseconds(orphan_grace, "orphan_grace")
@@ -86,6 +89,12 @@ class PostgresProvider(Provider):
             listen=listen,
             prepare=prepare,
             retry_seconds=to_seconds(retry_timeout, "retry_timeout"),
+            answer_seconds=to_seconds(answer_timeout, "answer_timeout", minimum=0.1),
+            connect_seconds=(
+                None
+                if connect_timeout is None
+                else to_seconds(connect_timeout, "connect_timeout", minimum=2)
+            ),
         )
         self._turn_tokens = TokenCache(lambda tokens: self._find(statements.FIND_TURNS, tokens))
         self._work_tokens = TokenCache(lambda tokens: self._find(statements.FIND_WORK, tokens))

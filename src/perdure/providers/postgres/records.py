@@ -31,7 +31,7 @@ from perdure.providers.records import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from perdure.providers.postgres.pool import Row
+    from perdure.providers.postgres.hosts import Row
     from perdure.providers.records import (
         KvChange,
         OrchestrationFilter,

@@ -7,19 +7,17 @@ import logging
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
-import psycopg
-
 from perdure.errors import StoreClosed
 from perdure.providers.postgres import records
-from perdure.providers.postgres.calling import RawConnection
+from perdure.providers.postgres.calling import RawConnection, cut
 from perdure.providers.postgres.faults import is_unusable_after, repeat
-from perdure.providers.postgres.pool import Row
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from concurrent.futures import Future
 
     from perdure.providers.postgres.address import StoreAddress
+    from perdure.providers.postgres.hosts import Hosts, Row, ServerConnection
 
 log = logging.getLogger(__name__)
 
@@ -32,16 +30,20 @@ _JOIN_SECONDS: Final = 2.0
 class _RenewalThread:
     """A connection with an event loop and a daemon thread of its own, until ``end`` is called."""
 
-    def __init__(self, address: StoreAddress, *, prepare: bool) -> None:
-        self._address = address
+    def __init__(self, hosts: Hosts, *, prepare: bool) -> None:
+        self._hosts = hosts
         self._prepare = prepare
-        self._connection: psycopg.AsyncConnection[Row] | None = None
+        self._connection: ServerConnection | None = None
         self._raw: RawConnection | None = None
         self._one_at_a_time = asyncio.Lock()
         self._over = asyncio.Event()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="perdure-renewals", daemon=True)
         self._thread.start()
+
+    def leave_old_primary(self) -> None:
+        """Connect anew before the next renewal; one that waits for an answer fails."""
+        self._loop.call_soon_threadsafe(self._cut)
 
     def ask(
         self, statement: bytes, values: Sequence[bytes | None], seconds: float
@@ -75,9 +77,7 @@ class _RenewalThread:
         async with self._one_at_a_time:
             if self._raw is None or self._connection is None or self._connection.closed:
                 self._disconnect()
-                self._connection = await psycopg.AsyncConnection[Row].connect(
-                    self._address.conninfo, autocommit=True, prepare_threshold=None
-                )
+                self._connection = await self._hosts.connect()
                 self._raw = RawConnection(self._connection)
             try:
                 return await self._raw.call_for_rows(
@@ -87,6 +87,13 @@ class _RenewalThread:
                 if is_unusable_after(error):
                     self._disconnect()
                 raise
+
+    def _cut(self) -> None:
+        if self._one_at_a_time.locked():
+            if self._connection is not None:
+                cut(self._connection)
+        else:
+            self._disconnect()
 
     def _disconnect(self) -> None:
         if self._raw is not None and self._connection is not None:
@@ -101,8 +108,11 @@ class Renewals:
     Replaces a connection that has gone silent. May be used from any event loop.
     """
 
-    def __init__(self, address: StoreAddress, *, prepare: bool, retry_seconds: float) -> None:
+    def __init__(
+        self, address: StoreAddress, hosts: Hosts, *, prepare: bool, retry_seconds: float
+    ) -> None:
         self._address = address
+        self._hosts = hosts
         self._prepare = prepare
         self._retry_seconds = retry_seconds
         self._is_open = False
@@ -118,6 +128,12 @@ class Renewals:
             thread, self._thread = self._thread, None
         if thread is not None:
             await thread.end()
+
+    def leave_old_primary(self) -> None:
+        """Renew on another connection than before."""
+        with self._starting:
+            if self._thread is not None:
+                self._thread.leave_old_primary()
 
     async def run(self, operation: str, statement: bytes, parameters: Sequence[Any]) -> list[Row]:
         """Return the rows of a statement that may be repeated, and is while that can help."""
@@ -147,7 +163,7 @@ class Renewals:
             if not self._is_open:
                 raise self._closed(operation)
             if self._thread is None:
-                self._thread = _RenewalThread(self._address, prepare=self._prepare)
+                self._thread = _RenewalThread(self._hosts, prepare=self._prepare)
             asked = self._thread.ask(statement, values, seconds)
         try:
             return await asyncio.wrap_future(asked)

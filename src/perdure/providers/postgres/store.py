@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import random
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
@@ -18,9 +19,10 @@ from perdure.clock import SystemClock
 from perdure.errors import PerdureError, StoreClosed, UsageError
 from perdure.ids import new_id
 from perdure.providers.postgres import statements
-from perdure.providers.postgres.address import address_of
+from perdure.providers.postgres.address import ANSWER_SECONDS, address_of
 from perdure.providers.postgres.clock import ServerClock
-from perdure.providers.postgres.faults import Backoff, asks_for_patience, refusal
+from perdure.providers.postgres.faults import Backoff, asks_for_patience, may_change, refusal
+from perdure.providers.postgres.hosts import Fence, Hosts
 from perdure.providers.postgres.listener import BUCKETS, Channels, Listener, Notifier, bucket_of
 from perdure.providers.postgres.neighbours import Neighbours
 from perdure.providers.postgres.opening import migrate, pending, prepare_store, read_files
@@ -35,8 +37,9 @@ if TYPE_CHECKING:
 
     from perdure.providers.migrate import Migration
     from perdure.providers.postgres.fetching import FetchCoalescer
+    from perdure.providers.postgres.hosts import Row, ServerConnection
     from perdure.providers.postgres.pipeline import Answer
-    from perdure.providers.postgres.pool import Parameters, Row
+    from perdure.providers.postgres.pool import Parameters
 
 _Result = TypeVar("_Result")
 
@@ -45,6 +48,11 @@ log = logging.getLogger(__name__)
 _LANES: Final = 3
 _POLL_SECONDS: Final = 5.0
 _POLL_SECONDS_WITHOUT_LISTENING: Final = 1.5
+_LATE_SECONDS: Final = 2.0
+"""An answer that takes longer may never come."""
+_LOOK_SECONDS: Final = 15.0
+"""Each process connects to each listed server so often, to learn of a promotion."""
+_LOOK_AT_OPENING_SECONDS: Final = 1.0
 _LANE_LIFE_MS: Final = 24 * 3600 * 1000
 _CLEANUP_SECONDS: Final = 3.0
 """Limit for the clean-up at closing, which the store can do without."""
@@ -62,16 +70,33 @@ class PostgresStore:
         listen: bool,
         prepare: bool,
         retry_seconds: float,
+        answer_seconds: float = ANSWER_SECONDS,
+        connect_seconds: float | None = None,
     ) -> None:
-        self.address = address_of(dsn, schema, sessions=prepare)
+        self.address = address_of(
+            dsn,
+            schema,
+            sessions=prepare,
+            answer_seconds=answer_seconds,
+            connect_seconds=connect_seconds,
+        )
         self.statements = statements.Statements(schema)
         self._retry_seconds = retry_seconds
         self.clock = ServerClock()
+        self._fence = Fence(self._leave_old_primaries)
+        self._hosts = Hosts(self.address, self._fence)
         # One connection of the pool's size is kept for renewals.
         self.pool = ConnectionPool(
-            self.address, size=pool_size - 1, prepare=prepare, retry_seconds=retry_seconds
+            self.address,
+            self._hosts,
+            self._fence,
+            size=pool_size - 1,
+            prepare=prepare,
+            retry_seconds=retry_seconds,
         )
-        self._renewals = Renewals(self.address, prepare=prepare, retry_seconds=retry_seconds)
+        self._renewals = Renewals(
+            self.address, self._hosts, prepare=prepare, retry_seconds=retry_seconds
+        )
         self.pipeline = CommitPipeline(
             self.pool,
             self.statements,
@@ -86,12 +111,16 @@ class PostgresStore:
         self._channels = Channels(schema)
         self._notifier = Notifier(self.pool)
         self._listener = Listener(
-            self.address, self._channels, self._notifier.sessions, self._notified
+            self.address.location,
+            Hosts(self.address.for_listening(), self._fence),
+            self._channels,
+            self._notifier.sessions,
+            self._notified,
         )
         self._hubs = [ChangeHub(SystemClock()) for _ in range(BUCKETS)]
         self.neighbours = Neighbours(self._release_dead)
-        self._poll_task: asyncio.Task[None] | None = None
         self._releases: set[asyncio.Task[None]] = set()
+        self._tasks: list[asyncio.Task[None]] = []
         self._process_id = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._turn_fetches: FetchCoalescer[Any, Any]
@@ -120,9 +149,11 @@ class PostgresStore:
                 ),
                 keep=True,
             )
+            self._fence.open()
             self.pool.open()
             await asyncio.gather(opening, read_files())
         except BaseException:
+            self._fence.close()
             self.pool.close()
             self._process_id = 0
             raise
@@ -131,7 +162,10 @@ class PostgresStore:
         self.pipeline.open()
         if self._listens:
             self._listener.open()
-        self._poll_task = asyncio.create_task(self._poll(), name="perdure-poll")
+        self._tasks = [
+            asyncio.create_task(self._poll(), name="perdure-poll"),
+            asyncio.create_task(self._watch_hosts(), name="perdure-hosts"),
+        ]
         self._turn_fetches.open()
         self._work_fetches.open()
 
@@ -141,9 +175,8 @@ class PostgresStore:
         self.neighbours.close()
         for release in self._releases:
             release.cancel()
-        if self._poll_task is not None:
-            self._poll_task.cancel()
-            self._poll_task = None
+        while self._tasks:
+            self._tasks.pop().cancel()
         await self._turn_fetches.close()
         await self._work_fetches.close()
         self._process_id = 0
@@ -153,6 +186,7 @@ class PostgresStore:
         await self._remove_lanes()
         await self._renewals.close()
         self.pool.close()
+        self._fence.close()
         for hub in self._hubs:
             hub.notify_all()
 
@@ -183,15 +217,20 @@ class PostgresStore:
     async def _on_own_connection(
         self,
         operation: str,
-        work: Callable[[psycopg.AsyncConnection[Row]], Awaitable[_Result]],
+        work: Callable[[ServerConnection], Awaitable[_Result]],
         *,
         keep: bool = False,
     ) -> _Result:
         """Run ``work`` on a new connection, which the pool takes over with ``keep``.
 
         Repeats only if the server expects that to help: a wrong address must be reported at once.
+        With several servers, one of them may become the primary soon.
         """
+        is_worth_repeating = may_change if self._hosts.are_many else asks_for_patience
         backoff = Backoff(self._retry_seconds)
+        if self._hosts.are_many:
+            # The first that accepts writes may be an old primary.
+            await self._hosts.look(_LOOK_AT_OPENING_SECONDS)
         while True:
             try:
                 connection = await self.pool.connect()
@@ -201,7 +240,7 @@ class PostgresStore:
                     await connection.close()
                     raise
             except (psycopg.Error, OSError) as error:
-                if not asks_for_patience(error) or not await backoff.pause():
+                if not is_worth_repeating(error) or not await backoff.pause():
                     raise refusal(operation, error, self.address.location) from error
             else:
                 if keep:
@@ -209,6 +248,26 @@ class PostgresStore:
                 else:
                     await connection.close()
                 return result
+
+    async def _watch_hosts(self) -> None:
+        """Look for a newer primary while an answer is late; with several servers also at intervals.
+
+        The process may be connected to a server that has stopped answering, or to an old primary
+        that still accepts writes.
+        """
+        loop = asyncio.get_running_loop()
+        look_at = loop.time() + _LOOK_SECONDS
+        while True:
+            await asyncio.sleep(_LATE_SECONDS / 2)
+            is_late = self.pool.is_waiting_since(_LATE_SECONDS)
+            if is_late or (self._hosts.are_many and loop.time() >= look_at):
+                await self._hosts.look()
+                look_at = loop.time() + _LOOK_SECONDS * random.uniform(0.8, 1.2)
+
+    def _leave_old_primaries(self) -> None:
+        self.pool.leave_old_primaries()
+        self._renewals.leave_old_primary()
+        self._listener.leave_old_primary()
 
     async def _remove_lanes(self) -> None:
         """Delete the lanes of this handle and old ones of handles that were not closed."""
