@@ -414,7 +414,7 @@ def _is_comparable(value: Any) -> bool:
     """Return False for a value that no other one equals, such as NaN, or a set of such values."""
     if not _is_equal(value, value):
         return False
-    members: Iterable[Any] = value if isinstance(value, AbstractSet) else (value,)
+    members = cast("Iterable[Any]", value) if isinstance(value, AbstractSet) else (value,)
     return all(getattr(_kind(each), "__eq__") is not object.__eq__ for each in members)  # noqa: B009
 
 

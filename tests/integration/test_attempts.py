@@ -319,6 +319,7 @@ async def test_an_activity_that_holds_the_loop_for_too_long_is_told_of_in_the_lo
     flow = calling(compute)
     options = RuntimeOptions(activity_lock_timeout=LOCK_SECONDS)
     async with Runtime("memory:", [flow, compute], options=options) as runtime:
-        assert await (await runtime.start(flow)).result(HANG_SECONDS) == 2
+        # A thread renews its lock meanwhile, so it runs once.
+        assert await (await runtime.start(flow)).result(HANG_SECONDS) == 1
 
     assert "nothing could run for" in caplog.text

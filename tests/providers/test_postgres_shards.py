@@ -137,7 +137,11 @@ def test_every_statement_that_writes_is_about_named_instances(catalog: Any) -> N
     }
 
     # The one lookup by token alone tells a caller's mistake from a lost lock.
-    assert unkeyed == {"remove_completed_work": {"worker_queue"}}
+    # The locks of a worker that died are found by its name, whichever instances they are of.
+    assert unkeyed == {
+        "remove_completed_work": {"worker_queue"},
+        "release_holder": {"worker_queue", "instance_locks"},
+    }
 
 
 def test_every_statement_that_is_sent_is_about_named_instances() -> None:
