@@ -305,7 +305,7 @@ async def test_a_sync_activity_is_told_that_its_worker_stops(make_runtime):
     assert told == [True]
 
 
-async def test_an_activity_that_holds_the_loop_for_too_long_is_told_of_in_the_log(caplog):
+async def test_an_activity_that_holds_the_loop_for_too_long_runs_once():
     runs = []
 
     @activity
@@ -319,7 +319,5 @@ async def test_an_activity_that_holds_the_loop_for_too_long_is_told_of_in_the_lo
     flow = calling(compute)
     options = RuntimeOptions(activity_lock_timeout=LOCK_SECONDS)
     async with Runtime("memory:", [flow, compute], options=options) as runtime:
-        # A thread renews its lock meanwhile, so it runs once.
+        # A thread renews its lock meanwhile.
         assert await (await runtime.start(flow)).result(HANG_SECONDS) == 1
-
-    assert "nothing could run for" in caplog.text
