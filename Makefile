@@ -10,6 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PACKAGE := $(VENV)/.package
 STAMP := $(VENV)/.installed
+PAGE := src/perdure/dashboard/static/index.html
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # The name of each package as it comes.
 NAMES := | awk '/^Collecting/ { sub(/[<>=!~;\[].*/, "", $$2); print "  " $$2; fflush() }'
@@ -18,7 +19,7 @@ NAMES := | awk '/^Collecting/ { sub(/[<>=!~;\[].*/, "", $$2); print "  " $$2; ff
 ROOMY := $(shell df -Pm /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 4000 { print "/dev/shm" }')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check docs bench bench-peers bench-growth format
+.PHONY: help demo test check ui windows docs bench bench-peers bench-growth format
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -34,7 +35,7 @@ $(PACKAGE): pyproject.toml
 	"$$python" -m venv $(VENV)
 	@$(PIP) install --quiet --upgrade "pip>=25.1"
 	@echo "installing perdure"
-	@set -o pipefail; $(PIP) install --editable . $(NAMES)
+	@set -o pipefail; $(PIP) install --editable '.[ui]' $(NAMES)
 	@touch $(PACKAGE)
 
 $(STAMP): $(PACKAGE)
@@ -42,19 +43,34 @@ $(STAMP): $(PACKAGE)
 	@set -o pipefail; $(PIP) install --group dev $(NAMES)
 	@touch $(STAMP)
 
-demo: $(PACKAGE) ## run the shop on SQLite, kill its worker, watch it recover
+# The page of the dashboard. Without npm the package works without it, and says so.
+$(PAGE): ui/package-lock.json ui/build.mjs $(wildcard ui/src/* ui/src/pages/*)
+	@if command -v npm >/dev/null; then \
+		echo "building the page of the dashboard"; \
+		(cd ui && npm ci --silent >/dev/null 2>&1 && npm run --silent build) \
+		|| echo "npm could not build the page of the dashboard; the API works without it"; \
+	else \
+		echo "npm is not there: the page of the dashboard is not built"; \
+	fi
+
+ui: $(PAGE) ## build the page of the dashboard (needs npm)
+
+demo: $(PACKAGE) $(PAGE) ## run the shop on SQLite, kill its worker, watch it recover
 	@$(BIN)/python -m examples.demo
 
-test: $(STAMP) ## run every test
+test: $(STAMP) $(PAGE) ## run every test
 	@$(if $(ROOMY),TMPDIR=$(ROOMY)) $(BIN)/python -m pytest --numprocesses 3 --dist worksteal
 
 check: $(STAMP) ## format, lint, types, layers, docs
 	@$(BIN)/ruff format --check src tests examples benchmarks
 	@$(BIN)/ruff check src tests examples benchmarks
-	@$(BIN)/mypy
+	@for system in linux darwin win32; do $(BIN)/mypy --platform $$system || exit 1; done
 	@$(BIN)/pyright
 	@$(BIN)/lint-imports
 	@$(BIN)/zensical build --config-file mkdocs.yml
+
+windows: $(STAMP) ## run the stores, the engine and the demo on a Python for Windows under Wine
+	@PYTHONPATH=tests $(BIN)/python -m campaigns.windows
 
 docs: $(STAMP) ## build the documentation as a site in site/
 	@$(BIN)/zensical build --config-file mkdocs.yml
@@ -69,6 +85,7 @@ bench: $(STAMP) ## measure perdure on its stores, some minutes
 
 bench-peers: $(STAMP) ## measure perdure beside other engines, sets them up on first use
 	@$(BIN)/python -m benchmarks.run --peers --postgres --chart docs/assets/benchmarks.svg
+	@$(BIN)/python -m benchmarks.processes --dbos
 
 bench-growth: $(STAMP) ## measure how costs grow with history, fan-out and stored instances
 	@$(BIN)/python -m benchmarks.growth --chart docs/assets/growth.svg

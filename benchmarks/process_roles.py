@@ -78,7 +78,7 @@ async def latencies(store: str, pause: str) -> None:
             await handle.result(SECONDS_MAX)
             taken.append((time.perf_counter() - begin) * 1000)
     taken = sorted(taken[5:])
-    say(p50=taken[len(taken) // 2], p95=taken[len(taken) * 95 // 100])
+    say(p50=taken[len(taken) // 2], p95=taken[len(taken) * 95 // 100], worst=taken[-1])
 
 
 async def alone(store: str) -> None:

@@ -1,6 +1,7 @@
 """Several processes on one SQLite file: latency, cost of waiting processes, takeover after a kill.
 
-With ``--before PYTHON`` (the interpreter of another checkout) both are measured in turns.
+With ``--before PYTHON`` (the interpreter of another checkout) both are measured in turns, and with
+``--dbos`` also DBOS, with a client and a worker apart: as it comes, and with quick polling.
 """
 
 from __future__ import annotations
@@ -25,19 +26,24 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.environments import home
+from benchmarks import pages
+from benchmarks.environments import ENVIRONMENTS, home, prepare
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROLES = Path(__file__).with_name("process_roles.py")
+DBOS_ROLES = Path(__file__).with_name("dbos_roles.py")
+DBOS_POLLS = {"dbos": "1", "dbos, polling every 10 ms": "0.01"}
 IDLE_SECONDS = 10.0
 KILLS = 5
 
 NAMES = {
     "apart": "client and worker apart, one step after the other: p50 ms",
     "apart_p95": "the same: p95 ms",
+    "apart_worst": "the same: worst ms",
     "pause": "client and worker apart, after a pause of 0.3 s: p50 ms",
+    "pause_worst": "the same: worst ms",
     "alone": "one busy process: p50 ms of one step",
     "alone_chain": "one busy process: steps/s of a chain",
     "beside_1": "the same beside 1 process that waits for something else: p50 ms",
@@ -54,10 +60,12 @@ NAMES = {
 
 
 class Installation:
-    """The interpreter that has the version to be measured."""
+    """The interpreter that has the version to be measured, and the program for it."""
 
-    def __init__(self, python: Path) -> None:
+    def __init__(self, python: Path, roles: Path = ROLES, **variables: str) -> None:
         self.python = python
+        self.roles = roles
+        self.variables = variables
 
     @contextmanager
     def running(self, role: str, store: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
@@ -78,24 +86,35 @@ class Installation:
         return answer
 
     def _popen(self, role: str, store: Path, *arguments: str) -> subprocess.Popen[str]:
-        command = [str(self.python), str(ROLES), role, str(store), *arguments]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        command = [str(self.python), str(self.roles), role, str(store), *arguments]
+        environment = os.environ | self.variables
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
 
 
 def measure(installation: Installation, directory: Path) -> dict[str, float]:
     """Measure everything once, each part on a fresh store."""
-    found: dict[str, float] = {}
-    store = directory / "apart.db"
-    with installation.running("work", store):
-        back_to_back = installation.ask("latencies", store, "0")
-        found["apart"], found["apart_p95"] = back_to_back["p50"], back_to_back["p95"]
-        found["pause"] = installation.ask("latencies", store, "0.3")["p50"]
+    found = measure_apart(installation, directory / "apart.db")
+    if installation.roles != ROLES:
+        return found
     for count in (0, 1, 8):
         found |= measure_beside(installation, directory / f"beside-{count}.db", count)
     found |= measure_idle(installation, directory / "idle.db")
     killed = measure_takeover(installation, directory / "takeover.db", signal.SIGKILL)
     stopped = measure_takeover(installation, directory / "restart.db", signal.SIGTERM)
     return found | {"takeover": killed[0], "restart": stopped[0], "stop": stopped[1]}
+
+
+def measure_apart(installation: Installation, store: Path) -> dict[str, float]:
+    with installation.running("work", store):
+        back_to_back = installation.ask("latencies", store, "0")
+        paused = installation.ask("latencies", store, "0.3")
+    return {
+        "apart": back_to_back["p50"],
+        "apart_p95": back_to_back["p95"],
+        "apart_worst": back_to_back["worst"],
+        "pause": paused["p50"],
+        "pause_worst": paused["worst"],
+    }
 
 
 def measure_beside(installation: Installation, store: Path, count: int) -> dict[str, float]:
@@ -176,6 +195,22 @@ def bytes_written(pid: int) -> int:
     return 0
 
 
+def as_text(medians: dict[str, dict[str, float]], repeat: int) -> str:
+    """The figures as a table of a page, with what the reader must know of the machine."""
+    rows = [["what", *medians], ["---"] * (len(medians) + 1)]
+    for figure, text in NAMES.items():
+        found = [f"{each[figure]:,.2f}" if figure in each else "" for each in medians.values()]
+        rows.append([text, *found])
+    load = os.getloadavg()[1]
+    return "\n".join(
+        [
+            *("| " + " | ".join(row) + " |" for row in rows),
+            "",
+            f"Medians of {repeat} rounds in turns; {os.cpu_count()} cores, load {load:.1f}.",
+        ]
+    )
+
+
 @click.command()
 @click.option("--repeat", default=3, show_default=True, help="Rounds; medians are shown.")
 @click.option(
@@ -183,12 +218,24 @@ def bytes_written(pid: int) -> int:
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Interpreter of another checkout, measured in turns with this one.",
 )
+@click.option("--dbos", is_flag=True, help="Also DBOS, set up on first use.")
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="JSON file.")
-def main(*, repeat: int, before: Path | None, output: Path | None) -> None:
+@click.option(
+    "--into",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Page of the documentation whose figures are renewed.",
+)
+def main(
+    *, repeat: int, before: Path | None, dbos: bool, output: Path | None, into: Path | None
+) -> None:
     """Measure several processes on one SQLite file with every commit on disk."""
     installations = {"now": Installation(Path(sys.executable))}
     if before is not None:
         installations = {"before": Installation(before), **installations}
+    if dbos:
+        python = prepare(ENVIRONMENTS["dbos"], click.echo)
+        for name, seconds in DBOS_POLLS.items():
+            installations[name] = Installation(python, DBOS_ROLES, DBOS_POLL_SECONDS=seconds)
     figures: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in installations}
     runs = home() / "runs"
     runs.mkdir(parents=True, exist_ok=True)
@@ -205,9 +252,15 @@ def main(*, repeat: int, before: Path | None, output: Path | None) -> None:
         name: {figure: statistics.median(values) for figure, values in found.items()}
         for name, found in figures.items()
     }
+    if into is not None:
+        page = pages.renew(into.read_text(), "processes", as_text(medians, repeat))
+        into.write_text(page)
     table = Table("what", *[f"[bold]{name}[/bold]" for name in medians])
     for figure, text in NAMES.items():
-        table.add_row(text, *[f"{found[figure]:,.2f}" for found in medians.values()])
+        table.add_row(
+            text,
+            *[f"{found[figure]:,.2f}" if figure in found else "" for found in medians.values()],
+        )
     console.print(table)
     if output is not None:
         output.write_text(json.dumps(medians, indent=2) + "\n")

@@ -78,7 +78,34 @@ def await_that(is_so: Callable[[], bool], what: str, seconds: float = PATIENCE_S
         time.sleep(0.01)
 
 
-class Node:
+class Server:
+    """A server on loopback that can be asked."""
+
+    name: str
+    port: int
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def dsn(self) -> str:
+        return f"postgresql://postgres@{self.address}/postgres?connect_timeout=5"
+
+    @contextlib.contextmanager
+    def connection(self) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+            yield connection
+
+    def ask(self, statement: Any, *parameters: Any) -> list[tuple[Any, ...]]:
+        with self.connection() as connection:
+            return connection.execute(statement, parameters or None).fetchall()
+
+    def value(self, statement: Any, *parameters: Any) -> Any:
+        return self.ask(statement, *parameters)[0][0]
+
+
+class Node(Server):
     """One server with a port of its own. ``skew_seconds`` is how far its clock is ahead."""
 
     def __init__(
@@ -97,14 +124,6 @@ class Node:
         self._binaries = self._package.bin_path
         if self.user is not None:
             shutil.chown(self._home, self.user)
-
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
-
-    @property
-    def dsn(self) -> str:
-        return f"postgresql://postgres@{self.address}/postgres?connect_timeout=5"
 
     # --- life and death
 
@@ -179,20 +198,6 @@ class Node:
         if kind:
             return [child for child in children if kind in _title(child)]
         return [first, *children]
-
-    # --- asking it
-
-    @contextlib.contextmanager
-    def connection(self) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
-        with psycopg.connect(self.dsn, autocommit=True) as connection:
-            yield connection
-
-    def ask(self, statement: Any, *parameters: Any) -> list[tuple[Any, ...]]:
-        with self.connection() as connection:
-            return connection.execute(statement, parameters or None).fetchall()
-
-    def value(self, statement: Any, *parameters: Any) -> Any:
-        return self.ask(statement, *parameters)[0][0]
 
     # --- commands
 

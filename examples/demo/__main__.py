@@ -9,21 +9,28 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import signal
+import socket
 import subprocess
 import sys
 from collections import Counter
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
 
 FOLDER = Path("perdure-demo")
 STORE = FOLDER / "shop.db"
 os.environ["DEMO_LEDGER"] = str((FOLDER / "ledger.txt").absolute())
 
+from examples.demo import shop  # noqa: E402
 from examples.demo.audit import Audit, audit  # noqa: E402
 from examples.demo.plan import Case, make_plan  # noqa: E402
 from examples.demo.screen import Screen  # noqa: E402
 
 from perdure import Client  # noqa: E402
+from perdure.authoring.definitions import Registry  # noqa: E402
 from perdure.errors import InstanceFinished, NotFound  # noqa: E402
 
 _KILL_AFTER = 0.3
@@ -38,8 +45,36 @@ def start_worker() -> subprocess.Popen[bytes]:
     return subprocess.Popen([*command, *options], start_new_session=True)  # noqa: S603
 
 
+@asynccontextmanager
+async def page_of(client: Client) -> AsyncGenerator[str | None]:
+    """Serve the dashboard while the shop runs; None where it is not installed or not built."""
+    try:
+        import uvicorn
+
+        from perdure.dashboard import dashboard
+        from perdure.dashboard.app import STATIC
+    except ImportError:
+        yield None
+        return
+    if not (STATIC / "index.html").is_file():
+        yield None
+        return
+    listener = socket.create_server(("127.0.0.1", 0))
+    app = dashboard(client, hosts=["127.0.0.1"], registry=Registry([shop]))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
+    finally:
+        server.should_exit = True
+        await serving
+        listener.close()
+
+
 async def run_shop(cases: list[Case], screen: Screen) -> Audit:
-    async with Client(STORE) as client:
+    async with Client(STORE) as client, page_of(client) as address:
+        if address is not None:
+            screen.say(f"watch it in a browser: {address}", "bold")
         for case in cases:
             await client.start(case.orchestration, *case.arguments, id=case.id)
         screen.say(f"{len(cases)} instances started; no worker runs yet")
@@ -48,7 +83,7 @@ async def run_shop(cases: list[Case], screen: Screen) -> Audit:
         try:
             await _until_ended(client, cases, screen, round(len(cases) * _KILL_AFTER))
             depths = await client.admin.queue_depths()
-            worker.send_signal(signal.SIGKILL)
+            worker.kill()
             worker.wait()
             running = depths.worker.locked
             screen.say(
@@ -111,6 +146,7 @@ def print_result(found: Audit) -> None:
         f"perdure list parent:none --store {STORE}",
         f"perdure show big-order-approved-1 --store {STORE}",
         f"perdure history card-declined-1 --store {STORE}",
+        f"perdure serve --store {STORE} -m examples.demo.shop --open",
     ):
         print(f"  {_runnable()}{command.removeprefix('perdure')}")
 

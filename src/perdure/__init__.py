@@ -13,21 +13,29 @@ from perdure.version import VERSION as __version__  # noqa: N811
 
 if TYPE_CHECKING:
     from perdure.authoring import (
+        RESOURCE,
         Activity,
         Handler,
+        Instance,
         Orchestration,
+        Promise,
         Retry,
         Step,
         activity,
         activity_info,
+        cancel_instance,
         continue_as_new,
         current,
         heartbeat,
+        instance,
         is_cancelled,
         last_heartbeat,
         next_message,
         orchestration,
         patched,
+        promise,
+        raise_event_to,
+        send_message_to,
         set_custom_status,
         side_effect,
         start_detached,
@@ -38,16 +46,27 @@ if TYPE_CHECKING:
     from perdure.authoring import random as random
     from perdure.authoring import state as state
     from perdure.authoring import uuid4 as uuid4
-    from perdure.client.blocking import BlockingClient
-    from perdure.client.client import Client
+    from perdure.client.blocking import (
+        BlockingClient,
+        BlockingHandle,
+        blocking_activity_client,
+    )
+    from perdure.client.client import Client, activity_client
     from perdure.client.instance import Handle, InstanceStatus
     from perdure.codec import Codec
     from perdure.errors import (
         ActivityFailed,
+        AlreadyExists,
+        InstanceFinished,
+        InvalidValue,
+        NotFound,
         OrchestrationCancelled,
         OrchestrationFailed,
         OrchestrationTerminated,
         PerdureError,
+        PromiseRejected,
+        UsageError,
+        WaitTimeout,
     )
     from perdure.model.status import Status
     from perdure.providers.contract import Provider
@@ -58,72 +77,103 @@ if TYPE_CHECKING:
     from perdure.providers.sqlite.memory import InMemoryProvider
     from perdure.runtime.runtime import Runtime
     from perdure.runtime.worker import RuntimeOptions
+    from perdure.schedules.records import Schedule
 
 # The modules of the names that are not in perdure.authoring. Modules are loaded on first use, so
 # that importing the package is quick and loads no backend that is not used.
 _HOMES = {
     "ActivityFailed": "perdure.errors",
+    "AlreadyExists": "perdure.errors",
     "BlockingClient": "perdure.client.blocking",
+    "BlockingHandle": "perdure.client.blocking",
     "Client": "perdure.client.client",
     "Codec": "perdure.codec",
     "FileSystemProvider": "perdure.providers.directory",
     "Handle": "perdure.client.instance",
     "InMemoryProvider": "perdure.providers.sqlite.memory",
+    "InstanceFinished": "perdure.errors",
     "InstanceQuery": "perdure.providers.records",
     "InstanceStatus": "perdure.client.instance",
+    "InvalidValue": "perdure.errors",
+    "NotFound": "perdure.errors",
     "OrchestrationCancelled": "perdure.errors",
     "OrchestrationFailed": "perdure.errors",
     "OrchestrationTerminated": "perdure.errors",
     "PerdureError": "perdure.errors",
+    "PromiseRejected": "perdure.errors",
     "PostgresProvider": "perdure.providers.postgres",
     "Provider": "perdure.providers.contract",
     "PruneOptions": "perdure.providers.records",
     "Runtime": "perdure.runtime.runtime",
     "RuntimeOptions": "perdure.runtime.worker",
+    "Schedule": "perdure.schedules.records",
     "SqliteProvider": "perdure.providers.sqlite",
     "Status": "perdure.model.status",
     "TagFilter": "perdure.providers.records",
+    "UsageError": "perdure.errors",
+    "WaitTimeout": "perdure.errors",
+    "activity_client": "perdure.client.client",
+    "blocking_activity_client": "perdure.client.blocking",
 }
 
 # Some names can be imported but are not listed here. PostgresProvider needs an extra, which
 # `import *` must not need. now, random, state and uuid4 would shadow modules and common names.
 __all__ = [
+    "RESOURCE",
     "Activity",
     "ActivityFailed",
+    "AlreadyExists",
     "BlockingClient",
+    "BlockingHandle",
     "Client",
     "Codec",
     "FileSystemProvider",
     "Handle",
     "Handler",
     "InMemoryProvider",
+    "Instance",
+    "InstanceFinished",
     "InstanceQuery",
     "InstanceStatus",
+    "InvalidValue",
+    "NotFound",
     "Orchestration",
     "OrchestrationCancelled",
     "OrchestrationFailed",
     "OrchestrationTerminated",
     "PerdureError",
+    "Promise",
+    "PromiseRejected",
     "Provider",
     "PruneOptions",
     "Retry",
     "Runtime",
     "RuntimeOptions",
+    "Schedule",
     "SqliteProvider",
     "Status",
     "Step",
     "TagFilter",
+    "UsageError",
+    "WaitTimeout",
     "__version__",
     "activity",
+    "activity_client",
     "activity_info",
+    "blocking_activity_client",
+    "cancel_instance",
     "continue_as_new",
     "current",
     "heartbeat",
+    "instance",
     "is_cancelled",
     "last_heartbeat",
     "next_message",
     "orchestration",
     "patched",
+    "promise",
+    "raise_event_to",
+    "send_message_to",
     "set_custom_status",
     "side_effect",
     "start_detached",

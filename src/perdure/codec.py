@@ -17,6 +17,8 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
+from itertools import islice
+from pathlib import PurePath
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -43,9 +45,15 @@ _SCALARS: Final = frozenset({str, int, float, bool, type(None)})
 EXACT: Final = _SCALARS | {bytes, Decimal, UUID, date, timedelta}
 """A value of exactly such a class comes back equal if it is annotated with it."""
 _ROWS: Final = frozenset({list, tuple})
+_TEXTS: Final = frozenset({str, bytes, bytearray, memoryview})
+_NUMBERS: Final = frozenset({int, float, bool, type(None)})
+_MEASURED_MAX: Final = 10_000
+_COMPRESSED: Final = 32
 _DATA: Final = _SCALARS | _ROWS | {dict}
 _MINUTE: Final = timedelta(minutes=1)
 _PATH_CHARACTERS: Final = 500
+_EXCERPT: Final = 80
+"""Characters of a payload that an error shows: errors are stored and logged."""
 
 
 class Compared:
@@ -82,6 +90,8 @@ class Codec:
         self._transforms = transforms
         self._by_name = {transform.name: transform for transform in transforms}
         self._bytes_max = payload_bytes_max
+        # A transform may compress a payload until it is small enough.
+        self._text_max = payload_bytes_max * (_COMPRESSED if transforms else 1)
         self._encoder = msgspec.json.Encoder(enc_hook=_encode_foreign)
         self._decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
 
@@ -96,6 +106,12 @@ class Codec:
         value that would not come back equal is refused too; without one, a value that would come
         back equal as no type.
         """
+        # msgspec crashes the process when its buffer cannot grow, so text is measured before.
+        if type(value) not in _NUMBERS and _text_size(value) > self._text_max:
+            raise PayloadError(
+                f"{where} has more than {self._text_max} characters or bytes; store it elsewhere "
+                "and pass a reference"
+            )
         try:
             data = self._encoder.encode(value)
         except Exception as error:
@@ -152,6 +168,12 @@ class Codec:
                 f"{where}: nothing can be read back as {names}; use builtins, a dataclass, "
                 "an attrs or msgspec class, or a pydantic model"
             )
+        unhashable = unhashable_members(type)
+        if unhashable:
+            raise PayloadError(
+                f"{where}: a set cannot hold members of type {unhashable[0]}, because they can "
+                "change; use a list, or tuples as members"
+            )
 
     def _make_decoder(self, type_: Any, where: str) -> msgspec.json.Decoder[Any]:
         try:
@@ -202,11 +224,41 @@ _WAY_OUT: Final = (
 )
 
 
+def _text_size(value: Any) -> int:
+    """Return the length of all texts in the first 10,000 parts of a value."""
+    size, waiting, parts = 0, [value], 0
+    while waiting and parts < _MEASURED_MAX:
+        parts += 1
+        each = waiting.pop()
+        kind = cast("Any", type(each))
+        if kind in _TEXTS:
+            size += len(each)
+        elif kind in _ROWS:
+            waiting.extend(islice(each, _MEASURED_MAX))
+        elif kind is dict:
+            waiting.extend(islice(each.values(), _MEASURED_MAX))
+        elif kind not in _NUMBERS:
+            waiting.extend(_attributes(each))
+    return size
+
+
+def _attributes(value: Any) -> list[Any]:
+    try:
+        if isinstance(value, msgspec.Struct):
+            return list(msgspec.structs.astuple(value))
+        attributes: dict[str, Any] = object.__getattribute__(value, "__dict__")
+        return list(attributes.values())
+    except Exception:  # noqa: BLE001 - it has none, or its class is unusual
+        return []
+
+
 def _spelled(type_: Any) -> str:
     return type_.__name__ if type(type_) is type else str(type_)
 
 
 def _encode_foreign(value: Any) -> Any:
+    if isinstance(value, PurePath):
+        return str(value)
     if is_model(type(value)):
         return encode_model(value, type(value).__qualname__)
     raise TypeError(f"{type(value).__qualname__} cannot be written as JSON")
@@ -217,6 +269,8 @@ def _decode_foreign(type_: Any, value: Any) -> Any:
         return value
     if is_model(type_):
         return decode_model(type_, value)
+    if issubclass(type_, PurePath) and isinstance(value, str):
+        return type_(value)
     raise msgspec.ValidationError(f"values of type {type_!r} cannot be read from JSON")
 
 
@@ -335,7 +389,7 @@ def _may_be_too_deep(data: bytes) -> bool:
 
 def _shortened(data: bytes) -> str:
     text = data.decode(errors="replace")
-    return text if len(text) <= 200 else text[:200] + "..."
+    return text if len(text) <= _EXCERPT else text[:_EXCERPT] + "..."
 
 
 # --- values that would not come back equal
@@ -343,27 +397,41 @@ def _shortened(data: bytes) -> str:
 
 def unreadable_classes(annotation: Any) -> list[type]:
     """Return the classes in the annotation that no value can be read as."""
-    found: list[type] = []
+    return [part.cls for part in _parts_of(annotation) if _is_unreadable(part)]
+
+
+def unhashable_members(annotation: Any) -> list[str]:
+    """Return the kinds of members of sets that no set can hold, such as ``list``."""
+    sets = (msgspec.inspect.SetType, msgspec.inspect.FrozenSetType)
+    members = [part.item_type for part in _parts_of(annotation) if isinstance(part, sets)]
+    return [_UNHASHABLE[kind] for each in members if (kind := type(each)) in _UNHASHABLE]
+
+
+_UNHASHABLE: Final[dict[type, str]] = {
+    msgspec.inspect.ListType: "list",
+    msgspec.inspect.DictType: "dict",
+    msgspec.inspect.SetType: "set",
+}
+
+
+def _parts_of(annotation: Any) -> Iterator[Any]:
+    """Yield the types in an annotation; of a union, unreadable members only if all are."""
     waiting: list[Any] = [msgspec.inspect.type_info(annotation)]
     seen: set[int] = set()
     while waiting:
         part = waiting.pop()
-        kind = _kind(part)
-        if kind is tuple:
+        if _kind(part) is tuple:
             waiting.extend(part)
         elif isinstance(part, (msgspec.inspect.Type, msgspec.inspect.Field)):
             if id(part) in seen:
                 continue
             seen.add(id(part))
+            yield part
             if isinstance(part, msgspec.inspect.UnionType):
-                # An unreadable member of a union is harmless beside a readable one.
                 readable = tuple(each for each in part.types if not _is_unreadable(each))
                 waiting.append(readable or part.types)
-            elif _is_unreadable(part):
-                found.append(part.cls)
-            else:
+            elif not _is_unreadable(part):
                 waiting.extend(getattr(part, name) for name in part.__struct_fields__)
-    return found
 
 
 def _is_unreadable(part: Any) -> TypeGuard[msgspec.inspect.CustomType]:
@@ -371,6 +439,7 @@ def _is_unreadable(part: Any) -> TypeGuard[msgspec.inspect.CustomType]:
         isinstance(part, msgspec.inspect.CustomType)
         and part.cls is not object
         and not is_model(part.cls)
+        and not issubclass(part.cls, PurePath)
     )
 
 

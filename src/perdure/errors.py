@@ -40,6 +40,10 @@ class PayloadError(UsageError, TypeError):
     """A value cannot be written as JSON, or JSON does not fit the annotated type."""
 
 
+class LimitReached(PerdureError):
+    """A turn would exceed a limit of the system. Its instance is Blocked with this reason."""
+
+
 class CannotUnwrap(PayloadError):
     """The codec lacks the transform that wrapped the data, or the transform fails on it.
 
@@ -62,6 +66,14 @@ class ForbiddenInOrchestration(UsageError, RuntimeError):
 
 class NotFound(PerdureError, LookupError):
     """No instance, execution, event or message has that id."""
+
+
+class AlreadyResolved(PerdureError):
+    """The promise has another answer already."""
+
+
+class PromiseRejected(PerdureError):
+    """The promise was rejected. The message is the reason."""
 
 
 class AlreadyExists(PerdureError):
@@ -109,6 +121,10 @@ class RemoteFailure(PerdureError):
         """Text of the original traceback."""
         self.lineage = tuple(lineage)
         """Names of the original exception's classes, most derived first."""
+        self.origin = text
+        """The first failure, if this one came through several orchestrations."""
+        self.levels = 0
+        """The number of orchestrations that it came through, above the first."""
 
     def is_(self, *kinds: type[BaseException]) -> bool:
         """Return True if the original exception was one of these classes, or of a subclass.

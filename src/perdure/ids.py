@@ -11,6 +11,7 @@ import os
 from typing import Final
 
 from perdure.limits import ID_CHARACTERS_MAX
+from perdure.processes import after_fork_in_child
 
 _IDS_PER_CALL: Final = 256
 _unused: list[str] = []
@@ -26,8 +27,7 @@ def new_id() -> str:
         return digits[:32]
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_unused.clear)  # a fork must not use the same ids
+after_fork_in_child(_unused.clear)  # a fork must not use the same ids
 
 
 def child_id(instance_id: str, execution_id: int, event_id: int) -> str:

@@ -19,12 +19,21 @@ REASON_CHARACTERS_MAX: Final = 16 * 1024
 CUSTOM_STATUS_BYTES_MAX: Final = 256 * 1024
 KV_VALUE_BYTES_MAX: Final = 16 * 1024
 KV_KEYS_MAX: Final = 100
-CARRY_FORWARD_BYTES_MAX: Final = 1024 * 1024
+CARRY_FORWARD_BYTES_MAX: Final = 2 * 1024 * 1024
+
+# Messages. A fetch hands out a batch, so that a flood shares the worker with other instances. Code
+# that has so much unread mail (events and messages from outside) leaves the rest in the queue.
+BATCH_MESSAGES_MAX: Final = 64
+BATCH_BYTES_MAX: Final = 256 * 1024
+UNREAD_MESSAGES_MAX: Final = 64
+UNREAD_BYTES_MAX: Final = 64 * 1024
 
 # Histories. A fan-out of 10,000 is ordinary and leaves 20,001 events; past the second figure it is
-# a design error.
+# a design error. Each worker that takes an instance over reads and replays all of it.
 HISTORY_EVENTS_WARN: Final = 25_000
 HISTORY_EVENTS_MAX: Final = 50_000
+HISTORY_BYTES_MAX: Final = 64 * 1024 * 1024
+WATCHERS_MAX: Final = 1_000
 COMMANDS_PER_TURN_MAX: Final = 20_000
 CHILD_DEPTH_MAX: Final = 100
 

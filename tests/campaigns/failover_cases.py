@@ -282,6 +282,41 @@ async def _stay_away(options: RuntimeOptions, seconds: float, instances: int) ->
     return f"after {seconds:g} s without the standby: {states}"
 
 
+def counted_while_standby_is_away(*, workers: int = 6) -> str:
+    """Deliveries whose turns cannot be committed are not counted, however often workers start.
+
+    Each worker is a new handle that takes over the expired lock of the one before.
+    """
+    return asyncio.run(_take_over_again(workers))
+
+
+async def _take_over_again(workers: int) -> str:
+    with Cluster(synchronous=True) as cluster:
+        async with PostgresProvider(cluster.dsn) as provider:
+            await _begin(provider, "x", worker_items=(factories.activity("x"),), keep_lock_ms=None)
+            await provider.enqueue_for_orchestrator(factories.raised("x"))
+        cluster.standby.kill()
+        for _ in range(workers):
+            async with PostgresProvider(
+                cluster.dsn, answer_timeout=0.5, retry_timeout=0.5, listen=False
+            ) as provider:
+                with contextlib.suppress(PerdureError):
+                    await provider.fetch_orchestration_item(200, 1000)
+                with contextlib.suppress(PerdureError):
+                    await provider.fetch_work_item(200, 1000)
+        await asyncio.to_thread(cluster.standby.start)
+        await asyncio.to_thread(cluster.await_standby)
+        async with PostgresProvider(cluster.dsn) as provider:
+            turn = await provider.fetch_orchestration_item(LOCK_MS, 60_000)
+            work = await provider.fetch_work_item(LOCK_MS, 60_000)
+    assert turn is not None
+    assert work is not None
+    counts = (turn.attempt_count, work.attempt_count)
+    # One before the first worker died, one that hung until the standby was back, and this one.
+    assert max(counts) <= 3, f"{workers} workers: a turn and a work item are on attempts {counts}"
+    return f"{workers} workers later a turn and a work item are on attempts {counts}"
+
+
 # --- 4. No hole in a history
 
 
@@ -381,6 +416,27 @@ async def _start_without_standby(starts: int) -> str:
     return f"none of {starts} starts was acknowledged without the standby"
 
 
+def verb_without_standby() -> str:
+    """The repeat of an operator's verb, which finds nothing to write, waits for the standby too."""
+    return asyncio.run(_pause_without_standby())
+
+
+async def _pause_without_standby() -> str:
+    with Cluster(synchronous=True) as cluster:
+        async with PostgresProvider(cluster.dsn, retry_timeout=30) as provider:
+            await provider.enqueue_for_orchestrator(factories.start("x"))
+            cluster.standby.kill()
+            call = asyncio.ensure_future(provider.admin.suspend_instance("x"))
+            await asyncio.to_thread(_await_hanging_commit, cluster.primary)
+            end_hanging_commits(cluster.primary)
+            done, _ = await asyncio.wait((call,), timeout=3)
+            assert not done, "the pause was acknowledged without the standby"
+            await asyncio.to_thread(cluster.standby.start)
+            await call
+            paused = (await provider.admin.get_instance_info("x")).status
+    return f"acknowledged when the standby was back: {paused}"
+
+
 CASES: dict[str, tuple[int, Callable[[], str]]] = {
     "event_twice": (1, event_twice),
     "work_twice": (1, work_twice),
@@ -389,9 +445,11 @@ CASES: dict[str, tuple[int, Callable[[], str]]] = {
     "locks_stolen_on_faster_clock": (2, locks_stolen_on_faster_clock),
     "message_overtaken_on_slower_clock": (2, message_overtaken_on_slower_clock),
     "blocked_while_standby_is_away": (3, blocked_while_standby_is_away),
+    "counted_while_standby_is_away": (3, counted_while_standby_is_away),
     "hole_in_history": (4, hole_in_history),
     "stuck_after_lost_turn": (4, stuck_after_lost_turn),
     "acknowledged_without_standby": (5, acknowledged_without_standby),
+    "verb_without_standby": (5, verb_without_standby),
 }
 
 
@@ -409,8 +467,7 @@ async def _begin(provider: PostgresProvider, instance_id: str, **commit: Any) ->
             execution_id=1,
             history_delta=(factories.started(instance_id),),
             metadata=ExecutionMetadata(name=factories.NAME, version=factories.VERSION),
-            keep_lock_ms=LOCK_MS,
-            **commit,
+            **{"keep_lock_ms": LOCK_MS, **commit},
         ),
     )
     return fetched.lock_token

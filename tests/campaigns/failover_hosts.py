@@ -10,21 +10,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from campaigns.failover_cases import HANDLERS, kill_and_promote, listener
+from campaigns.failover_cases import HANDLERS, count, kill_and_promote, listener, nap, one
 from perdure import Client, Runtime
 from perdure.conformance import factories
 from perdure.errors import PerdureError, StoreBusy
 from perdure.providers.postgres import PostgresProvider
+from perdure.providers.postgres.address import PRIMARY_WANTED
 from postgres_bouncer import Bouncer
 from postgres_cluster import Cluster, Node
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
+SESSIONS_MAX = 22
+"""Two handles with a pool of ten and a connection that listens."""
 LEAVES_SECONDS = 20.0
 """A process that is connected to an old primary only learns of the new one within this time."""
 
@@ -223,6 +227,136 @@ async def _outlast_frozen(seconds_max: float) -> str:
     return f"the first write took {took:.1f} s after the promotion"
 
 
+# --- 9. Which servers are named, and what is said of them
+
+
+def opened_before_promotion(*, seconds: float = 3.0) -> str:
+    """A store that is opened while no listed server accepts writes waits until one does."""
+    return asyncio.run(_open_before_promotion(seconds))
+
+
+async def _open_before_promotion(seconds: float) -> str:
+    with Cluster(synchronous=False) as cluster:
+        async with PostgresProvider(cluster.dsn):
+            pass
+        await asyncio.to_thread(cluster.await_replay)
+        cluster.primary.kill()
+        provider = PostgresProvider(cluster.dsn, retry_timeout=60)
+        opening = asyncio.create_task(provider.open())
+        done, _ = await asyncio.wait((opening,), timeout=seconds)
+        assert not done, f"opened or refused without a primary: {opening}"
+        await asyncio.to_thread(cluster.promote)
+        await opening
+        await provider.enqueue_for_orchestrator(factories.start("x"))
+        await provider.close()
+    return f"it waited for {seconds:g} s and the promotion"
+
+
+def standby_refused() -> str:
+    """A connection that leads to a standby only is refused with the same words, however asked."""
+    return asyncio.run(_ask_standby())
+
+
+async def _ask_standby() -> str:
+    said: dict[str, str] = {}
+    attributes = ("", "any", "read-write", "primary", "prefer-standby", "standby", "read-only")
+    with Cluster(synchronous=False) as cluster:
+        for attribute in attributes:
+            given = f"&target_session_attrs={attribute}" if attribute else ""
+            try:
+                async with PostgresProvider(f"{cluster.standby.dsn}{given}"):
+                    said[attribute] = "opened"
+            except PerdureError as error:
+                said[attribute] = str(error)
+    odd = {each: text for each, text in said.items() if PRIMARY_WANTED not in text}
+    assert not odd, f"refused with other words: {odd}"
+    return f"{len(said)} forms refused: {said['read-write']}"
+
+
+def standby_away_said(*, seconds: float = 25.0) -> str:
+    """While commits hang, log and errors name the standby, and server sessions do not grow."""
+    return asyncio.run(_hang(seconds))
+
+
+async def _hang(seconds: float) -> str:
+    options: dict[str, Any] = {"answer_timeout": 4, "retry_timeout": 1}
+    heard = _Heard()
+    logging.getLogger("perdure").addHandler(heard)
+    sessions: list[int] = []
+    with Cluster(synchronous=True) as cluster:
+        async with (
+            Client(PostgresProvider(cluster.dsn, **options)) as client,
+            Runtime(PostgresProvider(cluster.dsn, **options), HANDLERS),
+        ):
+            for number in range(20):
+                await client.start(nap, 1, id=f"i{number}")
+            cluster.standby.kill()
+            failures: list[str] = []
+
+            async def start(number: int) -> None:
+                try:
+                    await client.start(nap, 0, id=f"late{number}")
+                except PerdureError as error:
+                    failures.append(str(error))
+
+            calls = [asyncio.create_task(start(number)) for number in range(5)]
+            give_up_at = time.monotonic() + seconds
+            while time.monotonic() < give_up_at:
+                await asyncio.sleep(1)
+                sessions.append(count_sessions(cluster.primary))
+            await asyncio.gather(*calls)
+            await asyncio.to_thread(cluster.standby.start)
+            await asyncio.to_thread(cluster.await_standby)
+            for number in range(20):
+                await client.get(f"i{number}").result(60)
+    words = "the synchronous standby does not answer"
+    assert any(words in line for line in heard.lines), f"the log does not say it: {heard.lines}"
+    assert failures
+    assert all(words in each for each in failures), f"the errors do not say it: {failures}"
+    assert max(sessions) <= SESSIONS_MAX, f"server sessions, second by second: {sessions}"
+    return f"said in log and errors; at most {max(sessions)} server sessions"
+
+
+def count_sessions(node: Node) -> int:
+    """Return how many sessions of the store's handles the server has, also of lost connections."""
+    return int(
+        node.value("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'perdure'")
+    )
+
+
+class _Heard(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def listening_beside_pooler(*, steps: int = 20) -> str:
+    """With a direct connection to listen on, a step in another process behind a pooler is quick."""
+    return asyncio.run(_listen_beside(steps))
+
+
+async def _listen_beside(steps: int) -> str:
+    took: dict[bool, float] = {}
+    with Cluster(synchronous=False) as cluster, Bouncer(cluster) as bouncer:
+        for is_direct in (False, True):
+            listen = cluster.dsn if is_direct else False
+            options: dict[str, Any] = {"prepare": False, "listen": listen, "schema": "s"}
+            async with (
+                Runtime(PostgresProvider(bouncer.dsn, **options), [count]),
+                Runtime(PostgresProvider(bouncer.dsn, **options), [one]),
+                Client(PostgresProvider(bouncer.dsn, **options)) as client,
+            ):
+                await (await client.start(count, 1)).result(60)
+                begun = time.monotonic()
+                await (await client.start(count, steps if is_direct else 2)).result(60)
+                took[is_direct] = (time.monotonic() - begun) / (steps if is_direct else 2)
+    assert took[True] < took[False] / 2, f"seconds for a step: {took}"
+    return f"{1000 * took[False]:.0f} ms for a step without, {1000 * took[True]:.0f} ms with it"
+
+
 HOST_CASES: dict[str, tuple[int, Callable[[], str]]] = {
     "split_brain_resurrected": (6, split_brain_resurrected),
     "split_brain_thawed": (6, split_brain_thawed),
@@ -231,4 +365,8 @@ HOST_CASES: dict[str, tuple[int, Callable[[], str]]] = {
     "split_brain_behind_pooler": (6, split_brain_behind_pooler),
     "waiters_get_busy": (7, waiters_get_busy),
     "frozen_primary": (8, frozen_primary),
+    "opened_before_promotion": (9, opened_before_promotion),
+    "standby_refused": (9, standby_refused),
+    "standby_away_said": (9, standby_away_said),
+    "listening_beside_pooler": (9, listening_beside_pooler),
 }

@@ -12,6 +12,8 @@ from perdure.providers.directory.fileops import FileOps
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from perdure.providers.local_files import Directory
+
 
 class CountedFileOps(FileOps):
     """Tells ``on_change`` before each operation that changes something on the disk."""
@@ -25,25 +27,25 @@ class CountedFileOps(FileOps):
         self.names.append(name)
         self.on_change(name)
 
-    def make_directory(self, path: str, *, dir_fd: int | None = None) -> None:
+    def make_directory(self, path: str, *, at: Directory | None = None) -> None:
         self._note("mkdir")
-        super().make_directory(path, dir_fd=dir_fd)
+        super().make_directory(path, at=at)
 
-    def remove_directory(self, path: str, *, dir_fd: int) -> None:
+    def remove_directory(self, path: str, *, at: Directory) -> None:
         self._note("rmdir")
-        super().remove_directory(path, dir_fd=dir_fd)
+        super().remove_directory(path, at=at)
 
-    def create_file(self, path: str, *, dir_fd: int) -> int:
+    def create_file(self, path: str, *, at: Directory) -> int:
         self._note("create")
-        return super().create_file(path, dir_fd=dir_fd)
+        return super().create_file(path, at=at)
 
-    def open_for_append(self, path: str, *, dir_fd: int) -> int:
+    def open_for_append(self, path: str, *, at: Directory) -> int:
         self._note("open")
-        return super().open_for_append(path, dir_fd=dir_fd)
+        return super().open_for_append(path, at=at)
 
-    def open_for_update(self, path: str, *, dir_fd: int) -> int:
+    def open_for_update(self, path: str, *, at: Directory) -> int:
         self._note("open")
-        return super().open_for_update(path, dir_fd=dir_fd)
+        return super().open_for_update(path, at=at)
 
     def write(self, descriptor: int, data: bytes | memoryview) -> int:
         self._note("write")
@@ -57,25 +59,29 @@ class CountedFileOps(FileOps):
         self._note("truncate")
         super().truncate(descriptor, size)
 
-    def rename(self, source: str, target: str, *, dir_fd: int) -> None:
+    def rename(self, source: str, target: str, *, at: Directory) -> None:
         self._note("rename")
-        super().rename(source, target, dir_fd=dir_fd)
+        super().rename(source, target, at=at)
 
-    def unlink(self, path: str, *, dir_fd: int) -> None:
+    def unlink(self, path: str, *, at: Directory) -> None:
         self._note("unlink")
-        super().unlink(path, dir_fd=dir_fd)
+        super().unlink(path, at=at)
 
     def fsync(self, descriptor: int) -> None:
         self._note("fsync")
         super().fsync(descriptor)
 
+    def sync_names(self, directory: Directory) -> None:
+        self._note("fsync")
+        super().sync_names(directory)
+
     def fdatasync(self, descriptor: int) -> None:
         self._note("fdatasync")
         super().fdatasync(descriptor)
 
-    def sync_filesystem(self, descriptor: int) -> None:
+    def sync_filesystem(self, directory: Directory) -> None:
         self._note("syncfs")
-        super().sync_filesystem(descriptor)
+        super().sync_filesystem(directory)
 
 
 class KillingFileOps(CountedFileOps):

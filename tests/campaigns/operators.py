@@ -3,10 +3,10 @@
     python -m campaigns.operators --store postgres --rounds 50      (with tests/ on the path)
 
 Each round sends numbered messages to mailboxes that continue as new and have children, while
-runtimes with hardly any room start and stop and operators pause, resume, prune, export and look. A
-second kind of instance continues as new for ever and is terminated, and sometimes retried. At the
-end every mailbox has every message, in order and once, every other instance has exactly one end,
-and the queues are empty.
+runtimes with hardly any room start and stop and operators pause, resume, prune, export, check and
+look. A second kind of instance continues as new for ever and is terminated, and sometimes retried
+or deleted. No check finds damage. At the end every mailbox has every message, in order and once,
+every other instance has exactly one end, and the queues are empty.
 """
 
 import argparse
@@ -29,6 +29,7 @@ from perdure import (
     next_message,
     orchestration,
 )
+from perdure.client.damage import check_instances
 from perdure.client.retry import retry
 from perdure.errors import InstanceFinished, InstanceStillRunning, NotFound, WaitTimeout
 from perdure.model import events
@@ -116,6 +117,7 @@ class _Round:
         self._rng = random.Random(seed)
         self._is_over = False
         self._wheels = 0
+        self._deleted: set[str] = set()
 
     async def run(self) -> None:
         async with Client(self._make()) as client:
@@ -158,7 +160,7 @@ class _Round:
         while not self._is_over:
             instance_id = f"m-{rng.randrange(MAILBOXES)}"
             with contextlib.suppress(InstanceFinished, WaitTimeout):
-                match rng.choice(["pause", "resume", "prune", "export", "look", "wait"]):
+                match rng.choice(["pause", "resume", "prune", "export", "check", "look", "wait"]):
                     case "pause":
                         await client.pause(instance_id)
                         await asyncio.sleep(rng.random() * 0.1)
@@ -169,6 +171,9 @@ class _Round:
                         await client.admin.prune(instance_id)
                     case "export":
                         await admin.export_instance(instance_id)
+                    case "check":
+                        damages = [each async for each in check_instances(client.provider) if each]
+                        assert not damages, damages
                     case "look":
                         await client.describe(instance_id)
                     case _:
@@ -189,12 +194,18 @@ class _Round:
                     await retry(client.provider, handle.id, client.clock)
                 with contextlib.suppress(InstanceFinished):
                     await handle.terminate("really")
+            if rng.randrange(3) == 0:
+                await client.admin.delete(handle.id, force=True)
+                self._deleted.add(handle.id)
 
     async def _check_rest(self, client: Client) -> None:
         """With one quiet worker, everything comes to rest."""
         async with Runtime(self._make(), HANDLERS), asyncio.timeout(ROUND_SECONDS_MAX):
             for number in range(self._wheels):
-                await self._check_end(client, f"w-{number}")
+                if f"w-{number}" not in self._deleted:
+                    await self._check_end(client, f"w-{number}")
+            damages = [each async for each in check_instances(client.provider) if each]
+            assert not damages, damages
             while not _is_empty(await client.admin.queue_depths()):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
 

@@ -27,12 +27,18 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from campaigns.failover_audit import FINDINGS, Findings, Ledger, Store, audit, find_lost
 from campaigns.failover_cases import CASES, end_hanging_commits, hold_back
-from campaigns.failover_hosts import HOST_CASES, end_sessions
+from campaigns.failover_hosts import (
+    HOST_CASES,
+    LEAVES_SECONDS,
+    count_sessions,
+    end_sessions,
+)
 from campaigns.failover_load import HEARERS, WRITES, Place, call, stop_hearers, work
 from campaigns.runtime_kill import _fork as fork
 from campaigns.runtime_kill import _in_child as in_child
 from postgres_bouncer import Bouncer, missing_bouncer
 from postgres_cluster import Cluster, missing_faketime
+from postgres_patroni import PatroniCluster, missing_patroni
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,18 +78,27 @@ class Outcome:
     gone: int = 0
     """Acknowledged and lost as an asynchronous failover may lose it."""
     findings: Findings = field(default_factory=Findings)
+    outage_seconds: list[float] = field(default_factory=list[float])
+    """From a fault to the promotion, where a failover manager decides."""
     first_seconds: list[float] = field(default_factory=list[float])
     """From a promotion to the first acknowledged write of any process."""
     all_seconds: list[float] = field(default_factory=list[float])
     """From a promotion to the first acknowledged write of the last process."""
     seconds: float = 0.0
+    sessions: int = 0
+    """The most server sessions that were seen at once, also of lost connections."""
 
 
 class Round:
     """One cluster under load, from an empty store to its audit."""
 
     def __init__(
-        self, cluster: Cluster, outcome: Outcome, sizes: Sizes, dsn: str = "", **options: Any
+        self,
+        cluster: Cluster | PatroniCluster,
+        outcome: Outcome,
+        sizes: Sizes,
+        dsn: str = "",
+        **options: Any,
     ) -> None:
         self.cluster = cluster
         self.outcome = outcome
@@ -166,7 +181,7 @@ class Round:
             _kill(worker)
         self._workers = []
         self.ledger.read()
-        audit(self.cluster, self.ledger, self.outcome.findings, skip=self._sizes.skip)
+        audit(self.cluster.primary, self.ledger, self.outcome.findings, skip=self._sizes.skip)
         for line in self.ledger.lines:
             if line.outcome == "ack":
                 self.outcome.acknowledged[line.what] += 1
@@ -256,7 +271,9 @@ def standby_away(sizes: Sizes) -> Outcome:
         # Soon: later the callers have given up.
         time.sleep(_SOON_SECONDS)
         end_hanging_commits(cluster.primary)
-        time.sleep(sizes.away_seconds - _SOON_SECONDS)
+        while time.monotonic() < away + sizes.away_seconds:
+            time.sleep(1)
+            outcome.sessions = max(outcome.sessions, count_sessions(cluster.primary))
         back = time.monotonic()
         cluster.standby.start()
         round_.ledger.read()
@@ -271,14 +288,19 @@ def standby_away(sizes: Sizes) -> Outcome:
 
 
 def split_brain(sizes: Sizes) -> Outcome:
-    """Let the old primary take writes beside the new one, in three ways, and end it then.
+    """Let the old primary take writes beside the new one, and end it then.
 
     It is resurrected after its death, thawed, or was never gone. What was acknowledged must be on
-    the new primary.
+    the new primary. Only of an asynchronous old primary that was never gone may it be lost, and
+    only for the time in which a process learns of the new one.
     """
     outcome = Outcome("split brain")
-    for how in ("resurrected", "thawed", "side by side"):
-        with Cluster(synchronous=False) as cluster, Round(cluster, outcome, sizes) as round_:
+    for how in ("resurrected", "thawed", "side by side", "side by side, synchronous"):
+        is_synchronous = how.endswith("synchronous")
+        with (
+            Cluster(synchronous=is_synchronous) as cluster,
+            Round(cluster, outcome, sizes) as round_,
+        ):
             round_.stay_up()
             cluster.await_replay()
             if how == "resurrected":
@@ -288,8 +310,11 @@ def split_brain(sizes: Sizes) -> Outcome:
             fault = time.monotonic()
             cluster.promote()
             outcome.faults[how] += 1
-            if how != "side by side":
-                round_.await_answers(time.monotonic())
+            if how == "side by side":
+                time.sleep(LEAVES_SECONDS)
+            else:
+                round_.await_answers(time.monotonic(), is_recovery=not is_synchronous)
+            left = time.monotonic()
             if how == "resurrected":
                 cluster.standby.start()
             elif how == "thawed":
@@ -300,8 +325,10 @@ def split_brain(sizes: Sizes) -> Outcome:
             cluster.standby.kill()
             moment = time.monotonic()
             round_.await_answers(moment, is_recovery=False)
-            # Asynchronous: only what came after the division is judged.
-            round_.verify(fault, may_lose_since=fault - 1)
+            if not is_synchronous:
+                round_.verify(fault, may_lose_since=fault - 1)
+            if how == "side by side":
+                round_.verify(left, may_lose_since=fault)
             round_.verify(moment)
             round_.finish()
     return outcome
@@ -342,6 +369,31 @@ def pooled(sizes: Sizes) -> Outcome:
     return outcome
 
 
+def managed(sizes: Sizes) -> Outcome:
+    """Let Patroni decide: kill the machine of the primary, or switch over in order."""
+    outcome = Outcome("patroni")
+    for count in _rounds(sizes.failovers):
+        with PatroniCluster() as cluster, Round(cluster, outcome, sizes) as round_:
+            for number in range(count):
+                round_.stay_up()
+                how = ("kill", "switchover")[number % 2]
+                fault = time.monotonic()
+                dead = None
+                if how == "kill":
+                    dead = cluster.kill_primary()
+                else:
+                    cluster.switch()
+                outcome.faults[how] += 1
+                outcome.outage_seconds.append(time.monotonic() - fault)
+                round_.await_answers(time.monotonic())
+                round_.verify(fault)
+                if dead is not None:
+                    dead.start()
+                cluster.await_standby()
+            round_.finish()
+    return outcome
+
+
 MODES: dict[str, Callable[[Sizes], Outcome]] = {
     "sync": synchronous,
     "killed": killed,
@@ -350,6 +402,7 @@ MODES: dict[str, Callable[[Sizes], Outcome]] = {
     "away": standby_away,
     "split": split_brain,
     "pgbouncer": pooled,
+    "patroni": managed,
 }
 
 
@@ -410,7 +463,13 @@ def table(outcomes: list[Outcome]) -> str:
     heads = [
         *("mode", "faults", "writes", "results", "gone"),
         *FINDINGS,
-        *("first write p50/p95", "every process p50/p95", "seconds"),
+        *(
+            "promotion p50/p95",
+            "first write p50/p95",
+            "every process p50/p95",
+            "sessions",
+            "seconds",
+        ),
     ]
     rows = [heads]
     rows += [
@@ -421,8 +480,10 @@ def table(outcomes: list[Outcome]) -> str:
             str(outcome.acknowledged["result"]),
             str(outcome.gone),
             *(str(outcome.findings.counts[kind]) for kind in FINDINGS),
+            _quantiles(outcome.outage_seconds),
             _quantiles(outcome.first_seconds),
             _quantiles(outcome.all_seconds),
+            str(outcome.sessions or "-"),
             f"{outcome.seconds:.0f}",
         ]
         for outcome in outcomes
@@ -447,8 +508,10 @@ def as_json(outcomes: list[Outcome]) -> str:
                 "gone": outcome.gone,
                 "findings": {kind: outcome.findings.counts[kind] for kind in FINDINGS},
                 "examples": outcome.findings.examples,
+                "promotion_seconds": outcome.outage_seconds,
                 "first_write_seconds": outcome.first_seconds,
                 "every_process_seconds": outcome.all_seconds,
+                "sessions": outcome.sessions,
                 "seconds": outcome.seconds,
             }
             for outcome in outcomes
@@ -476,6 +539,8 @@ def missing_for(name: str) -> str | None:
     """Say what is missing for that mode or case; None if nothing is."""
     if name == "pgbouncer" or name.endswith("_pooler"):
         return missing_bouncer()
+    if name == "patroni":
+        return missing_patroni()
     if name == "skew" or name.endswith("_clock"):
         return missing_faketime()
     return None

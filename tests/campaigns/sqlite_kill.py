@@ -25,6 +25,7 @@ import apsw
 from campaigns.children import Child, await_deaths
 from campaigns.sqlite_audit import audit
 from campaigns.sqlite_workload import Ledger, ShiftedClock, Workload
+from commit_points import ObservedProvider
 from perdure.providers.sqlite import SqliteProvider
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ def _die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-class _Mortal(SqliteProvider):
+class _Mortal(ObservedProvider):
     """Dies at the n-th time that a commit reaches a point."""
 
     def __init__(self, path: Path, clock: ShiftedClock, plan: dict[str, Any]) -> None:
@@ -176,7 +177,7 @@ class _Mortal(SqliteProvider):
         self._point = plan.get("point")
         self._left = plan.get("number", 0)
 
-    def _reached(self, point: str) -> None:
+    def reached(self, point: str) -> None:
         if point == self._point:
             self._left -= 1
             if self._left == 0:

@@ -55,6 +55,11 @@ async def approval(number: int) -> str:
 
 
 @orchestration
+async def two_greetings() -> str:
+    return await greet("ann") + await wait_for_event("more", str)
+
+
+@orchestration
 async def sleeper(seconds: float) -> str:
     await asyncio.sleep(seconds)
     return "awake"

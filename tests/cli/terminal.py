@@ -16,7 +16,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
-def see(args, width, environ, cwd, *, height=40, answers=b"", colours=True):
+def see(args, width, environ, cwd, *, height=40, answers=b"", colours=True, program=None):
     """Run the command in a terminal; returns its exit code and the raw bytes it wrote, as text."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
@@ -26,7 +26,7 @@ def see(args, width, environ, cwd, *, height=40, answers=b"", colours=True):
     if not colours:
         environ["NO_COLOR"] = "1"
     process = subprocess.Popen(
-        [sys.executable, "-m", "perdure", *args],
+        [*(program or (sys.executable, "-m", "perdure")), *args],
         stdin=slave,
         stdout=slave,
         stderr=slave,

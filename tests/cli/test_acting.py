@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import signal
 
 import pytest
@@ -23,6 +24,50 @@ def waiting(cli):
         until_open={"a-1", "a-2"},
     )
     return cli
+
+
+def test_start_on_a_store_that_cannot_be_made_claims_nothing(sqlite_cli, tmp_path):
+    sqlite_cli.store = "missing/store.db"
+
+    refused = sqlite_cli("start", "hello", code=None)
+
+    assert refused.code == 1
+    assert "created" not in refused.err
+    assert len(refused.err.splitlines()) == 1
+
+
+def test_sending_says_what_is_waited_for(waiting):
+    right = waiting("send", "a-1", "answer", "--data", '"x"')
+    wrong = waiting("send", "a-2", "anwser", "--data", '"x"')
+    mailbox = waiting("send", "a-2", "answer", "--data", '"x"', "--mailbox")
+
+    assert "it waits" not in right.out + right.err
+    assert "it waits for event 'answer'; this is kept" in wrong.out + wrong.err
+    assert "it waits for event 'answer'; this is kept" in mailbox.out + mailbox.err
+    details = waiting("show", "a-2", "-o", "json").json
+    assert details["unread"] == [
+        {"kind": "event", "name": "anwser", "count": 1},
+        {"kind": "message", "name": "answer", "count": 1},
+    ]
+    assert "event 'anwser', message 'answer'" in waiting("show", "a-2").out
+
+
+def test_sending_to_an_instance_that_has_not_begun_says_so(sqlite_cli):
+    sqlite_cli("start", "hello", "--id", "h-1")
+
+    assert "it has not begun" in sqlite_cli("send", "h-1", "answer").err
+
+
+def test_show_says_that_a_cancel_waits_for_a_worker(waiting):
+    waiting("cancel", "a-1")
+
+    assert re.search(
+        r"asked to stop .* ago, which has not reached its code yet; no worker is running",
+        waiting("show", "a-1", "-o", "json").json["sentence"],
+    )
+    assert (
+        "asked to stop" in waiting("list", "-o", "json", "id:a-1").json["instances"][0]["sentence"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -108,7 +153,7 @@ def test_a_time_to_wait_without_waiting_is_refused_and_starts_nothing(cli):
 
 
 def test_start_on_a_missing_store_says_that_it_creates_one(sqlite_cli):
-    assert "creating the store store.db" in sqlite_cli("start", "hello").err
+    assert "created the store store.db" in sqlite_cli("start", "hello").err
     assert sqlite_cli("start", "hello").err == ""
 
 
@@ -330,3 +375,54 @@ def test_an_interrupted_bulk_command_says_how_far_it_came(sqlite_cli, monkeypatc
     assert "interrupted: purged 4 of 7 instances, and perhaps the next 2;" in answer.err
     assert left in {1, 2}
     assert len(rest["purged"]) == left
+
+
+# --- ids that look like options
+
+
+@pytest.fixture
+def dashed(cli):
+    for instance_id in ("-y", "--force", "plain", "--query=status:open"):
+        cli("start", "hello", "--id", instance_id, "--input", '["x"]')
+        cli("terminate", "--", instance_id)
+    return cli
+
+
+def test_ids_from_a_pipe_are_never_options(dashed):
+    ids = dashed("list", "-o", "ids", "id:-*").out
+
+    done = dashed("purge", "--ids-from", "-", "-y", "-o", "json", stdin=ids).json
+
+    assert sorted(done["purged"]) == ["--force", "--query=status:open", "-y"]
+    assert dashed("list", "-o", "ids").lines == ["plain"]
+
+
+def test_ids_from_a_file_join_the_others(dashed, tmp_path):
+    (tmp_path / "ids").write_text("-y\n\n--force\n")
+
+    dashed("purge", "plain", "--ids-from", "ids")
+
+    assert dashed("list", "-o", "ids").lines == ["--query=status:open"]
+
+
+def test_no_ids_from_a_pipe_change_nothing(dashed):
+    answer = dashed("purge", "--ids-from", "-", "-y", stdin="")
+
+    assert "names no instance" in answer.err
+    assert dashed("count").out == "4\n"
+
+
+def test_ids_from_a_file_that_cannot_be_read_are_one_line(dashed):
+    assert (
+        "--ids-from missing cannot be read" in dashed("purge", "--ids-from", "missing", code=2).err
+    )
+
+
+def test_an_export_takes_ids_from_a_pipe(dashed, tmp_path):
+    exported = dashed("export", "--ids-from", "-", stdin="-y\n").out
+
+    assert '"instance_id":"-y"' in exported
+
+
+def test_two_dashes_end_the_options(dashed):
+    assert dashed("show", "-o", "json", "--", "--force").json["id"] == "--force"

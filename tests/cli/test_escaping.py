@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli import flows
-from perdure.cli.escape import clean, clean_block, clean_json
+from perdure.escape import clean, clean_block, clean_json
 
 NASTY = [
     "\x1b[31mred",

@@ -1,18 +1,21 @@
 """``export``, ``import``, ``db backup`` and ``db copy``: instances somewhere else."""
 
 import asyncio
-import hashlib
 import json
 import signal
 import stat
+import subprocess
+import sys
 
 import msgspec
 import pytest
 
+from campaigns.forged_exports import resealed, run_forgeries
 from cli import flows
 from cli.conftest import FLOWS, Cli
 from integration.conditions import until
 from perdure import Runtime
+from perdure.providers.local_files import draft_beside
 from perdure.providers.sqlite.admin import SqliteAdmin
 
 
@@ -68,6 +71,45 @@ def test_export_writes_a_private_file_and_never_overwrites(waiting, tmp_path):
 
     assert stat.S_IMODE((tmp_path / "h-1.jsonl").stat().st_mode) == 0o600
     assert "exists already" in refused.err
+
+
+@pytest.mark.parametrize("how", [("--query", "status:ended"), ("h-1", "q-1")])
+def test_export_can_delete_what_has_ended_and_import_brings_it_back(waiting, tmp_path, how):
+    waiting.run(("q-1", flows.family, ["bob"]))
+    before = {each: waiting("history", each, "-o", "json").json for each in ("h-1", "q-1")}
+
+    waiting("export", *how, "--file", "old.jsonl", "--delete")
+
+    assert sorted(waiting("list", "-o", "ids").lines) == ["a-1", "p-1", "p-1::1.2"]
+    assert len((tmp_path / "old.jsonl").read_text().splitlines()) == 4
+    waiting("import", "old.jsonl")
+    for each, history in before.items():
+        assert waiting("history", each, "-o", "json").json == history
+
+
+def test_what_changed_after_it_was_written_is_not_deleted(sqlite_cli, monkeypatch):
+    sqlite_cli.run(("f-1", flows.failing, "no"), ("h-1", flows.hello, "ann"))
+    read = SqliteAdmin.export_instance
+
+    async def meanwhile(self, instance_id):
+        snapshot = await read(self, instance_id)
+        if instance_id == "f-1":
+            await self.delete_instance("f-1")
+            await self.import_instance(msgspec.structs.replace(snapshot, created_at_ms=1))
+        return snapshot
+
+    monkeypatch.setattr(SqliteAdmin, "export_instance", meanwhile)
+    done = sqlite_cli("export", "--query", "status:ended", "--file", "old.jsonl", "--delete")
+
+    assert "changed meanwhile: f-1" in done.err
+    assert sqlite_cli("list", "-o", "ids").lines == ["f-1"]
+
+
+@pytest.mark.parametrize("args", [("h-1", "--delete"), ("a-1", "--file", "a.jsonl", "--delete")])
+def test_export_deletes_only_what_has_ended_and_is_in_a_file(waiting, args):
+    waiting("export", *args, code=2)
+
+    assert "h-1" in waiting("list", "-o", "ids").lines
 
 
 def test_import_refuses_what_exists_unless_told_to_replace(waiting, tmp_path):
@@ -348,6 +390,18 @@ def test_a_moved_store_refuses_and_names_the_new_place(waiting, other):
     assert "other" in waiting("list", code=6).err
 
 
+def test_the_mark_of_a_move_can_be_taken_back(waiting, other):
+    waiting("db", "copy", waiting.store, other.store, "--move")
+    assert "was moved to" in waiting("list", code=None).err
+
+    assert "add -y" in waiting("db", "unmove", code=2).err
+    done = waiting("db", "unmove", "-y", "-o", "json").json
+    assert done["was_moved_to"].endswith("other.db") or done["was_moved_to"].endswith("other")
+
+    assert waiting("count").out == "4\n"
+    assert "has no mark of a move" in waiting("db", "unmove").out
+
+
 @pytest.mark.parametrize(
     ("source", "target", "code"),
     [
@@ -395,16 +449,32 @@ def test_a_backup_never_overwrites(waiting, tmp_path):
     assert (tmp_path / "saved").read_text() == "mine"
 
 
+KILLED = """
+import os, pathlib, signal, sys
+from perdure.providers.local_files import draft_beside
+with draft_beside(pathlib.Path("saved"), is_directory=sys.argv[1] == "True") as draft:
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("was_directory", [False, True])
+def test_a_backup_or_export_removes_the_drafts_of_killed_ones_only(
+    waiting, tmp_path, was_directory
+):
+    subprocess.run([sys.executable, "-c", KILLED, str(was_directory)], cwd=tmp_path, check=False)
+    assert len(list(tmp_path.glob(".saved.*"))) == 1
+    with draft_beside(tmp_path / "saved", is_directory=was_directory) as alive:
+        assert list(tmp_path.glob(".saved.*")) == [alive.path]
+        waiting("db", "backup", "saved")
+        assert list(tmp_path.glob(".saved.*")) == [alive.path]
+    (tmp_path / ".saved.jsonl.0123456789ab").write_text("of a killed one")
+    (tmp_path / ".saved.jsonl.mine").write_text("of a person")
+    waiting("export", "a-1", "--file", "saved.jsonl")
+
+    assert [path.name for path in tmp_path.glob(".saved*")] == [".saved.jsonl.mine"]
+
+
 # --- forged files: the checksum fits, the content does not
-
-
-def resealed(line, change):
-    """The line of an export after a change of its instance, with a checksum that fits."""
-    document = json.loads(line)
-    change(document["instance"])
-    body = json.dumps(document["instance"], separators=(",", ":"), ensure_ascii=False)
-    digest = hashlib.sha256(body.encode()).hexdigest()
-    return f'{{"perdure_export":1,"sha256":"{digest}","instance":{body}}}\n'
 
 
 def event_at(instance, place):
@@ -497,3 +567,11 @@ def test_a_resealed_file_without_changes_is_imported_and_passes_the_check(waitin
     other("import", "same.jsonl")
 
     assert other("db", "check", "-o", "json").json == {"instances_checked": 4, "damages": []}
+
+
+def test_no_forgery_that_is_taken_damages_the_store(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    ends = run_forgeries(25, seed=1)
+
+    assert ends["refused"]

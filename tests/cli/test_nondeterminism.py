@@ -1,4 +1,4 @@
-"""What ``perdure worker`` warns of: calls that give another value when an instance is replayed."""
+"""Mistakes found by reading the source: calls that give another value on replay, no await."""
 
 import asyncio
 import os
@@ -8,10 +8,17 @@ import uuid
 from datetime import datetime
 from uuid import uuid4 as fresh_id
 
+import pytest
+from click.testing import CliRunner
+
 import perdure
-from perdure import activity, orchestration, side_effect
+from perdure import Runtime, activity, orchestration, side_effect
 from perdure.authoring.definitions import Registry
 from perdure.authoring.lint import findings_in
+from perdure.cli.commands import worker
+from perdure.cli.main import root
+from perdure.errors import ForbiddenInOrchestration
+from perdure.testing import Environment
 
 
 @orchestration
@@ -50,7 +57,7 @@ def test_clocks_and_random_numbers_are_named_with_line_and_cure():
     first, *rest = sorted(map(str, findings_in(Registry([careless, careful]))))
 
     assert first == (
-        "orchestration 'careless' calls datetime.now() at test_nondeterminism.py:22, which gives "
+        "orchestration 'careless' calls datetime.now() at test_nondeterminism.py:29, which gives "
         "another value when it is replayed; use perdure's now()"
     )
     assert [text.split()[3] for text in rest] == ["fresh_id()", "random.choice()", "time.time()"]
@@ -73,6 +80,52 @@ def test_a_handler_without_source_is_left_alone():
     exec("async def made() -> None: ...", namespace)
 
     assert not list(findings_in(Registry([orchestration(namespace["made"])])))
+
+
+@orchestration
+async def allowed() -> float:
+    return time.time()  # perdure: allow
+
+
+@orchestration
+async def independent(n: int) -> None: ...
+
+
+@orchestration
+async def starts_a_child_that_outlives_it() -> None:
+    independent.options(on_parent_close="abandon")(1)
+
+
+def test_a_line_with_the_comment_is_left_out():
+    assert not list(findings_in(Registry([allowed, starts_a_child_that_outlives_it])))
+
+
+def test_a_runtime_warns_of_each_line(caplog):
+    Runtime("memory:", [careless, careful])
+
+    assert len(caplog.messages) == 4
+    assert all("test_nondeterminism.py:" in message for message in caplog.messages)
+
+
+@pytest.mark.parametrize("handler", [careless, forgetful])
+def test_a_test_environment_refuses_them_with_the_line(handler):
+    with pytest.raises(ForbiddenInOrchestration) as refused:
+        Environment([handler, charge])
+
+    assert "test_nondeterminism.py:" in str(refused.value)
+    assert "# perdure: allow" in str(refused.value)
+    Environment([allowed])
+
+
+def test_dev_replays_every_turn(monkeypatch):
+    started = []
+    monkeypatch.setattr(worker, "_supervise", lambda arguments, _: started.append(arguments))
+    CliRunner().invoke(root, ["dev", "flows.py", "--store", "memory:"], catch_exceptions=False)
+
+    assert "--always-replay" in started[0]
+    assert worker._options(
+        tags=(), only_tags=False, drain_ms=None, lock_ms=None, always_replay=True
+    ).always_replay
 
 
 def test_a_worker_says_it_when_it_starts(sqlite_cli, tmp_path, caplog):

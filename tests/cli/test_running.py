@@ -1,11 +1,15 @@
 """``worker``, ``dev`` and ``new``: processes that run the user's code."""
 
+import json
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
 import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -56,6 +60,77 @@ def test_a_worker_runs_what_was_started_and_drains_on_sigterm(sqlite_cli, start_
     assert shown["slots"] == 5
     assert worker.wait(HANG_SECONDS) == 0
     assert sqlite_cli("workers", "-o", "ids").out == ""
+
+
+def answer_of(line, path):
+    """Ask the worker whose log line names its address."""
+    address = re.search(r"http://127\.0\.0\.1:\d+", line)[0]
+    with urllib.request.urlopen(address + path, timeout=HANG_SECONDS) as answer:
+        return answer.read().decode()
+
+
+def test_a_worker_answers_probes_and_logs_json(sqlite_cli, start_process):
+    arguments = ("--health", "127.0.0.1:0", "--log-format", "json")
+    worker = start_process("worker", FLOWS, *arguments)
+    line = wait_for_line(worker, "probes at")
+    wait_for_worker(sqlite_cli, worker)
+    sqlite_cli("start", "failing", "--id", "f-1", "--input", '"boom"', "--wait", code=4)
+    failed = json.loads(wait_for_line(worker, "orchestration 'failing'"))
+
+    assert answer_of(line, "/livez") == answer_of(line, "/readyz") == "ok\n"
+    assert 'perdure_instances{status="Failed"} 1.0' in answer_of(line, "/metrics")
+    assert json.loads(line)["level"] == "INFO"
+    assert failed["instance_id"] == "f-1"
+    assert "Traceback" in failed["traceback"]
+
+
+def test_several_worker_processes_are_one_command(sqlite_cli, start_process):
+    worker = start_process("worker", FLOWS, "--processes", "2", "--name", "w")
+    wait_for_line(worker, " serves ")
+
+    def wait_for(*names):
+        deadline = time.monotonic() + HANG_SECONDS
+        while sqlite_cli("workers", "-o", "ids").out.split() != [*names]:
+            assert time.monotonic() < deadline, "the workers never came"
+
+    wait_for("w-0", "w-1")
+    first, second = sqlite_cli("workers", "-o", "json").json
+    os.kill(first["process_id"], signal.SIGKILL)
+    wait_for_line(worker, "worker 0")
+    wait_for("w-0", "w-1")
+    again, same = sqlite_cli("workers", "-o", "json").json
+    worker.terminate()
+
+    assert again["process_id"] != first["process_id"]
+    assert same["process_id"] == second["process_id"]
+    assert worker.wait(HANG_SECONDS) == 0
+    assert sqlite_cli("workers", "-o", "ids").out == ""
+
+
+def test_worker_processes_that_cannot_start_end_the_command(sqlite_cli, start_process):
+    taken = socket.create_server(("127.0.0.1", 0))
+    port = taken.getsockname()[1]
+    with taken:
+        worker = start_process("worker", FLOWS, "--processes", "2", "--health", f"127.0.0.1:{port}")
+        wait_for_line(worker, f"cannot listen on 127.0.0.1:{port}")
+        assert worker.wait(HANG_SECONDS) == 2
+
+
+def test_a_worker_exports_what_the_variables_of_opentelemetry_say(
+    sqlite_cli, start_process, environ
+):
+    environ["OTEL_TRACES_EXPORTER"] = "console"
+    environ["OTEL_METRICS_EXPORTER"] = "none"
+    worker = start_process("worker", FLOWS, "--otel")
+    wait_for_worker(sqlite_cli, worker)
+    sqlite_cli("start", "failing", "--input", '"boom"', "--wait", code=4)
+    worker.terminate()
+    wait_for_line(worker, '"name": "activity')
+
+    environ["OTEL_TRACES_EXPORTER"] = "jaeger"
+    worker = start_process("worker", FLOWS, "--otel")
+    wait_for_line(worker, "names the exporter 'jaeger', which is not installed")
+    assert worker.wait(HANG_SECONDS) == 2
 
 
 def test_a_killed_worker_is_not_listed_any_more(sqlite_cli, start_process):
@@ -357,3 +432,30 @@ def test_new_lists_its_templates(sqlite_cli):
 
 def test_new_in_a_folder_that_is_not_there_is_one_line(sqlite_cli):
     assert "cannot write" in sqlite_cli("new", "hello", "nowhere/hello.py", code=1).err
+
+
+def test_dev_keeps_the_store_out_of_the_list_of_processes(start_process, environ):
+    environ["PERDURE_STORE"] = "sqlite:///secret-place.db"
+    dev = start_process("dev", FLOWS)
+    wait_for_line(dev, " serves ")
+
+    listed = subprocess.run(
+        ["ps", "-s", str(dev.pid), "-o", "args="], capture_output=True, text=True, check=True
+    ).stdout
+
+    assert "perdure worker" in listed
+    assert "secret-place" not in listed
+
+
+def test_a_killed_worker_of_a_directory_is_not_listed_any_more(sqlite_cli, start_process, environ):
+    cli = sqlite_cli
+    cli.store = environ["PERDURE_STORE"] = "file:./store"
+    killed = start_process("worker", FLOWS)
+    wait_for_line(killed, " serves ")
+
+    killed.kill()
+    killed.wait(HANG_SECONDS)
+
+    assert cli("workers", "-o", "ids").out == ""
+    workers = [each for each in cli("doctor", "-o", "json").json if each["subject"] == "workers"]
+    assert workers[0]["text"].startswith("0 running")

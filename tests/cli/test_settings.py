@@ -1,5 +1,6 @@
 """Which store and which code a command works on, and stores that cannot be used."""
 
+import os
 import subprocess
 import sys
 import uuid
@@ -428,3 +429,20 @@ def test_an_unreachable_server_does_not_tell_the_password(sqlite_cli):
 
     assert "s3cret" not in answer.err
     assert answer.err.count("\n") == 1
+
+
+def test_the_project_file_of_another_user_chooses_nothing(sqlite_cli, tmp_path, monkeypatch):
+    sqlite_cli.store = ""
+    file = tmp_path / "pyproject.toml"
+    file.write_text('[tool.perdure]\nstore = "theirs.db"\nmodule = "theirs.py"\n')
+    assert "there is no store at theirs.db" in sqlite_cli("list", code=3).err
+    if os.geteuid() == 0:
+        os.chown(file, 4242, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 4242)
+
+    refused = sqlite_cli("list", code=3)
+
+    assert f"{file} belongs to another user and is ignored" in refused.err
+    assert "there is no store at perdure.db" in refused.err
+    assert "-m" in sqlite_cli("stack", "x", code=2).err

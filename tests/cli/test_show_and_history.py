@@ -234,14 +234,30 @@ def test_history_with_a_bad_pattern_is_a_usage_error(sqlite_cli):
     assert "no regular expression" in sqlite_cli("history", "x", "--grep", "(", code=2).err
 
 
+def test_tree_is_in_numeric_order_with_arguments_and_folds_many_alike(sqlite_cli):
+    names = [f"n{number}" for number in range(12)]
+    sqlite_cli.run(("p-1", flows.family, names))
+
+    whole = sqlite_cli("tree", "p-1", "--all").lines
+    folded = sqlite_cli("tree", "p-1").lines
+
+    assert [line.split("hello(")[1].split(")")[0] for line in whole[1:]] == [
+        f'"{name}"' for name in names
+    ]
+    assert len(folded) == 2
+    assert "12 x hello" in folded[1]
+    ids = sqlite_cli("tree", "p-1", "-o", "ids").lines
+    assert ids == sorted(ids, key=lambda each: [int(n) for n in re.findall("[0-9]+", each)])
+
+
 def test_tree_shows_children_below_their_parent(cli):
     cli.run(("p-1", flows.family, ["ann", "bob"]))
 
     lines = cli("tree", "p-1").lines
 
-    assert lines[0].startswith("✓ family p-1")
-    assert lines[1].startswith("├─ ✓ hello p-1::1.2")
-    assert lines[2].startswith("└─ ✓ hello p-1::1.3")
+    assert lines[0].startswith('✓ family(["ann","bob"]) p-1')
+    assert lines[1].startswith('├─ ✓ hello("ann") p-1::1.2')
+    assert lines[2].startswith('└─ ✓ hello("bob") p-1::1.3')
     children = cli("tree", "p-1", "-o", "json").json["children"]
     assert [child["output"] for child in children] == ["hello ann", "hello bob"]
     assert len(cli("tree", "p-1", "-o", "ids").lines) == 3

@@ -6,11 +6,13 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from cli import flows
+from cli.terminal import see
 from perdure.providers.records import HistoryRecord
 
 
@@ -134,6 +136,85 @@ def test_check_names_instances_without_their_current_execution(ended_store, tmp_
 
     assert set(found) == {"done", "failed", "stopped", "killed", "open", "round"}
     assert found["round"] == "execution 2, its current one, is missing"
+
+
+LOST_ROWS = {
+    "work item": ("DELETE FROM worker_queue", "activity flaky is open, and no queue holds it"),
+    "timer": (
+        "DELETE FROM orchestrator_queue WHERE instance_id = 'sleeps'",
+        "the timer is open, and no queue holds it",
+    ),
+    "readiness row": (
+        "DELETE FROM instance_locks WHERE instance_id = 'sleeps'",
+        "messages of 'sleeps' are delivered to no worker",
+    ),
+    "last event": (
+        "DELETE FROM history WHERE rowid = (SELECT max(rowid) FROM history)",
+        "Completed, but it ends with",
+    ),
+    "last events": (
+        """DELETE FROM history WHERE event_id >= 3 AND instance_key =
+        (SELECT instance_key FROM instances WHERE instance_id = 'two')""",
+        "the activity greet is open, and no queue holds it",
+    ),
+    "output": (
+        "UPDATE executions SET output = '1' WHERE output LIKE '%hello%'",
+        "its output is not that of OrchestrationCompleted",
+    ),
+    "state": ("UPDATE kv_delta SET value = '9'", "its state is not what its history wrote"),
+    "custom status": (
+        "UPDATE instances SET custom_status = NULL",
+        "its custom status is not what its history wrote",
+    ),
+    "child": (
+        "DELETE FROM instances WHERE instance_id = 'parent::1.2'",
+        "it waits for its child 'parent::1.2', which is not in the store",
+    ),
+}
+
+
+@pytest.mark.parametrize("lost", LOST_ROWS)
+def test_check_finds_what_was_lost(sqlite_cli, tmp_path, lost):
+    sqlite_cli.run(
+        ("retries", flows.retrying),
+        ("sleeps", flows.sleeper, 9999.0),
+        ("waits", flows.approval, 1),
+        ("parent", flows.parent_of_waiting),
+        ("two", flows.two_greetings),
+        until_open={"retries", "sleeps", "waits", "parent", "parent::1.2", "two"},
+    )
+    sqlite_cli.run(("done", flows.hello, "ann"))
+    assert sqlite_cli("db", "check", "-o", "json").json["damages"] == []
+    statement, expected = LOST_ROWS[lost]
+
+    found = damages_after(sqlite_cli, tmp_path, statement)
+
+    assert any(expected in message for message in found.values()), found
+
+
+def test_a_pause_and_a_resume_write_a_lost_readiness_row(sqlite_cli, tmp_path):
+    sqlite_cli.run(("waits", flows.approval, 1), until_open={"waits"})
+    damages_after(sqlite_cli, tmp_path, "DELETE FROM instance_locks")
+
+    sqlite_cli("pause", "waits")
+    sqlite_cli("resume", "waits")
+
+    assert sqlite_cli("db", "check", "-o", "json").json["damages"] == []
+
+
+def test_check_finds_a_queued_file_that_was_removed(sqlite_cli, tmp_path):
+    sqlite_cli.store = "file:./store"
+    sqlite_cli.run(("retries", flows.retrying), until_open={"retries"})
+    (queued,) = (tmp_path / "store/queues/worker").iterdir()
+    queued.unlink()
+
+    damages = sqlite_cli("db", "check", "-o", "json", code=1).json["damages"]
+
+    assert "no queue holds it" in damages[0]["message"]
+
+
+def test_an_instance_that_was_retried_from_its_first_turn_is_sound(retried):
+    assert retried("db", "check", "-o", "json").json["damages"] == []
 
 
 def test_check_finds_a_broken_database_file(sqlite_cli, tmp_path):
@@ -297,11 +378,36 @@ def test_completion_knows_commands_options_and_ids(sqlite_cli, environ, tmp_path
         "resume",
         "retry",
         "rerun",
+        "resolve",
         "replay",
     ]
     assert "--follow" in complete("perdure history --f", environ, tmp_path)
     assert complete("perdure show order", environ, tmp_path) == ["order-1"]
     assert complete("perdure cancel oth", environ, tmp_path) == ["other-2"]
+
+
+def test_completion_knows_the_names_of_orchestrations(sqlite_cli, environ, tmp_path):
+    sqlite_cli.run(("order-1", flows.hello, "ann"), ("other-2", flows.sleeper, 0))
+
+    assert complete("perdure start ", environ, tmp_path) == ["hello", "sleeper"]
+    assert complete("perdure list --name sl", environ, tmp_path) == ["sleeper"]
+
+
+@pytest.mark.parametrize("quote", ["", "'", '"'])
+def test_bash_runs_nothing_of_an_id_that_it_completes(sqlite_cli, environ, tmp_path, quote):
+    sqlite_cli("start", "hello", "--id", "evil $(touch pwned)`touch pwned`", "--input", '["x"]')
+    (tmp_path / "script").write_text(sqlite_cli("completion", "bash").out)
+    environ["PATH"] = f"{Path(sys.executable).parent}:{environ['PATH']}"
+    end = quote if quote == '"' else ""  # nothing is completed then; bash closes the other quote
+    typed = f". ./script\nperdure show {quote}ev\t{end}\nexit\n"
+
+    _, seen = see(
+        ("--norc", "--noprofile", "-i"), 140, environ, tmp_path, answers=typed.encode(),
+        program=("bash",),
+    )  # fmt: skip
+
+    assert not (tmp_path / "pwned").exists()
+    assert quote == '"' or "Waiting" in seen, seen
 
 
 def test_completion_of_ids_is_silent_without_a_store(environ, tmp_path):

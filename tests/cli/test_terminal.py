@@ -161,3 +161,14 @@ def test_pruning_is_left_alone_by_a_no(busy, environ, tmp_path):
     assert (
         busy("db", "prune", "--keep-last", "1", "--dry-run", "-o", "json").json["executions"] == 1
     )
+
+
+@pytest.mark.parametrize(
+    "args", [["db", "check"], ["export", "--query", "status:ended", "--file", "x"]]
+)
+def test_a_long_command_shows_its_progress_and_removes_it(busy, environ, tmp_path, args):
+    code, seen = see(args, 80, environ, tmp_path)
+
+    assert code == 0
+    assert re.search(r"\[[#.]{20}\] \d+ of \d+ instances", seen)
+    assert "of" not in plain(seen.rpartition("\x1b[K")[2])

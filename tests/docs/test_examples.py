@@ -25,6 +25,13 @@ EXPECTED = {
     "saga": "cancelled car-t-1\ncancelled flight-t-1\nno trip: fully booked\n",
     "sessions": "2 of 3 are positive\n",
     "tags": "scene 1 rendered by gpu, announced by plain\n",
+    "promise": ("early: paid 1200 cents\nlate: paid 900 cents\nbad: the card was declined\n"),
+    "schedule": (
+        "Berlin 2026-03-28 01:30:00+00:00\n"
+        "Berlin 2026-03-29 01:00:00+00:00\n"
+        "2 started, next at 2026-04-04 00:30:00+00:00\n"
+    ),
+    "waiting": "shipped after 1200 cents\n",
     "versions": "['1.0.0', '2.0.0']\n",
 }
 

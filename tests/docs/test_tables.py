@@ -17,6 +17,7 @@ GUIDES = DOCS / "guides"
 def options_of(page):
     """Names and defaults of the table under "| option | default | meaning |", one by one."""
     table = (GUIDES / page).read_text().partition("| option | default | meaning |")[2]
+    table, _, _ = table.partition("\n\n")
     listed = {}
     for row in re.findall(r"^\| (`.*?) \| (.+?) \| .+ \|$", table, re.MULTILINE):
         names = re.findall(r"`(\w+)`", row[0])

@@ -53,6 +53,7 @@ def test_commands_and_their_options_exist(page):
         known = {name for option in command.get_params(context) for name in option.opts} | {
             "--help"
         }
+        words = words[: words.index("--")] if "--" in words else words
         options = {word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)}
         assert options <= known, f"{page.name}: {line!r} has unknown options {options - known}"
 

@@ -36,6 +36,7 @@ SAME_NAME = {
     "journal": "the journal of the directory store and of a replay",
     "listing": "the command and the verb in each store",
     "moving": "exports: the client's part, the store's part and its checks",
+    "promises": "the wait in an orchestration, the answer of a client, and the commands",
     "provider": "the provider of each store",
     "queues": "the queues of a store",
     "records": "the contract's records, and how Postgres stores them",

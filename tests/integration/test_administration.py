@@ -1,6 +1,7 @@
 """What operators do through a client: lists, counts, trees, deletion, pruning, waiting."""
 
 import asyncio
+import datetime
 
 import pytest
 
@@ -8,14 +9,25 @@ from integration.conditions import reached, until, waiting
 from patience import HANG_SECONDS
 from perdure import (
     InstanceQuery,
+    OrchestrationFailed,
     Status,
     activity,
     continue_as_new,
     orchestration,
     set_custom_status,
+    state,
     wait_for_event,
 )
-from perdure.errors import InstanceStillRunning, InvalidValue, NotARoot, NotFound, WaitTimeout
+from perdure.client.damage import check_instances
+from perdure.client.moving import decode_snapshot
+from perdure.errors import (
+    InstanceFinished,
+    InstanceStillRunning,
+    InvalidValue,
+    NotARoot,
+    NotFound,
+    WaitTimeout,
+)
 from perdure.providers.records import PruneOptions
 
 
@@ -209,3 +221,101 @@ async def test_queue_depths_and_metrics_follow_the_work(make_runtime):
         await (await runtime.start(quick, 2, id="now")).result(HANG_SECONDS)
         await reached(runtime, "now", Status.COMPLETED)
         assert (await runtime.admin.metrics()).by_status[Status.COMPLETED] == 1
+
+
+# --- state and sizes of an instance
+
+
+@orchestration
+async def staged() -> str:
+    state["stage"] = "new"
+    await wait_for_event("pay", int)
+    state["stage"] = "paid"
+    await wait_for_event("go", int)
+    return "done"
+
+
+async def test_a_client_waits_for_a_value_of_the_state(make_runtime):
+    async with make_runtime([staged]) as runtime:
+        handle = await runtime.start(staged, id="s")
+        assert await handle.wait_for_state("stage", str, timeout=HANG_SECONDS) == "new"
+
+        waiting = asyncio.ensure_future(
+            handle.wait_for_state("stage", str, until="paid".__eq__, timeout=HANG_SECONDS)
+        )
+        await handle.raise_event("pay", 1)
+        assert await waiting == "paid"
+
+        with pytest.raises(
+            WaitTimeout, match=r"has not set state\['other'\] in time .* event 'go'"
+        ):
+            await handle.wait_for_state("other", timeout=0)
+        unheard = asyncio.ensure_future(handle.wait_for_state("other", timeout=HANG_SECONDS))
+        await handle.raise_event("go", 1)
+        with pytest.raises(InstanceFinished, match="without that value"):
+            await unheard
+
+
+async def test_the_sizes_of_an_instance_are_told(make_runtime):
+    async with make_runtime([staged]) as runtime:
+        handle = await runtime.start(staged, id="s")
+        await handle.wait_for_state("stage", timeout=HANG_SECONDS)
+        events = await handle.history()
+
+        stats = await handle.stats()
+
+    assert stats.history_events == len(events)
+    assert stats.history_bytes > 100 * len(events)
+    assert (stats.state_keys, stats.state_bytes) == (1, len('stage"new"'))
+    assert (stats.pending_messages, stats.pending_activities) == (0, 0)
+
+
+async def test_old_state_of_an_ended_instance_is_pruned(make_runtime):
+    later = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=1)
+    async with make_runtime([staged]) as runtime:
+        handle = await runtime.start(staged, id="s")
+        with pytest.raises(InstanceStillRunning, match="del state"):
+            await runtime.admin.prune_state("s", updated_before=later)
+        await handle.raise_event("pay", 1)
+        await handle.raise_event("go", 1)
+        assert await handle.result(HANG_SECONDS) == "done"
+
+        long_ago = later - datetime.timedelta(days=9)
+        assert await runtime.admin.prune_state("s", updated_before=long_ago) == 0
+        assert await handle.state("stage") == "paid"
+        assert await runtime.admin.prune_state("s", updated_before=later) == 1
+        assert await handle.state("stage") is None
+        assert await handle.result(HANG_SECONDS) == "done"
+        assert [each async for each in check_instances(runtime.provider) if each] == []
+
+
+async def test_operators_retry_rerun_and_export_from_python(make_runtime):
+    tries = []
+
+    @activity
+    async def shaky() -> int:
+        tries.append(1)
+        if len(tries) == 1:
+            raise ValueError("not yet")
+        return len(tries)
+
+    @orchestration
+    async def flow() -> int:
+        return await shaky()
+
+    async with make_runtime([flow, shaky]) as runtime:
+        handle = await runtime.start(flow, id="f")
+        with pytest.raises(OrchestrationFailed):
+            await handle.result(HANG_SECONDS)
+
+        retried = await runtime.admin.retry("f")
+        assert retried is not None
+        assert retried.again == ("shaky",)
+        assert await runtime.get("f").result(HANG_SECONDS) == 2
+        again = await runtime.admin.rerun("f")
+        assert again.startswith("f-rerun-")
+        assert await runtime.get(again).result(HANG_SECONDS) == 3
+        *lines, end = [line async for line in runtime.admin.export("f")]
+
+    assert [decode_snapshot(line).instance_id for line in lines] == ["f"]
+    assert end == '{"perdure_export_end":1}'

@@ -93,7 +93,7 @@ async def test_an_unread_event_is_logged(caplog):
         )
         await drained(runtime)
 
-    assert "'p' has ended without reading approval" in caplog.text
+    assert "'p' has ended without reading 1 of approval" in caplog.text
 
 
 class Shifted(SystemClock):

@@ -6,13 +6,14 @@ import time
 
 import pytest
 
-from integration.conditions import until
+from integration.conditions import reached, until
 from patience import HANG_SECONDS
 from perdure import (
     ActivityFailed,
     OrchestrationFailed,
     Runtime,
     RuntimeOptions,
+    Status,
     activity,
     is_cancelled,
     orchestration,
@@ -26,6 +27,39 @@ def calling(handler, times=1):
         return [str(each) for each in outcomes]
 
     return call
+
+
+@pytest.mark.parametrize(
+    ("bound", "told"),
+    [
+        ({"history_events_max": 20}, "at most 20 (history_events_max)"),
+        ({"history_bytes_max": 20_000}, "20000 (history_bytes_max)"),
+    ],
+)
+async def test_a_history_past_its_bound_blocks_the_instance_at_once(
+    make_provider, make_runtime, bound, told
+):
+    @activity
+    async def text(n: int) -> str:
+        return str(n) * 1_000
+
+    @orchestration
+    async def endless() -> None:
+        for n in range(10, 100):
+            await text(n)
+
+    async with make_provider() as provider:
+        async with make_runtime([endless, text], provider, **bound) as runtime:
+            await runtime.start(endless, id="long")
+            await reached(runtime, "long", Status.BLOCKED)
+            block = (await runtime.describe("long")).block
+            assert block.reason == "limit"
+            assert told in block.message
+            assert len(await runtime.history("long")) <= 20
+        # With larger bounds it goes on from where it was.
+        async with make_runtime([endless, text], provider) as runtime:
+            await runtime.resume("long")
+            assert await runtime.get("long").result(HANG_SECONDS) is None
 
 
 @pytest.mark.parametrize("bound", [{"timeout": 2}, {"heartbeat_timeout": 2}])

@@ -28,7 +28,7 @@ from perdure.errors import (
     OrchestrationFailed,
     UsageError,
 )
-from perdure.model.failures import BlockReason
+from perdure.model.failures import Block, BlockReason
 from perdure.providers.sqlite.memory import MemoryStore
 from perdure.runtime.prometheus import PrometheusMetrics
 from perdure.runtime.telemetry import OpenTelemetry
@@ -191,7 +191,8 @@ class BrokenSink:
 async def test_a_broken_exporter_does_no_harm(error, caplog):
     runtime = Runtime("memory:", [flow, shaky])
     runtime.observe(BrokenSink(error))
-    runtime.observer.blocked(BlockReason.POISON)
+    block = Block(reason=BlockReason.POISON, message="it kills its worker")
+    runtime.observer.blocked(flow, "x", block)
     runtime.observer.activity_poisoned("shaky")
     await run(runtime)
 
@@ -343,8 +344,8 @@ async def test_failures_are_logged_once_with_the_line_and_the_ids(make_runtime, 
         assert f"at {record.line}, attempt 2 of 2: LookupError" in record.getMessage()
     assert end.levelname == "ERROR"
     assert (end.instance_id, end.orchestration_name) == ("x", "declining")
-    assert "Traceback" in end.getMessage()
-    assert "return await decline(2)" in end.getMessage()
+    assert "Traceback" in end.exc_text
+    assert "return await decline(2)" in end.exc_text
 
 
 async def test_the_failure_of_a_child_is_not_the_end(make_runtime, caplog):

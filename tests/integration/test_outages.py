@@ -19,7 +19,7 @@ from perdure import (
     wait_for_event,
 )
 from perdure.clock import ManualClock
-from perdure.errors import StoreFull, StoreUnavailable
+from perdure.errors import AlreadyExists, StoreFull, StoreUnavailable
 from perdure.providers.sqlite.memory import MemoryStore
 from perdure.runtime import worker
 from perdure.runtime.turns import START_DEADLINE_SECONDS
@@ -54,6 +54,39 @@ async def test_a_start_on_a_full_store_is_told_at_once():
 
         provider.error = None
         assert await (await runtime.start(flow, id="one")).result(HANG_SECONDS) == "done"
+
+
+class Unheard(InMemoryProvider):
+    """Creates instances, and the first answer about it is lost."""
+
+    has_lost = False
+
+    async def start_orchestration_item(self, start, commit, lock_token, owner):
+        taken = await super().start_orchestration_item(start, commit, lock_token, owner)
+        if not self.has_lost:
+            self.has_lost = True
+            raise StoreUnavailable("start", "the connection is gone")
+        return taken
+
+
+async def test_a_start_that_must_be_new_is_not_refused_because_its_answer_was_lost():
+    provider = Unheard()
+    async with Runtime(provider, [flow]) as runtime, asyncio.timeout(HANG_SECONDS):
+        handle = await runtime.start(flow, id="one", if_exists="fail")
+
+        assert provider.has_lost
+        assert await handle.result(HANG_SECONDS) == "done"
+        with pytest.raises(AlreadyExists):
+            await runtime.start(flow, id="one", if_exists="fail")
+
+
+async def test_a_start_whose_answer_was_lost_does_not_claim_the_instance_of_another():
+    store = MemoryStore()
+    async with Client(InMemoryProvider(store=store)) as other:
+        await other.start(flow, id="one")
+    async with Runtime(Unheard(store=store), [flow]) as runtime, asyncio.timeout(HANG_SECONDS):
+        with pytest.raises(AlreadyExists):
+            await runtime.start(flow, id="one", if_exists="fail")
 
 
 async def test_a_start_waits_a_while_for_a_store_that_is_out_and_is_told_then():

@@ -18,6 +18,7 @@ from perdure import (
 )
 from perdure.errors import InvalidValue, OrchestrationFailed, PayloadError, UsageError
 from perdure.limits import CUSTOM_STATUS_BYTES_MAX, KV_VALUE_BYTES_MAX, PAYLOAD_BYTES_MAX
+from perdure.testing import Environment
 
 
 @dataclasses.dataclass
@@ -182,3 +183,56 @@ async def test_commits_are_valid_for_every_request_of_the_code(make_runtime):
         await handle.raise_event(LONGEST, ODD)
         await handle.send_message(LONGEST, ODD)
         assert await handle.result(HANG_SECONDS) == 813
+
+
+@activity
+async def give_back(what: str) -> str:
+    return f"gave back {what}"
+
+
+@orchestration
+async def approved() -> str:
+    try:
+        cents = await wait_for_event("approve", int)
+    except PayloadError as error:
+        return f"{await give_back('the money')}: {error}"
+    return f"{cents} {await next_message('names', str)}"
+
+
+@pytest.mark.parametrize("send", ["raise_event", "send_message"])
+async def test_a_value_of_another_type_is_refused_to_a_sender_in_the_same_process(send):
+    async with Environment([approved, give_back]) as env:
+        handle = await env.start(approved, id="a-1")
+        if send == "send_message":
+            await handle.raise_event("approve", 5)
+            await env.settle()
+        name, wrong = ("approve", "yes") if send == "raise_event" else ("names", 7)
+        with pytest.raises(PayloadError, match=r"'a-1', which waits.*test_values.py:\d+: Expected"):
+            await getattr(handle, send)(name, wrong)
+
+        if send == "raise_event":
+            await handle.raise_event("approve", 5)
+        await handle.send_message("names", "Ada")
+        assert await handle.result() == "5 Ada"
+
+
+async def test_a_value_of_another_type_is_an_error_at_the_await_and_compensation_runs():
+    async with Environment([approved, give_back], always_replay=True) as env:
+        handle = await env.start(approved)
+        await handle.raise_event("approve", "yes")
+        told = await handle.result()
+
+    assert told.startswith("gave back the money: event 'approve': Expected `int`, got `str`")
+
+
+async def test_a_message_behind_another_one_is_not_judged_by_the_wait_of_the_first():
+    @orchestration
+    async def two() -> str:
+        first = await wait_for_event("x", int)
+        return f"{first} {await wait_for_event('x', str)}"
+
+    async with Environment([two]) as env:
+        handle = await env.start(two)
+        await handle.raise_event("x", 1)
+        await handle.raise_event("x", "b")
+        assert await handle.result() == "1 b"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from model import moving, rules, turns, validation
-from model.depths import depth_of_messages, depth_of_work
+from model.depths import depth_of_messages, depths_of_work
 from perdure.errors import (
     InstanceFinished,
     InstanceStillRunning,
@@ -156,9 +156,9 @@ class ModelAdmin(WholeAdmin):
     async def get_queue_depths(self) -> QueueDepths:
         self._require_open("get_queue_depths")
         now_ms = self._store.clock.now_ms()
-        return QueueDepths(
-            orchestrator=depth_of_messages(self._store.instances.values(), now_ms),
-            worker=depth_of_work(self._store.work.items.values(), now_ms),
+        return QueueDepths.of(
+            depth_of_messages(self._store.instances.values(), now_ms),
+            depths_of_work(self._store.work.items.values(), now_ms),
             dead_letters=len(self._store.dead_letters),
         )
 

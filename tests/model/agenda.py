@@ -51,11 +51,12 @@ class Agenda:
         )
         if is_visible(free_at_ms, now_ms):
             oldest = instance.oldest_key
-            assert oldest is not None
+            if oldest is None:
+                return False  # only mail that it does not want
             keys, key = self._ready, (*oldest, instance.instance_id)
         else:
             later_ms = free_at_ms
-            arrival = instance.free.first()
+            arrival = instance.free_key
             if lock is not None and lock.kept and lock.owner is not None and arrival is not None:
                 keys = self._kept.setdefault(lock.owner, SortedKeys())
                 key = (*arrival, instance.instance_id)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from msgspec.structs import astuple
+
 from model.rules import is_live, is_visible
-from perdure.providers.records import QueueDepth
+from perdure.providers.records import ActivityDepth, QueueDepth
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,10 +28,14 @@ def depth_of_messages(instances: Iterable[Instance], now_ms: int) -> QueueDepth:
     )
 
 
-def depth_of_work(items: Iterable[WorkItem], now_ms: int) -> QueueDepth:
-    return _depth(
-        ((item.visible_at_ms, is_live(item.locked_until_ms, now_ms)) for item in items), now_ms
-    )
+def depths_of_work(items: Iterable[WorkItem], now_ms: int) -> Iterable[ActivityDepth]:
+    """Return the depth of each activity and tag."""
+    entries: dict[tuple[str, str | None], list[tuple[int, bool]]] = defaultdict(list)
+    for item in items:
+        entry = (item.visible_at_ms, is_live(item.locked_until_ms, now_ms))
+        entries[item.message.name, item.message.tag].append(entry)
+    for (name, tag), found in entries.items():
+        yield ActivityDepth(*astuple(_depth(found, now_ms)), name=name, tag=tag)
 
 
 def _depth(entries: Iterable[tuple[int, bool]], now_ms: int) -> QueueDepth:

@@ -101,6 +101,7 @@ class ModelProvider(WholeProvider):
     def _require_open(self, operation: str) -> None:
         if not self._is_open:
             raise StoreClosed(operation, "the in-memory provider is not open; use async with")
+        self._store.follow_clock()
         self._require_writable(operation)
 
     def _require_writable(self, operation: str) -> None:

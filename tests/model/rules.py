@@ -70,6 +70,11 @@ def in_due_order(messages: Iterable[T], times_ms: Callable[[T], tuple[int, int]]
     return [message for _, message in due]
 
 
+def is_mail(kind: str) -> bool:
+    """Whether a message comes from outside; all others overtake a queue that is too long."""
+    return kind in {"ExternalRaised", "QueueMessage"}
+
+
 def visible_at(message_time_ms: int | None, now_ms: int, delay_ms: int | None = None) -> int:
     """A delay wins over the message's own time; without both it is visible at once."""
     if delay_ms is not None:

@@ -80,6 +80,14 @@ class Message:
     def key(self) -> tuple[int, int]:
         return (self.visible_at_ms, self.message_id)
 
+    @property
+    def size(self) -> int:
+        return len(self.message.body.encode())
+
+    @property
+    def is_mail(self) -> bool:
+        return rules.is_mail(self.message.kind)
+
 
 @dataclass(slots=True)
 class WorkItem:
@@ -155,6 +163,10 @@ class Instance:
     suspended: bool = False
     block: Block | None = None
     not_before_ms: int | None = None
+    mail_held: bool = False
+    """Mail does not make it ready: its lock carries a batch, or its last turn wanted no more."""
+    yielded_at_ms: int = 0
+    """When a turn left messages behind; others that were ready by then come first."""
 
     lock: Lock | None = None
     messages: dict[int, Message] = field(default_factory=dict[int, Message])
@@ -241,10 +253,20 @@ class Instance:
     @property
     def oldest_key(self) -> tuple[int, int] | None:
         """Of all its messages, whoever carries them."""
-        keys = [message.key for message in self.lock.carried.values()] if self.lock else []
+        if self.lock is None:
+            return self.free_key
+        keys = [message.key for message in self.lock.carried.values()]
         if (free := self.free.first()) is not None:
             keys.append(free)
         return min(keys, default=None)
+
+    @property
+    def free_key(self) -> tuple[int, int] | None:
+        """Place of the first message that its lock does not carry and that makes it ready."""
+        for visible_at_ms, message_id in self.free:
+            if not self.mail_held or not self.messages[message_id].is_mail:
+                return max(visible_at_ms, self.yielded_at_ms), message_id
+        return None
 
     @property
     def opens_at_ms(self) -> int | None:

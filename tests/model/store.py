@@ -50,6 +50,35 @@ class ModelStore:
         self.workers: dict[str, tuple[int, WorkerInfo]] = {}
         """With the time at which each lapses."""
         self.moved_to: str | None = None
+        self.latest_ms = 0
+
+    def follow_clock(self) -> None:
+        """Move times to a clock that was set back: what was sent for now is visible, locks and
+        delays last as long as they would have.
+        """
+        now_ms, latest_ms = self.clock.now_ms(), self.latest_ms
+        self.latest_ms = now_ms
+        if now_ms >= latest_ms:
+            return
+
+        def back(time_ms: int) -> int:
+            return time_ms if time_ms <= now_ms else max(now_ms, time_ms - latest_ms + now_ms)
+
+        for instance in list(self.instances.values()):
+            carried = instance.lock.carried if instance.lock is not None else {}
+            instance.free = SortedKeys()
+            for entry in instance.messages.values():
+                if now_ms < entry.visible_at_ms <= entry.enqueued_at_ms:
+                    entry.visible_at_ms = now_ms
+                if entry.message_id not in carried:
+                    instance.free.add(entry.key)
+            instance.yielded_at_ms = min(instance.yielded_at_ms, now_ms)
+            if instance.not_before_ms is not None:
+                instance.not_before_ms = back(instance.not_before_ms)
+            if instance.lock is not None:
+                instance.lock.locked_until_ms = back(instance.lock.locked_until_ms)
+            self.settle(instance, now_ms)
+        self.work.follow_clock(now_ms, back)
 
     def instance(self, instance_id: str) -> Instance:
         """Whatever is under that id; an empty record if there is nothing."""
@@ -60,6 +89,9 @@ class ModelStore:
 
     def settle(self, instance: Instance, now_ms: int) -> None:
         """Bring every index up to date after a change of the instance."""
+        if instance.lock is None and not instance.messages:
+            instance.mail_held = False
+            instance.yielded_at_ms = 0
         self._relist(instance)
         if instance.is_empty:
             self.agenda.remove(instance)
@@ -125,6 +157,8 @@ class ModelStore:
 
     def release(self, instance: Instance) -> None:
         """Drop the lock, whoever has it; what it carried is free again."""
+        instance.mail_held = False
+        instance.yielded_at_ms = 0
         if instance.lock is None:
             return
         del self.locks[instance.lock.token]

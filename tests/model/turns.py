@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from model import rules
 from model.state import Execution, Instance, Lock
+from perdure import limits
 from perdure.errors import DuplicateEvent, InvalidValue, LockLost
 from perdure.model.status import Status
 from perdure.providers.records import (
@@ -64,6 +65,10 @@ def ack(store: ModelStore, lock_token: str, commit: TurnCommit) -> None:
         raise rules.lock_lost(operation, lock_token)
     _check_added(store, instance, commit, operation)
     _consume(store, instance, [carried[each] for each in sorted(consumed)])
+    for message_id in set(commit.returned) & carried.keys():
+        entry = carried.pop(message_id)
+        entry.attempt_count = max(entry.attempt_count - 1, 0)
+        instance.free.add(entry.key)
     _apply(store, instance, commit, settled, now_ms)
 
 
@@ -213,16 +218,51 @@ def _new_lock(
 
 
 def _carry_visible(instance: Instance, lock: Lock, now_ms: int) -> list[Message]:
-    """Tag every visible message that the lock does not carry yet."""
-    batch: list[Message] = []
-    while (key := instance.free.first()) is not None and rules.is_visible(key[0], now_ms):
-        instance.free.remove(key)
-        entry = instance.messages[key[1]]
+    """Tag the first visible messages that the lock does not carry yet, as many as fit.
+
+    If some are left, those that are no mail overtake, and the first start does in any case.
+    """
+    visible = sorted(
+        (each for each in instance.messages.values() if each.visible_at_ms <= now_ms),
+        key=lambda each: each.key,
+    )
+    batch = _that_fit(visible, lock)
+    free = [each for each in visible if each.message_id not in lock.carried]
+    instance.mail_held = len(batch) < len(free)
+    instance.yielded_at_ms = 0
+    if instance.mail_held:
+        since_ms = batch[-1].visible_at_ms if batch else 0
+        known = {each.message_id for each in batch}
+        others = [
+            each
+            for each in visible
+            if not each.is_mail and each.message_id not in known and each.visible_at_ms >= since_ms
+        ]
+        batch += _that_fit(others, lock)
+        if not any(each.message.start for each in batch):
+            starts = [each for each in free if each.message.start is not None]
+            batch += sorted(starts, key=lambda each: each.message_id)[:1]
+    for entry in batch:
+        instance.free.remove(entry.key)
         entry.attempt_count += 1
         lock.carried[entry.message_id] = entry
-        batch.append(entry)
     batch.sort(key=lambda entry: entry.message_id)
     return rules.in_due_order(batch, lambda entry: (entry.visible_at_ms, entry.enqueued_at_ms))
+
+
+def _that_fit(visible: list[Message], lock: Lock) -> list[Message]:
+    """Those in front that fit into a batch, beside what the lock carries of them; at least one."""
+    batch: list[Message] = []
+    messages, size = limits.BATCH_MESSAGES_MAX, limits.BATCH_BYTES_MAX
+    for entry in visible:
+        is_carried = entry.message_id in lock.carried
+        is_first = size == limits.BATCH_BYTES_MAX
+        if not is_carried and (messages <= 0 or (entry.size > size and not is_first)):
+            break
+        messages, size = messages - 1, size - entry.size
+        if not is_carried:
+            batch.append(entry)
+    return batch
 
 
 def _item(instance: Instance, batch: list[Message], visible_ms: int | None) -> OrchestrationItem:
@@ -340,11 +380,19 @@ def _apply(
     if current is not None and current.status.is_final:
         instance.suspended = False
     assert instance.lock is not None
+    yielded_at_ms = instance.yielded_at_ms
+    if instance.mail_held or commit.returned:
+        yielded_at_ms = now_ms
     if commit.keep_lock_ms is None:
         store.release(instance)
+        status = commit.metadata.status
+        goes_on = status is None or not status.ends_execution
+        instance.mail_held = bool(commit.returned) and goes_on
     else:
+        instance.mail_held = False
         instance.lock.locked_until_ms = now_ms + commit.keep_lock_ms
         instance.lock.kept = True
+    instance.yielded_at_ms = yielded_at_ms
     store.settle(instance, now_ms)
 
 

@@ -84,6 +84,8 @@ def _check_hot_path(commit: TurnCommit) -> None:
     if commit.keep_lock_ms is None:
         return
     check_number(commit.keep_lock_ms, "keep_lock_ms", minimum=1)
+    if commit.returned:
+        raise InvalidValue("a commit that keeps the lock returns no message: release the lock")
     adds = commit.worker_items or commit.orchestrator_items or commit.custom_status
     if adds and not commit.history_delta:
         raise InvalidValue(

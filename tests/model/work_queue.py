@@ -59,6 +59,18 @@ class WorkQueue:
         if item.lock_token is None or item.free_at_ms < self._slept_until_ms:
             self._notify()
 
+    def follow_clock(self, now_ms: int, back: Callable[[int], int]) -> None:
+        """Move times to a clock that was set back."""
+        for item in self.items.values():
+            self._unplace(item)
+            if now_ms < item.visible_at_ms <= item.enqueued_at_ms:
+                item.visible_at_ms = now_ms
+            item.locked_until_ms = back(item.locked_until_ms)
+            self._place(item, now_ms)
+        for session in self.sessions.values():
+            session.locked_until_ms = back(session.locked_until_ms)
+            session.last_activity_ms = min(session.last_activity_ms, now_ms)
+
     def remove(self, item: WorkItem) -> None:
         self._unplace(item)
         del self.items[item.message_id]

@@ -10,7 +10,7 @@ from perdure.conformance import *  # noqa: F403
 from perdure.conformance.harness import ProviderFactory
 from perdure.providers.directory import FileSystemProvider, layout
 from perdure.providers.directory.histories import IN_FILE
-from perdure.providers.sqlite.batch import Verb
+from perdure.providers.sqlite.transaction import Verb
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,13 +18,14 @@ from perdure.conformance import factories
 from perdure.providers.directory import FileSystemProvider, layout
 from perdure.providers.directory.histories import IN_FILE
 from perdure.providers.records import HistoryRecord
-from perdure.providers.sqlite.batch import Verb
+from perdure.providers.sqlite.transaction import Verb
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import pytest
 
+    from perdure.providers.local_files import Directory
     from perdure.providers.sqlite.transaction import Transaction
 
 
@@ -35,9 +36,9 @@ class WatchedFileOps(CountedFileOps):
         super().__init__(lambda name: self.seen.append((threading.current_thread().name, name)))
         self.seen: list[tuple[str, str]] = []
 
-    def open_file(self, path: str, *, dir_fd: int) -> int:
+    def open_file(self, path: str, *, at: Directory) -> int:
         self.seen.append((threading.current_thread().name, f"open {path.rpartition('/')[2]}"))
-        return super().open_file(path, dir_fd=dir_fd)
+        return super().open_file(path, at=at)
 
     def list_directory(self, dir_fd: int) -> list[str]:
         self.seen.append((threading.current_thread().name, "list"))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import socket
 import stat
 import subprocess
 import sys
 import time
 import unicodedata
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -22,7 +23,7 @@ from hypothesis import strategies as st
 from campaigns.filesystem_ids import NASTY, generated_ids, round_trip
 from perdure.clock import ManualClock
 from perdure.conformance import factories
-from perdure.errors import StoreClosed, StoreMoved, StoreRefused
+from perdure.errors import CorruptData, StoreClosed, StoreMoved, StoreRefused
 from perdure.model.status import Status
 from perdure.providers.directory import FileSystemProvider, documents, layout
 from perdure.providers.local_files import NETWORK_FILE_SYSTEMS, find_file_system
@@ -283,6 +284,73 @@ def test_a_root_behind_a_symbolic_link_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(StoreRefused, match="symbolic link"):
         open_store(tmp_path / "link")
+
+
+def store_of_every_kind_of_file(root: Path) -> None:
+    clock = ManualClock()
+
+    async def scenario() -> None:
+        async with FileSystemProvider(root, clock=clock, archive=timedelta(hours=1)) as provider:
+            await fill(provider)
+            await provider.append_with_execution(
+                "big", 1, [factories.event("big", number) for number in range(1, 400)]
+            )
+            await provider.checkpoint()
+            clock.advance(7_200_000)
+            await provider.checkpoint()
+            await provider.enqueue_for_orchestrator(factories.start("last"))
+            # Killed here: the journal has a record.
+            shutil.copytree(root, root.with_name("image"))
+
+    asyncio.run(scenario())
+    shutil.rmtree(root)
+    root.with_name("image").rename(root)
+
+
+def test_a_link_anywhere_in_a_store_is_refused_and_not_followed(tmp_path: Path) -> None:
+    store_of_every_kind_of_file(tmp_path / "store")
+    names = {str(path.relative_to(tmp_path / "store")) for path in tmp_path.glob("store/**/*")}
+    assert {"archive", "journal", "queues/worker", "lock", "store.json"} < names
+    assert any(each.endswith("/executions") for each in names)
+    assert any(each.endswith(".gz") for each in names)
+    for number, name in enumerate(sorted(names - {"tmp"})):  # emptied without following links
+        root, outside = tmp_path / f"{number}", tmp_path / f"outside {number}"
+        shutil.copytree(tmp_path / "store", root)
+        (root / name).rename(outside)
+        (root / name).symlink_to(outside)
+        before = content(outside)
+
+        # A file of the archive is opened only when it is needed.
+        expected = CorruptData if name.endswith(".gz") else StoreRefused
+        with pytest.raises(expected, match="link"):
+            read_all(root)
+
+        assert content(outside) == before, name
+
+
+def content(path: Path) -> dict[str, bytes]:
+    files = [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()]
+    return {str(each): each.read_bytes() for each in files}
+
+
+def read_all(root: Path) -> None:
+    async def scenario() -> None:
+        provider = FileSystemProvider(root, clock=ManualClock(), archive=timedelta(hours=1))
+        async with provider:
+            for instance_id in ("done", "waiting", "big"):
+                await provider.read(instance_id)
+
+    asyncio.run(scenario())
+
+
+def test_a_pipe_in_a_store_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    filled_store(tmp_path / "store")
+    path = tmp_path / "store" / layout.document_file(name_of("done"))
+    path.unlink()
+    os.mkfifo(path)
+
+    with pytest.raises(StoreRefused, match="special file"):
+        open_store(tmp_path / "store")
 
 
 def test_the_type_of_a_file_system_is_found_by_its_path() -> None:

@@ -24,11 +24,14 @@ from perdure.conformance import factories
 from perdure.errors import CorruptData, PerdureError, StoreFull, StoreUnavailable
 from perdure.providers.directory import FileSystemProvider, layout
 from perdure.providers.directory.fileops import FileOps
-from perdure.providers.directory.journal import frame, read_records
+from perdure.providers.directory.journal import Record, frame, read_records
 from perdure.providers.directory.root import Root
+from perdure.providers.records import ExecutionMetadata, TurnCommit
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from perdure.providers.local_files import Directory
 
 INSTANCES, TURNS = 3, 3
 
@@ -61,13 +64,17 @@ def records_end(segment: Path) -> int:
     return segment.read_bytes().rindex(b"\n") + 1
 
 
-def records(path: Path) -> int:
+def read_journal(path: Path) -> list[Record]:
     root = Root(str(path), FileOps())
     root.open()
     try:
-        return len(list(read_records(root, 0)))
+        return list(read_records(root, 0))
     finally:
         root.close()
+
+
+def records(path: Path) -> int:
+    return len(read_journal(path))
 
 
 def open_and_close(path: Path) -> None:
@@ -139,13 +146,16 @@ def test_a_torn_record_takes_its_whole_batch_away(tmp_path: Path) -> None:
             shutil.copytree(tmp_path / "store", tmp_path / "image")
 
     asyncio.run(scenario())
+    everything = {"before", *(f"i-{n}" for n in range(9))}
     segment = only_segment(tmp_path / "image")
-    assert records(tmp_path / "image") == 2
+    last = repr(read_journal(tmp_path / "image")[-1].body)
+    torn = {f"i-{n}" for n in range(9) if f"'i-{n}'" in last}
+    assert torn
     data = bytearray(segment.read_bytes())
     data[-10] = 0
     segment.write_bytes(data)
 
-    assert instances_in(tmp_path / "image") == ["before"]
+    assert set(instances_in(tmp_path / "image")) == everything - torn
 
 
 @pytest.mark.parametrize("filler", [b" ", b"\0"])
@@ -194,10 +204,10 @@ class BrokenJournal(FileOps):
     is_broken = False
     is_full = False
 
-    def create_file(self, path: str, *, dir_fd: int) -> int:
+    def create_file(self, path: str, *, at: Directory) -> int:
         if self.is_full:
             raise OSError(errno.ENOSPC, "full")
-        return super().create_file(path, dir_fd=dir_fd)
+        return super().create_file(path, at=at)
 
     def write_at(self, descriptor: int, data: bytes | memoryview, offset: int) -> int:
         written = super().write_at(descriptor, data, offset)
@@ -332,23 +342,60 @@ def test_a_damaged_instance_is_refused_and_the_others_work(tmp_path: Path) -> No
     assert meta.read_bytes() == damaged
 
 
-def test_a_damaged_queue_entry_is_left_aside_and_its_instance_is_held(tmp_path: Path) -> None:
+@pytest.mark.parametrize("queue", [layout.ORCHESTRATOR_QUEUE, layout.WORKER_QUEUE])
+@pytest.mark.parametrize("damage", ["torn", "changed", "renamed", "swapped"])
+def test_no_instance_goes_on_without_a_damaged_entry_of_a_queue(
+    tmp_path: Path, queue: str, damage: str
+) -> None:
     async def scenario() -> None:
         async with FileSystemProvider(tmp_path / "store") as provider:
             for name in ("a", "b"):
                 await provider.enqueue_for_orchestrator(factories.start(name))
-        (entry, _) = sorted((tmp_path / "store" / layout.ORCHESTRATOR_QUEUE).iterdir())
-        entry.write_text("{")
+                fetched = await provider.fetch_orchestration_item(1000, 0)
+                assert fetched is not None
+                work = (factories.activity(name), factories.activity(name, activity_id=3))
+                commit = TurnCommit(
+                    execution_id=1,
+                    history_delta=(factories.event(name, 1),),
+                    worker_items=work,
+                    metadata=ExecutionMetadata(name="Shop", version="1.0.0"),
+                )
+                await provider.ack_orchestration_item(fetched.lock_token, commit)
+            for name in ("a", "b"):
+                for number in (10, 20, 30):
+                    await provider.enqueue_for_orchestrator(factories.raised(name, data=number))
+        first, second, *_ = sorted((tmp_path / "store" / queue).iterdir())
+        sound = first.read_bytes()
+        if damage == "torn":
+            first.write_bytes(sound[:40])
+        elif damage == "changed":
+            first.write_bytes(sound.replace(b'"a"', b'"c"'))
+        elif damage == "renamed":
+            first.rename(first.with_name("000000000099-other~123456789abc~kind.json"))
+        else:
+            first.write_bytes(second.read_bytes())
         async with FileSystemProvider(tmp_path / "store") as provider:
-            assert [entry.name in key for key in await damages(provider)] == [True]
-            fetched = await provider.fetch_orchestration_item(1000, 0)
-            assert fetched is not None
-            assert fetched.item.instance_id == "b"
+            assert await damages(provider)
+            assert await taken(provider) == {"b"}
             with pytest.raises(CorruptData, match="restore"):
-                await provider.enqueue_for_orchestrator(factories.start("a"))
-        assert entry.read_text() == "{"
+                await provider.enqueue_for_orchestrator(factories.raised("a", data=40))
+            with pytest.raises(CorruptData, match="restore"):
+                await provider.read("a")
+        for path in (tmp_path / "store" / queue).glob("*other~*"):
+            path.unlink()
+        first.write_bytes(sound)
+        async with FileSystemProvider(tmp_path / "store") as provider:
+            assert "a" in await taken(provider)
 
     asyncio.run(scenario())
+
+
+async def taken(provider: FileSystemProvider) -> set[str]:
+    """Return the instances that get turns."""
+    turns = set[str]()
+    while (fetched := await provider.fetch_orchestration_item(1000, 0)) is not None:
+        turns.add(fetched.item.instance_id)
+    return turns
 
 
 async def damages(provider: FileSystemProvider) -> list[str]:

@@ -16,8 +16,8 @@ from perdure.conformance.factories import activity, raised, start
 from perdure.conformance.harness import ProviderFactory
 from perdure.errors import CorruptData, StoreMoved, UsageError
 from perdure.providers.records import HistoryRecord, OrchestrationFilter, TurnCommit
-from perdure.providers.sqlite.batch import Verb
 from perdure.providers.sqlite.memory import InMemoryProvider, MemoryStore
+from perdure.providers.sqlite.transaction import Verb
 
 if TYPE_CHECKING:
     from perdure.providers.contract import Provider

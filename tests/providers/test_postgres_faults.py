@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
@@ -13,6 +14,8 @@ from psycopg import sql
 
 from campaigns.postgres_cuts import cut_connections
 from campaigns.postgres_stops import stop_server
+from patience import HANG_SECONDS
+from perdure import Client, Runtime, orchestration
 from perdure.conformance.factories import (
     NAME,
     VERSION,
@@ -22,10 +25,23 @@ from perdure.conformance.factories import (
     start,
     started,
 )
-from perdure.errors import LockLost, StoreBusy, StoreFull, StoreUnavailable
+from perdure.errors import (
+    LockLost,
+    NotFound,
+    StoreBusy,
+    StoreFull,
+    StoreUnavailable,
+    WaitTimeout,
+)
 from perdure.providers.postgres import PostgresProvider
 from perdure.providers.postgres.listener import Channels
-from perdure.providers.records import CustomStatusChange, ExecutionMetadata, TurnCommit
+from perdure.providers.records import (
+    CustomStatusChange,
+    ExecutionMetadata,
+    InstanceInfo,
+    TurnCommit,
+)
+from postgres_cluster import await_that
 from postgres_factory import new_schema
 from postgres_load import Load
 from postgres_pooler import Pooler
@@ -400,5 +416,64 @@ def test_without_listening_what_others_write_is_found_by_looking(schema: str) ->
             await other.enqueue_for_orchestrator(raised("x"))
 
             assert await waiting is not None
+
+    asyncio.run(check())
+
+
+# --- waiting for results
+
+
+def test_many_waiters_share_one_look(schema: str) -> None:
+    async def check() -> None:
+        async with (
+            Proxy(shared_server().socket_directory, lambda _message: None) as proxy,
+            PostgresProvider(proxy.dsn, schema=schema, listen=False, pool_size=2) as provider,
+        ):
+            await provider.enqueue_many_for_orchestrator([start(f"w{n}") for n in range(500)])
+            before = proxy.statements
+
+            looks = [provider.admin.get_instance_info(f"w{n % 500}") for n in range(1000)]
+            unknown, *found = await asyncio.gather(
+                provider.admin.get_instance_info("unknown"), *looks, return_exceptions=True
+            )
+
+            # A second look is allowed: the first may have begun before all had said what they want.
+            assert proxy.statements - before <= 2
+            assert isinstance(unknown, NotFound)
+            infos = [each for each in found if isinstance(each, InstanceInfo)]
+            assert [each.instance_id for each in infos] == [f"w{n % 500}" for n in range(1000)]
+
+    asyncio.run(check())
+
+
+@orchestration
+async def quick() -> int:
+    return 7
+
+
+def test_a_result_is_waited_for_until_its_own_timeout(
+    schema: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The store gives up much earlier each time, because the table cannot be read."""
+    options: dict[str, Any] = {"retry_timeout": 0.1, "answer_timeout": 0.2, "listen": False}
+    table = sql.Identifier(schema, "instances")
+
+    async def check() -> None:
+        dsn = shared_server().dsn
+        async with (
+            Runtime(PostgresProvider(dsn, schema=schema), [quick]) as runtime,
+            Client(PostgresProvider(dsn, schema=schema, **options)) as client,
+        ):
+            await (await runtime.start(quick, id="x")).result(HANG_SECONDS)
+            with psycopg.connect(dsn) as owner:
+                owner.execute(sql.SQL("LOCK TABLE {}").format(table))
+                with pytest.raises(WaitTimeout, match="'x' has not got there in time"):
+                    await client.get("x").result(0)
+                caplog.set_level(logging.DEBUG, logger="perdure.providers.postgres.faults")
+                waiting = asyncio.create_task(client.get("x").result(HANG_SECONDS))
+                # The store has given up twice.
+                await asyncio.to_thread(await_that, lambda: len(caplog.records) > 1, "it gives up")
+                assert not waiting.done()
+            assert await waiting == 7
 
     asyncio.run(check())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from campaigns import failover_hosts
+from campaigns import failover_cases, failover_hosts
 from perdure.conformance.factories import start
 from perdure.errors import InvalidValue, StoreUnavailable
 from perdure.providers.postgres import PostgresProvider
@@ -198,11 +199,39 @@ def test_a_pooler_cannot_lead_commits_back_to_an_old_primary() -> None:
     failover_hosts.split_brain_behind_pooler(starts=5)
 
 
+# --- a standby that is away, and servers that accept no writes
+
+
+def test_deliveries_whose_turns_cannot_be_committed_are_not_counted() -> None:
+    failover_cases.counted_while_standby_is_away()
+
+
+def test_a_standby_that_is_away_is_named_and_sessions_do_not_grow() -> None:
+    failover_hosts.standby_away_said(seconds=14)
+
+
+def test_opening_waits_until_a_listed_server_accepts_writes() -> None:
+    failover_hosts.opened_before_promotion(seconds=1)
+
+
+def test_a_standby_is_refused_with_the_same_words_however_it_is_asked_for() -> None:
+    failover_hosts.standby_refused()
+
+
+@pytest.mark.skipif(missing_bouncer() is not None, reason=str(missing_bouncer()))
+def test_a_handle_behind_a_pooler_can_listen_to_the_server_itself() -> None:
+    failover_hosts.listening_beside_pooler(steps=5)
+
+
 # --- silent servers
 
 
+# A connection to the frozen server is dropped without its answer, and psycopg warns of that when it
+# is collected: here, and not in a later test.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_frozen_primary_is_left_as_soon_as_there_is_a_new_one() -> None:
     failover_hosts.frozen_primary()
+    gc.collect()
 
 
 def test_a_server_that_says_nothing_does_not_hold_up_the_others() -> None:

@@ -161,7 +161,7 @@ def test_a_store_of_the_first_layout_is_read_as_it_was() -> None:
             for instance_id in infos:
                 snapshot = await admin.export_instance(instance_id)
                 assert snapshot.instance_id == instance_id
-            assert (await admin.get_store_info()).schema_version == 3
+            assert (await admin.get_store_info()).schema_version == 4
 
     with first_layout("read") as dsn:
         asyncio.run(check(dsn))
@@ -212,7 +212,8 @@ def test_what_is_due_for_the_first_layout_is_told_and_then_applied_once() -> Non
         assert [(each.number, each.name) for each in told] == [
             (2, "lock_times"),
             (3, "promotions"),
-            (3, "functions"),
+            (4, "bounded_delivery"),
+            (4, "functions"),
         ]
         assert applied == told
         assert await provider.migrate() == ()
@@ -221,7 +222,7 @@ def test_what_is_due_for_the_first_layout_is_told_and_then_applied_once() -> Non
         asyncio.run(check(dsn))
         with psycopg.connect(dsn) as connection:
             recorded = execute(connection, "SELECT number FROM {s}.migrations", "perdure")
-            assert sorted(recorded) == [(1,), (2,), (3,)]
+            assert sorted(recorded) == [(1,), (2,), (3,), (4,)]
 
 
 def test_the_first_layout_has_the_same_tables_and_functions_in_the_end(
@@ -329,7 +330,7 @@ def test_functions_that_differ_are_told_and_refused_without_auto_migrate(
     due = asyncio.run(PostgresProvider(shared_server().dsn, schema=schema).migrate(dry_run=True))
 
     assert [each.name for each in due] == ["functions"]
-    with pytest.raises(StoreRefused, match=r"3 \(functions\); run 'perdure db migrate'"):
+    with pytest.raises(StoreRefused, match=r"\d \(functions\); run 'perdure db migrate'"):
         open_and_close(schema, auto_migrate=False)
 
 

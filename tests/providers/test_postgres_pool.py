@@ -12,7 +12,6 @@ import pytest
 
 from patience import HANG_SECONDS
 from perdure.errors import StoreBusy, StoreClosed, StoreUnavailable
-from perdure.providers.postgres import pool
 from perdure.providers.postgres.address import address_of
 from perdure.providers.postgres.hosts import Fence, Hosts
 from perdure.providers.postgres.pool import ConnectionPool
@@ -82,34 +81,6 @@ def test_a_statement_that_waits_too_long_gets_a_new_connection() -> None:
                 assert second != first
                 release()
                 await holding
-
-    asyncio.run(check())
-
-
-def test_a_commit_goes_before_others_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "_OPEN_AFTER_SECONDS", 60.0)
-    order: list[str] = []
-
-    async def read(connections: ConnectionPool) -> None:
-        await connections.run("test", b"SELECT 1")
-        order.append("read")
-
-    async def commit(connections: ConnectionPool) -> None:
-        await connections.call_once("test", b"SELECT 'x'", ())
-        order.append("commit")
-
-    async def check() -> None:
-        async with opened() as connections:
-            await session_of(connections)
-            async with asyncio.TaskGroup() as group:
-                group.create_task(connections.run("test", HOLD))
-                await asyncio.sleep(0)
-                group.create_task(read(connections))
-                group.create_task(read(connections))
-                await asyncio.sleep(0)
-                group.create_task(commit(connections))
-
-            assert order == ["commit", "read", "read"]
 
     asyncio.run(check())
 

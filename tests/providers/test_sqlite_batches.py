@@ -30,7 +30,7 @@ from perdure.providers.records import (
     VersionRange,
     WorkerMessage,
 )
-from perdure.providers.sqlite import SqliteProvider, batch
+from perdure.providers.sqlite import SqliteProvider, writer
 
 IDS = [f"i{number:03}" for number in range(300)]
 KEEP_MS = 1_000
@@ -378,7 +378,7 @@ def test_bursts_of_verbs_do_what_the_model_does_one_by_one(tmp_path, seed):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_single_verbs_do_the_same_when_they_are_written_as_runs(tmp_path, seed, monkeypatch):
-    monkeypatch.setattr(batch, "TOGETHER_MIN", 1)
+    monkeypatch.setattr(writer, "TOGETHER_MIN", 1)
 
     asyncio.run(compare_bursts(tmp_path / "store.db", 100 + seed, 50))
 

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from commit_points import ObservedProvider
 from patience import HANG_SECONDS
 from perdure.conformance.factories import (
     LOCK_MS,
@@ -19,21 +20,20 @@ from perdure.conformance.factories import (
 )
 from perdure.errors import DuplicateEvent, InternalError, LockLost, NotFound, UsageError
 from perdure.providers.records import EnqueueCondition, ExecutionMetadata, TurnCommit
-from perdure.providers.sqlite import SqliteProvider
-from perdure.providers.sqlite.batch import Verb
+from perdure.providers.sqlite.transaction import Verb
 from perdure.providers.sqlite.writer import BATCH_OPERATIONS_MAX
 
 NAMED = ExecutionMetadata(name="TestOrch", version="1.0.0")
 
 
-class Counted(SqliteProvider):
+class Counted(ObservedProvider):
     """Notes the points that its commits reach."""
 
     def __init__(self, path, **options):
         super().__init__(path, **options)
         self.points = []
 
-    def _reached(self, point):
+    def reached(self, point):
         self.points.append(point)
 
     @property
@@ -147,8 +147,8 @@ def test_a_bug_in_one_operation_does_not_stop_the_writer(path):
 def test_an_answer_comes_after_its_commit(path):
     seen = []
 
-    class Watchful(SqliteProvider):
-        def _reached(self, point):
+    class Watchful(ObservedProvider):
+        def reached(self, point):
             seen.append((point, [call.done() for call in calls]))
 
     calls = []

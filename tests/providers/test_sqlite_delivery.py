@@ -9,7 +9,7 @@ from threading import Thread
 
 from patience import HANG_SECONDS
 from perdure.providers.sqlite import SqliteProvider
-from perdure.providers.sqlite.batch import Delivery
+from perdure.providers.sqlite.writer import Delivery
 
 secret = ContextVar("secret", default="nothing")
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import apsw
 import pytest
 
+from commit_points import ObservedProvider
 from patience import HANG_SECONDS
 from perdure.clock import ManualClock
 from perdure.conformance.factories import start
@@ -29,10 +30,9 @@ from perdure.errors import (
     StoreUnavailable,
     UsageError,
 )
-from perdure.providers.local_files import find_file_system
+from perdure.providers.local_files import Draft, find_file_system
 from perdure.providers.sqlite import SqliteProvider, connection, database, guards
-from perdure.providers.sqlite.batch import Verb
-from perdure.providers.sqlite.guards import create_draft
+from perdure.providers.sqlite.transaction import Verb
 
 
 async def open_and_close(path, **options):
@@ -144,14 +144,14 @@ def test_a_link_beside_the_database_is_refused(existing, ending, link, tmp_path)
 
 
 def test_a_database_of_another_user_is_refused(existing, monkeypatch):
-    monkeypatch.setattr(guards, "_user", lambda: 1_000)
+    monkeypatch.setattr(guards, "own_user", lambda: 1_000)
     AsSeen(monkeypatch, {"main": STRANGER})
 
     assert f"belongs to user {STRANGER}" in refusal_of(existing).message
 
 
 def test_root_may_use_the_store_of_a_user(existing, monkeypatch):
-    monkeypatch.setattr(guards, "_user", lambda: 0)
+    monkeypatch.setattr(guards, "own_user", lambda: 0)
     AsSeen(monkeypatch, dict.fromkeys(("main", "wal", "shm"), STRANGER))
 
     asyncio.run(open_and_close(existing))
@@ -418,8 +418,8 @@ def test_a_file_that_disappears_stops_the_writing(tmp_path, name):
 
 @pytest.mark.parametrize("name", ["store.db", "store.db-wal", "store.db-shm"])
 def test_a_commit_into_a_file_that_has_disappeared_is_not_answered_for(tmp_path, name):
-    class Losing(SqliteProvider):
-        def _reached(self, point):
+    class Losing(ObservedProvider):
+        def reached(self, point):
             if point == "before commit":
                 (tmp_path / name).unlink()
 
@@ -492,9 +492,15 @@ def test_a_file_with_two_names_is_refused(tmp_path):
     asyncio.run(open_and_close(path))
 
 
+def draft_of(path):
+    draft = Draft(path, is_directory=False)
+    draft.unlock()
+    return draft.path
+
+
 def test_a_creation_that_was_cut_off_leaves_no_second_name(tmp_path):
     path = tmp_path / "store.db"
-    draft = create_draft(path)
+    draft = draft_of(path)
     os.link(draft, path)
 
     asyncio.run(open_and_close(path))
@@ -504,7 +510,7 @@ def test_a_creation_that_was_cut_off_leaves_no_second_name(tmp_path):
 
 def test_a_draft_may_vanish_while_another_process_opens_the_file(tmp_path, monkeypatch):
     path = tmp_path / "store.db"
-    draft = create_draft(path)
+    draft = draft_of(path)
     os.link(draft, path)
     is_same = Path.samefile
 

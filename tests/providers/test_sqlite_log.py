@@ -12,6 +12,7 @@ import sys
 import apsw
 import pytest
 
+from commit_points import ObservedProvider
 from patience import HANG_SECONDS
 from perdure.clock import ManualClock
 from perdure.conformance.factories import activity
@@ -221,14 +222,15 @@ def test_a_lock_that_ran_out_while_the_store_stalled_is_still_held(path, kind):
     clock = ManualClock()
 
     async def stall():
-        provider = SqliteProvider(path, clock=clock)
+        provider = ObservedProvider(path, clock=clock)
         async with provider:
             await provider.enqueue_for_worker(activity("i-1"))
             held = await provider.fetch_work_item(30_000, 0)
             if kind == "during":
                 writer = provider._store._writer
                 writer._monotonic = lambda: clock.now_ms() / 1_000
-                writer._reached = stalls_once(clock, lambda _: None)
+                stall = stalls_once(clock, lambda: None)
+                provider.reached = lambda point: point == "before commit" and stall()
                 await provider.enqueue_for_orchestrator(start(1))
             elif kind == "before":
                 database = provider._database

@@ -11,6 +11,7 @@ import apsw
 import msgspec
 import pytest
 
+from commit_points import ObservedProvider
 from perdure.conformance.factories import LOCK_MS, event, raised, start, started
 from perdure.errors import DuplicateEvent, LockLost, StoreBusy, StoreUnavailable
 from perdure.providers.records import EnqueueCondition, ExecutionMetadata, TurnCommit
@@ -19,7 +20,7 @@ from perdure.providers.sqlite import SqliteProvider, connection, writer
 NAMED = ExecutionMetadata(name="TestOrch", version="1.0.0")
 
 
-class Noting(SqliteProvider):
+class Noting(ObservedProvider):
     """Notes which thread commits, and may be told to do something there."""
 
     def __init__(self, path, **options):
@@ -27,7 +28,7 @@ class Noting(SqliteProvider):
         self.threads = []
         self.at_point = {}
 
-    def _reached(self, point):
+    def reached(self, point):
         self.at_point.pop(point, lambda: None)()
         if point == "after commit":
             self.threads.append(threading.current_thread())

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from perdure import BlockingClient, Client
+from perdure import RESOURCE, BlockingClient, Client
 from perdure.authoring import activity, orchestration, wait_for_event
 
 
@@ -33,6 +33,25 @@ async def checkout(order: str) -> str:
     return f"{number}{text}{answer}{first}"
 
 
+class Pool:
+    pass
+
+
+class Billing:
+    @activity
+    async def bill(self, order: str, *, pool: Pool = RESOURCE) -> int:
+        return len(order)
+
+
+@orchestration
+async def with_resources(order: str) -> int:
+    await Billing.bill(5)  # error
+    await Billing.bill()  # error
+    await Billing().bill(order, pool="wrong")  # error
+    total: str = await Billing.bill(order)  # error
+    return len(total)
+
+
 def in_a_script() -> None:
     charge.fn(5)  # error
     with BlockingClient(Client("shop.db")) as shop:
@@ -40,7 +59,7 @@ def in_a_script() -> None:
         shop.start(checkout)  # error
         shop.start("checkout", kwargs={"order": "o-1"})  # error
         shop.start(checkout, "o-1", if_exists="keep")  # error
-        result: str = shop.call(shop.start(child, "o-1").result)  # error
+        result: str = shop.start(child, "o-1").result()  # error
         print(result)
 
 

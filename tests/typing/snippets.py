@@ -5,7 +5,7 @@ import datetime
 import uuid
 from typing import assert_type
 
-from perdure import BlockingClient, Client, Handle, Handler, Runtime
+from perdure import RESOURCE, BlockingClient, BlockingHandle, Client, Handle, Handler, Runtime
 from perdure.authoring import (
     Activity,
     Orchestration,
@@ -129,6 +129,47 @@ Runtime("shop.db", handlers)
 Runtime("shop.db", [checkout, charge, ship])
 
 
+class Pool:
+    async def fetch(self, table: str) -> list[str]:
+        return [table]
+
+
+@activity(timeout=30)
+async def load(table: str, *, pool: Pool = RESOURCE) -> list[str]:
+    return await pool.fetch(table)
+
+
+class Billing:
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    @activity
+    async def bill(self, order: str, cents: int = 0) -> list[str]:
+        return await self._pool.fetch(f"{order} {cents}")
+
+    @activity(name="refund-order", retry=Retry())
+    def refund(self, order: str) -> int:
+        return len(order)
+
+
+@orchestration
+async def with_resources(order: str) -> int:
+    assert_type(await load(order), list[str])
+    assert_type(await Billing.bill(order, 5), list[str])
+    assert_type(await Billing.bill.options(timeout=5)(order, cents=5), list[str])
+    assert_type(Billing.refund(order), Step[int])
+    return await Billing.refund(order)
+
+
+async def in_a_test_of_methods() -> None:
+    assert_type(await load("sales", pool=Pool()), list[str])
+    assert_type(await Billing(Pool()).bill("o-1"), list[str])
+    assert Billing(Pool()).refund("o-1") == 3
+
+
+Runtime("shop.db", [with_resources, load, Billing(Pool())], resources=[Pool()])
+
+
 async def in_a_program(client: Client) -> None:
     assert_type(await client.start(checkout, "o-1", 1200, id="o-1"), Handle[str])
     assert_type(await client.start(child, "o-1", kwargs={"urgent": True}), Handle[bool])
@@ -142,13 +183,15 @@ async def in_a_program(client: Client) -> None:
 def in_a_script() -> None:
     with BlockingClient(Client("shop.db")) as shop:
         handle = shop.start(checkout, "o-1", 1200, id="o-1")
-        assert_type(handle, Handle[str])
-        assert_type(shop.call(handle.result), str)
-        shop.call(handle.raise_event, "approval", True)
-        assert_type(shop.start(refund, "o-1"), Handle[bool])
-        assert_type(shop.start(refund, "o-1", 5, delay=60, if_exists="fail"), Handle[bool])
-        assert_type(shop.start(child, "o-1", kwargs={"urgent": True}), Handle[bool])
-        assert_type(shop.start(checkout, kwargs={"order": "o-1", "cents": 5}), Handle[str])
+        assert_type(handle, BlockingHandle[str])
+        assert_type(handle.result(), str)
+        handle.raise_event("approval", True)
+        assert_type(shop.get("o-1", refund).result(), bool)
+        assert_type(handle.state("step", int), int | None)
+        assert_type(shop.start(refund, "o-1"), BlockingHandle[bool])
+        assert_type(shop.start(refund, "o-1", 5, delay=60, if_exists="fail"), BlockingHandle[bool])
+        assert_type(shop.start(child, "o-1", kwargs={"urgent": True}), BlockingHandle[bool])
+        assert_type(shop.start(checkout, kwargs={"order": "o-1", "cents": 5}), BlockingHandle[str])
         shop.start("checkout", "o-1", 5).id.upper()
         assert_type(shop.call(lambda: shop.client.start(refund, "o-1")), Handle[bool])
 

@@ -4,8 +4,12 @@ import dataclasses
 import datetime
 import decimal
 import enum
+import subprocess
+import sys
+import textwrap
 import uuid
 import zlib
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, TypedDict
 
 import attrs
@@ -308,3 +312,67 @@ def test_object_inside_of_a_type_stands_for_any_json_value():
 
     assert JSON.decode(JSON.encode(value), dict[str, list[object]]) == value
     assert JSON.decode(JSON.encode(value), object) == value
+
+
+@pytest.mark.parametrize(
+    ("value", "type_"),
+    [
+        (Path("/srv/a b"), Path),
+        (PurePosixPath("x/y"), PurePosixPath),
+        ([Path("a"), None], list[Path | None]),
+        ({"a": Path()}, dict[str, Path]),
+    ],
+)
+def test_a_path_comes_back(value, type_):
+    JSON.check_type(type_, where="x")
+    assert JSON.decode(JSON.encode(value, fits=type_), type_) == value
+
+
+def test_a_path_for_text_and_a_number_for_a_path_are_refused():
+    with pytest.raises(PayloadError, match="would come back as"):
+        JSON.encode(Path("a"), fits=str)
+    with pytest.raises(PayloadError):
+        JSON.decode(msgspec.Raw(b"5"), Path)
+
+
+@pytest.mark.parametrize(
+    "type_",
+    [set[list[str]], frozenset[dict[str, int]], dict[str, set[set[int]]], set[list[int]] | None],
+)
+def test_a_set_of_members_that_can_change_is_refused_where_it_is_declared(type_):
+    with pytest.raises(PayloadError, match="a set cannot hold members of type"):
+        JSON.check_type(type_, where="argument 'x'")
+
+
+@pytest.mark.parametrize("type_", [set[str], set[tuple[int, ...]], frozenset[int], list[set[int]]])
+def test_a_set_of_members_that_cannot_change_is_taken(type_):
+    JSON.check_type(type_, where="argument 'x'")
+
+
+@pytest.mark.parametrize("shape", ["{}", "[{}]", "{{'a': ({},)}}", "Holder({})"])
+@pytest.mark.parametrize("text", ["'x'", "b'x'"])
+def test_a_giant_text_is_refused_before_it_is_encoded(shape, text):
+    """Msgspec ends the process if it cannot get the memory: so it must not be asked."""
+    program = textwrap.dedent(
+        f"""
+        import dataclasses, resource
+        from perdure.codec import JSON
+        from perdure.errors import PayloadError
+
+        @dataclasses.dataclass
+        class Holder:
+            value: object
+
+        value = {shape.format(f"{text} * (200 * 2**20)")}
+        used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + 2**26, used + 2**26))
+        try:
+            JSON.encode(value, "it")
+        except PayloadError as error:
+            print(error)
+        """
+    )
+    command = [sys.executable, "-c", program]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert answer.stdout.startswith("it has more than 1048576 characters or bytes; store it")

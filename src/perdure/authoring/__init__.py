@@ -29,30 +29,47 @@ from perdure.authoring.definitions import (
     activity,
     orchestration,
 )
+from perdure.authoring.instances import (
+    Instance,
+    cancel_instance,
+    instance,
+    raise_event_to,
+    send_message_to,
+)
 from perdure.authoring.policies import ActivityOptions, Retry
+from perdure.authoring.promises import Promise, promise
+from perdure.authoring.signature import RESOURCE
 
 __all__ = [
+    "RESOURCE",
     "Activity",
     "ActivityInfo",
     "ActivityOptions",
     "Current",
     "Handler",
+    "Instance",
     "Orchestration",
+    "Promise",
     "Registry",
     "Retry",
     "Step",
     "activity",
     "activity_info",
+    "cancel_instance",
     "continue_as_new",
     "current",
     "heartbeat",
+    "instance",
     "is_cancelled",
     "last_heartbeat",
     "next_message",
     "now",
     "orchestration",
     "patched",
+    "promise",
+    "raise_event_to",
     "random",
+    "send_message_to",
     "set_custom_status",
     "side_effect",
     "start_detached",

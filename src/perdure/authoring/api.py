@@ -13,23 +13,20 @@ from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar, get_type_hi
 import msgspec
 
 from perdure.arguments import to_seconds
-from perdure.authoring.context import require_recorder, require_scope
+from perdure.authoring.context import IdLogger, require_recorder, require_scope
 from perdure.authoring.definitions import Orchestration
 from perdure.errors import InvalidValue, UsageError
 from perdure.limits import check_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, MutableMapping
+    from collections.abc import Callable, Iterator
     from random import Random
     from types import UnionType
 
     from perdure.arguments import Duration
     from perdure.authoring.context import ActivityInfo, Recorder, Step
     from perdure.model.work import ParentLink
-
-    LoggerAdapter = logging.LoggerAdapter[logging.Logger]
 else:
-    LoggerAdapter = logging.LoggerAdapter
     Random = object
 
 T = TypeVar("T")
@@ -57,7 +54,7 @@ def wait_for_event(name: str, type: Any = Any) -> Step[Any]:  # noqa: A002
     Data that does not fit the type raises PayloadError at the ``await``.
     """
     recorder = require_recorder("wait_for_event()")
-    return recorder.wait_for_event(check_id(name, "event name"), type)
+    return recorder.wait(check_id(name, "event name"), type, is_message=False)
 
 
 @overload
@@ -74,7 +71,7 @@ def next_message(queue: str, type: Any = Any) -> Step[Any]:  # noqa: A002
     Data that does not fit the type raises PayloadError at the ``await``.
     """
     recorder = require_recorder("next_message()")
-    return recorder.next_message(check_id(queue, "queue name"), type)
+    return recorder.wait(check_id(queue, "queue name"), type, is_message=True)
 
 
 def now() -> datetime.datetime:
@@ -226,6 +223,15 @@ class Current:
         return self._recorder.parent
 
     @property
+    def scheduled_for(self) -> datetime.datetime | None:
+        """The time for which a schedule, or ``start(at=...)``, has started it, in UTC.
+
+        The instance may begin later: no worker was free, or the schedule has a jitter.
+        """
+        due_ms = self._recorder.scheduled_for_ms
+        return None if due_ms is None else _EPOCH + datetime.timedelta(milliseconds=due_ms)
+
+    @property
     def status(self) -> Any:
         """The last value of ``set_custom_status``, also from the execution before."""
         text = self._recorder.custom_status
@@ -239,29 +245,22 @@ class Current:
         return ReplayLogger(self._recorder)
 
 
-class ReplayLogger(LoggerAdapter):
+class ReplayLogger(IdLogger):
     """The logger ``perdure.orchestration.<name>``, off while replaying."""
 
     def __init__(self, recorder: Recorder) -> None:
-        super().__init__(logging.getLogger(f"perdure.orchestration.{recorder.name}"))
-        self._recorder = recorder
-
-    # The name is that of the standard library.
-    def isEnabledFor(self, level: int) -> bool:  # noqa: N802
-        return not self._recorder.is_replaying and self.logger.isEnabledFor(level)
-
-    def process(
-        self, msg: Any, kwargs: MutableMapping[str, Any]
-    ) -> tuple[Any, MutableMapping[str, Any]]:
-        recorder = self._recorder
-        fields: Mapping[str, Any] = {
+        fields = {
             "instance_id": recorder.instance_id,
             "execution_id": recorder.execution_id,
             "orchestration_name": recorder.name,
             "orchestration_version": recorder.version,
         }
-        kwargs["extra"] = {**fields, **(kwargs.get("extra") or {})}
-        return msg, kwargs
+        super().__init__(logging.getLogger(f"perdure.orchestration.{recorder.name}"), fields)
+        self._recorder = recorder
+
+    # The name is that of the standard library.
+    def isEnabledFor(self, level: int) -> bool:  # noqa: N802
+        return not self._recorder.is_replaying and self.logger.isEnabledFor(level)
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
         """Log; print the exception of a broken filter or handler to stderr instead of raising it.
@@ -287,14 +286,14 @@ def current() -> Current:
 class State:
     """A mapping of strings to JSON values that survives restarts and continue-as-new.
 
-    Reading returns a new copy: write a changed value back. Keys are sorted.
+    Reading returns a new copy: write a changed value back. A copy that is changed and dropped is
+    told in the log. Keys are sorted.
     """
 
     __slots__ = ()
 
     def __getitem__(self, key: str) -> Any:
-        recorder = require_recorder("state")
-        return _decode(recorder, key, recorder.state_values()[key], Any)
+        return require_recorder("state").state_read(key, Any)
 
     def __setitem__(self, key: str, value: object) -> None:
         recorder = require_recorder("state")
@@ -332,8 +331,7 @@ class State:
                 f"state.get({key!r}, default={type!r})"
             )
         recorder = require_recorder("state")
-        text = recorder.state_values().get(key)
-        return default if text is None else _decode(recorder, key, text, type)
+        return recorder.state_read(key, type) if key in recorder.state_values() else default
 
     def set(self, key: str, value: object) -> None:
         self[key] = value
@@ -354,10 +352,6 @@ class State:
 
     def __repr__(self) -> str:
         return "<state of the running orchestration>"
-
-
-def _decode(recorder: Recorder, key: str, text: str, type_: Any) -> Any:
-    return recorder.decode(msgspec.Raw(text.encode()), type_, where=f"state[{key!r}]")
 
 
 state = State()

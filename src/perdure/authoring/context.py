@@ -8,16 +8,17 @@ context object is passed around. Authoring knows only these protocols, not who i
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextvars import ContextVar
 from dataclasses import dataclass
-from threading import get_ident
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
+from threading import Thread, get_ident
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, TypeVar
 
 from perdure.errors import NotInOrchestration, UsageError
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Coroutine, Mapping
+    from collections.abc import Callable, Coroutine, Mapping, MutableMapping
     from contextvars import Token
 
     import msgspec
@@ -26,7 +27,21 @@ if TYPE_CHECKING:
     from perdure.codec import Codec
     from perdure.model.work import ParentLink
 
+    LoggerAdapter = logging.LoggerAdapter[logging.Logger]
+else:
+    LoggerAdapter = logging.LoggerAdapter
+
 R = TypeVar("R")
+
+
+class IdLogger(LoggerAdapter):
+    """A logger that adds the ids of the running code to each record, as fields."""
+
+    def process(
+        self, msg: Any, kwargs: MutableMapping[str, Any]
+    ) -> tuple[Any, MutableMapping[str, Any]]:
+        kwargs["extra"] = {**(self.extra or {}), **(kwargs.get("extra") or {})}
+        return msg, kwargs
 
 
 # --- orchestrations
@@ -47,6 +62,8 @@ class Recorder(Protocol):
     def parent(self) -> ParentLink | None: ...
     @property
     def turn(self) -> int: ...
+    @property
+    def scheduled_for_ms(self) -> int | None: ...
     @property
     def is_replaying(self) -> bool: ...
     @property
@@ -80,9 +97,20 @@ class Recorder(Protocol):
         delay_seconds: float,
     ) -> str: ...
 
-    def wait_for_event(self, name: str, type_: Any) -> Step[Any]: ...
+    def start_named(
+        self, name: str, payload: msgspec.Raw, instance_id: str, **fields: Any
+    ) -> object:
+        """Start an independent orchestration whose code may be elsewhere.
 
-    def next_message(self, queue: str, type_: Any) -> Step[Any]: ...
+        ``fields`` are those of ``OrchestrationChained``.
+        """
+        ...
+
+    def send_to(self, kind: str, target_id: str, name: str, data: msgspec.Raw) -> None: ...
+
+    def wait(self, name: str, type_: Any, *, is_message: bool) -> Step[Any]:
+        """Wait for the next event of that name, or for the next message of that mailbox."""
+        ...
 
     def rng(self) -> random.Random:
         """Return the seeded generator of the calling branch."""
@@ -100,6 +128,10 @@ class Recorder(Protocol):
 
     def state_values(self) -> Mapping[str, str]:
         """Return the state of the instance: JSON text by key."""
+        ...
+
+    def state_read(self, key: str, type_: Any) -> Any:
+        """Return the value of a key that exists."""
         ...
 
     def state_set(self, key: str, text: str) -> None: ...
@@ -165,17 +197,29 @@ else:
         # Not a collections.abc.Coroutine at run time: asyncio.wait() refuses those. The
         # create_task() of the durable loop accepts a step directly.
         # The loop sets these: a constructor in Python takes longer than the future itself.
-        __slots__ = ("_identity", "_owner", "event_id")
+        __slots__ = ("_identity", "_owner", "event_id", "was_awaited")
 
         def __hash__(self) -> int:
             # By place in the program, not by address: sets of steps keep their order on replay.
             return self._identity
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_") or name in self.__slots__:
+                raise AttributeError(name)
+            raise AttributeError(
+                f"a step has no {name!r}: it was not awaited; write (await ...).{name}"
+            )
 
         def cancel(self, msg: Any = None) -> bool:
             cancelled = super().cancel(msg)
             if cancelled:
                 self._owner.step_cancelled(self)
             return cancelled
+
+        def remove_done_callback(self, fn: Any, /) -> int:
+            # asyncio.wait() and shield() stop waiting: the code may drop the step after that.
+            self.was_awaited = True
+            return super().remove_done_callback(fn)
 
 
 # --- activities
@@ -201,10 +245,27 @@ class ActivityInfo:
     """Seed of the execution: differs if the instance is replaced, or deleted and started again."""
 
     @property
+    def logger(self) -> IdLogger:
+        """The logger ``perdure.activity.<name>``; its records have the ids as fields."""
+        fields = {name: getattr(self, name) for name in _LOGGED}
+        return IdLogger(logging.getLogger(f"perdure.activity.{self.activity_name}"), fields)
+
+    @property
     def idempotency_key(self) -> str:
         """A key for other systems: equal in all attempts of this call, different in other calls."""
         call = f"{self.instance_id}/{self.execution_id}/{self.activity_id}"
         return f"{call}/{self.seed}" if self.seed else call
+
+
+_LOGGED: Final = (
+    "instance_id",
+    "execution_id",
+    "orchestration_name",
+    "orchestration_version",
+    "activity_name",
+    "activity_id",
+    "attempt",
+)
 
 
 class ActivityScope(Protocol):
@@ -225,6 +286,10 @@ class ActivityScope(Protocol):
 
     def connection(self) -> Any:
         """Return the connection of the store, in the transaction that completes the activity."""
+        ...
+
+    def client(self) -> tuple[Any, asyncio.AbstractEventLoop, Thread]:
+        """Return the client of the runtime, its event loop, and the thread of that loop."""
         ...
 
 

@@ -6,11 +6,13 @@ import inspect
 import re
 from collections.abc import Iterable as IterableABC
 from dataclasses import dataclass, replace
-from functools import cached_property, update_wrapper
-from types import ModuleType
+from functools import cached_property, partial, update_wrapper
+from inspect import getattr_static
+from types import MappingProxyType, MethodType, ModuleType
 from typing import (
     TYPE_CHECKING,
     Any,
+    Concatenate,
     Final,
     Generic,
     Literal,
@@ -31,13 +33,14 @@ from perdure.authoring.signature import HandlerSignature
 from perdure.errors import InvalidValue, NotInOrchestration, NotRegistered, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Iterator
+    from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 
     from perdure.arguments import Duration
     from perdure.authoring.context import Step
     from perdure.model import work
 
 P = ParamSpec("P")
+Q = ParamSpec("Q")
 R = TypeVar("R")
 
 OnParentClose: TypeAlias = Literal["cancel", "abandon"]
@@ -73,8 +76,6 @@ class _Handler(Generic[P, R]):
     def __init__(self, fn: Callable[..., Any], name: str | None) -> None:
         if not inspect.isfunction(fn):
             raise UsageError(f"@{self.kind} takes a plain function, not {fn!r}")
-        if next(iter(inspect.signature(fn).parameters), "") == "self":
-            raise UsageError(f"@{self.kind} takes a plain function, not the method {fn!r}")
         self.fn: Callable[P, Any] = fn
         """The plain function; if it is async, it returns a coroutine."""
         self.name: str = limits.check_id(fn.__name__ if name is None else name, "name")
@@ -103,7 +104,7 @@ class _Handler(Generic[P, R]):
     @property
     def place(self) -> str:
         """``file:line`` of the definition."""
-        code = self.fn.__code__
+        code = cast("Any", self).__wrapped__.__code__
         return f"{code.co_filename}:{code.co_firstlineno}"
 
 
@@ -111,7 +112,8 @@ class Activity(_Handler[P, R]):
     """A unit of real work: runs at least once, may do anything.
 
     Called inside an orchestration it is scheduled durably; called anywhere else it runs the plain
-    function.
+    function. It may be a method: orchestrations call it on the class, ``Billing.charge(order)``,
+    and a runtime runs it on the object that is registered, ``Runtime(store, [Billing(pool)])``.
     """
 
     kind = "activity"
@@ -133,6 +135,14 @@ class Activity(_Handler[P, R]):
                 f"activity {self.name!r} is async and runs on the event loop; "
                 f"executor={self.settings.executor!r} is for sync functions"
             )
+        self.is_unbound: bool = self.signature.is_method
+        """It is a method without its object."""
+        needs_worker = self.is_unbound or self.signature.resources
+        if self.settings.executor == "process" and needs_worker:
+            raise UsageError(
+                f"activity {self.name!r} runs in a process, which has neither the objects nor the "
+                "resources of the worker: make it a plain function, or use executor='thread'"
+            )
         self.bounds = _bounds(self.settings)
         """Fields of the work item: retry plan, and timeout, heartbeat and deadline in ms."""
         self._rebuild_dict()
@@ -140,10 +150,45 @@ class Activity(_Handler[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Step[R]:
         recorder = find_recorder()
         if recorder is None:
+            self._check_plain_call(kwargs)
             plain: Any = self.fn(*args, **kwargs)
             return plain  # type: ignore[no-any-return]
         step: Step[R] = recorder.schedule_activity(self, args, kwargs)
         return step
+
+    def _check_plain_call(self, kwargs: dict[str, Any]) -> None:
+        if self.is_unbound:
+            raise UsageError(
+                f"activity {self.name!r} is a method: outside of orchestrations, call it on an "
+                "object"
+            )
+        missing = [name for name in self.signature.resources if name not in kwargs]
+        if missing:
+            passed = ", ".join(f"{name}=..." for name in missing)
+            raise UsageError(
+                f"activity {self.name!r} gets {', '.join(missing)} from a runtime: where you call "
+                f"it directly, pass {passed}"
+            )
+
+    def __get__(
+        self: Activity[Concatenate[Any, Q], R], instance: object, owner: type | None = None
+    ) -> Activity[Q, R]:
+        """Return the activity of an object, if it is a method; itself for the class."""
+        if instance is None or not self.is_unbound:
+            return cast("Activity[Q, R]", self)
+        copy = self._copy()
+        copy.fn = MethodType(self.fn, instance)
+        copy.is_unbound = False
+        return cast("Activity[Q, R]", copy)
+
+    def with_resources(self, available: Sequence[object]) -> Activity[P, R]:
+        """Return the activity with those of the resources that its function takes."""
+        found = self.signature.find_resources(available)
+        if not found:
+            return self
+        copy = self._copy()
+        copy.fn = cast("Callable[P, Any]", partial(cast("Callable[..., Any]", self.fn), **found))
+        return copy
 
     def options(
         self,
@@ -215,6 +260,11 @@ class Orchestration(_Handler[P, R]):
         super().__init__(fn, name)
         if not inspect.iscoroutinefunction(fn):
             raise UsageError(f"orchestration {self.name!r} must be an async def")
+        if self.signature.is_method or self.signature.resources:
+            raise UsageError(
+                f"orchestration {self.name!r} must be a function without self and RESOURCE: only "
+                "activities use objects of the worker"
+            )
         parse_version(version)
         self.version: str = version
         self.call = CallOptions()
@@ -341,10 +391,24 @@ Handler: TypeAlias = Activity[Any, Any] | Orchestration[Any, Any]
 class Registry:
     """The handlers of a runtime, by name and version. There is no process-wide registry."""
 
-    def __init__(self, handlers: Iterable[Handler | ModuleType] | Handler | ModuleType) -> None:
+    def __init__(
+        self,
+        handlers: Iterable[object] | Handler | ModuleType,
+        built_in: Iterable[Handler] = (),
+        pinned_versions: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self._pinned = pinned_versions
         self._activities: dict[str, Activity[Any, Any]] = {}
         self._orchestrations: dict[str, dict[str, Orchestration[Any, Any]]] = {}
-        for handler in definitions_in(handlers):
+        given = _listed(handlers)
+        self.modules = [each for each in given if isinstance(each, ModuleType)]
+        own = list(definitions_in(given))
+        self.own_activities = len({each.name for each in own if isinstance(each, Activity)})
+        """Number of activities that are not built in."""
+        self.own_orchestrations = len(
+            {(each.name, each.version) for each in own if isinstance(each, Orchestration)}
+        )
+        for handler in (*own, *built_in):
             handler.signature.check_annotations()
             if isinstance(handler, Activity):
                 self._add_activity(handler)
@@ -353,6 +417,8 @@ class Registry:
         for name, versions in self._orchestrations.items():
             oldest_first = sorted(versions, key=parse_version)
             self._orchestrations[name] = {version: versions[version] for version in oldest_first}
+        for name, version in pinned_versions.items():
+            self.resolve_orchestration(name, version)
         self.activity_names = frozenset(self._activities)
         self.orchestration_keys = frozenset(
             (name, version)
@@ -360,6 +426,15 @@ class Registry:
             for version in versions
         )
         """Name and version of every orchestration."""
+
+    def with_resources(self, available: Sequence[object]) -> Self:
+        """Return these handlers; their activities have the resources that they take."""
+        copy = object.__new__(type(self))
+        copy.__dict__ = dict(self.__dict__)
+        copy._activities = {
+            name: activity.with_resources(available) for name, activity in self._activities.items()
+        }
+        return copy
 
     def incompatible_versions(self) -> Iterator[str]:
         """Yield a warning for each latest version that cannot read arguments of an older one."""
@@ -375,13 +450,14 @@ class Registry:
                     )
 
     def resolve_orchestration(self, name: str, version: str | None) -> Orchestration[Any, Any]:
-        """Return exactly that version; the latest one for None or an empty version.
+        """Return exactly that version; for None or an empty version the pinned or the latest one.
 
         The version is empty if the instance ended before one was chosen.
         """
         versions = self._orchestrations.get(name)
         if versions is None:
             raise NotRegistered(_unknown("orchestration", name, self._orchestrations))
+        version = version or self._pinned.get(name)
         if not version:
             return next(reversed(versions.values()))
         found = versions.get(version)
@@ -400,8 +476,13 @@ class Registry:
         return found
 
     def _add_activity(self, handler: Activity[Any, Any]) -> None:
+        if handler.is_unbound:
+            raise UsageError(
+                f"activity {handler.name!r} at {handler.place} is a method: register an object of "
+                "its class instead, which then runs it"
+            )
         known = self._activities.setdefault(handler.name, handler)
-        if known.fn is not handler.fn:
+        if known.fn != handler.fn:
             raise UsageError(_clash(f"two activities are named {handler.name!r}", known, handler))
 
     def _add_orchestration(self, handler: Orchestration[Any, Any]) -> None:
@@ -412,16 +493,20 @@ class Registry:
             raise UsageError(_clash(what, known, handler))
 
 
-def definitions_in(handlers: Iterable[Any] | Handler | ModuleType) -> Iterator[Handler]:
-    """Yield each handler, and the handlers that modules define."""
-    single = isinstance(handlers, (Activity, Orchestration, ModuleType))
-    listed = [handlers] if single else handlers
-    if isinstance(listed, str) or not isinstance(listed, IterableABC):
+def _listed(handlers: Iterable[object] | Handler | ModuleType) -> list[object]:
+    if isinstance(handlers, (Activity, Orchestration, ModuleType)):
+        return [handlers]
+    if isinstance(handlers, str) or not isinstance(handlers, IterableABC):
         raise InvalidValue(
             f"handlers are a list of functions with @activity or @orchestration, or of modules of "
-            f"them; not {listed!r}"
+            f"them; not {handlers!r}"
         )
-    for handler in cast("Iterable[Any]", listed):
+    return list(handlers)
+
+
+def definitions_in(handlers: Iterable[object] | Handler | ModuleType) -> Iterator[Handler]:
+    """Yield each handler, the handlers that modules define, and the activities of objects."""
+    for handler in _listed(handlers):
         if isinstance(handler, (Activity, Orchestration)):
             yield handler
         elif isinstance(handler, ModuleType):
@@ -431,16 +516,27 @@ def definitions_in(handlers: Iterable[Any] | Handler | ModuleType) -> Iterator[H
                 raise InvalidValue(f"module {handler.__name__!r} defines no handler")
             yield from found
         else:
-            raise InvalidValue(
-                f"a handler is a function with @activity or @orchestration, or a module of them; "
-                f"not {handler!r}"
-            )
+            yield from _methods_of(handler)
+
+
+def _methods_of(handler: object) -> Iterator[Handler]:
+    """Yield the activities that are methods of an object."""
+    kind = type(handler)
+    names = [name for name in dir(kind) if isinstance(getattr_static(kind, name), Activity)]
+    if not names:
+        made = f"; register an object: {handler.__name__}()" if isinstance(handler, type) else ""
+        raise InvalidValue(
+            "a handler is a function with @activity or @orchestration, a module of them, or an "
+            f"object with activities as methods; not {handler!r}{made}"
+        )
+    for name in names:
+        yield getattr(handler, name)
 
 
 def _unknown(kind: str, name: str, known: Iterable[str]) -> str:
     import difflib
 
-    names = sorted(known)
+    names = sorted(each for each in known if not each.startswith("perdure."))  # not built in
     near = difflib.get_close_matches(name, names, n=3)
     meant = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
     listed = ", ".join(map(repr, names[:20])) or "none"

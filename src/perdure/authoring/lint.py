@@ -1,6 +1,7 @@
 """Finds likely mistakes in orchestrations: by reading the source, without running it.
 
 Two kinds are found: calls that return another value on replay, and steps that are not awaited.
+A line with the comment ``# perdure: allow`` is left out.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from perdure.authoring import api
 from perdure.authoring.definitions import Activity, Orchestration
+from perdure.errors import ForbiddenInOrchestration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -55,30 +57,51 @@ _STEPS: Final = (api.wait_for_event, api.next_message)
 _SETS: Final = (set, frozenset)
 _IN_ORDER: Final = (list, tuple, enumerate, iter, reversed, zip, map)
 _FUNCTIONS_MAX: Final = 200
+_ALLOW: Final = "# perdure: allow"
 
 
 class Finding(NamedTuple):
     """One line that is likely a mistake."""
 
-    orchestration: str
+    handler: str
     file: str
     line: int
     text: str
 
     def __str__(self) -> str:
         place = f"{Path(self.file).name}:{self.line}"
-        return f"orchestration {self.orchestration!r} {self.text.replace('{at}', f'at {place}')}"
+        return f"{self.handler} {self.text.replace('{at}', f'at {place}')}"
+
+
+def check_lines(handlers: Registry) -> None:
+    """Raise ForbiddenInOrchestration for likely mistakes in orchestrations, if there is one."""
+    found = "\n".join(map(str, _in_orchestrations(handlers)))
+    if found:
+        raise ForbiddenInOrchestration(
+            f"{found}\nIf such a line is harmless, end it with the comment {_ALLOW}"
+        )
 
 
 def findings_in(registry: Registry) -> Iterator[Finding]:
     """Yield likely mistakes in the orchestrations and in the functions that they call by name.
 
-    This helps authors and proves nothing. A function without source is left out.
+    Also yields calls that block the event loop in async activities. This helps authors and proves
+    nothing. A function without source is left out.
     """
+    yield from _in_orchestrations(registry)
+    for name in sorted(registry.activity_names):
+        activity = registry.resolve_activity(name)
+        if activity.is_async:
+            reader = _Reader(cast("FunctionType", activity.fn), _blocking_finding)
+            for line, text in reader.findings():
+                yield Finding(f"activity {name!r}", reader.file, line, text)
+
+
+def _in_orchestrations(registry: Registry) -> Iterator[Finding]:
     for name, version in sorted(registry.orchestration_keys):
         fn = registry.resolve_orchestration(name, version).fn
         for file, line, text in _found_from(cast("FunctionType", fn)):
-            yield Finding(name, file, line, text)
+            yield Finding(f"orchestration {name!r}", file, line, text)
 
 
 def _found_from(fn: FunctionType) -> Iterator[tuple[str, int, str]]:
@@ -102,8 +125,11 @@ def _package(fn: FunctionType) -> str:
 class _Reader:
     """Reads the source of one function."""
 
-    def __init__(self, fn: FunctionType) -> None:
+    def __init__(
+        self, fn: FunctionType, find: Callable[[_Reader, ast.AST], str | None] | None = None
+    ) -> None:
         self._fn = fn
+        self._find = find or _Reader.find_in_orchestration
         self.file = fn.__code__.co_filename
         self.called: list[FunctionType] = []
         """Functions that it calls by name."""
@@ -117,6 +143,8 @@ class _Reader:
             tree = ast.parse(textwrap.dedent("".join(lines)))
         except (OSError, TypeError, SyntaxError):  # no source file, or changed since the import
             return
+        except (SystemError, RecursionError):  # Python 3.11: two threads parse at once; deep code
+            return
         self._scope = self._fn.__globals__ | dict(inspect.getclosurevars(self._fn).nonlocals)
         self._sets = {
             target.id
@@ -128,14 +156,15 @@ class _Reader:
         waiting: list[ast.AST] = [tree]
         while waiting:
             node = waiting.pop()
-            if isinstance(node, ast.Call) and self._named(node.func) is api.side_effect:
+            if isinstance(node, ast.Call) and self.named(node.func) is api.side_effect:
                 continue  # side_effect() records what it calls
-            text = self._finding(node)
-            if text is not None:
-                yield first + getattr(node, "lineno", 1) - 1, text
+            text = self._find(self, node)
+            line = getattr(node, "lineno", 1) - 1
+            if text is not None and _ALLOW not in lines[line]:
+                yield first + line, text
             waiting.extend(reversed(list(ast.iter_child_nodes(node))))
 
-    def _finding(self, node: ast.AST) -> str | None:
+    def find_in_orchestration(self, node: ast.AST) -> str | None:
         match node:
             case ast.Expr(value=ast.Call() as call) if self._is_step(call):
                 shown = ast.unparse(call.func)
@@ -144,7 +173,7 @@ class _Reader:
                     f"and it is cancelled when the function ends; write await {shown}(...)"
                 )
             case ast.Call():
-                called = self._named(node.func)
+                called = self.named(node.func)
                 if isinstance(called, FunctionType):
                     self.called.append(called)
                 if inspect.isroutine(called) and called in _INSTEAD:
@@ -152,7 +181,7 @@ class _Reader:
                         f"calls {ast.unparse(node.func)}() {{at}}, which gives another value when "
                         f"it is replayed; use perdure's {_INSTEAD[called]}"
                     )
-            case ast.Name() | ast.Attribute() if self._named(node) is os.environ:
+            case ast.Name() | ast.Attribute() if self.named(node) is os.environ:
                 return (
                     "reads os.environ {at}, which another worker may have with other values; use "
                     "perdure's side_effect(), or pass it as an argument"
@@ -172,10 +201,10 @@ class _Reader:
         if isinstance(func, ast.Call) and isinstance(func.func, ast.Attribute):
             # charge.options(...)(...)
             is_options = func.func.attr == "options"
-            return is_options and isinstance(
-                self._named(func.func.value), (Activity, Orchestration)
-            )
-        called = self._named(func)
+            if any(keyword.arg == "on_parent_close" for keyword in func.keywords):
+                return False  # a child that goes on after its parent needs no await
+            return is_options and isinstance(self.named(func.func.value), (Activity, Orchestration))
+        called = self.named(func)
         return isinstance(called, (Activity, Orchestration)) or any(
             called is each for each in _STEPS
         )
@@ -200,12 +229,12 @@ class _Reader:
             case _:
                 return False
 
-    def _named(self, node: ast.expr) -> Any:
+    def named(self, node: ast.expr) -> Any:
         """Return the object of a dotted name, or None if that would require running code."""
         if isinstance(node, ast.Name):
             return self._scope.get(node.id)
         if isinstance(node, ast.Attribute):
-            owner = self._named(node.value)
+            owner = self.named(node.value)
             if isinstance(owner, (ModuleType, type)):
                 return getattr(owner, node.attr, None)
         return None
@@ -214,3 +243,12 @@ class _Reader:
 _SET_TEXT: Final = (
     "takes steps in the order of a set {at}, which differs between processes; use sorted(...)"
 )
+
+
+def _blocking_finding(reader: _Reader, node: ast.AST) -> str | None:
+    if not isinstance(node, ast.Call) or reader.named(node.func) is not time.sleep:
+        return None
+    return (
+        f"calls {ast.unparse(node.func)}() {{at}}, which stops everything in this process; use "
+        "await asyncio.sleep(...), or make the activity a plain def, which runs in a thread"
+    )

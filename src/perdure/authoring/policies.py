@@ -29,11 +29,14 @@ class Retry:
     """Retries of a failed activity.
 
     Times are numbers of seconds, or timedeltas. Each delay is ``multiplier`` times the one before.
+    ``increment`` is added once after the second attempt, twice after the third, and so on:
+    ``Retry(first_delay=5, multiplier=1, increment=5)`` waits 5, 10, 15 seconds.
     """
 
     max_attempts: int = 3
     first_delay: Duration = 0.1
     multiplier: float = 2.0
+    increment: Duration = 0
     max_delay: Duration = 30.0
     jitter: float = 0.1
     """Share of the delay that is drawn at random, 0 to 1."""
@@ -45,6 +48,7 @@ class Retry:
     def __post_init__(self) -> None:
         check_number(self.max_attempts, "Retry.max_attempts (1 means: no retry)", minimum=1)
         first_delay = to_seconds(self.first_delay, "Retry.first_delay")
+        to_seconds(self.increment, "Retry.increment")
         max_delay = to_seconds(self.max_delay, "Retry.max_delay")
         check_real(
             self.multiplier, "Retry.multiplier", minimum=1, maximum=limits.RETRY_MULTIPLIER_MAX
@@ -71,6 +75,7 @@ class Retry:
             max_attempts=self.max_attempts,
             first_delay_ms=to_milliseconds(self.first_delay, "Retry.first_delay"),
             multiplier=float(self.multiplier),
+            increment_ms=to_milliseconds(self.increment, "Retry.increment"),
             max_delay_ms=to_milliseconds(self.max_delay, "Retry.max_delay"),
             jitter=float(self.jitter),
             never=tuple(
@@ -104,7 +109,9 @@ class ActivityOptions:
 
     def __post_init__(self) -> None:
         if self.retry is not None and not isinstance(self.retry, Retry):
-            raise InvalidValue(f"retry must be a Retry(...), not {self.retry!r}")
+            raise InvalidValue(
+                f"retry must be a Retry(...), such as Retry(max_attempts=3), not {self.retry!r}"
+            )
         for name in ("timeout", "heartbeat_timeout", "deadline"):
             _check_bound(name, getattr(self, name))
         check_flag(self.transactional, "transactional")

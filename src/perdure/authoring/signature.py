@@ -9,7 +9,8 @@ from __future__ import annotations
 import copy
 import inspect
 from functools import partial
-from typing import TYPE_CHECKING, Any, Never, NoReturn, get_type_hints
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Final, Never, NoReturn, get_origin, get_type_hints
 
 import msgspec
 
@@ -17,7 +18,7 @@ from perdure.codec import EXACT, JSON, Compared, difference
 from perdure.errors import PayloadError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from perdure.codec import Codec
 
@@ -26,6 +27,20 @@ _Parameter = inspect.Parameter
 _ANYTHING: tuple[Any, ...] = (object, NoReturn, Never)
 _IMMUTABLE = (str, int, float, bool, bytes, type(None))
 _REFUSED = {_Parameter.VAR_POSITIONAL: "*", _Parameter.VAR_KEYWORD: "**"}
+
+
+class _Resource:
+    """The class of ``RESOURCE``."""
+
+    def __repr__(self) -> str:
+        return "RESOURCE"
+
+
+RESOURCE: Final[Any] = _Resource()
+"""The default of a parameter that an activity gets from its runtime instead of its caller.
+
+The runtime passes the one of its resources that fits the annotation of the parameter.
+"""
 
 
 class _Types(msgspec.Struct, frozen=True):
@@ -37,23 +52,28 @@ class _Types(msgspec.Struct, frozen=True):
     result: Any
     exact: tuple[type, ...] | None
     """Arguments of exactly these classes come back equal; None if an annotation is wider."""
+    resources: dict[str, Any]
+    """The annotations of the parameters that the runtime passes."""
 
 
 class HandlerSignature:
-    """Binds, writes and reads the arguments and the result of one function."""
+    """Binds, writes and reads the arguments and the result of one function.
+
+    ``self`` of a method and the parameters that the runtime passes are no part of them.
+    """
 
     def __init__(self, fn: Callable[..., Any], label: str) -> None:
         self._fn = fn
         self._label = label
         self._types: _Types | None = None
-        self._signature = inspect.signature(fn)
-        self._parameters = tuple(self._signature.parameters.values())
-        for parameter in self._parameters:
-            if parameter.kind in _REFUSED:
-                raise UsageError(
-                    f"{label} takes {_REFUSED[parameter.kind]}{parameter.name}: name every "
-                    "parameter, so that a recorded call can be read back by its position"
-                )
+        given = inspect.signature(fn)
+        self.resources = tuple(p.name for p in given.parameters.values() if p.default is RESOURCE)
+        """The names of the parameters that the runtime passes."""
+        own = [p for p in given.parameters.values() if p.name not in self.resources]
+        self.is_method = bool(own) and own[0].name == "self"
+        self._parameters = tuple(own[1:] if self.is_method else own)
+        self._signature = given.replace(parameters=self._parameters)
+        self._check_parameters(list(given.parameters))
         positional = [p for p in self._parameters if p.kind is not _Parameter.KEYWORD_ONLY]
         self._positional_max = len(positional)
         self._keywords = self._parameters[len(positional) :]
@@ -63,6 +83,22 @@ class HandlerSignature:
         self._positional_min = required if all_optional else len(positional) + 1
         self._arguments_label = f"arguments ({', '.join(self._signature.parameters)}) of {label}"
         self._result_label = f"result of {label}"
+
+    def _check_parameters(self, order: list[str]) -> None:
+        for parameter in self._parameters:
+            if parameter.kind in _REFUSED:
+                raise UsageError(
+                    f"{self._label} takes {_REFUSED[parameter.kind]}{parameter.name}: name every "
+                    "parameter, so that a recorded call can be read back by its position"
+                )
+            is_positional = parameter.kind is not _Parameter.KEYWORD_ONLY
+            if is_positional and any(
+                n in self.resources for n in order[: order.index(parameter.name)]
+            ):
+                raise UsageError(
+                    f"{self._label} has {parameter.name!r} after a resource: callers do not pass "
+                    "resources, so put them last, or after a *"
+                )
 
     def encode_arguments(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], codec: Codec
@@ -122,6 +158,27 @@ class HandlerSignature:
         for parameter, annotation in zip(self._parameters, types.arguments, strict=True):
             JSON.check_type(annotation, where=f"argument {parameter.name!r} of {self._label}")
         JSON.check_type(types.result, where=self._result_label)
+        for name, annotation in types.resources.items():
+            if not isinstance(annotation, type) or annotation is object:
+                raise UsageError(
+                    f"the resource {name!r} of {self._label} needs a class as its annotation, "
+                    f"which finds it among the resources of the runtime; not {annotation!r}"
+                )
+
+    def find_resources(self, available: Sequence[object]) -> dict[str, object]:
+        """Return the resource of each parameter that needs one, chosen by its annotation."""
+        found: dict[str, object] = {}
+        for name, kind in (self._types or self._resolve()).resources.items():
+            fitting = [each for each in available if isinstance(each, kind)]
+            if len(fitting) != 1:
+                raise UsageError(
+                    f"{self._label} needs {kind.__qualname__} for {name!r}, and {len(fitting)} of "
+                    f"the resources are one; pass one with Runtime(..., resources=[...]), or yield "
+                    "it from lifespan(runtime) in a module of handlers. To have two of a kind, "
+                    "give each a class of its own"
+                )
+            found[name] = fitting[0]
+        return found
 
     def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         if not kwargs and self._positional_min <= len(args) <= self._positional_max:
@@ -129,7 +186,8 @@ class HandlerSignature:
         try:
             given = self._signature.bind(*args, **kwargs).arguments
         except TypeError as error:
-            raise TypeError(f"{self._label}: {error}") from None
+            known = ", ".join(self._signature.parameters)
+            raise TypeError(f"{self._label}: {error}; its parameters are ({known})") from None
         last = max((i for i, p in enumerate(self._parameters) if p.name in given), default=-1)
         return tuple(given.get(p.name, p.default) for p in self._parameters[: last + 1])
 
@@ -145,6 +203,7 @@ class HandlerSignature:
             record=self._record(arguments),
             result=_readable(hints.get("return", Any)),
             exact=tuple(arguments) if all(map(_is_exact, arguments)) else None,
+            resources={name: _class_of(hints.get(name)) for name in self.resources},
         )
         return self._types
 
@@ -177,6 +236,14 @@ class HandlerSignature:
 
 def _is_exact(annotation: Any) -> bool:
     return isinstance(annotation, type) and annotation in EXACT
+
+
+def _class_of(annotation: Any) -> Any:
+    """Return ``Pool`` of ``Annotated[Pool, ...]`` and of ``Pool[Row]``."""
+    if get_origin(annotation) is Annotated:
+        annotation = annotation.__origin__
+    origin = get_origin(annotation)
+    return annotation if origin is None or origin is UnionType else origin
 
 
 def _readable(annotation: Any) -> Any:

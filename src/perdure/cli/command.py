@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from perdure.errors import InvalidValue, PerdureError
+from perdure.errors import InvalidValue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from click.shell_completion import CompletionItem
-
-    from perdure.cli.settings import Settings
 
 SETTINGS: Final[dict[str, Any]] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -152,8 +150,6 @@ class LazyGroup(click.Group):
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
-_COMPLETIONS_MAX = 50
-
 
 def combined(*options: Callable[[Any], Any]) -> Callable[[F], F]:
     """Return one decorator that adds several options and arguments, in this order."""
@@ -193,6 +189,35 @@ def module_option() -> Callable[[F], F]:
 def id_argument(name: str = "instance_id", **extra: Any) -> Callable[[F], F]:
     metavar = extra.pop("metavar", "ID")
     return click.argument(name, metavar=metavar, shell_complete=complete_ids, **extra)
+
+
+def ids_argument() -> Callable[[F], F]:
+    """Return the argument ``[ID]...``, joined with the ids of the option ``--ids-from``."""
+
+    def decorate(function: F) -> F:
+        @wraps(function)
+        def joined(
+            *args: Any, ids_from: str | None, instance_ids: Sequence[str], **given: Any
+        ) -> Any:
+            from perdure.cli.inputs import read_ids
+            from perdure.cli.render import warn
+
+            ids = (*instance_ids, *(() if ids_from is None else read_ids(ids_from)))
+            if ids_from is not None and not ids:
+                warn(f"--ids-from {ids_from} names no instance: nothing is done")
+                return 0
+            return function(*args, instance_ids=ids, **given)
+
+        return combined(
+            click.argument(
+                "instance_ids", metavar="[ID]...", nargs=-1, shell_complete=complete_ids
+            ),
+            click.option(
+                "--ids-from", metavar="FILE", help="Also these ids, one a line; - for a pipe."
+            ),
+        )(joined)  # type: ignore[return-value]
+
+    return decorate
 
 
 def execution_option() -> Callable[[F], F]:
@@ -236,27 +261,14 @@ def _milliseconds(
 def complete_ids(
     context: click.Context, _parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Return the stored ids that begin with ``incomplete``, or [] if the store is unreadable."""
-    import asyncio
+    from perdure.cli import completion
 
-    from click.shell_completion import CompletionItem
+    return completion.complete_ids(context, incomplete)
 
-    from perdure.cli.session import Session, open_session
-    from perdure.cli.settings import Settings
-    from perdure.providers.records import InstanceQuery
 
-    settings: Settings = context.find_root().obj or Settings()
-    settings.store_flag = context.params.get("store") or settings.store_flag
+def complete_names(
+    context: click.Context, _parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    from perdure.cli import completion
 
-    async def body(session: Session) -> list[CompletionItem]:
-        query = InstanceQuery(id_prefix=incomplete) if incomplete else None
-        page = await session.admin.list_instances(query, limit=_COMPLETIONS_MAX)
-        return [
-            CompletionItem(info.instance_id, help=f"{info.name} {info.status}")
-            for info in page.instances
-        ]
-
-    try:
-        return asyncio.run(open_session(body, settings, settings.existing_store()))
-    except (PerdureError, OSError):
-        return []
+    return completion.complete_names(context, incomplete)

@@ -1,15 +1,13 @@
-"""Everything about one instance, read at once and printed on one screen."""
+"""Everything about one instance, printed on one screen."""
 
 from __future__ import annotations
 
 import shlex
 from collections import Counter
-from dataclasses import dataclass
 from itertools import groupby
 from statistics import median
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from perdure.cli.escape import clean_block
 from perdure.cli.render import (
     Cell,
     counted,
@@ -22,19 +20,12 @@ from perdure.cli.render import (
     status_style,
 )
 from perdure.cli.session import suggest_commands
-from perdure.cli.shapes import named, shown_status
+from perdure.cli.shapes import named, shown_bytes, shown_status
 from perdure.client.durations import shown_duration, shown_time
-from perdure.client.insights import (
-    QUEUE_LIMIT,
-    Insight,
-    LastSteps,
-    QueueContext,
-    explain,
-    read_last_steps,
-    read_queue_context,
-)
+from perdure.client.insights import QUEUE_LIMIT
 from perdure.client.instance import failure_of
 from perdure.client.steps import BranchView, State, StepView, branches_of, payload_text, shortened
+from perdure.escape import clean_block
 from perdure.limits import HISTORY_EVENTS_WARN
 from perdure.model.failures import BlockReason, own_frames
 from perdure.model.status import Status
@@ -42,44 +33,18 @@ from perdure.model.status import Status
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from perdure.cli.session import Session
-    from perdure.client.insights import Attempt
-    from perdure.providers.records import InstanceInfo
+    from perdure.client.insights import Attempt, InstanceDetails
 
 Row: TypeAlias = list[Cell]
 
-_EVENTS_READ: Final = 5_000
-"""Of a longer history only the last events are shown."""
 _TEXT_MAX: Final = 500
+_UNREAD_SHOWN: Final = 5
 _ADVICE: Final = {
     BlockReason.UNDECODABLE: "What is stored stays as it is: let the annotation or the type in the "
     "code fit it, and deploy. A worker with other code tries again by itself.",
     BlockReason.POISON: "A worker with other code tries again by itself; with the same code, "
     "after retry.",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class InstanceDetails:
-    """Everything that is shown of one instance."""
-
-    info: InstanceInfo
-    insight: Insight
-    around: QueueContext
-    last: LastSteps
-
-
-async def read_details(session: Session, instance_id: str) -> InstanceDetails:
-    info = await session.info(instance_id)
-    workers = await session.admin.list_workers()
-    around = await read_queue_context(session.admin, instance_id, workers)
-    last = await read_last_steps(session.provider, info, _EVENTS_READ, with_input=True)
-    return InstanceDetails(
-        info=info,
-        insight=explain(info, last.steps, around, session.now_ms()),
-        around=around,
-        last=last,
-    )
 
 
 def print_details(details: InstanceDetails, now_ms: int, *, is_whole: bool = False) -> None:
@@ -119,10 +84,22 @@ def _facts(details: InstanceDetails, now_ms: int) -> list[tuple[str, str]]:
     if event_count:
         long = "; long: continue_as_new() starts a fresh one"
         warning = long if event_count >= HISTORY_EVENTS_WARN else ""
-        facts.append(("history", f"{event_count} events, execution {info.execution_id}{warning}"))
+        size = shown_bytes(details.stats.history_bytes)
+        words = f"{event_count} events, {size}, execution {info.execution_id}{warning}"
+        facts.append(("history", words))
+    if details.stats.state_keys:
+        keys = counted(details.stats.state_keys, "key")
+        facts.append(("state", f"{keys}, {shown_bytes(details.stats.state_bytes)}"))
     waiting = sum(queued.visible_at_ms <= now_ms for queued in details.around.messages)
     if waiting and not info.status.is_final:
         facts.append(("queued", f"{counted(waiting, 'message')} for it"))
+    if details.unread:
+        shown = ", ".join(
+            f"{each.kind} {each.name!r}" + (f" x {each.count}" if each.count > 1 else "")
+            for each in details.unread[:_UNREAD_SHOWN]
+        )
+        more = len(details.unread) - _UNREAD_SHOWN
+        facts.append(("unread", f"{shown} and {more} more" if more > 0 else shown))
     return facts
 
 
@@ -256,7 +233,7 @@ class _Lines:
         match step.state:
             case "done":
                 returned = step.result if step.result not in {None, "null"} else ""
-                return f"→ {returned}{again}" if returned else again.strip()
+                return f"{glyph('returned')} {returned}{again}" if returned else again.strip()
             case "failed":
                 return f"{step.error}{again}"
             case "dropped":
@@ -266,7 +243,7 @@ class _Lines:
 
     def _progress(self, step: StepView) -> str:
         attempt = self._attempts.get(step.event_id)
-        if attempt is not None:
+        if attempt is not None and step.kind != "instance":
             doing = "running" if attempt.is_running else "queued"
             if attempt.next_ms > self._now_ms:
                 doing = f"next in {shown_duration(attempt.next_ms - self._now_ms)}"
@@ -278,7 +255,7 @@ class _Lines:
             return f"due in {shown_duration(left_ms)}" if left_ms > 0 else "due"
         if step.kind == "activity" and self._has_all_attempts:
             return "ended, not taken up yet"
-        return "waiting" if step.kind in {"event", "message"} else "running"
+        return "waiting" if step.kind in {"event", "message", "instance"} else "running"
 
 
 def _row(depth: int, state: State, call: str, took_ms: int, outcome: str, *, is_bad: bool) -> Row:

@@ -35,6 +35,7 @@ _CODES: Sequence[tuple[tuple[type[BaseException], ...], Exit]] = (
     (
         (
             errors.AlreadyExists,
+            errors.AlreadyResolved,
             errors.InstanceFinished,
             errors.InstanceStillRunning,
             errors.NotARoot,

@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from perdure.errors import InvalidValue, UsageError
-from perdure.limits import PAYLOAD_BYTES_MAX
+from perdure.limits import PAYLOAD_BYTES_MAX, check_id
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -55,6 +55,15 @@ def read_arguments(text: str | None, option: str) -> tuple[Any, ...]:
         return ()
     value = read_json(text, option)
     return tuple(value) if _is_array(value) else (value,)
+
+
+def read_ids(name: str) -> tuple[str, ...]:
+    """Return the ids of a file, or of standard input for ``-``: one a line."""
+    try:
+        text = sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidValue(f"--ids-from {name} cannot be read: {error}") from None
+    return tuple(check_id(line, "id") for line in text.split("\n") if line)
 
 
 def _is_array(value: object) -> bool:

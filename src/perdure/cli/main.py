@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from perdure.cli.command import LazyGroup
-from perdure.cli.escape import ESCAPED, clean
 from perdure.cli.exits import Exit, code_of, is_expected, line_of
 from perdure.cli.settings import Settings
 from perdure.errors import UsageError
+from perdure.escape import ESCAPED, clean
 from perdure.version import VERSION
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ SECTIONS = {
         "start": ("start:start", "Start an instance of an orchestration."),
     },
     "Look": {
+        "serve": ("serve:serve", "Serve the dashboard, the JSON API and health checks."),
         "list": ("listing:list_command", "List instances, newest first. Short: ls."),
         "count": ("listing:count", "Count instances."),
         "show": ("show:show", "Say what an instance is doing, and show its steps."),
@@ -45,6 +46,12 @@ SECTIONS = {
         "resume": ("control:resume", "Let paused instances go on."),
         "retry": ("control:retry", "Let blocked or failed instances go on where they stand."),
         "rerun": ("rerun:rerun", "Run an instance once more under another id."),
+        "promises": ("promises:promises", "List the promises without an answer."),
+        "resolve": ("promises:resolve", "Give a promise its value, or reject it."),
+        "schedule": (
+            "schedule:schedule",
+            "Look at schedules; pause, trigger, backfill or remove them.",
+        ),
         "purge": ("control:purge", "Delete instances that have ended."),
     },
     "Check and move": {
@@ -122,6 +129,10 @@ class Root(LazyGroup):
         known = {
             name: extra[name] for name in ("complete_var", "windows_expand_args") if name in extra
         }
+        if "_PERDURE_COMPLETE" in os.environ:
+            from perdure.cli.completion import use_quoting
+
+            use_quoting()
         try:
             given = [_in_utf8(arg) for arg in (sys.argv[1:] if args is None else args)]
             outcome = super().main(

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 from perdure.authoring.definitions import Activity, Orchestration, Registry
 from perdure.codec import JSON, Codec
 from perdure.errors import UsageError
+from perdure.schedules.records import schedules_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from perdure.authoring.definitions import Handler
+    from perdure.schedules.records import Schedule
 
 
 def load_registry(names: Sequence[str], command: str) -> Registry:
@@ -51,6 +53,15 @@ def load_codec(names: Sequence[str]) -> Codec:
             "module that has only that one"
         )
     return next(iter(found), JSON)
+
+
+def load_schedules(names: Sequence[str]) -> list[Schedule]:
+    """Return the schedules at the top level of the modules, each once."""
+    found: dict[str, Schedule] = {}
+    for place in (name.partition(":")[0] for name in names):
+        for value in vars(_load(place)).values():
+            found |= {each.id: each for each in schedules_in(value)}
+    return list(found.values())
 
 
 def _handlers(name: str) -> list[Handler | ModuleType]:

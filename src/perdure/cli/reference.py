@@ -27,6 +27,10 @@ Every command takes `--store URL` and `--traceback`. The store is the one of the
 `./perdure.db`. Output for people goes to a terminal in colour (`NO_COLOR` is respected) and to a
 pipe as plain lines; `-o json` and `-o jsonl` print JSON and nothing else.
 
+An id that begins with `-` looks like an option. Write `--` before it: `perdure show -- -x`. To hand
+a list of ids to another command, use `--ids-from -` instead of `xargs`:
+`perdure list -o ids | perdure purge --ids-from - -y`.
+
 | exit code | meaning |
 |---|---|
 | 0 | ok |

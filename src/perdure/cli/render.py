@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
+import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import IO, TYPE_CHECKING, Any, Final, TextIO, cast
 
-from perdure.cli.escape import clean, clean_json
+from perdure.escape import clean, clean_json
 from perdure.model.status import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Generator, Iterable, Sequence
 
     from rich.console import Console, RenderableType
     from rich.text import Text
@@ -42,10 +44,23 @@ _GLYPHS: Final = {
     "cancelled": "⊘",
     "terminated": "⊘",
     "done": "✓",
+    "returned": "→",
     "open": "▷",
     "dropped": "-",
 }
-_ASCII: Final = {"✓": "+", "✗": "x", "▷": ">", "↻": "~", "◷": "o", "■": "#", "‖": "=", "»": ">"}
+_PROGRESS_SECONDS: Final = 0.1
+_BAR_WIDTH: Final = 20
+_ASCII: Final = {
+    "✓": "+",
+    "✗": "x",
+    "▷": ">",
+    "↻": "~",
+    "◷": "o",
+    "■": "#",
+    "‖": "=",
+    "»": ">",
+    "→": "->",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +191,29 @@ def note(text: str) -> None:
     """Print a remark on a terminal; print nothing into a pipe."""
     if is_terminal():
         echo(Cell(text, "dim"))
+
+
+@contextmanager
+def progress(what: str) -> Generator[Callable[[int, int], None]]:
+    """Give a function that shows (done, total) on a terminal; the line is gone at the end."""
+    shown_at = 0.0
+
+    def show(done: int, total: int) -> None:
+        nonlocal shown_at
+        now = time.monotonic()
+        if sys.stderr.isatty() and now - shown_at >= _PROGRESS_SECONDS:
+            shown_at = now
+            filled = done * _BAR_WIDTH // max(done, total, 1)
+            bar = f"{'#' * filled}{'.' * (_BAR_WIDTH - filled)}"
+            sys.stderr.write(f"\r[{bar}] {done} of {max(done, total)} {what}")
+            sys.stderr.flush()
+
+    try:
+        yield show
+    finally:
+        if shown_at:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
 
 
 def suggest(*commands: str) -> None:

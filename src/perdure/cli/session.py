@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 
     from perdure.cli.settings import Settings
     from perdure.client.client import Client
+    from perdure.client.insights import Insight, InstanceDetails
     from perdure.providers.administration import ProviderAdmin
     from perdure.providers.contract import Provider
     from perdure.providers.migrate import Migration
-    from perdure.providers.records import InstanceInfo
+    from perdure.providers.records import InstanceInfo, WorkerInfo
 
 T = TypeVar("T")
 
@@ -62,6 +63,19 @@ class Session:
 
     def now_ms(self) -> int:
         return SystemClock().now_ms()
+
+    async def details(self, instance_id: str) -> InstanceDetails:
+        """Read everything that is shown of one instance."""
+        from perdure.client.insights import read_details
+
+        info = await self.info(instance_id)
+        return await read_details(self.provider, info, self.now_ms())
+
+    async def insight(self, info: InstanceInfo, workers: Sequence[WorkerInfo]) -> Insight:
+        """Describe what an instance is doing."""
+        from perdure.client.insights import read_insight
+
+        return await read_insight(self.provider, info, workers, self.now_ms())
 
     async def info(self, instance_id: str) -> InstanceInfo:
         """Return the instance; raise NotFound with similar ids if it is unknown."""

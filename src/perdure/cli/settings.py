@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from perdure.cli.render import warn
 from perdure.errors import NotFound, UsageError
 
 if TYPE_CHECKING:
@@ -38,7 +39,12 @@ class Settings:
             file = folder / "pyproject.toml"
             if file.is_file():
                 table = _perdure_table(file)
-                if table is not None:
+                if table is not None and _is_foreign(file):
+                    warn(
+                        f"{file} belongs to another user and is ignored: it would choose the store "
+                        "and the code; name them with --store and -m, or make the file your own"
+                    )
+                elif table is not None:
                     return folder, table
         return self.directory, {}
 
@@ -138,6 +144,11 @@ def _module_beside(folder: Path, written: str) -> str:
     if not place.endswith(".py") or Path(place).is_absolute():
         return written
     return os.path.relpath(folder / place) + colon + attribute
+
+
+def _is_foreign(file: Path) -> bool:
+    """Return True for a file of neither this user nor root; False where files have no owner."""
+    return hasattr(os, "geteuid") and file.stat().st_uid not in {os.geteuid(), 0}
 
 
 def _perdure_table(file: Path) -> Mapping[str, Any] | None:

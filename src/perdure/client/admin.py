@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from perdure.arguments import check_flag, check_kind, check_number, check_string
+from perdure.arguments import (
+    check_flag,
+    check_kind,
+    check_moment,
+    check_number,
+    check_string,
+    whole_milliseconds,
+)
 from perdure.client.instance import InstanceStatus, view_of
-from perdure.limits import BULK_INSTANCES_MAX, PAGE_ITEMS_MAX
+from perdure.client.moving import export_lines, trees_of
+from perdure.client.rerun import fresh_id, rerun
+from perdure.client.retry import prune_state, retry
+from perdure.limits import BULK_INSTANCES_MAX, PAGE_ITEMS_MAX, check_id
 from perdure.providers.records import (
     DeleteResult,
     InstanceQuery,
@@ -15,10 +25,14 @@ from perdure.providers.records import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    import datetime
+    from collections.abc import AsyncIterator, Sequence
 
+    from perdure.client.retry import Retried
+    from perdure.clock import Clock
     from perdure.codec import Codec
     from perdure.providers.administration import ProviderAdmin
+    from perdure.providers.contract import Provider
     from perdure.providers.records import (
         DeadLetter,
         ExecutionInfo,
@@ -34,9 +48,11 @@ if TYPE_CHECKING:
 class Administration:
     """The verbs of operators. The verbs of the provider itself are at ``provider.admin``."""
 
-    def __init__(self, admin: ProviderAdmin, codec: Codec) -> None:
-        self._admin = admin
+    def __init__(self, provider: Provider, codec: Codec, clock: Clock) -> None:
+        self._provider = provider
+        self._admin = provider.admin
         self._codec = codec
+        self._clock = clock
 
     async def page(
         self, query: InstanceQuery | None = None, *, cursor: str | None = None, limit: int = 100
@@ -105,6 +121,52 @@ class Administration:
         """Drop past executions of every instance that fits, running ones and children included."""
         _check_query(query)
         return await self._admin.prune_executions_bulk(query, _checked_options(options))
+
+    async def prune_state(self, instance_id: str, *, updated_before: datetime.datetime) -> int:
+        """Drop the keys of an ended instance's state that were not written since; count them.
+
+        Raises InstanceStillRunning for others: their code has the state in memory, and deletes keys
+        itself with ``del state[key]``.
+        """
+        check_moment(updated_before, "updated_before")
+        bound_ms = whole_milliseconds(updated_before, round_up=True)
+        return await prune_state(self._provider, check_id(instance_id, "id"), bound_ms)
+
+    async def retry(self, instance_id: str) -> Retried | None:
+        """Let an instance go on from where it failed, was cancelled or was terminated.
+
+        Finished steps stay finished. A Blocked or Paused instance continues, and None is returned.
+        Raises InstanceFinished for a Completed instance, InstanceStillRunning for others.
+        """
+        return await retry(self._provider, check_id(instance_id, "id"), self._clock)
+
+    async def rerun(
+        self,
+        instance_id: str,
+        *,
+        id: str | None = None,  # noqa: A002
+        args: Sequence[Any] | None = None,
+        version: str | None = None,
+    ) -> str:
+        """Start the orchestration once more as a new instance, and return its id.
+
+        Without ``args`` it gets the same arguments, without ``version`` the latest version. Without
+        ``id`` the new id begins with the old one.
+        """
+        new_id = fresh_id(check_id(instance_id, "id")) if id is None else id
+        given = None if args is None else self._codec.encode(tuple(args), where="args of a rerun")
+        await rerun(self._provider, instance_id, new_id, input=given, version=version)
+        return new_id
+
+    async def export(self, *instance_ids: str) -> AsyncIterator[str]:
+        """Yield the lines that ``perdure export`` writes: the instances with their children.
+
+        ``perdure import`` reads them into any store. Raises NotFound for an unknown id, and
+        InstanceStillRunning if one of several went on meanwhile.
+        """
+        chosen = await trees_of(self._admin, instance_ids)
+        async for line in export_lines(self._admin, chosen):
+            yield line
 
     async def metrics(self) -> SystemMetrics:
         """Return totals over the store."""

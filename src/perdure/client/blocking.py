@@ -2,7 +2,7 @@
 
 A thread runs the event loop of a client or runtime. ``call`` runs any coroutine function of the
 client or of a handle there, and waits for it. ``start`` is a method of its own because type
-checkers cannot follow it through ``call``.
+checkers cannot follow it through ``call``. Its handles have blocking methods.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, TypeVarTuple, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, TypeVarTuple, cast, overload
 
+from perdure.authoring.context import require_scope
 from perdure.client.client import Client
 from perdure.errors import UsageError, shown
 
@@ -22,14 +23,69 @@ if TYPE_CHECKING:
 
     from perdure.arguments import Duration
     from perdure.authoring import Orchestration
-    from perdure.client.client import IfExists
-    from perdure.client.instance import Handle
+    from perdure.client.instance import Handle, InstanceStatus
+    from perdure.client.starting import IfChanged, IfExists
 
 C = TypeVar("C", bound="Client")
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
+
+
+class BlockingHandle(Generic[R]):
+    """An instance by its id, for synchronous code. Each method does what ``Handle`` does."""
+
+    __slots__ = ("_client", "handle", "id")
+
+    def __init__(self, client: BlockingClient[Any], handle: Handle[R]) -> None:
+        self.handle = handle
+        """The handle for code with an event loop."""
+        self.id = handle.id
+        self._client = client
+
+    def __repr__(self) -> str:
+        return f"<BlockingHandle {self.id!r}>"
+
+    def result(self, timeout: Duration | None = None) -> R:
+        """Wait for the end and return the result."""
+        return self._client.call(self.handle.result, timeout)
+
+    def describe(self, *, waits: bool = True) -> InstanceStatus:
+        """Return its status, custom status, times and open steps."""
+        return self._client.call(self.handle.describe, waits=waits)
+
+    def raise_event(self, name: str, value: object = None) -> None:
+        """Send an event to ``wait_for_event(name, ...)``."""
+        self._client.call(self.handle.raise_event, name, value)
+
+    def send_message(self, queue: str, value: object = None) -> None:
+        """Put a message into the mailbox that ``next_message(queue, ...)`` reads."""
+        self._client.call(self.handle.send_message, queue, value)
+
+    def cancel(self, reason: str = "") -> None:
+        """Request its cancellation."""
+        self._client.call(self.handle.cancel, reason)
+
+    def terminate(self, reason: str = "") -> None:
+        """End it now, without running its code."""
+        self._client.call(self.handle.terminate, reason)
+
+    def pause(self) -> None:
+        """Stop running its turns until ``resume``."""
+        self._client.call(self.handle.pause)
+
+    def resume(self) -> None:
+        """Continue after ``pause``, or retry a Blocked instance."""
+        self._client.call(self.handle.resume)
+
+    @overload
+    def state(self, key: str) -> Any: ...
+    @overload
+    def state(self, key: str, type: type[T]) -> T | None: ...
+    def state(self, key: str, type: Any = Any) -> Any:  # noqa: A002
+        """Return the current value of a key of its ``state``, or None."""
+        return self._client.call(self.handle.state, key, type)
 
 
 class BlockingClient(Generic[C]):
@@ -39,7 +95,9 @@ class BlockingClient(Generic[C]):
 
         with BlockingClient(Client("shop.db")) as shop:
             handle = shop.start(checkout, "o-1", 1200, id="o-1")
-            print(shop.call(handle.result))
+            print(handle.result())
+
+    ``call`` runs any other coroutine function: ``shop.call(shop.client.admin.count)``.
     """
 
     _loop: asyncio.AbstractEventLoop
@@ -88,7 +146,8 @@ class BlockingClient(Generic[C]):
         version: str | None = None,
         delay: Duration | None = None,
         if_exists: IfExists = "get",
-    ) -> Handle[R]: ...
+        if_changed: IfChanged = "warn",
+    ) -> BlockingHandle[R]: ...
     @overload
     def start(
         self,
@@ -99,7 +158,8 @@ class BlockingClient(Generic[C]):
         version: str | None = None,
         delay: Duration | None = None,
         if_exists: IfExists = "get",
-    ) -> Handle[R]: ...
+        if_changed: IfChanged = "warn",
+    ) -> BlockingHandle[R]: ...
     @overload
     def start(
         self,
@@ -109,12 +169,22 @@ class BlockingClient(Generic[C]):
         version: str | None = None,
         delay: Duration | None = None,
         if_exists: IfExists = "get",
-    ) -> Handle[Any]: ...
+        if_changed: IfChanged = "warn",
+    ) -> BlockingHandle[Any]: ...
     def start(  # type: ignore[misc]  # mypy does not accept *args: Any for *args: *Ts
         self, orchestration: Any, *args: Any, **options: Any
-    ) -> Handle[Any]:
+    ) -> BlockingHandle[Any]:
         """Start an instance of an orchestration, or of a name, as ``start`` of the client does."""
-        return self.call(lambda: self.client.start(orchestration, *args, **options))
+        handle = self.call(lambda: self.client.start(orchestration, *args, **options))
+        return BlockingHandle(self, handle)
+
+    @overload
+    def get(self, id: str) -> BlockingHandle[Any]: ...
+    @overload
+    def get(self, id: str, orchestration: Orchestration[..., R]) -> BlockingHandle[R]: ...
+    def get(self, id: str, orchestration: Any = None) -> BlockingHandle[Any]:  # noqa: A002
+        """Return the handle of an instance. With its orchestration the result is typed."""
+        return BlockingHandle(self, self.client.get(id, orchestration))
 
     def call(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a coroutine function of the client, or of a handle, and wait for its result."""
@@ -162,3 +232,16 @@ def _check_function(function: object) -> None:
             f"call takes a method and its arguments, as in call(client.start, checkout, 'o-1'); "
             f"not {shown(function)}"
         )
+
+
+def blocking_activity_client() -> BlockingClient[Client]:
+    """Return a client of the store on which the running activity works, for a plain function.
+
+    As ``activity_client()``, for activities that run in threads:
+
+        blocking_activity_client().start(ship, order, id=f"ship-{order}")
+    """
+    client, loop, thread = require_scope("blocking_activity_client()").client()
+    made = BlockingClient(cast("Client", client))
+    made._loop, made._thread = loop, thread  # noqa: SLF001
+    return made

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Iterable, Mapping
+from contextlib import asynccontextmanager
 from typing import (
     TYPE_CHECKING,
     Any,
-    Literal,
-    Protocol,
     TypeVar,
     TypeVarTuple,
     cast,
     overload,
-    runtime_checkable,
 )
 from weakref import WeakKeyDictionary
 
@@ -27,73 +23,105 @@ from perdure.arguments import (
     check_reason,
     check_string,
     timeout_seconds,
-    to_seconds,
 )
-from perdure.authoring import Orchestration
+from perdure.authoring.context import require_scope
 from perdure.authoring.definitions import parse_version
 from perdure.client.admin import Administration
+from perdure.client.insights import read_stats
 from perdure.client.instance import (
     Handle,
+    InstanceStats,
     InstanceStatus,
-    failure_error,
     failure_in_output,
+    is_given,
     view_of,
 )
-from perdure.client.steps import read_open_steps
+from perdure.client.starting import (
+    IfChanged,
+    IfExists,
+    TraceCarrier,
+    check_if_changed,
+    check_kwargs,
+    compare_arguments,
+    condition_of,
+    current_trace,
+    delay_ms,
+    has_begun,
+    other_names,
+    pairs_of,
+    refuse_options,
+    target_of,
+    warn_if_unserved,
+)
+from perdure.client.steps import read_history, read_open_steps
 from perdure.client.terminate import cancel_delayed, terminate
 from perdure.client.waiting import EndWaiter, check_loop
 from perdure.clock import SystemClock
 from perdure.codec import JSON, Codec
-from perdure.errors import AlreadyExists, NotFound, UsageError, shown
+from perdure.errors import AlreadyExists, InstanceFinished, UsageError
 from perdure.ids import new_id
 from perdure.limits import check_id
-from perdure.model import events, wire, work
+from perdure.model import events, work
 from perdure.model.envelopes import envelope
-from perdure.model.failures import Failure
+from perdure.model.failures import Failure, ended_error
 from perdure.model.status import Status
-from perdure.providers.records import EnqueueCondition, InstanceQuery
-from perdure.providers.rules import UNKNOWN_NAME
+from perdure.providers.records import EnqueueCondition
 from perdure.providers.url import open_provider
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+    from collections.abc import (
+        AsyncGenerator,
+        AsyncIterator,
+        Awaitable,
+        Callable,
+        Coroutine,
+        Iterable,
+        Mapping,
+        Sequence,
+    )
     from types import TracebackType
     from typing import Self
 
     from perdure.arguments import Duration
+    from perdure.authoring import Orchestration
+    from perdure.client.promises import PromiseInfo
+    from perdure.client.schedules import Schedules
     from perdure.client.steps import OpenStep
     from perdure.client.waiting import Ending, Finished, LocalInstances
     from perdure.clock import Clock
     from perdure.providers.contract import Provider
+    from perdure.providers.records import InstanceInfo
 
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
 
-log = logging.getLogger("perdure.client")
-
-IfExists = Literal["get", "fail", "replace"]
-
 _users: WeakKeyDictionary[Provider, int] = WeakKeyDictionary()
 """Clients and runtimes that share a provider. The last one to leave closes it."""
 
-_PAGE = 500
 _COMPLETED = Status.COMPLETED  # found at once: members of an enum are looked up in Python
 _REPLACE = EnqueueCondition.REPLACE
-_CONDITIONS = {
-    "get": EnqueueCondition.ABSENT,
-    "fail": EnqueueCondition.ABSENT,
-    "replace": EnqueueCondition.REPLACE,
-}
 
 
-@runtime_checkable
-class TraceCarrier(Protocol):
-    """A tracer that writes the current trace as text."""
+def activity_client() -> Client:
+    """Return a client of the store on which the running activity works, for an async activity.
 
-    def carrier(self) -> str | None:
-        """Return the current trace as text. It is stored with the start."""
-        ...
+    The runtime owns it: do not open or close it. An activity can run twice, so give instances that
+    it starts an id, for example ``activity_info().idempotency_key``:
+
+        await activity_client().start(ship, order, id=f"ship-{order}")
+    """
+    client, loop, _ = require_scope("activity_client()").client()
+    try:
+        is_here = asyncio.get_running_loop() is loop
+    except RuntimeError:
+        is_here = False
+    if not is_here:
+        raise UsageError(
+            "activity_client() is for async activities; plain functions run in threads, and use "
+            "blocking_activity_client()"
+        )
+    return cast("Client", client)
 
 
 class Client:
@@ -117,6 +145,8 @@ class Client:
         self.clock: Clock = clock or self.provider.clock() or SystemClock()
         self._waiter = EndWaiter(self.provider, self.clock)
         self._traces: TraceCarrier | None = None
+        self._started_names: set[str] = set()
+        self._is_open = False
 
     @property
     def _local(self) -> LocalInstances | None:
@@ -144,10 +174,35 @@ class Client:
         else:
             await self.provider.close()
 
+    async def open(self) -> Self:
+        """Do what ``async with`` does at its beginning; ``close()`` does the rest."""
+        await self.__aenter__()
+        self._is_open = True
+        return self
+
+    async def close(self) -> None:
+        """Close what ``open()`` has opened. A second call does nothing."""
+        if self._is_open:
+            self._is_open = False
+            await self.__aexit__(None, None, None)
+
+    @asynccontextmanager
+    async def lifespan(self, app: object = None) -> AsyncGenerator[None]:
+        """For ASGI frameworks: ``FastAPI(lifespan=runtime.lifespan)``, or of a client."""
+        async with self:
+            yield
+
     @property
     def admin(self) -> Administration:
         """Verbs of operators: list, delete, prune, queues, workers, dead letters."""
-        return Administration(self.provider.admin, self.codec)
+        return Administration(self.provider, self.codec, self.clock)
+
+    @property
+    def schedules(self) -> Schedules:
+        """The schedules of the store: list, create, pause, trigger, backfill."""
+        from perdure.client.schedules import Schedules
+
+        return Schedules(self)
 
     # --- starting
 
@@ -160,6 +215,7 @@ class Client:
         version: str | None = None,
         delay: Duration | None = None,
         if_exists: IfExists = "get",
+        if_changed: IfChanged = "warn",
     ) -> Handle[R]: ...
     @overload
     async def start(
@@ -171,6 +227,7 @@ class Client:
         version: str | None = None,
         delay: Duration | None = None,
         if_exists: IfExists = "get",
+        if_changed: IfChanged = "warn",
     ) -> Handle[R]: ...
     @overload
     async def start(
@@ -181,6 +238,7 @@ class Client:
         version: str | None = None,
         delay: Duration | None = None,
         if_exists: IfExists = "get",
+        if_changed: IfChanged = "warn",
     ) -> Handle[Any]: ...
     async def start(  # type: ignore[misc]  # mypy does not accept *args: Any for *args: *Ts
         self,
@@ -191,6 +249,8 @@ class Client:
         version: str | None = None,
         delay: Duration | None = None,
         if_exists: IfExists = "get",
+        if_changed: IfChanged = "warn",
+        **unknown: Any,
     ) -> Handle[Any]:
         """Start an instance and return its handle once the store has it.
 
@@ -200,12 +260,16 @@ class Client:
 
         ``id`` makes the start idempotent. If an instance with that id exists, it is returned as it
         is (``if_exists="get"``), refused (``"fail"``), or deleted with its tree and started anew
-        (``"replace"``; NotARoot for a child whose parent has not ended). Without ``id``, a random
-        id is made. ``delay`` is a number of seconds, or a timedelta.
+        (``"replace"``; NotARoot for a child whose parent has not ended). If it was started with
+        other arguments, ``if_changed`` says what happens: a warning in the log, AlreadyExists
+        (``"fail"``), or nothing (``"ignore"``). Without ``id``, a random id is made. ``delay`` is a
+        number of seconds, or a timedelta.
         """
-        target = _target(orchestration)
+        refuse_options(unknown, self.start)
+        check_if_changed(if_changed)
+        target = target_of(orchestration)
         item = self._start_item(target, args, kwargs, id, version)
-        ended = await self._submit(item, _delay_ms(delay), if_exists)
+        ended = await self._submit(item, target, delay_ms(delay), if_exists, if_changed)
         return Handle(self, item.instance_id, None if isinstance(target, str) else target, ended)
 
     def observe(self, exporter: TraceCarrier) -> None:
@@ -234,7 +298,7 @@ class Client:
             name=target if isinstance(target, str) else target.name,
             input=self._arguments(target, args, kwargs),
             version=version,
-            trace=None if self._traces is None else _current_trace(self._traces),
+            trace=None if self._traces is None else current_trace(self._traces),
         )
 
     def _arguments(
@@ -244,7 +308,7 @@ class Client:
         kwargs: Mapping[str, Any] | None,
     ) -> msgspec.Raw:
         if kwargs is not None:
-            _check_kwargs(kwargs, target)
+            check_kwargs(kwargs, target)
         if isinstance(target, str):
             return self.codec.encode(args, where=f"arguments of {target}")
         signature, named = target.signature, kwargs or {}
@@ -254,15 +318,20 @@ class Client:
         return payload
 
     async def _submit(
-        self, item: work.StartOrchestration, delay_ms: int | None, if_exists: IfExists
+        self,
+        item: work.StartOrchestration,
+        target: Orchestration[..., Any] | str,
+        delay_ms: int | None,
+        if_exists: IfExists,
+        if_changed: IfChanged,
     ) -> Finished | None:
         """Start an instance; return the future of its end if it runs in this process.
 
         A running runtime begins the instance itself and commits its first turn. In all other cases
         the start goes through the store's queue, for any worker to fetch.
         """
-        condition = _condition(if_exists)
-        local = self._local
+        condition = condition_of(if_exists)
+        local, pending = self._local, None
         if local is not None:
             check_loop(local.loop)
             if delay_ms is None and condition is not _REPLACE:
@@ -270,8 +339,13 @@ class Client:
                 if pending is not None and await pending.committed:
                     return pending.ended
         taken = await self.provider.enqueue_for_orchestrator(envelope(item), delay_ms, condition)
-        if not taken:
+        if not taken and not await has_begun(pending, self.provider):
             await self._check_existing(item, if_exists)
+            if if_changed != "ignore":
+                await compare_arguments(item, target, if_changed, self.provider, self.codec)
+        elif local is None and item.name not in self._started_names:
+            self._started_names.add(item.name)
+            await warn_if_unserved(item.name, self.provider)
         return None
 
     async def _check_existing(self, item: work.StartOrchestration, if_exists: IfExists) -> None:
@@ -281,7 +355,7 @@ class Client:
                 f"{item.instance_id!r} exists already; use if_exists='get' or 'replace', "
                 "or another id"
             )
-        for name in (await self._other_names([item])).values():
+        for name in (await other_names([item], self.provider)).values():
             raise AlreadyExists(
                 f"the id {item.instance_id!r} belongs to an instance of {name!r}, "
                 f"not of {item.name!r}; use another id"
@@ -318,16 +392,16 @@ class Client:
     ) -> list[Handle[Any]]:
         """Start many instances of an orchestration, or of a name.
 
-        ``inputs`` are pairs of an id and a tuple of arguments.
+        ``inputs`` are pairs of an id and a tuple of arguments. The arguments of an instance that
+        exists already are not compared.
         """
-        target = _target(orchestration)
+        target = target_of(orchestration)
         items = [
-            self._start_item(target, _tuple(args), None, each, version)
-            for each, args in _pairs(inputs)
+            self._start_item(target, args, None, each, version) for each, args in pairs_of(inputs)
         ]
         definition = None if isinstance(target, str) else target
-        _condition(if_exists)
-        ended = await self._submit_many(items, _delay_ms(delay), if_exists)
+        condition_of(if_exists)
+        ended = await self._submit_many(items, delay_ms(delay), if_exists)
         return [
             Handle(self, item.instance_id, definition, ended.get(item.instance_id))
             for item in items
@@ -367,11 +441,11 @@ class Client:
     ) -> None:
         """Enqueue many starts in one call of the store."""
         taken = await self.provider.enqueue_many_for_orchestrator(
-            [envelope(item) for item in items], delay_ms, _condition(if_exists)
+            [envelope(item) for item in items], delay_ms, condition_of(if_exists)
         )
         existing = [item for item, ok in zip(items, taken, strict=True) if not ok]
         if if_exists == "get":
-            others = await self._other_names(existing)
+            others = await other_names(existing, self.provider)
             existing = [item for item in existing if item.instance_id in others]
         if existing:
             what = "exist already" if if_exists == "fail" else "belong to another orchestration"
@@ -379,17 +453,6 @@ class Client:
                 f"{len(existing)} of {len(items)} ids {what}, the others were started: "
                 f"{[item.instance_id for item in existing[:5]]}"
             )
-
-    async def _other_names(self, items: Sequence[work.StartOrchestration]) -> dict[str, str]:
-        """Return the ids that belong to an instance of another orchestration, with its name."""
-        found: dict[str, str] = {}
-        for first in range(0, len(items) if self.provider.capabilities.admin else 0, _PAGE):
-            names = {item.instance_id: item.name for item in items[first : first + _PAGE]}
-            query = InstanceQuery(instance_ids=tuple(names))
-            for info in (await self.provider.admin.list_instances(query, limit=_PAGE)).instances:
-                if info.name not in {names[info.instance_id], UNKNOWN_NAME}:
-                    found[info.instance_id] = info.name
-        return found
 
     # --- handles and waiting
 
@@ -415,7 +478,7 @@ class Client:
             return result
         label = ending.name if definition is None else definition.name
         failure = failure_in_output(ending.status, ending.output) or Failure()
-        raise failure_error(ending.status, failure, f"{label} {handle.id!r}")
+        raise ended_error(ending.status, failure, f"{label} {handle.id!r}")
 
     def _deadline_ms(self, timeout: Duration | None) -> int | None:
         if timeout is None:
@@ -436,13 +499,48 @@ class Client:
     ) -> InstanceStatus:
         """Wait until the custom status is newer than that version, or the instance has ended."""
         check_number(last_seen_version, "last_seen_version", minimum=0)
+
+        async def look(info: InstanceInfo) -> InstanceStatus | None:
+            is_new = info.status.is_final or info.custom_status_version > last_seen_version
+            return view_of(info, self.codec) if is_new else None
+
         deadline_ms = self._deadline_ms(timeout)
-        with self.provider.watch(id) as watch:
-            while True:
-                info = await self.provider.admin.get_instance_info(id)
-                if info.status.is_final or info.custom_status_version > last_seen_version:
-                    return view_of(info, self.codec)
-                await watch.wait(self._waiter.rest_ms(info, deadline_ms))
+        return await self._waiter.until(id, look, deadline_ms, "changed its custom status")
+
+    async def wait_for_state(
+        self,
+        id: str,  # noqa: A002
+        key: str,
+        type: Any = Any,  # noqa: A002
+        *,
+        until: Callable[[Any], bool] = is_given,
+        timeout: Duration | None = None,  # noqa: ASYNC109
+    ) -> Any:
+        """Wait until a key of the instance's ``state`` has a value, and ``until(value)`` is true.
+
+        Raises InstanceFinished if the instance ends before, WaitTimeout after ``timeout``.
+        """
+        check_string(key, "key")
+
+        async def look(info: InstanceInfo) -> tuple[Any] | None:
+            if (await self.provider.get_kv_value(id, key)) is not None:
+                value = await self.state(id, key, type)
+                if until(value):
+                    return (value,)
+            if info.status.is_final:
+                raise InstanceFinished(
+                    f"{id!r} has ended ({info.status}) without that value of state[{key!r}]"
+                )
+            return None
+
+        deadline_ms = self._deadline_ms(timeout)
+        (found,) = await self._waiter.until(id, look, deadline_ms, f"set state[{key!r}]")
+        return found
+
+    async def stats(self, id: str) -> InstanceStats:  # noqa: A002
+        """Return the size of the history, the queues and the state of an instance."""
+        info = await self.provider.admin.get_instance_info(check_id(id, "id"))
+        return await read_stats(self.provider, info)
 
     async def describe(self, id: str, *, waits: bool = True) -> InstanceStatus:  # noqa: A002
         """Return the instance's status, times and open steps. Raises NotFound for an unknown id."""
@@ -458,25 +556,7 @@ class Client:
         The list is empty before its first turn. Raises NotFound for an unknown id, and for an
         execution that never existed or was pruned.
         """
-        if execution_id is not None:
-            check_number(execution_id, "execution_id", minimum=1)
-        if execution_id is None:
-            records = await self.provider.read(check_id(id, "id"))
-        else:
-            records = await self.provider.read_with_execution(check_id(id, "id"), execution_id)
-        if not records:
-            await self._check_execution(id, execution_id)
-        return wire.decode_history(record.data for record in records)
-
-    async def _check_execution(self, instance_id: str, execution_id: int | None) -> None:
-        """Raise NotFound for an unknown id or execution instead of returning []."""
-        if not self.provider.capabilities.admin:
-            return
-        latest = (await self.provider.admin.get_instance_info(instance_id)).execution_id
-        if execution_id not in {None, latest}:
-            raise NotFound(
-                f"{instance_id!r} has no execution {execution_id}; its latest is {latest}"
-            )
+        return await read_history(self.provider, check_id(id, "id"), execution_id)
 
     async def state(self, id: str, key: str, type: Any = Any) -> Any:  # noqa: A002
         """Return the current value of a key of the instance's ``state``, or None."""
@@ -490,16 +570,22 @@ class Client:
     # --- messages and control
 
     async def raise_event(self, id: str, name: str, value: object = None) -> None:  # noqa: A002
-        """Send an event. Raises NotFound or InstanceFinished if it cannot arrive."""
+        """Send an event. Raises NotFound or InstanceFinished if it cannot arrive.
+
+        Raises PayloadError if the instance runs in this process and waits for another type.
+        """
         check_id(name, "event name")
         data = self.codec.encode(value, where=f"event {name}")
-        await self._send(work.ExternalRaised(instance_id=id, name=name, data=data))
+        await self._send_checked(work.ExternalRaised(instance_id=id, name=name, data=data))
 
     async def send_message(self, id: str, queue: str, value: object = None) -> None:  # noqa: A002
-        """Put a message into a mailbox. Raises NotFound or InstanceFinished if it cannot arrive."""
+        """Put a message into a mailbox. Raises NotFound or InstanceFinished if it cannot arrive.
+
+        Raises PayloadError if the instance runs in this process and waits for another type.
+        """
         check_id(queue, "queue name")
         data = self.codec.encode(value, where=f"message for {queue}")
-        await self._send(work.QueueMessage(instance_id=id, name=queue, data=data))
+        await self._send_checked(work.QueueMessage(instance_id=id, name=queue, data=data))
 
     async def cancel(self, id: str, reason: str = "") -> None:  # noqa: A002
         """Request the cancellation of an instance. Raises NotFound or InstanceFinished."""
@@ -510,11 +596,40 @@ class Client:
             return
         await self._send(request)
 
+    async def _send_checked(self, item: work.ExternalRaised | work.QueueMessage) -> None:
+        local = self._local
+        if local is not None and local.loop is asyncio.get_running_loop():
+            local.check_arrival(item)
+        await self._send(item)
+
     async def _send(self, item: work.OrchestratorItem) -> None:
         check_id(item.instance_id, "id")
         await self.provider.enqueue_for_orchestrator(
             envelope(item), condition=EnqueueCondition.ALIVE
         )
+
+    async def resolve(self, key: str, value: object = None) -> None:
+        """Answer ``promise(key)``, before or after an instance awaits it.
+
+        The first answer counts. The same one again changes nothing. Another one raises
+        AlreadyResolved, if the first has been taken up.
+        """
+        from perdure.authoring.promises import Answer
+        from perdure.client.promises import answer
+
+        await answer(self, key, Answer(value=value))
+
+    async def reject(self, key: str, reason: str = "") -> None:
+        """Let ``await promise(key)`` raise PromiseRejected, as ``resolve`` lets it return."""
+        from perdure.client.promises import answer, rejection
+
+        await answer(self, key, rejection(reason))
+
+    def promises(self) -> AsyncIterator[PromiseInfo]:
+        """Yield the promises without an answer, and the instances that await them."""
+        from perdure.client.promises import open_promises
+
+        return open_promises(self)
 
     async def terminate(self, id: str, reason: str = "") -> None:  # noqa: A002
         """End the instance now, without running its code. Its children are cancelled."""
@@ -531,67 +646,3 @@ class Client:
     async def resume(self, id: str) -> None:  # noqa: A002
         """Continue after ``pause``, or retry a Blocked instance."""
         await self.provider.admin.resume_instance(check_id(id, "id"))
-
-
-def _current_trace(traces: TraceCarrier) -> str | None:
-    try:
-        trace = traces.carrier()
-        return None if trace is None else check_string(trace, "what carrier() gives")
-    except Exception:
-        log.exception("a tracer failed")
-        return None
-
-
-def _delay_ms(delay: Duration | None) -> int | None:
-    return None if delay is None else round(to_seconds(delay, "delay") * 1000)
-
-
-def _condition(if_exists: str) -> EnqueueCondition:
-    try:
-        return _CONDITIONS[if_exists]
-    except KeyError:
-        raise UsageError(f"if_exists is {if_exists!r}; use 'get', 'fail' or 'replace'") from None
-
-
-def _target(orchestration: Any) -> Orchestration[..., Any] | str:
-    if isinstance(orchestration, Orchestration):
-        return cast("Orchestration[..., Any]", orchestration)
-    if isinstance(orchestration, str):
-        return check_id(orchestration, "orchestration name")
-    raise UsageError(
-        f"start takes an orchestration or its name, not {orchestration!r}; decorate the function "
-        "with @orchestration, or write start('its name', ...)"
-    )
-
-
-def _check_kwargs(kwargs: Any, target: Orchestration[..., Any] | str) -> None:
-    if not isinstance(kwargs, Mapping):
-        raise UsageError(
-            f"kwargs takes a dict of the orchestration's arguments by name, not {shown(kwargs)}"
-        )
-    if isinstance(target, str):
-        raise UsageError(
-            f"{target!r} is started by its name, which does not tell the order of its parameters; "
-            "give its arguments by position, without kwargs, or start the orchestration itself"
-        )
-
-
-def _pairs(inputs: Any) -> Iterator[tuple[Any, Any]]:
-    wanted = "start_many takes pairs of an id and a tuple of arguments, such as ('o-1', (1200,))"
-    if isinstance(inputs, Mapping):
-        raise UsageError(f"{wanted}; of a dict, hand in its .items()")
-    if isinstance(inputs, str) or not isinstance(inputs, Iterable):
-        raise UsageError(f"{wanted}, in a list, not {shown(inputs)}")
-    for pair in cast("Any", inputs):
-        if not isinstance(pair, (tuple, list)) or len(cast("Any", pair)) != 2:
-            raise UsageError(f"{wanted}; {shown(cast('Any', pair))} is no such pair")
-        yield cast("tuple[Any, Any]", pair)
-
-
-def _tuple(args: Any) -> tuple[Any, ...]:
-    if isinstance(args, (tuple, list)):
-        return tuple(cast("Iterable[Any]", args))
-    raise UsageError(
-        f"start_many takes pairs of an id and a tuple of arguments, such as ('o-1', (1200,)); "
-        f"{args!r} is no tuple"
-    )

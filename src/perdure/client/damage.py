@@ -11,6 +11,8 @@ import msgspec
 
 from perdure.client.admin import read_instances
 from perdure.client.moving import current_execution
+from perdure.client.retry import state_after
+from perdure.client.steps import RUN_BY_WORKERS, steps_of
 from perdure.codec import check_stored
 from perdure.errors import CorruptData, InvalidValue, NotFound, PayloadError, PerdureError
 from perdure.limits import TIME_MS_MAX
@@ -23,6 +25,8 @@ from perdure.model.work import parent_link
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
 
+    from perdure.client.steps import StepView
+    from perdure.providers.administration import ProviderAdmin
     from perdure.providers.contract import Provider
     from perdure.providers.records import ExecutionSnapshot, InstanceInfo, InstanceSnapshot
 
@@ -33,6 +37,11 @@ _ENDS: Final[dict[Status, type[events.Terminal]]] = {
     Status.TERMINATED: events.OrchestrationTerminated,
     Status.CONTINUED_AS_NEW: events.OrchestrationContinuedAsNew,
 }
+_BAD_ENDS: Final = (
+    events.OrchestrationFailed,
+    events.OrchestrationCancelled,
+    events.OrchestrationTerminated,
+)
 _TIMES: Final = ("timestamp_ms", "fire_at_ms", "deadline_ms")
 _CLOSES: Final[dict[type[events.Envelope], type[events.Scheduled]]] = {
     events.ActivityCompleted: events.ActivityScheduled,
@@ -78,6 +87,8 @@ async def _stored_damages(provider: Provider, info: InstanceInfo) -> list[str]:
     except PerdureError as error:
         return [str(error)]
     found = damages_in(snapshot)
+    if not found:
+        found = await _lost_children(admin, snapshot)
     listed = _listing_faults(info, snapshot, await admin.list_executions(instance_id))
     # The listing is another read than the snapshot: both count only while nothing has changed.
     if listed and await admin.get_instance_info(instance_id) == info:
@@ -85,12 +96,29 @@ async def _stored_damages(provider: Provider, info: InstanceInfo) -> list[str]:
     return found
 
 
+async def _lost_children(admin: ProviderAdmin, parent: InstanceSnapshot) -> list[str]:
+    """Return the children that cannot answer any more: not there, or ended without an answer."""
+    ends: dict[str, str] = {}
+    for child_id in open_children(parent):
+        try:
+            status = (await admin.get_instance_info(child_id)).status
+        except NotFound:
+            ends[child_id] = "is not in the store"
+        else:
+            if status.is_final:
+                ends[child_id] = f"is {status}, and its answer is gone"
+    if ends:
+        # A child ends, answers and is deleted while this reads: only the parent's last word counts.
+        still_open = set(open_children(await admin.export_instance(parent.instance_id)))
+        ends = {child_id: end for child_id, end in ends.items() if child_id in still_open}
+    return [f"it waits for its child {child_id!r}, which {end}" for child_id, end in ends.items()]
+
+
 def _listing_faults(
     info: InstanceInfo, snapshot: InstanceSnapshot, executions: Sequence[int]
 ) -> list[str]:
     """Return where the listing of an instance differs from its current execution."""
-    has_start = any(queued.message.start is not None for queued in snapshot.messages)
-    if info.execution_id not in executions and (executions or not has_start):
+    if info.execution_id not in executions and (executions or not _starts(snapshot)):
         return [f"execution {info.execution_id}, its current one, is missing"]
     current = current_execution(snapshot)
     if current is None or not info.status.ends_execution:
@@ -117,8 +145,23 @@ def damages_in(snapshot: InstanceSnapshot) -> list[str]:
         histories[execution_id] = history
         faults = (*_history_faults(snapshot, execution, history), *_end_faults(execution, history))
         found += [f"execution {execution_id}: {text}" for text in faults]
-    found += _queue_faults(snapshot, histories.get(snapshot.execution_id, []))
+    history = histories.get(snapshot.execution_id, [])
+    found += _queue_faults(snapshot, history)
+    if not snapshot.executions and not _starts(snapshot):
+        found.append("it has neither a history nor a queued start")
+    if not found and is_open(snapshot, history):
+        found += [*_stuck_steps(snapshot, history), *_state_faults(snapshot, history)]
     return found
+
+
+def is_open(snapshot: InstanceSnapshot, history: Sequence[events.Event]) -> bool:
+    """Return True if the current execution has begun and has not ended."""
+    execution = current_execution(snapshot)
+    return bool(history) and execution is not None and not execution.status.ends_execution
+
+
+def _starts(snapshot: InstanceSnapshot) -> bool:
+    return any(queued.message.start is not None for queued in snapshot.messages)
 
 
 # --- histories
@@ -168,6 +211,9 @@ def _event_fault(
         return f"event {place} ends the execution, and others follow"
     if isinstance(event, events.OrchestrationStarted) and place > 1:
         return f"event {place} begins the execution once more"
+    last_turn = history[place - 2].turn if place > 1 else 1
+    if event.turn not in {last_turn, last_turn + (place > 1)}:
+        return f"event {place} belongs to turn {event.turn}, the one before it to {last_turn}"
     opened = _CLOSES.get(type(event))
     if opened is not None and isinstance(event, events.Resolving):
         source = event.source_event_id
@@ -199,6 +245,10 @@ def _end_faults(execution: ExecutionSnapshot, history: Sequence[events.Event]) -
     if expected is None:
         if isinstance(last, events.Terminal):
             yield f"{status}, but it ends with {type(last).__name__}"
+    elif status is Status.CONTINUED_AS_NEW and isinstance(last, _BAD_ENDS):
+        # It failed in its first turn, and a retry began the next execution with the same input.
+        if execution.output != bytes(getattr(history[0], "input", b"")).decode():
+            yield f"its output is not the input that was retried after {type(last).__name__}"
     elif not isinstance(last, expected):
         yield f"{status}, but it ends with {type(last).__name__}"
     elif not _is_output_of(last, execution.output):
@@ -267,6 +317,8 @@ def _answer_fault(
     """Return why a message cannot be the answer to the step that it names."""
     kind: type[events.Scheduled]
     match item:
+        case work.ActivityCompleted() if item.seed:
+            return None  # it may be for an earlier instance with the same id
         case work.ActivityCompleted() | work.ActivityFailed():
             kind, event_id = events.ActivityScheduled, item.activity_id
         case work.TimerFired():
@@ -291,6 +343,75 @@ def _answer_fault(
 
 def _step(history: Sequence[events.Event], event_id: int) -> events.Event | None:
     return history[event_id - 1] if 0 < event_id <= len(history) else None
+
+
+# --- steps that nothing can end
+
+
+def open_children(snapshot: InstanceSnapshot) -> list[str]:
+    """Return the ids of the children that the instance waits for, without a queued answer."""
+    execution = current_execution(snapshot)
+    if execution is None:
+        return []
+    try:
+        history = wire.decode_history(record.data for record in execution.history)
+        waits = _unanswered(snapshot, history) if is_open(snapshot, history) else []
+    except CorruptData:
+        return []  # other checks report it
+    return [step.child_id for step in waits if step.kind == "orchestration" and step.child_id]
+
+
+def _unanswered(snapshot: InstanceSnapshot, history: Sequence[events.Event]) -> list[StepView]:
+    """Return the open steps whose answer is not among the queued messages."""
+    answered: set[int] = set()
+    answers: tuple[int, ...]
+    for queued in snapshot.messages:
+        match wire.decode_item(queued.message.body):
+            case work.ActivityCompleted() | work.ActivityFailed() as item:
+                answers, execution_id = (item.activity_id,), item.execution_id
+            case work.TimerFired() as item:
+                answers, execution_id = (item.timer_id,), item.execution_id
+            case work.SubOrchCompleted() | work.SubOrchFailed() as item:
+                answers, execution_id = (item.event_id,), item.execution_id
+            case work.RetrySteps() as item:
+                answers, execution_id = item.activity_ids, item.execution_id
+            case _:
+                continue
+        if execution_id == snapshot.execution_id:
+            answered.update(answers)
+    steps = steps_of(history)
+    return [step for step in steps if step.state == "open" and step.event_id not in answered]
+
+
+def _stuck_steps(snapshot: InstanceSnapshot, history: Sequence[events.Event]) -> Iterator[str]:
+    """Yield the open activities and timers that no queue holds: they would never end."""
+    queued = {
+        each.message.identity.activity_id
+        for each in snapshot.work
+        if each.message.identity.execution_id == snapshot.execution_id
+    }
+    for step in _unanswered(snapshot, history):
+        if step.kind in RUN_BY_WORKERS and step.event_id not in queued:
+            what = f"the {step.kind} {step.name}"
+            yield f"event {step.event_id}: {what} is open, and no queue holds it"
+        elif step.kind == "timer":
+            yield f"event {step.event_id}: the timer is open, and no queue holds it"
+
+
+def _state_faults(snapshot: InstanceSnapshot, history: Sequence[events.Event]) -> Iterator[str]:
+    """Yield where the state and the custom status differ from what the history wrote."""
+    state, custom_status = state_after(events.without_undone(history))
+    stored = {key: entry.value for key, entry in snapshot.kv_store.items()}
+    for key, change in snapshot.kv_delta.items():
+        if change is None:
+            stored.pop(key, None)
+        else:
+            stored[key] = change.value
+    if state is not None and stored != state:
+        keys = sorted(key for key in {*state, *stored} if state.get(key) != stored.get(key))
+        yield f"its state is not what its history wrote: {', '.join(map(repr, keys[:5]))}"
+    if custom_status != snapshot.custom_status:
+        yield "its custom status is not what its history wrote"
 
 
 # --- parents

@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from perdure.arguments import UNITS_MS, parse_duration_ms
 from perdure.errors import InvalidValue
+from perdure.limits import TIME_MS_MAX
 
 
 def parse_moment(text: str, now_ms: int) -> datetime.datetime:
@@ -52,16 +53,15 @@ def shown_age(milliseconds: int) -> str:
 
 def shown_time(milliseconds: int) -> str:
     """Return local date and time, to the second."""
-    moment = datetime.datetime.fromtimestamp(milliseconds / 1000).astimezone()
-    return moment.strftime("%Y-%m-%d %H:%M:%S")
+    return utc_time(milliseconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def utc_time(milliseconds: int) -> datetime.datetime:
-    """Return the moment as a datetime in UTC."""
-    return datetime.datetime.fromtimestamp(milliseconds / 1000, tz=datetime.UTC)
+    """Return the moment as a datetime in UTC; the nearest one for a time that no calendar has."""
+    nearest = min(max(milliseconds, 0), TIME_MS_MAX)
+    return datetime.datetime.fromtimestamp(nearest / 1000, tz=datetime.UTC)
 
 
 def iso_time(milliseconds: int) -> str:
     """Return UTC with milliseconds: ``2026-11-15T18:52:10.123Z``."""
-    moment = datetime.datetime.fromtimestamp(milliseconds // 1000, tz=datetime.UTC)
-    return f"{moment:%Y-%m-%dT%H:%M:%S}.{milliseconds % 1000:03d}Z"
+    return f"{utc_time(milliseconds // 1000 * 1000):%Y-%m-%dT%H:%M:%S}.{milliseconds % 1000:03d}Z"

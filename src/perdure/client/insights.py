@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import msgspec
 
 from perdure.client.durations import shown_duration
-from perdure.client.instance import failure_of
-from perdure.client.steps import StepView, read_steps
+from perdure.client.instance import InstanceStats, failure_of
+from perdure.client.steps import Arrival, StepView, Unread, read_records, steps_and_unread
 from perdure.errors import CorruptData, NotFound
 from perdure.model import events, wire, work
 from perdure.model.status import Status
-from perdure.providers.records import QueuedMessage, WorkerInfo
+from perdure.providers.records import InstanceInfo, QueuedMessage, WorkerInfo
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from perdure.providers.administration import ProviderAdmin
     from perdure.providers.contract import Provider
-    from perdure.providers.records import InstanceInfo, QueuedWork
+    from perdure.providers.records import QueuedWork
 
 Activity: TypeAlias = Literal[
     "pending", "running", "retrying", "waiting", "sleeping", "paused", "blocked", "ended"
@@ -28,6 +29,13 @@ Activity: TypeAlias = Literal[
 TAIL_EVENTS: Final = 200
 """Events at the end of a history that are read for the sentence, even of a long history."""
 QUEUE_LIMIT: Final = 200
+_COUNTED_MAX: Final = 10_000
+"""Queued messages and activities that are counted at most."""
+_NO_WORKER: Final = "; no worker is running"
+_HELD: Final = frozenset({"paused", "blocked"})
+"""An operator lets these go on, not a worker."""
+DETAILS_EVENTS: Final = 5_000
+"""Events at the end of a history that are read for the details."""
 
 
 class Insight(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +87,10 @@ class LastSteps(msgspec.Struct, frozen=True, kw_only=True):
     """Says why the history cannot be read."""
     input: msgspec.Raw | None = None
     """The input of the execution, if it was asked for."""
+    unread: list[Unread] = []
+    """Arrivals that the code has not asked for yet; none if a part of the history is left out."""
+    cancel_ms: int | None = None
+    """The time at which the code was told to stop, if it cleans up."""
 
 
 async def read_last_steps(
@@ -96,14 +108,102 @@ async def read_last_steps(
         return LastSteps()
     left_out = max(0, count - events_max)
     try:
-        steps = await read_steps(provider, *key, after_event_id=left_out)
+        records = await provider.read_with_execution(*key, after_event_id=left_out)
+        history = wire.decode_history(record.data for record in records)
         first = await provider.read_with_execution(*key, limit=1) if with_input else []
         begun = [wire.decode_event(record.data) for record in first]
     except CorruptData as error:
         problem = f"the history cannot be read: {error.message}"
         return LastSteps(event_count=count, left_out=left_out, problem=problem)
     given = next((e.input for e in begun if isinstance(e, events.OrchestrationStarted)), None)
-    return LastSteps(steps=steps, event_count=count, left_out=left_out, input=given)
+    steps, unread = steps_and_unread(history)
+    cancelled = [
+        event
+        for event in events.without_undone(history)
+        if isinstance(event, events.OrchestrationCancelRequested)
+    ]
+    return LastSteps(
+        steps=steps,
+        event_count=count,
+        left_out=left_out,
+        input=given,
+        unread=[] if left_out else unread,
+        cancel_ms=cancelled[-1].timestamp_ms if cancelled else None,
+    )
+
+
+class InstanceDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that is shown of one instance."""
+
+    info: InstanceInfo
+    insight: Insight
+    around: QueueContext
+    last: LastSteps
+    stats: InstanceStats
+
+    @property
+    def unread(self) -> list[Unread]:
+        """Events and messages that the code has not asked for yet, queued ones included."""
+        counts: dict[tuple[Arrival, str], int] = {
+            (each.kind, each.name): each.count for each in self.last.unread
+        }
+        for queued in self.around.messages:
+            with suppress(CorruptData):
+                item = wire.decode_item(queued.message.body)
+                if isinstance(item, work.ExternalRaised | work.QueueMessage):
+                    is_event = isinstance(item, work.ExternalRaised)
+                    key: tuple[Arrival, str] = ("event" if is_event else "message", item.name)
+                    counts[key] = counts.get(key, 0) + 1
+        if self.info.status.is_final:
+            return []
+        return [Unread(kind=kind, name=name, count=n) for (kind, name), n in counts.items()]
+
+
+async def read_details(provider: Provider, info: InstanceInfo, now_ms: int) -> InstanceDetails:
+    """Read the last steps and the queues of an instance."""
+    workers = await provider.admin.list_workers()
+    around = await read_queue_context(provider.admin, info.instance_id, workers)
+    last = await read_last_steps(provider, info, DETAILS_EVENTS, with_input=True)
+    return InstanceDetails(
+        info=info,
+        insight=explain(info, last.steps, around, now_ms, last.cancel_ms),
+        around=around,
+        last=last,
+        stats=await read_stats(provider, info),
+    )
+
+
+async def read_insight(
+    provider: Provider, info: InstanceInfo, workers: Sequence[WorkerInfo], now_ms: int
+) -> Insight:
+    """Describe what an instance is doing, from the end of its history and its queues."""
+    if info.status.is_final:
+        return explain(info, (), QueueContext(), now_ms)
+    around = await read_queue_context(provider.admin, info.instance_id, workers)
+    is_running = info.status.of_instance is Status.RUNNING
+    last = await read_last_steps(provider, info) if is_running else LastSteps()
+    return explain(info, last.steps, around, now_ms, last.cancel_ms)
+
+
+async def read_stats(provider: Provider, info: InstanceInfo) -> InstanceStats:
+    """Measure the current execution, the queues and the state of an instance."""
+    sizes: list[int] = []
+    with suppress(CorruptData):  # the history is measured as far as it can be read
+        async for record in read_records(provider, info.instance_id, info.execution_id):
+            sizes.append(len(record.data.encode()))  # noqa: PERF401 - keep what was read
+    messages = await provider.admin.list_messages(info.instance_id, limit=_COUNTED_MAX)
+    queued = await provider.admin.list_work(info.instance_id, limit=_COUNTED_MAX)
+    state = await provider.get_kv_all_values(info.instance_id)
+    return InstanceStats(
+        history_events=len(sizes),
+        history_bytes=sum(sizes),
+        pending_messages=len(messages),
+        pending_activities=len(queued),
+        state_keys=len(state),
+        state_bytes=sum(
+            len(key.encode()) + len(each.value.encode()) for key, each in state.items()
+        ),
+    )
 
 
 async def read_queue_context(
@@ -119,9 +219,34 @@ async def read_queue_context(
 
 
 def explain(
+    info: InstanceInfo,
+    steps: Iterable[StepView],
+    context: QueueContext,
+    now_ms: int,
+    cancel_ms: int | None = None,
+) -> Insight:
+    """Return the sentence. ``steps`` may be the last steps only.
+
+    ``cancel_ms`` is the time at which the code was told to stop.
+    """
+    insight = _explain(info, steps, context, now_ms)
+    if insight.doing == "ended":
+        return insight
+    sentence = insight.sentence
+    asked = [q for q in context.messages if q.message.kind == work.CancelInstance.__name__]
+    if asked:
+        ago = shown_duration(now_ms - min(queued.enqueued_at_ms for queued in asked))
+        sentence += f"; asked to stop {ago} ago, which has not reached its code yet"
+    elif cancel_ms is not None:
+        sentence += f"; told to stop {shown_duration(now_ms - cancel_ms)} ago, it cleans up"
+    if not context.workers and _NO_WORKER not in sentence and insight.doing not in _HELD:
+        sentence += _NO_WORKER
+    return msgspec.structs.replace(insight, sentence=sentence)
+
+
+def _explain(
     info: InstanceInfo, steps: Iterable[StepView], context: QueueContext, now_ms: int
 ) -> Insight:
-    """Return the sentence. ``steps`` may be the last steps only."""
     match info.status.of_instance:
         case Status.PENDING:
             return _pending(info, context, now_ms)
@@ -159,7 +284,7 @@ def _pending(info: InstanceInfo, context: QueueContext, now_ms: int) -> Insight:
 
 def _missing_worker(info: InstanceInfo, context: QueueContext) -> str:
     if not context.workers:
-        return "; no worker is running"
+        return _NO_WORKER
     served = {
         version for worker in context.workers for name, version in worker.handlers
         if name == info.name
@@ -258,7 +383,9 @@ def _single(
             attempt = next((a for a in context.attempts if a.activity_id == step.event_id), None)
             if attempt is not None and not attempt.is_running:
                 sentence = f"{step.name} waits {waited} for a worker{_taking(attempt.tag)}"
-                if not any(step.name in worker.activities for worker in context.workers):
+                if context.workers and not any(
+                    step.name in worker.activities for worker in context.workers
+                ):
                     sentence += "; no running worker has that activity"
             else:
                 doing, sentence = "running", f"Running {step.name} for {waited}"
@@ -276,6 +403,8 @@ def _single(
             sentence = f"Waiting {waited} for event '{step.name}'"
         case "message":
             sentence = f"Waiting {waited} for a message in '{step.name}'"
+        case "instance":
+            sentence = f"Waiting {waited} for the end of instance '{step.name}'"
         case _:
             sentence = f"Waiting {waited} for {step.name} '{step.child_id}'"
     sentence += _limit(due_ms, now_ms)

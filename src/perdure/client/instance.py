@@ -9,18 +9,13 @@ import msgspec
 
 from perdure.client.durations import utc_time
 from perdure.client.steps import OpenStep
-from perdure.errors import (
-    CannotUnwrap,
-    OrchestrationCancelled,
-    OrchestrationFailed,
-    OrchestrationTerminated,
-    RemoteFailure,
-)
-from perdure.model.failures import Block, Failure, remote_error
+from perdure.errors import CannotUnwrap
+from perdure.model.failures import Block, Failure
 from perdure.model.status import Status
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Callable
 
     from perdure.arguments import Duration
     from perdure.authoring import Orchestration
@@ -34,6 +29,11 @@ T = TypeVar("T")
 
 ENDED: Final = frozenset(status for status in Status if status.is_final)
 OPEN: Final = frozenset(Status) - ENDED
+
+
+def is_given(_value: object) -> bool:
+    """Return True: every value is waited for."""
+    return True
 
 
 class Handle(Generic[R_co]):
@@ -61,7 +61,8 @@ class Handle(Generic[R_co]):
 
         Raises OrchestrationFailed, OrchestrationCancelled or OrchestrationTerminated as it ended,
         WaitTimeout after ``timeout`` (seconds or a timedelta; the work goes on), NotFound for an
-        unknown id.
+        unknown id. A store that is busy or away is asked again until the timeout; without one, its
+        error is raised.
         """
         return await self._client._result(self, timeout)  # noqa: SLF001
 
@@ -116,6 +117,42 @@ class Handle(Generic[R_co]):
         """Return all keys of its ``state`` with their JSON texts and times."""
         return await self._client.provider.get_kv_all_values(self.id)
 
+    @overload
+    async def wait_for_state(
+        self,
+        key: str,
+        *,
+        until: Callable[[Any], bool] = ...,
+        timeout: Duration | None = ...,  # noqa: ASYNC109
+    ) -> Any: ...
+    @overload
+    async def wait_for_state(
+        self,
+        key: str,
+        type: type[T],
+        *,
+        until: Callable[[T], bool] = ...,
+        timeout: Duration | None = ...,  # noqa: ASYNC109
+    ) -> T: ...
+    async def wait_for_state(
+        self,
+        key: str,
+        type: Any = Any,  # noqa: A002
+        *,
+        until: Callable[[Any], bool] = is_given,
+        timeout: Duration | None = None,  # noqa: ASYNC109
+    ) -> Any:
+        """Wait until a key of its ``state`` has a value, and ``until(value)`` is true.
+
+        Raises InstanceFinished if it ends before, WaitTimeout after ``timeout``.
+        """
+        client = self._client
+        return await client.wait_for_state(self.id, key, type, until=until, timeout=timeout)
+
+    async def stats(self) -> InstanceStats:
+        """Return the size of its history, queues and state."""
+        return await self._client.stats(self.id)
+
     async def history(self, execution_id: int | None = None) -> list[events.Event]:
         """Return the events of its latest execution, or of the given one.
 
@@ -149,6 +186,19 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     waiting_for: tuple[OpenStep, ...] = ()
     """Open steps, oldest first. Empty after the end, with ``waits=False``, and for a history that
     cannot be read."""
+
+
+class InstanceStats(msgspec.Struct, frozen=True, kw_only=True):
+    """The size of an instance at one moment. Bytes are those of the stored JSON."""
+
+    history_events: int
+    """Of the current execution; ``docs/reference/limits.md`` has its limit."""
+    history_bytes: int
+    pending_messages: int
+    """Events, messages, timers and answers that wait for a turn; at most 10,000 are counted."""
+    pending_activities: int
+    state_keys: int
+    state_bytes: int
 
 
 def view_of(
@@ -187,15 +237,6 @@ def failure_in_output(status: Status, output: str | None) -> Failure | None:
         return msgspec.json.decode(output, type=Failure)
     except msgspec.MsgspecError:
         return Failure(message=output)
-
-
-def failure_error(status: Status, failure: Failure, what: str) -> RemoteFailure:
-    """Return the exception that ``result()`` raises for a failure."""
-    kinds: dict[Status, type[RemoteFailure]] = {
-        Status.CANCELLED: OrchestrationCancelled,
-        Status.TERMINATED: OrchestrationTerminated,
-    }
-    return remote_error(kinds.get(status, OrchestrationFailed), what, failure)
 
 
 def _decoded(text: str | None, codec: Codec, where: str) -> Any:

@@ -16,12 +16,13 @@ import msgspec
 from perdure.errors import (
     AlreadyExists,
     CorruptData,
+    InstanceStillRunning,
     InvalidValue,
     NotFound,
     StoreBusy,
     UsageError,
 )
-from perdure.limits import HISTORY_EVENTS_MAX, KV_KEYS_MAX, KV_VALUE_BYTES_MAX
+from perdure.limits import HISTORY_EVENTS_MAX, KV_KEYS_MAX, KV_VALUE_BYTES_MAX, TIME_MS_MAX
 from perdure.providers import documents, rules, validation
 from perdure.providers.documents import Document, extract
 from perdure.providers.records import (
@@ -34,7 +35,7 @@ from perdure.providers.records import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
     from perdure.providers.administration import ProviderAdmin
     from perdure.providers.contract import Provider
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 
 EXPORT_FORMAT: Final = 1
 """Version of the document; one with a higher number is refused."""
-_TIME_MAX: Final = 2**63 - 1
 _AT_ONCE: Final = 32
 """Instances that are copied at the same time, so that their commits share one flush."""
 _LETTERS_MAX: Final = 1_000_000
@@ -74,6 +74,15 @@ class _Header(msgspec.Struct, frozen=True):
     perdure_export: int
 
 
+class ExportEnd(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The last line of an export; a file without it was cut off."""
+
+    perdure_export_end: int
+    """The number of instances before this line."""
+
+
+EXPORT_END: Final = '{"perdure_export_end"'
+"""The beginning of the last line."""
 _encoder = msgspec.json.Encoder()
 
 
@@ -108,6 +117,45 @@ def decode_snapshot(text: str) -> InstanceSnapshot:
 def snapshot_hash(snapshot: InstanceSnapshot) -> str:
     """Return a hash that is equal for an instance and its copy. Queue positions do not count."""
     return hashlib.sha256(_encoder.encode(_instance(snapshot))).hexdigest()
+
+
+async def trees_of(admin: ProviderAdmin, instance_ids: Iterable[str]) -> list[str]:
+    """Return the instances with their children, each once. Raises NotFound."""
+    members: dict[str, None] = {}
+    for instance_id in instance_ids:
+        members |= dict.fromkeys((await admin.get_instance_tree(instance_id)).instance_ids)
+    return list(members)
+
+
+async def export_lines(admin: ProviderAdmin, instance_ids: Iterable[str]) -> AsyncIterator[str]:
+    """Yield a document for each instance that is still there, then the line that counts them.
+
+    Raises InstanceStillRunning at the end if one of several went on meanwhile: each instance is
+    read by itself, and a message between two of them could be in neither.
+    """
+    number = 0
+    alive: dict[str, int] = {}
+    for instance_id in instance_ids:
+        try:
+            snapshot = await admin.export_instance(instance_id)
+        except NotFound:
+            continue  # deleted since it was listed
+        text = encode_snapshot(snapshot)
+        yield text
+        number += 1
+        if not snapshot.executions or not snapshot.executions[-1].status.is_final:
+            alive[instance_id] = hash(text)
+    for instance_id, digest in alive.items() if number > 1 else ():
+        try:
+            is_same = hash(encode_snapshot(await admin.export_instance(instance_id))) == digest
+        except NotFound:
+            is_same = False
+        if not is_same:
+            raise InstanceStillRunning(
+                f"{instance_id!r} went on while it was written, so parents and children may not "
+                "fit together: pause it, or stop its workers, and export once more"
+            )
+    yield _encoder.encode(ExportEnd(number)).decode()
 
 
 async def stored_hash(admin: ProviderAdmin, instance_id: str) -> str | None:
@@ -208,8 +256,8 @@ def _check(snapshot: InstanceSnapshot) -> None:
             )
     queued: list[QueuedMessage | QueuedWork] = [*snapshot.messages, *snapshot.work]
     for entry in queued:
-        validation.check_number(entry.visible_at_ms, "visible_at_ms", minimum=-_TIME_MAX)
-        validation.check_number(entry.enqueued_at_ms, "enqueued_at_ms", minimum=0)
+        bounds = {"minimum": -TIME_MS_MAX, "maximum": TIME_MS_MAX}
+        validation.check_number(entry.visible_at_ms, "visible_at_ms", **bounds)
         validation.check_number(entry.attempt_count, "attempt_count", minimum=0)
     for work in snapshot.work:
         validation.check_text(work.heartbeat, "heartbeat")

@@ -11,7 +11,7 @@ import msgspec
 from perdure.authoring.definitions import parse_version
 from perdure.client.checks import initial_state
 from perdure.client.moving import current_execution
-from perdure.client.steps import read_steps, started_of, steps_of
+from perdure.client.steps import RUN_BY_WORKERS, read_steps, started_of, steps_of
 from perdure.client.terminate import operator_lock
 from perdure.errors import (
     AlreadyExists,
@@ -75,13 +75,14 @@ async def rerun(
     if version is not None:
         parse_version(version)
     info = await provider.admin.get_instance_info(instance_id)
-    started = await _started(provider, instance_id, info.execution_id)
+    started = await read_start(provider, instance_id, info.execution_id)
     start = work.StartOrchestration(
         instance_id=check_id(new_id, "id"),
         name=started.name,
         input=started.input if input is None else input,
         version=version,
         trace=started.trace,
+        scheduled_for_ms=started.scheduled_for_ms,
     )
     if not await provider.enqueue_for_orchestrator(
         envelope(start), condition=EnqueueCondition.ABSENT
@@ -92,13 +93,14 @@ async def rerun(
 
 def finished_steps(steps: Iterable[StepView]) -> set[int]:
     """Return the event ids of the activities and children that have finished."""
-    kinds = {"activity", "orchestration"}
+    kinds = {*RUN_BY_WORKERS, "orchestration"}
     return {step.event_id for step in steps if step.kind in kinds and step.state == "done"}
 
 
-async def _started(
+async def read_start(
     provider: Provider, instance_id: str, execution_id: int
 ) -> events.OrchestrationStarted | work.StartOrchestration:
+    """Return the first event of an execution, or the queued start of one that has not begun."""
     records = await provider.read_with_execution(instance_id, execution_id, limit=1)
     if records:
         return started_of([wire.decode_event(records[0].data)], "rerun")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from perdure.client.rerun import finished_steps
-from perdure.client.steps import started_of, steps_of
+from perdure.client.steps import RUN_BY_WORKERS, started_of, steps_of
 from perdure.client.terminate import QUEUE_LIMIT, operator_lock
 from perdure.errors import (
     CorruptData,
@@ -30,6 +30,7 @@ from perdure.providers.records import (
     ExecutionMetadata,
     HistoryRecord,
     KvChange,
+    KvClear,
     KvClearAll,
     KvSet,
     OrchestratorMessage,
@@ -105,6 +106,26 @@ async def _retry(provider: Provider, instance_id: str, now_ms: int) -> Retried |
     return retried
 
 
+async def prune_state(provider: Provider, instance_id: str, bound_ms: int) -> int:
+    """Drop the keys of an ended instance that were last written before the bound; count them."""
+    async with operator_lock(provider, instance_id) as (item, token):
+        info = await provider.admin.get_instance_info(instance_id)
+        if not info.status.is_final:
+            raise InstanceStillRunning(
+                f"{instance_id!r} is {info.status}, and its code has its state in memory; delete "
+                "keys there with del state[key], or wait until it has ended"
+            )
+        values = await provider.get_kv_all_values(instance_id)
+        old = [key for key, entry in values.items() if entry.updated_at_ms < bound_ms]
+        commit = TurnCommit(
+            execution_id=item.execution_id,
+            kv_changes=tuple(KvClear(key=key) for key in old),
+            after_event_id=item.history[-1].event_id if item.history else 0,
+        )
+        await provider.ack_orchestration_item(token, commit)
+    return len(old)
+
+
 def _history_of(item: OrchestrationItem) -> list[events.Event]:
     if item.history_error is not None or not item.history:
         raise CorruptData("retry", item.history_error or f"{item.instance_id!r} has no history")
@@ -136,7 +157,7 @@ class _Undone:
     def next_execution(self) -> tuple[TurnCommit, Retried]:
         """Return the commit that queues the next execution: the first turn is undone."""
         started = self.started
-        state, custom_status = _state_after([started])
+        state, custom_status = state_after([started])
         following = work.ContinueAsNew(
             instance_id=self.item.instance_id,
             name=started.name,
@@ -156,6 +177,7 @@ class _Undone:
             ),
             custom_status=custom_status,
             trace=started.trace,
+            scheduled_for_ms=started.scheduled_for_ms,
         )
         commit = TurnCommit(
             execution_id=self.item.execution_id,
@@ -177,7 +199,7 @@ class _Undone:
         still_open = [
             step for step in steps if step.state == "open" and step.event_id not in received
         ]
-        activities = [step for step in still_open if step.kind == "activity"]
+        activities = [step for step in still_open if step.kind in RUN_BY_WORKERS]
         children = [step for step in still_open if step.kind == "orchestration"]
         messages += [
             _fire(step.event, step.event.fire_at_ms) for step in still_open if step.kind == "timer"
@@ -192,7 +214,7 @@ class _Undone:
             execution_id=self.item.execution_id,
             activity_ids=tuple(step.event_id for step in activities),
         )
-        state, custom_status = _state_after(self.kept)
+        state, custom_status = state_after(self.kept)
         commit = TurnCommit(
             execution_id=self.item.execution_id,
             history_delta=(self._event(now_ms),),
@@ -204,7 +226,7 @@ class _Undone:
         done = finished_steps(steps) | {
             step.event_id
             for step in steps
-            if step.event_id in received and step.kind in {"activity", "orchestration"}
+            if step.event_id in received and step.kind in {*RUN_BY_WORKERS, "orchestration"}
         }
         names = tuple(step.name for step in (*activities, *children))
         retried = Retried(execution_id=self.item.execution_id, finished=len(done), again=names)
@@ -221,7 +243,7 @@ class _Undone:
             started={
                 f"{each.op} {each.name}": each.target_instance_id
                 for each in self.undone
-                if isinstance(each, events.OrchestrationChained)
+                if isinstance(each, (events.OrchestrationChained, events.MessageSent))
             },
         )
         return HistoryRecord(event_id=event.event_id, data=wire.encode(event))
@@ -355,7 +377,7 @@ def _fire(timer: events.TimerCreated, due_ms: int) -> OrchestratorMessage:
     return msgspec.structs.replace(envelope(item), visible_at_ms=due_ms)
 
 
-def _state_after(history: Sequence[events.Event]) -> tuple[dict[str, str] | None, str | None]:
+def state_after(history: Sequence[events.Event]) -> tuple[dict[str, str] | None, str | None]:
     """Return the state and the custom status after that history.
 
     The state is None if an old history does not hold the one that it began with.

@@ -8,9 +8,13 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import msgspec
 
+from perdure.arguments import check_number
 from perdure.client.durations import shown_duration, utc_time
-from perdure.errors import CorruptData
+from perdure.errors import CorruptData, NotFound
 from perdure.model import events, wire
+from perdure.model.failures import Failure
+from perdure.model.status import Status
+from perdure.model.work import INSTANCE_RESULT, MISSING, InstanceEnd
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
@@ -20,7 +24,15 @@ if TYPE_CHECKING:
 
 State: TypeAlias = Literal["open", "done", "failed", "dropped"]
 Kind: TypeAlias = Literal[
-    "activity", "timer", "event", "message", "orchestration", "start", "side effect"
+    "activity",
+    "timer",
+    "event",
+    "message",
+    "instance",
+    "orchestration",
+    "start",
+    "send",
+    "side effect",
 ]
 
 _TEXT_MAX: Final = 200
@@ -32,6 +44,7 @@ _KINDS: Final[dict[type[events.Scheduled], Kind]] = {
     events.QueueSubscribed: "message",
     events.SubOrchestrationScheduled: "orchestration",
     events.OrchestrationChained: "start",
+    events.MessageSent: "send",
     events.SideEffectRecorded: "side effect",
 }
 _STATES: Final[dict[type[events.Event], State]] = {
@@ -44,7 +57,10 @@ _STATES: Final[dict[type[events.Event], State]] = {
     events.SubOrchestrationFailed: "failed",
 }
 """States by the event of the outcome; every other outcome drops the step."""
-_DONE_AT_ONCE: Final = ("start", "side effect")
+_DONE_AT_ONCE: Final = ("start", "send", "side effect")
+RUN_BY_WORKERS: Final = frozenset({"activity", "instance"})
+"""Kinds of steps that are in the worker queue."""
+_SENDS: Final = {"event": "raise_event_to", "message": "send_message_to"}
 
 
 class StepView(msgspec.Struct, kw_only=True):
@@ -84,6 +100,10 @@ class StepView(msgspec.Struct, kw_only=True):
                 return f'wait_for_event("{self.name}")'
             case "message":
                 return f'next_message("{self.name}")'
+            case "instance":
+                return f'instance("{self.name}").result()'
+            case "send":
+                return _shown_send(self.event)
             case "side effect":
                 return "side_effect()"
             case "start":
@@ -95,6 +115,8 @@ class StepView(msgspec.Struct, kw_only=True):
     def result(self) -> str | None:
         """JSON text of the result, shortened."""
         match self.outcome or self.event:
+            case events.ActivityCompleted() as ended if self.kind == "instance":
+                return _shown_end(ended.result)
             case events.ActivityCompleted() | events.SubOrchestrationCompleted() as ended:
                 return payload_text(ended.result)
             case events.ExternalEvent() | events.QueueEventDelivered() as received:
@@ -114,6 +136,17 @@ class StepView(msgspec.Struct, kw_only=True):
         if self.state == "failed":
             return int(self.outcome.failure.attempts)
         return getattr(self.outcome, "attempts", 0)
+
+
+Arrival: TypeAlias = Literal["event", "message"]
+
+
+class Unread(msgspec.Struct, frozen=True, kw_only=True):
+    """Arrivals of one name that the code has not asked for yet."""
+
+    kind: Arrival
+    name: str
+    count: int = 1
 
 
 class OpenStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -179,6 +212,8 @@ class _Pairing:
         kind = _KINDS.get(type(event))
         if kind is None:
             return None
+        if kind == "activity" and getattr(event, "name", "") == INSTANCE_RESULT:
+            kind = "instance"
         step = _opened(event, kind)
         key = (kind, step.name)
         if kind in _DONE_AT_ONCE:
@@ -203,36 +238,45 @@ class _Pairing:
                 return
         self._early[key].append(event)
 
+    def unread(self) -> list[Unread]:
+        """Return the arrivals that no step has received."""
+        return [
+            Unread(kind="event" if kind == "event" else "message", name=name, count=len(arrived))
+            for (kind, name), arrived in self._early.items()
+            if arrived
+        ]
+
 
 def _opened(event: Any, kind: Kind) -> StepView:
     child_id = getattr(event, "child_instance_id", None)
     return StepView(
         event=event,
         kind=kind,
-        name=getattr(event, "name", ""),
+        name=_awaited_id(event.input) if kind == "instance" else getattr(event, "name", ""),
         event_id=event.event_id,
         op=event.op,
         site=event.site,
         since_ms=event.timestamp_ms,
         due_ms=getattr(event, "fire_at_ms", None),
-        child_id=getattr(event, "target_instance_id", child_id),
+        child_id=getattr(event, "target_instance_id", child_id) if kind != "send" else None,
     )
 
 
 def steps_of(history: Iterable[events.Event]) -> list[StepView]:
     """Return every step, in the order of the calls. Steps of undone turns are left out."""
+    return steps_and_unread(history)[0]
+
+
+def steps_and_unread(history: Iterable[events.Event]) -> tuple[list[StepView], list[Unread]]:
+    """Return the steps as ``steps_of``, and the arrivals that none of them has received."""
     pairing = _Pairing()
-    steps = map(pairing.add, events.without_undone(history))
-    return [step for step in steps if step is not None]
+    steps = [step for step in map(pairing.add, events.without_undone(history)) if step is not None]
+    return steps, pairing.unread()
 
 
-async def read_steps(
-    provider: Provider, instance_id: str, execution_id: int, *, after_event_id: int = 0
-) -> list[StepView]:
-    """Return the steps of the execution that were called after the event."""
-    records = await provider.read_with_execution(
-        instance_id, execution_id, after_event_id=after_event_id
-    )
+async def read_steps(provider: Provider, instance_id: str, execution_id: int) -> list[StepView]:
+    """Return every step of the execution."""
+    records = await provider.read_with_execution(instance_id, execution_id)
     return steps_of(wire.decode_history(record.data for record in records))
 
 
@@ -273,6 +317,24 @@ def _opened_steps(steps: Iterable[StepView]) -> tuple[OpenStep, ...]:
     )
 
 
+async def read_history(
+    provider: Provider, instance_id: str, execution_id: int | None
+) -> list[events.Event]:
+    """Return the events of the execution, or of the latest. Raises NotFound if there is none."""
+    if execution_id is None:
+        records = await provider.read(instance_id)
+    else:
+        check_number(execution_id, "execution_id", minimum=1)
+        records = await provider.read_with_execution(instance_id, execution_id)
+    if not records and provider.capabilities.admin:
+        latest = (await provider.admin.get_instance_info(instance_id)).execution_id
+        if execution_id not in {None, latest}:
+            raise NotFound(
+                f"{instance_id!r} has no execution {execution_id}; its latest is {latest}"
+            )
+    return wire.decode_history(record.data for record in records)
+
+
 async def read_records(
     provider: Provider, instance_id: str, execution_id: int, after_event_id: int = 0
 ) -> AsyncIterator[HistoryRecord]:
@@ -306,11 +368,34 @@ def _branch(known: dict[str, BranchView], path: str) -> BranchView:
     return found
 
 
-def shown_call(name: str, payload: Any) -> str:
+def _awaited_id(arguments: msgspec.Raw) -> str:
+    """Return the id of the instance that the step waits for; empty if a codec wraps it."""
+    try:
+        return msgspec.json.decode(arguments, type=list[str])[0]
+    except (msgspec.MsgspecError, IndexError):
+        return ""
+
+
+def _shown_end(result: msgspec.Raw) -> str:
+    end = msgspec.json.decode(result, type=InstanceEnd)
+    if end.status == Status.COMPLETED:
+        return payload_text(end.output)
+    if end.status == MISSING:
+        return "it does not exist"
+    return f"{end.status}: {msgspec.json.decode(end.output, type=Failure)}"
+
+
+def _shown_send(sent: events.MessageSent) -> str:
+    named = f'"{sent.name}", ' if sent.name else ""
+    call = _SENDS.get(sent.kind, "cancel_instance")
+    return f'{call}("{sent.target_instance_id}", {named}{payload_text(sent.data)})'
+
+
+def shown_call(name: str, payload: Any, limit: int = _TEXT_MAX) -> str:
     """Return the text of a call from the JSON array of its arguments."""
     text = bytes(payload).decode()
     inner = text[1:-1] if text.startswith("[") and text.endswith("]") else text
-    return f"{name}({shortened(inner if text != 'null' else '')})"
+    return f"{name}({shortened(inner if text != 'null' else '', limit)})"
 
 
 def shortened(text: str, limit: int = _TEXT_MAX) -> str:

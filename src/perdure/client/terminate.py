@@ -11,7 +11,7 @@ import msgspec
 
 from perdure.errors import CorruptData, InstanceFinished, LockLost
 from perdure.model import events, wire, work
-from perdure.model.envelopes import envelope
+from perdure.model.envelopes import end_notices, envelope
 from perdure.model.failures import Category, Failure
 from perdure.model.status import Status
 from perdure.model.work import parent_link, started_by
@@ -172,6 +172,8 @@ async def _final_commit(
                 )
             )
         )
+    output = msgspec.json.encode(failure).decode()
+    outgoing += end_notices(place.watchers, item.instance_id, verdict.status, output)
     return TurnCommit(
         execution_id=place.execution_id,
         history_delta=tuple(
@@ -213,6 +215,8 @@ class _Place:
     """Those that end with it. None: all, because the history cannot be read."""
     started: events.OrchestrationStarted | None = None
     """Its first event, if it has not begun: then it begins and ends at once."""
+    watchers: tuple[events.Watcher, ...] = ()
+    """Those who wait for its end."""
 
 
 def _place_to_end(
@@ -241,7 +245,8 @@ def _place_to_end(
             if isinstance(event, events.SubOrchestrationScheduled)
             and event.on_parent_close != "abandon"
         )
-        return _Place(item.execution_id, last_event_id, turn, parent, children)
+        watchers = tuple(e.watcher for e in history if isinstance(e, events.WatcherAdded))
+        return _Place(item.execution_id, last_event_id, turn, parent, children, watchers=watchers)
     for following in _queued(messages, work.ContinueAsNew):
         if following.execution_id == item.execution_id + 1:
             state = {key: entry.value for key, entry in item.kv_snapshot.items()}
@@ -268,7 +273,8 @@ def _before_it_begins(
     begun = started_by(
         start, version=version, framework_version=VERSION, now_ms=now_ms, state=state
     )
-    return _Place(begun.execution_id, 1, 0, start.parent, frozenset(), begun)
+    watchers = start.watchers if isinstance(start, work.ContinueAsNew) else ()
+    return _Place(begun.execution_id, 1, 0, start.parent, frozenset(), begun, watchers)
 
 
 async def _cancelled_children(

@@ -7,16 +7,17 @@ starts can skip the queue, and its waits can skip the store.
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
-from perdure.errors import UsageError, WaitTimeout
+from perdure.client.insights import read_insight
+from perdure.errors import ProviderError, UsageError, WaitTimeout
+from perdure.logs import get_logger
 from perdure.model.status import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Awaitable, Callable, Generator
     from contextvars import Context
 
     from perdure.clock import Clock
@@ -26,7 +27,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-log = logging.getLogger("perdure.client")
+log = get_logger("perdure.client")
+
+_LOOK_SECONDS = 1.0
+"""A look at the store may end so long after the deadline: a caller without patience looks once."""
+_PAUSE_SECONDS = 0.5
+"""Between two looks at a store that is busy or away."""
 
 
 class Ending(msgspec.Struct, frozen=True, gc=False):
@@ -45,7 +51,7 @@ Finished: TypeAlias = asyncio.Future[Ending | None]
 class PendingStart:
     """A start that the runtime of this process has taken up."""
 
-    __slots__ = ("committed", "ended", "item")
+    __slots__ = ("committed", "ended", "item", "unsure")
 
     def __init__(self, item: work.StartOrchestration, loop: asyncio.AbstractEventLoop) -> None:
         self.item = item
@@ -54,6 +60,9 @@ class PendingStart:
         Raises what the store raised. Cancelling it withdraws a start that has not begun."""
         self.ended: Finished = loop.create_future()
         """The committed end; None if the instance leaves this process before it ends."""
+        self.unsure: str | None = None
+        """The first event, with its random seed, if it was sent and the answer was lost: an
+        instance that begins with it was created by this start."""
 
 
 class LocalInstances(Protocol):
@@ -75,6 +84,10 @@ class LocalInstances(Protocol):
 
     def ended(self, instance_id: str) -> Finished | None:
         """Return the future of the instance's end; None if it is not live here."""
+        ...
+
+    def check_arrival(self, item: work.ExternalRaised | work.QueueMessage) -> None:
+        """Raise PayloadError if the instance is live here and waits for another type."""
         ...
 
     def terminated(self, instance_id: str) -> None:
@@ -109,16 +122,31 @@ class EndWaiter:
             if ending is not None:
                 return ending
 
-    def rest_ms(self, info: InstanceInfo, deadline_ms: int | None) -> int:
+    async def until(
+        self,
+        instance_id: str,
+        look: Callable[[InstanceInfo], Awaitable[T | None]],
+        deadline_ms: int | None,
+        awaited: str,
+    ) -> T:
+        """Return what ``look`` finds after a change of the instance, or raise WaitTimeout."""
+        with self._provider.watch(instance_id) as watch:
+            while True:
+                info = await self._provider.admin.get_instance_info(instance_id)
+                found = await look(info)
+                if found is not None:
+                    return found
+                await watch.wait(await self.rest_ms(info, deadline_ms, awaited))
+
+    async def rest_ms(
+        self, info: InstanceInfo, deadline_ms: int | None, awaited: str = "ended"
+    ) -> int:
         """Return how long to watch the store before the next look, or raise WaitTimeout."""
         if deadline_ms is None:
             return self.watch_ms
         left_ms = deadline_ms - self._clock.now_ms()
         if left_ms <= 0:
-            raise WaitTimeout(
-                f"{info.instance_id!r} has not got there in time and goes on: it is "
-                f"{_status_text(info)}"
-            )
+            raise await timed_out(self._provider, info, self._clock.now_ms(), awaited)
         return min(left_ms, self.watch_ms)
 
     async def _wait_here(self, finished: Finished, deadline_ms: int | None) -> Ending | None:
@@ -143,7 +171,7 @@ class EndWaiter:
         has_warned = False
         with self._provider.watch(instance_id) as watch:
             while True:
-                info = await self._read_info(instance_id)
+                info = await self._look(instance_id, deadline_ms)
                 if info is not None:
                     if info.status.is_final:
                         return Ending(info.status, info.output, info.name or instance_id), None
@@ -151,12 +179,38 @@ class EndWaiter:
                         # A caller without a timeout would wait for ever and not learn why.
                         log.warning("%r is %s; still waiting", instance_id, _status_text(info))
                         has_warned = True
-                    rest_ms = self.rest_ms(info, deadline_ms)
+                    rest_ms = await self.rest_ms(info, deadline_ms)
                     if self._find_here(instance_id) is None:
                         await watch.wait(rest_ms)
                 finished = self._find_here(instance_id)
                 if finished is not None:
                     return None, finished
+
+    async def _look(self, instance_id: str, deadline_ms: int | None) -> InstanceInfo | None:
+        """Read the stored status. Waits for a store that is busy or away until the deadline.
+
+        Without a deadline the error of the store is raised.
+        """
+        if deadline_ms is None:
+            return await self._read_info(instance_id)
+        while True:
+            left = max(deadline_ms - self._clock.now_ms(), 0) / 1000
+            failure: Exception
+            try:
+                async with asyncio.timeout(left + _LOOK_SECONDS):
+                    return await self._read_info(instance_id)
+            except ProviderError as error:
+                if not error.retryable:
+                    raise
+                failure = error
+            except TimeoutError as error:
+                failure, left = error, 0
+            if not left:
+                said = str(failure) or "there is no answer"
+                raise WaitTimeout(
+                    f"{instance_id!r} has not got there in time, as far as the store tells: {said}"
+                ) from failure
+            await self._clock.sleep(min(left, _PAUSE_SECONDS))
 
     async def _read_info(self, instance_id: str) -> InstanceInfo | None:
         """Read the stored status. None: the instance came to this process while a busy store
@@ -220,6 +274,17 @@ class Shielded(Generic[T]):
     def result(self) -> NoReturn:
         """Raise CancelledError in a waiter that the future did not wake."""
         raise asyncio.CancelledError(*() if self._message is None else (self._message,))
+
+
+async def timed_out(
+    provider: Provider, info: InstanceInfo, now_ms: int, awaited: str = "ended"
+) -> WaitTimeout:
+    """Return the error of a wait that took too long. It says what the instance is doing."""
+    insight = await read_insight(provider, info, await provider.admin.list_workers(), now_ms)
+    said = insight.sentence
+    if info.status is Status.BLOCKED and insight.error:
+        said = f"{said}: {insight.error}"
+    return WaitTimeout(f"{info.instance_id!r} has not {awaited} in time and goes on: {said}")
 
 
 def check_loop(loop: asyncio.AbstractEventLoop) -> None:

@@ -10,6 +10,7 @@ import pytest
 from perdure.conformance.factories import (
     LOCK_MS,
     activity,
+    bodies,
     completion,
     create,
     enqueue,
@@ -102,20 +103,49 @@ class TestClocks:
 
         await take(store, "x")
 
-    async def test_a_start_that_the_clock_hides_again_hides_its_instance(
+    async def test_what_was_sent_for_now_stays_visible_and_in_order_when_the_clock_goes_back(
         self, store: Store
     ) -> None:
-        await enqueue(store, raised("x"))
-        await store.advance(10_000)
+        sent = [start("x"), raised("x", "before"), raised("x", "after"), raised("x", "later")]
+        await enqueue(store, *sent[:2])
+        await enqueue_work(store, activity("x"))
+        await store.advance(-3_600_000)
+        await enqueue(store, sent[2])
+        await store.advance(1_000)
+        await enqueue(store, sent[3])
+
+        assert bodies(await take(store, "x")) == [message.body for message in sent]
+        await take_work(store)
+
+    async def test_a_lock_ends_in_its_time_although_the_clock_went_back(self, store: Store) -> None:
+        await enqueue(store, start("x"), start("delayed"))
+        await enqueue_work(store, activity("x"))
+        await take(store, "x")
+        await take_work(store)
+        delayed = await take(store, "delayed")
+        await store.provider.abandon_orchestration_item(delayed.lock_token, LOCK_MS)
+
+        await store.advance(-3_600_000)
+        assert await fetch(store) is None
+        assert await fetch_work(store) is None
+        await store.advance(LOCK_MS)
+
+        taken = [await take(store), await take(store)]
+        assert {each.item.instance_id for each in taken} == {"x", "delayed"}
+        assert (await take_work(store)).attempt_count == 2
+
+    async def test_a_lock_that_has_ended_stays_ended_when_the_clock_goes_back(
+        self, store: Store
+    ) -> None:
         await enqueue(store, start("x"))
         held = await take(store, "x")
-        await store.provider.abandon_orchestration_item(held.lock_token)
+        await store.advance(2 * LOCK_MS)
+        await enqueue(store, raised("y"))
+        await store.advance(-2 * LOCK_MS)
 
-        await store.advance(-5_000)
-        assert await fetch(store) is None, "what identifies the instance is not visible yet"
-
-        await store.advance(5_000)
-        assert len((await take(store, "x")).item.messages) == 2
+        await take(store, "x")
+        with pytest.raises(LockLost):
+            await store.provider.renew_orchestration_item_lock(held.lock_token, LOCK_MS)
 
     async def test_a_clock_that_goes_back_frees_no_lock(self, store: Store) -> None:
         await enqueue(store, start("x"))

@@ -45,10 +45,15 @@ async def settled(task: asyncio.Task[Any], seconds: float = _MOMENT_SECONDS) -> 
     return task.done()
 
 
+async def looked(store: Store, task: asyncio.Task[Any]) -> None:
+    """The fetch has an answer, or it has looked and waits."""
+    await store.until(lambda: task.done() or store.clock.next_due_ms() is not None)
+
+
 async def waiting(store: Store, task: asyncio.Task[Any]) -> None:
     """The fetch has looked, found nothing, and waits."""
     if store.capabilities.injected_clock:
-        await store.until(lambda: task.done() or store.clock.next_due_ms() is not None)
+        await looked(store, task)
     assert not await settled(task), "the fetch did not wait for work"
 
 
@@ -352,14 +357,14 @@ class TestTimeThatPassesDuringALook:
             name = f"x-{delay_ms}"
             await store.provider.enqueue_for_orchestrator(start(name), delay_ms)
             turn = asyncio.create_task(fetch(store, poll_ms=LONG_MS))
-            await settled(turn)
+            await looked(store, turn)
             await store.advance(delay_ms)
             assert (await woken(turn)).item.instance_id == name
 
             due_at_ms = await store.now_ms() + delay_ms
             await enqueue_work(store, activity(name, visible_at_ms=due_at_ms))
             work = asyncio.create_task(fetch_work(store, poll_ms=LONG_MS))
-            await settled(work)
+            await looked(store, work)
             await store.advance(delay_ms)
             assert (await woken(work)).identity.instance_id == name
 

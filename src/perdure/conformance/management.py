@@ -315,6 +315,22 @@ class TestTotals:
         assert (depths.orchestrator.visible, depths.orchestrator.locked) == (2, 0)
         assert (depths.worker.visible, depths.worker.locked) == (2, 0)
 
+    async def test_the_depth_of_work_is_told_by_name_and_tag(self, store: Store) -> None:
+        await enqueue_work(store, activity("one", name="render"))
+        await store.advance(20_000)
+        await enqueue_work(store, activity("one", name="render", tag="gpu"), activity("two"))
+        await enqueue_work(store, activity("three", name="render", tag="gpu"))
+
+        depths = await store.admin.get_queue_depths()
+
+        found = {(each.name, each.tag): each for each in depths.activities}
+        plain, gpu = found["render", None], found["render", "gpu"]
+        assert len(found) == len(depths.activities) == 3
+        assert (plain.visible, gpu.visible, depths.worker.visible) == (1, 2, 4)
+        assert plain.oldest_visible_age_ms is not None
+        assert gpu.oldest_visible_age_ms is not None
+        assert plain.oldest_visible_age_ms - gpu.oldest_visible_age_ms >= 20_000
+
     async def test_the_age_of_the_oldest_visible_message_is_told(self, store: Store) -> None:
         await enqueue(store, start("one"))
         await enqueue_work(store, activity("one"))

@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from perdure import limits
 from perdure.engine.inbox import (
     APPLY,
     COMPLETION_FAMILIES,
-    Wait,
     add_beginning,
     add_messages,
-    list_sites,
-    list_waits,
+    before_mail,
+    is_for_next,
+    is_mail,
 )
 from perdure.engine.journal import Journal, is_same_payload
 from perdure.engine.outcome import (
@@ -28,19 +29,20 @@ from perdure.engine.outcome import (
     TurnResult,
     Waiting,
 )
-from perdure.engine.recorder import CodeRecorder, history_too_long
+from perdure.engine.recorder import CodeRecorder
 from perdure.engine.tasks import Unwinding
 from perdure.engine.user_code import boundary
+from perdure.engine.waits import Wait, list_sites, list_waits
 from perdure.errors import (
     CannotUnwrap,
     CorruptData,
     ForbiddenInOrchestration,
     InternalError,
-    InvalidValue,
+    LimitReached,
     Nondeterminism,
     PayloadError,
 )
-from perdure.model import events
+from perdure.model import events, work
 from perdure.model.failures import Category, describe_exception
 
 if TYPE_CHECKING:
@@ -49,7 +51,6 @@ if TYPE_CHECKING:
     from perdure.authoring.definitions import Orchestration
     from perdure.codec import Codec
     from perdure.engine.loop import DurableTimer
-    from perdure.model import work
 
 _log = logging.getLogger("perdure.orchestration")
 
@@ -91,6 +92,7 @@ class Execution:
         self.custom_status = started.initial_custom_status
         """JSON text of the custom status after the last turn."""
         self._carried: Sequence[work.CarriedMessage] = ()
+        self._watchers: Sequence[events.Watcher] = ()
         self._journal = journal = Journal(started, codec)
         self._recorder = recorder = CodeRecorder(handler, started, journal, kv, codec)
         self._ending = TurnEnding(recorder, journal)
@@ -104,12 +106,14 @@ class Execution:
         *,
         codec: Codec,
         carried: Sequence[work.CarriedMessage] = (),
+        watchers: Sequence[events.Watcher] = (),
     ) -> Execution:
         """Return a new execution; the delta of its first turn begins with ``started``."""
         if started.event_id != 1 or started.turn != 1:
             raise InternalError("the first event of an execution has id 1 and turn 1")
         execution = cls(handler, started, started.initial_state or {}, codec)
         execution._carried = carried
+        execution._watchers = watchers
         return execution
 
     @classmethod
@@ -167,9 +171,31 @@ class Execution:
             self._is_dead = True
             raise
 
+    @property
+    def wants_mail(self) -> bool:
+        """False if a turn with nothing but mail would postpone it."""
+        return self._recorder.wants_mail
+
     def waits(self) -> list[Wait]:
         """Return every open step with the suspended frames of its branch."""
         return list_waits(self._recorder.loop, self._recorder.operations)
+
+    def check_arrival(self, item: work.ExternalRaised | work.QueueMessage) -> None:
+        """Raise PayloadError for an event or message that does not fit the wait that is open."""
+        wait = self._recorder.mailboxes.find_wait(
+            item.name, is_message=type(item) is work.QueueMessage
+        )
+        if wait is None:
+            return
+        try:
+            self._recorder.codec.decode(item.data, wait.definition, where="")
+        except CannotUnwrap:
+            pass  # the orchestration tells it
+        except PayloadError as error:
+            raise PayloadError(
+                f"{item.name!r} is not sent to {item.instance_id!r}, which waits for it with "
+                f"another type at {wait.event.site}{error}"
+            ) from None
 
     def close(self) -> None:
         """Close the code. Its finally blocks run, but steps that they ask for are not recorded."""
@@ -181,26 +207,37 @@ class Execution:
         before_ms = journal.now_ms
         if journal.turn == 0:
             journal.begin_live(self.started.timestamp_ms)
-            add_beginning(self.started, self._carried, journal)
+            add_beginning(self.started, self._carried, self._watchers, journal)
         else:
             # Time never runs backwards in the code, even if the clock of the machine does.
             journal.begin_live(max(now_ms, before_ms))
+        inbox, mail = before_mail(inbox, self._carried, recorder)
         ignored = add_messages(inbox, journal, recorder)
         delta = journal.delta
-        if not delta:
-            journal.undo_begin(before_ms)
-            again = recorder.take_retried()
-            return TurnOutcome(turn=journal.turn, result=WAITING, activities=again, ignored=ignored)
         outcome = TurnOutcome(turn=journal.turn, result=WAITING, delta=delta, ignored=ignored)
-        recorder.outcome = outcome
-        loop = recorder.loop
-        loop.now_ms = journal.now_ms
-        loop.enter()
-        try:
-            self._apply([*delta])
-        finally:
-            loop.leave()
+        if delta or mail:
+            recorder.outcome = outcome
+            loop = recorder.loop
+            loop.now_ms = journal.now_ms
+            loop.enter()
+            try:
+                self._apply([*delta])
+                if mail:
+                    self._hear(mail, outcome)
+            finally:
+                loop.leave()
+        if not delta:
+            recorder.outcome = None
+            journal.undo_begin(before_ms)
+            outcome.turn = journal.turn
+            outcome.activities = recorder.take_retried()
+            return outcome
+        if recorder.told:
+            outcome.cancelled_activities = [*recorder.told, *outcome.cancelled_activities]
+            recorder.told = ()
         outcome.result = result = self._ending.conclude_live()
+        if recorder.state_reads:
+            recorder.check_state_reads()
         recorder.outcome = None
         if recorder.has_cancelled_in_turn:
             recorder.drop_cancelled_in_turn(outcome)
@@ -210,8 +247,27 @@ class Execution:
         self.custom_status = recorder.custom_status
         if result is not WAITING:
             self.is_finished = True
-            loop.log_unretrieved_errors()
+            outcome.watchers = recorder.watchers
+            recorder.loop.log_unretrieved_errors()
         return outcome
+
+    def _hear(self, items: Sequence[work.OrchestratorItem], outcome: TurnOutcome) -> None:
+        """Add and apply messages one by one: mail only while the code wants it."""
+        journal, recorder = self._journal, self._recorder
+        postponed: deque[work.OrchestratorItem] = deque()
+        coming = deque(items)
+        while coming:
+            item = coming.popleft()
+            if (is_mail(item) and not recorder.wants_mail) or is_for_next(item, recorder):
+                postponed.append(item)
+                continue
+            applied = len(journal.delta)
+            outcome.ignored = [*outcome.ignored, *add_messages((item,), journal, recorder)]
+            self._apply(journal.delta[applied:])
+            if postponed and recorder.wants_mail:
+                coming.extendleft(reversed(postponed))
+                postponed.clear()
+        outcome.postponed = tuple(postponed)
 
     def _replay(self, history: Sequence[events.Event]) -> None:
         recorder = self._recorder
@@ -256,13 +312,23 @@ class Execution:
         journal.last_event_id = last.event_id
 
     def _apply(self, arrived: Sequence[events.Event]) -> None:
-        """Apply the events one by one, and run the code until it waits after each."""
+        """Apply the events one by one, and run the code until it waits after each.
+
+        Timers of one moment fire together, as in asyncio.
+        """
         recorder = self._recorder
         loop = recorder.loop
-        for event in arrived:
+        for position, event in enumerate(arrived, 1):
             APPLY[type(event)](recorder, event)
             if event.event_id == 1:
                 self._cancel_at_start(arrived)
+            if type(event) is events.TimerFired and position < len(arrived):
+                following = arrived[position]
+                if (
+                    type(following) is events.TimerFired
+                    and following.fire_at_ms == event.fire_at_ms
+                ):
+                    continue
             if not loop.is_over:
                 loop.run_until_idle()
 
@@ -362,7 +428,9 @@ class TurnEnding:
         result = self._conclude()
         if result is not WAITING:
             self._journal.end(self._terminal_event(result))
-            if type(result) is Cancelled:
+            if type(result) is Completed:
+                self._recorder.note_unread()
+            elif type(result) is Cancelled:
                 self._log_bad_cleanup(result)
         return result
 
@@ -466,20 +534,17 @@ class TurnEnding:
         recorder = self._recorder
         if not recorder.operations.open:
             return Failed(describe_exception(_stuck(recorder)))
-        if self._journal.last_event_id >= limits.HISTORY_EVENTS_MAX:
-            return Failed(describe_exception(history_too_long()))
         return WAITING
 
     def _continue(self, payload: Any, version: str | None) -> TurnResult:
         carried = self._recorder.mailboxes.unread()
-        size = sum(len(message.name) + len(bytes(message.data)) for message in carried)
-        if size > limits.CARRY_FORWARD_BYTES_MAX:
-            error = InvalidValue(
+        size = sum(len(message.name) + len(message.data) for message in carried)
+        if size > limits.CARRY_FORWARD_BYTES_MAX and not self._recorder.is_replaying:
+            raise LimitReached(
                 f"continue_as_new() would carry {len(carried)} unread events and messages of "
                 f"{size} bytes, at most {limits.CARRY_FORWARD_BYTES_MAX} are allowed; "
-                "read them before, or send references"
+                "let the code read them before"
             )
-            return Failed(describe_exception(error))
         return ContinuedAsNew(payload, version, carried, self._recorder.cancel_next_reason)
 
     def _finish(self) -> TurnResult:
@@ -502,7 +567,10 @@ class TurnEnding:
         """Give up every open step, except children with on_parent_close='abandon'."""
         reason = f"orchestration {_REASONS[type(result)]}"
         recorder = self._recorder
+        has_returned = type(result) in {Completed, ContinuedAsNew}
         for operation in list(recorder.operations.open.values()):
+            if has_returned:
+                recorder.check_awaited(operation)
             if getattr(operation.event, "on_parent_close", "cancel") != "abandon":
                 recorder.give_up(operation, reason)
 

@@ -6,27 +6,23 @@ turn has the events already, so it only applies them.
 
 from __future__ import annotations
 
-import inspect
-import reprlib
+import sys
 from collections import deque
-from dataclasses import dataclass
 from enum import IntEnum
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from perdure.engine.user_code import find_user_frame, site_of
 from perdure.errors import Nondeterminism
+from perdure.limits import UNREAD_BYTES_MAX, UNREAD_MESSAGES_MAX, WATCHERS_MAX
 from perdure.model import events, work
 from perdure.model.failures import child_error, declared_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from types import FrameType
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from perdure.engine.journal import Journal
-    from perdure.engine.loop import DurableLoop
     from perdure.engine.recorder import CodeRecorder
 
 # --- open steps
@@ -65,6 +61,40 @@ class Operation(msgspec.Struct, gc=False):
     """The step or the timer."""
     definition: Any
     """The activity, the child, or the type that arriving data must fit."""
+
+
+class StateRead(msgspec.Struct, gc=False):
+    """A value of ``state`` that the code has read and may change."""
+
+    key: str
+    target: Any
+    """The value."""
+    text: str
+    """Its JSON text."""
+    type_: Any
+    site: str
+
+
+def _references(holder: Operation | StateRead) -> int:
+    return sys.getrefcount(holder.target)
+
+
+_OWN_REFERENCES: Final = _references(StateRead("", object(), "", None, ""))
+"""The number of references to a target that only the engine holds, in this interpreter."""
+
+
+def is_let_go(holder: Operation | StateRead) -> bool:
+    """Return True if no code refers to the target any more."""
+    return _references(holder) == _OWN_REFERENCES
+
+
+def is_dropped(operation: Operation) -> bool:
+    """Return True if no code waits for the step, or did, or holds it: it was never awaited."""
+    if operation.family is TIMER or operation.target._callbacks:  # noqa: SLF001
+        return False
+    if getattr(operation.event, "on_parent_close", "") == "abandon":
+        return False
+    return is_let_go(operation) and not hasattr(operation.target, "was_awaited")
 
 
 class Operations:
@@ -108,6 +138,43 @@ class Operations:
 # --- mailboxes
 
 
+_MAIL: Final = frozenset({work.ExternalRaised, work.QueueMessage})
+
+
+def is_mail(item: work.OrchestratorItem) -> bool:
+    """Return True for an event or a message from outside."""
+    return type(item) in _MAIL
+
+
+def is_for_next(item: work.OrchestratorItem, recorder: CodeRecorder) -> bool:
+    """Return True for a message that the next execution is to get, as this one continues as new."""
+    return recorder.continued is not None and (is_mail(item) or type(item) is work.CancelInstance)
+
+
+def before_mail(
+    inbox: Sequence[work.OrchestratorItem],
+    carried: Sequence[work.CarriedMessage],
+    recorder: CodeRecorder,
+) -> tuple[Sequence[work.OrchestratorItem], Sequence[work.OrchestratorItem]]:
+    """Return the messages before the first mail, and the others; all, if the mail fits unread.
+
+    In the turn that starts the execution a cancellation comes before any mail.
+    """
+    for item in inbox:
+        if type(item) in _MAIL:
+            break
+    else:
+        return inbox, ()
+    is_first = recorder.turn == 1
+    mail: list[Any] = [item for item in inbox if type(item) in _MAIL]
+    if recorder.mailboxes.have_room([*carried, *mail] if is_first else mail):
+        return inbox, ()
+    if is_first:
+        inbox = sorted(inbox, key=lambda item: type(item) is not work.CancelInstance)
+    position = next(n for n, item in enumerate(inbox) if type(item) in _MAIL)
+    return inbox[:position], inbox[position:]
+
+
 class Mailbox:
     """Arrivals and waits of one name, each in order; at most one of the two is not empty."""
 
@@ -141,6 +208,9 @@ class Mailbox:
             waiting.insert(index, operation)
         return None
 
+    def find_wait(self) -> Operation | None:
+        return next((each for each in self._waiting if not each.target.done()), None)
+
     def put_back(self, number: int, data: msgspec.Raw) -> Operation | None:
         """Like ``arrive``, for data that arrived before the data that is kept."""
         operation = self.arrive(number, data)
@@ -151,6 +221,9 @@ class Mailbox:
     def unread(self) -> list[tuple[int, msgspec.Raw]]:
         return list(self._arrived)
 
+    def has_wait(self) -> bool:
+        return any(not operation.target.done() for operation in self._waiting)
+
 
 class Mailboxes:
     """The mailboxes of all names. External events and messages have separate ones."""
@@ -159,16 +232,45 @@ class Mailboxes:
         self._by_name: dict[tuple[bool, str], Mailbox] = {}
         self.arrivals = 0
         """Number of arrivals so far, which is the number of the last one."""
+        self._kept = 0
+        self._kept_bytes = 0
         # Number, data and wait of each arrival that was delivered to a wait.
         self._delivered: list[tuple[int, msgspec.Raw, Operation]] = []
         self._delivered_pruned = 0
 
     def arrive(self, name: str, data: msgspec.Raw, *, is_message: bool) -> Operation | None:
         self.arrivals += 1
-        return self._find(name, is_message).arrive(self.arrivals, data)
+        operation = self._find(name, is_message).arrive(self.arrivals, data)
+        if operation is None:
+            self._keep(data, 1)
+        return operation
 
     def wait(self, operation: Operation) -> tuple[int, msgspec.Raw] | None:
-        return self._find(operation.event.name, operation.family is MESSAGE).wait(operation)
+        arrived = self._find(operation.event.name, operation.family is MESSAGE).wait(operation)
+        if arrived is not None:
+            self._keep(arrived[1], -1)
+        return arrived
+
+    def _keep(self, data: msgspec.Raw, count: int) -> None:
+        self._kept += count
+        self._kept_bytes += count * len(data)
+
+    def have_room(self, mail: Sequence[Any]) -> bool:
+        """Return True if all of the mail can be kept until the code reads it."""
+        kept_bytes = self._kept_bytes + sum([len(item.data) for item in mail])
+        return self._kept + len(mail) <= UNREAD_MESSAGES_MAX and kept_bytes <= UNREAD_BYTES_MAX
+
+    @property
+    def want_more(self) -> bool:
+        """True if there is room for an arrival that no wait gets, or if the code waits for one."""
+        if self._kept < UNREAD_MESSAGES_MAX and self._kept_bytes < UNREAD_BYTES_MAX:
+            return True
+        return any(mailbox.has_wait() for mailbox in self._by_name.values())
+
+    def find_wait(self, name: str, *, is_message: bool) -> Operation | None:
+        """Return the wait that the next arrival of that name goes to, if there is one."""
+        mailbox = self._by_name.get((is_message, name))
+        return None if mailbox is None else mailbox.find_wait()
 
     def note_unread(self, number: int, data: msgspec.Raw, operation: Operation) -> None:
         """Remember a delivered arrival until the code reads it from its wait."""
@@ -183,7 +285,10 @@ class Mailboxes:
         index = next(n for n, (*_, wait) in enumerate(self._delivered) if wait.target is target)
         number, data, operation = self._delivered.pop(index)
         mailbox = self._find(operation.event.name, operation.family is MESSAGE)
-        return number, data, mailbox.put_back(number, data)
+        receiver = mailbox.put_back(number, data)
+        if receiver is None:
+            self._keep(data, 1)
+        return number, data, receiver
 
     def unread(self) -> tuple[work.CarriedMessage, ...]:
         """Return everything that the code did not read, in the order of arrival."""
@@ -200,6 +305,10 @@ class Mailboxes:
                 )
         return tuple(message for _, message in sorted(found, key=itemgetter(0)))
 
+    def unwanted(self) -> list[tuple[bool, str]]:
+        """Return kind and name of the arrivals that no wait has taken."""
+        return [key for key, mailbox in self._by_name.items() if mailbox.unread()]
+
     def _find(self, name: str, is_message: bool) -> Mailbox:
         mailbox = self._by_name.get((is_message, name))
         if mailbox is None:
@@ -213,14 +322,17 @@ class Mailboxes:
 def add_beginning(
     started: events.OrchestrationStarted,
     carried: Iterable[work.CarriedMessage],
+    watchers: Iterable[events.Watcher],
     journal: Journal,
 ) -> None:
-    """Add the first event, and the arrivals that the previous execution did not consume."""
+    """Add the first event, and what the previous execution leaves: unread arrivals, watchers."""
     journal.delta.append(started)
     journal.last_event_id = started.event_id
     for message in carried:
         kind = events.QueueEventDelivered if message.mailbox else events.ExternalEvent
         journal.arrive(kind, name=message.name, data=message.data)
+    for watcher in watchers:
+        journal.arrive(events.WatcherAdded, watcher=watcher)
 
 
 def add_messages(
@@ -239,9 +351,13 @@ def add_messages(
 def _add_result(
     item: work.ActivityCompleted, journal: Journal, recorder: CodeRecorder
 ) -> str | None:
+    if item.seed and item.seed != recorder.seed:
+        return f" for event {item.activity_id}: it was for an earlier instance with this id"
     unwanted = _unwanted(item, item.activity_id, ACTIVITY, recorder)
     if unwanted is None:
         journal.arrive_completed(item.activity_id, item.result, item.attempts)
+        if item.seed:
+            recorder.told += (item.activity_id,)
     return unwanted
 
 
@@ -315,6 +431,15 @@ def _add_retry(item: work.RetrySteps, _: Journal, recorder: CodeRecorder) -> str
     return None
 
 
+def _add_watcher(item: work.WatchEnd, journal: Journal, recorder: CodeRecorder) -> str | None:
+    if item.watcher in recorder.watchers:
+        return f": {item.watcher.instance_id!r} waits for it already"
+    if len(recorder.watchers) >= WATCHERS_MAX:
+        return f": {WATCHERS_MAX} others wait for it; {item.watcher.instance_id!r} looks itself"
+    journal.arrive(events.WatcherAdded, watcher=item.watcher)
+    return None
+
+
 def _add_start(
     _: work.StartOrchestration | work.ContinueAsNew, journal: Journal, __: CodeRecorder
 ) -> str | None:
@@ -354,6 +479,7 @@ _ADD: Final[
     work.QueueMessage: _add_message,
     work.CancelInstance: _add_cancellation,
     work.RetrySteps: _add_retry,
+    work.WatchEnd: _add_watcher,
 }
 
 
@@ -371,6 +497,8 @@ def _complete(
     operation = recorder.operations.open.pop(event.source_event_id, None)
     # A child that goes on after its parent stays open although the code has cancelled its step.
     if operation is not None and not operation.target.done():
+        if not operation.target._callbacks:  # noqa: SLF001 - no code waits for it now
+            recorder.check_awaited(operation)
         value = operation.definition.signature.decode_result(event.result, recorder.codec)
         operation.target.set_result(value)
 
@@ -380,6 +508,8 @@ def _fail(
 ) -> None:
     operation = recorder.operations.open.pop(event.source_event_id, None)
     if operation is not None and not operation.target.done():
+        if not operation.target._callbacks:  # noqa: SLF001
+            recorder.check_awaited(operation)
         name, failure = operation.event.name, event.failure
         if operation.family is ACTIVITY:
             raises = operation.definition.settings.raises
@@ -423,10 +553,15 @@ def _retry(recorder: CodeRecorder, event: events.OrchestrationRetried) -> None:
     recorder.started_before = {**recorder.started_before, **event.started}
 
 
+def _watch(recorder: CodeRecorder, event: events.WatcherAdded) -> None:
+    recorder.watchers += (event.watcher,)
+
+
 APPLY: Final[Mapping[type[events.Event], Callable[[CodeRecorder, Any], None]]] = {
     events.OrchestrationStarted: _start,
     events.OrchestrationCancelRequested: _cancel,
     events.OrchestrationRetried: _retry,
+    events.WatcherAdded: _watch,
     events.ActivityCompleted: _complete,
     events.ActivityFailed: _fail,
     events.TimerFired: _fire_timer,
@@ -436,105 +571,3 @@ APPLY: Final[Mapping[type[events.Event], Callable[[CodeRecorder, Any], None]]] =
     events.SubOrchestrationFailed: _fail,
 }
 """Applies each kind of event from outside. Every other kind is a decision of the code."""
-
-
-# --- what each suspended branch waits for
-
-_KINDS: Final = {
-    ACTIVITY: "activity",
-    TIMER: "timer",
-    EVENT: "event",
-    MESSAGE: "message",
-    CHILD: "orchestration",
-}
-_DEPTH_MAX: Final = 100
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """One suspended function of the author."""
-
-    file: str
-    line: int
-    function: str
-    locals: dict[str, str]
-    """Shortened representations by name."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """One open step, and the frames of its branch, outermost first."""
-
-    kind: str
-    name: str
-    op: str
-    site: str
-    since_ms: int
-    due_ms: int | None
-    frames: tuple[Frame, ...]
-
-
-def list_waits(loop: DurableLoop, operations: Operations) -> list[Wait]:
-    tasks = {task.branch.path: task for task in loop.live_tasks()}
-    waits: list[Wait] = []
-    frames: dict[str, tuple[Frame, ...]] = {}
-    for operation in operations.open.values():
-        path = operation.event.op.partition("/")[0]
-        if path not in frames:
-            task = tasks.get(path)
-            frames[path] = () if task is None else tuple(map(_read, _stack(task.get_coro())))
-        waits.append(_wait(operation, frames[path]))
-    return waits
-
-
-def list_sites(loop: DurableLoop) -> list[str]:
-    """Return ``file:line`` at which each branch is suspended."""
-    stacks = [list(_stack(task.get_coro())) for task in loop.live_tasks()]
-    return [site_of(stack[-1]) for stack in stacks if stack]
-
-
-def _wait(operation: Operation, frames: tuple[Frame, ...]) -> Wait:
-    event = operation.event
-    return Wait(
-        kind=_KINDS[operation.family],
-        name=getattr(event, "name", ""),
-        op=event.op,
-        site=event.site,
-        since_ms=event.timestamp_ms,
-        due_ms=getattr(event, "fire_at_ms", None),
-        frames=frames,
-    )
-
-
-def _stack(awaited: Any) -> Iterator[FrameType]:
-    """Yield the frames of user code, from the coroutine of the task to the awaited one."""
-    for _ in range(_DEPTH_MAX):
-        if inspect.iscoroutine(awaited):
-            frame, awaited = awaited.cr_frame, awaited.cr_await
-        elif inspect.isgenerator(awaited):
-            frame, awaited = awaited.gi_frame, awaited.gi_yieldfrom
-        elif inspect.isasyncgen(awaited):
-            frame, awaited = awaited.ag_frame, awaited.ag_await
-        else:
-            return
-        # A suspended frame has no caller, so this finds the frame itself or nothing.
-        if frame is not None and find_user_frame(frame) is not None:
-            yield frame
-
-
-def _read(frame: FrameType) -> Frame:
-    code = frame.f_code
-    shown = {name: _represent(value) for name, value in frame.f_locals.items()}
-    return Frame(site_of(frame).rpartition(":")[0], frame.f_lineno, code.co_qualname, shown)
-
-
-_shortener = reprlib.Repr()
-_shortener.maxstring = _shortener.maxother = 120
-_shortener.maxdict = _shortener.maxlist = _shortener.maxtuple = _shortener.maxset = 10
-
-
-def _represent(value: object) -> str:
-    try:
-        return _shortener.repr(value)
-    except Exception as error:  # noqa: BLE001
-        return f"<{type(value).__name__}, unreadable: {type(error).__name__}>"

@@ -14,6 +14,7 @@ from perdure.engine.user_code import call_site
 from perdure.errors import Nondeterminism
 from perdure.model import events
 from perdure.model.failures import Mismatch
+from perdure.model.work import INSTANCE_RESULT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -36,6 +37,7 @@ COMPARED_FIELDS: Final[Mapping[type[events.Scheduled], tuple[str, ...]]] = {
     events.QueueSubscribed: ("name",),
     events.SubOrchestrationScheduled: ("name", "input", "child_instance_id"),
     events.OrchestrationChained: ("name", "input", "target_instance_id"),
+    events.MessageSent: ("kind", "target_instance_id", "name", "data"),
     events.CustomStatusUpdated: ("status",),
     events.KeyValueSet: ("key", "value"),
     events.KeyValueCleared: ("key",),
@@ -43,7 +45,7 @@ COMPARED_FIELDS: Final[Mapping[type[events.Scheduled], tuple[str, ...]]] = {
     events.SideEffectRecorded: (),
     events.PatchMarked: ("name",),
 }
-_PAYLOADS: Final = frozenset({"input", "status", "value"})
+_PAYLOADS: Final = frozenset({"input", "status", "value", "data"})
 _GIVEN_IDS: Final = frozenset({"child_instance_id", "target_instance_id"})
 
 
@@ -400,6 +402,8 @@ def _content(event: events.Event) -> str:
         case events.ActivityScheduled():
             extra = f" tag={event.tag!r}" if event.tag else ""
             extra += f" session={event.session_id!r}" if event.session_id else ""
+            if event.name == INSTANCE_RESULT:
+                return f"wait for the end of instance {_call(event.input)}"
             return f"activity {event.name}{_call(event.input)}{extra}"
         case events.TimerCreated():
             return "timer"
@@ -413,6 +417,11 @@ def _content(event: events.Event) -> str:
         case events.OrchestrationChained():
             call = _call(event.input)
             return f"detached start of {event.name}{call} as {event.target_instance_id!r}"
+        case events.MessageSent():
+            what = {"event": "raise_event_to", "message": "send_message_to"}.get(event.kind)
+            named = f"{event.name!r}, " if event.name else ""
+            data = _short(bytes(event.data).decode())
+            return f"{what or 'cancel_instance'}({event.target_instance_id!r}, {named}{data})"
         case events.CustomStatusUpdated():
             return f"set_custom_status({_short(event.status or 'None')})"
         case events.KeyValueSet():

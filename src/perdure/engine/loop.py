@@ -17,6 +17,8 @@ import gc
 import logging
 import sys
 from collections import deque
+from collections.abc import Collection
+from collections.abc import Set as AbstractSet
 from enum import Enum, auto
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, Unpack, cast
@@ -40,7 +42,14 @@ from perdure.engine.tasks import (
     release_error,
     release_task,
 )
-from perdure.engine.user_code import ForbiddenLoopMethods, boundary, call_site, is_interruption
+from perdure.engine.user_code import (
+    ForbiddenLoopMethods,
+    boundary,
+    find_author_site,
+    is_author,
+    is_interruption,
+    site_of,
+)
 from perdure.errors import ForbiddenInOrchestration
 
 if TYPE_CHECKING:
@@ -355,18 +364,31 @@ class DurableLoop(ForbiddenLoopMethods):
             return self._start(coro, parent, parent.next_identity(), name, context)
         if caller is not None and caller.f_code is _AS_COMPLETED:
             return self._start_in_given_order(coro, caller.f_locals, parent)
-        return self._start(coro, parent.child(call_site()), parent.next_identity(), name, context)
+        child = parent.child(find_author_site())
+        return self._start(coro, child, parent.next_identity(), name, context)
 
     def get_debug(self) -> bool:
-        # Every future calls this in its constructor. For the future of gather() this is the only
-        # call into the loop.
+        # Every future calls this in its constructor. For the future of gather(), and for a Future
+        # or Task that the code makes itself, this is the only call into the loop.
         if not self._is_creating:
             frame = sys._getframe(1)  # noqa: SLF001
             if frame.f_code is GATHERING_INIT:
                 given = frame.f_locals
                 identity = self.branch().next_identity()
                 make_gathering_durable(given["self"], given["children"], identity)
+            elif is_author(frame) and "get_debug" not in frame.f_code.co_names:
+                raise ForbiddenInOrchestration(
+                    f"a Future or Task is made directly at {site_of(frame)}: the order of a set of "
+                    "them differs on replay; use asyncio.get_running_loop().create_future() or "
+                    "asyncio.create_task(...)"
+                )
         return False
+
+    def get_task_factory(self) -> None:
+        """Return None: tasks are made by this loop itself."""
+
+    def get_exception_handler(self) -> None:
+        """Return None: ``call_exception_handler`` logs."""
 
     def is_running(self) -> bool:
         return bool(self._entered)
@@ -494,17 +516,19 @@ class DurableLoop(ForbiddenLoopMethods):
         if planned is not None:
             return planned
         given = variables["aws"] if "aws" in variables else variables["fs"]
-        mine = [c for c in given if asyncio.iscoroutine(c)] if type(given) in {list, tuple} else []
+        is_ordered = isinstance(given, Collection) and not isinstance(given, AbstractSet)
+        listed = cast("Collection[Any]", given) if is_ordered else ()
+        mine = [c for c in listed if asyncio.iscoroutine(c)]
         if not any(c is coro for c in mine):
             coro.close()
             raise ForbiddenInOrchestration(
-                f"as_completed() at {call_site()} has no fixed order here: "
-                "give it a list or tuple of coroutines, steps or tasks"
+                f"as_completed() at {find_author_site()} has no fixed order here: "
+                "give it a list of coroutines, steps or tasks, not a set or a generator"
             )
         for c in mine:
             if id(c) not in self._planned:
                 self._planned[id(c)] = self._start(
-                    c, parent.child(call_site()), parent.next_identity(), None, None
+                    c, parent.child(find_author_site()), parent.next_identity(), None, None
                 )
         return self._planned.pop(id(coro))
 

@@ -77,13 +77,22 @@ class TurnOutcome(msgspec.Struct, kw_only=True, gc=False):
     timers: Sequence[events.TimerCreated] = ()
     children: Sequence[events.SubOrchestrationScheduled] = ()
     detached: Sequence[events.OrchestrationChained] = ()
+    sent: Sequence[events.MessageSent] = ()
+    watchers: Sequence[events.Watcher] = ()
+    """Those who wait for the end of the instance, if the execution has ended."""
     cancelled_activities: Sequence[int] = ()
     """Ids of activities that earlier turns scheduled and the code has given up."""
     cancelled_timers: Sequence[int] = ()
     cancelled_children: Sequence[str] = ()
     """Instance ids of children that earlier turns started and the code has given up."""
+    postponed: Sequence[work.OrchestratorItem] = ()
+    """Messages that are not part of the turn, in order: mail that the code does not want yet, and
+    what came after ``continue_as_new()``."""
     custom_status: CustomStatusWrite | None = None
     """The last value that the turn set."""
     kv_writes: Sequence[KvWrite] = ()
+    mistakes: Sequence[str] = ()
+    """One line for each step without ``await`` that ends now, each change of a value of ``state``
+    that was not written back, and each arrival that is unread at the end."""
     ignored: Sequence[str] = ()
     """One line for each ignored message: duplicate, of another execution, or too late."""

@@ -7,6 +7,8 @@ import math
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
+import msgspec
+
 from perdure import limits
 from perdure.authoring.context import Step, running
 from perdure.authoring.definitions import parse_version
@@ -20,6 +22,9 @@ from perdure.engine.inbox import (
     Mailboxes,
     Operation,
     Operations,
+    StateRead,
+    is_dropped,
+    is_let_go,
 )
 from perdure.engine.loop import DurableLoop, DurableTimer
 from perdure.engine.outcome import CustomStatusWrite, KvWrite, ScheduledActivity, TurnOutcome
@@ -31,8 +36,6 @@ from perdure.model import events, work
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Mapping
-
-    import msgspec
 
     from perdure.authoring.definitions import Activity, Orchestration
     from perdure.codec import Codec
@@ -49,6 +52,14 @@ _CANCELLING: Final[Mapping[Family, type[events.Cancelling]]] = {
     MESSAGE: events.QueueSubscriptionCancelled,
     CHILD: events.SubOrchestrationCancelRequested,
 }
+_CALLED: Final[Mapping[Family, str]] = {
+    ACTIVITY: "activity {!r}",
+    CHILD: "orchestration {!r}",
+    EVENT: "wait_for_event({!r})",
+    MESSAGE: "next_message({!r})",
+}
+_CONSTANTS: Final = (str, int, float, bytes, type(None))
+"""Classes of values that cannot be changed; bool is an int."""
 _STEP: Final[type[Step[Any]]] = Step
 _TIME_MS_MAX: Final = 253_402_300_799_999  # the end of the year 9999
 
@@ -98,8 +109,24 @@ class CodeRecorder:
         self.started_before: Mapping[str, str] = {}
         """Ids of detached starts that undone turns have made, by operation key and name."""
         self._kv = dict(kv)
+        self.state_reads: list[StateRead] = []
+        """Values of ``state`` that the code has read in this turn, or holds since before."""
         self._mailboxes: Mailboxes | None = None
         self._started = started
+
+    watchers: tuple[events.Watcher, ...] = ()
+    """Steps of other instances that wait for the end of this one."""
+    told: tuple[int, ...] = ()
+    """Ids of activities that another instance completed in this turn: no worker needs to run them
+    any more."""
+
+    @property
+    def scheduled_for_ms(self) -> int | None:
+        return self._started.scheduled_for_ms
+
+    @property
+    def seed(self) -> str:
+        return work.execution_seed(self._started)
 
     @property
     def parent(self) -> work.ParentLink | None:
@@ -111,6 +138,11 @@ class CodeRecorder:
         if self._mailboxes is None:
             self._mailboxes = Mailboxes()
         return self._mailboxes
+
+    @property
+    def wants_mail(self) -> bool:
+        """False if the code has enough unread mail and waits for none, or continues as new."""
+        return self.continued is None and (self._mailboxes is None or self._mailboxes.want_more)
 
     @property
     def is_replaying(self) -> bool:
@@ -161,8 +193,9 @@ class CodeRecorder:
             return self.loop.create_step(_STEP, self, branch)
         if self.depth >= limits.CHILD_DEPTH_MAX:
             raise InvalidValue(
-                f"orchestration {child.name!r} would be {self.depth + 1} levels deep; "
-                f"at most {limits.CHILD_DEPTH_MAX} are allowed"
+                f"orchestration {child.name!r} would be {self.depth + 1} levels deep; at most "
+                f"{limits.CHILD_DEPTH_MAX} are allowed: does a recursion never end? For a long "
+                "chain use a loop, continue_as_new() or start_detached()"
             )
         payload = child.signature.encode_arguments(args, kwargs, self.codec)
         self._check_call(branch, child, args, kwargs, payload)
@@ -182,17 +215,12 @@ class CodeRecorder:
         self.operations.add(Operation(CHILD, event, step, child))
         return step
 
-    def wait_for_event(self, name: str, type_: Any) -> Step[Any]:
-        return self._wait(EVENT, name, type_)
-
-    def next_message(self, queue: str, type_: Any) -> Step[Any]:
-        return self._wait(MESSAGE, queue, type_)
-
-    def _wait(self, family: Family, name: str, type_: Any) -> Step[Any]:
+    def wait(self, name: str, type_: Any, *, is_message: bool) -> Step[Any]:
         branch = self.loop.branch()
         if self.is_closed:
             return self.loop.create_step(_STEP, self, branch)
-        kind = events.ExternalSubscribed if family is EVENT else events.QueueSubscribed
+        family = MESSAGE if is_message else EVENT
+        kind = events.QueueSubscribed if is_message else events.ExternalSubscribed
         event = self._schedule(branch, kind, {"name": name})
         step = self.loop.create_step(ArrivalStep, self, branch, event.event_id)
         operation = Operation(family, event, step, type_)
@@ -226,19 +254,38 @@ class CodeRecorder:
         delay_ms = max(0, self._fire_at_ms(delay_seconds) - self.now_ms)
         # A start of an undone turn was sent. Under its id a second start changes nothing.
         before = self.started_before.get(f"{branch.coming_operation()} {orchestration.name}")
+        target_id = orchestration.call.id or before or self._automatic_id()
+        return self.start_named(
+            orchestration.name,
+            payload,
+            target_id,
+            version=orchestration.call.version,
+            delay_ms=delay_ms,
+        ).target_instance_id
+
+    def start_named(
+        self, name: str, payload: msgspec.Raw, instance_id: str | None, **fields: Any
+    ) -> events.OrchestrationChained:
+        if self.is_closed:
+            raise Unwinding
+        called = {"name": name, "target_instance_id": instance_id, "input": payload}
+        event = self._schedule(self.loop.branch(), events.OrchestrationChained, called | fields)
+        self._note("detached", event)
+        return event
+
+    def send_to(self, kind: str, target_id: str, name: str, data: msgspec.Raw) -> None:
+        if self.is_closed:
+            return
+        branch = self.loop.branch()
+        # A message of an undone turn was sent: it is not sent a second time.
+        is_sent = f"{branch.coming_operation()} {name}" in self.started_before
         event = self._schedule(
             branch,
-            events.OrchestrationChained,
-            {
-                "name": orchestration.name,
-                "target_instance_id": orchestration.call.id or before or self._automatic_id(),
-                "input": payload,
-                "version": orchestration.call.version,
-                "delay_ms": delay_ms,
-            },
+            events.MessageSent,
+            {"kind": kind, "target_instance_id": target_id, "name": name, "data": data},
         )
-        self._note("detached", event)
-        return event.target_instance_id
+        if not is_sent:
+            self._note("sent", event)
 
     def start_cleanup_timer(self, callback: Callable[[], None], seconds: float) -> DurableTimer:
         """Start the timer that bounds the clean-up. Its key belongs to no branch."""
@@ -319,6 +366,36 @@ class CodeRecorder:
     def state_values(self) -> Mapping[str, str]:
         return self._kv
 
+    def state_read(self, key: str, type_: Any) -> Any:
+        text = self._kv[key]
+        raw = msgspec.Raw(text.encode())
+        value = self.decode(raw, type_, where=f"state[{key!r}]")
+        if self.outcome is not None and not isinstance(value, _CONSTANTS):
+            site = user_code.call_site()
+            self.state_reads.append(StateRead(key, value, text, type_, site))
+        return value
+
+    def check_state_reads(self) -> None:
+        """Note values of ``state`` that the code has changed and let go without writing them."""
+        kept: list[StateRead] = []
+        for read in self.state_reads:
+            if not is_let_go(read):
+                kept.append(read)
+            elif self._is_changed(read):
+                self._note(
+                    "mistakes",
+                    f"state[{read.key!r}] was read at {read.site} and changed, but not written: "
+                    f"reading gives a copy; write state[{read.key!r}] = ... after the change",
+                )
+        self.state_reads = kept
+
+    def _is_changed(self, read: StateRead) -> bool:
+        try:
+            before = self.codec.decode(msgspec.Raw(read.text.encode()), read.type_)
+            return bool(before != read.target)
+        except Exception:  # noqa: BLE001 - code of the author compares
+            return False
+
     def state_set(self, key: str, text: str) -> None:
         if self.is_closed:
             return
@@ -336,6 +413,7 @@ class CodeRecorder:
             )
         self._schedule(self.loop.branch(), events.KeyValueSet, {"key": key, "value": text})
         self._kv[key] = text
+        self.state_reads = [read for read in self.state_reads if read.key != key]
         self._note("kv_writes", KvWrite(key, text))
 
     def state_delete(self, key: str) -> None:
@@ -394,6 +472,23 @@ class CodeRecorder:
         outcome.timers = [timer for timer in outcome.timers if timer.event_id in is_open]
         outcome.children = [child for child in outcome.children if child.event_id in is_open]
 
+    def check_awaited(self, operation: Operation) -> None:
+        """Note a step that ends and that the code has called without ``await``."""
+        if self.outcome is None or not is_dropped(operation):
+            return
+        called = _CALLED[operation.family].format(operation.event.name)
+        self._note(
+            "mistakes",
+            f"{called} was called at {operation.event.site} without await: its result and its "
+            "errors are lost; write await before the call",
+        )
+
+    def note_unread(self) -> None:
+        """Note the events and messages that the code has not waited for, at its end."""
+        for is_message, name in self._mailboxes.unwanted() if self._mailboxes is not None else ():
+            what = f"message in {name!r}" if is_message else f"event {name!r}"
+            self._note("mistakes", f"it has ended without reading the {what}; is that the name?")
+
     def take_retried(self) -> list[ScheduledActivity]:
         """Return the activities that an operator wants to be sent again and that are still open."""
         wanted, self.retried = self.retried, ()
@@ -424,6 +519,8 @@ class CodeRecorder:
         event = operation.event
         kind = "event" if operation.family is EVENT else "message in"
         self.operations.open.pop(event.event_id, None)
+        if not operation.target._callbacks:  # noqa: SLF001
+            self.check_awaited(operation)
         self.mailboxes.note_unread(number, data, operation)
         try:
             value = self.codec.decode(data, operation.definition, where=f"{kind} {event.name!r}")
@@ -480,8 +577,6 @@ class CodeRecorder:
                     "is there an endless loop?"
                 )
             )
-        if journal.last_event_id >= limits.HISTORY_EVENTS_MAX:
-            self._stop(history_too_long())
 
     def _stop(self, error: BaseException) -> NoReturn:
         """End the execution with the error, even if the code catches it."""
@@ -536,10 +631,3 @@ class CodeRecorder:
             running[thread] = self
             user_code.enter()
             asyncio._set_running_loop(self.loop)  # noqa: SLF001
-
-
-def history_too_long() -> InvalidValue:
-    return InvalidValue(
-        f"the history has reached {limits.HISTORY_EVENTS_MAX} events; "
-        "use continue_as_new() in long loops"
-    )

@@ -345,9 +345,13 @@ def error_of(task: asyncio.Task[Any]) -> BaseException | None:
 
 
 def release_error(error: BaseException | None) -> None:
-    """Clear the frames of an error that was recorded: they hold the variables of the code."""
+    """Clear the frames of an error that was recorded: they hold the variables of the code.
+
+    An error of the caller, which closes the code while it handles that error, keeps its frames.
+    """
     attempts = 0
-    while error is not None and attempts < _ATTEMPTS_MAX:
+    handled = sys.exception()
+    while error is not None and error is not handled and attempts < _ATTEMPTS_MAX:
         attempts += 1
         traceback.clear_frames(error.__traceback__)
         error.__traceback__ = None

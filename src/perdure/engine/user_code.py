@@ -45,6 +45,8 @@ _NOT_USERS = (
     "<frozen ",
 )
 
+_INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
+
 _boundaries: list[CodeType] = []
 
 
@@ -61,8 +63,9 @@ def is_boundary(frame: FrameType) -> bool:
 class _Source:
     """A file of the author: its shown name, and a cache of its call sites."""
 
-    def __init__(self, shown: str) -> None:
+    def __init__(self, shown: str, *, is_installed: bool = False) -> None:
         self.shown = shown
+        self.is_installed = is_installed
         # The key decides the line: first line of the code, its line table, last instruction.
         self.sites: dict[tuple[int, bytes, int], str] = {}
 
@@ -96,14 +99,37 @@ def call_site(depth: int = 1) -> str:
     return ""
 
 
-def find_user_frame(frame: FrameType | None) -> FrameType | None:
-    while frame is not None:
-        if _look_up(frame) is not None:
-            return frame
-        if is_boundary(frame):
-            return None
+def is_user(frame: FrameType) -> bool:
+    """Return True for code that is neither perdure's nor of the standard library."""
+    return _look_up(frame) is not None
+
+
+def find_author_site() -> str:
+    """Return ``file:line`` of the nearest frame of the author, not of an installed library, or "".
+
+    In a task of a library it is the line of the author that created the task.
+    """
+    recorder: Any = running[threading.get_ident()]
+    package = _top_package(recorder.handler.fn.__module__)
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
+    while frame is not None and not is_boundary(frame):
+        source = _look_up(frame)
+        if source is not None and (
+            not source.is_installed or _top_package(frame.f_globals.get("__name__")) == package
+        ):
+            return site_of(frame)
         frame = frame.f_back
-    return None
+    return recorder.loop.branch().site or call_site()
+
+
+def _top_package(module: str | None) -> str:
+    return (module or "").partition(".")[0]
+
+
+def is_author(frame: FrameType) -> bool:
+    """Return True for code that is neither installed nor of the standard library."""
+    source = _look_up(frame)
+    return source is not None and not source.is_installed
 
 
 def site_of(frame: FrameType) -> str:
@@ -116,7 +142,8 @@ def _look_up(frame: FrameType) -> _Source | None:
     file = frame.f_code.co_filename
     if file not in _sources:
         shown = _show(file, frame.f_globals.get("__name__", ""))
-        _sources[file] = None if shown is None else _Source(shown)
+        is_installed = not _INSTALLED.isdisjoint(Path(file).parts)
+        _sources[file] = None if shown is None else _Source(shown, is_installed=is_installed)
     return _sources[file]
 
 
@@ -125,6 +152,9 @@ def _show(file: str, module: str) -> str | None:
     if file.startswith(_NOT_USERS):
         return None
     if file.startswith(_LIBRARY) and "site-packages" not in file:
+        return None
+    # A library in an archive, as the embeddable Python for Windows has it, has relative names.
+    if _top_package(module) in sys.stdlib_module_names and not Path(file).is_absolute():
         return None
     parts = file.replace(os.sep, "/").split("/")
     depth = module.count(".") + 1
@@ -162,6 +192,7 @@ _REFUSED_EVENTS: Final[dict[str, str]] = {
     **dict.fromkeys(_NETWORK_EVENTS.split(), _NETWORK),
     **dict.fromkeys(_PROCESS_EVENTS.split(), _PROCESS),
     "time.sleep": _SLEEP,
+    "builtins.input": "send the answer as an event, and `await wait_for_event(...)`, or",
 }
 
 # Python itself reads source, time zones and modules; loggers and debuggers read files of their own.
@@ -204,15 +235,14 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
     if running and event in _REFUSED_EVENTS and threading.get_ident() in running:
         frame = sys._getframe(1)  # noqa: SLF001
         if not _is_allowed(frame) and not _is_time_zone(event, args):
-            raise refusal(event, args, frame)
+            raise refusal(event, args)
 
 
-def refusal(event: str, args: tuple[Any, ...], frame: FrameType | None) -> ForbiddenInOrchestration:
-    user = find_user_frame(frame)
-    where = site_of(user) if user is not None else "an unknown place"
+def refusal(event: str, args: tuple[Any, ...]) -> ForbiddenInOrchestration:
     subject = f"({args[0]!r})" if args and isinstance(args[0], (str, int, float)) else ""
     return ForbiddenInOrchestration(
-        f"{event}{subject} at {where} inside an orchestration: {_REFUSED_EVENTS[event]}; "
+        f"{event}{subject} at {find_author_site()} inside an orchestration: "
+        f"{_REFUSED_EVENTS[event]}; "
         "make it an activity and await that"
     )
 
@@ -255,13 +285,12 @@ else:
 
     def _guarded_sleep(seconds: Any, /) -> None:
         if threading.get_ident() in running:
-            raise refusal("time.sleep", (seconds,), sys._getframe(1))  # noqa: SLF001
+            raise refusal("time.sleep", (seconds,))
         _sleep(seconds)
 
     def _guarded_start(*args: Any, **kwargs: Any) -> Any:
-        frame = sys._getframe(1)  # noqa: SLF001
-        if threading.get_ident() in running and not _is_allowed(frame):
-            raise refusal("_thread.start_new_thread", (), frame)
+        if threading.get_ident() in running and not _is_allowed(sys._getframe(1)):  # noqa: SLF001
+            raise refusal("_thread.start_new_thread", ())
         return _start_thread(*args, **kwargs)
 
     def enter() -> None:
@@ -285,7 +314,10 @@ else:
 
 
 _REAL_WORK = "an orchestration must not do real work itself; make it an activity"
-_OWN_LOOP = "the event loop of an orchestration is driven by its history"
+_OWN_LOOP = (
+    "the event loop of an orchestration is driven by its history and cannot be changed; leave the "
+    "call out, or make it an activity"
+)
 
 _REFUSED_METHODS = {
     _REAL_WORK: (
@@ -299,7 +331,7 @@ _REFUSED_METHODS = {
     ),
     _OWN_LOOP: (
         "run_forever run_until_complete stop close shutdown_asyncgens set_task_factory "
-        "get_task_factory set_debug set_exception_handler get_exception_handler"
+        "set_debug set_exception_handler"
     ),
 }
 
@@ -310,7 +342,7 @@ class ForbiddenLoopMethods(_AbstractLoop):
 
 def _refused(name: str, advice: str) -> Callable[..., Any]:
     def refuse(*_: Any, **__: Any) -> Any:
-        raise ForbiddenInOrchestration(f"loop.{name}() at {call_site()}: {advice}")
+        raise ForbiddenInOrchestration(f"loop.{name}() at {find_author_site()}: {advice}")
 
     refuse.__name__ = name
     return refuse

@@ -5,10 +5,18 @@ Clients and runtimes share this protocol. No other module fills routing data.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
 from perdure.errors import InvalidValue
 from perdure.model import wire, work
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from perdure.model import events
+    from perdure.model.status import Status
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -101,6 +109,27 @@ def envelope(
         start=start,
         timer=timer,
     )
+
+
+def end_notices(
+    watchers: Iterable[events.Watcher], instance_id: str, status: Status, output: str | None
+) -> list[OrchestratorMessage]:
+    """Return the messages that tell the watchers of an instance about its end."""
+    end = work.InstanceEnd(status=status, output=msgspec.Raw((output or "null").encode()))
+    result = msgspec.Raw(msgspec.json.encode(end))
+    return [
+        envelope(
+            work.ActivityCompleted(
+                instance_id=watcher.instance_id,
+                execution_id=watcher.execution_id,
+                activity_id=watcher.activity_id,
+                result=result,
+                seed=watcher.seed,
+            )
+        )
+        for watcher in watchers
+        if watcher.watched_id == instance_id
+    ]
 
 
 def identity_of(item: work.ActivityExecute) -> ActivityIdentity:

@@ -56,6 +56,18 @@ class Cancelling(Resolving, frozen=True, kw_only=True, omit_defaults=True, tag=s
     """An event by which the code gives up a step."""
 
 
+class Watcher(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A step of another instance that waits for the end of this one."""
+
+    instance_id: str
+    execution_id: int
+    activity_id: int
+    seed: str
+    """Of the execution: a later instance with the same id has another one."""
+    watched_id: str
+    """The instance that it waits for. A copy of that instance, under another id, is not."""
+
+
 class Terminal(Envelope, frozen=True, kw_only=True, omit_defaults=True, tag=str):
     """The last event of an execution."""
 
@@ -81,6 +93,8 @@ class OrchestrationStarted(Envelope, frozen=True, kw_only=True, omit_defaults=Tr
     """State that the execution begins with: JSON text by key. None for a first execution, which
     begins with none, and in histories written before this field existed."""
     trace: str | None = None
+    scheduled_for_ms: int | None = None
+    """The time for which a schedule, or ``start(at=...)``, has started the instance."""
     key_seed: str | None = None
     """Replaces the seed in idempotency keys. A copy repeats the seed of its original, but its
     activities are other calls."""
@@ -221,6 +235,25 @@ class OrchestrationChained(Scheduled, frozen=True, kw_only=True, omit_defaults=T
     input: msgspec.Raw = NULL
     version: str | None = None
     delay_ms: int = 0
+    scheduled_for_ms: int | None = None
+
+
+class MessageSent(Scheduled, frozen=True, kw_only=True, omit_defaults=True):
+    """A message to another instance. It is sent with the commit of the turn."""
+
+    kind: str
+    """``event``, ``message`` or ``cancel``."""
+    target_instance_id: str
+    name: str = ""
+    """Of the event or the mailbox."""
+    data: msgspec.Raw = NULL
+    """The value; the reason of a cancellation."""
+
+
+class WatcherAdded(Envelope, frozen=True, kw_only=True, omit_defaults=True):
+    """Another instance waits for the end of this one and will be told."""
+
+    watcher: Watcher
 
 
 # --- state and recorded values
@@ -281,6 +314,8 @@ Event: TypeAlias = (
     | SubOrchestrationFailed
     | SubOrchestrationCancelRequested
     | OrchestrationChained
+    | MessageSent
+    | WatcherAdded
     | CustomStatusUpdated
     | KeyValueSet
     | KeyValueCleared

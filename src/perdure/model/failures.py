@@ -47,6 +47,10 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     attempts: int = 0
     detail: str = ""
     """More for people: the raw payload of a poison message, or why ``raised`` is missing."""
+    origin: str = ""
+    """The first failure, if this one came from a child which failed by a child of its own."""
+    levels: int = 0
+    """The number of orchestrations that the failure has come through."""
     raised: str | None = None
     """JSON text of the arguments and attributes of an exception that its activity declares."""
 
@@ -55,6 +59,10 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         if self.category in {Category.APPLICATION, Category.TIMEOUT}:
             return head
         return f"{self.category}: {head}" if head else str(self.category)
+
+
+_LEVELS_MAX: Final = 2
+"""Through more orchestrations than these, only the origin of a failure is shown."""
 
 
 class BlockReason(StrEnum):
@@ -130,13 +138,19 @@ class Block(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 def describe_exception(error: BaseException) -> Failure:
     """Return the record of an exception: its texts are valid Unicode of bounded length."""
-    return Failure(
+    failure = Failure(
         category=Category.APPLICATION,
         type_name=type(error).__name__,
         message=bounded_text(_message(error)),
         lineage=tuple(kind.__name__ for kind in type(error).__mro__ if kind is not object),
         traceback=bounded_text(_traceback(error)),
     )
+    if not isinstance(error, errors.OrchestrationFailed):
+        return failure
+    levels = error.levels + 1
+    if levels > _LEVELS_MAX:  # a deep recursion: the frames of each level would hide the cause
+        failure = msgspec.structs.replace(failure, traceback=error.traceback)
+    return msgspec.structs.replace(failure, origin=error.origin, levels=levels)
 
 
 def with_members(
@@ -199,12 +213,19 @@ def activity_error(failure: Failure, name: str) -> errors.ActivityFailed:
 
 def child_error(failure: Failure, name: str) -> errors.RemoteFailure:
     """Return the exception that the code sees when a child orchestration did not complete."""
-    kinds: dict[Category, type[errors.RemoteFailure]] = {
-        Category.CANCELLED: errors.OrchestrationCancelled,
-        Category.TERMINATED: errors.OrchestrationTerminated,
+    return ended_error(failure.category, failure, f"orchestration {name!r}")
+
+
+def ended_error(how: str, failure: Failure, subject: str) -> errors.RemoteFailure:
+    """Return the exception for an instance that did not complete.
+
+    ``how`` is its final status, or the category of its failure.
+    """
+    kinds: dict[str, type[errors.RemoteFailure]] = {
+        "cancelled": errors.OrchestrationCancelled,
+        "terminated": errors.OrchestrationTerminated,
     }
-    kind = kinds.get(failure.category, errors.OrchestrationFailed)
-    return remote_error(kind, f"orchestration {name!r}", failure)
+    return remote_error(kinds.get(how.lower(), errors.OrchestrationFailed), subject, failure)
 
 
 def remote_error(kind: type[E], subject: str, failure: Failure) -> E:
@@ -212,13 +233,18 @@ def remote_error(kind: type[E], subject: str, failure: Failure) -> E:
 
     Python and pytest print notes below the message, so that an uncaught exception shows them.
     """
+    text = str(failure)
+    if failure.levels > _LEVELS_MAX:
+        text = f"{failure.origin} (it came through {failure.levels} orchestrations)"
     error = kind(
-        f"{subject}: {failure}",
+        f"{subject}: {text}",
         message=failure.message,
         type_name=failure.type_name,
         traceback=failure.traceback,
         lineage=failure.lineage,
     )
+    error.origin = failure.origin or f"{subject}: {failure}"
+    error.levels = failure.levels
     if failure.traceback:
         error.add_note(f"{subject} failed here:\n{own_frames(failure.traceback).rstrip()}")
     return error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 
@@ -13,6 +13,9 @@ from perdure.model.failures import Failure
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+
+_SEED_CHARACTERS: Final = 8
 
 
 class Item(
@@ -56,6 +59,7 @@ class StartOrchestration(Item, frozen=True, kw_only=True, omit_defaults=True):
     parent: ParentLink | None = None
     depth: int = 0
     trace: str | None = None
+    scheduled_for_ms: int | None = None
 
 
 class ContinueAsNew(Item, frozen=True, kw_only=True, omit_defaults=True):
@@ -71,6 +75,8 @@ class ContinueAsNew(Item, frozen=True, kw_only=True, omit_defaults=True):
     carried: tuple[CarriedMessage, ...] = ()
     custom_status: str | None = None
     trace: str | None = None
+    watchers: tuple[events.Watcher, ...] = ()
+    scheduled_for_ms: int | None = None
 
 
 class ActivityCompleted(Item, frozen=True, kw_only=True, omit_defaults=True):
@@ -78,6 +84,8 @@ class ActivityCompleted(Item, frozen=True, kw_only=True, omit_defaults=True):
     activity_id: int
     result: msgspec.Raw = NULL
     attempts: int = 1
+    seed: str = ""
+    """Set if no worker ran it: the awaited instance has ended and told its watcher."""
 
 
 class ActivityFailed(Item, frozen=True, kw_only=True, omit_defaults=True):
@@ -126,6 +134,12 @@ class CancelInstance(Item, frozen=True, kw_only=True, omit_defaults=True):
     """Set if a parent gives up its child: another instance may have the id by now."""
 
 
+class WatchEnd(Item, frozen=True, kw_only=True, omit_defaults=True):
+    """Asks an instance to tell the watcher about its end."""
+
+    watcher: events.Watcher
+
+
 class RetrySteps(Item, frozen=True, kw_only=True, omit_defaults=True):
     """Sends activities of a retried execution again. The worker knows their options."""
 
@@ -142,6 +156,7 @@ class RetryPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     max_attempts: int = 1
     first_delay_ms: int = 100
     multiplier: float = 2.0
+    increment_ms: int = 0
     max_delay_ms: int = 30_000
     jitter: float = 0.1
     never: tuple[str, ...] = ()
@@ -187,7 +202,31 @@ OrchestratorItem: TypeAlias = (
     | SubOrchFailed
     | CancelInstance
     | RetrySteps
+    | WatchEnd
 )
+
+
+class InstanceEnd(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The result of the activity by which an instance waits for another one.
+
+    It is not wrapped by the codec, so that every process can write it. ``output`` is as stored: the
+    wrapped result, or the failure.
+    """
+
+    status: str
+    """The final status, or ``MISSING``."""
+    output: msgspec.Raw = NULL
+
+
+INSTANCE_STATE: Final = "perdure.instance_state"
+INSTANCE_RESULT: Final = "perdure.instance_result"
+"""Name of the built-in activity by which an instance waits for another one."""
+MISSING: Final = "Missing"
+
+
+def execution_seed(started: events.OrchestrationStarted) -> str:
+    """Return enough of the seed to tell apart executions with the same id and number."""
+    return started.key_seed or started.seed[:_SEED_CHARACTERS]
 
 
 def started_by(
@@ -221,6 +260,8 @@ def started_by(
         depth=start.depth,
         trace=start.trace,
     )
+    if start.scheduled_for_ms is not None:
+        started = msgspec.structs.replace(started, scheduled_for_ms=start.scheduled_for_ms)
     if isinstance(start, StartOrchestration):
         return started
     return msgspec.structs.replace(

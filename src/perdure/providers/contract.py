@@ -126,26 +126,29 @@ class Provider(ABC):
         filter: OrchestrationFilter | None = None,  # noqa: A002
         owner: str | None = None,
     ) -> Awaitable[FetchedOrchestration | None]:
-        """Lock one instance that has visible messages and hand out all of them as one batch.
+        """Lock one instance that has visible messages and hand out a batch of them.
 
         Effect: a candidate has a visible message that no live lock covers, is not suspended, is
         past its ``not_before``, fits the filter, and is known (it has an instance or history, or
         a message with ``start`` in the batch). The one whose oldest message has the lowest
-        (visible_at, message id) wins. A live lock excludes it, except, with ``owner`` given, a
-        lock kept by that same owner: then only messages that this lock does not yet carry are
-        handed out, with ``continues`` set. Every visible message of the instance is tagged with
-        the token, in place of any older token, and its attempt count rises by one.
-        Name, version and execution come from the instance; without one from its stored
-        OrchestrationStarted metadata if there is history; else from the ``start`` message, with
-        execution 1. The batch is in queue order, except that a message that was sent for later
-        has its place by the moment when it came due. An unknown instance's messages are skipped
-        (attempts untouched), and become dead letters when older than the orphan grace.
+        (visible_at, message id) wins. A live lock excludes it, except, with ``owner`` given, a lock
+        kept by that owner: then messages that it does not yet carry are handed out, with
+        ``continues`` set. Each message of the batch gets the token, and its attempt count rises by
+        one. A delivery counts only if its turn could be committed: a store that can write locks
+        while commits fail delivers nothing twice until they succeed.
+        Batch: the oldest visible messages within ``BATCH_..._MAX`` for all that the lock carries;
+        at least one. If some are left, as many that are not mail (``rules.is_mail``) and a start
+        are added; mail follows after the next commit, behind other instances. It is in queue order;
+        what was sent for later has its place by the moment when it came due.
+        Name, version and execution: of the instance; without one from OrchestrationStarted if there
+        is history; else from the ``start``, with execution 1. Messages of an unknown instance are
+        skipped (attempts untouched), and become dead letters when older than the orphan grace.
         Atomic with: choice, lock, tags and attempt counts. A lost race tries the next candidate.
         Order: concurrent fetches of one owner through one handle take effect in the order in which
         they began, so that the messages of an instance are in their order over all the answers.
         Visible when: returns as soon as there is work; None after ``poll_timeout_ms`` at the
-        latest (+200 ms), at once with 0. None and an error both mean that no lock is held.
-        Repeats: a lost answer leaves a lock that expires.
+        latest (+200 ms), at once with 0. None and an error both mean that no lock is held; a lost
+        answer leaves a lock that expires.
         Errors: unreadable history is not one: the item comes with ``history_error`` set.
         """
         self._require_open("fetch_orchestration_item")
@@ -177,9 +180,8 @@ class Provider(ABC):
         timers are deleted by identity (so an item both scheduled and cancelled is gone; unknown
         identities are ignored); orchestrator items are inserted (no instance is created for
         them). ``not_before`` and a block are cleared, and if the instance has ended hereby, so is
-        a suspension. With ``keep_lock_ms`` the same token lives on from now, for the owner that
-        fetched it; else the lock is released and
-        messages tagged but not consumed are free again.
+        a suspension. With ``keep_lock_ms`` the token lives on from now, for the owner that fetched
+        it; else the lock is released, and what it tagged is free again (see ``returned``).
         Repeats: LockLost, or with a kept lock DuplicateEvent; never applied twice. Therefore a
         commit that keeps the lock and adds items must add history (InvalidValue).
         Errors: LockLost, DuplicateEvent, InvalidValue (event ids below 1 or with a hole, work
@@ -230,6 +232,7 @@ class Provider(ABC):
         """Let the lock live until now + ``extend_for_ms``.
 
         Repeats: extends again. Errors: LockLost if the token is not live.
+        Does not wait for commits of other turns: one that hangs must not let other locks expire.
         """
         self._require_open("renew_orchestration_item_lock")
         validation.check_number(extend_for_ms, "extend_for_ms", minimum=1)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
 from perdure.arguments import (
     check_flag,
@@ -32,6 +32,9 @@ from perdure.model.envelopes import TimerIdentity as TimerIdentity
 from perdure.model.envelopes import WorkerMessage as WorkerMessage
 from perdure.model.failures import Block
 from perdure.model.status import Status
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 Version: TypeAlias = tuple[int, int, int]
 """A semantic version without pre-release: compares as it should."""
@@ -162,6 +165,10 @@ class TurnCommit(Record, frozen=True, omit_defaults=True):
     consumed: tuple[int, ...] | None = None
     """``message_id`` of each delivery that the turn used up; the turn is refused if one of them
     does not carry this token. None: all that carry it."""
+    returned: tuple[int, ...] = ()
+    """``message_id`` of deliveries that the turn gives back: free again, and the attempt is taken
+    off. Only if the lock is released. If the execution goes on, mail does not make the instance
+    ready until the commit of its next turn."""
     keep_lock_ms: int | None = None
     """Hot path: keep the instance lock for that long from now instead of releasing it."""
     settled_work: tuple[str, ...] = ()
@@ -445,10 +452,34 @@ class QueueDepth(Record, frozen=True):
     oldest_visible_age_ms: int | None
 
 
+class ActivityDepth(QueueDepth, frozen=True, kw_only=True):
+    """The work items of one activity and tag."""
+
+    name: str
+    tag: str | None
+
+
 class QueueDepths(Record, frozen=True):
     orchestrator: QueueDepth
     worker: QueueDepth
     dead_letters: int
+    activities: tuple[ActivityDepth, ...] = ()
+    """The worker queue by name and tag."""
+
+    @classmethod
+    def of(
+        cls, orchestrator: QueueDepth, activities: Iterable[ActivityDepth], dead_letters: int
+    ) -> Self:
+        """Return the depths; those of the worker queue are the sum over its activities."""
+        by_name = sorted(activities, key=lambda each: (each.name, each.tag or ""))
+        ages = [each.oldest_visible_age_ms for each in by_name]
+        worker = QueueDepth(
+            visible=sum(each.visible for each in by_name),
+            delayed=sum(each.delayed for each in by_name),
+            locked=sum(each.locked for each in by_name),
+            oldest_visible_age_ms=max((age for age in ages if age is not None), default=None),
+        )
+        return cls(orchestrator, worker, dead_letters, tuple(by_name))
 
 
 class QueuedMessage(Record, frozen=True):
@@ -546,6 +577,8 @@ class WorkerInfo(Record, frozen=True, omit_defaults=True):
     slots: int = 0
     busy: int = 0
     seen_at_ms: int = 0
+    schedules: tuple[str, ...] = ()
+    """Ids of the schedules that its code declares."""
 
 
 # --- moving

@@ -12,6 +12,7 @@ import msgspec
 
 from perdure.errors import (
     AlreadyExists,
+    CorruptData,
     InstanceFinished,
     InstanceStillRunning,
     InvalidValue,
@@ -32,7 +33,7 @@ from perdure.providers.records import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from perdure.providers.records import (
         Delivery,
@@ -52,6 +53,9 @@ UNKNOWN_NAME: Final = "unknown"
 
 ORPHAN_REASON: Final = "no instance and no start with that id"
 """Why a message became a dead letter."""
+
+_MAIL: Final = frozenset({"ExternalRaised", "QueueMessage"})
+"""Kinds of messages. SQL of the stores names them too."""
 
 
 # --- time and locks
@@ -82,6 +86,11 @@ def in_due_order(messages: Iterable[T], times_ms: Callable[[T], tuple[int, int]]
         due.append((visible_at_ms, message))
     due.sort(key=lambda entry: entry[0])
     return [message for _, message in due]
+
+
+def is_mail(kind: str) -> bool:
+    """Return True for a message from outside; all others overtake a queue that is too long."""
+    return kind in _MAIL
 
 
 def visible_at(message_time_ms: int | None, now_ms: int, delay_ms: int | None = None) -> int:
@@ -287,6 +296,16 @@ def decode_cursor(cursor: str) -> tuple[int, str]:
 # --- errors that every store words alike
 
 
+def check_readiness(instance_ids: Sequence[str]) -> None:
+    """Raise CorruptData for instances with messages and without a readiness row."""
+    if instance_ids:
+        raise CorruptData(
+            "integrity_check",
+            f"messages of {', '.join(map(repr, instance_ids))} are delivered to no worker: their "
+            "rows in instance_locks are missing; perdure pause ID and perdure resume ID write them",
+        )
+
+
 def no_instance(instance_id: str) -> NotFound:
     return NotFound(f"there is no instance {instance_id!r}")
 
@@ -347,6 +366,11 @@ def is_unfinished_move(mark: str) -> bool:
     return mark.startswith(_UNFINISHED)
 
 
+def place_of_move(mark: str) -> str:
+    """Return the location in a mark, of a finished or unfinished move."""
+    return mark.removeprefix(_UNFINISHED)
+
+
 def store_moved(place: str, mark: str, operation: str = "open") -> StoreMoved:
     """Return the error for opening a marked store, where a part must not pass for the whole, and
     for writing to one, where the write would be lost.
@@ -354,7 +378,7 @@ def store_moved(place: str, mark: str, operation: str = "open") -> StoreMoved:
     if is_unfinished_move(mark):
         return StoreMoved(
             operation,
-            f"a move of {place} to {mark.removeprefix(_UNFINISHED)} is under way or was "
+            f"a move of {place} to {place_of_move(mark)} is under way or was "
             "interrupted, and only a part is there; repeat 'perdure db copy --move' with the same "
             "two stores to go on where it was",
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
@@ -22,6 +23,8 @@ _NUMBER = re.compile("[0-9]{1,9}")
 _LOCAL_SCHEMES: Final = frozenset({"", "sqlite", "file", "memory"})
 _LOOKS_LIKE_OPTIONS: Final = re.compile("[A-Za-z_]+=")
 _UNKNOWN_TO_LIBPQ: Final = "invalid URI query parameter"
+_KEYWORDS: Final = re.compile(r"\s*(?:host|hostaddr|port|dbname|user|service)\s*=")
+"""The beginning of a connection string of libpq that is no URL: ``host=a,b dbname=shop``."""
 
 
 def open_provider(
@@ -33,10 +36,10 @@ def open_provider(
     """The provider that a store names; it is not opened yet.
 
     ``shop.db`` and ``sqlite:///shop.db`` are SQLite files, ``file:./store`` is a directory,
-    ``memory:`` forgets, ``postgresql://...`` is a server. Options of the provider follow a question
-    mark: ``sqlite:///shop.db?durability=relaxed``; ``OPTIONS`` has those of each scheme. Another
-    scheme is looked up among the entry points of the group ``perdure.providers``, whose target
-    takes (url, clock).
+    ``memory:`` forgets, ``postgresql://...`` or ``host=a,b dbname=shop`` is a server. Options of
+    the provider follow the question mark of a URL: ``sqlite:///shop.db?durability=relaxed``;
+    ``OPTIONS`` has those of each scheme. Another scheme is looked up among the entry points of the
+    group ``perdure.providers``, whose target takes (url, clock).
     ``allow_moved`` opens a store that is marked as moved; it is for our own kinds of store.
     """
     if isinstance(store, Provider):
@@ -87,7 +90,15 @@ def with_path(url: str, path: str) -> str:
 
 
 def _scheme_of(url: str) -> str:
-    scheme = urlsplit(url).scheme if ":" in url else ""
+    if _KEYWORDS.match(url):
+        return "postgresql"
+    try:
+        scheme = urlsplit(url).scheme if ":" in url else ""
+    except ValueError as error:
+        raise UsageError(
+            f"{shown_url(url)!r} is no URL of a store: {error}; write sqlite:///shop.db, "
+            "file:./dir or postgresql://user@host/shop"
+        ) from None
     return scheme if len(scheme) > 1 else ""  # a single letter is a drive
 
 
@@ -106,6 +117,8 @@ def _path_of(url: str) -> str:
         raise UsageError(f"{url!r} names a host, and a local store has none; write e.g. {example}")
     if path.startswith("///"):
         path = path[3:] if scheme == "sqlite" else "/" + path.lstrip("/")
+        if sys.platform == "win32" and path[2:3] == ":":  # file:///C:/store
+            path = path[1:]
     if not path.strip("/"):
         raise UsageError(f"{url!r} names no local path; write e.g. {example}")
     return path
@@ -119,7 +132,7 @@ def _postgres(url: str, *, allow_moved: bool) -> Provider:
             f"a Postgres store needs {error.name}, which is not installed; "
             "pip install 'perdure[postgres]'"
         ) from error
-    dsn, options = _without_options(url)
+    dsn, options = (url, {}) if _KEYWORDS.match(url) else _without_options(url)
     try:
         return PostgresProvider(dsn, allow_moved=allow_moved, **options)
     except InvalidValue as error:
@@ -199,6 +212,11 @@ def _switch_of(name: str, value: str) -> bool:
     return _SWITCH[value.lower()]
 
 
+def _listen_of(name: str, value: str) -> bool | str:
+    """A switch, or the connection string of the server to listen to."""
+    return value if "=" in value or "://" in value else _switch_of(name, value)
+
+
 def _number_of(name: str, value: str) -> int:
     if not _NUMBER.fullmatch(value):
         raise InvalidValue(
@@ -214,7 +232,7 @@ OPTIONS: Final[Mapping[str, Mapping[str, Callable[[str, str], Any]]]] = {
     "postgresql": {
         "schema": _text_of,
         "pool_size": _number_of,
-        "listen": _switch_of,
+        "listen": _listen_of,
         "prepare": _switch_of,
         "auto_migrate": _switch_of,
         "retry_timeout": _seconds_of,
@@ -269,10 +287,11 @@ _PARTS: Final = re.compile(
 _HARMLESS: Final = frozenset(
     {
         *("host", "hostaddr", "port", "dbname", "user", "application_name"),
-        *("connect_timeout", "sslmode", "target_session_attrs"),
+        *("connect_timeout", "sslmode", "target_session_attrs", "service"),
         *(name for options in OPTIONS.values() for name in options),
     }
 )
+_KEYWORD: Final = re.compile(r"(\w+)\s*=\s*('(?:[^'\\]|\\.)*'|\S+)")
 _IN_A_TEXT: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://[^\s'\"]*[@?][^\s'\"]*[^\s'\":;,.)]")
 _PIECE_MIN: Final = 3
 """Shorter ones give nothing away, and are in every sentence."""
@@ -280,6 +299,10 @@ _PIECE_MIN: Final = 3
 
 def shown_url(url: str) -> str:
     """The URL or path, with *** in place of what may be secret."""
+    if _KEYWORDS.match(url):
+        return _KEYWORD.sub(
+            lambda each: each[0] if _is_harmless(each[0]) else _masked(each[0]), url
+        )
     scheme, rest = _split(url)
     if scheme is None:
         return url
@@ -315,6 +338,9 @@ def _split(url: str) -> tuple[str | None, str]:
 
 
 def _secrets(url: str) -> set[str]:
+    if _KEYWORDS.match(url):
+        values = [each[2] for each in _KEYWORD.finditer(url) if not _is_harmless(each[0])]
+        return {text for value in values for text in (value, value.strip("'"))}
     scheme, rest = _split(url)
     if scheme is None:
         return set()
@@ -333,7 +359,7 @@ def _pairs(parts: re.Match[str]) -> list[str]:
 
 def _is_harmless(pair: str) -> bool:
     key, _, value = pair.partition("=")
-    return key in _HARMLESS and "@" not in value
+    return key.strip() in _HARMLESS and "@" not in unquote(value)
 
 
 def _masked(pair: str) -> str:

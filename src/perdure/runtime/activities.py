@@ -30,6 +30,7 @@ from perdure.runtime.attempts import (
     ActivityTasks,
     Attempts,
     CrashIsolation,
+    LookAgain,
     RunningActivity,
     completed,
     failed,
@@ -307,6 +308,8 @@ class ActivityDispatcher:
             )
             self._fail_unrun(item, fetched, f"undecodable: {error.message}")
             return
+        if fetched.attempt_count > 1:
+            self._observer.delivered_again("activity")
         if fetched.attempt_count > self._options.max_attempts:
             self._observer.activity_poisoned(item.name)
             self._fail_unrun(
@@ -385,6 +388,13 @@ class ActivityDispatcher:
                     note.failure = failure
         except (CannotUnwrap, NotBegun) as error:
             await self._leave_to_others(running, error)
+            return
+        except LookAgain as later:
+            running.task = None
+            told = bytes(self.attempts.codec.encode(later.note, where="note")).decode()
+            at_ms = self._clock.now_ms() + round(later.seconds * 1000)
+            again = running.next_item(last_heartbeat=told)
+            self._background.spawn(self._commit(running, retry=(again, at_ms)))
             return
         running.task = None  # the code has ended: the commit of its outcome is not interrupted
         if running.cancelled:
@@ -472,11 +482,15 @@ class ActivityDispatcher:
                 log.info("outcome of %r is dropped: %s", running.item.name, error)
             except ProviderError as error:
                 log.warning("outcome of %r is sent again: %s", running.item.name, error)
+                self._observer.commit_repeated()
                 await self._clock.sleep(backoff.next_delay(retryable=error.retryable))
                 continue
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - logged there
                 self._on_error(running, error)
                 return
+            else:
+                is_retry = retry is not None
+                self._observer.activity_committed(is_retry=is_retry, name=running.item.name)
             self.forget(running.lock_token)
             return
 

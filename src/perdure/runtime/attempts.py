@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import contextvars
 import random
+import threading
 import types
 from collections import deque
 from functools import partial
@@ -46,6 +47,16 @@ _DELIVERIES_TOGETHER: Final = 3
 _ISOLATED_MAX: Final = 1000
 _ENDED: Final = object()
 """Yielded by the coroutine of an activity task when an activity has ended."""
+
+
+class LookAgain(Exception):
+    """Raised by a built-in activity that has no outcome yet: it runs again after ``seconds``."""
+
+    def __init__(self, seconds: float, note: object) -> None:
+        super().__init__(seconds)
+        self.seconds = seconds
+        self.note = note
+        """For the next run, which reads it as its last heartbeat."""
 
 
 class RunningActivity(msgspec.Struct, eq=False, gc=False):
@@ -149,6 +160,10 @@ class AttemptScope(msgspec.Struct, eq=False):
             )
         return self.store_connection
 
+    def client(self) -> tuple[Any, asyncio.AbstractEventLoop, threading.Thread]:
+        attempts = self._attempts
+        return attempts.client, attempts.loop, attempts.loop_thread
+
     def cancel(self) -> None:
         self._cancelled = True
 
@@ -163,7 +178,9 @@ class Attempts:
         self.worker_id = worker.worker_id
         self.store_heartbeat = store_heartbeat
         """Stores the heartbeat of an activity. Called on the event loop."""
+        self.client = worker.client
         self.loop = asyncio.get_running_loop()
+        self.loop_thread = threading.current_thread()
         self._grace_seconds = in_seconds(worker.options.cancel_grace)
         """Time for a cancelled call to end by itself."""
         self.threads = ThreadExecutor(worker.options.threads, self._grace_seconds)
@@ -178,8 +195,8 @@ class Attempts:
         """Call the user's function; return its failure, or its encoded result.
 
         Both are None if the outcome is not wanted any more or is committed already. Raises
-        CannotUnwrap and NotBegun if the function cannot be called here, and CancelledError if the
-        worker stopped it.
+        CannotUnwrap and NotBegun if the function cannot be called here, LookAgain if it has no
+        outcome yet, and CancelledError if the worker stopped it.
         """
         item = running.item
         try:
@@ -198,7 +215,7 @@ class Attempts:
                 return None, None
             value = await self._call(scope, activity, args, kwargs)
             return None, activity.signature.encode_result(value, self.codec)
-        except NotBegun:
+        except (NotBegun, LookAgain):
             raise
         except BaseException as error:
             if is_interruption(error):
@@ -538,7 +555,8 @@ def retry_delay_ms(item: work.ActivityExecute, failure: Failure, now_ms: int) ->
     if any(name in plan.never for name in (failure.type_name, *failure.lineage)):
         return None
     exponent = min(item.attempt - 1, 60)
-    exact_ms = min(plan.first_delay_ms * plan.multiplier**exponent, plan.max_delay_ms)
+    grown_ms = plan.first_delay_ms * plan.multiplier**exponent
+    exact_ms = min(grown_ms + plan.increment_ms * (item.attempt - 1), plan.max_delay_ms)
     delay_ms = max(0, round(exact_ms * (1 + plan.jitter * random.uniform(-1, 1))))
     if item.deadline_ms is not None and now_ms + delay_ms >= item.deadline_ms:
         return None

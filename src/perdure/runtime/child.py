@@ -7,7 +7,6 @@ import ctypes
 import inspect
 import os
 import signal
-import socket
 import sys
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
@@ -17,9 +16,11 @@ import msgspec
 from perdure.authoring.context import ActivityInfo, enter_scope, leave_scope
 from perdure.codec import JSON
 from perdure.errors import UsageError
+from perdure.processes import STOP_SIGNALS, inherited_socket
 from perdure.runtime.executors import Answer, Call, failure_from
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable
 
     from perdure.authoring import Activity
@@ -46,6 +47,9 @@ class ChildScope:
     def connection(self) -> Any:
         raise self._not_supported("transaction()")
 
+    def client(self) -> Any:
+        raise self._not_supported("activity_client()")
+
     def _not_supported(self, what: str) -> UsageError:
         return UsageError(
             f"{what} does not work in activity {self.info.activity_name!r}, because it runs in a "
@@ -57,13 +61,11 @@ class ChildScope:
 def main() -> None:
     # Ctrl-C in a terminal and a SIGTERM to the process group reach the children too, but the worker
     # decides what ends. Not SIG_IGN: the programs that an activity starts would inherit that.
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in STOP_SIGNALS:
         signal.signal(number, lambda _number, _frame: None)
-    descriptor, parent = map(int, sys.argv[1:3])
-    _restore_arguments_and_path(sys.argv[3], sys.argv[4:])
-    os.set_inheritable(descriptor, False)
-    _end_with(parent)
-    with socket.socket(fileno=descriptor) as connection, connection.makefile("rb") as pipe:
+    _end_with(int(sys.argv[1]))
+    _restore_arguments_and_path(sys.argv[2], sys.argv[3:])
+    with inherited_socket() as connection, connection.makefile("rb") as pipe:
         while header := pipe.read(4):
             call = msgspec.json.decode(pipe.read(int.from_bytes(header)), type=Call)
             answer = _answer(call, begin=partial(_send, connection, b""))

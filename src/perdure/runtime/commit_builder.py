@@ -9,7 +9,7 @@ import msgspec
 from perdure.authoring.definitions import parse_version
 from perdure.engine.outcome import Cancelled, Completed, ContinuedAsNew, Failed, Waiting
 from perdure.model import events, wire, work
-from perdure.model.envelopes import activity_envelope, envelope
+from perdure.model.envelopes import activity_envelope, end_notices, envelope
 from perdure.model.failures import Category, Failure
 from perdure.model.status import Status
 from perdure.providers.records import (
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 FRAMEWORK_VERSION = parse_version(VERSION)
 _UNCHANGED = ExecutionMetadata()
-_SEED_CHARACTERS = 8
-"""Enough of the seed to tell apart executions with the same id and number."""
 
 
 def build_commit(
@@ -60,7 +58,13 @@ def build_commit(
             claimed.append((item, claim))
     encode = wire.encode
     instance_id, execution_id = execution.instance_id, execution.execution_id
-    sends = outcome.timers or outcome.children or outcome.detached or outcome.cancelled_children
+    sends = (
+        outcome.timers
+        or outcome.children
+        or outcome.detached
+        or outcome.sent
+        or outcome.cancelled_children
+    )
     outgoing = _outgoing(execution, outcome, now_ms) if sends or is_final else ()
     if turn.starts and (replies := replies_to(turn.starts, work.parent_link(execution.started))):
         outgoing = (*outgoing, *replies)
@@ -107,6 +111,11 @@ def build_commit(
             else ()
         ),
         consumed=tuple(turn.consumed),
+        returned=(
+            tuple([arrival.message_id for arrival in turn.postponed if arrival.message_id])
+            if turn.postponed and keep_lock_ms is None
+            else ()
+        ),
         keep_lock_ms=keep_lock_ms,
         settled_work=tuple(turn.completed_work),
         after_event_id=0 if outcome.delta else execution.event_count,
@@ -133,7 +142,7 @@ def _activity_item(
         heartbeat_ms=scheduled.heartbeat_ms,
         deadline_ms=(None if scheduled.deadline_ms is None else now_ms + scheduled.deadline_ms),
         trace=started.trace,
-        seed=started.key_seed or started.seed[:_SEED_CHARACTERS],
+        seed=work.execution_seed(started),
     )
 
 
@@ -154,6 +163,7 @@ def _outgoing(
     ]
     messages += [envelope(_child_item(started, child)) for child in outcome.children]
     messages += [_detached_message(started, chained, now_ms) for chained in outcome.detached]
+    messages += [envelope(_sent_item(sent)) for sent in outcome.sent]
     messages += [
         envelope(
             work.CancelInstance(
@@ -168,10 +178,24 @@ def _outgoing(
     if last is not None:
         messages.append(envelope(last))
     result = outcome.result
-    if isinstance(result, ContinuedAsNew) and result.cancel_reason is not None:
-        cancel = work.CancelInstance(instance_id=instance_id, reason=result.cancel_reason)
-        messages.append(envelope(cancel))
+    if isinstance(result, ContinuedAsNew):
+        if result.cancel_reason is not None:
+            cancel = work.CancelInstance(instance_id=instance_id, reason=result.cancel_reason)
+            messages.append(envelope(cancel))
+    elif outcome.watchers and (final := final_status(result)) is not None:
+        messages += end_notices(outcome.watchers, instance_id, *final)
     return tuple(messages)
+
+
+def _sent_item(sent: events.MessageSent) -> work.OrchestratorItem:
+    target, name, data = sent.target_instance_id, sent.name, sent.data
+    match sent.kind:
+        case "event":
+            return work.ExternalRaised(instance_id=target, name=name, data=data)
+        case "message":
+            return work.QueueMessage(instance_id=target, name=name, data=data)
+        case _:
+            return work.CancelInstance(instance_id=target, reason=msgspec.json.decode(data))
 
 
 def _child_item(
@@ -201,6 +225,7 @@ def _detached_message(
         input=chained.input,
         version=chained.version,
         trace=started.trace,
+        scheduled_for_ms=chained.scheduled_for_ms,
     )
     visible_at_ms = now_ms + chained.delay_ms if chained.delay_ms else None
     return envelope(item, visible_at_ms=visible_at_ms)
@@ -222,6 +247,8 @@ def _last_message(execution: Execution, outcome: TurnOutcome) -> work.Orchestrat
             carried=result.carried,
             custom_status=execution.custom_status,
             trace=started.trace,
+            watchers=tuple(outcome.watchers),
+            scheduled_for_ms=started.scheduled_for_ms,
         )
     if parent is None or isinstance(result, Waiting):
         return None
@@ -269,6 +296,22 @@ def final_status(result: TurnResult) -> tuple[Status, str] | None:
             return Status.CONTINUED_AS_NEW, bytes(result.input).decode()
         case _:
             assert_never(result)
+
+
+def stored_end(last: events.Event) -> tuple[Status, str] | None:
+    """Return status and output of an instance with this last event; None if it goes on."""
+    match last:
+        case events.OrchestrationCompleted():
+            return final_status(Completed(last.output))
+        case events.OrchestrationFailed():
+            return final_status(Failed(last.failure))
+        case events.OrchestrationCancelled():
+            return final_status(Cancelled(last.reason))
+        case events.OrchestrationTerminated():
+            failure = Failure(category=Category.TERMINATED, message=last.reason)
+            return Status.TERMINATED, msgspec.json.encode(failure).decode()
+        case _:
+            return None
 
 
 def _metadata(turn: Turn) -> ExecutionMetadata:

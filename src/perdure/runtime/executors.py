@@ -32,6 +32,7 @@ from perdure.codec import JSON
 from perdure.errors import PerdureError, UsageError
 from perdure.model.events import NULL
 from perdure.model.failures import Category, Failure, describe_exception, with_members
+from perdure.processes import start_with_socket
 from perdure.runtime.metrics import log
 
 if TYPE_CHECKING:
@@ -419,13 +420,14 @@ class ProcessPool:
             # no process behind.
             reader, writer = await asyncio.open_connection(sock=ours)
             try:
-                process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-P", "-m", "perdure.runtime.child"),
-                    *(str(theirs.fileno()), str(os.getpid()), os.environ.get("PYTHONPATH", "")),
-                    *map(str, sys.argv),
-                    pass_fds=(theirs.fileno(),),
-                    stdin=asyncio.subprocess.DEVNULL,
-                    env=os.environ
+                process = await start_with_socket(
+                    theirs,
+                    [
+                        *(sys.executable, "-P", "-m", "perdure.runtime.child"),
+                        *(str(os.getpid()), os.environ.get("PYTHONPATH", "")),
+                        *map(str, sys.argv),
+                    ],
+                    os.environ
                     | {"PYTHONPATH": os.pathsep.join(path or os.curdir for path in sys.path)},
                 )
             except BaseException:

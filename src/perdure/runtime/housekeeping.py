@@ -46,6 +46,7 @@ class LockRenewer:
         tokens: Callable[[], Sequence[str]],
         renew: Callable[[Sequence[str], int], Awaitable[frozenset[str]]],
         on_lost: Callable[[frozenset[str]], None],
+        count: Callable[[int, int], None],
     ) -> None:
         self._clock = clock
         self._lock_ms = round(lock_seconds * 1000)
@@ -53,6 +54,8 @@ class LockRenewer:
         self._tokens = tokens
         self._renew = renew
         self._on_lost = on_lost
+        self._count = count
+        """Told of each renewal: the number of locks, and how many of them are lost."""
         self._main_loop = asyncio.get_running_loop()
 
     async def run(self) -> None:
@@ -78,6 +81,7 @@ class LockRenewer:
                 )
                 pause = self._interval / 4
                 continue
+            self._count(len(tokens), len(lost))
             if lost:
                 self._main_loop.call_soon_threadsafe(self._on_lost, lost)
 

@@ -23,10 +23,11 @@ from perdure.errors import (
     PayloadError,
 )
 from perdure.model import events, wire, work
+from perdure.model.envelopes import end_notices
 from perdure.model.failures import Block, BlockReason, bounded_text, describe_exception
 from perdure.model.work import started_by
 from perdure.providers.records import ExecutionMetadata, OrchestratorMessage, TurnCommit
-from perdure.runtime.commit_builder import replies_to
+from perdure.runtime.commit_builder import replies_to, stored_end
 from perdure.runtime.metrics import log
 from perdure.version import VERSION
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from perdure.client.waiting import Ending, Finished
     from perdure.model.failures import Mismatch
     from perdure.providers.records import FetchedOrchestration, OrchestrationItem
+    from perdure.runtime.metrics import Code
     from perdure.runtime.worker import BackgroundTasks, Worker
 
 _EVICTION_CANDIDATES = 16
@@ -102,7 +104,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     execution_id: int
     message_ids: list[int]
     replies: list[OrchestratorMessage]
-    """Answers to starts that came for an id in use."""
+    """Answers to starts that came for an id in use, and to watchers."""
     unread: list[str]
     """Names of the events and queue messages from outside among them."""
 
@@ -170,11 +172,15 @@ class Intake:
         return Ended(
             execution_id=item.execution_id,
             message_ids=[arrival.message_id for arrival in arrivals if arrival.message_id],
-            replies=replies_to([arrival.item for arrival in arrivals], None),
+            replies=[
+                *replies_to([arrival.item for arrival in arrivals], None),
+                *_late_notices(history, [arrival.item for arrival in arrivals]),
+            ],
             unread=[
                 arrival.item.name
                 for arrival in arrivals
                 if isinstance(arrival.item, (work.ExternalRaised, work.QueueMessage))
+                and not arrival.item.name.startswith("perdure.")  # a second answer of a promise
             ],
         )
 
@@ -202,6 +208,7 @@ class Intake:
             started,
             codec=self._codec,
             carried=first.carried if isinstance(first, work.ContinueAsNew) else (),
+            watchers=first.watchers if isinstance(first, work.ContinueAsNew) else (),
         )
 
     def block(
@@ -229,6 +236,17 @@ class Intake:
         return "+".join((code, *self._codec.transform_names))
 
 
+def _late_notices(
+    history: Sequence[events.Event], items: Sequence[work.OrchestratorItem]
+) -> list[OrchestratorMessage]:
+    """Return the notices for watchers that came when the instance had ended."""
+    watchers = [item.watcher for item in items if isinstance(item, work.WatchEnd)]
+    ending = stored_end(history[-1]) if watchers and history else None
+    if ending is None:
+        return []
+    return end_notices(watchers, history[0].instance_id, *ending)
+
+
 def _next_start(
     arrivals: Sequence[Arrival], execution_id: int | None
 ) -> work.StartOrchestration | work.ContinueAsNew | None:
@@ -254,9 +272,12 @@ class LiveInstance:
         "counted_events",
         "ended",
         "execution",
+        "history_bytes",
         "inbox",
         "instance_id",
         "lock_token",
+        "mail",
+        "sent_in_turn",
         "start",
         "used_at_ms",
     )
@@ -274,9 +295,15 @@ class LiveInstance:
         self.start = start
         """The start message, until the first commit has created the instance in the store."""
         self.inbox: deque[Arrival] = deque()
+        self.mail: list[Arrival] = []
+        """Mail that the code does not want yet. The lock carries it in the store."""
         self.busy = False
         """A turn is due or was run, and its commit is not answered yet."""
         self.used_at_ms = 0
+        self.history_bytes = 0
+        """The length of the history as JSON texts."""
+        self.sent_in_turn = 0
+        """The turn after which the client of this process has sent a message."""
         self.counted_events = 0
         """The number of events that the cache counts for it."""
         self.ended: Finished = ended or asyncio.get_running_loop().create_future()
@@ -410,6 +437,18 @@ class LockReleaser:
         """Release an instance without a fault: the next fetch does not count as a retry."""
         self._abandon(lock_token, ignore_attempt=True)
 
+    def return_mail(self, live: LiveInstance) -> None:
+        """Release an instance that does not want the mail it was given."""
+        commit = TurnCommit(
+            execution_id=live.execution.execution_id,
+            consumed=(),
+            returned=tuple([arrival.message_id for arrival in live.mail if arrival.message_id]),
+            after_event_id=live.execution.event_count,
+        )
+        self._background.spawn_logged(
+            self._provider.ack_orchestration_item(live.lock_token, commit)
+        )
+
     def replay(self, lock_token: str) -> None:
         """Release an instance whose turn the store refused, if its lock is held after all.
 
@@ -423,14 +462,13 @@ class LockReleaser:
         self._errors[instance_id] = str(describe_exception(error))
         self._abandon(lock_token, delay_ms=1000)
 
-    def block(self, instance_id: str, lock_token: str, block: Block) -> None:
+    def block(self, code: Code, instance_id: str, lock_token: str, block: Block) -> None:
         """Release an instance as Blocked: it cannot continue with the code of this worker."""
         error = self._errors.pop(instance_id, None)
         if error is not None and block.reason is BlockReason.POISON:
             message = f"{block.message}; the last time here: {error}"
             block = msgspec.structs.replace(block, message=message)
-        log.warning("%r is blocked: %s: %s", instance_id, block.reason, block.message)
-        self._observer.blocked(block.reason)
+        self._observer.blocked(code, instance_id, block)
         self._background.spawn_logged(self._block(instance_id, lock_token, block))
 
     async def _block(self, instance_id: str, lock_token: str, block: Block) -> None:
@@ -456,7 +494,7 @@ class LockReleaser:
         """Block a fetched instance if ``remember_block`` was called for it; return True if so."""
         block = self._remembered.pop(fetched.item.instance_id, None)
         if block is not None:
-            self.block(fetched.item.instance_id, fetched.lock_token, block)
+            self.block(fetched.item, fetched.item.instance_id, fetched.lock_token, block)
         return block is not None
 
     def consume_late_messages(self, fetched: FetchedOrchestration, ended: Ended) -> None:
@@ -473,7 +511,10 @@ class LockReleaser:
             )
             return
         if ended.unread:
-            log.warning("%r has ended without reading %s", instance_id, ", ".join(ended.unread))
+            names = ", ".join(sorted(set(ended.unread)))
+            log.warning(
+                "%r has ended without reading %d of %s", instance_id, len(ended.unread), names
+            )
         else:  # a completion, timer or cancellation that crossed the end: that is usual
             log.debug("%r has ended before %d messages", instance_id, len(ended.message_ids))
         commit = TurnCommit(

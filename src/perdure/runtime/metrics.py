@@ -8,26 +8,44 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Literal,
+    NamedTuple,
+    Protocol,
+    TypeAlias,
+    cast,
+    runtime_checkable,
+)
 
+from perdure.authoring.definitions import Activity
 from perdure.engine.outcome import Cancelled, Completed, ContinuedAsNew, Failed, Waiting
 from perdure.errors import NotRegistered, UsageError
+from perdure.logs import TRACEBACK, get_logger
 from perdure.model.failures import author_line, own_frames
+from perdure.model.status import Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from contextlib import AbstractContextManager
     from types import TracebackType
 
-    from perdure.authoring.definitions import Registry
+    from perdure.authoring.definitions import Handler, Orchestration, Registry
     from perdure.clock import Clock
     from perdure.engine.execution import Execution
     from perdure.engine.outcome import TurnOutcome
     from perdure.model import work
-    from perdure.model.failures import BlockReason, Failure
+    from perdure.model.failures import Block, Failure
 
-log = logging.getLogger("perdure.runtime")
+log = get_logger("perdure.runtime")
+
+Gauge: TypeAlias = tuple[str, "dict[str, str]", float]
+"""Name, labels and value of a number that can go down."""
+LockKind: TypeAlias = Literal["orchestration", "activity"]
 
 _RESULTS: dict[type[object], str] = {
     Completed: "success",
@@ -57,6 +75,27 @@ class Sink(Protocol):
     def record(self, name: str, labels: Mapping[str, str], value: float) -> None:
         """Record a value in a histogram."""
         ...
+
+
+class Code(Protocol):
+    """The orchestration of an instance: a registered one, or the names in a fetched item."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def version(self) -> str | None: ...
+
+
+class Alert(NamedTuple):
+    """An instance that needs a person: it has failed, or it is Blocked."""
+
+    status: Status
+    """``Failed`` or ``Blocked``."""
+    instance_id: str
+    orchestration: str
+    version: str | None
+    reason: str
+    """The failure, or the cause of the block."""
 
 
 class SpanNote:
@@ -123,7 +162,9 @@ class Observer:
         self._clock = clock
         self.counts: defaultdict[str, int] = defaultdict(int)
         self.spans: SpanMaker | None = None
-        self._sinks: list[Sink] = []
+        self.sinks: list[Sink] = []
+        self.alert: Callable[[Alert], None] = lambda _alert: None
+        """Set by the runtime: called once for each instance that fails or is Blocked here."""
 
     def subscribe(self, exporter: object) -> None:
         if isinstance(exporter, type) or not isinstance(exporter, (Sink, SpanMaker)):
@@ -132,9 +173,14 @@ class Observer:
                 f"not {exporter!r}"
             )
         if isinstance(exporter, Sink):
-            self._sinks.append(exporter)
+            self.sinks.append(exporter)
         if isinstance(exporter, SpanMaker):
             self.spans = exporter
+
+    def turn_ran(self, execution: Execution, seconds: float) -> None:
+        """Record how long the code of a turn ran; called only if there are sinks."""
+        name = execution.handler.name
+        self._record("turn_duration_seconds", {"orchestration_name": name}, seconds)
 
     def turn_committed(self, execution: Execution, outcome: TurnOutcome) -> None:
         counts = self.counts
@@ -144,11 +190,12 @@ class Observer:
         ended = _END_COUNTS.get(type(outcome.result))
         if ended is not None:
             counts[ended] += 1
-        if self._sinks:
+        if self.sinks:
             self._export_turn(execution, outcome)
 
     def _export_turn(self, execution: Execution, outcome: TurnOutcome) -> None:
         handler, result = execution.handler, outcome.result
+        self._add("commits_total", {"kind": "turn"})
         labels = {"orchestration_name": handler.name, "version": handler.version}
         if outcome.turn == 1:
             initiated_by = "continueAsNew" if execution.execution_id > 1 else "client"
@@ -172,9 +219,46 @@ class Observer:
         self._record("orchestration_turns", name_only, outcome.turn)
         self._record("orchestration_history_size", name_only, execution.event_count)
 
-    def blocked(self, reason: BlockReason) -> None:
+    def failed(self, execution: Execution, failure: Failure) -> None:
+        """Note the committed failure of an instance. That of a child reaches its parent."""
+        log_failed_orchestration(execution, failure)
+        if execution.started.parent_instance_id is None:
+            code = execution.handler
+            self.alert(
+                Alert(Status.FAILED, execution.instance_id, code.name, code.version, str(failure))
+            )
+
+    def blocked(self, code: Code, instance_id: str, block: Block) -> None:
+        """Note that an instance cannot continue with the code of this worker."""
+        log.warning("%r is blocked: %s: %s", instance_id, block.reason, block.message)
         self.counts["orchestration_blocked"] += 1
-        self._add("orchestration_blocked_total", {"reason": reason})
+        self._add("orchestration_blocked_total", {"reason": block.reason})
+        reason = f"{block.reason}: {block.message}"
+        self.alert(Alert(Status.BLOCKED, instance_id, code.name, code.version, reason))
+
+    def activity_committed(self, *, is_retry: bool, name: str) -> None:
+        """Count a commit of an activity's outcome that is not part of a turn."""
+        self._add("commits_total", {"kind": "activity"})
+        if is_retry:
+            self.counts["activity_retries"] += 1
+            self._add("activity_retries_total", {"activity_name": name})
+
+    def commit_repeated(self) -> None:
+        self.counts["commits_repeated"] += 1
+        self._add("commits_repeated_total", {})
+
+    def delivered_again(self, kind: LockKind) -> None:
+        """Count work whose lock expired or was given up before it had an outcome."""
+        self.counts[f"{kind}_locks_expired"] += 1
+        self._add("locks_expired_total", {"kind": kind})
+
+    def locks_renewed(self, kind: LockKind, number: int, lost: int) -> None:
+        """Count a renewal. Called by one thread for each kind."""
+        self.counts[f"{kind}_locks_renewed"] += number - lost
+        self._add("locks_renewed_total", {"kind": kind}, number - lost)
+        if lost:
+            self.counts[f"{kind}_locks_lost"] += lost
+            self._add("locks_lost_total", {"kind": kind}, lost)
 
     def activity_poisoned(self, name: str) -> None:
         self.counts["activity_poison"] += 1
@@ -182,22 +266,22 @@ class Observer:
 
     def activity_ended(self, item: work.ActivityExecute, outcome: str, started_ms: int) -> None:
         self.counts[_ACTIVITY_COUNTS[outcome]] += 1
-        if self._sinks:
+        if self.sinks:
             took_ms = self._clock.now_ms() - started_ms
             labels = {"activity_name": item.name, "outcome": outcome, "tag": item.tag or "default"}
             attempt = str(item.attempt - 1) if item.attempt < 4 else "3+"
             self._add("activity_executions_total", {**labels, "retry_attempt": attempt})
             self._record("activity_duration_seconds", labels, took_ms / 1000)
 
-    def _add(self, name: str, labels: Mapping[str, str]) -> None:
-        for sink in self._sinks:
+    def _add(self, name: str, labels: Mapping[str, str], value: float = 1.0) -> None:
+        for sink in self.sinks:
             try:
-                sink.add(f"perdure_{name}", labels)
+                sink.add(f"perdure_{name}", labels, value)
             except _EXPORTER_ERRORS:
                 log.exception("a metrics sink failed")
 
     def _record(self, name: str, labels: Mapping[str, str], value: float) -> None:
-        for sink in self._sinks:
+        for sink in self.sinks:
             try:
                 sink.record(f"perdure_{name}", labels, value)
             except _EXPORTER_ERRORS:
@@ -208,17 +292,17 @@ def log_failed_orchestration(execution: Execution, failure: Failure) -> None:
     """Log the failure of an instance. No code can catch that of a root: it has a traceback."""
     handler, is_root = execution.handler, execution.started.parent_instance_id is None
     line, fields = _fields(failure)
-    trace = f"\n{own_frames(failure.traceback).rstrip()}" if is_root and failure.traceback else ""
+    level = logging.WARNING if failure.levels < 2 else logging.DEBUG  # the origin was logged
     log.log(
-        logging.ERROR if is_root else logging.WARNING,
-        "orchestration %r, instance %r, failed%s: %s%s",
+        logging.ERROR if is_root else level,
+        "orchestration %r, instance %r, failed%s: %s",
         handler.name,
         execution.instance_id,
         line,
         failure,
-        trace,
         extra=fields
         | {
+            TRACEBACK: own_frames(failure.traceback) if is_root else "",
             "instance_id": execution.instance_id,
             "execution_id": execution.execution_id,
             "orchestration_name": handler.name,
@@ -268,12 +352,42 @@ class UnregisteredHandlerLog:
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
         self._checked: set[tuple[str | None, ...]] = set()
+        self._checked_code: set[Callable[..., Any]] = set()
 
     def check_activity(self, name: str) -> None:
         self._check(self._registry.resolve_activity, name)
 
     def check_orchestration(self, name: str, version: str | None) -> None:
         self._check(self._registry.resolve_orchestration, name, version)
+
+    def check_code(self, started: Orchestration[..., Any]) -> None:
+        """Log that another function runs than the one that was defined last, as in a notebook."""
+        self._compare(started, self._registry.resolve_orchestration, started.version)
+        if hasattr(sys, "ps1"):  # interactive: cells are run again at any time
+            scope = started.fn.__globals__
+            for called in map(scope.get, started.fn.__code__.co_names):
+                if isinstance(called, Activity):
+                    self._compare(cast("Handler", called), self._registry.resolve_activity)
+
+    def _compare(
+        self, defined: Handler, resolve: Callable[..., Handler], *version: str | None
+    ) -> None:
+        if defined.fn in self._checked_code:
+            return
+        self._checked_code.add(defined.fn)
+        try:
+            own = resolve(defined.name, *version)
+        except NotRegistered:
+            return
+        if own.fn is not defined.fn and own.fingerprint != defined.fingerprint:
+            log.warning(
+                "%s %r is defined at %s, but this runtime has the code at %s and runs that; make "
+                "a new Runtime to run the new code",
+                defined.kind,
+                defined.name,
+                defined.place,
+                own.place,
+            )
 
     def _check(self, resolve: Callable[..., Any], *key: str | None) -> None:
         if key in self._checked:

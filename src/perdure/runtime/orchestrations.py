@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from perdure.arguments import in_milliseconds, in_seconds
 from perdure.client.waiting import PendingStart
+from perdure.engine.inbox import is_mail
 from perdure.errors import CorruptData, NotRegistered
 from perdure.ids import new_id
 from perdure.model.envelopes import envelope
@@ -139,6 +140,7 @@ class OrchestrationDispatcher:
         self._provider = worker.provider
         self._clock = worker.clock
         self._options = options
+        self._observer = worker.observer
         self._unregistered = worker.unregistered
         # Not the worker id: two runtimes can have the same one, but each has its instances.
         self._owner = new_id()
@@ -255,6 +257,17 @@ class OrchestrationDispatcher:
         live = self._live.get(instance_id)
         return None if live is None else live.ended
 
+    def check_arrival(self, item: work.ExternalRaised | work.QueueMessage) -> None:
+        """Raise PayloadError if the instance is live here and waits for another type.
+
+        Only for the first message since its last turn: a later one may be for another wait.
+        """
+        live = self._live.get(item.instance_id)
+        if live is None or not live.is_idle or live.sent_in_turn == live.execution.turn:
+            return
+        live.execution.check_arrival(item)
+        live.sent_in_turn = live.execution.turn
+
     def terminated(self, instance_id: str) -> None:
         """Stop working on an instance that an operator has ended."""
         live = self._live.get(instance_id)
@@ -336,6 +349,8 @@ class OrchestrationDispatcher:
         if fetched.continues:
             self._on_more_messages(fetched)
             return
+        if fetched.attempt_count > 1:
+            self._observer.delivered_again("orchestration")
         stale = self._live.get(fetched.item.instance_id)
         if stale is not None and not stale.busy:
             self._live.forget(stale)  # its lock had expired, so its state may be old
@@ -343,11 +358,13 @@ class OrchestrationDispatcher:
             return
         match self._read(fetched):
             case Block() as block:
-                self._releaser.block(fetched.item.instance_id, fetched.lock_token, block)
+                instance_id = fetched.item.instance_id
+                self._releaser.block(fetched.item, instance_id, fetched.lock_token, block)
             case Ended() as ended:
                 self._releaser.consume_late_messages(fetched, ended)
             case Runnable(execution=execution, arrivals=arrivals):
                 live = LiveInstance(fetched.lock_token, execution)
+                live.history_bytes = sum([len(record.data) for record in fetched.item.history])
                 self._live.add(live)
                 live.busy = True
                 self._turns.run(live, arrivals)
@@ -374,6 +391,13 @@ class OrchestrationDispatcher:
             self._live.forget(live)
             self._releaser.release(fetched.lock_token)
             return
+        if (
+            not live.busy
+            and not live.execution.wants_mail
+            and all(is_mail(arrival.item) for arrival in arrivals)
+        ):
+            live.mail += arrivals
+            return
         live.inbox.extend(arrivals)
         if not live.busy:
             live.busy = True
@@ -394,7 +418,9 @@ class OrchestrationDispatcher:
     def _release(self, live: LiveInstance) -> None:
         """Drop an idle instance and release its lock. Its next message goes to the queue."""
         self._live.forget(live)
-        if live.start is None:
+        if live.start is None and live.mail:
+            self._releaser.return_mail(live)
+        elif live.start is None:
             self._releaser.release(live.lock_token)
 
     async def _release_idle_loop(self) -> None:

@@ -5,41 +5,52 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import signal
 import socket
 import threading
 from collections import Counter
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
+from inspect import isasyncgenfunction, isawaitable, iscoroutinefunction, signature
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
 from perdure.arguments import check_kind, in_seconds
 from perdure.authoring.definitions import Registry
-from perdure.client.client import Client, TraceCarrier
+from perdure.authoring.lint import findings_in
+from perdure.authoring.promises import promise_instance
+from perdure.client.client import Client
+from perdure.client.starting import TraceCarrier
 from perdure.clock import ManualClock
 from perdure.codec import JSON
 from perdure.errors import UsageError
+from perdure.processes import on_stop_signals
 from perdure.providers.records import WorkerInfo
 from perdure.runtime.activities import ActivityDispatcher
 from perdure.runtime.executors import check_not_loading, check_process_activities
+from perdure.runtime.health import Probes, ProbeServer
 from perdure.runtime.housekeeping import Housekeeping, LockRenewalThread, LockRenewer
+from perdure.runtime.instance_results import instance_result_activity, instance_state_activity
 from perdure.runtime.metrics import Observer, UnregisteredHandlerLog, log
 from perdure.runtime.orchestrations import OrchestrationDispatcher
-from perdure.runtime.worker import RuntimeOptions, Worker
+from perdure.runtime.worker import BackgroundTasks, RuntimeOptions, Worker
+from perdure.schedules.orchestration import loop_handlers
+from perdure.schedules.records import check_schedules
 from perdure.version import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterable
+    from collections.abc import Callable, Iterable, Mapping
     from types import ModuleType, TracebackType
     from typing import Self
 
-    from perdure.authoring.definitions import Handler
+    from perdure.authoring.definitions import Handler, Orchestration
     from perdure.clock import Clock
     from perdure.codec import Codec
     from perdure.errors import StoreClosed
+    from perdure.model import work
     from perdure.providers.contract import Provider
-    from perdure.runtime.metrics import Sink, SpanMaker
+    from perdure.runtime.metrics import Alert, Gauge, Sink, SpanMaker
+    from perdure.schedules.records import Schedule
 
 _RELEASE_SECONDS = 5.0
 """Time for the store to release the locks, after the time to drain."""
@@ -50,26 +61,49 @@ _CLOSE_SECONDS = 5.0
 class Runtime(Client):
     """Runs the given handlers on a store: ``async with Runtime("shop.db", [checkout]) as runtime``.
 
-    ``handlers`` are orchestrations, activities, or modules that hold them.
+    ``handlers`` are orchestrations, activities, modules that hold them, and objects whose methods
+    are activities. ``resources`` are the objects, such as pools, that activities take by
+    annotation: ``async def load(table: str, *, pool: Pool = RESOURCE)``. A module of handlers can
+    open its own resources, in ``async def lifespan(runtime)``, which yields a list of them once.
     """
 
     def __init__(
         self,
         store: str | os.PathLike[str] | Provider,
-        handlers: Iterable[Handler | ModuleType],
+        handlers: Iterable[object],
         *,
+        resources: Iterable[object] = (),
+        schedules: Iterable[Schedule] = (),
         options: RuntimeOptions | None = None,
         codec: Codec = JSON,
         clock: Clock | None = None,
     ) -> None:
         super().__init__(store, codec=codec, clock=clock)
-        self.registry = Registry(handlers)
+        self._resources = _listed_resources(resources, "resources=")
+        self._opened = AsyncExitStack()
+        """Closes the resources of modules, then the store, then the probes."""
         self.options = RuntimeOptions() if options is None else options
         check_kind(self.options, RuntimeOptions, "options", "RuntimeOptions(...)")
+        built_in: tuple[Handler, ...] = (
+            instance_result_activity(self.provider, self.options),
+            instance_state_activity(self.provider),
+            promise_instance,
+            *loop_handlers(),
+        )
+        self.registry = Registry(handlers, built_in, self.options.pinned_versions)
+        self._schedules = check_schedules(schedules)
         _check_transactions(self.registry, self.provider)
         if self.options.run_activities:
             check_process_activities(self.registry)
+        for finding in findings_in(self.registry):
+            log.warning("%s", finding)
+        self._unregistered = UnregisteredHandlerLog(self.registry)
         self.observer = Observer(self.clock)
+        self.observer.alert = self._alert
+        self._alerts: list[Callable[[Alert], object]] = []
+        self.health_address: tuple[str, int] | None = None
+        """The host and the port of the probes while they answer; see ``RuntimeOptions.health``."""
+        self._is_stopping = False
         self.worker_id = self.options.worker_id or f"worker-{secrets.token_hex(8)}"
         self._running: _Parts | None = None
         self.left_behind: tuple[str, ...] = ()
@@ -79,20 +113,42 @@ class Runtime(Client):
         self._store_closed: StoreClosed | None = None
         """Set when the store has closed for good."""
 
+    def _start_item(
+        self,
+        target: Orchestration[..., Any] | str,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any] | None,
+        instance_id: str | None,
+        version: str | None,
+    ) -> work.StartOrchestration:
+        item = super()._start_item(target, args, kwargs, instance_id, version)
+        self._unregistered.check_orchestration(item.name, version)
+        if not isinstance(target, str):
+            self._unregistered.check_code(target)
+        return item
+
     async def __aenter__(self) -> Self:
         if self._running is not None:
             raise UsageError("this runtime runs already; make another one")
         check_not_loading()
-        await super().__aenter__()
+        self._is_stopping = False
+        async with AsyncExitStack() as opened:
+            await self._start_probes(opened)
+            await super().__aenter__()
+            opened.push_async_exit(super().__aexit__)
+            registry = await self._with_resources(opened)
+            self._opened = opened.pop_all()
         worker = Worker(
             worker_id=self.worker_id,
+            client=self,
             provider=self.provider,
-            registry=self.registry,
+            registry=registry,
             codec=self.codec,
             clock=self.clock,
             options=self.options,
             observer=self.observer,
-            unregistered=UnregisteredHandlerLog(self.registry),
+            unregistered=self._unregistered,
+            schedules=tuple(sorted(each.id for each in self._schedules)),
             on_closed=self._on_closed,
         )
         self._running = _Parts(worker)
@@ -102,12 +158,71 @@ class Runtime(Client):
             "perdure %s on %s serves %s and %s",
             VERSION,
             self.provider.name,
-            _counted(len(self.registry.orchestration_keys), "orchestration", "orchestrations"),
-            _counted(len(self.registry.activity_names), "activity", "activities"),
+            _counted(self.registry.own_orchestrations, "orchestration", "orchestrations"),
+            _counted(self.registry.own_activities, "activity", "activities"),
         )
         for text in self.registry.incompatible_versions():
             log.warning("%s", text)
+        try:
+            for schedule in self._schedules:
+                await self.schedules.declare(schedule)
+        except BaseException:
+            await self.__aexit__(None, None, None)
+            raise
         return self
+
+    async def _start_probes(self, opened: AsyncExitStack) -> None:
+        """Let the probes answer from now on until the runtime has stopped."""
+        if self.options.health is None:
+            return
+        with suppress(ModuleNotFoundError):  # /metrics then names what to install
+            from perdure.runtime.prometheus import PrometheusMetrics
+
+            sinks = [each for each in self.observer.sinks if isinstance(each, PrometheusMetrics)]
+            if not any(each.is_default for each in sinks):
+                self.observer.subscribe(PrometheusMetrics())
+        server = ProbeServer(self.options.health, self.probes())
+        self.health_address = await server.start()
+        opened.push_async_callback(server.stop)
+
+    def probes(self) -> Probes:
+        """Return the answers to ``/livez``, ``/readyz`` and ``/metrics`` for a web application."""
+        return Probes(
+            self.provider,
+            problem=self._problem,
+            is_dead=lambda: self._store_closed is not None,
+            gauges=self._gauges,
+        )
+
+    def _problem(self) -> str | None:
+        """Return the reason why this runtime takes no work."""
+        if self._store_closed is not None:
+            return "the store has closed for good"
+        if self._is_stopping:
+            return "stopping"
+        return "starting" if self._running is None else None
+
+    def _gauges(self) -> list[Gauge]:
+        parts = self._running
+        if parts is None:
+            return []
+        return [
+            ("activities_running", {}, parts.activities.busy),
+            ("activity_slots", {}, self.options.activity_slots),
+            ("live_instances", {}, parts.orchestrations.live_count),
+        ]
+
+    async def _with_resources(self, opened: AsyncExitStack) -> Registry:
+        """Open the resources of the modules; return the handlers with what their functions take."""
+        resources = self._resources
+        for module in self.registry.modules:
+            lifespan = _lifespan_of(module)
+            if lifespan is not None:
+                what = f"lifespan(runtime) of {module.__name__}"
+                yielded = await opened.enter_async_context(lifespan(self))
+                resources = [*resources, *_listed_resources(yielded or (), what)]
+        takes = self.options.run_activities
+        return self.registry.with_resources(resources) if takes else self.registry
 
     async def __aexit__(
         self,
@@ -115,22 +230,29 @@ class Runtime(Client):
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        running, self._running, self._local = self._running, None, None
+        self._is_stopping = True
+        running, self._local = self._running, None
         try:
             if running is not None:
                 self.left_behind = await running.stop(in_seconds(self.options.drain_timeout))
         finally:
+            self._running = None
             # If locks could not be released, the store may hang: limit the time to close it.
             may_hang = running is not None and not running.has_released
+            limit = asyncio.timeout(_CLOSE_SECONDS if may_hang else None)
             try:
-                async with asyncio.timeout(_CLOSE_SECONDS if may_hang else None):
-                    await super().__aexit__(exc_type, exc, traceback)
+                async with limit:
+                    await self._opened.aclose()
             except TimeoutError:
+                if not limit.expired():  # raised by the lifespan of a module
+                    raise
                 log.warning("the store did not close: something in it still runs")
                 self.left_behind = (*self.left_behind, self.provider.name)
 
     async def serve(self) -> None:
         """Run until SIGTERM or SIGINT, then drain. A second signal ends the process at once.
+
+        On Windows: until Ctrl-C or Ctrl-Break.
 
         Opens the runtime itself. Raises StoreClosed if the store has closed for good.
         """
@@ -142,17 +264,11 @@ class Runtime(Client):
             )
         self._stopped.clear()
         self._store_closed = None
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal, number)
-        try:
+        with on_stop_signals(self._on_signal):
             async with self:
                 await self._stopped.wait()
                 if self._store_closed is None:
                     log.info("draining; a second signal ends the process at once")
-        finally:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.remove_signal_handler(number)
         if self._store_closed is not None:
             raise self._store_closed
 
@@ -164,12 +280,6 @@ class Runtime(Client):
         if self._stopped.is_set():
             os._exit(128 + number)  # as safe as a crash: locks expire, nothing is half done
         self._stopped.set()
-
-    @asynccontextmanager
-    async def lifespan(self, app: object = None) -> AsyncGenerator[None]:
-        """For ASGI frameworks: ``FastAPI(lifespan=runtime.lifespan)``."""
-        async with self:
-            yield
 
     def abort(self) -> None:
         """Stop as a crash would: nothing is finished, and no lock is released. For tests."""
@@ -192,9 +302,42 @@ class Runtime(Client):
         if isinstance(exporter, TraceCarrier):
             super().observe(exporter)
 
+    def on_alert(self, callback: Callable[[Alert], object]) -> None:
+        """Call back for each instance that fails or is Blocked here, after it is stored.
+
+        A failed child is left out: its parent gets the failure. The callback may be async. What it
+        raises is logged. Alerts are not stored: a crash at that moment loses one.
+        """
+        self._alerts.append(callback)
+
+    def _alert(self, alert: Alert) -> None:
+        parts = self._running
+        if parts is not None:
+            for callback in self._alerts:
+                parts.alerts.spawn(_call_back(callback, alert))
+
     def metrics_snapshot(self) -> dict[str, int]:
         """Return the counts since this runtime started."""
         return dict(self.observer.counts)
+
+
+def _listed_resources(resources: Any, what: str) -> list[object]:
+    if isinstance(resources, (list, tuple, set, frozenset)):
+        return list(cast("Iterable[object]", resources))
+    raise UsageError(f"{what} gives a list of resources, as [pool]; not {resources!r}")
+
+
+def _lifespan_of(module: ModuleType) -> Any:
+    """Return a function that opens the resources of a module; None if the module has none.
+
+    Web frameworks use the name too, with another parameter: ``lifespan(app)`` is none of ours.
+    """
+    found = vars(module).get("lifespan")
+    if not callable(found) or [*signature(found).parameters] != ["runtime"]:
+        return None
+    if iscoroutinefunction(found):
+        raise UsageError(f"lifespan(runtime) of {module.__name__} must yield once: yield [pool]")
+    return asynccontextmanager(found) if isasyncgenfunction(found) else found
 
 
 def _counted(number: int, one: str, many: str) -> str:
@@ -215,6 +358,15 @@ def _check_transactions(registry: Registry, provider: Provider) -> None:
             )
 
 
+async def _call_back(callback: Callable[[Alert], object], alert: Alert) -> None:
+    try:
+        answer = callback(alert)
+        if isawaitable(answer):
+            await answer
+    except Exception:  # noqa: BLE001
+        log.exception("an alert callback failed")
+
+
 class _Parts:
     """The parts of one runtime that work in the background, from its start to its stop."""
 
@@ -230,6 +382,7 @@ class _Parts:
                 lambda: self.orchestrations.lock_tokens,
                 provider.renew_orchestration_item_locks,
                 self.orchestrations.lost_locks,
+                partial(worker.observer.locks_renewed, "orchestration"),
             ),
             LockRenewer(
                 worker.clock,
@@ -237,6 +390,7 @@ class _Parts:
                 lambda: self.activities.lock_tokens,
                 provider.renew_work_item_locks,
                 self.activities.lost_locks,
+                partial(worker.observer.locks_renewed, "activity"),
             ),
         )
         # Time of a clock that is moved by hand stands still while the event loop is blocked.
@@ -253,7 +407,10 @@ class _Parts:
             handlers=tuple(sorted(registry.orchestration_keys)),
             activities=tuple(sorted(registry.activity_names)),
             slots=options.activity_slots,
+            schedules=worker.schedules,
         )
+        self.alerts = BackgroundTasks()
+        """Calls of the callbacks of ``on_alert``."""
         self.has_released = False
         """The store has released all locks of this runtime."""
         self._has_housekeeping = options.housekeeping
@@ -301,6 +458,9 @@ class _Parts:
             self.activities.abort()
             self.orchestrations.abort()
             self._housekeeping.abort()
+        if self.alerts.tasks:
+            await asyncio.wait(self.alerts.tasks, timeout=_RELEASE_SECONDS)
+            self.alerts.cancel()
         await self._renewals.stop()
         await self.activities.attempts.close()
         left = self.activities.attempts.threads.abandoned + Counter(still_running)
@@ -322,3 +482,4 @@ class _Parts:
         self.orchestrations.abort()
         self._renewals.abort()
         self._housekeeping.abort()
+        self.alerts.cancel()

@@ -7,8 +7,10 @@ makes none.
 
 from __future__ import annotations
 
+import os
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any
 
 try:
     from opentelemetry import metrics, propagate, trace
@@ -19,14 +21,67 @@ except ModuleNotFoundError as error:
         name=error.name,
     ) from error
 
+from perdure.errors import UsageError
+
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
+    from collections.abc import Callable, Generator, Mapping
 
     from opentelemetry.metrics import Counter, Histogram, MeterProvider
     from opentelemetry.trace import TracerProvider
 
     from perdure.model import work
     from perdure.runtime.metrics import SpanNote
+
+
+def configure_from_environment() -> Callable[[], None]:
+    """Set up the SDK of OpenTelemetry by its variables; return the function that flushes it.
+
+    ``OTEL_TRACES_EXPORTER`` and ``OTEL_METRICS_EXPORTER`` name the exporters: ``otlp``, the
+    default, ``console`` or ``none``. Exporters read their own variables, such as
+    ``OTEL_EXPORTER_OTLP_ENDPOINT``.
+    """
+    try:
+        from opentelemetry.sdk.metrics import MeterProvider as SdkMeterProvider
+        from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+        from opentelemetry.sdk.trace import TracerProvider as SdkTracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"--otel needs {error.name}; pip install opentelemetry-sdk opentelemetry-exporter-otlp"
+        ) from error
+    traces = SdkTracerProvider()
+    for exporter in _exporters("OTEL_TRACES_EXPORTER", "opentelemetry_traces_exporter"):
+        traces.add_span_processor(BatchSpanProcessor(exporter()))
+    found = _exporters("OTEL_METRICS_EXPORTER", "opentelemetry_metrics_exporter")
+    meters = SdkMeterProvider([PeriodicExportingMetricReader(exporter()) for exporter in found])
+    trace.set_tracer_provider(traces)
+    metrics.set_meter_provider(meters)
+
+    def flush() -> None:
+        traces.shutdown()
+        meters.shutdown()
+
+    return flush
+
+
+def _exporters(variable: str, group: str) -> list[Callable[[], Any]]:
+    """Return the classes of the exporters that a variable names, as the packages declare them."""
+    known = {entry.name: entry for entry in entry_points(group=group)}
+    found: list[Callable[[], Any]] = []
+    for name in os.environ.get(variable, "otlp").split(","):
+        names = [name.strip()]
+        if names == ["otlp"]:
+            protocol = os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
+            names.insert(0, f"otlp_proto_{'http' if protocol.startswith('http') else protocol}")
+        chosen = next((known[each] for each in names if each in known), None)
+        if chosen is not None:
+            found.append(chosen.load())
+        elif names != ["none"]:
+            raise UsageError(
+                f"{variable} names the exporter {names[-1]!r}, which is not installed; there are: "
+                f"{', '.join(sorted(known)) or 'none'}. pip install opentelemetry-exporter-otlp"
+            )
+    return found
 
 
 class OpenTelemetry:

@@ -16,11 +16,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from perdure.client.waiting import Ending
-from perdure.engine.outcome import Failed
+from perdure.engine.outcome import ContinuedAsNew, Failed
 from perdure.engine.user_code import is_boundary
 from perdure.errors import (
     CorruptData,
     DuplicateEvent,
+    LimitReached,
     LockLost,
     Nondeterminism,
     PayloadError,
@@ -28,16 +29,15 @@ from perdure.errors import (
     ProviderError,
     StoreFull,
 )
-from perdure.limits import HISTORY_EVENTS_MAX, HISTORY_EVENTS_WARN
 from perdure.model import work
 from perdure.model.failures import BlockReason
 from perdure.model.status import Status
 from perdure.runtime.commit_builder import build_commit, final_status
-from perdure.runtime.metrics import log, log_failed_orchestration
+from perdure.runtime.metrics import log
 from perdure.runtime.worker import Backoff
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
     from types import FrameType
 
     from perdure.client.waiting import PendingStart
@@ -121,6 +121,10 @@ class Watchdog:
             raise self._too_long(result)
         answer: T = result
         return answer
+
+    def elapsed(self) -> float:
+        """Return the seconds since the last turn began."""
+        return time.monotonic() - self._since
 
     def _end(self) -> None:
         with self._mutex:
@@ -208,6 +212,7 @@ class Turn:
         "now_ms",
         "outcome",
         "pending",
+        "postponed",
         "starts",
     )
 
@@ -240,6 +245,8 @@ class Turn:
         """Ids of messages in the orchestrator queue."""
         self.completed_work: list[str] = []
         """Lock tokens of activities that ran here."""
+        self.postponed: list[Arrival] = []
+        """Mail that the code does not want yet; it stays in the store's queue."""
         for arrival in arrivals:
             item = arrival.item
             if isinstance(item, (work.StartOrchestration, work.ContinueAsNew)):
@@ -250,6 +257,13 @@ class Turn:
                 self.consumed.append(arrival.message_id)
             if arrival.work_token is not None:
                 self.completed_work.append(arrival.work_token)
+
+    def postpone(self, items: Sequence[work.OrchestratorItem]) -> None:
+        """Consume none of these items."""
+        given = {id(item) for item in items}
+        self.postponed = [arrival for arrival in self.arrivals if id(arrival.item) in given]
+        kept = {arrival.message_id for arrival in self.postponed}
+        self.consumed = [message_id for message_id in self.consumed if message_id not in kept]
 
 
 class TurnRunner:
@@ -283,8 +297,12 @@ class TurnRunner:
         self._watchdog = watchdog
         self._keep_lock_ms = keep_lock_ms
         """The time for which a commit keeps the lock; None if instances are not kept live."""
+        self._events_max = worker.options.history_events_max
+        self._bytes_max = worker.options.history_bytes_max
         self.start_deadline = StartDeadline(worker.clock)
         self.is_aborted = False
+        self._told: set[str] = set()
+        """Warnings about lines of code. Each line is told once."""
 
     def stop_keeping(self) -> None:
         """Release each instance with the commit of its turn."""
@@ -292,7 +310,8 @@ class TurnRunner:
 
     def run_inbox(self, live: LiveInstance) -> None:
         """Run a turn with everything that has arrived for a live instance."""
-        arrivals = list(live.inbox)
+        arrivals = [*live.mail, *live.inbox]
+        live.mail = []
         live.inbox.clear()
         self.run(live, arrivals)
 
@@ -304,22 +323,45 @@ class TurnRunner:
         outcome = self._compute(turn)
         if outcome is None:
             return
+        if self._observer.sinks:
+            self._observer.turn_ran(live.execution, self._watchdog.elapsed())
         self._live.used(live, turn.now_ms, len(outcome.delta))
-        if outcome.ignored or outcome.children or outcome.detached:
+        if outcome.ignored or outcome.children or outcome.detached or outcome.mistakes:
             self._warn(live, outcome)
         events = live.execution.event_count
-        if events - len(outcome.delta) < HISTORY_EVENTS_WARN <= events:
+        if events - len(outcome.delta) < self._events_max // 2 <= events:
             log.warning(
-                "%r has %d events of history; at %d it fails. Use continue_as_new() in long loops",
+                "%r has %d events of history; at %d it is blocked. Use continue_as_new() in long "
+                "loops",
                 live.instance_id,
                 events,
-                HISTORY_EVENTS_MAX,
+                self._events_max,
             )
         turn.outcome = outcome
         turn.final = final_status(outcome.result)
         keep_lock_ms = None if turn.final else self._keep_lock_ms
+        if outcome.postponed and (turn.final is None or isinstance(outcome.result, ContinuedAsNew)):
+            turn.postpone(outcome.postponed)
+            live.mail = turn.postponed
         turn.commit, turn.claimed = build_commit(turn, self._activities.claim, keep_lock_ms)
-        self._send(turn)
+        for record in turn.commit.history_delta:
+            live.history_bytes += len(record.data)
+        if turn.final is None and (
+            events >= self._events_max or live.history_bytes > self._bytes_max
+        ):
+            for _ in turn.claimed:
+                self._activities.release_slot()
+            self._release_failed(turn, BlockReason.LIMIT, self._too_long(live))
+        else:
+            self._send(turn)
+
+    def _too_long(self, live: LiveInstance) -> LimitReached:
+        return LimitReached(
+            f"the history would have {live.execution.event_count} events and {live.history_bytes} "
+            f"bytes; at most {self._events_max} (history_events_max) and {self._bytes_max} "
+            "(history_bytes_max) are allowed. Use continue_as_new() in long loops, and references "
+            "for large values"
+        )
 
     def answer_start(
         self, pending: PendingStart, *, committed: bool = False, error: BaseException | None = None
@@ -343,7 +385,7 @@ class TurnRunner:
         try:
             run_turn = live.execution.run_turn
             return self._watchdog.run(live.instance_id, run_turn, turn.items, turn.now_ms)
-        except TurnTooLong as error:
+        except (TurnTooLong, LimitReached) as error:
             reason, failure = BlockReason.LIMIT, error
         except Nondeterminism as error:
             reason, failure = BlockReason.NONDETERMINISM, error
@@ -362,6 +404,11 @@ class TurnRunner:
         """Log what is no error, but may be a mistake."""
         for line in outcome.ignored:
             log.debug("%s: %s", live.instance_id, line)  # completions and races cross every day
+        for line in outcome.mistakes:
+            if line not in self._told:
+                self._told.add(line)
+                name, instance_id = live.execution.handler.name, live.instance_id
+                log.warning("orchestration %r, instance %r: %s", name, instance_id, line)
         for child in outcome.children:
             self._unregistered.check_orchestration(child.name, child.version)
         for chained in outcome.detached:
@@ -386,7 +433,7 @@ class TurnRunner:
         else:
             detail = error.mismatch or "" if isinstance(error, Nondeterminism) else ""
             block = self._intake.block(handler, reason, str(error), detail)
-            self._releaser.block(live.instance_id, live.lock_token, block)
+            self._releaser.block(handler, live.instance_id, live.lock_token, block)
         self._forget_with_input(turn)
 
     # --- committing
@@ -441,6 +488,9 @@ class TurnRunner:
         and the instance comes back by fetch and replay.
         """
         log.warning("commit of %r is repeated: %s", turn.live.instance_id, error)
+        if turn.pending is not None:
+            turn.pending.unsure = turn.commit.history_delta[0].data
+        self._observer.commit_repeated()
         turn.backoff = turn.backoff or Backoff()
         await self._clock.sleep(turn.backoff.next_delay(retryable=True))
         self._send(turn)
@@ -463,7 +513,7 @@ class TurnRunner:
             name = live.execution.handler.name
             self._live.forget(live, Ending(status, output, name) if has_ended else None)
             if isinstance(outcome.result, Failed):
-                log_failed_orchestration(live.execution, outcome.result.failure)
+                self._observer.failed(live.execution, outcome.result.failure)
         elif turn.commit.keep_lock_ms is None:
             self._live.forget(live)
         elif live.inbox:

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from perdure import limits
-from perdure.arguments import Duration, check_flag, check_kind, check_number, to_seconds
-from perdure.errors import PerdureError, ProviderError, StoreClosed
+from perdure.arguments import (
+    Duration,
+    check_flag,
+    check_kind,
+    check_number,
+    in_seconds,
+    to_seconds,
+)
+from perdure.errors import InvalidValue, PerdureError, ProviderError, StoreClosed
 from perdure.providers.records import TagFilter
+from perdure.runtime.health import parse_address
 from perdure.runtime.metrics import log
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Awaitable, Callable
 
     from perdure.authoring.definitions import Registry
+    from perdure.client.client import Client
     from perdure.clock import Clock
     from perdure.codec import Codec
     from perdure.providers.contract import Provider
@@ -28,6 +38,7 @@ _LONGEST_SECONDS = 3.0
 _LEAST_NUMBERS: Final = {
     **dict.fromkeys(("activity_slots", "threads", "processes", "max_attempts"), 1),
     **dict.fromkeys(("cached_instances", "cached_events"), 1),
+    **dict.fromkeys(("history_events_max", "history_bytes_max"), 1),
     "sessions": 0,
 }
 _LEAST_SECONDS: Final = {
@@ -70,6 +81,10 @@ class RuntimeOptions:
     tags: TagFilter = field(default_factory=TagFilter)
     max_attempts: int = limits.ATTEMPTS_MAX
     """Deliveries of one message before the instance is Blocked as poison."""
+    history_events_max: int = limits.HISTORY_EVENTS_MAX
+    history_bytes_max: int = limits.HISTORY_BYTES_MAX
+    """An instance whose history would grow past one of these is Blocked. Payloads are bounded by
+    ``Codec(payload_bytes_max=...)``."""
     cancel_grace: Duration = 10.0
     """Time for a cancelled activity to end by itself."""
     drain_timeout: Duration = 10.0
@@ -82,19 +97,34 @@ class RuntimeOptions:
     """Announce this worker, renew its sessions, and retry Blocked instances with other code."""
     always_replay: bool = False
     """Drop every instance after every turn. Finds nondeterminism in tests."""
+    pinned_versions: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The version of an orchestration, by name, that begins if the caller names none: starts,
+    children and ``continue_as_new``. Without one the latest version begins."""
     run_orchestrations: bool = True
     run_activities: bool = True
+    health: str | None = None
+    """HOST:PORT at which ``/livez``, ``/readyz`` and ``/metrics`` answer."""
 
     def __post_init__(self) -> None:
         check_kind(self.tags, TagFilter, "tags", "a TagFilter, as TagFilter.only('gpu')")
+        check_kind(self.pinned_versions, Mapping, "pinned_versions", "a dict of names and versions")
         if self.worker_id is not None:
             limits.check_id(self.worker_id, "worker_id")
         for name, least in _LEAST_NUMBERS.items():
             check_number(getattr(self, name), name, minimum=least)
         for name, least_seconds in _LEAST_SECONDS.items():
             to_seconds(getattr(self, name), name, minimum=least_seconds)
+        if self.health is not None:
+            parse_address(self.health)
         for name in _FLAGS:
             check_flag(getattr(self, name), name)
+        idle, lock = in_seconds(self.session_idle_timeout), in_seconds(self.activity_lock_timeout)
+        if idle < lock / 2:
+            raise InvalidValue(
+                f"session_idle_timeout ({idle:g} s) is less than half of activity_lock_timeout "
+                f"({lock:g} s), after which locks are renewed: a session would move while its "
+                f"activity runs; set it to at least {lock / 2:g}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +132,8 @@ class Worker:
     """One running runtime, as its parts see it."""
 
     worker_id: str
+    client: Client
+    """The runtime itself, for activities that start or message instances."""
     provider: Provider
     registry: Registry
     codec: Codec
@@ -109,6 +141,8 @@ class Worker:
     options: RuntimeOptions
     observer: Observer
     unregistered: UnregisteredHandlerLog
+    schedules: tuple[str, ...]
+    """Ids of the schedules that it declares."""
     on_closed: Callable[[StoreClosed], None]
     """Called when the store has closed for good."""
 
@@ -120,14 +154,17 @@ class BackgroundTasks:
         self._loop = asyncio.get_running_loop()
         self.tasks: set[asyncio.Task[None]] = set()
 
-    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(coroutine)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
+        return task
 
     def spawn_logged(self, answer: Awaitable[object]) -> None:
         """Await a call to the store whose failure only means that a lock expires instead."""
-        self.spawn(log_failure(answer))
+        task = self.spawn(log_failure(answer))
+        if isinstance(answer, Coroutine):  # never awaited if the task is cancelled before it begins
+            task.add_done_callback(lambda _: answer.close())
 
     def cancel(self) -> None:
         for task in self.tasks:

@@ -13,10 +13,8 @@ from perdure.testing.faults import intercept
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
-    from types import ModuleType
 
     from perdure.authoring import Orchestration
-    from perdure.authoring.definitions import Handler
     from perdure.providers.contract import Provider
 
 Phase: TypeAlias = Literal["before", "after"]
@@ -64,7 +62,7 @@ async def _never() -> None:
 async def assert_crash_safe(
     orchestration: Orchestration[..., Any],
     *args: Any,
-    handlers: Iterable[Handler | ModuleType],
+    handlers: Iterable[object],
     events: Sequence[tuple[str, object]] = (),
 ) -> int:
     """Run an orchestration once undisturbed, then with a crash before and after each commit.
@@ -90,7 +88,7 @@ async def assert_crash_safe(
 
 
 async def _with_crash(
-    handlers: list[Handler | ModuleType],
+    handlers: list[object],
     orchestration: Orchestration[..., Any],
     args: tuple[Any, ...],
     events: Sequence[tuple[str, object]],
@@ -127,9 +125,7 @@ async def _copy(source: Provider, target: Provider) -> None:
 class _Process:
     """Stands for one process, from its start to its end or its crash."""
 
-    def __init__(
-        self, handlers: list[Handler | ModuleType], clock: ManualClock, provider: Provider
-    ) -> None:
+    def __init__(self, handlers: list[object], clock: ManualClock, provider: Provider) -> None:
         self._environment = Environment(handlers, provider=provider, clock=clock)
         self.events_sent = 0
 

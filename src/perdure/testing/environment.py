@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 from perdure.arguments import Duration, to_seconds
 from perdure.authoring import Activity
-from perdure.authoring.definitions import definitions_in
+from perdure.authoring.definitions import Registry, definitions_in
+from perdure.authoring.lint import check_lines
 from perdure.clock import ManualClock
 from perdure.codec import JSON
 from perdure.errors import PerdureError, UsageError
@@ -19,7 +20,7 @@ from perdure.runtime.worker import RuntimeOptions
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
-    from types import ModuleType, TracebackType
+    from types import TracebackType
     from typing import Self
 
     from perdure.authoring.definitions import Handler
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from perdure.codec import Codec
     from perdure.model import events
     from perdure.providers.contract import Provider
+    from perdure.schedules.records import Schedule
 
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
@@ -49,16 +51,22 @@ class Environment:
 
     Time stands still until the test waits for a result; then the clock jumps from one due timer to
     the next, so that a 30-day wait takes milliseconds. ``substitutes`` maps activities to plain
-    functions that run instead of them. The store is in memory, because a store with its own threads
-    would be at work while the clock jumps.
+    functions that run instead of them. ``resources`` are the objects that activities take by
+    annotation; the ``lifespan`` of a module is not run. The store is in memory, because a store
+    with its own threads would be at work while the clock jumps.
+
+    Orchestrations that read the clock, random numbers or the environment, or forget an ``await``,
+    are refused with their lines.
     """
 
     def __init__(
         self,
-        handlers: Iterable[Handler | ModuleType],
+        handlers: Iterable[object],
         *,
         substitutes: dict[Activity[..., Any], Callable[..., Any]] | None = None,
+        resources: Iterable[object] = (),
         always_replay: bool = False,
+        schedules: Iterable[Schedule] = (),
         options: RuntimeOptions | None = None,
         codec: Codec = JSON,
         provider: Provider | None = None,
@@ -72,9 +80,13 @@ class Environment:
         self.clock = clock or ManualClock()
         self.provider = provider or InMemoryProvider(store=MemoryStore(self.clock))
         self._options = options or _options(always_replay=always_replay)
+        chosen = _substituted(handlers, substitutes or {})
+        check_lines(Registry(chosen))
         self.runtime = _JumpingRuntime(
             self.provider,
-            _substituted(handlers, substitutes or {}),
+            chosen,
+            resources=resources,
+            schedules=schedules,
             options=self._options,
             codec=codec,
             clock=self.clock,
@@ -97,18 +109,25 @@ class Environment:
         orchestration: Callable[[*Ts], Awaitable[R]],
         *args: *Ts,
         id: str | None = None,  # noqa: A002
+        **options: Any,
     ) -> Handle[R]:
-        """Start an instance; its first turn has run when this returns."""
-        return await self.runtime.start(orchestration, *args, id=id)
+        """Start an instance; its first turn has run when this returns.
+
+        ``options`` are those of ``Runtime.start``, as ``kwargs``.
+        """
+        start: Any = self.runtime.start
+        handle: Handle[R] = await start(orchestration, *args, id=id, **options)
+        return handle
 
     async def run(
         self,
         orchestration: Callable[[*Ts], Awaitable[R]],
         *args: *Ts,
         id: str | None = None,  # noqa: A002
+        **options: Any,
     ) -> R:
         """Start an instance and return its result."""
-        handle = await self.start(orchestration, *args, id=id)
+        handle = await self.start(orchestration, *args, id=id, **options)
         return await handle.result()
 
     async def settle(self) -> None:
@@ -129,13 +148,23 @@ class _JumpingRuntime(Runtime):
     def __init__(
         self,
         provider: Provider,
-        handlers: Iterable[Handler | ModuleType],
+        handlers: Iterable[object],
         *,
+        resources: Iterable[object],
+        schedules: Iterable[Schedule],
         options: RuntimeOptions,
         codec: Codec,
         clock: ManualClock,
     ) -> None:
-        super().__init__(provider, handlers, options=options, codec=codec, clock=clock)
+        super().__init__(
+            provider,
+            handlers,
+            resources=resources,
+            schedules=schedules,
+            options=options,
+            codec=codec,
+            clock=clock,
+        )
         self._jumps = clock
         # Polling by this clock would move time for ever for an instance that cannot end.
         self._waiter.watch_ms = round(_FOREVER_SECONDS * 1000)
@@ -225,11 +254,12 @@ def _options(*, always_replay: bool) -> RuntimeOptions:
         idle_timeout=_FOREVER_SECONDS,
         orchestration_lock_timeout=_FOREVER_SECONDS * 4,
         activity_lock_timeout=_FOREVER_SECONDS * 4,
+        session_idle_timeout=_FOREVER_SECONDS * 4,
     )
 
 
 def _substituted(
-    handlers: Iterable[Handler | ModuleType],
+    handlers: Iterable[object],
     substitutes: dict[Activity[..., Any], Callable[..., Any]],
 ) -> list[Handler]:
     for activity in substitutes:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from perdure.errors import DuplicateEvent, InstanceFinished, NotFound, StoreClosed, StoreRefused
-from perdure.limits import ORPHAN_GRACE_MS
+from perdure.limits import BATCH_BYTES_MAX, BATCH_MESSAGES_MAX, ORPHAN_GRACE_MS
 from perdure.model.status import Status
 from perdure.providers import Capabilities, Provider, rules, validation
 from perdure.providers.records import (
@@ -60,17 +60,43 @@ class Instance:
     not_before_ms: int = 0
     token: str | None = None
     locked_until_ms: int = 0
+    is_cut: bool = False
+    mail_held: bool = False
+    yielded_at_ms: int = 0
 
 
 @dataclass
 class ToyStore:
     holder: ToyProvider | None = None
     sequence: int = 0
+    latest_ms: int = 0
     messages: list[Row] = field(default_factory=list)
     work: list[Row] = field(default_factory=list)
     dead_letters: list[OrchestratorMessage] = field(default_factory=list)
     instances: dict[str, Instance] = field(default_factory=dict)
     sessions: dict[str, tuple[str, int, int]] = field(default_factory=dict)
+
+
+def _batch(visible: list[Row]) -> tuple[list[Row], bool]:
+    """The messages of a fetch in the order of the queue, and whether some are left."""
+    visible.sort(key=lambda row: (row.visible_at_ms, row.message_id))
+    batch = _that_fit(visible)
+    is_cut = len(batch) < len(visible)
+    if is_cut:
+        rest = visible[len(batch) :]
+        batch += _that_fit([row for row in rest if not rules.is_mail(row.message.kind)])
+        if not any(row.message.start for row in batch):
+            batch += [row for row in rest if row.message.start][:1]
+    return sorted(batch, key=lambda row: row.message_id), is_cut
+
+
+def _that_fit(rows: list[Row]) -> list[Row]:
+    size = 0
+    for count, row in enumerate(rows):
+        size += len(row.message.body.encode())
+        if count == BATCH_MESSAGES_MAX or (count and size > BATCH_BYTES_MAX):
+            return rows[:count]
+    return list(rows)
 
 
 class ToyProvider(Provider):
@@ -105,6 +131,20 @@ class ToyProvider(Provider):
     def _require_open(self, operation: str) -> None:
         if self._store.holder is not self:
             raise StoreClosed(operation, "the toy is not open")
+        now_ms, latest_ms = self._clock.now_ms(), self._store.latest_ms
+        self._store.latest_ms = now_ms
+        if now_ms < latest_ms:
+            self._follow_clock_back(now_ms, latest_ms - now_ms)
+
+    def _follow_clock_back(self, now_ms: int, by_ms: int) -> None:
+        for row in (*self._store.messages, *self._store.work):
+            if row.visible_at_ms <= row.enqueued_at_ms:
+                row.visible_at_ms = min(row.visible_at_ms, now_ms)
+            row.locked_until_ms -= by_ms
+        for instance in self._store.instances.values():
+            instance.locked_until_ms -= by_ms
+            instance.not_before_ms -= by_ms
+            instance.yielded_at_ms = min(instance.yielded_at_ms, now_ms)
 
     def _row(self, message, now_ms: int, delay_ms: int | None = None) -> Row:
         self._store.sequence += 1
@@ -119,15 +159,18 @@ class ToyProvider(Provider):
         visible = [
             row for row in self._store.messages if rules.is_visible(row.visible_at_ms, now_ms)
         ]
-        for row in sorted(visible, key=lambda row: (row.visible_at_ms, row.message_id)):
+        for row in sorted(visible, key=self._place):
             instance_id = row.message.instance_id
-            batch = [each for each in visible if each.message.instance_id == instance_id]
+            batch, is_cut = _batch([each for each in visible if self._is_of(each, instance_id)])
             instance = self._store.instances.get(instance_id)
             routing = self._routing(instance, batch)
             if routing is None or not self._is_free(instance, filter, routing, now_ms):
                 continue
+            if instance and instance.mail_held and rules.is_mail(row.message.kind):
+                continue
             token = rules.new_lock_token()
             instance = self._store.instances.setdefault(instance_id, Instance())
+            instance.is_cut, instance.mail_held, instance.yielded_at_ms = is_cut, False, 0
             instance.token, instance.locked_until_ms = token, now_ms + lock_timeout_ms
             for each in self._store.messages:
                 if each.message.instance_id == instance_id:
@@ -141,6 +184,14 @@ class ToyProvider(Provider):
                 attempt_count=max(each.attempts for each in batch),
             )
         return None
+
+    def _place(self, row):
+        instance = self._store.instances.get(row.message.instance_id)
+        yielded_at_ms = 0 if instance is None else instance.yielded_at_ms
+        return max(row.visible_at_ms, yielded_at_ms), row.message_id
+
+    def _is_of(self, row, instance_id) -> bool:
+        return row.message.instance_id == instance_id
 
     def _routing(self, instance, batch):
         if instance is not None and instance.routing is not None:
@@ -238,6 +289,13 @@ class ToyProvider(Provider):
             or row.message.timer not in commit.cancelled_timers
         ]
         instance.not_before_ms = 0
+        for row in self._store.messages:
+            if row.token == lock_token and row.message_id in commit.returned:
+                row.attempts -= 1
+        status = commit.metadata.status
+        goes_on = status is None or not status.ends_execution
+        instance.mail_held = bool(commit.returned) and goes_on
+        instance.yielded_at_ms = now_ms if commit.returned or instance.is_cut else 0
         self._release(instance)
         self._hub.notify([instance_id])
 

@@ -8,11 +8,18 @@ import pytest
 from perdure.client import steps
 from perdure.client.checks import compare
 from perdure.client.insights import Attempt, QueueContext, explain
-from perdure.client.steps import BranchView, branches_of, read_open_steps, steps_of
-from perdure.model import events, wire
+from perdure.client.steps import (
+    BranchView,
+    branches_of,
+    read_open_steps,
+    steps_and_unread,
+    steps_of,
+)
+from perdure.model import events, wire, work
+from perdure.model.envelopes import envelope
 from perdure.model.failures import Block, BlockReason, Failure
 from perdure.model.status import Status
-from perdure.providers.records import HistoryRecord, InstanceInfo, WorkerInfo
+from perdure.providers.records import HistoryRecord, InstanceInfo, QueuedMessage, WorkerInfo
 
 NOW = 1_700_000_000_000
 
@@ -54,7 +61,10 @@ def info(status=Status.RUNNING, **fields):
 
 
 def said(book, around=None, **fields):
-    return explain(info(**fields), steps_of(book.history), around or QueueContext(), NOW + 60_000)
+    around = around or QueueContext()
+    if not around.workers:
+        around = msgspec.structs.replace(around, workers=(worker("order"),))
+    return explain(info(**fields), steps_of(book.history), around, NOW + 60_000)
 
 
 def test_a_completed_activity_is_a_done_step_with_its_result():
@@ -223,6 +233,52 @@ def test_an_activity_with_a_tag_tells_it():
     insight = said(book, QueueContext(attempts=(attempt(tag="gpu"),)))
 
     assert insight.sentence.startswith("pay waits 1m for a worker that takes the tag 'gpu'")
+
+
+def test_a_sentence_says_that_no_worker_is_running():
+    book = Book()
+    book.add(events.ActivityScheduled, op="0/1", name="pay")
+
+    alone = explain(info(), steps_of(book.history), QueueContext(), NOW + 60_000)
+
+    assert alone.sentence == "Running pay for 1m; no worker is running"
+
+
+@pytest.mark.parametrize("status", [Status.RUNNING, Status.PAUSED, Status.BLOCKED])
+def test_a_sentence_says_that_a_cancel_waits(status):
+    asked = QueuedMessage(
+        message_id=1,
+        message=envelope(work.CancelInstance(instance_id="o-1")),
+        visible_at_ms=NOW,
+        enqueued_at_ms=NOW,
+        attempt_count=0,
+        locked=False,
+    )
+
+    insight = explain(info(status=status), (), QueueContext(messages=(asked,)), NOW + 60_000)
+
+    assert "; asked to stop 1m ago, which has not reached its code yet" in insight.sentence
+
+
+def test_a_sentence_says_that_the_code_cleans_up():
+    insight = explain(info(), (), QueueContext(), NOW + 60_000, NOW)
+
+    assert "; told to stop 1m ago, it cleans up" in insight.sentence
+
+
+def test_arrivals_that_no_step_has_asked_for_are_unread():
+    book = Book()
+    book.add(events.ExternalSubscribed, op="0/1", name="approval")
+    for name in ("aproval", "approval", "aproval"):
+        book.add(events.ExternalEvent, name=name, data=raw("1"))
+    book.add(events.QueueEventDelivered, name="inbox", data=raw("1"))
+
+    _, unread = steps_and_unread(book.history)
+
+    assert [(each.kind, each.name, each.count) for each in unread] == [
+        ("event", "aproval", 2),
+        ("message", "inbox", 1),
+    ]
 
 
 def worker(*handlers):

@@ -70,6 +70,8 @@ class Driver:
         return self.turn(*items)
 
     def turn(self, *items: work.OrchestratorItem, after_ms: int = 10) -> outcomes.TurnOutcome:
+        if self.outcomes:
+            items = (*self.outcomes[-1].postponed, *items)
         before = list(self.history) if self.is_checked else []
         if self.history:
             self.now_ms += after_ms

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from engine_driver import Driver
+from engine_driver import Driver, raw
 
 from perdure.authoring import (
     activity,
@@ -17,6 +17,8 @@ from perdure.authoring import (
     wait_for_event,
 )
 from perdure.errors import ActivityFailed, PayloadError
+from perdure.limits import UNREAD_BYTES_MAX, UNREAD_MESSAGES_MAX
+from perdure.model import work as items
 
 
 def test_an_event_that_comes_before_the_wait_is_kept_for_it():
@@ -460,9 +462,100 @@ def test_many_messages_that_were_taken_leave_nothing_behind():
 
     run = Driver(code)
     run.start(*(run.message("m", n) for n in range(101)))
+    assert len(run.outcomes[-1].postponed) == 101 - UNREAD_MESSAGES_MAX
     run.turn(run.completed("work"))
 
-    assert carried_by(run) == [("m", "100")]
+    assert carried_by(run) == []
+    assert [bytes(item.data) for item in run.outcomes[-1].postponed] == [b"100"]
+
+
+def test_code_that_waits_for_something_else_is_given_a_bounded_part_of_a_flood():
+    @orchestration
+    async def code() -> list[int]:
+        await work("a")
+        return [await next_message("m", int) for _ in range(300)]
+
+    run = Driver(code)
+    run.start(*(run.message("m", n) for n in range(200)))
+    assert len(run.outcomes[-1].postponed) == 200 - UNREAD_MESSAGES_MAX
+    run.turn(*(run.message("m", n) for n in range(200, 300)))
+    assert (run.outcomes[-1].delta, len(run.outcomes[-1].postponed)) == ([], 236)
+    run.turn(run.completed("work"))
+
+    assert run.result == list(range(300))
+
+
+def test_unread_mail_is_bounded_in_bytes():
+    @orchestration
+    async def code() -> None:
+        await work("a")
+
+    run = Driver(code)
+    large = "x" * (UNREAD_BYTES_MAX // 4)
+    run.start(*(run.message("m", large) for _ in range(6)))
+
+    assert len(run.outcomes[-1].postponed) == 2
+
+
+def test_code_that_waits_for_mail_is_given_all_of_it():
+    @orchestration
+    async def code() -> str:
+        return await wait_for_event("go", str)
+
+    run = Driver(code)
+    run.start(*(run.message("noise", n) for n in range(500)), run.raised("go", "now"))
+
+    assert run.result == "now"
+
+
+def test_what_comes_after_continue_as_new_is_left_to_the_next_execution():
+    @orchestration
+    async def code() -> None:
+        for _ in range(40):
+            await next_message("m", int)
+        continue_as_new()
+
+    run = Driver(code)
+    run.start()
+    run.turn(*(run.message("m", n) for n in range(100)), run.cancel("enough"))
+    outcome = run.outcomes[-1]
+
+    assert carried_by(run) == []
+    assert [bytes(item.data) for item in outcome.postponed[:-1]] == [
+        str(n).encode() for n in range(40, 100)
+    ]
+    assert outcome.postponed[-1] == run.cancel("enough")
+    assert outcome.result.cancel_reason is None
+    assert sum(type(event).__name__ == "QueueEventDelivered" for event in outcome.delta) == 40
+
+
+def test_what_is_carried_counts_among_the_unread_mail():
+    @orchestration
+    async def code() -> None:
+        for _ in range(40):
+            await next_message("m", int)
+        continue_as_new()
+
+    carried = tuple(items.CarriedMessage(name="m", data=raw(n)) for n in range(24))
+    run = Driver(code, carried=carried, execution_id=2)
+    run.start(*(run.message("m", n) for n in range(24, 24 + UNREAD_MESSAGES_MAX)))
+
+    assert carried_by(run) == []
+    assert len(run.outcomes[-1].postponed) == 24 + UNREAD_MESSAGES_MAX - 40
+
+
+def test_a_cancellation_of_the_first_batch_is_seen_before_a_flood():
+    lines: list[str] = []
+
+    @orchestration
+    async def code() -> None:
+        lines.append("ran")
+        await next_message("m", int)
+
+    run = Driver(code, is_checked=False)
+    run.start(*(run.message("m", n) for n in range(100)), run.cancel("enough"))
+
+    assert (type(run.outcomes[-1].result).__name__, lines) == ("Cancelled", [])
 
 
 def test_a_type_that_nothing_can_be_read_as_is_told_at_the_await():

@@ -13,12 +13,15 @@ import threading
 import time
 import zoneinfo
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import anyio
 import pytest
 from engine_driver import Driver
 
 from perdure.authoring import activity, orchestration
 from perdure.errors import ForbiddenInOrchestration
+from perdure.model import events
 
 
 @activity
@@ -55,7 +58,7 @@ def refused(act) -> str:
         lambda: socket.getaddrinfo("localhost", 80),
         lambda: subprocess.run(["true"]),
         lambda: os.system("true"),
-        lambda: os.fork(),
+        *([lambda: os.fork()] if hasattr(os, "fork") else []),
         lambda: sqlite3.connect(":memory:"),
         lambda: time.sleep(0),
         lambda: threading.Thread(target=print).start(),
@@ -228,3 +231,102 @@ def test_a_turn_inside_a_running_task_leaves_that_task_in_place():
         return me is asyncio.current_task() and loop is asyncio.get_running_loop()
 
     assert asyncio.run(host())
+
+
+# --- libraries
+
+
+def installed(source: str, package: str = "library") -> dict[str, Any]:
+    """Return the globals of a module that lies in site-packages."""
+    namespace: dict[str, Any] = {"__name__": package}
+    exec(compile(source, f"/env/lib/site-packages/{package}/core.py", "exec"), namespace)
+    return namespace
+
+
+LIBRARY = """
+import asyncio
+
+def fetch():
+    return open("/etc/hosts").read()
+
+async def fetch_in_a_task():
+    async def run():
+        asyncio.get_running_loop().set_debug(True)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(run())
+"""
+
+
+def test_a_refusal_in_a_library_names_the_line_of_the_author():
+    library = installed(LIBRARY)
+
+    @orchestration
+    async def code(kind: str) -> None:
+        if kind == "call":
+            library["fetch"]()  # first
+        await library["fetch_in_a_task"]()  # second
+
+    first = code.fn.__code__.co_firstlineno
+    run = Driver(code, "call")
+    run.start()
+    assert f"at test_guards.py:{first + 3} inside" in run.result
+    run = Driver(code, "task")
+    run.start()
+    assert f"loop.set_debug() at test_guards.py:{first + 4}:" in run.result
+
+
+def test_a_refusal_in_a_package_of_the_author_that_is_installed_names_its_line():
+    library = installed(LIBRARY)
+    source = """
+async def code() -> None:
+    helper()
+
+def helper():
+    fetch()
+"""
+    mine = installed(source, "myapp")
+    mine["fetch"] = library["fetch"]
+    run = Driver(orchestration(mine["code"]))
+    run.start()
+    assert "at core.py:6 inside an orchestration" in run.result
+
+
+def test_anyio_runs_on_the_loop_of_an_orchestration():
+    @orchestration
+    async def code() -> list[str]:
+        found: list[str] = []
+
+        async def one(label: str) -> None:
+            found.append(await step(label))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(one, "a")
+            group.start_soon(one, "b")
+        with anyio.move_on_after(5):
+            await anyio.sleep(10)
+        return found
+
+    run = Driver(code)
+    run.start()
+    run.turn(run.completed(2, "a"))
+    run.turn(run.completed(3, "b"))
+    run.turn(run.fired(run.open_ids(events.TimerCreated)[0]))
+    assert run.result == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda loop: loop.get_task_factory(),
+        lambda loop: loop.get_exception_handler(),
+        lambda loop: loop.get_debug() or None,
+    ],
+)
+def test_questions_to_the_loop_are_answered(ask):
+    @orchestration
+    async def code() -> bool:
+        return ask(asyncio.get_running_loop()) is None
+
+    run = Driver(code)
+    run.start()
+    assert run.result is True

@@ -1,12 +1,19 @@
 """What the code leaves behind when it ends: cancelled and closed, as asyncio.run() does it."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Awaitable
 
 import pytest
 from engine_driver import Driver
 
-from perdure.authoring import activity, continue_as_new, current, orchestration
+from perdure.authoring import (
+    activity,
+    continue_as_new,
+    current,
+    orchestration,
+    wait_for_event,
+)
 from perdure.engine.loop import DurableLoop
 from perdure.engine.outcome import Failed, Waiting
 from perdure.engine.tasks import DurableTask
@@ -316,3 +323,127 @@ def test_continue_as_new_is_too_late_in_what_is_left(caplog):
 
     assert run.result == "done False"
     assert "continue_as_new() is too late" in caplog.text
+
+
+# --- steps that are called without await
+
+
+async def dropped_at_the_end() -> None:
+    work("a")
+
+
+async def dropped_and_completed() -> None:
+    work("a")
+    await asyncio.sleep(1)
+
+
+async def kept_in_a_variable_only() -> None:
+    kept = work("a")
+    await asyncio.sleep(1)
+    assert not kept.done()
+
+
+async def in_a_branch() -> None:
+    async def branch() -> None:
+        work("a")
+
+    await asyncio.gather(branch(), asyncio.sleep(1))
+
+
+async def a_wait() -> None:
+    wait_for_event("a")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [dropped_at_the_end, dropped_and_completed, kept_in_a_variable_only, in_a_branch, a_wait],
+)
+def test_a_step_without_await_is_told_with_its_line(code):
+    run = Driver(orchestration(code))
+    run.start()
+    if code is dropped_and_completed:
+        run.turn(run.completed("work", "x"))
+    elif code is not a_wait and code is not dropped_at_the_end:
+        run.turn(run.fired())
+
+    (line,) = [line for outcome in run.outcomes for line in outcome.mistakes]
+    called = "wait_for_event('a')" if code is a_wait else "activity 'work'"
+    assert line.startswith(f"{called} was called at test_leaving.py:")
+    assert "without await: its result and its errors are lost" in line
+
+
+async def awaited_late() -> None:
+    kept = work("a")
+    await asyncio.sleep(1)
+    await kept
+
+
+async def raced() -> None:
+    await asyncio.wait([work("a"), work("b")], return_when=asyncio.FIRST_COMPLETED)
+
+
+async def raced_with_what_had_arrived() -> None:
+    waits = [wait_for_event("early"), work("a")]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+
+
+async def shielded() -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(1):
+            await asyncio.shield(work("a"))
+
+
+async def in_a_task() -> None:
+    task = asyncio.create_task(work("a"))
+    await asyncio.sleep(1)
+    task.cancel()
+
+
+async def gathered() -> None:
+    await asyncio.gather(work("a"), asyncio.sleep(1))
+
+
+@orchestration
+async def independent() -> None: ...
+
+
+async def left_to_itself() -> None:
+    independent.options(on_parent_close="abandon")()
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        awaited_late,
+        raced,
+        raced_with_what_had_arrived,
+        shielded,
+        in_a_task,
+        gathered,
+        left_to_itself,
+    ],
+)
+def test_a_step_that_was_awaited_once_is_not_told(code):
+    run = Driver(orchestration(code))
+    run.start(*[run.raised("early")] * (code is raced_with_what_had_arrived))
+    if run.result == Waiting() and code is not raced:
+        run.turn(run.fired())
+    if run.result == Waiting():
+        run.turn(run.completed("work", "x"))
+
+    assert run.result != Waiting()
+    assert [outcome.mistakes for outcome in run.outcomes] == [()] * len(run.outcomes)
+
+
+def test_a_step_that_a_failure_or_a_cancellation_left_is_not_told():
+    @orchestration
+    async def code() -> None:
+        started = [work("a"), work("b")]
+        for each in started:
+            await each
+
+    for ended in (lambda run: run.failed(2), lambda run: run.cancel()):
+        run = Driver(code)
+        run.start()
+        outcome = run.turn(ended(run))
+        assert outcome.mistakes == ()

@@ -500,3 +500,59 @@ def test_a_mutable_default_argument_is_new_in_every_replay():
         run.turn(run.fired())
 
     assert run.result == [0, 1, 2]
+
+
+# --- a copy that is changed and not written
+
+
+def appended() -> None:
+    state["items"].append(1)
+
+
+def changed_in_a_variable() -> None:
+    items = state["items"]
+    items.append(1)
+
+
+def changed_inside() -> None:
+    state["cart"]["items"].append(1)
+
+
+def typed() -> None:
+    state.get("items", list[int]).append(1)
+
+
+@pytest.mark.parametrize("change", [appended, changed_in_a_variable, changed_inside, typed])
+def test_a_value_of_state_that_is_changed_and_not_written_is_told(change):
+    @orchestration
+    async def code() -> None:
+        state["items"], state["cart"] = [], {"items": []}
+        change()
+        await asyncio.sleep(1)
+
+    run = Driver(code)
+    (line,) = run.start().mistakes
+    assert line.startswith("state['")
+    assert "was read at test_state_and_values.py:" in line
+    assert run.turn(run.fired()).mistakes == ()
+
+
+def test_a_value_of_state_that_is_written_back_or_only_read_is_not_told():
+    @orchestration
+    async def code() -> int:
+        state["items"] = []
+        items = state["items"]
+        items.append(1)
+        await asyncio.sleep(1)
+        state["items"] = items
+        copy = list(state["items"])
+        copy.append(2)
+        for key, value in state.items():
+            assert (key, value) == ("items", [1])
+        return len(state["items"])
+
+    run = Driver(code)
+    run.start()
+    run.turn(run.fired())
+    assert run.result == 1
+    assert [outcome.mistakes for outcome in run.outcomes] == [(), ()]

@@ -65,7 +65,7 @@ def test_a_value_that_cannot_be_shown_does_no_harm():
         raise ValueError("no")
 
     # Under this name the value is taken apart, not asked for its own representation.
-    Broken = type("list", (list,), {"__len__": fail})  # noqa: N806
+    Broken = type("list", (list,), {"__len__": fail, "__module__": "builtins"})  # noqa: N806
 
     @orchestration
     async def code() -> None:

@@ -4,11 +4,18 @@ import importlib
 import inspect
 import sys
 from pathlib import Path
+from urllib.parse import quote, unquote
 
 import pytest
 
 from perdure.errors import InvalidValue, UsageError
-from perdure.providers.url import OPTIONS, local_path, open_provider
+from perdure.providers.url import (
+    OPTIONS,
+    local_path,
+    open_provider,
+    shown_url,
+    without_secrets,
+)
 
 
 @pytest.mark.parametrize(
@@ -34,7 +41,10 @@ def test_a_local_store_is_a_path(written, path):
     assert local_path(written) == path
 
 
-@pytest.mark.parametrize("url", ["memory:", "postgresql://db.example/shop", "toy:somewhere"])
+@pytest.mark.parametrize(
+    "url",
+    ["memory:", "postgresql://db.example/shop", "toy:somewhere", "host=a,b dbname=shop"],
+)
 def test_other_stores_have_no_path(url):
     assert local_path(url) is None
 
@@ -171,3 +181,57 @@ def test_a_driver_that_is_not_installed_is_named_with_its_extra(monkeypatch):
 
     with pytest.raises(UsageError, match=r"pip install 'perdure\[postgres\]'"):
         open_provider("postgresql://db.example/shop")
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ("host=a.example,b.example dbname=shop", "postgresql://a.example,b.example/shop"),
+        ("service=none dbname=shop hostaddr=10.0.0.1,10.0.0.2", "service=none"),
+        ("dbname = shop user=me", "/shop"),
+    ],
+)
+def test_a_connection_string_of_libpq_is_a_server(written, shown, monkeypatch, tmp_path):
+    services = tmp_path / "services"
+    services.write_text("[none]\n")
+    monkeypatch.setenv("PGSERVICEFILE", str(services))
+
+    provider = open_provider(written)
+
+    assert provider.name == "postgres"
+    assert shown in f"{provider._store.address.location} {shown_url(written)}"
+    assert [each.name for each in tmp_path.iterdir()] == ["services"]
+
+
+def test_the_server_to_listen_to_may_be_named_in_the_url(monkeypatch):
+    given = {}
+    monkeypatch.setattr(_PLACES["postgresql"][1], lambda *_, **named: given.update(named))
+    direct = "postgresql://me@db.example:5432/shop"
+
+    open_provider(f"postgresql://pool.example:6432/shop?prepare=false&listen={quote(direct, '')}")
+
+    assert given["listen"] == direct
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("host=a user=me password=s3cret", "host=a user=me password=***"),
+        ("host=a password = 's3 cret' dbname=shop", "host=a password =*** dbname=shop"),
+        (
+            "postgresql://h/d?listen=postgresql%3A%2F%2Fme%3As3cret%40db%2Fshop",
+            "postgresql://h/d?listen=***",
+        ),
+    ],
+)
+def test_no_form_of_an_address_shows_its_password(url, shown):
+    assert shown_url(url) == shown
+    assert "cret" not in without_secrets(f"cannot open {url}, {unquote(url)}", url)
+
+
+@pytest.mark.parametrize("url", ["postgresql://[", "sqlite://[", "postgresql://u:secret@["])
+def test_a_url_that_cannot_be_read_is_a_usage_error_without_its_password(url):
+    with pytest.raises(UsageError, match="is no URL of a store") as refused:
+        open_provider(url)
+
+    assert "secret" not in str(refused.value)

@@ -16,7 +16,7 @@ def renewal_thread(*, renewed):
         renewed.set()
         return frozenset()
 
-    renewer = LockRenewer(SystemClock(), 0.01, lambda: ["token"], renew, print)
+    renewer = LockRenewer(SystemClock(), 0.01, lambda: ["token"], renew, print, print)
     return LockRenewalThread([renewer], own_thread=True)
 
 
@@ -66,7 +66,7 @@ def test_a_renewal_that_raises_is_repeated(caplog):
             renewed.set()
             return frozenset()
 
-        renewer = LockRenewer(SystemClock(), 0.01, lambda: ["token"], renew, print)
+        renewer = LockRenewer(SystemClock(), 0.01, lambda: ["token"], renew, print, print)
         task = asyncio.create_task(renewer.run())
         await asyncio.wait_for(renewed.wait(), HANG_SECONDS)
         task.cancel()

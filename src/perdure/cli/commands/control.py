@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import click
 
 from perdure.arguments import check_reason
-from perdure.cli.command import Command, combined, command, complete_ids, output_option
+from perdure.cli.command import Command, combined, command, ids_argument, output_option
 from perdure.cli.exits import Exit, code_of, line_of
 from perdure.cli.inputs import is_wanted
-from perdure.cli.render import Cell, counted, echo, print_done, print_json, warn
+from perdure.cli.render import Cell, counted, echo, print_done, print_json, progress, warn
 from perdure.cli.session import Session, run
 from perdure.client.durations import shown_duration
 from perdure.client.instance import ENDED, OPEN
@@ -68,8 +68,8 @@ class Targets:
     def check(self, word: str) -> None:
         if bool(self.instance_ids) == (self.query is not None):
             raise UsageError(
-                f"name instances or a query: perdure {word} ID..., or "
-                f"perdure {word} --query 'status:... name:...' --dry-run"
+                f"name instances or a query: perdure {word} ID..., perdure {word} --ids-from FILE, "
+                f"or perdure {word} --query 'status:... name:...' --dry-run"
             )
         if self.query is not None and not self.query.strip():
             raise UsageError(
@@ -79,7 +79,7 @@ class Targets:
 
 # The fields of ``Targets``.
 _target_options = combined(
-    click.argument("instance_ids", metavar="[ID]...", nargs=-1, shell_complete=complete_ids),
+    ids_argument(),
     click.option("--query", metavar="QUERY", help="All that fit; see perdure list --help."),
     click.option("--dry-run", is_flag=True, help="Only say what would be done."),
     click.option("-y", "--yes", is_flag=True, help="Do not ask."),
@@ -168,15 +168,17 @@ async def _apply(
     session: Session, verb: Verb, apply: Apply, ids: list[str], targets: Targets
 ) -> int:
     outcomes: list[tuple[str, object]] = []
-    for start in range(0, len(ids), _AT_ONCE):
-        chunk = ids[start : start + _AT_ONCE]
-        try:
-            ends = await asyncio.gather(*(_one(session, apply, i) for i in chunk))
-        except asyncio.CancelledError:  # Ctrl-C
-            so_far = sum(not isinstance(each, PerdureError) for _, each in outcomes)
-            _warn_of_interruption(verb, so_far, chunk, len(ids))
-            raise
-        outcomes += zip(chunk, ends, strict=True)
+    with progress("instances") as show:
+        for start in range(0, len(ids), _AT_ONCE):
+            chunk = ids[start : start + _AT_ONCE]
+            try:
+                ends = await asyncio.gather(*(_one(session, apply, i) for i in chunk))
+            except asyncio.CancelledError:  # Ctrl-C
+                so_far = sum(not isinstance(each, PerdureError) for _, each in outcomes)
+                _warn_of_interruption(verb, so_far, chunk, len(ids))
+                raise
+            outcomes += zip(chunk, ends, strict=True)
+            show(len(outcomes), len(ids))
     is_query = targets.query is not None
     # An instance that a query found and that has ended or gone since then is no failure.
     harmless = (InstanceFinished, NotFound) if is_query else ()
@@ -299,9 +301,7 @@ async def retry(session: Session, instance_id: str) -> Retried | None:
     Finished steps stay finished. Steps that were open or had failed run again, with the same
     idempotency keys; failed children are retried too. To start an instance over, see perdure rerun.
     """
-    from perdure.client.retry import retry as retry_instance
-
-    return await retry_instance(session.provider, instance_id, session.client.clock)
+    return await session.client.admin.retry(instance_id)
 
 
 @action(
@@ -310,6 +310,7 @@ async def retry(session: Session, instance_id: str) -> Retried | None:
         "perdure purge o-1",
         "perdure purge --query 'status:completed completed:>30d' --dry-run",
         "perdure purge --query 'status:ended completed:>90d' -y",
+        "perdure list status:failed -o ids | perdure purge --ids-from - -y",
     ],
 )
 @click.option("--force", is_flag=True, help="Also instances that have not ended.")

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
-import shutil
-import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
@@ -14,7 +11,16 @@ import click
 from perdure.cli.command import LazyGroup, command, duration_option, output_option
 from perdure.cli.exits import Exit
 from perdure.cli.inputs import is_wanted
-from perdure.cli.render import Cell, echo, glyph, print_done, print_json, print_outcome, warn
+from perdure.cli.render import (
+    Cell,
+    echo,
+    glyph,
+    print_done,
+    print_json,
+    print_outcome,
+    progress,
+    warn,
+)
 from perdure.cli.session import (
     Migrates,
     current_settings,
@@ -24,20 +30,21 @@ from perdure.cli.session import (
     run,
 )
 from perdure.cli.settings import is_empty, shown_store
-from perdure.cli.shapes import count_statuses, shown_queue
+from perdure.cli.shapes import count_statuses, shown_bytes, shown_queue
 from perdure.client.damage import Damage, check_instances
 from perdure.client.durations import utc_time
 from perdure.client.moving import CopyReport, copy_store
 from perdure.client.search import parse_search
 from perdure.errors import AlreadyExists, CorruptData, NotFound, NotSupported, UsageError
 from perdure.providers.directory import FileSystemProvider
-from perdure.providers.local_files import sync_directory
+from perdure.providers.local_files import draft_beside
 from perdure.providers.records import InstanceQuery, PruneOptions
+from perdure.providers.rules import place_of_move
 from perdure.providers.url import local_path, open_provider
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Sequence
     from pathlib import Path
 
     from perdure.cli.session import Session
@@ -55,6 +62,7 @@ db = LazyGroup(
             "check": ("db:check", "Read everything and say what is damaged."),
             "backup": ("db:backup", "Copy the store, as of now, to a new place."),
             "copy": ("db:copy", "Copy everything into another store of any kind."),
+            "unmove": ("db:unmove", "Take the mark of db copy --move back."),
             "prune": ("db:prune", "Drop past executions of instances."),
         }
     },
@@ -120,15 +128,6 @@ def _lines(document: dict[str, Any]) -> list[tuple[str, str]]:
     return lines
 
 
-def shown_bytes(size: int) -> str:
-    amount = float(size)
-    for unit in ("B", "kB", "MB", "GB"):
-        if amount < 1000:
-            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
-        amount /= 1000
-    return f"{amount:.1f} TB"
-
-
 @command("migrate", examples=["perdure db migrate --store shop.db", "perdure db migrate --dry-run"])
 @click.option("--dry-run", is_flag=True, help="Only say which migrations are due.")
 @output_option("table", "json")
@@ -185,9 +184,12 @@ async def check(session: Session, quick: bool, output: str) -> int:
     damages = await quick_check(session)
     checked = 0
     if not quick:
-        async for damage in check_instances(session.provider):
-            checked += damage is None
-            damages += [] if damage is None else [damage]
+        total = await session.admin.count_instances()
+        with progress("instances") as show:
+            async for damage in check_instances(session.provider):
+                checked += damage is None
+                damages += [] if damage is None else [damage]
+                show(checked, total)
     if output == "json":
         print_json({"instances_checked": checked, "damages": damages})
     else:
@@ -259,9 +261,12 @@ def prune(
             if not yes and not is_wanted(f"drop {number} past executions"):
                 return
             number = 0
-            for start in range(0, len(ids), _CHUNK):
-                chosen = InstanceQuery(instance_ids=tuple(ids[start : start + _CHUNK]))
-                number += (await session.admin.prune_executions_bulk(chosen, options)).executions
+            with progress("instances") as show:
+                for start in range(0, len(ids), _CHUNK):
+                    chosen = InstanceQuery(instance_ids=tuple(ids[start : start + _CHUNK]))
+                    pruned = await session.admin.prune_executions_bulk(chosen, options)
+                    number += pruned.executions
+                    show(start, len(ids))
         document = {"dry_run": dry_run, "instances": len(ids), "executions": number}
         words = "would drop" if dry_run else "dropped"
         print_outcome(output, document, f"{words} {number} past executions of {len(ids)} instances")
@@ -398,27 +403,40 @@ async def _copy(source: str, target: str, move: bool, replace: bool) -> CopyRepo
 
 async def _into(origin: Provider, target: str | Provider, **options: Any) -> CopyReport:
     async with open_provider(target) as destination:
-        return await copy_store(origin, destination, on_progress=_progress(), **options)
+        with progress("instances") as show:
+            return await copy_store(origin, destination, on_progress=show, **options)
 
 
 async def _into_directory(origin: Provider, target: Path) -> None:
     """Copy into a draft directory, and rename it when the copy is complete."""
-    draft = target.with_name(f".{target.name}.{secrets.token_hex(6)}")
-    try:
-        await _into(origin, FileSystemProvider(draft))
-        draft.rename(target)
-        sync_directory(target.parent)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+    with draft_beside(target, is_directory=True) as draft:
+        await _into(origin, FileSystemProvider(draft.path))
+        draft.put_in_place()
 
 
-def _progress() -> Callable[[int, int], None] | None:
-    if not sys.stderr.isatty():
-        return None
+@command("unmove", examples=["perdure db unmove --store shop.db", "perdure db unmove -y"])
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@output_option("table", "json")
+def unmove(yes: bool, output: str) -> None:
+    """Take back the mark that db copy --move left: the store is used again.
 
-    def show(done: int, total: int) -> None:
-        if done == total or done % 100 == 0:
-            sys.stderr.write(f"\r{done} of {total}" + ("\n" if done == total else ""))
-            sys.stderr.flush()
+    For a move that was killed and whose target is lost, or that should not have been. Work that has
+    gone on at the new place would be done a second time here.
+    """
+    url = current_settings().existing_store()
+    refuse_forgetful(url)
 
-    return show
+    async def body() -> None:
+        async with open_provider(url, allow_moved=True) as provider:
+            mark = (await provider.admin.get_store_info()).moved_to
+            target = None if mark is None else shown_store(place_of_move(mark))
+            if target is not None:
+                plan = f"use {shown_store(url)} again, which was moved to {target}"
+                if not yes and not is_wanted(plan):
+                    return
+                await provider.admin.mark_moved(None)
+        words = "has no mark of a move" if target is None else f"is used again, not {target}"
+        document = {"location": shown_store(url), "was_moved_to": target}
+        print_outcome(output, document, f"{shown_store(url)} {words}")
+
+    asyncio.run(body())

@@ -118,13 +118,17 @@ def _place(path: Path) -> list[Finding]:
 
 
 def _permissions(path: Path) -> Finding:
+    from perdure.providers.local_files import own_user
+
     status = path.stat()
     mode = stat.S_IMODE(status.st_mode)
     shown = f"{path} has mode {mode:04o}"
     if not os.access(path, os.R_OK | os.W_OK):
         return Finding("bad", "permissions", shown, "this user can not read and write it")
-    if status.st_uid != os.geteuid():
-        advice = f"it belongs to user {status.st_uid}, not to you ({os.geteuid()})"
+    if (own := own_user()) is None:
+        return Finding("ok", "permissions", f"{path} has the rights of its directory")
+    if status.st_uid != own:
+        advice = f"it belongs to user {status.st_uid}, not to you ({own})"
         return Finding("warn", "permissions", shown, advice)
     if mode & 0o077:
         advice = f"others can read it: chmod {'700' if path.is_dir() else '600'} {path}"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 import sys
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,47 +11,53 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import click
 import msgspec
 
-from perdure.cli.command import command, complete_ids, output_option
-from perdure.cli.escape import clean_json
+from perdure.cli.command import command, ids_argument, output_option
 from perdure.cli.inputs import interruptible
-from perdure.cli.render import counted, data_stream, print_done, print_ids, print_json, warn
+from perdure.cli.render import (
+    counted,
+    data_stream,
+    print_done,
+    print_ids,
+    print_json,
+    progress,
+    warn,
+)
 from perdure.cli.session import run
 from perdure.client.checks import Recorded, recorded_history, recorded_in
-from perdure.client.damage import damages_in, link_fault, parent_of
+from perdure.client.damage import damages_in, link_fault, open_children, parent_of
 from perdure.client.moving import (
+    EXPORT_END,
+    ExportEnd,
     current_execution,
     decode_snapshot,
-    encode_snapshot,
+    export_lines,
     snapshot_hash,
     stored_hash,
+    trees_of,
 )
 from perdure.client.search import parse_search
-from perdure.client.steps import steps_of
 from perdure.errors import (
     AlreadyExists,
     CorruptData,
     InstanceStillRunning,
     InvalidValue,
     NotFound,
+    TreeChanged,
     UsageError,
 )
+from perdure.escape import clean_json
 from perdure.model import wire, work
+from perdure.providers.local_files import draft_beside, sync_file
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Generator, Iterable, Iterator
+    from collections.abc import Generator, Iterable, Iterator
 
     from perdure.cli.session import Session
-    from perdure.providers.records import InstanceSnapshot
+    from perdure.providers.records import InstanceInfo, InstanceSnapshot
 
 _NEVERTHELESS: Final = "--partial takes lines that were picked, or written by an older version"
 _LINE_CHARACTERS_MAX: Final = 512 * 1024 * 1024
 """Above the longest valid line; bounds the memory that a hostile file can use."""
-_END: Final = '{"perdure_export_end"'
-
-
-class _End(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    perdure_export_end: int
-    """The number of instances before this line."""
 
 
 @command(
@@ -61,33 +65,54 @@ class _End(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     examples=[
         "perdure export o-1 > o-1.jsonl",
         "perdure export --query 'status:failed created:<1d' --file failed.jsonl",
+        "perdure export --query 'status:ended completed:>90d' --file 2026-05.jsonl --delete",
     ],
 )
-@click.argument("instance_ids", metavar="[ID]...", nargs=-1, shell_complete=complete_ids)
+@ids_argument()
 @click.option("--query", metavar="QUERY", help="All that fit; see perdure list --help.")
 @click.option(
     "--file",
     type=click.Path(dir_okay=False, path_type=Path),
     help="A new file instead of standard output.",
 )
-def export(instance_ids: tuple[str, ...], query: str | None, file: Path | None) -> None:
+@click.option(
+    "--delete",
+    is_flag=True,
+    help="Only roots that have ended, with all their children; delete them when the file is safe.",
+)
+def export(
+    instance_ids: tuple[str, ...], query: str | None, file: Path | None, delete: bool
+) -> None:
     """Write instances, whole, as one JSON document a line: history, state, queued messages.
 
     A last line counts them: a file without it is a part, and is not imported. An instance that is
     named comes with its children, for which it may wait. They can be imported into any store, and
     replayed with perdure replay. Several that run are refused if one goes on meanwhile: pause them
-    first.
+    first. With --delete it is the archive of a store: perdure import brings instances back.
     """
     if bool(instance_ids) == (query is not None):
         raise UsageError("name instances or a query: perdure export o-1, or --query status:failed")
 
+    if delete and file is None:
+        raise UsageError("--delete needs --file: the file is what remains of the instances")
+
     async def body(session: Session) -> None:
-        if file is None:
+        if file is not None and delete:
+            trees = await _ended_trees(session, instance_ids, query)
+            members = tuple(each for tree in trees for each in tree)
+            with _private_file(file) as target:
+                number = await _write(session, members, None, target)
+            kept = await _delete_unchanged(session, trees)
+            roots = counted(len(trees) - len(kept), "root")
+            print_done(f"wrote {number} instances to {file}, then deleted {roots} with children")
+            if kept:
+                warn(f"not deleted, because they changed meanwhile: {', '.join(kept)}")
+        elif file is None:
             await _write(session, instance_ids, query, data_stream())
-            return
-        with _private_file(file) as target:
-            number = await _write(session, instance_ids, query, target)
-        print_done(f"wrote {number} instances to {file}")
+        else:
+            with _private_file(file) as target:
+                number = await _write(session, instance_ids, query, target)
+            print_done(f"wrote {number} instances to {file}")
 
     run(body)
 
@@ -98,77 +123,85 @@ def _private_file(path: Path) -> Generator[IO[str]]:
     there_already = AlreadyExists(f"{str(path)!r} exists already; name a new file")
     if path.exists() or path.is_symlink():
         raise there_already
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            yield file
-            file.flush()
-            os.fsync(descriptor)
-        os.link(draft, path)
+        with draft_beside(path) as draft:
+            with draft.path.open("w", encoding="utf-8") as file:
+                yield file
+                file.flush()
+                sync_file(file.fileno())
+            draft.put_in_place()
     except FileExistsError:
         raise there_already from None
-    finally:
-        draft.unlink()
 
 
 async def _write(
     session: Session, instance_ids: tuple[str, ...], query: str | None, target: IO[str]
 ) -> int:
     number = 0
-    alive: dict[str, int] = {}
-    async for instance_id in _chosen(session, instance_ids, query):
+    chosen = await _chosen(session, instance_ids, query)
+    with progress("instances") as show:
+        async for line in export_lines(session.admin, chosen):
+            # Escaping breaks the checksum, so only output to a terminal is escaped.
+            target.write((clean_json(line) if target.isatty() else line) + "\n")
+            number += 1
+            if not target.isatty():
+                show(number, len(chosen))
+    return number - 1  # the last line counts the others
+
+
+async def _ended_trees(
+    session: Session, instance_ids: tuple[str, ...], query: str | None
+) -> list[dict[str, InstanceInfo]]:
+    """Return the roots that have ended, each with its children, which have ended too.
+
+    Errors: UsageError for an id that was named and is none.
+    """
+    roots = list(instance_ids)
+    if query is not None:
+        found = parse_search(query, session.now_ms()).instances(session.admin)
+        roots = [each.instance_id async for each in found if each.parent_instance_id is None]
+    trees: list[dict[str, InstanceInfo]] = []
+    for root in roots:
         try:
-            snapshot = await session.admin.export_instance(instance_id)
+            members = (await session.admin.get_instance_tree(root)).instance_ids
+            tree = {each: await session.admin.get_instance_info(each) for each in members}
         except NotFound:
             if query is None:
-                raise await session.unknown(instance_id) from None
+                raise await session.unknown(root) from None
             continue  # deleted since it was listed
-        text = encode_snapshot(snapshot)
-        # Escaping breaks the checksum, so only output to a terminal is escaped.
-        target.write((clean_json(text) if target.isatty() else text) + "\n")
-        number += 1
-        if not snapshot.executions or not snapshot.executions[-1].status.is_final:
-            alive[instance_id] = hash(text)
-    if number > 1:
-        await _check_stillness(session, alive)
-    target.write(end_line(number) + "\n")
-    return number
+        if tree[root].parent_instance_id is None and all(
+            each.status.is_final for each in tree.values()
+        ):
+            trees.append(tree)
+        elif query is None:
+            raise UsageError(f"{root!r} is a child or has not ended; leave out --delete")
+    return trees
 
 
-async def _check_stillness(session: Session, written: dict[str, int]) -> None:
-    """Raise InstanceStillRunning if an instance changed while the others were read.
-
-    Each instance is read by itself. A message between two of them could be in neither.
-    """
-    for instance_id, digest in written.items():
+async def _delete_unchanged(session: Session, trees: list[dict[str, InstanceInfo]]) -> list[str]:
+    """Delete trees that are as they were written; return the roots of the others."""
+    kept: list[str] = []
+    for tree in trees:
         try:
-            now = encode_snapshot(await session.admin.export_instance(instance_id))
-            is_same = hash(now) == digest
-        except NotFound:
-            is_same = False
-        if not is_same:
-            raise InstanceStillRunning(
-                f"{instance_id!r} went on while it was written, so parents and children may not "
-                "fit together: pause it, or stop its workers, and export once more"
-            )
+            now = {each: await session.admin.get_instance_info(each) for each in tree}
+            if now != tree:
+                raise TreeChanged("it changed after it was written")
+            await session.admin.delete_instances_atomic(list(tree))
+        except (InstanceStillRunning, NotFound, TreeChanged):
+            kept.append(next(iter(tree)))
+    return kept
 
 
-async def _chosen(
-    session: Session, instance_ids: tuple[str, ...], query: str | None
-) -> AsyncIterator[str]:
-    members: dict[str, None] = {}
-    for instance_id in instance_ids:
-        try:
-            tree = await session.admin.get_instance_tree(instance_id)
-        except NotFound:
-            raise await session.unknown(instance_id) from None
-        members |= dict.fromkeys(tree.instance_ids)  # once, even if a child is named too
-    for member in members:
-        yield member
+async def _chosen(session: Session, instance_ids: tuple[str, ...], query: str | None) -> list[str]:
     if query is not None:
-        async for info in parse_search(query, session.now_ms()).instances(session.admin):
-            yield info.instance_id
+        selection = parse_search(query, session.now_ms())
+        return [info.instance_id async for info in selection.instances(session.admin)]
+    try:
+        return await trees_of(session.admin, instance_ids)
+    except NotFound:
+        for instance_id in instance_ids:
+            await session.info(instance_id)  # names similar ids
+        raise
 
 
 @command(
@@ -200,24 +233,30 @@ def import_command(
     done = _Done()
 
     async def body(session: Session) -> None:
-        for snapshot in await _checked(session, file, partial=partial):
-            chosen = snapshot
-            if paused and not _has_ended(snapshot):
-                chosen = msgspec.structs.replace(snapshot, suspended=True)
-            done.begun = snapshot.instance_id
-            try:
-                await session.admin.import_instance(chosen, replace=replace)
-            except AlreadyExists as error:
-                found = None if keep else await stored_hash(session.admin, chosen.instance_id)
-                if not keep and found != snapshot_hash(chosen):
-                    number = len(done.imported)
-                    before = f" ({number} before it were imported)" if number else ""
-                    raise AlreadyExists(
-                        f"{error}{before}; --replace overwrites it, --keep leaves it as it is"
-                    ) from None
-                done.already_there.append(snapshot.instance_id)
-            else:
-                done.imported.append(snapshot.instance_id)
+        total, snapshots = await _checked(session, file, partial=partial)
+        with progress("instances") as show:
+            for snapshot in snapshots:
+                await take(session, snapshot)
+                show(len(done.imported) + len(done.already_there), total)
+
+    async def take(session: Session, snapshot: InstanceSnapshot) -> None:
+        chosen = snapshot
+        if paused and not _has_ended(snapshot):
+            chosen = msgspec.structs.replace(snapshot, suspended=True)
+        done.begun = snapshot.instance_id
+        try:
+            await session.admin.import_instance(chosen, replace=replace)
+        except AlreadyExists as error:
+            found = None if keep else await stored_hash(session.admin, chosen.instance_id)
+            if not keep and found != snapshot_hash(chosen):
+                number = len(done.imported)
+                before = f" ({number} before it were imported)" if number else ""
+                raise AlreadyExists(
+                    f"{error}{before}; --replace overwrites it, --keep leaves it as it is"
+                ) from None
+            done.already_there.append(snapshot.instance_id)
+        else:
+            done.imported.append(snapshot.instance_id)
 
     try:
         run(body, creates=True)
@@ -242,8 +281,13 @@ class _Done:
     """The last instance that was given to the store."""
 
 
-async def _checked(session: Session, file: str, *, partial: bool) -> Iterable[InstanceSnapshot]:
-    """Read the whole file before anything is written: a damaged file imports nothing."""
+async def _checked(
+    session: Session, file: str, *, partial: bool
+) -> tuple[int, Iterable[InstanceSnapshot]]:
+    """Read the whole file before anything is written: a damaged file imports nothing.
+
+    Return the number of instances and the instances.
+    """
     here: set[str] = set()
     parents: dict[str, str] = {}  # the instance that waits, by the id of the child
     links: dict[str, list[tuple[str, work.ParentLink]]] = {}  # by the id of the parent
@@ -257,7 +301,7 @@ async def _checked(session: Session, file: str, *, partial: bool) -> Iterable[In
                 )
             if (link := parent_of(snapshot)) is not None:
                 links.setdefault(link.instance_id, []).append((snapshot.instance_id, link))
-            for child_id in _open_children(snapshot):
+            for child_id in open_children(snapshot):
                 parents.setdefault(child_id, snapshot.instance_id)
     for child_id in () if partial else [child for child in parents if child not in here]:
         # An instance that has only messages has a hash too.
@@ -268,7 +312,7 @@ async def _checked(session: Session, file: str, *, partial: bool) -> Iterable[In
                 "has its children, too; --partial imports it as it is"
             )
     await _check_links(session, file, links, kept, partial=partial)
-    return read_snapshots(file, partial=partial) if kept is None else kept
+    return len(here), read_snapshots(file, partial=partial) if kept is None else kept
 
 
 async def _check_links(
@@ -315,34 +359,7 @@ def _has_ended(snapshot: InstanceSnapshot) -> bool:
     return execution is not None and execution.status.is_final
 
 
-def _open_children(snapshot: InstanceSnapshot) -> Iterator[str]:
-    """Yield the ids of the children for which an instance waits, that has not ended."""
-    execution = current_execution(snapshot)
-    if execution is None or execution.status.is_final:
-        return
-    try:
-        history = wire.decode_history(record.data for record in execution.history)
-        items = [wire.decode_item(queued.message.body) for queued in snapshot.messages]
-    except CorruptData:
-        return  # replay reports what is wrong with it
-    answered = {
-        item.event_id
-        for item in items
-        if isinstance(item, work.SubOrchCompleted | work.SubOrchFailed)
-        and item.execution_id == snapshot.execution_id
-    }
-    for step in steps_of(history):
-        is_open = step.state == "open" and step.event_id not in answered
-        if is_open and step.kind == "orchestration" and step.child_id is not None:
-            yield step.child_id
-
-
 # --- files: one JSON document in each line
-
-
-def end_line(instances: int) -> str:
-    """Return the last line of an export; a file without it was cut off."""
-    return msgspec.json.encode(_End(instances)).decode()
 
 
 def read_snapshots(file: str, *, partial: bool = False) -> Iterator[InstanceSnapshot]:
@@ -356,7 +373,7 @@ def read_snapshots(file: str, *, partial: bool = False) -> Iterator[InstanceSnap
         if not line.strip():
             continue
         try:
-            if line.lstrip().startswith(_END):
+            if line.lstrip().startswith(EXPORT_END):
                 _check_end(line, unended, partial=partial)
                 unended, is_ended = 0, True
             else:
@@ -373,7 +390,7 @@ def read_snapshots(file: str, *, partial: bool = False) -> Iterator[InstanceSnap
 
 def _check_end(line: str, found: int, *, partial: bool) -> None:
     try:
-        written = msgspec.json.decode(line, type=_End).perdure_export_end
+        written = msgspec.json.decode(line, type=ExportEnd).perdure_export_end
     except msgspec.MsgspecError as error:
         raise InvalidValue(f"not written by perdure: {error}") from error
     if written != found and not partial:
@@ -408,7 +425,7 @@ def read_recordings(path: Path) -> list[Recorded]:
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidValue(f"{path} cannot be read: {error}") from None
-    if lines and lines[0].lstrip().startswith(('{"perdure_export"', _END)):
+    if lines and lines[0].lstrip().startswith(('{"perdure_export"', EXPORT_END)):
         snapshots = read_snapshots(str(path), partial=True)
         return [recorded_in(snapshot) for snapshot in snapshots if snapshot.executions]
     try:

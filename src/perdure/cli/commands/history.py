@@ -10,12 +10,12 @@ import click
 import msgspec
 
 from perdure.cli.command import command, execution_option, id_argument, output_option
-from perdure.cli.escape import clean_json
 from perdure.cli.render import Cell, echo, note, terminal_width
 from perdure.cli.session import run
 from perdure.client.durations import shown_duration
 from perdure.client.steps import payload_text, read_records, shortened, shown_call
 from perdure.errors import CorruptData, InvalidValue, NotFound, UsageError
+from perdure.escape import clean_json
 from perdure.model import events, wire
 
 if TYPE_CHECKING:
@@ -53,6 +53,11 @@ def content_of(event: events.Event) -> str:
             return f"{event.key} = {shortened(event.value)}"
         case events.ExternalEvent() | events.QueueEventDelivered():
             return f"{event.name} {payload_text(event.data)}"
+        case events.MessageSent():
+            named = f" {event.name}" if event.name else ""
+            return f"{event.kind}{named} {payload_text(event.data)} to {event.target_instance_id}"
+        case events.WatcherAdded():
+            return f"{event.watcher.instance_id} waits for the end"
         case events.ActivityFailed() | events.SubOrchestrationFailed():
             return f"of {event.source_event_id}: {event.failure}"
         case events.OrchestrationFailed():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from perdure.cli.command import combined, command, output_option
+from perdure.cli.command import combined, command, complete_names, output_option
 from perdure.cli.render import (
     Column,
     is_terminal,
@@ -43,7 +43,11 @@ filter_options = combined(
         help="running, failed, blocked, open, ended, ...",
     ),
     click.option(
-        "--name", metavar="NAME", multiple=True, help="Of the orchestration; order* fits several."
+        "--name",
+        metavar="NAME",
+        multiple=True,
+        help="Of the orchestration; order* fits several.",
+        shell_complete=complete_names,
     ),
     click.option(
         "--search",
@@ -100,7 +104,7 @@ _LIMIT_MAX: Final = 10_000
         "perdure list --since 1h",
         "perdure ls --status failed,blocked --name order",
         "perdure list 'name:import_* created:>2h' --limit 100",
-        "perdure list status:failed --limit 1000 -o ids | xargs -n1 perdure show",
+        "perdure list status:failed --limit 1000 -o ids | perdure retry --ids-from - -y",
     ],
 )
 @filter_options
@@ -130,10 +134,11 @@ async def list_command(
         print_ids(info.instance_id for info in infos)
         _print_footer(selection, len(infos), following, limit)
         return
-    from perdure.cli.shapes import COLUMNS, insight_of, instance_document, row_of
+    from perdure.cli.shapes import COLUMNS, row_of
+    from perdure.client.documents import instance_document
 
     workers = await session.admin.list_workers()
-    pairs = [(info, await insight_of(session, info, workers)) for info in infos]
+    pairs = [(info, await session.insight(info, workers)) for info in infos]
     if output == "table":
         now_ms = session.now_ms()
         print_table(COLUMNS, [row_of(info, insight, now_ms) for info, insight in pairs])

@@ -11,13 +11,13 @@ import click
 
 from perdure.cli.command import command, id_argument, output_option
 from perdure.cli.commands.export import read_recordings
-from perdure.cli.escape import clean_block
 from perdure.cli.exits import Exit
 from perdure.cli.render import Cell, echo, glyph, print_json, print_json_line
 from perdure.cli.session import run
 from perdure.client.checks import check, compare, read_recorded
 from perdure.client.search import parse_search
 from perdure.errors import NotFound
+from perdure.escape import clean_block
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -65,6 +65,9 @@ def new(template: str, file: Path | None, is_list: bool) -> None:
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
     """Print the completion script of a shell; see the examples for where it goes."""
+    from perdure.cli.completion import use_quoting
+
+    use_quoting()
     kind = get_completion_class(shell)
     assert kind is not None
     script = kind(

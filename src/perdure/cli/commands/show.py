@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import re
+from itertools import groupby
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from perdure.cli.command import command, id_argument, module_option, output_option
-from perdure.cli.details import print_details, read_details
+from perdure.cli.details import print_details
 from perdure.cli.render import Cell, echo, glyph, note, print_ids, print_json, status_style
 from perdure.cli.session import current_settings, run
-from perdure.cli.shapes import (
-    details_document,
-    insight_of,
-    instance_document,
-    shown_status,
-    wait_document,
-)
+from perdure.cli.shapes import shown_status
+from perdure.client.documents import details_document, tree_document, wait_document
 from perdure.client.durations import shown_duration
+from perdure.client.insights import read_last_steps
+from perdure.client.steps import shown_call
 from perdure.errors import InstanceFinished
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from perdure.cli.session import Session
-    from perdure.client.insights import Insight
-    from perdure.engine.inbox import Wait
-    from perdure.providers.records import InstanceInfo
+    from perdure.client.documents import TreeDocument
+    from perdure.engine.waits import Wait
+    from perdure.providers.records import InstanceInfo, WorkerInfo
 
 
 @command(
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 @output_option("table", "json")
 async def show(session: Session, instance_id: str, is_whole: bool, output: str) -> None:
     """Say what an instance is doing or waiting for, and since when; show its steps."""
-    details = await read_details(session, instance_id)
+    details = await session.details(instance_id)
     if output == "json":
         print_json(details_document(details))
     else:
@@ -49,55 +50,102 @@ async def show(session: Session, instance_id: str, is_whole: bool, output: str) 
 
 @command("tree", examples=["perdure tree o-1", "perdure tree o-1 -o ids | wc -l"])
 @id_argument()
+@click.option("--all", "is_whole", is_flag=True, help="A line for each child: none folded.")
 @output_option("table", "json", "ids")
-async def tree(session: Session, instance_id: str, output: str) -> None:
-    """Show an instance with its children and theirs, and what each is doing."""
+async def tree(session: Session, instance_id: str, is_whole: bool, output: str) -> None:
+    """Show an instance with its children and theirs, and what each is doing.
+
+    Many children of one name and status in a row are one line.
+    """
     await session.info(instance_id)
-    members = await session.admin.get_instance_tree(instance_id)
+    root, *others = (await session.admin.get_instance_tree(instance_id)).instance_ids
+    members = [root, *sorted(others, key=_in_numeric_order)]
     if output == "ids":
-        print_ids(members.instance_ids)
+        print_ids(members)
         return
-    workers = await session.admin.list_workers()
-    infos = [await session.info(member) for member in members.instance_ids]
-    insights = {i.instance_id: await insight_of(session, i, workers) for i in infos}
     children: dict[str, list[InstanceInfo]] = {}
+    infos = [await session.info(member) for member in members]
     for info in infos[1:]:
         children.setdefault(info.parent_instance_id or "", []).append(info)
+    family = _Family(session, children, await session.admin.list_workers())
     if output == "json":
-        print_json(_tree_document(infos[0], children, insights))
+        print_json(await family.document(infos[0]))
     else:
-        _print_tree(infos[0], children, insights, "", "")
+        await family.show(infos[0], is_whole=is_whole)
 
 
-def _tree_document(
-    info: InstanceInfo, children: dict[str, list[InstanceInfo]], insights: dict[str, Insight]
-) -> dict[str, Any]:
-    below = children.get(info.instance_id, [])
-    return instance_document(info, insights[info.instance_id]) | {
-        "children": [_tree_document(child, children, insights) for child in below]
-    }
+_FOLD_FROM: Final = 6
+"""This many consecutive children of one name and status are shown as one line."""
 
 
-def _print_tree(
-    info: InstanceInfo,
-    children: dict[str, list[InstanceInfo]],
-    insights: dict[str, Insight],
-    head: str,
-    indent: str,
-) -> None:
-    status = shown_status(info)
-    echo(
-        Cell(head, "dim"),
-        Cell(f"{glyph(status)} ", status_style(info.status)),
-        f"{info.name} ",
-        Cell(info.instance_id, "bold"),
-        Cell(f"  {insights[info.instance_id].sentence}", "dim"),
-    )
-    below = children.get(info.instance_id, [])
-    for child in below:
-        is_last = child is below[-1]
-        head = f"{indent}{'└─ ' if is_last else '├─ '}"
-        _print_tree(child, children, insights, head, f"{indent}{'   ' if is_last else '│  '}")
+def _in_numeric_order(instance_id: str) -> list[tuple[int, int | str]]:
+    """Sort ``o-1::1.2`` before ``o-1::1.10``."""
+    parts = re.split(r"([0-9]+)", instance_id)
+    return [(0, int(each)) if each.isdecimal() else (1, each) for each in parts]
+
+
+class _Family:
+    """The members of a tree; what a member is doing is read when it is shown."""
+
+    def __init__(
+        self,
+        session: Session,
+        children: dict[str, list[InstanceInfo]],
+        workers: Sequence[WorkerInfo],
+    ) -> None:
+        self._session = session
+        self._children = children
+        self._workers = workers
+
+    async def document(self, info: InstanceInfo) -> TreeDocument:
+        below = [await self.document(child) for child in self._children.get(info.instance_id, ())]
+        return tree_document(info, await self._session.insight(info, self._workers), below)
+
+    async def show(
+        self, info: InstanceInfo, head: str = "", indent: str = "", *, is_whole: bool
+    ) -> None:
+        insight = await self._session.insight(info, self._workers)
+        self._line(info, head, f"{await self._call(info)} ", info.instance_id, insight.sentence)
+        groups = [list(each) for _, each in groupby(self._below(info), key=self._likeness)]
+        if is_whole:
+            groups = [[child] for group in groups for child in group]
+        for group in groups:
+            is_last = group is groups[-1]
+            if len(group) >= _FOLD_FROM:
+                head = f"{indent}{'└─ ' if is_last else '├─ '}"
+                what = f"{len(group)} x {group[0].name} "
+                self._line(group[0], head, what, f"{group[0].instance_id} ...", "folded, see --all")
+                continue
+            for child in group:
+                is_end = is_last and child is group[-1]
+                head = f"{indent}{'└─ ' if is_end else '├─ '}"
+                rest = f"{indent}{'   ' if is_end else '│  '}"
+                await self.show(child, head, rest, is_whole=is_whole)
+
+    def _below(self, info: InstanceInfo) -> list[InstanceInfo]:
+        return self._children.get(info.instance_id, [])
+
+    def _likeness(self, info: InstanceInfo) -> tuple[str, str, str]:
+        # One that has children of its own is never folded.
+        own = info.instance_id if self._below(info) else ""
+        return info.name, shown_status(info), own
+
+    async def _call(self, info: InstanceInfo) -> str:
+        last = await read_last_steps(self._session.provider, info, 0, with_input=True)
+        return info.name if last.input is None else shown_call(info.name, last.input, _CALL_MAX)
+
+    def _line(self, info: InstanceInfo, head: str, call: str, shown_id: str, said: str) -> None:
+        status = shown_status(info)
+        echo(
+            Cell(head, "dim"),
+            Cell(f"{glyph(status)} ", status_style(info.status)),
+            call,
+            Cell(shown_id, "bold"),
+            Cell(f"  {said}", "dim"),
+        )
+
+
+_CALL_MAX: Final = 40
 
 
 @command(

@@ -10,22 +10,31 @@ from typing import TYPE_CHECKING
 
 import click
 
-from perdure.cli.command import command, duration_option, id_argument, output_option
-from perdure.cli.escape import clean_block
+from perdure.cli.command import (
+    command,
+    complete_names,
+    duration_option,
+    id_argument,
+    output_option,
+)
 from perdure.cli.exits import Exit
 from perdure.cli.inputs import read_arguments, read_json
 from perdure.cli.render import Cell, print_document, print_done, print_ids, print_json, warn
 from perdure.cli.session import current_settings, run, suggest_commands
 from perdure.cli.settings import shown_store
-from perdure.cli.shapes import insight_of, instance_document, raw
+from perdure.client.documents import instance_document, raw, started_document
 from perdure.client.instance import failure_of
 from perdure.client.search import did_you_mean
-from perdure.errors import AlreadyExists, NotFound, UsageError, WaitTimeout
+from perdure.client.waiting import timed_out
+from perdure.errors import AlreadyExists, NotFound, UsageError
+from perdure.escape import clean_block
 from perdure.limits import check_id
 from perdure.model.status import Status
 
 if TYPE_CHECKING:
     from perdure.cli.session import Session
+    from perdure.client.instance import InstanceStatus
+    from perdure.client.steps import OpenStep
     from perdure.providers.records import InstanceInfo
 
 
@@ -37,7 +46,7 @@ if TYPE_CHECKING:
         "perdure start order --input @order.json --wait -o json | jq .output",
     ],
 )
-@click.argument("name")
+@click.argument("name", shell_complete=complete_names)
 @click.option("--id", "instance_id", metavar="ID", help="Makes it idempotent. Default: random.")
 @click.option(
     "--input",
@@ -80,6 +89,8 @@ def start(
     _check_arguments(name, chosen, version)
 
     async def body(session: Session) -> int:
+        if is_new_store:
+            warn(f"created the store {shown_store(session.url)}")
         start = partial(
             session.client.start,
             name,
@@ -107,7 +118,7 @@ def start(
             print_ids([chosen])
         return _print_end(await wait_for_end(session, chosen, timeout_ms), output)
 
-    _warn_of_new_store()
+    is_new_store = _is_store_missing()
     return run(body, creates=True)
 
 
@@ -134,7 +145,7 @@ async def _print_started(
         shown = shlex.quote(instance_id)
         suggest_commands(f"show {shown}", f"result {shown}")
         return
-    print_document(output, instance_document(info) | {"created": is_new})
+    print_document(output, started_document(info, created=is_new))
 
 
 async def _warn_of_unknown_name(session: Session, name: str) -> None:
@@ -146,12 +157,10 @@ async def _warn_of_unknown_name(session: Session, name: str) -> None:
         warn(f"no running worker has the orchestration {name!r}{meant}; it waits until one does")
 
 
-def _warn_of_new_store() -> None:
+def _is_store_missing() -> bool:
     settings = current_settings()
-    url = settings.store()
-    path = settings.place(url)
-    if path is not None and not path.exists():
-        warn(f"creating the store {shown_store(url)}")
+    path = settings.place(settings.store())
+    return path is not None and not path.exists()
 
 
 @command(
@@ -171,15 +180,34 @@ def send(instance_id: str, name: str, data: str | None, mailbox: bool) -> None:
     value = None if data is None else read_json(data, "--data")
 
     async def body(session: Session) -> None:
-        deliver = session.client.send_message if mailbox else session.client.raise_event
+        client = session.client
         try:
-            await deliver(instance_id, name, value)
+            before = await client.describe(instance_id)
+            await (client.send_message if mailbox else client.raise_event)(instance_id, name, value)
         except NotFound:
             raise await session.unknown(instance_id) from None
         what = "message in" if mailbox else "event"
         print_done(f"sent {what} {name!r} to {instance_id}")
+        waited = [step for step in before.waiting_for if step.kind in {"event", "message"}]
+        if ("message" if mailbox else "event", name) not in {(s.kind, s.name) for s in waited}:
+            _note_unread(before, waited)
 
     run(body)
+
+
+def _note_unread(before: InstanceStatus, waited: list[OpenStep]) -> None:
+    """Say that nothing waits for it yet: its name may be misspelt."""
+    if before.status is Status.PENDING:
+        warn("it has not begun; this is kept until its code asks for it")
+        return
+    names = [
+        f"event {step.name!r}"
+        if step.kind == "event"
+        else f"a message in {step.name!r} (--mailbox)"
+        for step in waited
+    ]
+    now = f"it waits for {' and '.join(names[:5])}" if names else "it waits for no event or message"
+    warn(f"{now}; this is kept until its code asks for it")
 
 
 @command(
@@ -224,15 +252,8 @@ async def wait_for_end(
             if deadline_ms is not None:
                 patience_ms = min(patience_ms, deadline_ms - session.now_ms())
                 if patience_ms <= 0:
-                    raise await _timeout(session, info)
+                    raise await timed_out(session.provider, info, session.now_ms())
             await watch.wait(patience_ms)
-
-
-async def _timeout(session: Session, info: InstanceInfo) -> WaitTimeout:
-    insight = await insight_of(session, info, await session.admin.list_workers())
-    return WaitTimeout(
-        f"{info.instance_id!r} has not ended in time and goes on: {insight.sentence}"
-    )
 
 
 def _print_end(info: InstanceInfo, output: str) -> Exit:

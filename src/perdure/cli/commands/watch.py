@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from perdure.cli.command import command, complete_ids
-from perdure.cli.details import lines_of, print_details, read_details
+from perdure.cli.details import lines_of, print_details
 from perdure.cli.exits import Exit
 from perdure.cli.render import (
     Cell,
@@ -25,14 +25,14 @@ from perdure.cli.render import (
     text_of,
 )
 from perdure.cli.settings import shown_store
-from perdure.cli.shapes import COLUMNS, count_statuses, insight_of, named, row_of
+from perdure.cli.shapes import COLUMNS, count_statuses, named, row_of
 from perdure.model.status import Status
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from perdure.cli.details import InstanceDetails
     from perdure.cli.session import Session
+    from perdure.client.insights import InstanceDetails
 
 _OWN_LINES = 6
 
@@ -45,9 +45,7 @@ async def overview(session: Session, height: int) -> RenderableType:
     counts = await count_statuses(session)
     page = await session.admin.list_instances(None, limit=max(5, height - _OWN_LINES))
     now_ms = session.now_ms()
-    rows = [
-        row_of(info, await insight_of(session, info, workers), now_ms) for info in page.instances
-    ]
+    rows = [row_of(info, await session.insight(info, workers), now_ms) for info in page.instances]
     totals = Text()
     for status, number in counts.items():
         totals.append(f"{glyph(status)} {number} {status.lower()}   ", status_style(status))
@@ -103,7 +101,7 @@ async def watch(session: Session, instance_id: str | None) -> int:
 async def _watch_live(session: Session, instance_id: str) -> int:
     from rich.live import Live
 
-    details = await read_details(session, instance_id)
+    details = await session.details(instance_id)
     with (
         session.provider.watch(instance_id) as changes,
         Live(console=console(), transient=True, **_PLAIN_LIVE) as live,
@@ -112,7 +110,7 @@ async def _watch_live(session: Session, instance_id: str) -> int:
             live.update(_view(details, session.now_ms()), refresh=True)
             # Refresh without a change too: the shown times count up.
             await changes.wait(_REFRESH_MS)
-            details = await read_details(session, instance_id)
+            details = await session.details(instance_id)
     print_details(details, session.now_ms())
     return _code(details.info.status)
 
@@ -140,7 +138,7 @@ async def _watch_lines(session: Session, instance_id: str) -> int:
     with session.provider.watch(instance_id) as changes:
         while True:
             info = await session.info(instance_id)
-            insight = await insight_of(session, info, await session.admin.list_workers())
+            insight = await session.insight(info, await session.admin.list_workers())
             key = (info.status, insight.doing, insight.since_ms, info.custom_status, insight.error)
             if key != last:
                 last = key

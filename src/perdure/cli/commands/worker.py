@@ -17,18 +17,21 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from perdure.cli.command import command, duration_option, log_option, output_option
-from perdure.cli.escape import clean, clean_block
 from perdure.cli.render import Cell, Column, echo, glyph, note, print_records
 from perdure.cli.session import current_settings
 from perdure.cli.settings import shown_store
 from perdure.client.durations import shown_duration
 from perdure.errors import UsageError
+from perdure.escape import clean, clean_block
+from perdure.logs import JsonFormatter
+from perdure.processes import STOP_SIGNALS, ask_to_stop, pass_interrupt_on, start_program
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from perdure.cli.session import Session
     from perdure.providers.records import WorkerInfo
+    from perdure.runtime.runtime import Runtime
     from perdure.runtime.worker import RuntimeOptions
 
 logger = logging.getLogger("perdure")
@@ -40,6 +43,7 @@ logger = logging.getLogger("perdure")
         "perdure worker shop.flows",
         "perdure worker flows.py --store shop.db --slots 50",
         "perdure worker shop.flows shop.mail --tag gpu --drain 1m",
+        "perdure worker shop.flows --processes 4 --health 0.0.0.0:9000 --log-format json",
     ],
 )
 @click.argument("modules", metavar="[MODULE]...", nargs=-1)
@@ -66,37 +70,153 @@ logger = logging.getLogger("perdure")
     "lock_ms",
     "How long its work stays locked if this process dies; renewed while it lives.",
 )
+@click.option(
+    "--health",
+    metavar="HOST:PORT",
+    help="Answer /livez, /readyz and /metrics there, without authentication.",
+)
+@click.option(
+    "--processes",
+    metavar="N",
+    type=click.IntRange(min=1),
+    default=1,
+    help="Run N such workers, each in its own process. Number i has PORT + i.",
+)
+@click.option("--otel", is_flag=True, help="Export traces and metrics as the OTEL_* variables say.")
+@click.option(
+    "--always-replay",
+    is_flag=True,
+    help="Replay instances in every turn: code that does not repeat itself shows at once.",
+)
 @log_option()
-def worker(modules: tuple[str, ...], log_level: str, **options: Any) -> None:
+@click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="json: one object a line, with the ids as fields.",
+)
+def worker(
+    modules: tuple[str, ...],
+    processes: int,
+    otel: bool,
+    log_level: str,
+    log_format: str,
+    **options: Any,
+) -> None:
     """Run the handlers of the modules: shop.flows, flows.py, or shop.flows:HANDLERS.
 
-    A Codec at the top of the module is used for all payloads. SIGTERM or Ctrl-C drains: what runs
-    may finish, nothing new is taken. Again: ends at once.
+    A Codec at the top of the module is used for all payloads, each Schedule there is declared, and
+    an async def lifespan(runtime) opens pools and clients. SIGTERM or Ctrl-C drains: what runs may
+    finish, nothing new is taken. Again: ends at once.
     """
-    from perdure.authoring.definitions import Registry
-    from perdure.authoring.lint import findings_in
-    from perdure.cli.modules import load_codec, load_handlers
+    from perdure.cli.modules import load_codec, load_handlers, load_schedules
     from perdure.runtime.runtime import Runtime
 
     settings = current_settings()
     named = settings.modules(modules)
     handlers = load_handlers(named, "perdure worker")
-    codec = load_codec(named)
+    codec, schedules = load_codec(named), load_schedules(named)
     chosen = _options(**options)
-    start_logging(log_level)
-    for finding in findings_in(Registry(handlers)):
-        logger.warning("%s", finding)
+    start_logging(log_level, log_format)
+    if processes > 1:
+        sys.exit(Processes(processes, chosen).run())
     logger.info("serving %s; Ctrl-C or SIGTERM drains", shown_store(settings.store()))
 
     async def serve() -> None:
-        runtime = Runtime(settings.store(), handlers, options=chosen, codec=codec)
-        await runtime.serve()
+        runtime = Runtime(
+            settings.store(), handlers, schedules=schedules, options=chosen, codec=codec
+        )
+        flush = _export_telemetry(runtime) if otel else None
+        try:
+            await runtime.serve()
+        finally:
+            if flush is not None:
+                flush()
         if runtime.left_behind:
             # Python would wait for their threads. Exiting is safe: the runtime holds no lock.
             logging.shutdown()
             os._exit(0)
 
     asyncio.run(serve())
+
+
+def _export_telemetry(runtime: Runtime) -> Callable[[], None]:
+    try:
+        from perdure.runtime.telemetry import OpenTelemetry, configure_from_environment
+    except ModuleNotFoundError as error:
+        raise UsageError(str(error)) from error
+    flush = configure_from_environment()
+    runtime.observe(OpenTelemetry())
+    return flush
+
+
+class Processes:
+    """Runs workers in processes of their own, and starts one again that was killed.
+
+    They are in process groups of their own: Ctrl-C in a terminal reaches this process alone, which
+    passes on each signal as SIGTERM. A second one ends them at once.
+    """
+
+    def __init__(self, number: int, options: RuntimeOptions) -> None:
+        self._commands = [self._command(index, options) for index in range(number)]
+        self._running: dict[int, subprocess.Popen[bytes]] = {}
+        self._started: dict[int, float] = {}
+        self._is_stopping = False
+
+    @staticmethod
+    def _command(index: int, options: RuntimeOptions) -> list[str]:
+        """Return the command line of this process with what differs; the last option counts."""
+        extra = ["--processes", "1"]
+        if options.worker_id is not None:
+            extra += ["--name", f"{options.worker_id}-{index}"]
+        if options.health is not None:
+            host, _, port = options.health.rpartition(":")
+            extra += ["--health", f"{host}:{int(port) + index if int(port) else 0}"]
+        arguments = sys.argv[1:]
+        end = arguments.index("--") if "--" in arguments else len(arguments)
+        return [sys.executable, "-m", "perdure", *arguments[:end], *extra, *arguments[end:]]
+
+    def run(self) -> int:
+        """Run until a signal arrives and all workers have ended; return the exit code."""
+        for number in STOP_SIGNALS:
+            signal.signal(number, self._on_signal)
+        for index in range(len(self._commands)):
+            self._start(index)
+        worst = 0
+        while self._running:
+            for index, process in list(self._running.items()):
+                code = process.poll()
+                if code is None:
+                    continue
+                del self._running[index]
+                worst = worst or self._on_end(index, process.pid, code)
+            time.sleep(_LOOK_SECONDS)
+        return worst
+
+    def _start(self, index: int) -> None:
+        self._started[index] = time.monotonic()
+        process = start_program(self._commands[index])
+        self._running[index] = process
+        if self._is_stopping:  # the signal came meanwhile
+            ask_to_stop(process)
+
+    def _on_end(self, index: int, pid: int, code: int) -> int:
+        """Start a worker again that ended by itself; return its exit code if that is of no use."""
+        if self._is_stopping:
+            return max(code, 0)
+        if code > 0 and time.monotonic() - self._started[index] < _DOOMED_SECONDS:
+            logger.error("worker %d (%d) ended with code %d; stopping all", index, pid, code)
+            self._on_signal(signal.SIGTERM, None)
+            return code
+        logger.warning("worker %d (%d) ended with code %d; starting it again", index, pid, code)
+        self._start(index)
+        return 0
+
+    def _on_signal(self, _number: int, _frame: object) -> None:
+        self._is_stopping = True
+        for process in self._running.values():
+            ask_to_stop(process)
 
 
 def _options(
@@ -110,6 +230,7 @@ def _options(
         given["drain_timeout"] = drain_ms / 1000
     if lock_ms is not None:
         given["orchestration_lock_timeout"] = given["activity_lock_timeout"] = lock_ms / 1000
+        given["session_idle_timeout"] = max(RuntimeOptions().session_idle_timeout, lock_ms / 1000)
     if only_tags and not tags:
         raise UsageError("--only-tags needs at least one --tag")
     if tags:
@@ -131,9 +252,9 @@ class SafeFormatter(logging.Formatter):
         return clean_block(super().formatException(ei))  # type: ignore[arg-type]
 
 
-def start_logging(level: str) -> None:
+def start_logging(level: str, form: str) -> None:
     handler = logging.StreamHandler()
-    handler.setFormatter(SafeFormatter())
+    handler.setFormatter(JsonFormatter() if form == "json" else SafeFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler])
 
 
@@ -141,7 +262,7 @@ def start_logging(level: str) -> None:
 @output_option("table", "json", "jsonl", "ids")
 async def workers(session: Session, output: str) -> None:
     """List the workers that announced themselves to the store and still live."""
-    from perdure.cli.shapes import worker_document
+    from perdure.client.documents import worker_document
 
     now_ms = session.now_ms()
     print_records(
@@ -179,9 +300,11 @@ def _worker_row(worker: WorkerInfo, now_ms: int) -> list[str | Cell]:
 
 
 _LOOK_SECONDS: Final = 0.3
+_DOOMED_SECONDS: Final = 5.0
+"""A worker that ends with an error so soon after its start would do so again."""
 # Short locks: after a restart the new process takes over the work of the old one soon.
 _DRAIN_SECONDS: Final = 2
-_WORKER_OPTIONS: Final = ("--lock", "3s", "--drain", f"{_DRAIN_SECONDS}s")
+_WORKER_OPTIONS: Final = ("--lock", "3s", "--drain", f"{_DRAIN_SECONDS}s", "--always-replay")
 
 
 @command(
@@ -194,16 +317,19 @@ def dev(modules: tuple[str, ...], log_level: str) -> None:
     """Run a worker for MODULE and restart it whenever a Python file changes here.
 
     Instances in flight go on with the new code; one that it cannot repeat is Blocked, intact, and
-    goes on when the code fits again.
+    goes on when the code fits again. Every turn replays, so that code which does not repeat itself
+    is found while you write it.
     """
     settings = current_settings()
     named = settings.modules(modules)
     if not named:
         raise UsageError("name the module with your orchestrations: perdure dev flows.py")
     store = settings.store()
-    arguments = [*named, "--store", store, "--log", log_level, *_WORKER_OPTIONS]
+    arguments = [*named, "--log", log_level, *_WORKER_OPTIONS]
     echo(Cell("perdure dev", "bold"), f"  {', '.join(named)} on {shown_store(store)}")
     note("restarts when a file changes; Ctrl-C ends. In another terminal: perdure watch")
+    # Not as an argument: other users of the machine see those, and a URL may hold a password.
+    os.environ["PERDURE_STORE"] = store
     _supervise(arguments, SourceWatch(_folders(named)))
 
 
@@ -234,7 +360,7 @@ def _supervise(arguments: Sequence[str], sources: SourceWatch) -> None:
                     f"the worker ended ({worker.returncode}); waiting for a change",
                 )
     except KeyboardInterrupt:
-        # The terminal sends Ctrl-C to the worker too; a second signal would cut its drain short.
+        pass_interrupt_on(worker)
         with contextlib.suppress(subprocess.TimeoutExpired):
             worker.wait(timeout=_DRAIN_SECONDS + 1)
         raise
@@ -244,12 +370,12 @@ def _supervise(arguments: Sequence[str], sources: SourceWatch) -> None:
 
 def _start(arguments: Sequence[str]) -> subprocess.Popen[bytes]:
     sys.stdout.flush()
-    return subprocess.Popen([sys.executable, "-m", "perdure", "worker", *arguments])  # noqa: S603
+    command = [sys.executable, "-m", "perdure", "worker", *arguments]
+    return start_program(command, own_group=False)
 
 
 def _stop(worker: subprocess.Popen[bytes]) -> None:
-    if worker.poll() is None:
-        worker.terminate()
+    ask_to_stop(worker)
     try:
         worker.wait(timeout=15)
     except subprocess.TimeoutExpired:

@@ -18,6 +18,7 @@ from perdure.conformance._machine.comparison import (
     action,
 )
 from perdure.conformance._machine.plans import MessagePlan
+from perdure.limits import BATCH_BYTES_MAX
 from perdure.model.status import Status
 from perdure.providers.records import (
     ActivityIdentity,
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
     from perdure.conformance._machine.plans import CommitPlan, WorkPlan
     from perdure.model.failures import Block
     from perdure.providers.records import FetchedOrchestration, OrchestrationFilter
+
+
+_LARGE = BATCH_BYTES_MAX * 2 // 5
 
 
 class TurnRules(Comparison):
@@ -84,8 +88,8 @@ class TurnRules(Comparison):
             timer = TimerIdentity(execution_id=1, timer_id=plan.number)
         return OrchestratorMessage(
             instance_id=plan.instance_id,
-            kind=plan.kind,
-            body=f"{plan.kind} {plan.number}",
+            kind="QueueMessage" if plan.kind in {"event", "large"} else plan.kind,
+            body=f"{plan.kind} {plan.number}" + "." * (_LARGE if plan.kind == "large" else 0),
             visible_at_ms=self.at(side, plan.delay),
             start=routing,
             timer=timer,
@@ -198,7 +202,7 @@ class TurnRules(Comparison):
         self.run(self._take_a_turn(start, plan, owner))
 
     async def _take_a_turn(self, start: MessagePlan, plan: CommitPlan, owner: str | None) -> None:
-        event = replace(start, kind="event", delay=None)
+        event = replace(start, kind="event" if start.number < 3 else "large", delay=None)
         await self.ask(
             "enqueue_for_orchestrator if absent",
             lambda side: side.handle.enqueue_for_orchestrator(
@@ -307,6 +311,10 @@ class TurnRules(Comparison):
                 for number, pair in enumerate(held.deliveries)
                 if plan.consumed >> number & 1
             )
+        keeps = hot and plan.keep is not None
+        returned: tuple[int, ...] = ()
+        if consumed is not None and plan.returns and not keeps:
+            returned = tuple(pair[side.index] for pair in held.deliveries)
         name, version = plan.named or (None, None)
         return TurnCommit(
             execution_id=execution,
@@ -342,6 +350,7 @@ class TurnRules(Comparison):
                 TimerIdentity(execution_id=1, timer_id=number) for number in plan.cancelled_timers
             ),
             consumed=consumed,
+            returned=returned,
             after_event_id=0 if plan.events else last_event_id + plan.skips,
             keep_lock_ms=self.delay(plan.keep) if hot else None,
             settled_work=tuple(

@@ -25,30 +25,31 @@ from perdure.model.wire import FORMAT_VERSION
 from perdure.providers.directory import layout
 from perdure.providers.directory.documents import (
     LAYOUT_VERSION,
+    Documents,
     StoreDocument,
     history,
     ranges_text,
     seal,
     time_text,
 )
-from perdure.providers.directory.file_batch import FileBatch
 from perdure.providers.directory.histories import (
     IN_FILE,
+    Histories,
     HistoryFile,
     compress,
     encode_lines,
 )
+from perdure.providers.directory.journal import Changes
+from perdure.providers.directory.root import FileBatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import apsw
 
-    from perdure.providers.directory.changes import Changes, Execution, RowKey
-    from perdure.providers.directory.damage import DamagedFiles
-    from perdure.providers.directory.documents import Documents, Table
-    from perdure.providers.directory.histories import EventRow, Histories
-    from perdure.providers.directory.layout import InstanceNames
+    from perdure.providers.directory.documents import Table
+    from perdure.providers.directory.histories import EventRow
+    from perdure.providers.directory.journal import Execution, RowKey
     from perdure.providers.directory.root import Root
 
 _Key = TypeVar("_Key")
@@ -61,13 +62,14 @@ EXECUTIONS_IN_DOCUMENT: Final = 4
 SLICE: Final = 64
 """Instances or queue entries in a slice: bounds the time that a commit waits."""
 
+LISTS: Final = {"sessions": layout.SESSIONS_FILE, "workers": layout.WORKERS_FILE}
+"""The files of tables that have one file for all rows."""
 QUEUES: Final = {
-    "orchestrator_queue": (layout.ORCHESTRATOR_QUEUE, "message_id", "kind"),
-    "worker_queue": (layout.WORKER_QUEUE, "message_id", "name"),
-    "dead_letters": (layout.DEAD_LETTERS, "letter_id", "kind"),
+    "orchestrator_queue": (layout.ORCHESTRATOR_QUEUE, "kind"),
+    "worker_queue": (layout.WORKER_QUEUE, "name"),
+    "dead_letters": (layout.DEAD_LETTERS, "kind"),
 }
-"""The directory of each queue, and the columns that name its files."""
-_LISTS: Final = {"sessions": layout.SESSIONS_FILE, "workers": layout.WORKERS_FILE}
+"""The directory of each queue, and the column that ends the names of its files."""
 _EXTENTS: Final = """
 SELECT instance_key, execution_id, count(*), min(event_id), max(event_id), sum(octet_length(data))
 FROM history WHERE instance_key"""
@@ -80,23 +82,14 @@ _FACTS: Final = ("lock_token", "suspended", "not_before", "block", "touched_at")
 class Files:
     """The files of a store, as they are on the disk, and the rows that they do not hold yet."""
 
-    def __init__(
-        self,
-        root: Root,
-        connection: apsw.Connection,
-        documents: Documents,
-        histories: Histories,
-        names: InstanceNames,
-        damage: DamagedFiles,
-        changes: Changes,
-    ) -> None:
+    def __init__(self, root: Root, connection: apsw.Connection) -> None:
         self.root = root
         self.connection = connection
-        self.documents = documents
-        self.histories = histories
-        self.names = names
-        self.damage = damage
-        self.changes = changes
+        self.documents = Documents(connection)
+        self.names = layout.InstanceNames()
+        self.histories = Histories(root, connection, self.documents, self.names)
+        self.damage = layout.DamagedFiles(root.path)
+        self.changes = Changes(connection, self.documents.tables)
         self.created_at = 0
         self.dirty: set[RowKey] = set()
         """Rows that were changed since the last checkpoint began."""
@@ -166,6 +159,13 @@ class _Rows:
             self.executions[key][number].history.append(tuple(event_row))
 
 
+def entry_path(table: Table, row: Sequence[Any]) -> str:
+    """Return the file of a message, a work item or a dead letter."""
+    queue, kind_column = QUEUES[table.name]
+    instance_id, kind = (row[table.columns.index(each)] for each in ("instance_id", kind_column))
+    return layout.entry_file(queue, row[0], instance_id, kind)
+
+
 def _slices(keys: Sequence[_Key]) -> Iterator[Sequence[_Key]]:
     for start in range(0, len(keys), SLICE):
         yield keys[start : start + SLICE]
@@ -219,7 +219,7 @@ class Checkpoint:
                 for some_ids in _slices(entry_ids):
                     self._capture_entries(table, some_ids)
                     yield
-            for table, path in _LISTS.items():
+            for table, path in LISTS.items():
                 if table in changed:
                     self._capture_list(table, path)
             self._history_files.place()
@@ -493,17 +493,14 @@ class Checkpoint:
     # --- the rest
 
     def _capture_entries(self, table: str, ids: Sequence[int]) -> None:
-        queue, id_column, kind_column = QUEUES[table]
         described, struct = self._tables[table], self._files.documents.entries[table]
-        kind_position = described.columns.index(kind_column)
-        instance_position = described.columns.index("instance_id")
-        rows = {row[0]: row for row in self._select(f"{described.select} WHERE {id_column}", ids)}
+        sql = f"{described.select} WHERE {described.key_columns[0]}"
+        rows = {row[0]: row for row in self._select(sql, ids)}
         for entry_id in ids:
             row = rows.get(entry_id)
             path: str | None = None
             if row is not None:
-                instance_id, kind = row[instance_position], row[kind_position]
-                path = layout.entry_file(queue, entry_id, instance_id, kind)
+                path = entry_path(described, row)
                 self._tried.add(path)
                 self._document_files.write(path, seal(struct(**described.values(row))))
             self._note_entry((table, entry_id), path)

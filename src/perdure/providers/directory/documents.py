@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 
-from perdure.providers.directory.damage import Damaged
 from perdure.providers.documents import NO_JSON, embed, extract, is_deep
 
 if TYPE_CHECKING:
@@ -28,6 +27,10 @@ if TYPE_CHECKING:
 LAYOUT_VERSION: Final = 2
 _CHECKSUM_BYTES: Final = len(b',"checksum":"01234567"}')
 _encoder = msgspec.json.Encoder()
+
+
+class Damaged(Exception):
+    """A file does not hold the bytes that were written into it."""
 
 
 def seal(document: Any) -> bytes:
@@ -96,25 +99,25 @@ def ranges(text: str) -> tuple[range, ...]:
 # --- tables
 
 TABLES: Final = {
-    "store_info": (0,),
-    "instances": (0,),
-    "executions": (0, 1),
-    "history": (0, 1, 2),
-    "kv_store": (0, 1),
-    "kv_delta": (0, 1),
-    "orchestrator_queue": (0,),
-    "instance_locks": (0,),
-    "worker_queue": (0,),
-    "sessions": (0,),
-    "dead_letters": (0,),
-    "workers": (0,),
+    "store_info": 1,
+    "instances": 1,
+    "executions": 2,
+    "history": 3,
+    "kv_store": 2,
+    "kv_delta": 2,
+    "orchestrator_queue": 1,
+    "instance_locks": 1,
+    "worker_queue": 1,
+    "sessions": 1,
+    "dead_letters": 1,
+    "workers": 1,
 }
-"""The tables of the engine, with the positions of their primary keys."""
+"""The tables of the engine, and how many of their first columns are the primary key."""
 
-_PAYLOADS: Final = frozenset(
+PAYLOADS: Final = frozenset(
     {"block", "body", "custom_status", "heartbeat", "output", "record", "value"}
 )
-_TIME_ENDINGS: Final = ("_at", "_until", "_since", "not_before")
+TIME_ENDINGS: Final = ("_at", "_until", "_since", "not_before")
 _PLAIN: Final = "plain"
 _TIME: Final = "time"
 _PAYLOAD: Final = "payload"
@@ -134,11 +137,13 @@ class Table:
     def __init__(self, connection: apsw.Connection, name: str) -> None:
         self.name = name
         described: list[Any] = connection.execute(f"PRAGMA table_info({name})").fetchall()
+        described = [row for row in described if (name, row[1]) != ("history", "checksum")]
         self.columns = [row[1] for row in described]
-        self.key_columns = [self.columns[position] for position in TABLES[name]]
-        self.select = f"SELECT {', '.join(self.columns)} FROM {name} "  # noqa: S608 - of constants
+        self.key_columns = self.columns[: TABLES[name]]
+        names = ", ".join(self.columns)
+        self.select = f"SELECT {names} FROM {name} "  # noqa: S608 - of constants
         marks = ", ".join("?" * len(self.columns))
-        self.put = f"INSERT OR REPLACE INTO {name} VALUES ({marks})"  # noqa: S608 - of constants
+        self.put = f"INSERT OR REPLACE INTO {name} ({names}) VALUES ({marks})"  # noqa: S608 - of constants
         self._defaults = [_default(row) for row in described]
         self._kinds = [_kind(name, column) for column in self.columns]
 
@@ -200,9 +205,9 @@ class Table:
 def _kind(table: str, column: str) -> str:
     if column in _DERIVED.get(table, ()):
         return _DERIVED_COLUMN
-    if column in _PAYLOADS:
+    if column in PAYLOADS:
         return _PAYLOAD
-    return _TIME if column.endswith(_TIME_ENDINGS) else _PLAIN
+    return _TIME if column.endswith(TIME_ENDINGS) else _PLAIN
 
 
 def _default(described: Any) -> Any:

@@ -1,25 +1,29 @@
 """Every touch of the file system, one method per system call, so that tests can make any one fail.
 
-Paths are relative to a directory descriptor; nothing here knows what the files mean.
+Paths are relative to an open directory; nothing here knows what the files mean.
 """
 
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import os
 import stat
-from typing import Final
+import sys
+from typing import TYPE_CHECKING
 
-FILE_MODE: Final = 0o600
-DIRECTORY_MODE: Final = 0o700
-"""A umask can only take rights away from these, and only the owner has any."""
+from perdure.providers import local_files
+from perdure.providers.local_files import DIRECTORY_MODE, FILE_MODE, PLAIN_FILE, place
+
+if TYPE_CHECKING:
+    from perdure.providers.local_files import Directory
 
 
 def _load_syncfs() -> ctypes._NamedFuncPointer | None:
     """Return Linux' syncfs, or None. Linux can flush one file system in one call;
     elsewhere files are flushed one by one.
     """
+    if sys.platform == "win32":
+        return None
     try:
         function = ctypes.CDLL(None, use_errno=True).syncfs
     except (OSError, AttributeError):
@@ -37,45 +41,58 @@ class FileOps:
 
     # --- directories
 
-    def open_directory(self, path: str, *, dir_fd: int | None = None) -> int:
-        """Descriptor of a directory that is not reached through a symbolic link."""
-        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=dir_fd)
+    def open_directory(
+        self, path: str, *, at: Directory | None = None, may_be_link: bool = False
+    ) -> Directory:
+        return local_files.open_directory(path, at, may_be_link=may_be_link)
 
-    def make_directory(self, path: str, *, dir_fd: int | None = None) -> None:
-        os.mkdir(path, DIRECTORY_MODE, dir_fd=dir_fd)
+    def close_directory(self, directory: Directory) -> None:
+        local_files.close_directory(directory)
 
-    def list_directory(self, dir_fd: int) -> list[str]:
-        return os.listdir(dir_fd)
+    def make_directory(self, path: str, *, at: Directory | None = None) -> None:
+        name, dir_fd = place(path, at)
+        os.mkdir(name, DIRECTORY_MODE, dir_fd=dir_fd)
 
-    def remove_directory(self, path: str, *, dir_fd: int) -> None:
-        os.rmdir(path, dir_fd=dir_fd)
+    def list_directory(self, directory: Directory) -> list[os.DirEntry[str]]:
+        """Return the entries of an open directory; ask them before it is closed."""
+        with os.scandir(directory) as entries:
+            return list(entries)
+
+    def remove_directory(self, path: str, *, at: Directory) -> None:
+        name, dir_fd = place(path, at)
+        os.rmdir(name, dir_fd=dir_fd)
 
     # --- files
 
-    def create_file(self, path: str, *, dir_fd: int) -> int:
+    def create_file(self, path: str, *, at: Directory) -> int:
         """Descriptor of a file that did not exist."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-        return os.open(path, flags, FILE_MODE, dir_fd=dir_fd)
+        return self._open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, at)
 
-    def open_file(self, path: str, *, dir_fd: int) -> int:
+    def open_file(self, path: str, *, at: Directory) -> int:
         """Descriptor for reading."""
-        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=dir_fd)
+        return self._open(path, os.O_RDONLY, at)
 
-    def open_for_append(self, path: str, *, dir_fd: int) -> int:
+    def open_for_append(self, path: str, *, at: Directory) -> int:
         """Descriptor whose writes go to the end; the file is created if it is missing."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
-        return os.open(path, flags, FILE_MODE, dir_fd=dir_fd)
+        return self._open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, at)
 
-    def open_for_update(self, path: str, *, dir_fd: int) -> int:
+    def open_for_update(self, path: str, *, at: Directory) -> int:
         """Descriptor for writing anywhere; the file is created if it is missing."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW
-        return os.open(path, flags, FILE_MODE, dir_fd=dir_fd)
+        return self._open(path, os.O_WRONLY | os.O_CREAT, at)
+
+    def open_lock(self, path: str, *, at: Directory) -> int:
+        """Descriptor of the file that is locked; it is created if it is missing."""
+        return self._open(path, os.O_RDWR | os.O_CREAT, at)
+
+    def _open(self, path: str, flags: int, at: Directory) -> int:
+        name, dir_fd = place(path, at)
+        return os.open(name, flags | PLAIN_FILE, FILE_MODE, dir_fd=dir_fd)
 
     def write(self, descriptor: int, data: bytes | memoryview) -> int:
         return os.write(descriptor, data)
 
     def write_at(self, descriptor: int, data: bytes | memoryview, offset: int) -> int:
-        return os.pwrite(descriptor, data, offset)
+        return local_files.write_at(descriptor, data, offset)
 
     def read(self, descriptor: int, size: int) -> bytes:
         return os.read(descriptor, size)
@@ -93,40 +110,38 @@ class FileOps:
     def close(self, descriptor: int) -> None:
         os.close(descriptor)
 
-    def rename(self, source: str, target: str, *, dir_fd: int) -> None:
-        os.rename(source, target, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+    def rename(self, source: str, target: str, *, at: Directory) -> None:
+        local_files.replace(source, target, at)
 
-    def unlink(self, path: str, *, dir_fd: int) -> None:
-        os.unlink(path, dir_fd=dir_fd)
+    def unlink(self, path: str, *, at: Directory) -> None:
+        local_files.remove(path, at)
 
-    def is_directory(self, path: str, *, dir_fd: int) -> bool:
-        return stat.S_ISDIR(os.stat(path, dir_fd=dir_fd, follow_symlinks=False).st_mode)
+    def status(self, path: str, *, at: Directory) -> os.stat_result:
+        """Return what is known of a file, or of a link itself."""
+        name, dir_fd = place(path, at)
+        return os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
+
+    def is_directory(self, path: str, *, at: Directory) -> bool:
+        return stat.S_ISDIR(self.status(path, at=at).st_mode)
 
     # --- durability
 
     def fsync(self, descriptor: int) -> None:
-        os.fsync(descriptor)
+        local_files.sync_file(descriptor)
 
     def fdatasync(self, descriptor: int) -> None:
-        os.fdatasync(descriptor) if hasattr(os, "fdatasync") else os.fsync(descriptor)
+        local_files.sync_data(descriptor)
+
+    def sync_names(self, directory: Directory) -> None:
+        local_files.sync_names(directory)
 
     @property
     def can_sync_filesystem(self) -> bool:
         return self._syncfs is not None
 
-    def sync_filesystem(self, descriptor: int) -> None:
-        """Flush everything that was written to the file system of the descriptor."""
+    def sync_filesystem(self, directory: Directory) -> None:
+        """Flush everything that was written to the file system of the directory."""
         assert self._syncfs is not None, "ask can_sync_filesystem first"
-        if self._syncfs(descriptor) != 0:
+        if self._syncfs(directory) != 0:
             error = ctypes.get_errno()
             raise OSError(error, os.strerror(error))
-
-    # --- locking
-
-    def try_lock(self, descriptor: int) -> bool:
-        """Exclusive lock that the kernel drops with the last copy of the descriptor."""
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True

@@ -21,8 +21,13 @@ import msgspec
 
 from perdure.errors import CorruptData
 from perdure.providers.directory import layout
-from perdure.providers.directory.damage import Damaged
-from perdure.providers.directory.documents import are_json, history_texts, ranges_text, unseal
+from perdure.providers.directory.documents import (
+    Damaged,
+    are_json,
+    history_texts,
+    ranges_text,
+    unseal,
+)
 from perdure.providers.documents import NO_JSON, embed, extract
 
 if TYPE_CHECKING:
@@ -30,8 +35,8 @@ if TYPE_CHECKING:
 
     import apsw
 
-    from perdure.providers.directory.changes import Execution
     from perdure.providers.directory.documents import Documents
+    from perdure.providers.directory.journal import Execution
     from perdure.providers.directory.layout import InstanceNames
     from perdure.providers.directory.root import Root
 

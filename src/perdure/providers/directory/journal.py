@@ -1,25 +1,37 @@
-"""The journal: the one place where a commit happens.
+"""The journal: the one place where a commit happens, and the changed rows that it holds.
 
 A record is a line: checksum, length, JSON. Records lie in segments named after their first sequence
 number; a torn end is cut, anything else that does not check out is damage and is refused. A segment
 is filled with blanks ahead of its records, because overwriting is flushed faster than appending.
+
+A record has the final values of the columns that its commit has changed. So applying records again,
+in order, over rows that are already newer gives the newest rows: every value that changed since is
+in a later record.
 """
+
+# apsw's own stubs leave the type of a change open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 
 import contextlib
 import zlib
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+import apsw
 import msgspec
 
-from perdure.errors import CorruptData
+from perdure.errors import CorruptData, StoreClosed
 from perdure.providers.directory import layout
-from perdure.providers.directory.root import SyncFailed
+from perdure.providers.directory.documents import TABLES
+from perdure.providers.directory.root import SyncFailed, refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from perdure.providers.directory.checkpoint import Files
+    from perdure.providers.directory.documents import Table
+    from perdure.providers.directory.histories import Histories
     from perdure.providers.directory.root import Root
 
 _HEADER_BYTES: Final = 18  # "cccccccc llllllll "
@@ -85,7 +97,7 @@ class Journal:
         end = self._size + len(data)
         self._is_torn = True  # until it is whole, also for a signal that breaks in
         try:
-            root.write_all_at(self._descriptor, data, self._size)
+            root.write_all(self._descriptor, data, self._size)
         except OSError:
             self._cut()
             raise
@@ -106,7 +118,7 @@ class Journal:
         self._filled = end
         ahead = min(max(end, _AHEAD_BYTES_MIN), _AHEAD_BYTES_MAX)
         with contextlib.suppress(OSError):  # no space: then the next ones are appended
-            self._root.write_all_at(self._descriptor, _BLANK * ahead, end)
+            self._root.write_all(self._descriptor, _BLANK * ahead, end)
             self._filled = end + ahead
 
     def _cut(self) -> None:
@@ -122,7 +134,7 @@ class Journal:
         if self._is_torn:
             self._cut()
         path = layout.segment_file(first_sequence)
-        descriptor = self._root.ops.open_for_update(path, dir_fd=self._root.descriptor)
+        descriptor = self._root.ops.open_for_update(path, at=self._root.directory)
         try:
             self._root.ops.truncate(descriptor, 0)
             self._root.sync_directory(layout.JOURNAL)
@@ -138,7 +150,7 @@ class Journal:
         for name in self._root.names(layout.JOURNAL):
             first = layout.segment_sequence(name)
             if first is not None and first < before_sequence:
-                self._root.ops.unlink(f"{layout.JOURNAL}/{name}", dir_fd=self._root.descriptor)
+                self._root.ops.unlink(f"{layout.JOURNAL}/{name}", at=self._root.directory)
 
     def finish(self) -> None:
         """Close, and leave no segment behind if nothing is in it: the sign of an orderly end."""
@@ -146,7 +158,7 @@ class Journal:
         self.close()
         if is_empty:
             with contextlib.suppress(OSError):
-                self._root.ops.unlink(self._path, dir_fd=self._root.descriptor)
+                self._root.ops.unlink(self._path, at=self._root.directory)
 
     def close(self) -> None:
         if self._descriptor >= 0:
@@ -216,10 +228,183 @@ def _is_unfinished(end: bytes, sequence: int) -> bool:
 
 def _keep(root: Root, path: str, size: int) -> None:
     """Cut the bytes beyond a size, and flush the rest: a killed process may not have done so."""
-    descriptor = root.ops.open_for_update(path, dir_fd=root.descriptor)
+    descriptor = root.ops.open_for_update(path, at=root.directory)
     try:
         if root.ops.size_of(descriptor) > size:
             root.ops.truncate(descriptor, size)
         root.sync_descriptor(descriptor)
     finally:
         root.ops.close(descriptor)
+
+
+# --- changed rows
+
+RowKey: TypeAlias = tuple[Any, ...]
+"""The name of a table and a primary key."""
+Execution: TypeAlias = tuple[int, int]
+"""The key of an instance and the number of an execution."""
+
+_encode: Final = msgspec.json.Encoder().encode
+_no_change: Final = apsw.no_change
+
+
+class Changes:
+    """The rows that the open transaction has changed."""
+
+    def __init__(self, connection: apsw.Connection, tables: Mapping[str, Table]) -> None:
+        self._connection = connection
+        self._tables = tables
+        self._columns = {name: table.columns for name, table in tables.items()}
+        self.rows: dict[RowKey, Any] = {}
+        """The whole row of one that was added, a dict of columns of one that was changed, or None
+        for one that was deleted.
+        """
+        self.dropped: set[Execution] = set()
+        """Executions whose history was deleted; what was added since is a new history."""
+
+    def watch(self, *, is_watching: bool) -> None:
+        """Capture changes from now on, or no longer."""
+        self._connection.preupdate_hook(self._note if is_watching else None)
+
+    def clear(self) -> None:
+        if self.rows:
+            self.rows = {}
+        if self.dropped:
+            self.dropped = set()
+
+    def encode(self, sequence: int) -> bytes:
+        """Return the record of the changes."""
+        if self.dropped:
+            return _encode((sequence, list(self.rows.items()), list(self.dropped)))
+        return _encode((sequence, list(self.rows.items())))
+
+    def _note(self, change: Any) -> None:
+        """Called by SQLite before it changes a row."""
+        table = change.table_name
+        width = TABLES.get(table)
+        if width is None:  # SQLite's own
+            return
+        operation = change.op
+        if operation == "UPDATE":
+            values = change.old
+            key = (table, *values[:width])
+            known = self.rows.get(key)
+            if known.__class__ is tuple:
+                self.rows[key] = change.new
+                return
+            if known is None:
+                self.rows[key] = known = {}
+            for column, value in zip(self._columns[table], change.update, strict=False):
+                if value is not _no_change:
+                    known[column] = value
+        elif operation == "INSERT":
+            values = change.new
+            self.rows[(table, *values[:width])] = values
+        else:
+            values = change.old
+            self.rows[(table, *values[:width])] = None
+            if table == "history":
+                self.dropped.add((values[0], values[1]))
+
+    # --- the other way
+
+    def apply(self, rows: Iterable[tuple[RowKey, Any]], dropped: Iterable[Execution]) -> None:
+        """Change rows as a record says. The record may have been applied before."""
+        execute = self._connection.execute
+        for execution in dropped:
+            execute("DELETE FROM history WHERE instance_key = ? AND execution_id = ?", execution)
+        rest: list[tuple[RowKey, Any]] = []
+        for key, value in rows:
+            if value is None:  # first: a row that was added may have its place in an index
+                execute(f"DELETE FROM {key[0]} WHERE {self._where(key)}", key[1:])  # noqa: S608 - of constants
+            else:
+                rest.append((key, value))
+        for key, value in rest:
+            table = self._tables[key[0]]
+            if isinstance(value, dict):
+                if not value:  # each column was set to the value that it had
+                    continue
+                names = ", ".join(f"{name} = ?" for name in value)
+                bindings = (*value.values(), *key[1:])
+                execute(f"UPDATE {table.name} SET {names} WHERE {self._where(key)}", bindings)  # noqa: S608 - of constants
+            elif table.name == "history":
+                # An event never changes. One that is there may be in its file already.
+                execute(
+                    "INSERT OR IGNORE INTO history (instance_key, execution_id, event_id, data)"
+                    " VALUES (?, ?, ?, ?)",
+                    value[:4],
+                )
+            else:
+                execute(table.put, value)
+
+    def _where(self, key: RowKey) -> str:
+        return " AND ".join(f"{name} = ?" for name in self._tables[key[0]].key_columns)
+
+
+class JournalHook:
+    """Writes the changed rows of each commit into the journal, before COMMIT."""
+
+    def __init__(self, enforce_moved_mark: Callable[[], None]) -> None:
+        self.enforce_moved_mark = enforce_moved_mark
+        self.files: Files
+        self.changes: Changes
+        self.histories: Histories
+        self.journal: Journal
+        self.sequence = 0
+        """Of the newest record."""
+        self.journal_bytes = 0
+        """Written since the last checkpoint began."""
+        self.failure: str | None = None
+        """The reason why nothing can be committed any more."""
+        self._is_in_doubt = False
+        """A record is durable, and its transaction is not committed in memory yet."""
+
+    def attach(self, files: Files, journal: Journal, sequence: int) -> None:
+        self.files, self.changes, self.histories = files, files.changes, files.histories
+        self.journal, self.sequence = journal, sequence
+        self.journal_bytes = 0
+        self.failure = None
+
+    def before_commit(self) -> None:
+        changes = self.changes
+        if not changes.rows:
+            return
+        line = frame(changes.encode(self.sequence + 1))
+        try:
+            self.journal.append(line)
+        except OSError as error:
+            raise refusal("commit", error) from error
+        except SyncFailed as error:
+            raise self.fail(error) from error
+        self._is_in_doubt = True
+        self.sequence += 1
+        self.journal_bytes += len(line)
+        files = self.files
+        files.dirty.update(changes.rows)
+        if changes.dropped:
+            files.dropped |= changes.dropped
+            for execution in changes.dropped:
+                files.histories.files.pop(execution, None)
+
+    def committed(self) -> None:
+        self._is_in_doubt = False
+        self.changes.clear()
+
+    def rolled_back(self) -> None:
+        if self._is_in_doubt:
+            # A signal came between the journal and COMMIT. The journal decides.
+            changes = self.changes
+            changes.watch(is_watching=False)
+            changes.apply(list(changes.rows.items()), changes.dropped)
+            changes.watch(is_watching=True)
+            self.enforce_moved_mark()
+            self._is_in_doubt = False
+        self.changes.clear()
+
+    def fail(self, error: SyncFailed) -> StoreClosed:
+        """Close for good: which bytes are on the disk is unknown from now on."""
+        self.failure = (
+            f"the store was closed because data could not be made durable ({error}); check the "
+            "disk, then start again"
+        )
+        return StoreClosed("commit", self.failure)

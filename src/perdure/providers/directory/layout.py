@@ -1,15 +1,21 @@
-"""Names and places inside the root.
+"""Names and places inside the root, and the files that were found damaged there.
 
 An id never becomes a path. The name of an instance is a slug of its id, for people, and a short
-hash of the id. If two ids would get the same name, the second one gets a longer hash.
+hash of the id. If two ids would get the same name, the second one gets a longer hash. A damaged
+file stays as it is, and its instance is refused.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 from functools import lru_cache
 from typing import Final
+
+from perdure.errors import CorruptData
+
+_log = logging.getLogger("perdure.directory")
 
 SLUG_CHARACTERS_MAX: Final = 40
 
@@ -89,12 +95,16 @@ def meta_file(name: str) -> str:
     return f"{INSTANCES}/{name}/meta.json"
 
 
+def executions_directory(name: str) -> str:
+    return f"{INSTANCES}/{name}/executions"
+
+
 def execution_file(name: str, execution_id: int) -> str:
-    return f"{INSTANCES}/{name}/executions/{execution_id}.json"
+    return f"{executions_directory(name)}/{execution_id}.json"
 
 
 def history_file(name: str, execution_id: int) -> str:
-    return f"{INSTANCES}/{name}/executions/{execution_id}.jsonl"
+    return f"{executions_directory(name)}/{execution_id}.jsonl"
 
 
 def archive_directory(name: str) -> str:
@@ -195,3 +205,46 @@ class InstanceNames:
     def discard(self, name: str) -> None:
         self._taken.pop(name, None)
         self.directories.discard(name)
+
+
+class DamagedFiles:
+    """The damaged files of a store, and the instances that cannot be used because of them."""
+
+    def __init__(self, root_path: str) -> None:
+        self._root_path = root_path
+        self.reasons: dict[str, str] = {}
+        """By the path inside the root."""
+        self._barred: dict[str, str] = {}
+        """The path, by the name of the instance."""
+        self.lost: set[str] = set()
+        """Names of the instances whose own files are damaged: they are not written again."""
+
+    def add(self, path: str, reason: object, name: str | None, *, is_lost: bool = False) -> None:
+        """Report a file, and refuse its instance from now on."""
+        _log.error("%s/%s cannot be read and is left aside: %s", self._root_path, path, reason)
+        self.reasons[path] = str(reason)
+        if name is not None:
+            self._barred[name] = path
+            if is_lost:
+                self.lost.add(name)
+
+    def bars(self, instance_id: str) -> bool:
+        """Return whether the instance cannot be used."""
+        return bool(self._barred) and not self._barred.keys().isdisjoint(
+            instance_names(instance_id)
+        )
+
+    def is_lost(self, instance_id: str) -> bool:
+        """Return whether the files of the instance itself are damaged."""
+        return bool(self.lost) and not self.lost.isdisjoint(instance_names(instance_id))
+
+    def check(self, operation: str, instance_id: str) -> None:
+        """Raise CorruptData for an instance that cannot be used."""
+        if self._barred:
+            for name in instance_names(instance_id):
+                if (path := self._barred.get(name)) is not None:
+                    raise CorruptData(
+                        operation,
+                        f"the files of {instance_id!r} are damaged ({self.reasons[path]}); restore "
+                        f"{path} from a backup and open the store again",
+                    )

@@ -9,15 +9,18 @@ of the store works.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import os
+import socket
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
 
 from perdure.errors import CorruptData, StoreRefused
 from perdure.model.wire import FORMAT_VERSION
 from perdure.providers.directory import layout
-from perdure.providers.directory.checkpoint import QUEUES
-from perdure.providers.directory.damage import Damaged
+from perdure.providers.directory.checkpoint import LISTS, QUEUES, entry_path
 from perdure.providers.directory.documents import (
     LAYOUT_VERSION,
+    Damaged,
     StoreDocument,
     history_texts,
     ranges,
@@ -33,9 +36,8 @@ from perdure.providers.directory.old_layout import OldStore
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from perdure.providers.directory.changes import Execution
     from perdure.providers.directory.checkpoint import Files
-    from perdure.providers.directory.journal import Record
+    from perdure.providers.directory.journal import Execution, Record
     from perdure.providers.directory.root import Root
 
 _DAMAGE = (Damaged, OSError, ValueError)
@@ -53,7 +55,8 @@ END
 def create_layout(root: Root, now_ms: int) -> None:
     """Make a new store, or finish one whose making was interrupted."""
     for path in layout.DIRECTORIES:
-        root.make_directories(path)
+        with suppress(FileExistsError):
+            root.ops.make_directory(path, at=root.directory)
     _clear_scratch(root)
     root.sync_directory("queues")
     if layout.README_FILE not in root.names("."):
@@ -67,6 +70,11 @@ def create_layout(root: Root, now_ms: int) -> None:
 def _clear_scratch(root: Root) -> None:
     for name in root.names(layout.SCRATCH):
         root.remove_tree(f"{layout.SCRATCH}/{name}")
+
+
+_FORGET_WORKERS: Final = """
+DELETE FROM workers WHERE record ->> 'host' = ? AND record ->> 'process_id' <> ?
+"""
 
 
 class Loader:
@@ -88,8 +96,7 @@ class Loader:
         """Executions that an instance names and that have no document, with the instance's name."""
         self._added_in_journal: set[str] = set()
         self.last_sequence = 0
-        self.old = OldStore(files)
-        self.is_old = False
+        self.old: OldStore | None = None
         """The store has the layout of version 1 and must be written anew."""
 
     def load(self) -> None:
@@ -97,9 +104,11 @@ class Loader:
         root, execute = self._root, self._execute
         if layout.STORE_FILE not in root.names("."):
             create_layout(root, self._now_ms)
+        root.names("queues")  # refuses links
         _clear_scratch(root)
         store = self._load_store()
-        self.is_old = store.layout_version < LAYOUT_VERSION
+        if store.layout_version < LAYOUT_VERSION:
+            self.old = OldStore(self._files)
         self.last_sequence = store.checkpoint
         execute("BEGIN")
         execute(
@@ -108,24 +117,25 @@ class Loader:
         )
         execute("INSERT INTO sqlite_sequence VALUES ('dead_letters', ?)", (store.last_letter_id,))
         old = self.old
-        old.load_files()
-        if self.is_old:
-            self._note_unfinished_upgrade()
-            old.load_leases()
-            if store.moved_to is not None:
-                old.set_moved(store.moved_to)
+        self._note_other_version()
+        if old is not None:
+            old.load()
+            old.moved_to = store.moved_to
         else:
             self._load_files()
         for record in read_records(root, store.checkpoint):
-            if self.is_old:
+            if old is not None:
                 old.apply(record.body)
             else:
                 self._apply(record)
             self.last_sequence = record.sequence
-        old.import_rows()
+        if old is not None:
+            old.import_rows()
         self._judge_gaps()
         self._hold_damaged()
         self._note_files()
+        # One process at a time has the directory: other processes of this host are gone.
+        execute(_FORGET_WORKERS, (socket.gethostname(), os.getpid()))
         execute("COMMIT")
 
     def _load_store(self) -> StoreDocument:
@@ -147,21 +157,25 @@ class Loader:
         self._files.created_at = time_ms(document.created_at)
         return document
 
-    def _note_unfinished_upgrade(self) -> None:
-        """Note new files beside the old ones: they are written again, or removed."""
-        for directory in (layout.INSTANCES, *(queue for queue, *_ in QUEUES.values())):
+    def _note_other_version(self) -> None:
+        """Note the files that an upgrade has left: new ones beside those that count, or old ones.
+
+        The new ones are written again, or removed.
+        """
+        for directory in (layout.INSTANCES, *(queue for queue, _ in QUEUES.values())):
             for name in self._root.names(directory):
-                if not layout.is_old_instance(name) and not layout.is_old_entry(name):
+                is_old = layout.is_old_instance(name) or layout.is_old_entry(name)
+                if is_old != (self.old is not None):
                     self._files.stale.add(f"{directory}/{name}")
 
     # --- files
 
     def _load_files(self) -> None:
-        for table, (queue, *_) in QUEUES.items():
+        for table, (queue, _) in QUEUES.items():
             for name in self._root.names(queue):
                 if not layout.is_old_entry(name):
                     self._load_entry(table, queue, name)
-        for table, path in (("sessions", layout.SESSIONS_FILE), ("workers", layout.WORKERS_FILE)):
+        for table, path in LISTS.items():
             self._load_list(table, path)
         names = self._root.names(layout.INSTANCES)
         small = {name.removesuffix(".json") for name in names if name.endswith(".json")}
@@ -180,22 +194,18 @@ class Loader:
 
     def _load_entry(self, table: str, queue: str, file_name: str) -> None:
         files, path = self._files, f"{queue}/{file_name}"
+        instance = layout.instance_of_entry(file_name)
         try:
             document = unseal(self._root.read(path), files.documents.entries[table])
             row = self._tables[table].row(document)
-            if path != self._entry_path(table, row):
+            if path != entry_path(self._tables[table], row):
+                instance = layout.instance_names(document.instance_id)[0]
                 raise Damaged("its name does not fit its content")
             self._rows[table].append(row)
         except _DAMAGE as damage:
-            files.damage.add(path, damage, layout.instance_of_entry(file_name))
+            files.damage.add(path, damage, instance)
         else:
             self._entry_files.add(path)
-
-    def _entry_path(self, table: str, row: tuple[Any, ...]) -> str:
-        queue, _, kind_column = QUEUES[table]
-        columns = self._tables[table].columns
-        instance_id, kind = row[columns.index("instance_id")], row[columns.index(kind_column)]
-        return layout.entry_file(queue, row[0], instance_id, kind)
 
     def _load_list(self, table: str, path: str) -> None:
         """Load sessions or workers; without them all sessions are free, as after their expiry."""
@@ -210,9 +220,12 @@ class Loader:
     def _load_instance(self, name: str, *, is_directory: bool) -> None:
         path = layout.meta_file(name) if is_directory else layout.document_file(name)
         kept = {table: len(rows) for table, rows in self._rows.items()}
+        found: set[str] = set()
         try:
+            if is_directory and "executions" in self._root.names(layout.instance_directory(name)):
+                found.update(self._root.names(layout.executions_directory(name)))
             document = unseal(self._root.read(path), self._files.documents.instance)
-            self._load_document(name, document, is_directory=is_directory)
+            self._load_document(name, document, found, is_directory=is_directory)
         except FileNotFoundError:
             self._nameless.add(name)
         except _DAMAGE as damage:
@@ -223,7 +236,10 @@ class Loader:
         else:
             self._on_disk.add(name)
 
-    def _load_document(self, name: str, document: Any, *, is_directory: bool) -> None:
+    def _load_document(
+        self, name: str, document: Any, found: set[str], *, is_directory: bool
+    ) -> None:
+        """Load an instance; ``found``: the files of its executions."""
         instance_id: str = document.instance_id
         if name not in layout.instance_names(instance_id)[:2]:
             raise Damaged(f"it holds another instance, {instance_id!r}")
@@ -250,8 +266,10 @@ class Loader:
                     if file is not None and not file.is_archived:
                         expected.add(f"{number}.jsonl")
         self._files.names.add(name, instance_id, is_directory=is_directory)
-        if is_directory:
-            self._find_leftovers(name, expected)
+        # Files that no document names are left from a crash.
+        self._files.stale |= {
+            f"{layout.executions_directory(name)}/{each}" for each in found - expected
+        }
 
     def _load_execution_file(self, name: str, key: int, number: int) -> None:
         path = layout.execution_file(name, number)
@@ -279,15 +297,6 @@ class Loader:
         if document.history_bytes:
             file = HistoryFile(document.history_bytes, is_archived=document.archived)
             self._files.histories.files[key, number] = file
-
-    def _find_leftovers(self, name: str, expected: set[str]) -> None:
-        """Note the files of executions that no document names: a crash has left them."""
-        directory = f"{layout.instance_directory(name)}/executions"
-        try:
-            found = set(self._root.names(directory))
-        except FileNotFoundError:
-            return
-        self._files.stale |= {f"{directory}/{each}" for each in found - expected}
 
     # --- the journal
 
@@ -361,7 +370,7 @@ class Loader:
             files.names.discard(name)
         for table in QUEUES:
             for row in execute(self._tables[table].select).fetchall():
-                path = self._entry_path(table, row)
+                path = entry_path(self._tables[table], row)
                 if path in self._entry_files:
                     files.entries[table, row[0]] = path
         files.stale |= self._entry_files - set(files.entries.values())
@@ -371,6 +380,7 @@ class Loader:
         if layout.ARCHIVE not in self._root.names("."):
             return
         for name in self._root.names(layout.ARCHIVE):
-            is_left = name not in names and not layout.is_old_instance(name)
-            if is_left and name not in self._files.damage.lost:
+            if self.old is not None and layout.is_old_instance(name):
+                continue  # it counts until the new files are whole
+            if name not in names and name not in self._files.damage.lost:
                 self._files.stale.add(layout.archive_directory(name))

@@ -3,6 +3,10 @@
 In that version an instance had a directory with ``meta.json``, and each execution a directory with
 ``state.json`` and ``history.jsonl``. All names of its files differ from those of today, so both
 can lie side by side: until ``store.json`` says that the new files are whole, the old ones count.
+A store of which a file is damaged or missing is refused as a whole, and stays as it is.
+
+The fields of its documents have the names of today's columns, and those of its journal too, with
+``_ms`` behind times. What was nested is made flat here.
 """
 
 # apsw's own stubs leave the type of a buffer open.
@@ -10,6 +14,7 @@ can lie side by side: until ``store.json`` says that the new files are whole, th
 
 from __future__ import annotations
 
+import zlib
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
@@ -18,586 +23,360 @@ from perdure.errors import CorruptData
 from perdure.model.status import Status
 from perdure.providers import rules
 from perdure.providers.directory import layout
-from perdure.providers.directory.checkpoint import SHORT_HISTORY_BYTES
-from perdure.providers.directory.damage import Damaged
-from perdure.providers.directory.documents import ranges, time_ms, unseal
-from perdure.providers.directory.file_batch import FileBatch
-from perdure.providers.directory.histories import (
-    IN_FILE,
-    HistoryFile,
-    decode_lines,
+from perdure.providers.directory.documents import (
+    PAYLOADS,
+    TIME_ENDINGS,
+    Damaged,
+    ranges,
+    time_ms,
+    unseal,
 )
+from perdure.providers.directory.histories import decode_lines, decompress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from perdure.providers.directory.checkpoint import Files
 
-_Row: TypeAlias = dict[str, Any]
+_Columns: TypeAlias = dict[str, Any]
 _ExecutionId: TypeAlias = tuple[str, int]
-
-_KEYS: Final[dict[str, Callable[[_Row], Any]]] = {
-    **dict.fromkeys(("message", "tag", "work", "claim"), lambda row: row["message_id"]),
-    **dict.fromkeys(
-        ("instance", "progress", "custom_status", "hold", "lock"), lambda row: row["instance_id"]
-    ),
-    "execution": lambda row: (row["instance_id"], row["execution_id"]),
-    **dict.fromkeys(("kv_store", "kv_delta"), lambda row: (row["instance_id"], row["key"])),
-    "session": lambda row: row["session_id"],
-    "dead_letter": lambda row: row["letter_id"],
-    "worker": lambda row: row["worker"]["worker_id"],
-    "moved": lambda _: "",
-}
-"""The kinds of rows in the journal, and the keys of their rows."""
 
 _QUEUES: Final = {
     "message": layout.ORCHESTRATOR_QUEUE,
     "work": layout.WORKER_QUEUE,
     "dead_letter": layout.DEAD_LETTERS,
 }
+_ROWS: Final = {
+    "message": "orchestrator_queue",
+    "work": "worker_queue",
+    "dead_letter": "dead_letters",
+    "execution": "executions",
+    "kv_store": "kv_store",
+    "kv_delta": "kv_delta",
+}
+"""Kinds of rows in the journal that stand for a whole row of a table."""
+_PARTS: Final = {
+    "tag": ("orchestrator_queue", {"lock_token", "attempt_count"}),
+    "claim": (
+        "worker_queue",
+        {"visible_at", "lock_token", "locked_until", "attempt_count", "heartbeat"},
+    ),
+    "instance": (
+        "instances",
+        {"name", "version", "parent_instance_id", "created_at"}
+        | {"start_name", "start_version", "start_parent_id"},
+    ),
+    "progress": ("instances", {"execution_id", "updated_at"}),
+    "custom_status": ("instances", {"custom_status", "custom_status_version"}),
+    "hold": ("instance_locks", {"suspended", "block", "not_before"}),
+    "lock": ("instance_locks", {"lock_token", "locked_until", "owner", "kept"}),
+}
+"""Kinds that stand for some columns of a row."""
+_KEYS: Final = {
+    "orchestrator_queue": ("message_id",),
+    "worker_queue": ("message_id",),
+    "dead_letters": ("letter_id",),
+    "executions": ("instance_id", "execution_id"),
+    "kv_store": ("instance_id", "key"),
+    "kv_delta": ("instance_id", "key"),
+    "instances": ("instance_id",),
+    "instance_locks": ("instance_id",),
+}
+_NESTED: Final = {
+    "start": {
+        "name": "start_name", "version": "start_version", "parent_instance_id": "start_parent_id",
+    },
+    "timer": {"execution_id": "timer_execution_id"},
+    "message": {"visible_at": "asked_visible_at"},
+    "identity": {}, "entry": {}, "lock": {},
+}  # fmt: skip
+"""Fields whose own fields become columns, some under another name."""
+_RENAMED: Final = {"is_kept": "kept"}
 
 
-class _Document:
-    """A file of version 1."""
-
-    def __init__(self, data: bytes) -> None:
-        """Errors: Damaged."""
-        self._fields: dict[str, msgspec.Raw] = unseal(data, dict[str, msgspec.Raw])
-
-    def get(self, name: str, default: Any = None) -> Any:
-        raw = self._fields.get(name)
-        return default if raw is None else msgspec.json.decode(raw)
-
-    def payload(self, name: str) -> str | None:
-        """Return a text that is shown as JSON if it is JSON."""
-        raw = self._fields.get(name)
-        return self.get(f"{name}_text") if raw is None else bytes(raw).decode()
-
-    def time(self, name: str) -> int | None:
-        text = self.get(name)
-        return None if text is None else time_ms(text)
-
-    def values(self, name: str) -> dict[str, _Row | None]:
-        """Return the entries of ``kv_store`` or ``kv_delta``."""
-        raw = self._fields.get(name)
-        if raw is None:
-            return {}
-        entries = msgspec.json.decode(raw, type=dict[str, dict[str, msgspec.Raw] | None])
-        return {key: None if each is None else _entry(each) for key, each in entries.items()}
+def _flat(fields: _Columns) -> _Columns:
+    """Return the columns of a row."""
+    columns: _Columns = {}
+    for name, value in fields.items():
+        column = name.removesuffix("_ms")
+        if column in _NESTED:
+            names = _NESTED[column]
+            nested = _flat(value or {})
+            columns |= {names.get(each, each): nested[each] for each in nested}
+        elif column == "block" and isinstance(value, dict):
+            columns[column] = msgspec.json.encode(value).decode()
+        elif column == "framework_version" and isinstance(value, list):
+            parts: list[int] = value
+            columns[column] = ".".join(map(str, parts))
+        else:
+            columns[_RENAMED.get(column, column)] = value
+    return columns
 
 
-def _entry(fields: dict[str, msgspec.Raw]) -> _Row:
-    raw, text = fields.get("value"), fields.get("value_text")
-    value = bytes(raw).decode() if raw is not None else msgspec.json.decode(text or b"null")
-    return {"value": value, "updated_at_ms": time_ms(msgspec.json.decode(fields["updated_at"]))}
-
-
-class _History:
-    """Events of one execution: the first ones in a file, the rest from the journal."""
-
-    def __init__(self, document: _Document | None = None) -> None:
-        self.file: HistoryFile | None = None
-        self.count = 0
-        self.ids: set[int] = set()
-        """Of the events in the file."""
-        self.events: dict[int, str] = {}
-        if document is not None and (count := document.get("event_count", 0)):
-            size, is_archived = document.get("history_bytes", 0), document.get("archived", False)
-            self.file = HistoryFile(size, is_archived=is_archived)
-            self.count = count
-            self.ids = {each for ids in ranges(document.get("events", "")) for each in ids}
+def _columns(fields: dict[str, msgspec.Raw]) -> _Columns:
+    """Return the columns of a document. Errors: ValueError."""
+    columns: _Columns = {}
+    for name, raw in fields.items():
+        if name in PAYLOADS:
+            columns[name] = bytes(raw).decode()
+        elif name.removesuffix("_text") in PAYLOADS:
+            columns[name.removesuffix("_text")] = msgspec.json.decode(raw)
+        elif name.endswith(TIME_ENDINGS):
+            columns[name] = time_ms(msgspec.json.decode(raw))
+        elif name in {"kv_store", "kv_delta"}:
+            entries = msgspec.json.decode(raw, type=dict[str, dict[str, msgspec.Raw] | None])
+            columns[name] = {key: _columns(each or {}) for key, each in entries.items()}
+        elif name == "lock":
+            columns[name] = _columns(msgspec.json.decode(raw, type=dict[str, msgspec.Raw]))
+        else:
+            columns[name] = msgspec.json.decode(raw)
+    return columns
 
 
 class OldStore:
-    """The rows of version 1, as its journal wrote them."""
+    """The rows of version 1, as columns of today's tables."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
         self._root = files.root
-        self._rows: dict[str, dict[Any, _Row]] = {kind: {} for kind in _KEYS}
-        self._histories: dict[_ExecutionId, _History] = {}
-        self._executions: dict[str, set[int]] = {}
-        self._values: dict[tuple[str, str], list[_Row]] = {}
+        self._rows: dict[str, dict[Any, _Columns]] = {table: {} for table in _KEYS}
+        self._histories: dict[_ExecutionId, dict[int, str]] = {}
+        """The texts of the events of each execution."""
+        self._missing: dict[str, set[str]] = {}
+        """Files that are not there, by the name of their instance."""
         self._changed: set[str] = set()
         """Instances that the journal changes."""
         self._last_message_id = 0
-        self._nameless: set[str] = set()
-        self._missing: dict[_ExecutionId, str] = {}
-        self._copies = FileBatch(self._root, files=1 << 30)
-        self._copied: dict[tuple[int, int], HistoryFile] = {}
+        self.moved_to: str | None = None
         self.paths: set[str] = set()
         """Files to be removed as soon as the new ones are whole."""
 
     # --- files
 
-    def load_files(self) -> None:
-        """Read all files that have names of version 1."""
+    def load(self) -> None:
+        """Read all files that have names of version 1. Errors: CorruptData, OSError.
+
+        Sessions and workers are left out: they belonged to a process that has ended.
+        """
         for kind, queue in _QUEUES.items():
             for name in self._root.names(queue):
                 if layout.is_old_entry(name):
-                    self._load_entry(kind, f"{queue}/{name}")
+                    columns = _flat(self._read(f"{queue}/{name}"))
+                    if columns.get("body") is None:
+                        raise self._damaged(f"{queue}/{name}", "a payload is missing")
+                    self._put(kind, columns)
+                    self.paths.add(f"{queue}/{name}")
         for name in self._root.names(layout.INSTANCES):
             if layout.is_old_instance(name):
                 self._load_instance(name)
 
-    def load_leases(self) -> None:
-        """Load sessions and workers; without them all sessions are free, as after their expiry."""
-        for path, kind in ((layout.SESSIONS_FILE, "session"), (layout.WORKERS_FILE, "worker")):
-            try:
-                for row in _Document(self._root.read(path)).get(f"{kind}s", ()):
-                    self._put(kind, row)
-            except FileNotFoundError:
-                pass
-            except Damaged as damage:
-                self._files.damage.add(path, damage, None)
-
-    def _load_entry(self, kind: str, path: str) -> None:
+    def _read(self, path: str) -> _Columns:
         try:
-            document = _Document(self._root.read(path))
-            for row_kind, row in _ENTRIES[kind](document):
-                self._put(row_kind, row)
-        except (Damaged, OSError, ValueError, LookupError) as damage:
-            self._files.damage.add(path, damage, None)
-        else:
-            self.paths.add(path)
+            return _columns(unseal(self._root.read(path), dict[str, msgspec.Raw]))
+        except (Damaged, ValueError) as damage:
+            raise self._damaged(path, damage) from damage
+
+    def _damaged(self, path: str, reason: object) -> CorruptData:
+        return CorruptData(
+            "open",
+            f"{self._root.path} is a store of version 1, and {path} is damaged ({reason}); "
+            "restore the directory from a backup",
+        )
 
     def _load_instance(self, name: str) -> None:
         directory = layout.instance_directory(name)
-        try:
-            document = _Document(self._root.read(f"{directory}/meta.json"))
-            instance_id: str = document.get("instance_id")
-            if layout.instance_names(instance_id)[2] != name:
-                raise Damaged(f"it holds another instance, {instance_id!r}")
-            executions = {
-                number: self._load_execution(directory, instance_id, number)
-                for ids in ranges(document.get("executions", ""))
-                for number in ids
-            }
-        except FileNotFoundError:
-            self._nameless.add(name)
-            return
-        except (Damaged, OSError, ValueError) as damage:
-            self._files.damage.add(directory, damage, name, is_lost=True)
-            return
-        for kind, row in _instance_rows(instance_id, document):
-            self._put(kind, row)
-        for number, execution in executions.items():
-            if execution is None:
-                continue
-            if (found := _execution_row(instance_id, number, execution)) is not None:
-                self._put("execution", found)
-            self._histories[instance_id, number] = _History(execution)
         self.paths |= {directory, layout.archive_directory(name)}
-
-    def _load_execution(self, directory: str, instance_id: str, number: int) -> _Document | None:
-        path = f"{directory}/executions/{number}/state.json"
         try:
-            document = _Document(self._root.read(path))
+            document = self._read(f"{directory}/meta.json")
         except FileNotFoundError:
-            self._missing[instance_id, number] = directory
-            return None
-        if (document.get("instance_id"), document.get("execution_id")) != (instance_id, number):
-            raise Damaged(f"{path} holds another execution")
-        return document
+            self._missing.setdefault(name, set()).add("meta.json")
+            return
+        instance_id: str = document["instance_id"]
+        if layout.instance_names(instance_id)[2] != name:
+            raise self._damaged(directory, f"it holds another instance, {instance_id!r}")
+        base = {"instance_id": instance_id}
+        for table in ("kv_store", "kv_delta"):
+            for key, entry in document.pop(table, {}).items():
+                self._put(table, base | {"key": key} | entry)
+        numbers = ranges(document.pop("executions", ""))
+        lock, columns = _flat(document.pop("lock", {})), _flat(document)
+        for kind in ("instance", "progress", "custom_status", "hold", "lock"):
+            row = lock if kind == "lock" else columns
+            if part := {each: row[each] for each in _PARTS[kind][1] if row.get(each)}:
+                self._put(kind, base | part)
+        for number in (each for ids in numbers for each in ids):
+            try:
+                self._load_execution(name, instance_id, number)
+            except FileNotFoundError:
+                self._missing.setdefault(name, set()).add(f"the file of execution {number}")
 
-    def _put(self, kind: str, row: _Row) -> None:
-        self._rows[kind][_KEYS[kind](row)] = row
-        if kind in {"message", "work"}:
-            self._last_message_id = max(self._last_message_id, row["message_id"])
+    def _load_execution(self, name: str, instance_id: str, number: int) -> None:
+        directory = f"{layout.instance_directory(name)}/executions/{number}"
+        document = self._read(f"{directory}/state.json")
+        if (document.get("instance_id"), document.get("execution_id")) != (instance_id, number):
+            raise self._damaged(directory, "it holds another execution")
+        if document.get("status") is not None:  # else there is only history
+            self._put("execution", document)
+        history = self._histories[instance_id, number] = {}
+        if not document.get("event_count", 0):
+            return
+        size, path = document.get("history_bytes", 0), f"{directory}/history.jsonl"
+        try:
+            if document.get("archived", False):
+                path = layout.archived_history(name, number)
+                data = decompress(self._root.read(path), size)
+            else:
+                data = self._root.read(path)
+            history |= decode_lines(data[:size], path)
+        except (CorruptData, zlib.error) as damage:
+            raise self._damaged(path, damage) from damage
+        expected = {each for ids in ranges(document.get("events", "")) for each in ids}
+        if lost := expected - history.keys():
+            raise self._damaged(path, f"it has no event {min(lost)}")
 
     # --- the journal
 
-    def set_moved(self, location: str) -> None:
-        self._put("moved", {"location": location})
+    def _put(self, kind: str, columns: _Columns) -> None:
+        """Set a row, or the columns of a part; the other parts of the row stay."""
+        table, own = _PARTS.get(kind) or (_ROWS[kind], set[str]())
+        key = tuple(columns[each] for each in _KEYS[table])
+        known = self._rows[table].get(key, {})
+        if own:
+            kept = {each: value for each, value in known.items() if each not in own}
+        else:
+            parts = {each for other, names in _PARTS.values() if other == table for each in names}
+            kept = {each: value for each, value in known.items() if each in parts}
+        self._rows[table][key] = kept | columns
+        self._last_message_id = max(self._last_message_id, columns.get("message_id", 0))
 
-    def apply(self, record: _Row) -> None:
+    def _drop(self, kind: str, key: tuple[Any, ...]) -> None:
+        table, own = _PARTS.get(kind) or (_ROWS[kind], set[str]())
+        if not own:
+            self._rows[table].pop(key, None)
+        elif (known := self._rows[table].get(key)) is not None:
+            self._rows[table][key] = {name: known[name] for name in known if name not in own}
+
+    def apply(self, record: dict[str, Any]) -> None:
         """Bring in a committed record; its rows may be there already."""
         for kind, keys in record.get("drops", {}).items():
-            for key in keys:
-                # The key of an execution or a value is a list of the instance and a number or name.
-                each: Any = tuple(key) if key.__class__ is list else key
-                self._rows[kind].pop(each, None)
-                if kind not in {"message", "tag", "work", "claim", "dead_letter"}:
-                    self._changed.add(each[0] if each.__class__ is tuple else each)
+            for each in keys:
+                key = tuple(each) if each.__class__ is list else (each,)
+                if kind == "moved":
+                    self.moved_to = None
+                elif kind in _PARTS or kind in _ROWS:
+                    self._drop(kind, key)
+                    if key[0].__class__ is str:
+                        self._changed.add(key[0])
         for row in record.get("puts", ()):
-            self._put(row["row"], row)
+            kind = row["row"]
+            if kind == "moved":
+                self.moved_to = row["location"]
+            elif kind == "custom_status":
+                names = {"instance_id": "instance_id", "value": kind, "version": f"{kind}_version"}
+                self._put(kind, {names[each]: row[each] for each in row if each in names})
+            elif kind in _PARTS or kind in _ROWS:
+                self._put(kind, _flat(row))
             self._changed.add(row.get("instance_id", ""))
         for change in record.get("history", ()):
-            key = (change["instance_id"], change["execution_id"])
-            self._changed.add(key[0])
+            execution = (change["instance_id"], change["execution_id"])
+            self._changed.add(execution[0])
             if change.get("is_dropped"):
-                self._histories.pop(key, None)
-            history = self._histories.setdefault(key, _History())
+                self._histories.pop(execution, None)
+            history = self._histories.setdefault(execution, {})
             for event in change.get("records", ()):
-                if event["event_id"] not in history.ids:
-                    history.events[event["event_id"]] = event["data"]
+                history.setdefault(event["event_id"], event["data"])
 
-    def _judge_gaps(self) -> None:
-        """Report missing files, unless the journal tells that they were being written."""
-        damage = self._files.damage
-        explained = {layout.instance_names(each)[2] for each in self._changed if each}
-        for name in self._nameless:
-            path = layout.instance_directory(name)
-            if name in explained:
-                self.paths.add(path)
-            else:
-                damage.add(path, "meta.json is missing", name, is_lost=True)
-        for (instance_id, number), directory in self._missing.items():
-            if instance_id not in self._changed:
-                reason = f"the file of execution {number} is missing"
-                name = layout.instance_names(instance_id)[2]
-                damage.add(directory, reason, name, is_lost=True)
-                self.paths -= {directory, layout.archive_directory(name)}
+    def _check_missing(self) -> None:
+        """Refuse missing files, unless the journal tells that they were being written."""
+        for each in self._changed:
+            if each:
+                self._missing.pop(layout.instance_names(each)[2], None)
+        for name, files in self._missing.items():
+            raise self._damaged(layout.instance_directory(name), f"missing: {min(files)}")
 
     # --- rows of today
 
     def import_rows(self) -> None:
-        """Add everything that is not in the database yet, and note it as changed."""
-        self._judge_gaps()
-        files, rows = self._files, self._rows
-        instance_ids = {*rows["instance"], *rows["hold"], *rows["lock"]}
-        for instance_id, number in (*rows["execution"], *self._histories):
-            instance_ids.add(instance_id)
-            self._executions.setdefault(instance_id, set()).add(number)
-        for table in ("kv_store", "kv_delta"):
-            for (instance_id, _), row in rows[table].items():
-                self._values.setdefault((table, instance_id), []).append(row)
-        for instance_id in sorted(instance_ids):
-            if not files.damage.is_lost(instance_id):
-                self._import_instance(instance_id)
-        self._copies.place()
-        files.histories.files.update(self._copied)
-        for key, row in rows["message"].items():
-            self._insert("orchestrator_queue", key, _message(row, rows["tag"].get(key, {})))
-        for key, row in rows["work"].items():
-            self._insert("worker_queue", key, _work(row, rows["claim"][key]))
-        for key, row in rows["dead_letter"].items():
-            values = {"letter_id": key, "reason": row["reason"], "dead_since": row["dead_since_ms"]}
-            self._insert("dead_letters", key, values | _envelope(row["message"]))
-        for key, row in rows["session"].items():
-            self._insert("sessions", key, {
-                "session_id": key, "owner_id": row["owner_id"],
-                "locked_until": row["locked_until_ms"],
-                "last_activity_at": row["last_activity_ms"],
-            })  # fmt: skip
-        for key, row in rows["worker"].items():
-            record = msgspec.json.encode(row["worker"]).decode()
-            values = {"worker_id": key, "record": record, "expires_at": row["lapses_at_ms"]}
-            self._insert("workers", key, values)
-        files.connection.execute(
-            "UPDATE store_info SET next_message_id = max(next_message_id, ?)",
-            (self._last_message_id + 1,),
-        )
-        if self._changed or rows["moved"]:
-            location = rows["moved"].get("", {}).get("location")
-            files.connection.execute("UPDATE store_info SET moved_to = ?", (location,))
-
-    def _insert(self, table: str, key: Any, values: _Row) -> None:
-        columns, marks = ", ".join(values), ", ".join("?" * len(values))
-        sql = f"INSERT OR IGNORE INTO {table} ({columns}) VALUES ({marks})"  # noqa: S608 - of constants
-        self._files.connection.execute(sql, tuple(values.values()))
-        self._files.dirty.add((table, *key) if key.__class__ is tuple else (table, key))
-
-    def _import_instance(self, instance_id: str) -> None:
-        files, rows = self._files, self._rows
-        execute = files.connection.execute
-        if execute("SELECT 1 FROM instances WHERE instance_id = ?", (instance_id,)).get:
-            return
-        hold, lock = rows["hold"].get(instance_id, {}), rows["lock"].get(instance_id, {})
-        if hold or lock:
-            self._insert("instance_locks", instance_id, _lock(instance_id, hold, lock))
-        executions = self._executions.get(instance_id, set())
-        if instance_id not in rows["instance"] and not executions:
-            return
-        self._insert("instances", instance_id, self._instance(instance_id, hold))
-        files.dirty.discard(("instances", instance_id))
-        key = files.connection.last_insert_rowid()
-        files.dirty.add(("instances", key))
-        for number in executions:
-            if (row := rows["execution"].get((instance_id, number))) is not None:
-                self._insert("executions", (key, number), _execution(key, row))
-            files.dirty.add(("executions", key, number))
-            history = self._histories.get((instance_id, number))
-            if history is not None:
-                self._import_history(instance_id, (key, number), history)
-        for table in ("kv_store", "kv_delta"):
-            for row in self._values.get((table, instance_id), ()):
-                entry: _Row = row.get("entry") or {}
-                name = row["key"]
-                values: _Row = {"instance_key": key, "key": name, "value": entry.get("value")}
-                values["updated_at"] = entry.get("updated_at_ms")
-                self._insert(table, (key, name), values)
-
-    def _instance(self, instance_id: str, hold: _Row) -> _Row:
-        rows = self._rows
-        row, progress = rows["instance"].get(instance_id), rows["progress"].get(instance_id, {})
-        custom = rows["custom_status"].get(instance_id, {})
-        number = progress.get("execution_id", 0)
-        execution = rows["execution"].get((instance_id, number), {})
-        status = Status(execution.get("status", Status.RUNNING)).of_instance if row else None
-        shown = rules.shown_status(
-            status, suspended=hold.get("suspended", False), blocked=bool(hold.get("block"))
-        )
-        named = row or {}
-        source = named if named.get("name") else named.get("start") or {}
-        return {
-            "instance_id": instance_id,
-            "is_named": int(bool(named.get("name"))),
-            "name": source.get("name"),
-            "version": source.get("version"),
-            "parent_instance_id": source.get("parent_instance_id"),
-            "execution_id": number,
-            "status": str(shown),
-            "framework_version": _version(execution),
-            "custom_status": custom.get("value"),
-            "custom_status_version": custom.get("version", 0),
-            "created_at": named.get("created_at_ms", 0),
-            "updated_at": progress.get("updated_at_ms", 0),
-            "completed_at": execution.get("completed_at_ms"),
+        """Add everything to the database, and note it as changed. Errors: CorruptData."""
+        self._check_missing()
+        rows, execute = self._rows, self._files.connection.execute
+        executions: dict[str, set[int]] = {
+            instance_id: set()
+            for (instance_id,), columns in rows["instances"].items()
+            if "created_at" in columns
         }
-
-    def _import_history(
-        self, instance_id: str, execution: tuple[int, int], history: _History
-    ) -> None:
-        """Import a short history as rows; copy a long, archived or damaged one as it is."""
-        texts = history.events
-        file = history.file
-        if file is not None:
-            data = self._read_history(instance_id, execution[1], file)
-            try:
-                if data is None or file.is_archived or len(data) > SHORT_HISTORY_BYTES:
-                    raise CorruptData("open", "not a short history")
-                texts = decode_lines(data, "") | texts
-                if len(texts) != len(history.ids | history.events.keys()):
-                    raise CorruptData("open", "events are missing")
-            except CorruptData:
-                self._copy_history(instance_id, execution, file)
-                texts = dict.fromkeys(history.ids, IN_FILE) | texts
-        self._files.connection.executemany(
-            "INSERT INTO history VALUES (?, ?, ?, ?)",
-            [(*execution, event_id, text) for event_id, text in texts.items()],
+        for instance_id, number in (*rows["executions"], *self._histories):
+            executions.setdefault(instance_id, set()).add(number)
+        for columns in rows["instance_locks"].values():
+            if any(columns[each] for each in columns if each != "instance_id"):
+                self._insert("instance_locks", columns | {"state": 1})
+        keys = {each: self._import_instance(each, executions[each]) for each in sorted(executions)}
+        for table in ("kv_store", "kv_delta"):
+            for (instance_id, _), columns in rows[table].items():
+                if instance_id in keys:
+                    self._insert(table, columns | {"instance_key": keys[instance_id]})
+        for table in ("orchestrator_queue", "worker_queue", "dead_letters"):
+            for columns in rows[table].values():
+                if table == "worker_queue":
+                    until = columns.get("locked_until") or None
+                    wake_at = max(columns.get("visible_at", 0), until or 0)
+                    columns |= {"locked_until": until, "state": 1, "wake_at": wake_at}
+                if "body" in columns:  # else it is gone, and a part of it is left
+                    self._insert(table, columns)
+        execute(
+            "UPDATE store_info SET next_message_id = max(next_message_id, ?), moved_to = ?",
+            (self._last_message_id + 1, self.moved_to),
         )
 
-    def _old_path(self, instance_id: str, number: int, file: HistoryFile) -> str:
-        name = layout.instance_names(instance_id)[2]
-        if file.is_archived:
-            return layout.archived_history(name, number)
-        return f"{layout.instance_directory(name)}/executions/{number}/history.jsonl"
+    def _insert(self, table: str, columns: _Columns) -> None:
+        files = self._files
+        described = files.documents.tables[table]
+        files.connection.execute(described.put, described.row(None, **columns))
+        files.dirty.add((table, *(columns[each] for each in described.key_columns)))
 
-    def _read_history(self, instance_id: str, number: int, file: HistoryFile) -> bytes | None:
-        """Return the lines of a history; None if its file is missing or archived."""
-        try:
-            data = self._root.read(self._old_path(instance_id, number, file))
-        except OSError:
-            return None
-        return None if file.is_archived else data[: file.size]
+    def _import_instance(self, instance_id: str, executions: set[int]) -> int:
+        """Return the key of the instance."""
+        connection, tables = self._files.connection, self._files.documents.tables
+        columns = self._instance(instance_id)
+        connection.execute(tables["instances"].put, tables["instances"].row(None, **columns))
+        key = connection.last_insert_rowid()
+        self._files.dirty.add(("instances", key))
+        for number in executions:
+            if (row := self._rows["executions"].get((instance_id, number))) is not None:
+                defaults = {"status": str(Status.RUNNING), "instance_key": key}
+                self._insert("executions", defaults | row)
+            self._files.dirty.add(("executions", key, number))
+            connection.executemany(
+                "INSERT INTO history (instance_key, execution_id, event_id, data)"
+                " VALUES (?, ?, ?, ?)",
+                [
+                    (key, number, *event)
+                    for event in self._histories.get((instance_id, number), {}).items()
+                ],
+            )
+        return key
 
-    def _copy_history(
-        self, instance_id: str, execution: tuple[int, int], file: HistoryFile
-    ) -> None:
-        names, number = self._files.names, execution[1]
-        name = names.name_of(instance_id)
-        self._copied[execution] = file
-        if not file.is_archived:
-            names.add(name, instance_id, is_directory=True)
-        try:
-            data = self._root.read(self._old_path(instance_id, number, file))
-        except OSError:
-            return  # reading the history will say so
-        self._copies.write(self._files.histories.path(name, number, file), data)
-
-
-def _lock(instance_id: str, hold: _Row, lock: _Row) -> _Row:
-    block = hold.get("block")
-    return {
-        "instance_id": instance_id,
-        "state": 1,
-        "lock_token": lock.get("lock_token"),
-        "locked_until": lock.get("locked_until_ms"),
-        "owner": lock.get("owner"),
-        "kept": int(lock.get("is_kept", False)),
-        "suspended": int(hold.get("suspended", False)),
-        "not_before": hold.get("not_before_ms"),
-        "block": None if block is None else msgspec.json.encode(block).decode(),
-    }
-
-
-def _execution(key: int, row: _Row) -> _Row:
-    return {
-        "instance_key": key,
-        "execution_id": row["execution_id"],
-        "status": row.get("status", str(Status.RUNNING)),
-        "output": row.get("output"),
-        "framework_version": _version(row),
-        "started_at": row["started_at_ms"],
-        "completed_at": row.get("completed_at_ms"),
-    }
-
-
-def _version(execution: _Row) -> str | None:
-    version = execution.get("framework_version")
-    return None if version is None else ".".join(map(str, version))
-
-
-def _execution_row(instance_id: str, number: int, document: _Document) -> _Row | None:
-    """Return the row of an execution; None if there is only history."""
-    if document.get("status") is None:
-        return None
-    version = document.get("framework_version")
-    return {
-        "instance_id": instance_id,
-        "execution_id": number,
-        "status": document.get("status"),
-        "output": document.payload("output"),
-        "started_at_ms": document.time("started_at") or 0,
-        "completed_at_ms": document.time("completed_at"),
-        "framework_version": version and [int(part) for part in version.split(".")],
-    }
-
-
-def _instance_rows(instance_id: str, document: _Document) -> Iterable[tuple[str, _Row]]:
-    base = {"instance_id": instance_id}
-    created_at = document.time("created_at")
-    if created_at is not None:
-        names = ("name", "version", "start", "parent_instance_id")
-        yield (
-            "instance",
-            base | {"created_at_ms": created_at} | {name: document.get(name) for name in names},
+    def _instance(self, instance_id: str) -> _Columns:
+        row = self._rows["instances"].get((instance_id,), {})
+        hold = self._rows["instance_locks"].get((instance_id,), {})
+        number = row.get("execution_id", 0)
+        execution = self._rows["executions"].get((instance_id, number), {})
+        status = None
+        if "created_at" in row:
+            status = Status(execution.get("status", Status.RUNNING)).of_instance
+        shown = rules.shown_status(
+            status, suspended=bool(hold.get("suspended")), blocked=bool(hold.get("block"))
         )
-    if (execution_id := document.get("execution_id")) is not None:
-        updated_at = document.time("updated_at") or 0
-        yield "progress", base | {"execution_id": execution_id, "updated_at_ms": updated_at}
-    if version := document.get("custom_status_version", 0):
-        value = document.payload("custom_status")
-        yield "custom_status", base | {"value": value, "version": version}
-    hold = {
-        "suspended": document.get("suspended", False),
-        "block": document.get("block"),
-        "not_before_ms": document.time("not_before"),
-    }
-    if any(hold.values()):
-        yield "hold", base | hold
-    if (lock := document.get("lock")) is not None:
-        until = time_ms(lock.pop("locked_until"))
-        yield "lock", base | lock | {"locked_until_ms": until}
-    for kind in ("kv_store", "kv_delta"):
-        for key, entry in document.values(kind).items():
-            yield kind, base | {"key": key, "entry": entry}
-
-
-def _message_rows(document: _Document) -> Iterable[tuple[str, _Row]]:
-    message_id = document.get("message_id")
-    yield (
-        "message",
-        {
-            "message_id": message_id,
-            "message": _message_of(document),
-            "visible_at_ms": document.time("visible_at"),
-            "enqueued_at_ms": document.time("enqueued_at"),
-        },
-    )
-    yield (
-        "tag",
-        {
-            "message_id": message_id,
-            "lock_token": document.get("lock_token"),
-            "attempt_count": document.get("attempt_count", 0),
-        },
-    )
-
-
-def _message_of(document: _Document) -> _Row:
-    body = document.payload("body")
-    if body is None:
-        raise Damaged("a payload is missing")
-    names = ("instance_id", "kind", "start", "timer")
-    return {name: document.get(name) for name in names} | {
-        "body": body,
-        "visible_at_ms": document.time("asked_visible_at"),
-    }
-
-
-def _work_rows(document: _Document) -> Iterable[tuple[str, _Row]]:
-    message_id, body = document.get("message_id"), document.payload("body")
-    if body is None:
-        raise Damaged("a payload is missing")
-    names = ("identity", "name", "session_id", "tag")
-    message = {name: document.get(name) for name in names}
-    message |= {"body": body, "visible_at_ms": document.time("asked_visible_at")}
-    enqueued_at = document.time("enqueued_at")
-    yield "work", {"message_id": message_id, "message": message, "enqueued_at_ms": enqueued_at}
-    yield (
-        "claim",
-        {
-            "message_id": message_id,
-            "visible_at_ms": document.time("visible_at"),
-            "lock_token": document.get("lock_token"),
-            "locked_until_ms": document.time("locked_until") or 0,
-            "attempt_count": document.get("attempt_count", 0),
-            "heartbeat": document.payload("heartbeat"),
-        },
-    )
-
-
-def _letter_rows(document: _Document) -> Iterable[tuple[str, _Row]]:
-    yield (
-        "dead_letter",
-        {
-            "letter_id": document.get("letter_id"),
-            "reason": document.get("reason"),
-            "dead_since_ms": document.time("dead_since"),
-            "message": _message_of(document),
-        },
-    )
-
-
-_ENTRIES: Final = {"message": _message_rows, "work": _work_rows, "dead_letter": _letter_rows}
-
-
-def _envelope(message: _Row) -> _Row:
-    """Return the columns that messages and dead letters share."""
-    start, timer = message.get("start") or {}, message.get("timer") or {}
-    return {
-        "instance_id": message["instance_id"],
-        "kind": message["kind"],
-        "body": message["body"],
-        "asked_visible_at": message.get("visible_at_ms"),
-        "start_name": start.get("name"),
-        "start_version": start.get("version"),
-        "start_parent_id": start.get("parent_instance_id"),
-        "timer_execution_id": timer.get("execution_id"),
-        "timer_id": timer.get("timer_id"),
-    }
-
-
-def _message(row: _Row, tag: _Row) -> _Row:
-    return {
-        "message_id": row["message_id"],
-        "visible_at": row["visible_at_ms"],
-        "enqueued_at": row["enqueued_at_ms"],
-        "attempt_count": tag.get("attempt_count", 0),
-        "lock_token": tag.get("lock_token"),
-    } | _envelope(row["message"])
-
-
-def _work(row: _Row, claim: _Row) -> _Row:
-    message, identity = row["message"], row["message"]["identity"]
-    return {
-        "message_id": row["message_id"],
-        "instance_id": identity["instance_id"],
-        "execution_id": identity["execution_id"],
-        "activity_id": identity["activity_id"],
-        "name": message["name"],
-        "body": message["body"],
-        "session_id": message.get("session_id"),
-        "tag": message.get("tag"),
-        "visible_at": claim["visible_at_ms"],
-        "enqueued_at": row["enqueued_at_ms"],
-        "attempt_count": claim.get("attempt_count", 0),
-        "state": 1,
-        "wake_at": max(claim["visible_at_ms"], claim.get("locked_until_ms", 0)),
-        "lock_token": claim.get("lock_token"),
-        "locked_until": claim.get("locked_until_ms") or None,
-        "heartbeat": claim.get("heartbeat"),
-        "asked_visible_at": message.get("visible_at_ms"),
-    }
+        is_named = bool(row.get("name"))
+        names = ("name", "version", "parent_instance_id")
+        if not is_named:
+            names = ("start_name", "start_version", "start_parent_id")
+        name, version, parent_instance_id = (row.get(each) for each in names)
+        return row | {
+            "instance_id": instance_id,
+            "is_named": is_named,
+            "name": name,
+            "version": version,
+            "parent_instance_id": parent_instance_id,
+            "status": str(shown),
+            "framework_version": execution.get("framework_version"),
+            "completed_at": execution.get("completed_at"),
+        }

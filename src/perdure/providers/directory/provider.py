@@ -17,10 +17,10 @@ from perdure.providers.directory.fileops import FileOps
 from perdure.providers.directory.store import DirectoryDatabase
 from perdure.providers.records import Capabilities, StoreInfo
 from perdure.providers.sqlite.admin import EngineAdmin
-from perdure.providers.sqlite.batch import Verb
 from perdure.providers.sqlite.database import System
 from perdure.providers.sqlite.provider import VERSION, EngineProvider
 from perdure.providers.sqlite.store import Store
+from perdure.providers.sqlite.transaction import Verb
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,6 @@ journal has become long or old.
 
 from __future__ import annotations
 
-import errno
 import logging
 from collections import deque
 from concurrent.futures import Future
@@ -20,27 +19,20 @@ from typing import TYPE_CHECKING, Final
 from perdure.errors import (
     ProviderError,
     StoreClosed,
-    StoreFull,
     StoreRefused,
-    StoreUnavailable,
 )
 from perdure.providers.directory import layout
-from perdure.providers.directory.changes import Changes
 from perdure.providers.directory.checkpoint import Checkpoint, Files
-from perdure.providers.directory.damage import DamagedFiles
-from perdure.providers.directory.documents import Documents
-from perdure.providers.directory.file_batch import FileBatch
-from perdure.providers.directory.histories import Histories
-from perdure.providers.directory.journal import Journal, frame
-from perdure.providers.directory.layout import InstanceNames
+from perdure.providers.directory.journal import Journal, JournalHook
+from perdure.providers.directory.layout import DamagedFiles
 from perdure.providers.directory.loading import Loader
-from perdure.providers.directory.root import Root, SyncFailed
+from perdure.providers.directory.root import FileBatch, Root, SyncFailed, refusal
 from perdure.providers.records import DAMAGED
 from perdure.providers.sqlite.database import Database
 from perdure.providers.sqlite.transaction import Transaction
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from perdure.providers.directory.fileops import FileOps
     from perdure.providers.sqlite.database import System
@@ -76,76 +68,6 @@ class DirectoryTransaction(Transaction):
         return self._hook.histories.complete((instance_key, execution_id), rows)
 
 
-class JournalHook:
-    """Writes the changed rows of each commit into the journal, before COMMIT."""
-
-    def __init__(self, path: str, enforce_moved_mark: Callable[[], None]) -> None:
-        self._path = path
-        self.enforce_moved_mark = enforce_moved_mark
-        self.files: Files
-        self.changes: Changes
-        self.histories: Histories
-        self.journal: Journal
-        self.sequence = 0
-        """Of the newest record."""
-        self.journal_bytes = 0
-        """Written since the last checkpoint began."""
-        self.failure: str | None = None
-        """The reason why nothing can be committed any more."""
-        self._is_in_doubt = False
-        """A record is durable, and its transaction is not committed in memory yet."""
-
-    def attach(self, files: Files, journal: Journal, sequence: int) -> None:
-        self.files, self.changes, self.histories = files, files.changes, files.histories
-        self.journal, self.sequence = journal, sequence
-        self.journal_bytes = 0
-        self.failure = None
-
-    def before_commit(self) -> None:
-        changes = self.changes
-        if not changes.rows:
-            return
-        line = frame(changes.encode(self.sequence + 1))
-        try:
-            self.journal.append(line)
-        except OSError as error:
-            raise refusal("commit", error) from error
-        except SyncFailed as error:
-            raise self.fail(error) from error
-        self._is_in_doubt = True
-        self.sequence += 1
-        self.journal_bytes += len(line)
-        files = self.files
-        files.dirty.update(changes.rows)
-        if changes.dropped:
-            files.dropped |= changes.dropped
-            for execution in changes.dropped:
-                files.histories.files.pop(execution, None)
-
-    def committed(self) -> None:
-        self._is_in_doubt = False
-        self.changes.clear()
-
-    def rolled_back(self) -> None:
-        if self._is_in_doubt:
-            # A signal came between the journal and COMMIT. The journal decides.
-            changes = self.changes
-            changes.watch(is_watching=False)
-            changes.apply(list(changes.rows.items()), changes.dropped)
-            changes.watch(is_watching=True)
-            self.enforce_moved_mark()
-            self._is_in_doubt = False
-        self.changes.clear()
-
-    def fail(self, error: SyncFailed) -> StoreClosed:
-        """Close for good: which bytes are on the disk is unknown from now on."""
-        self.failure = (
-            f"the store was closed because data could not be made durable ({error}); check the "
-            "disk, then start again"
-        )
-        return StoreClosed("commit", self.failure)
-
-
 class DirectoryDatabase(Database):
     """Tables in memory that follow from a directory."""
 
@@ -160,7 +82,7 @@ class DirectoryDatabase(Database):
         orphan_grace_ms: int,
         archive_after_ms: int | None,
     ) -> None:
-        self._journal_hook = JournalHook(path, self.enforce_moved_mark)
+        self._journal_hook = JournalHook(self.enforce_moved_mark)
         super().__init__(path, system, orphan_grace_ms=orphan_grace_ms, hook=self._journal_hook)
         self.path = path
         self._file_ops = file_ops
@@ -219,12 +141,8 @@ class DirectoryDatabase(Database):
 
     def _load(self, *, allow_moved: bool) -> None:
         connection, root, hook = self.ready().connection, self.root, self._journal_hook
-        documents, names = Documents(connection), InstanceNames()
-        self.damage = DamagedFiles(self.path)
-        changes = Changes(connection, documents.tables)
-        histories = Histories(root, connection, documents, names)
-        files = Files(root, connection, documents, histories, names, self.damage, changes)
-        self._files = files
+        files = self._files = Files(root, connection)
+        self.damage = files.damage
         journal = Journal(root)
         hook.attach(files, journal, 0)
         loader = Loader(files, self.system.clock.now_ms())
@@ -235,11 +153,11 @@ class DirectoryDatabase(Database):
         self.enforce_moved_mark()
         hook.attach(files, journal, loader.last_sequence)
         journal.start_segment(loader.last_sequence + 1)
-        changes.watch(is_watching=True)
+        files.changes.watch(is_watching=True)
         self._archived_before_ms = -1
         self._running, self.checkpoint_error, self._retry_at = None, None, 0.0
         self._note_dirty()
-        if loader.is_old or loader.old.paths:
+        if loader.old is not None:
             for _ in self._checkpoint():
                 pass
             root.replace(layout.README_FILE, layout.README.encode())
@@ -423,10 +341,3 @@ class DirectoryDatabase(Database):
         for path, reason in sorted(self.damage.reasons.items()):
             details[f"{DAMAGED}{path}"] = reason
         return details
-
-
-def refusal(operation: str, error: OSError) -> ProviderError:
-    """Return the error for a caller after the operating system has refused."""
-    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        return StoreFull(operation, f"no space left ({error}); nothing was written")
-    return StoreUnavailable(operation, f"{error}; nothing was written")

@@ -25,6 +25,11 @@ CONNECT_SECONDS: Final = 5.0
 _SERVER_SHARE: Final = 6 / 7
 """The server gives up first; the client's limit is for an answer that never comes."""
 
+PRIMARY_WANTED: Final = (
+    "connect to the primary, or name all servers in the connection string: the store finds the "
+    "one that accepts writes"
+)
+
 _SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 _PARAMETERS: Final = {
     "application_name": "perdure",
@@ -67,9 +72,9 @@ class StoreAddress:
     location: str
     """Shown to people: without user and password."""
     answer_seconds: float
-    """How long the answer to a statement may take."""
+    """The longest time for the answer to a statement."""
     connect_seconds: float
-    """How long a new connection may take."""
+    """The longest time for a new connection."""
 
     def for_listening(self) -> StoreAddress:
         """Return the address for a connection that waits: no statement of it may time out."""
@@ -115,7 +120,7 @@ def address_of(
     if given.get("target_session_attrs") in _STANDBYS:
         raise InvalidValue(
             f"target_session_attrs={given['target_session_attrs']} asks for a server that accepts "
-            "no writes, and a store needs one that does; leave it out"
+            f"no writes; {PRIMARY_WANTED}"
         )
     known = _as_libpq_knows(given)
     if connect_seconds is None:
@@ -196,12 +201,6 @@ def check_server(facts: Mapping[str, str], location: str) -> None:
             "open",
             f"{location}: the database is encoded as {facts['server_encoding']}, not as UTF8; "
             "create one with ENCODING 'UTF8'",
-        )
-    if facts["in_recovery"] == "true" or facts["transaction_read_only"] == "on":
-        raise StoreRefused(
-            "open",
-            f"{location} is read-only (a standby?); connect to the primary, or name all servers "
-            "in the connection string: the store finds the one that accepts writes",
         )
     if facts["transaction_isolation"] != "read committed":
         raise StoreRefused(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any, Final, LiteralString
 
 import msgspec
 
 from perdure.errors import (
+    CorruptData,
     InstanceStillRunning,
     NotARoot,
     NotFound,
+    PerdureError,
 )
 from perdure.model.status import Status
 from perdure.providers import rules
@@ -17,6 +20,7 @@ from perdure.providers.administration import ProviderAdmin
 from perdure.providers.postgres import records, statements
 from perdure.providers.postgres.neighbours import Process, is_dead
 from perdure.providers.records import (
+    ActivityDepth,
     DeadLetter,
     DeleteResult,
     FetchedOrchestration,
@@ -35,9 +39,10 @@ from perdure.providers.records import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterable
 
     from perdure.providers.postgres.fetching import TokenCache
+    from perdure.providers.postgres.hosts import Row
     from perdure.providers.postgres.store import PostgresStore
     from perdure.providers.records import (
         ExecutionInfo,
@@ -58,7 +63,11 @@ class PostgresAdmin(ProviderAdmin):
     def __init__(self, store: PostgresStore, tokens: TokenCache) -> None:
         self._store = store
         self._ask = store.ask
+        self._write = store.write
         self._tokens = tokens
+        self._wanted: dict[str, asyncio.Future[Row | None]] = {}
+        """Instances that the next look reads, for all that wait for it."""
+        self._looking: asyncio.Task[None] | None = None
 
     def _require_open(self, operation: str) -> None:
         self._store.require_open(operation)
@@ -98,10 +107,45 @@ class PostgresAdmin(ProviderAdmin):
                 return
 
     async def _get_instance_info(self, instance_id: str) -> InstanceInfo:
-        found = await self._ask("get_instance_info", statements.GET_INFO, (instance_id,))
-        if not found:
+        self._store.require_here("get_instance_info")
+        wanted = self._wanted.get(instance_id)
+        if wanted is None:
+            wanted = self._wanted[instance_id] = asyncio.get_running_loop().create_future()
+        if self._looking is None:
+            self._looking = asyncio.create_task(self._look(), name="perdure-look")
+        row = await asyncio.shield(wanted)
+        if row is None:
             raise rules.no_instance(instance_id)
-        return records.instance_info(found[0])
+        return records.instance_info(row)
+
+    async def _look(self) -> None:
+        """Read all wanted instances with one statement, until none is wanted.
+
+        Thousands of callers that wait for results look at the same time.
+        """
+        try:
+            while self._wanted:
+                wanted, self._wanted = self._wanted, {}
+                await self._read_infos(wanted)
+        finally:
+            self._looking = None
+            self._wanted.clear()  # nothing, unless the task was cancelled
+
+    async def _read_infos(self, wanted: dict[str, asyncio.Future[Row | None]]) -> None:
+        try:
+            found = await self._ask("get_instance_info", statements.GET_INFOS, (list(wanted),))
+        except CorruptData as error:
+            if len(wanted) > 1:  # one of them cannot be read
+                for instance_id, future in wanted.items():
+                    await self._read_infos({instance_id: future})
+            else:
+                _fail(wanted.values(), error)
+        except PerdureError as error:
+            _fail(wanted.values(), error)
+        else:
+            rows = {row[0]: row for row in found}
+            for instance_id, future in wanted.items():
+                future.set_result(rows.get(instance_id))
 
     async def _list_executions(self, instance_id: str) -> list[int]:
         found = await self._ask("list_executions", statements.LIST_EXECUTIONS, (instance_id,))
@@ -153,7 +197,7 @@ class PostgresAdmin(ProviderAdmin):
         self._store.released()
 
     async def _control(self, instance_id: str, operation: str, template: LiteralString) -> None:
-        ((refused,),) = await self._ask(operation, template, (instance_id,))
+        ((refused,),) = await self._write(operation, template, (instance_id,))
         if refused == "missing":
             raise rules.no_instance(instance_id)
         if refused is not None:
@@ -163,7 +207,7 @@ class PostgresAdmin(ProviderAdmin):
     async def _lock_instance(self, instance_id: str, lock_timeout_ms: int) -> FetchedOrchestration:
         operation = "lock_instance"
         token = self._store.new_lock_token()
-        ((refused,),) = await self._ask(
+        ((refused,),) = await self._write(
             operation, statements.LOCK_INSTANCE, (instance_id, token, lock_timeout_ms)
         )
         if refused is not None:
@@ -192,16 +236,15 @@ class PostgresAdmin(ProviderAdmin):
 
     async def _get_queue_depths(self) -> QueueDepths:
         found = await self._ask("get_queue_depths", statements.GET_DEPTHS)
-        depths = {
-            queue: QueueDepth(
-                visible=visible, delayed=delayed, locked=locked, oldest_visible_age_ms=age
-            )
-            for queue, visible, delayed, locked, age in found
-        }
-        return QueueDepths(
-            orchestrator=depths.get("orchestrator", _NO_DEPTH),
-            worker=depths.get("worker", _NO_DEPTH),
-            dead_letters=depths["dead_letters"].visible,
+        depths = {(queue, name, tag): QueueDepth(*counts) for queue, name, tag, *counts in found}
+        return QueueDepths.of(
+            depths.get(("orchestrator", None, None), _NO_DEPTH),
+            [
+                ActivityDepth(*msgspec.structs.astuple(depth), name=name, tag=tag)
+                for (queue, name, tag), depth in depths.items()
+                if queue == "worker"
+            ],
+            dead_letters=depths["dead_letters", None, None].visible,
         )
 
     async def _list_messages(self, instance_id: str, limit: int) -> list[QueuedMessage]:
@@ -231,7 +274,7 @@ class PostgresAdmin(ProviderAdmin):
         ]
 
     async def _requeue_dead_letter(self, letter_id: int) -> None:
-        ((refused,),) = await self._ask(
+        ((refused,),) = await self._write(
             "requeue_dead_letter", statements.REQUEUE_LETTER, (letter_id,)
         )
         if refused is not None:
@@ -239,7 +282,7 @@ class PostgresAdmin(ProviderAdmin):
         self._store.released()
 
     async def _delete_dead_letter(self, letter_id: int) -> None:
-        found = await self._ask("delete_dead_letter", statements.DELETE_LETTER, (letter_id,))
+        found = await self._write("delete_dead_letter", statements.DELETE_LETTER, (letter_id,))
         if not found:
             raise rules.no_dead_letter(letter_id)
 
@@ -249,7 +292,7 @@ class PostgresAdmin(ProviderAdmin):
         self, instance_ids: tuple[str, ...], *, force: bool
     ) -> DeleteResult:
         named = sorted(set(instance_ids))
-        ((text,),) = await self._ask(
+        ((text,),) = await self._write(
             "delete_instances_atomic", statements.DELETE_INSTANCES, (named, force)
         )
         answer: dict[str, Any] = msgspec.json.decode(text)
@@ -288,7 +331,7 @@ class PostgresAdmin(ProviderAdmin):
             return DeleteResult()
 
     async def _prune_executions(self, instance_id: str, options: PruneOptions) -> PruneResult:
-        ((text,),) = await self._ask(
+        ((text,),) = await self._write(
             "prune_executions",
             statements.PRUNE_INSTANCE,
             (instance_id, options.keep_last or 0, options.completed_before_ms),
@@ -309,6 +352,11 @@ class PostgresAdmin(ProviderAdmin):
             total_events=events,
             by_status={Status(status): count for status, count in by_status},
         )
+
+    async def integrity_check(self) -> None:
+        """Look for messages that no fetch can find. Errors: CorruptData."""
+        found = await self._ask("integrity_check", statements.WITHOUT_READINESS)
+        rules.check_readiness([instance_id for (instance_id,) in found])
 
     async def _get_store_info(self) -> StoreInfo:
         operation = "get_store_info"
@@ -364,7 +412,7 @@ class PostgresAdmin(ProviderAdmin):
 
     async def _import_instance(self, snapshot: InstanceSnapshot, *, replace: bool) -> None:
         text = msgspec.json.encode(snapshot).decode()
-        ((refused,),) = await self._ask(
+        ((refused,),) = await self._write(
             "import_instance", statements.IMPORT_INSTANCE, (text, replace)
         )
         if refused is not None:
@@ -373,7 +421,13 @@ class PostgresAdmin(ProviderAdmin):
         self._store.released()
 
     async def _mark_moved(self, location: str | None) -> None:
-        await self._ask("mark_moved", statements.MARK_MOVED, (location,))
+        await self._write("mark_moved", statements.MARK_MOVED, (location,))
+
+
+def _fail(waiting: Iterable[asyncio.Future[Row | None]], error: PerdureError) -> None:
+    for future in waiting:
+        future.set_exception(error)
+        future.exception()  # all that waited for it may have been cancelled
 
 
 class _Mark(msgspec.Struct):

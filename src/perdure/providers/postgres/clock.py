@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from typing import Final
 
+log = logging.getLogger(__name__)
+
 _BEST_SECONDS: Final = 60.0
+_JUMP_MS: Final = 1000
+"""Clocks that are kept together differ by less."""
 
 
 class ServerClock:
@@ -30,11 +35,14 @@ class ServerClock:
         """
         # The server rounds its milliseconds down.
         ahead_ms = server_ms + 1 - sent_at * 1000
-        if (
-            ahead_ms < self._ahead_ms
-            or sent_at > self._noted_at + _BEST_SECONDS
-            or server_ms - time.monotonic() * 1000 > self._ahead_ms
-        ):
+        behind_ms = server_ms - time.monotonic() * 1000 - self._ahead_ms
+        if behind_ms > _JUMP_MS and self._noted_at != float("-inf"):
+            log.warning(
+                "the clock of the server has jumped ahead by %.1f s, as after a failover to a "
+                "server with another clock: timers that were set before are early by that",
+                behind_ms / 1000,
+            )
+        if ahead_ms < self._ahead_ms or sent_at > self._noted_at + _BEST_SECONDS or behind_ms > 0:
             self._ahead_ms, self._noted_at = ahead_ms, sent_at
 
     def now_ms(self) -> int:

@@ -25,6 +25,7 @@ from perdure.errors import (
     StoreUnavailable,
 )
 from perdure.providers import rules
+from perdure.providers.postgres.address import PRIMARY_WANTED
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -235,11 +236,8 @@ def refusal(operation: str, error: BaseException, location: str) -> PerdureError
 
 def _advice(error: BaseException) -> str:
     if isinstance(error, NotPrimary):
-        return (
-            "; connect to the primary, or name all servers in the connection string: "
-            "the store finds the one that accepts writes"
-        )
-    if isinstance(error, OldPrimary):
+        return f"; {PRIMARY_WANTED}"
+    if isinstance(error, OldPrimary) or _notes_of(error):
         return ""
     if asks_for_patience(error):
         return "; try again later"
@@ -263,9 +261,17 @@ def outcome_unknown(operation: str, error: ProviderError) -> ProviderError:
 
 
 def message_of(error: BaseException) -> str:
-    """Return the server's message in one line, without the details of the schema it adds."""
+    """Return the server's message in one line, without the details of the schema it adds.
+
+    Notes that the pool has added to the error follow.
+    """
     text = str(error)
     if isinstance(error, psycopg.Error) and error.diag.message_primary:
         hint = (error.diag.message_hint or "").strip().removesuffix(".")
         text = error.diag.message_primary + (f" ({hint})" if hint else "")
-    return " ".join(text.split()) or type(error).__name__
+    message = " ".join(text.split()) or type(error).__name__
+    return "; ".join([message, *_notes_of(error)])
+
+
+def _notes_of(error: BaseException) -> list[str]:
+    return getattr(error, "__notes__", [])

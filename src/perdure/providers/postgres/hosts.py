@@ -43,6 +43,10 @@ _FACTS: Final = (
 _FACTS_WITHOUT_TIMELINE: Final = b"""
     SELECT pg_is_in_recovery(), current_setting('transaction_read_only') = 'on', NULL, NULL
 """
+_WAITING_COMMITS: Final = b"""
+    SELECT count(*), current_setting('synchronous_standby_names') FROM pg_stat_activity
+    WHERE wait_event = 'SyncRep' AND datname = current_database() AND usename = current_user
+"""
 _STAGGER_SECONDS: Final = 1.0
 """A server that has not answered for so long is given more time while the next one is tried."""
 _LOOK_SECONDS: Final = 2.0
@@ -174,6 +178,8 @@ class Hosts:
         self._silent: set[HostAddress] = set()
         """Those that did not answer when they were tried last."""
         self._said: set[str] = set()
+        self.waiting_commits = 0
+        """Commits that waited for a synchronous standby when an answer was late."""
 
     @property
     def are_many(self) -> bool:
@@ -206,15 +212,36 @@ class Hosts:
             await _end(tasks)
         raise _joined(failures)
 
-    async def look(self, seconds: float = _LOOK_SECONDS) -> None:
-        """Ask each server whether it is the primary, to learn of a newer timeline."""
+    async def look(self, seconds: float = _LOOK_SECONDS, *, is_late: bool = False) -> None:
+        """Ask each server whether it is the primary, to learn of a newer timeline.
+
+        ``is_late``: an answer is late. Ask the primary too whether commits wait for a standby.
+        """
 
         async def ask(host: HostAddress) -> None:
             with suppress(psycopg.Error, OSError):
                 async with asyncio.timeout(seconds):
-                    await (await self._connect_to(host, None, is_look=True)).close()
+                    connection = await self._connect_to(host, None, is_look=True)
+                    try:
+                        if is_late:
+                            self._note_waiting(host, *await _one_row(connection, _WAITING_COMMITS))
+                    finally:
+                        connection.pgconn.finish()
 
         await asyncio.gather(*[ask(host) for host in await self._resolved()])
+
+    def _note_waiting(self, host: HostAddress, number: int, standbys: str) -> None:
+        if number and not self.waiting_commits:
+            log.warning(
+                "the synchronous standby does not answer: %d commits on %s wait for it. They are "
+                "not acknowledged until it is back, or synchronous_standby_names (%s) is changed",
+                number,
+                host,
+                standbys,
+            )
+        elif self.waiting_commits and not number:
+            log.warning("the synchronous standby answers: commits on %s go on", host)
+        self.waiting_commits = number
 
     async def _resolved(self) -> list[HostAddress]:
         """Return one entry for each address: a name can stand for several servers."""

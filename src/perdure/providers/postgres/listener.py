@@ -19,6 +19,7 @@ from perdure.providers.postgres.calling import cut
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from collections.abc import Set as AbstractSet
 
     from perdure.providers.postgres.hosts import Hosts, ServerConnection
     from perdure.providers.postgres.pool import ConnectionPool
@@ -100,7 +101,7 @@ class Listener:
         location: str,
         hosts: Hosts,
         channels: Channels,
-        own_sessions: set[int],
+        own_sessions: AbstractSet[int],
         notified: Callable[[str | None], None],
     ) -> None:
         self._location = location

@@ -12,6 +12,7 @@ import hashlib
 import os
 import secrets
 import socket
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -117,7 +118,8 @@ class Neighbours:
         descriptor = -1
         # Where it cannot be watched, it is looked at each time when it is met.
         with suppress(OSError, AttributeError, NotImplementedError):
-            descriptor = os.pidfd_open(process.process_id)
+            if sys.platform == "linux":
+                descriptor = os.pidfd_open(process.process_id)
             self._loop.add_reader(descriptor, self._end, holder)
             self._watched[holder] = descriptor
         # After that: the id may have been given to another process in between.

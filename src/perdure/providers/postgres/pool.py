@@ -42,6 +42,10 @@ _OPEN_AFTER_SECONDS: Final = 0.02
 connection has to plan every statement first, which costs the server more than most statements."""
 _PREPARE_AFTER_RUNS: Final = 3
 """Preparing a statement takes a round trip; a short program does not get it back."""
+_WAIT_FOR_STANDBYS: Final = b"SELECT pg_logical_emit_message(true, 'perdure', '')"
+"""Writes to the log only. Its commit waits, and so for everything that was written before."""
+_LATE: Final = (TimeoutError, psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled)
+"""Errors that come because a statement waits for too long."""
 _LIFE_SECONDS: Final = 3600.0
 """Older connections are closed: the memory of a server process grows with its age."""
 
@@ -65,8 +69,7 @@ class ConnectionPool:
 
     A statement goes to a free connection that has run it before, otherwise to the one that was used
     last. If none is free it waits in line; after ``_OPEN_AFTER_SECONDS`` the pool opens another
-    connection for it, one at a time. Commits wait in a line of their own, which goes first.
-    The answer of an old primary counts as lost.
+    connection for it, one at a time. The answer of an old primary counts as lost.
     """
 
     def __init__(
@@ -88,7 +91,6 @@ class ConnectionPool:
         self._free: list[PooledConnection] = []
         self._all: set[PooledConnection] = set()
         """Connections that are free or in use."""
-        self._waiting_commits: deque[asyncio.Future[PooledConnection | None]] = deque()
         self._waiting: deque[asyncio.Future[PooledConnection | None]] = deque()
         self._is_opening = False
         self._is_open = False
@@ -139,26 +141,34 @@ class ConnectionPool:
         *,
         seconds: float | None = None,
         retry_seconds: float | None = None,
+        writes: bool = False,
     ) -> list[Row]:
         """Return the rows of a statement that may be repeated, and is while that can help.
 
         ``seconds``: how long an answer may take. ``retry_seconds``: 0 means to try once.
+        ``writes``: the first try may have written all that there is to write, and not have waited
+        for synchronous standbys to the end. The repeat waits for them.
         """
         limit = self._address.answer_seconds if seconds is None else seconds
 
-        async def ask(pooled: PooledConnection) -> list[Row]:
-            pooled.raw.stop()
-            cursor = pooled.connection.cursor(binary=True)
-            with answer_within(pooled.connection, limit):
-                await cursor.execute(statement, parameters)
-                result = cursor.pgresult
-                return await cursor.fetchall() if result is not None and result.nfields else []
+        async def attempt(again: bool) -> list[Row]:
+            async def ask(pooled: PooledConnection) -> list[Row]:
+                pooled.raw.stop()
+                cursor = pooled.connection.cursor(binary=True)
+                with answer_within(pooled.connection, limit):
+                    if again and writes:
+                        await cursor.execute(_WAIT_FOR_STANDBYS)
+                    await cursor.execute(statement, parameters)
+                    result = cursor.pgresult
+                    return await cursor.fetchall() if result is not None and result.nfields else []
+
+            return await self._on_connection(operation, statement, ask)
 
         return await repeat(
             operation,
             self.location,
             self._retry_seconds if retry_seconds is None else retry_seconds,
-            lambda _: self._on_connection(operation, statement, ask),
+            attempt,
         )
 
     async def fetch(
@@ -203,7 +213,7 @@ class ConnectionPool:
             self._note_timeline(pooled, result)
             return value_of(result)
 
-        return await self._on_connection(operation, statement, ask, is_commit=True)
+        return await self._on_connection(operation, statement, ask)
 
     def call_now(
         self,
@@ -245,10 +255,8 @@ class ConnectionPool:
         operation: str,
         statement: bytes,
         ask: Callable[[PooledConnection], Awaitable[_Answer]],
-        *,
-        is_commit: bool = False,
     ) -> _Answer:
-        pooled = await self._take(operation, statement, is_commit=is_commit)
+        pooled = await self._take(operation, statement)
         pooled.busy_since = asyncio.get_running_loop().time()
         try:
             answer = await ask(pooled)
@@ -287,12 +295,11 @@ class ConnectionPool:
 
     # --- taking and giving back connections
 
-    async def _take(self, operation: str, statement: bytes, *, is_commit: bool) -> PooledConnection:
+    async def _take(self, operation: str, statement: bytes) -> PooledConnection:
         self._require_open(operation)
         pooled = self._pick(statement)
         if pooled is not None:
             return pooled
-        line = self._waiting_commits if is_commit else self._waiting
         now = asyncio.get_running_loop().time()
         open_at = now if not self._all else now + _OPEN_AFTER_SECONDS
         give_up_at = now + self._retry_seconds
@@ -302,7 +309,7 @@ class ConnectionPool:
                 return await self._open_another()
             # Past give_up_at a connection is being opened, which has a time limit of its own.
             until = open_at if now < open_at else give_up_at if now < give_up_at else None
-            pooled = await self._wait_in(line, until)
+            pooled = await self._wait_in_line(until)
             if pooled is None:
                 # One may have become free after this wait ended and before it came to this line.
                 pooled = self._pick(statement)
@@ -323,13 +330,11 @@ class ConnectionPool:
         if not self._is_open:
             raise StoreClosed(operation, f"{self.location} is not open")
 
-    async def _wait_in(
-        self, line: deque[asyncio.Future[PooledConnection | None]], until: float | None
-    ) -> PooledConnection | None:
+    async def _wait_in_line(self, until: float | None) -> PooledConnection | None:
         """Return the connection that was handed over, or None at that time or if woken earlier."""
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[PooledConnection | None] = loop.create_future()
-        line.append(turn)
+        self._waiting.append(turn)
         timer = None if until is None else loop.call_at(until, _end_wait, turn)
         try:
             return await turn
@@ -370,9 +375,8 @@ class ConnectionPool:
             pooled = self._pooled(await self.connect())
         except (psycopg.Error, OSError) as error:
             # Others would wait as long and fail too, one after the other.
-            for line in (self._waiting_commits, self._waiting):
-                while line:
-                    _fail_wait(line.popleft(), error)
+            while self._waiting:
+                _fail_wait(self._waiting.popleft(), error)
             self._close_if_broken(error)
             raise
         else:
@@ -384,6 +388,8 @@ class ConnectionPool:
     def _give_back(self, pooled: PooledConnection, error: BaseException | None = None) -> None:
         pooled.busy_since = None
         if error is not None:
+            if isinstance(error, _LATE) and self._hosts.waiting_commits:
+                error.add_note("the synchronous standby does not answer")
             if is_unusable_after(error):
                 self._close(pooled)
             self._close_if_broken(error)
@@ -399,11 +405,10 @@ class ConnectionPool:
             self._wake_one()
 
     def _next_turn(self) -> asyncio.Future[PooledConnection | None] | None:
-        for line in (self._waiting_commits, self._waiting):
-            while line:
-                turn = line.popleft()
-                if not turn.done():
-                    return turn
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                return turn
         return None
 
     def _wake_one(self) -> None:

@@ -57,9 +57,10 @@ class PostgresProvider(Provider):
     """A store in one schema of a Postgres database.
 
     ``pool_size`` limits the connections, one of which is kept for renewals; ``listen`` takes one
-    more. Behind a pooler such as PgBouncer, set ``prepare`` to False, and in transaction mode
-    ``listen`` as well. ``auto_migrate=False`` refuses a store whose schema is not up to date, so
-    that only a role that owns the schema migrates it.
+    more. Behind a pooler such as PgBouncer, set ``prepare`` to False, and in transaction mode set
+    ``listen`` to False, or to the connection string of the server itself. ``auto_migrate=False``
+    refuses a store whose schema is not up to date, so that only a role that owns the schema
+    migrates it.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class PostgresProvider(Provider):
         *,
         schema: str = "perdure",
         pool_size: int = 10,
-        listen: bool = True,
+        listen: bool | str = True,
         prepare: bool = True,
         orphan_grace: Duration = ORPHAN_GRACE_SECONDS,
         allow_moved: bool = False,
@@ -81,6 +82,8 @@ class PostgresProvider(Provider):
         grace_ms = to_milliseconds(orphan_grace, "orphan_grace")
         check_string(schema, "schema")
         check_kind(dsn, str, "the connection string", "a text, e.g. 'postgresql://host/shop'")
+        if not isinstance(listen, bool):
+            check_kind(listen, str, "listen", "True, False or a connection string")
         self._open_options = {"allow_moved": allow_moved, "auto_migrate": auto_migrate}
         self._store = store = PostgresStore(
             dsn,

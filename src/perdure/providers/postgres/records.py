@@ -55,6 +55,8 @@ UNCOMMON: Final = 1024
 """The turn needs the general form: the short forms in commits.sql do not cover it."""
 FOLLOWS: Final = 2048
 """The turn goes on from an event, which must be stored."""
+RETURNS: Final = 4096
+"""The turn gives deliveries back."""
 
 _LISTS: Final = {
     "history_delta": 0,
@@ -63,9 +65,10 @@ _LISTS: Final = {
     "cancelled_activities": CANCELS_WORK,
     "orchestrator_items": ADDS_MESSAGES,
     "cancelled_timers": CANCELS_TIMERS,
+    "returned": RETURNS,
 }
 """The fields of a commit that are lists, with the step that each needs."""
-_UNCOMMON_PARTS: Final = CHANGES_STATE | CANCELS_WORK | ADDS_MESSAGES | CANCELS_TIMERS
+_UNCOMMON_PARTS: Final = CHANGES_STATE | CANCELS_WORK | ADDS_MESSAGES | CANCELS_TIMERS | RETURNS
 _UNCOMMON_FIRST: Final = _UNCOMMON_PARTS | CONSUMES | COMPLETES_WORK | ENDS_EXECUTION | FOLLOWS
 _UNCOMMON_LATER: Final = _UNCOMMON_PARTS | NAMES
 _CONSUMED_MAX: Final = 20

@@ -123,24 +123,25 @@ RESUME_INSTANCE: Final = "SELECT {schema}.resume_instance(%s)"
 LOCK_INSTANCE: Final = "SELECT {schema}.lock_instance(%s, %s, %s)"
 GET_DEPTHS: Final = """
     WITH clock AS MATERIALIZED (SELECT {schema}.now_ms() AS now), entries AS (
-        SELECT 'orchestrator' AS queue, q.visible_at, l.instance_id IS NOT NULL AS is_locked
+        SELECT 'orchestrator' AS queue, NULL AS name, NULL AS tag, q.visible_at,
+            l.instance_id IS NOT NULL AS is_locked
         FROM clock CROSS JOIN {schema}.orchestrator_queue q
         LEFT JOIN {schema}.instance_locks l
             ON l.instance_id = q.instance_id AND l.lock_token = q.lock_token
             AND l.locked_until > clock.now
         UNION ALL
-        SELECT 'worker', w.visible_at, coalesce(w.locked_until > clock.now, false)
+        SELECT 'worker', w.name, w.tag, w.visible_at, coalesce(w.locked_until > clock.now, false)
         FROM clock CROSS JOIN {schema}.worker_queue w
     )
-    SELECT e.queue,
+    SELECT e.queue, e.name, e.tag,
         count(*) FILTER (WHERE NOT e.is_locked AND e.visible_at <= clock.now),
         count(*) FILTER (WHERE NOT e.is_locked AND e.visible_at > clock.now),
         count(*) FILTER (WHERE e.is_locked),
         max(clock.now - e.visible_at)
             FILTER (WHERE NOT e.is_locked AND e.visible_at <= clock.now)
-    FROM clock CROSS JOIN entries e GROUP BY e.queue
+    FROM clock CROSS JOIN entries e GROUP BY e.queue, e.name, e.tag
     UNION ALL
-    SELECT 'dead_letters', count(*), 0, 0, NULL FROM {schema}.dead_letters
+    SELECT 'dead_letters', NULL, NULL, count(*), 0, 0, NULL FROM {schema}.dead_letters
 """
 LIST_MESSAGES: Final = """
     SELECT coalesce(json_agg(m.entry ORDER BY m.message_id), '[]')::text
@@ -191,7 +192,9 @@ GET_TOTALS: Final = """
 """
 COUNT_BY_STATUS: Final = "SELECT status, count(*) FROM {schema}.instances GROUP BY status"
 REGISTER_WORKER: Final = """
-    WITH clock AS MATERIALIZED (SELECT {schema}.now_ms() AS now), lapsed AS (
+    WITH clock AS MATERIALIZED (
+        SELECT {schema}.now_ms() AS now, set_config('synchronous_commit', 'off', true)
+    ), lapsed AS (
         DELETE FROM {schema}.workers k USING clock c
         WHERE k.lapses_at < c.now - 86400000 AND k.worker_id <> %(id)s
     ), entry AS (
@@ -206,8 +209,11 @@ REGISTER_WORKER: Final = """
 """
 """Returns the workers of that place as they were before, also the one that is replaced.
 
-Deletes those that lapsed a day ago."""
-REMOVE_WORKER: Final = "DELETE FROM {schema}.workers WHERE worker_id = %s"
+Deletes those that lapsed a day ago. As with locks, a crash may lose it."""
+REMOVE_WORKER: Final = """
+    DELETE FROM {schema}.workers
+    WHERE worker_id = %s AND set_config('synchronous_commit', 'off', true) = 'off'
+"""
 LIST_WORKERS: Final = """
     SELECT info FROM {schema}.workers WHERE lapses_at > (SELECT {schema}.now_ms())
     ORDER BY worker_id
@@ -222,10 +228,8 @@ GET_STORE: Final = """
     FROM {schema}.store s
 """
 GET_FACTS: Final[LiteralString] = """
-    SELECT pg_is_in_recovery()::text AS in_recovery,
-        current_setting('server_version_num') AS server_version_num,
+    SELECT current_setting('server_version_num') AS server_version_num,
         current_setting('server_encoding') AS server_encoding,
-        current_setting('transaction_read_only') AS transaction_read_only,
         current_setting('transaction_isolation') AS transaction_isolation"""
 _OF_STORE: Final[LiteralString] = """,
         (
@@ -237,13 +241,18 @@ _OF_STORE: Final[LiteralString] = """,
     FROM {schema}.store s
 """
 OPEN_STORE: Final[LiteralString] = GET_FACTS + _OF_STORE
+WITHOUT_READINESS: Final = """
+    SELECT DISTINCT q.instance_id FROM {schema}.orchestrator_queue AS q WHERE NOT EXISTS
+        (SELECT 1 FROM {schema}.instance_locks AS l WHERE l.instance_id = q.instance_id) LIMIT 20
+"""
 GET_SIZE: Final = """
     SELECT sum(pg_total_relation_size(oid))::bigint FROM pg_class
     WHERE relnamespace = %s::regnamespace AND relkind = 'r'
 """
 REMOVE_LANES: Final = """
     DELETE FROM {schema}.lanes
-    WHERE lane = ANY (%s) OR used_at < (SELECT {schema}.now_ms()) - %s
+    WHERE (lane = ANY (%s) OR used_at < (SELECT {schema}.now_ms()) - %s)
+        AND set_config('synchronous_commit', 'off', true) = 'off'
 """
 
 # --- instances that match a query: fixed pieces of SQL, chosen by the fields of the query
@@ -277,7 +286,7 @@ _COLUMNS: Final[LiteralString] = f"""
 _COUNT: Final[LiteralString] = "SELECT count(*) FROM {schema}.instances i"
 _ORDER: Final[LiteralString] = " ORDER BY i.created_at DESC, i.instance_id DESC LIMIT %(limit)s"
 
-GET_INFO: Final[LiteralString] = _COLUMNS + " WHERE i.instance_id = %s"
+GET_INFOS: Final[LiteralString] = _COLUMNS + " WHERE i.instance_id = ANY (%s)"
 
 # By field of the query; each condition binds the parameter of the same name.
 _CONDITIONS: Final[dict[str, LiteralString]] = {

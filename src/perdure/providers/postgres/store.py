@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import random
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
@@ -67,19 +68,20 @@ class PostgresStore:
         schema: str,
         *,
         pool_size: int,
-        listen: bool,
+        listen: bool | str,
         prepare: bool,
         retry_seconds: float,
         answer_seconds: float = ANSWER_SECONDS,
         connect_seconds: float | None = None,
     ) -> None:
-        self.address = address_of(
-            dsn,
-            schema,
-            sessions=prepare,
+        read_address = partial(
+            address_of,
+            schema=schema,
             answer_seconds=answer_seconds,
             connect_seconds=connect_seconds,
         )
+        self.address = read_address(dsn, sessions=prepare)
+        heard = read_address(listen, sessions=False) if isinstance(listen, str) else self.address
         self.statements = statements.Statements(schema)
         self._retry_seconds = retry_seconds
         self.clock = ServerClock()
@@ -107,14 +109,15 @@ class PostgresStore:
             now_ms=self.clock.now_ms,
             applied=self._applied,
         )
-        self._listens = listen
+        self._listens = bool(listen)
         self._channels = Channels(schema)
         self._notifier = Notifier(self.pool)
         self._listener = Listener(
-            self.address.location,
-            Hosts(self.address.for_listening(), self._fence),
+            heard.location,
+            Hosts(heard.for_listening(), self._fence),
             self._channels,
-            self._notifier.sessions,
+            # A pooler gives a session to many clients.
+            self._notifier.sessions if prepare else frozenset(),
             self._notified,
         )
         self._hubs = [ChangeHub(SystemClock()) for _ in range(BUCKETS)]
@@ -260,8 +263,9 @@ class PostgresStore:
         while True:
             await asyncio.sleep(_LATE_SECONDS / 2)
             is_late = self.pool.is_waiting_since(_LATE_SECONDS)
+            is_late = is_late or self._hosts.waiting_commits > 0
             if is_late or (self._hosts.are_many and loop.time() >= look_at):
-                await self._hosts.look()
+                await self._hosts.look(is_late=is_late)
                 look_at = loop.time() + _LOOK_SECONDS * random.uniform(0.8, 1.2)
 
     def _leave_old_primaries(self) -> None:
@@ -312,6 +316,13 @@ class PostgresStore:
         """Return the rows of a statement that may be repeated."""
         self.require_here(operation)
         return await self.pool.run(operation, self.statements(template), parameters)
+
+    async def write(
+        self, operation: str, template: LiteralString, parameters: Parameters
+    ) -> list[Row]:
+        """As ``ask``, for a statement that writes: a repeat waits for synchronous standbys."""
+        self.require_here(operation)
+        return await self.pool.run(operation, self.statements(template), parameters, writes=True)
 
     async def renew(
         self, operation: str, template: LiteralString, parameters: Sequence[Any]

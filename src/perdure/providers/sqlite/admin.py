@@ -18,26 +18,32 @@ from urllib.parse import quote
 import apsw
 
 from perdure.errors import AlreadyExists, CorruptData
+from perdure.providers import rules
 from perdure.providers.administration import ProviderAdmin
+from perdure.providers.local_files import draft_beside
 from perdure.providers.records import StoreInfo
 from perdure.providers.sqlite import control, instances, listing, reading, snapshots
-from perdure.providers.sqlite.batch import Verb
 from perdure.providers.sqlite.connection import translate
-from perdure.providers.sqlite.guards import create_draft, put_in_place
+from perdure.providers.sqlite.guards import cannot_create
 from perdure.providers.sqlite.store import reads, searches, writes
+from perdure.providers.sqlite.transaction import Verb
 
 if TYPE_CHECKING:
     import asyncio
     import os
     from collections.abc import Callable, Coroutine
 
-    from perdure.providers.records import DeleteResult, InstanceSnapshot, WorkerInfo
+    from perdure.providers.records import WorkerInfo
     from perdure.providers.sqlite.database import FileDatabase
     from perdure.providers.sqlite.store import Store
     from perdure.providers.sqlite.transaction import Snapshot
 
 _FINDINGS_MAX: Final = 3
 _STEPS_BETWEEN_LOOKS: Final = 100_000
+_WITHOUT_READINESS: Final = """
+SELECT DISTINCT instance_id FROM orchestrator_queue
+WHERE instance_id NOT IN (SELECT instance_id FROM instance_locks) LIMIT 20
+"""
 
 
 class EngineAdmin(ProviderAdmin):
@@ -81,26 +87,8 @@ class EngineAdmin(ProviderAdmin):
 
     # --- deletion
 
-    def _delete_instances_atomic(
-        self, instance_ids: tuple[str, ...], *, force: bool
-    ) -> asyncio.Future[DeleteResult]:
-        verb = Verb("delete_instances_atomic", control.delete_atomic)
-        return self._store.write(verb, instance_ids, force)
-
-    def _list_oldest(
-        self,
-        instance_ids: tuple[str, ...] | None,
-        completed_before_ms: int | None,
-        after: tuple[int, str],
-        limit: int,
-        *,
-        finished_roots: bool,
-    ) -> asyncio.Future[list[tuple[int, str]]]:
-        verb = Verb("list_oldest", control.list_oldest)
-        return self._store.search(
-            verb, instance_ids, completed_before_ms, after, limit, finished_roots
-        )
-
+    _delete_instances_atomic = writes(Verb("delete_instances_atomic", control.delete_atomic))
+    _list_oldest = searches(Verb("list_oldest", control.list_oldest))
     _delete_finished_tree = writes(
         Verb("delete_instance_bulk", control.delete_finished_tree, alone=True)
     )
@@ -120,11 +108,7 @@ class EngineAdmin(ProviderAdmin):
 
     _export_instance = searches(Verb("export_instance", snapshots.export))
 
-    def _import_instance(
-        self, snapshot: InstanceSnapshot, *, replace: bool
-    ) -> asyncio.Future[None]:
-        return self._store.write(Verb("import_instance", snapshots.restore), snapshot, replace)
-
+    _import_instance = writes(Verb("import_instance", snapshots.restore))
     _mark_moved = writes(Verb("mark_moved", control.mark_moved))
 
     def _get_store_info(self) -> asyncio.Future[StoreInfo]:
@@ -133,6 +117,11 @@ class EngineAdmin(ProviderAdmin):
     def _store_info(self, snapshot: Snapshot) -> StoreInfo:
         format_version, moved_to = snapshot.row("SELECT format_version, moved_to FROM store_info")
         return self.describe(snapshot, format_version, moved_to)
+
+    def integrity_check(self) -> asyncio.Future[None]:
+        """Read the whole database. Errors: CorruptData with what SQLite or the engine found."""
+        verb = Verb("integrity_check", _check_integrity)
+        return self._store.search(verb, self._store.database.label)
 
     @abstractmethod
     def describe(self, snapshot: Snapshot, format_version: int, moved_to: str | None) -> StoreInfo:
@@ -156,10 +145,6 @@ class SqliteAdmin(EngineAdmin):
         if target.exists():
             raise _there_already(target)
         return _back_up(self._store, target)
-
-    def integrity_check(self) -> asyncio.Future[None]:
-        """Read the whole file. Errors: CorruptData with what SQLite found."""
-        return self._store.search(Verb("integrity_check", _check_integrity), self._database.label)
 
     def describe(self, snapshot: Snapshot, format_version: int, moved_to: str | None) -> StoreInfo:
         path = self._database.path
@@ -187,6 +172,7 @@ def _check_integrity(snapshot: Snapshot, label: str) -> None:
             "integrity_check",
             f"{label} is damaged: {'; '.join(found)}. Keep it with its -wal, and restore a backup",
         )
+    rules.check_readiness([row[0] for row in snapshot.rows(_WITHOUT_READINESS)])
 
 
 # --- a copy of the whole file
@@ -194,20 +180,21 @@ def _check_integrity(snapshot: Snapshot, label: str) -> None:
 
 async def _back_up(store: Store, target: Path) -> None:
     """Errors: AlreadyExists, CorruptData; then there is nothing at the target."""
-    draft = create_draft(target)
     is_over = threading.Event()
     try:
-        await store.search(Verb("backup", _copy), draft, target)
-        # The copy is read, and no snapshot is held meanwhile: workers go on undisturbed.
-        await store.database.system.run_in_thread(
-            _verify, draft, store.database.label, is_over.is_set
-        )
-        put_in_place(draft, target)
+        with draft_beside(target) as draft:
+            await store.search(Verb("backup", _copy), draft.path, target)
+            # The copy is read, and no snapshot is held meanwhile: workers go on undisturbed.
+            await store.database.system.run_in_thread(
+                _verify, draft.path, store.database.label, is_over.is_set
+            )
+            draft.put_in_place()
     except FileExistsError as error:
         raise _there_already(target) from error
+    except OSError as error:
+        raise cannot_create(target, error) from error
     finally:
         is_over.set()
-        draft.unlink(missing_ok=True)
 
 
 def _there_already(target: Path) -> AlreadyExists:

@@ -19,29 +19,31 @@ A turn changes more or less of its instance, see ``_Plan.add_turn``:
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import apsw
 
 from perdure.errors import DuplicateEvent, InvalidValue, LockLost, PerdureError
 from perdure.model.status import Status
 from perdure.providers import rules
-from perdure.providers.records import KvClear, KvSet
 from perdure.providers.sqlite import instances, messages, readiness, statements, work
-from perdure.providers.sqlite.batch import PreconditionChanged, Verb
 from perdure.providers.sqlite.connection import is_refused_change
 from perdure.providers.sqlite.instances import (
     NEW_EXECUTION,
     ExecutionRow,
     InstanceRow,
     Start,
+    event_rows,
     execution_after,
     instance_after,
 )
+from perdure.providers.sqlite.readiness import Released
 from perdure.providers.sqlite.statements import Existence, HeldLock
 from perdure.providers.sqlite.transaction import (
     ForKeys,
     ManyRows,
+    PreconditionChanged,
+    Verb,
     as_list,
     as_object,
     is_text,
@@ -50,7 +52,7 @@ from perdure.providers.sqlite.transaction import (
 from perdure.providers.validation import check_items
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from perdure.providers.records import (
         HistoryRecord,
@@ -59,19 +61,14 @@ if TYPE_CHECKING:
         TurnCommit,
         WorkerMessage,
     )
+    from perdure.providers.sqlite.instances import EventRow
     from perdure.providers.sqlite.transaction import Transaction
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 
 _ACK: Final = "ack_orchestration_item"
 _START: Final = "start_orchestration_item"
-
-
-class _Named(NamedTuple):
-    """An instance as its readiness row shows it after a turn."""
-
-    instance_id: str
-    instance_key: int
-    name: str | None
-    version: str | None
 
 
 # --- verbs
@@ -174,7 +171,7 @@ def append(
         key = tx.connection.last_insert_rowid()
     else:
         return
-    events = [(key, execution_id, record.event_id, record.data) for record in records]
+    events = instances.event_rows(tx, key, execution_id, records)
     try:
         instances.INSERT_EVENT.execute(tx, events)
     except apsw.ConstraintError as error:
@@ -235,6 +232,8 @@ class _Plan:
         elif commit.consumed is None and lock.carried_until is not None:
             carried = (lock.instance_id, lock.carried_until, token)
             rows[statements.DELETE_CARRIED].append(carried)
+        if commit.returned:
+            rows[statements.UNTAG_MESSAGE] += [(each, token) for each in commit.returned]
         key = lock.instance_key
         if key is None or lock.running != commit.execution_id or _rewrites_instance(commit):
             self._rewrite(lock, token, commit)
@@ -248,7 +247,7 @@ class _Plan:
             return
         else:
             rows[instances.TOUCH_INSTANCE].append((self.tx.now, key))
-        self._hold(_Named(lock.instance_id, key, lock.name, lock.version), lock, token, commit)
+        self._hold(self._released(lock, key, lock.name, lock.version, commit), lock, token, commit)
 
     def add_start(
         self,
@@ -286,15 +285,15 @@ class _Plan:
         """Add what does not depend on the state of the instance, and return the rows."""
         rows = self._rows
         self.instance_ids.append(instance_id)
-        if commit.worker_items or commit.cancelled_activities:
-            check_items(commit, instance_id)
         if commit.settled_work:
             rows[_settle_work] += [(token, instance_id) for token in commit.settled_work]
         if commit.worker_items:
+            check_items(commit, instance_id)
             rows[_send_work] += commit.worker_items
         if commit.orchestrator_items:
             rows[_send_messages] += commit.orchestrator_items
         if commit.cancelled_activities:
+            check_items(commit, instance_id)
             rows[work.DELETE_CANCELLED_WORK] += [
                 (each.instance_id, each.execution_id, each.activity_id)
                 for each in commit.cancelled_activities
@@ -307,11 +306,9 @@ class _Plan:
         return rows
 
     def _add_events(self, key: int, commit: TurnCommit) -> None:
-        execution_id = commit.execution_id
         if commit.history_delta:
-            self._rows[_insert_events] += [
-                (key, execution_id, record.event_id, record.data) for record in commit.history_delta
-            ]
+            events = event_rows(self.tx, key, commit.execution_id, commit.history_delta)
+            self._rows[_insert_events] += events
         if commit.kv_changes:
             self._rows[_change_state].append((key, commit.kv_changes))
         status = commit.metadata.status
@@ -331,19 +328,31 @@ class _Plan:
             return False
         # wake_at stays: early is allowed, and its index is not written.
         self._rows[_extend_locks].append((now + keep_lock_ms, lock.instance_id))
-        if commit.cancelled_timers:
-            self._rows[_reschedule].append((lock.instance_id, token))
+        if commit.cancelled_timers or lock.mail_held:
+            self._rows[_reschedule].append((lock.instance_id, token, self._yielded_at(lock)))
         return True
 
-    def _hold(self, named: _Named, lock: HeldLock, token: str, commit: TurnCommit) -> None:
+    def _yielded_at(self, lock: HeldLock) -> int | None:
+        """Return the time from which an instance waits that left messages behind."""
+        return self.tx.now if lock.mail_held else lock.yielded_at
+
+    def _released(
+        self, lock: HeldLock, key: int, name: str | None, version: str | None, commit: TurnCommit
+    ) -> Released:
+        status = commit.metadata.status
+        mail_held = bool(commit.returned) and (status is None or not status.ends_execution)
+        yielded_at = self.tx.now if commit.returned else self._yielded_at(lock)
+        return Released(lock.instance_id, key, name, version, mail_held, yielded_at)
+
+    def _hold(self, named: Released, lock: HeldLock, token: str, commit: TurnCommit) -> None:
         """Keep the lock, or release it."""
         if commit.keep_lock_ms is None:
             self._rows[_release_locks].append(named)
             return
         locked_until = self.tx.now + commit.keep_lock_ms
-        self._rows[statements.KEEP_LOCKS].append((*named, locked_until))
-        if commit.cancelled_timers:
-            self._rows[_reschedule].append((lock.instance_id, token))
+        self._rows[statements.KEEP_LOCKS].append((*named[:4], locked_until))
+        if commit.cancelled_timers or lock.mail_held:
+            self._rows[_reschedule].append((lock.instance_id, token, self._yielded_at(lock)))
         # Messages that came late can be handed to the keeper from now on. Waiters poll at the old
         # expiry; wake them if the lock now expires earlier.
         if lock.ready_at is not None or locked_until < lock.locked_until:
@@ -356,7 +365,7 @@ class _Plan:
         key, instance, latest = self._write_instance(
             lock.instance_id, lock.instance_key, start, commit, is_suspended=is_suspended
         )
-        named = _Named(lock.instance_id, key, instance.name, instance.version)
+        named = self._released(lock, key, instance.name, instance.version, commit)
         if is_suspended and Status(latest.status).is_final:
             holds = (0, lock.not_before, lock.block, lock.instance_id)
             self._rows[statements.SET_HOLDS].append(holds)
@@ -416,6 +425,17 @@ class _Plan:
 # --- steps
 
 
+def _grouped(pairs: list[tuple[_Value, _Key]]) -> Iterable[tuple[_Value, list[_Key]]]:
+    """Return each value with the keys that it is to be written for."""
+    if len(pairs) == 1:
+        value, key = pairs[0]
+        return ((value, [key]),)
+    groups: defaultdict[_Value, list[_Key]] = defaultdict(list)
+    for value, key in pairs:
+        groups[value].append(key)
+    return groups.items()
+
+
 def _settle_work(plan: _Plan, settled: list[tuple[str, str]]) -> None:
     """Remove the work items that the turns settle; each must be held, for its own instance."""
     tx = plan.tx
@@ -453,15 +473,12 @@ def _consume(plan: _Plan, consumed: list[tuple[int, str]]) -> None:
 
 def _end_executions(plan: _Plan, ends: list[tuple[int, int, Status, str | None]]) -> None:
     tx = plan.tx
-    ended: defaultdict[Status, list[int]] = defaultdict(list)
-    for key, _, status, _ in ends:
-        ended[status].append(key)
-    for status, keys in ended.items():
+    for status, keys in _grouped([(status, key) for key, _, status, _ in ends]):
         instances.END_INSTANCES.execute(tx, keys, status, tx.now)
     instances.END_EXECUTIONS.execute(tx, ends, (tx.now, tx.now))
 
 
-def _insert_events(plan: _Plan, events: list[tuple[int, int, int, str]]) -> None:
+def _insert_events(plan: _Plan, events: list[EventRow]) -> None:
     try:
         instances.INSERT_EVENT.execute(plan.tx, events)
     except apsw.ConstraintError as error:
@@ -473,26 +490,12 @@ def _insert_events(plan: _Plan, events: list[tuple[int, int, int, str]]) -> None
 
 
 def _change_state(plan: _Plan, changes: list[tuple[int, Sequence[KvChange]]]) -> None:
-    """Write the changes of the current execution."""
-    tx = plan.tx
     for key, each in changes:
-        for change in each:
-            match change:
-                case KvSet():
-                    values = (key, change.key, change.value, change.updated_at_ms)
-                    tx.change(instances.PUT_KV_DELTA, values)
-                case KvClear():
-                    tx.change(instances.PUT_KV_DELTA, (key, change.key, None, None))
-                case _:
-                    tx.change(instances.CLEAR_ALL_IN_DELTA, (key,))
+        instances.change_state(plan.tx, key, each)
 
 
 def _merge_state(plan: _Plan, keys: list[int]) -> None:
-    """Make the changes of executions that end last."""
-    for changed in instances.HAS_KV_DELTA.rows(plan.tx, keys):
-        plan.tx.change(instances.MERGE_KV, changed)
-        plan.tx.change(instances.DROP_CLEARED_KV, changed)
-        plan.tx.change(instances.EMPTY_KV_DELTA, changed)
+    instances.merge_state(plan.tx, keys)
 
 
 def _send_work(plan: _Plan, items: list[WorkerMessage]) -> None:
@@ -515,38 +518,26 @@ def _insert_locks(plan: _Plan, locks: list[tuple[Any, ...]]) -> None:
 
 
 def _extend_locks(plan: _Plan, extended: list[tuple[int, str]]) -> None:
-    ends: defaultdict[int, list[str]] = defaultdict(list)
-    for locked_until, instance_id in extended:
-        ends[locked_until].append(instance_id)
-    for locked_until, ids in ends.items():
+    # Turns of one worker keep their locks for the same time.
+    for locked_until, ids in _grouped(extended):
         statements.EXTEND_KEPT_LOCKS.execute(plan.tx, ids, locked_until, plan.tx.now)
 
 
-def _reschedule(plan: _Plan, kept: list[tuple[str, str]]) -> None:
-    """Find the next message of instances that cancelled a timer, given with their tokens."""
-    for each in kept:
-        first = plan.tx.row(statements.FIRST_FREE_MESSAGE, each) or (None, None)
-        plan.tx.change(statements.SET_READY_MESSAGE, (*first, each[0]))
+def _reschedule(plan: _Plan, kept: list[tuple[str, str, int | None]]) -> None:
+    """Find the next message of instances that cancelled a timer, or left messages behind."""
+    for instance_id, token, yielded_at in kept:
+        readiness.reschedule(plan.tx, instance_id, token, yielded_at)
 
 
-def _release_locks(plan: _Plan, released: list[_Named]) -> None:
+def _release_locks(plan: _Plan, released: list[Released]) -> None:
     ids = [named.instance_id for named in released]
     if statements.DELETE_LAST_LOCKS.execute(plan.tx, ids) != len(ids):
         # Those that are gone already are not touched again.
-        _release(plan.tx, released, readiness.READY)
+        readiness.release(plan.tx, released, readiness.READY)
 
 
-def _release_suspended(plan: _Plan, released: list[_Named]) -> None:
-    _release(plan.tx, released, readiness.SUSPENDED)
-
-
-def _release(tx: Transaction, released: Sequence[_Named], state: int) -> None:
-    """Release locks of instances that have messages left, or that are suspended."""
-    for instance_id, key, name, version in released:
-        first = tx.row(statements.FIRST_MESSAGE, (instance_id,)) or (None, None)
-        values = (state, *first, key, name, version, instance_id)
-        tx.change(statements.RELEASE_LOCK, values)
-    tx.turns_changed = True
+def _release_suspended(plan: _Plan, released: list[Released]) -> None:
+    readiness.release(plan.tx, released, readiness.SUSPENDED)
 
 
 def _refresh(plan: _Plan, instance_ids: list[str]) -> None:
@@ -559,6 +550,7 @@ _STEPS: Final[tuple[_Step, ...]] = (
     _settle_work,
     _consume,
     statements.DELETE_CARRIED,
+    statements.UNTAG_MESSAGE,
     # Instances, executions, history and state.
     instances.INSERT_INSTANCE,
     instances.UPDATE_INSTANCE,
@@ -638,9 +630,9 @@ def _event_missing(operation: str, token: str, commit: TurnCommit) -> LockLost:
 
 
 def _duplicate_event(
-    operation: str, instance_id: str, events: Sequence[tuple[int, int, int, str]]
+    operation: str, instance_id: str, events: Sequence[EventRow]
 ) -> DuplicateEvent:
     execution_id = events[0][1]
-    ids = ", ".join(str(event_id) for _, _, event_id, _ in events[:20])
+    ids = ", ".join(str(event_id) for _, _, event_id, *_ in events[:20])
     text = f"execution {execution_id} of {instance_id!r} already has one of the events {ids}"
     return DuplicateEvent(operation, text)

@@ -93,6 +93,11 @@ def connect_writer(
     return connection
 
 
+def set_durability(connection: apsw.Connection, durability: Durability) -> None:
+    """Let the next transactions of the writing connection wait for the disk, or not."""
+    connection.execute(f"PRAGMA synchronous = {_SYNCHRONOUS[durability]}")
+
+
 def connect_memory(clock: Clock) -> RestrictedConnection:
     """Return a new database in memory with its schema."""
     connection = RestrictedConnection(":memory:", statementcachesize=STATEMENTS_KEPT)

@@ -18,9 +18,8 @@ from perdure.providers.sqlite import (
     statements,
     turns,
 )
-from perdure.providers.sqlite.batch import Verb
 from perdure.providers.sqlite.connection import enforce_moved_mark, moved_to
-from perdure.providers.sqlite.transaction import as_list
+from perdure.providers.sqlite.transaction import Verb, as_list
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -109,6 +108,71 @@ def release_holder(tx: Transaction, holder: str) -> None:
 
 
 RELEASE_HOLDER: Final = Verb("release_holder", release_holder)
+
+
+_WORKER: Final = "SELECT record, holder, expires_at FROM workers WHERE worker_id = ?"
+
+_LATEST_TIME: Final = """
+SELECT coalesce(max(latest), 0)
+FROM (SELECT enqueued_at AS latest FROM orchestrator_queue
+      WHERE message_id = (SELECT max(message_id) FROM orchestrator_queue)
+      UNION ALL
+      SELECT enqueued_at FROM worker_queue
+      WHERE message_id = (SELECT max(message_id) FROM worker_queue)
+      UNION ALL
+      SELECT max(max(coalesce(locked_at, 0), coalesce(touched_at, 0))) FROM instance_locks)
+"""
+_HIDDEN_INSTANCES: Final = """
+SELECT instance_id FROM orchestrator_queue WHERE visible_at > ?1 AND visible_at <= enqueued_at
+UNION SELECT instance_id FROM instance_locks WHERE yielded_at > ?1
+"""
+_FOLLOW_CLOCK_BACK: Final = (
+    """
+UPDATE orchestrator_queue SET visible_at = ?1 WHERE visible_at > ?1 AND visible_at <= enqueued_at
+""",
+    "UPDATE worker_queue SET visible_at = ?1 WHERE visible_at > ?1 AND visible_at <= enqueued_at",
+    "UPDATE instance_locks SET yielded_at = ?1 WHERE yielded_at > ?1",
+    """
+UPDATE instance_locks SET locked_until = max(?1, locked_until - ?2), wake_at = min(wake_at, ?1)
+WHERE locked_until > ?1
+""",
+    """
+UPDATE instance_locks SET not_before = max(?1, not_before - ?2), wake_at = min(wake_at, ?1)
+WHERE not_before > ?1
+""",
+    """
+UPDATE worker_queue
+SET locked_until = max(?1, locked_until - ?2), wake_at = max(?1, visible_at, locked_until - ?2)
+WHERE locked_until > ?1
+""",
+    """
+UPDATE sessions SET locked_until = max(?1, locked_until - ?2),
+    last_activity_at = min(last_activity_at, ?1)
+WHERE locked_until > ?1
+""",
+    "UPDATE workers SET expires_at = max(?1, expires_at - ?2) WHERE expires_at > ?1",
+)
+
+
+def latest_time(tx: Transaction) -> int:
+    """Return the latest time at which something was queued or locked, for all that is known."""
+    return int(tx.row(_LATEST_TIME)[0])
+
+
+def follow_clock_back(tx: Transaction, latest: int) -> None:
+    """Follow a clock that was at ``latest`` before and is behind that now.
+
+    Messages and work that were sent for then are visible, in their order. Locks and delays last as
+    long as they would have: an ended lock stays ended, and a dead worker's lock ends in time.
+    """
+    if moved_to(tx.connection) is not None:
+        return
+    hidden = tx.rows(_HIDDEN_INSTANCES, (tx.now,))
+    for statement in _FOLLOW_CLOCK_BACK:
+        tx.change(statement, (tx.now, latest - tx.now)[: 1 + ("?2" in statement)])
+    for (instance_id,) in hidden:
+        readiness.refresh(tx, instance_id)
+    tx.turns_changed = tx.work_changed = True
 
 
 def extend_stalled_locks(tx: Transaction, since: int) -> None:
@@ -253,10 +317,12 @@ def register_worker(tx: Transaction, worker: WorkerInfo, ttl_ms: int, database: 
     if ttl_ms == 0:
         tx.execute("DELETE FROM workers WHERE worker_id = ?", (worker.worker_id,))
         return
-    known = tx.row("SELECT record, holder FROM workers WHERE worker_id = ?", (worker.worker_id,))
+    known = tx.row(_WORKER, (worker.worker_id,))
     if known is not None and known[1] == tx.holder:
         before = reading.worker_of(known[0])
         is_same = before == msgspec.structs.replace(worker, seen_at_ms=before.seen_at_ms)
+        # Its entry tells when it was seen by the time that it is valid for.
+        is_same = is_same and known[2] - before.seen_at_ms == ttl_ms
         if is_same and database.show_worker_until(tx.now + ttl_ms):
             return
     record = msgspec.json.encode(msgspec.structs.replace(worker, seen_at_ms=tx.now)).decode()

@@ -20,6 +20,7 @@ import secrets
 import stat
 import threading
 import time
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final, ParamSpec, TypeAlias, TypeVar
 
 import apsw
@@ -39,9 +40,9 @@ if TYPE_CHECKING:
 
     from perdure.clock import Clock
     from perdure.providers.migrate import Migration
-    from perdure.providers.sqlite.batch import Delivery
     from perdure.providers.sqlite.connection import Durability, RestrictedConnection
     from perdure.providers.sqlite.transaction import CommitHook
+    from perdure.providers.sqlite.writer import Delivery
 
 _log = logging.getLogger("perdure.sqlite")
 
@@ -213,6 +214,12 @@ class Database:
         assert self.transaction is not None
         return self.transaction
 
+    lasts = True
+    """Each commit waits for the disk, as far as the store does that at all."""
+
+    def let_last(self, lasts: bool, /) -> None:
+        """Let the commits that follow wait for the disk, or not."""
+
     def check_before_reply(self) -> None:
         """Called after COMMIT. Raise an error if what was just committed may be lost."""
 
@@ -294,9 +301,16 @@ class Database:
         """Do what must be done after so many commits, such as copying a log."""
 
 
+class FileTransaction(Transaction):
+    __slots__ = ()
+
+    keeps_checksums = True
+
+
 class FileDatabase(Database):
     """A file, which several processes may use at once."""
 
+    transaction_type = FileTransaction
     has_readers = True
 
     def __init__(
@@ -370,6 +384,7 @@ class FileDatabase(Database):
         # Again, with the files beside it open: before, another user could have been quicker.
         guards.check_users(self.path)
         self._identity.note()
+        self.lasts = True
         super().adopt(connection)
 
     def started(self) -> None:
@@ -415,6 +430,12 @@ class FileDatabase(Database):
         assert transaction is not None
         self.check_before_reply()
         return transaction
+
+    def let_last(self, lasts: bool, /) -> None:
+        durability = self.durability if lasts else "relaxed"
+        assert self.transaction is not None
+        connections.set_durability(self.transaction.connection, durability)
+        self.lasts = lasts
 
     def check_before_reply(self) -> None:
         """Check before the commit (it could damage another file) and before the reply (the data
@@ -585,9 +606,9 @@ class FileIdentity:
         marks = _marks(self._directories)
         if marks == self._unchanged_marks:
             return True
-        is_right = self._find_files() == self._files
+        is_right = bool(self._files) and self._find_files() == self._files
         settled = self._now_ns() - _SETTLED_NS
-        is_settled = all(0 < changed_at < settled for _, _, changed_at in marks)
+        is_settled = bool(marks) and all(changed_at < settled for _, _, changed_at in marks)
         self._unchanged_marks = marks if is_right and is_settled else None
         return is_right
 
@@ -595,14 +616,15 @@ class FileIdentity:
         return [(device, inode) for device, inode, _ in _marks(self._names)]
 
 
+_mark_of: Final = attrgetter("st_dev", "st_ino", "st_ctime_ns")
+
+
 def _marks(paths: Iterable[str]) -> list[_Mark]:
-    """Return what identifies each file, and when a directory was last changed."""
-    marks: list[_Mark] = []
-    for path in paths:
-        try:
-            found = os.stat(path)  # noqa: PTH116 - several times for each commit, and twice as fast
-        except OSError:
-            marks.append((0, 0, 0))
-        else:
-            marks.append((found.st_dev, found.st_ino, found.st_ctime_ns))
-    return marks
+    """Return what identifies each file, and when a directory was last changed; [] if one is gone.
+
+    Called twice for each commit.
+    """
+    try:
+        return list(map(_mark_of, map(os.stat, paths)))
+    except OSError:
+        return []

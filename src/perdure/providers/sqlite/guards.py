@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import stat
 import sys
 from collections import Counter
@@ -24,8 +23,10 @@ from urllib.parse import unquote, urlsplit
 from perdure.errors import StoreRefused, StoreUnavailable, UsageError
 from perdure.providers.local_files import (
     NETWORK_FILE_SYSTEMS,
+    draft_beside,
     file_system_of,
-    sync_directory,
+    is_device,
+    own_user,
 )
 
 _log = logging.getLogger("perdure.sqlite")
@@ -34,7 +35,6 @@ _HEADER_BYTES: Final = 100
 
 LOG_BYTES_RESERVED: Final = 4 * 1024 * 1024
 _ZEROS_BYTES: Final = 64 * 1024
-_TEMPORARY_FILE: Final[int | None] = getattr(os, "O_TMPFILE", None)
 _MEMORY_FILE_SYSTEMS: Final = frozenset({"ramfs", "tmpfs"})
 """File systems without a disk."""
 
@@ -46,6 +46,8 @@ def prepare_file(path: Path) -> None:
     files that it creates beside it. A file that exists is never opened here: closing it would take
     away the locks that other connections of this process hold on it.
     """
+    if is_device(path.name):
+        raise StoreRefused("open", f"{path.name!r} is a device on Windows; name another file")
     _check_directory(path)
     _check_file_system(path)
     if path.exists() or path.is_symlink():
@@ -53,28 +55,6 @@ def prepare_file(path: Path) -> None:
     else:
         _create(path)
         check_users(path)
-
-
-def create_draft(path: Path) -> Path:
-    """Create an empty private file beside a path, to be put in its place."""
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
-    try:
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            os.fchmod(descriptor, 0o600)
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        raise StoreUnavailable(
-            "open", f"cannot create {str(path)!r}: {error.strerror}; choose a writable directory"
-        ) from error
-    return draft
-
-
-def put_in_place(draft: Path, path: Path) -> None:
-    """Give a draft its name, durably. Errors: FileExistsError."""
-    os.link(draft, path)
-    sync_directory(path.parent)
 
 
 def reserve_log(path: Path) -> None:
@@ -85,12 +65,12 @@ def reserve_log(path: Path) -> None:
     done, SQLite makes the log as it goes.
     """
     log = path.with_name(f"{path.name}-wal")
-    if _TEMPORARY_FILE is None or file_system_of(path) in _MEMORY_FILE_SYSTEMS or log.exists():
+    if sys.platform != "linux" or file_system_of(path) in _MEMORY_FILE_SYSTEMS or log.exists():
         return
     try:
         model = path.stat()
         # Without a name until it is whole: a crash leaves nothing behind.
-        descriptor = os.open(path.parent, _TEMPORARY_FILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(path.parent, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         try:
             os.fchmod(descriptor, stat.S_IMODE(model.st_mode))
             if (model.st_uid, model.st_gid) != (os.geteuid(), os.getegid()):
@@ -108,15 +88,19 @@ def reserve_log(path: Path) -> None:
 
 def _create(path: Path) -> None:
     """Put an empty file in place in one step, so that it cannot have been opened before."""
-    draft = create_draft(path)
     try:
-        put_in_place(draft, path)
+        with draft_beside(path) as draft:
+            draft.put_in_place()
     except FileExistsError:
         pass  # another process was faster, and that is as good
     except OSError as error:
-        raise StoreUnavailable("open", f"cannot create {str(path)!r}: {error.strerror}") from error
-    finally:
-        draft.unlink(missing_ok=True)
+        raise cannot_create(path, error) from error
+
+
+def cannot_create(path: Path, error: OSError) -> StoreUnavailable:
+    return StoreUnavailable(
+        "open", f"cannot create {str(path)!r}: {error.strerror}; choose a writable directory"
+    )
 
 
 def _check_directory(path: Path) -> None:
@@ -203,12 +187,11 @@ def check_users(path: Path) -> None:
     SQLite believes the log and the journal that it finds beside a database. So they must belong to
     the owner of the store or to root, and only the users of the store may add files there.
     """
-    if not hasattr(os, "geteuid"):
+    if (own := own_user()) is None:
         return  # rights of files have another form here
     path = path.resolve()  # SQLite names the other files after the file, not after a link to it
     _check_writers(path)
     found = _status(str(path))
-    own = _user()
     trusted = {own, 0}
     if own == 0:
         trusted.add(found.st_uid)  # SQLite gives the files that root makes to this user
@@ -228,10 +211,6 @@ def check_users(path: Path) -> None:
 
 def _status(path: str) -> os.stat_result:
     return os.lstat(path)
-
-
-def _user() -> int:
-    return os.geteuid()
 
 
 def _check_beside(name: str, mode: int, trusted: set[int]) -> None:
@@ -284,15 +263,18 @@ def _others_in_group(group_id: int) -> list[str]:
 
     Often there are none: many systems give each user a group, and a container has one for a volume.
     """
-    import grp
-    import pwd
-
-    try:
-        members = set(grp.getgrgid(group_id).gr_mem)
-        own = pwd.getpwuid(_user()).pw_name if members else ""
-    except KeyError:
+    if sys.platform == "win32":
         return []
-    return sorted(members - {own, "root"})
+    else:  # noqa: RET505 - type checkers tell systems apart by it
+        import grp
+        import pwd
+
+        try:
+            members = set(grp.getgrgid(group_id).gr_mem)
+            own = pwd.getpwuid(os.geteuid()).pw_name if members else ""
+        except KeyError:
+            return []
+        return sorted(members - {own, "root"})
 
 
 # --- no other copy of SQLite

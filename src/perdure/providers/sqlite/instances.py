@@ -5,11 +5,12 @@ Their rows and statements, their rows after a turn, whether one exists or has en
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
+from zlib import crc32
 
 from perdure.model.status import Status
 from perdure.providers import rules
-from perdure.providers.records import DeleteResult, PruneResult
+from perdure.providers.records import DeleteResult, KvClear, KvSet, PruneResult
 from perdure.providers.sqlite import statements
 from perdure.providers.sqlite.statements import Existence
 from perdure.providers.sqlite.transaction import ForKeys, ManyRows
@@ -17,8 +18,10 @@ from perdure.providers.sqlite.transaction import ForKeys, ManyRows
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from perdure.providers.records import TurnCommit, Version
+    from perdure.providers.records import HistoryRecord, KvChange, TurnCommit, Version
     from perdure.providers.sqlite.transaction import Snapshot, Transaction
+
+EventRow: TypeAlias = tuple[int, int, int, str, int | None]
 
 _Counts = TypeVar("_Counts", DeleteResult, PruneResult)
 
@@ -133,7 +136,9 @@ SET status = excluded.status, output = excluded.output, completed_at = excluded.
 """,
 )
 
-INSERT_EVENT: Final = ManyRows("INSERT OR FAIL INTO history", 4)
+INSERT_EVENT: Final = ManyRows(
+    "INSERT OR FAIL INTO history (instance_key, execution_id, event_id, data, checksum)", 5
+)
 
 LAST_EVENT: Final = """
 SELECT max(event_id) FROM history WHERE instance_key = ? AND execution_id = ?
@@ -147,25 +152,25 @@ KV_STORE: Final = "SELECT key, value, updated_at FROM kv_store WHERE instance_ke
 KV_DELTA: Final = "SELECT key, value, updated_at FROM kv_delta WHERE instance_key = ? ORDER BY key"
 PUT_KV_DELTA: Final = "INSERT OR REPLACE INTO kv_delta VALUES (?, ?, ?, ?)"
 PUT_KV_STORE: Final = "INSERT OR REPLACE INTO kv_store VALUES (?, ?, ?, ?)"
-CLEAR_ALL_IN_DELTA: Final = """
+_CLEAR_ALL_IN_DELTA: Final = """
 INSERT OR REPLACE INTO kv_delta
 SELECT instance_key, key, NULL, NULL FROM kv_store WHERE instance_key = ?1
 UNION SELECT instance_key, key, NULL, NULL FROM kv_delta WHERE instance_key = ?1
 """
-HAS_KV_DELTA: Final = ForKeys(
+_HAS_KV_DELTA: Final = ForKeys(
     "SELECT DISTINCT instance_key FROM kv_delta WHERE instance_key {given}"
 )
-MERGE_KV: Final = """
+_MERGE_KV: Final = """
 INSERT OR REPLACE INTO kv_store
 SELECT instance_key, key, value, updated_at FROM kv_delta
 WHERE instance_key = ? AND value IS NOT NULL
 """
-DROP_CLEARED_KV: Final = """
+_DROP_CLEARED_KV: Final = """
 DELETE FROM kv_store
 WHERE instance_key = ?1
   AND key IN (SELECT key FROM kv_delta WHERE instance_key = ?1 AND value IS NULL)
 """
-EMPTY_KV_DELTA: Final = "DELETE FROM kv_delta WHERE instance_key = ?"
+_EMPTY_KV_DELTA: Final = "DELETE FROM kv_delta WHERE instance_key = ?"
 
 # --- trees
 
@@ -204,6 +209,44 @@ _DELETE_EMPTY_SESSION: Final = """
 DELETE FROM sessions WHERE session_id = ?1
   AND NOT EXISTS (SELECT 1 FROM worker_queue WHERE session_id = ?1)
 """
+
+
+# --- history
+
+
+def event_rows(
+    tx: Transaction, key: int, execution_id: int, records: Sequence[HistoryRecord]
+) -> list[EventRow]:
+    """Return the rows of events, for ``INSERT_EVENT``."""
+    if not tx.keeps_checksums:
+        return [(key, execution_id, each.event_id, each.data, None) for each in records]
+    return [
+        (key, execution_id, each.event_id, each.data, crc32(each.data.encode())) for each in records
+    ]
+
+
+# --- state
+
+
+def change_state(tx: Transaction, key: int, changes: Sequence[KvChange]) -> None:
+    """Write the changes of the current execution."""
+    for change in changes:
+        match change:
+            case KvSet():
+                values = (key, change.key, change.value, change.updated_at_ms)
+                tx.change(PUT_KV_DELTA, values)
+            case KvClear():
+                tx.change(PUT_KV_DELTA, (key, change.key, None, None))
+            case _:
+                tx.change(_CLEAR_ALL_IN_DELTA, (key,))
+
+
+def merge_state(tx: Transaction, keys: Sequence[int]) -> None:
+    """Make the changes of executions that end last."""
+    for changed in _HAS_KV_DELTA.rows(tx, keys):
+        tx.change(_MERGE_KV, changed)
+        tx.change(_DROP_CLEARED_KV, changed)
+        tx.change(_EMPTY_KV_DELTA, changed)
 
 
 # --- existence

@@ -25,23 +25,49 @@ _Place: TypeAlias = tuple[int, str]
 _PREFIX_MATCHES_TO_SORT: Final = 2_000
 """Up to so many ids with a prefix are sorted; beyond that the listing is walked and filtered."""
 
-_SELECT_STARTED: Final = """
-SELECT i.created_at, i.instance_id, i.name, i.version, i.parent_instance_id, i.execution_id,
-       i.status, e.output, coalesce(l.touched_at, i.updated_at), e.completed_at, i.custom_status,
-       i.custom_status_version, l.block, l.suspended
+_FIELDS: Final = InstanceInfo.__struct_fields__
+
+
+def _columns(**others: str) -> str:
+    """Return a column for each field of InstanceInfo, and whether the instance is suspended.
+
+    It is the column of ``instances`` with the same name, or another that is given by the field.
+    """
+    columns = [others.get(field, f"i.{field.removesuffix('_ms')}") for field in _FIELDS]
+    return ", ".join([*columns, "l.suspended"])
+
+
+_STARTED: Final = _columns(
+    output="e.output",
+    updated_at_ms="coalesce(l.touched_at, i.updated_at)",
+    completed_at_ms="e.completed_at",
+    block="l.block",
+)
+_SELECT_STARTED: Final = f"""
+SELECT {_STARTED}
 FROM instances AS i
 LEFT JOIN executions AS e ON e.instance_key = i.instance_key AND e.execution_id = i.execution_id
 LEFT JOIN instance_locks AS l ON l.instance_id = i.instance_id
-"""
+"""  # noqa: S608 - of constants
 
-_SELECT_PENDING: Final = """
-SELECT l.pending_since, l.instance_id, NULL, NULL, NULL,
-       (SELECT max(h.execution_id) FROM history AS h WHERE h.instance_key = l.instance_key),
-       NULL, NULL, l.pending_since, NULL, i.custom_status, i.custom_status_version, l.block,
-       l.suspended
+_PENDING: Final = _columns(
+    instance_id="l.instance_id",
+    name="NULL",
+    status="NULL",
+    output="NULL",
+    execution_id="(SELECT max(h.execution_id) FROM history AS h"
+    " WHERE h.instance_key = l.instance_key)",
+    created_at_ms="l.pending_since",
+    updated_at_ms="l.pending_since",
+    completed_at_ms="NULL",
+    custom_status_version="ifnull(i.custom_status_version, 0)",
+    block="l.block",
+)
+_SELECT_PENDING: Final = f"""
+SELECT {_PENDING}
 FROM instance_locks AS l LEFT JOIN instances AS i ON i.instance_key = l.instance_key
-"""
-"""The same columns, of instances whose start is queued: without name and status."""
+"""  # noqa: S608 - of constants
+"""Of instances whose start is queued: without name and status."""
 
 _NEWEST_STARTED: Final = " ORDER BY i.created_at DESC, i.instance_id DESC"
 _NEWEST_PENDING: Final = " ORDER BY l.pending_since DESC, l.instance_id DESC"
@@ -354,25 +380,19 @@ def _after_prefix(prefix: str) -> str:
 
 
 def _info(snapshot: Snapshot, row: Any) -> InstanceInfo:
-    created_at, instance_id, name, version, parent, execution_id, status, *rest = row
-    output, updated_at, completed_at, custom_status, custom_version, block, suspended = rest
-    if name is None:
-        name, version, parent = identity(snapshot, instance_id)
-    return InstanceInfo(
-        instance_id=instance_id,
-        name=name,
-        version=version,
-        execution_id=execution_id or 1,
-        status=_pending_status(suspended, block is not None) if status is None else Status(status),
-        output=output,
-        created_at_ms=created_at,
-        updated_at_ms=updated_at,
-        completed_at_ms=completed_at,
-        parent_instance_id=parent,
-        custom_status=custom_status,
-        custom_status_version=custom_version or 0,
-        block=decode_block(block),
-    )
+    *values, suspended = row
+    info: dict[str, Any] = dict(zip(_FIELDS, values, strict=True))
+    block = info["block"]
+    if info["name"] is None:
+        start = identity(snapshot, info["instance_id"])
+        info["name"], info["version"], info["parent_instance_id"] = start
+    info["execution_id"] = info["execution_id"] or 1
+    if info["status"] is None:
+        info["status"] = _pending_status(suspended, block is not None)
+    else:
+        info["status"] = Status(info["status"])
+    info["block"] = decode_block(block)
+    return InstanceInfo(**info)
 
 
 def _pending_status(suspended: object, blocked: object) -> Status:

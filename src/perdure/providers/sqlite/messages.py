@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 from perdure.providers import rules
 from perdure.providers.records import EnqueueCondition
 from perdure.providers.sqlite import instances, listing, readiness, statements
-from perdure.providers.sqlite.batch import Verb
 from perdure.providers.sqlite.statements import Existence
-from perdure.providers.sqlite.transaction import as_list, rows_at_once
+from perdure.providers.sqlite.transaction import Verb, as_list, rows_at_once
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -111,7 +110,7 @@ def insert(tx: Transaction, message: OrchestratorMessage, visible_at: int) -> No
     """Add a new message and bring the readiness row of its instance up to date."""
     message_id = tx.new_message_id()
     statements.INSERT_MESSAGE.execute(tx, [queue_row(message_id, message, visible_at, tx.now)])
-    readiness.note_message(tx, message.instance_id, visible_at, message_id, message.start)
+    readiness.note_message(tx, message, visible_at, message_id)
     tx.changed_instances.append(message.instance_id)
 
 

@@ -38,16 +38,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from perdure.providers.local_files import PLAIN_FILE, is_locked, own_user, try_lock
+
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Iterable, Sequence
-
-if sys.platform != "win32":  # which has neither pipes with names nor these locks
-    import fcntl
-
-    # Locks of an open file: not every system has them.
-    _SET_LOCK: Final[int | None] = getattr(fcntl, "F_OFD_SETLK", None)
-    _GET_LOCK: Final[int | None] = getattr(fcntl, "F_OFD_GETLK", None)
 
 _log = logging.getLogger("perdure.sqlite")
 
@@ -300,14 +295,15 @@ class _Own:
         self._lock = board = _make_file(draft)
         self._descriptors = [board]
         try:
-            fcntl.flock(board, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try_lock(board)
             os.ftruncate(board, BOARD_BYTES)
             self._board = mmap.mmap(board, BOARD_BYTES)
-            os.mkfifo(pipe_path, 0o600)
-            self._pipe = os.open(pipe_path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+            if sys.platform != "win32":  # which has no pipes with names
+                os.mkfifo(pipe_path, 0o600)
+            self._pipe = os.open(pipe_path, os.O_RDONLY | PLAIN_FILE)
             self._descriptors.append(self._pipe)
             # A writer of its own: without one the pipe would be at its end, and always readable.
-            self._descriptors.append(os.open(pipe_path, os.O_WRONLY | os.O_NONBLOCK))
+            self._descriptors.append(os.open(pipe_path, os.O_WRONLY | PLAIN_FILE))
             # The name comes last: under it, others find a whole board that is locked.
             os.rename(draft, board_path)  # noqa: PTH104
             loop.add_reader(self._pipe, self._read)
@@ -415,7 +411,7 @@ class _Peer:
 
     def is_dead(self) -> bool:
         """Return whether no process holds the lock of the board."""
-        return _is_unlocked(self._descriptor)
+        return not is_locked(self._descriptor)
 
     def tell(self, topics: Sequence[int]) -> None:
         """Write the topics that it waits for to its pipe."""
@@ -451,51 +447,51 @@ class _Peer:
         self._descriptor = self._pipe = -1
 
 
-def _is_unlocked(board: int) -> bool:
-    try:
-        fcntl.flock(board, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    fcntl.flock(board, fcntl.LOCK_UN)
-    return True
-
-
 # --- a time as the place of a locked byte
 
-_LOCK_FORMAT: Final = "hhqqi4x"
-"""``struct flock``: type, origin, first byte, number of bytes (0: all that follow), process."""
+if sys.platform == "linux":  # the only system with locks of open files in this format
+    import fcntl
 
+    _LOCK_FORMAT: Final = "hhqqi4x"
+    """``struct flock``: type, origin, first byte, number of bytes (0: all that follow), process."""
 
-def _lock_time(board: int, time_ms: int) -> bool:
-    """Lock one byte of a board, whose place is the time; False if the system cannot do it."""
-    if _SET_LOCK is None:
+    def _lock_time(board: int, time_ms: int) -> bool:
+        """Lock one byte of a board, whose place is the time; False if the system cannot do it."""
+        # The new byte first: at each moment one is locked.
+        for kind, first, count in (
+            (fcntl.F_WRLCK, time_ms, 1),
+            (fcntl.F_UNLCK, 0, time_ms),
+            (fcntl.F_UNLCK, time_ms + 1, 0),
+        ):
+            lock = struct.pack(_LOCK_FORMAT, kind, os.SEEK_SET, first, count, 0)
+            fcntl.fcntl(board, fcntl.F_OFD_SETLK, lock)
+        return True
+
+    def _locked_time(board: int) -> int:
+        """Return the place of the locked byte; 0 if none is locked."""
+        asked = struct.pack(_LOCK_FORMAT, fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
+        found = fcntl.fcntl(board, fcntl.F_OFD_GETLK, asked)
+        kind, _, first, _, _ = struct.unpack(_LOCK_FORMAT, found)
+        return 0 if kind == fcntl.F_UNLCK else int(first)
+
+else:
+
+    def _lock_time(board: int, time_ms: int) -> bool:  # noqa: ARG001
+        """Lock one byte of a board, whose place is the time; False if the system cannot do it."""
         return False
-    # The new byte first: at each moment one is locked.
-    for kind, first, count in (
-        (fcntl.F_WRLCK, time_ms, 1),
-        (fcntl.F_UNLCK, 0, time_ms),
-        (fcntl.F_UNLCK, time_ms + 1, 0),
-    ):
-        fcntl.fcntl(board, _SET_LOCK, struct.pack(_LOCK_FORMAT, kind, os.SEEK_SET, first, count, 0))
-    return True
 
-
-def _locked_time(board: int) -> int:
-    """Return the place of the locked byte; 0 if none is locked."""
-    if _GET_LOCK is None:
+    def _locked_time(board: int) -> int:  # noqa: ARG001
+        """Return the place of the locked byte; 0 if none is locked."""
         return 0
-    asked = struct.pack(_LOCK_FORMAT, fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
-    kind, _, first, _, _ = struct.unpack(_LOCK_FORMAT, fcntl.fcntl(board, _GET_LOCK, asked))
-    return 0 if kind == fcntl.F_UNLCK else int(first)
 
 
 def _shown_until(board: Path) -> int | None:
     """Return the time that a board shows; None if its process is dead. Errors: OSError."""
     # The administrator of the machine may look, too.
-    owner = board.parent.stat().st_uid if os.geteuid() == 0 else None
+    owner = board.parent.stat().st_uid if own_user() == 0 else None
     descriptor = _open_own(board, os.O_RDONLY, stat.S_ISREG, owner)
     try:
-        return None if _is_unlocked(descriptor) else _locked_time(descriptor)
+        return _locked_time(descriptor) if is_locked(descriptor) else None
     finally:
         os.close(descriptor)
 
@@ -505,7 +501,7 @@ def _shown_until(board: Path) -> int | None:
 
 def _make_file(path: Path) -> int:
     """Make a private file, and its directory if that is not there; return the open file."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | PLAIN_FILE
     for _ in range(_TRIES - 1):
         with suppress(FileNotFoundError):  # the last other process has just removed the directory
             _make_directory(path.parent)
@@ -534,7 +530,7 @@ def _is_abandoned(path: Path) -> bool:
     if path.suffix == _DRAFT:
         descriptor = _open_own(path, os.O_RDONLY, stat.S_ISREG)
         try:
-            return _is_unlocked(descriptor)
+            return not is_locked(descriptor)
         finally:
             os.close(descriptor)
     try:
@@ -548,7 +544,7 @@ def _open_own(
     path: Path, flags: int, is_kind: Callable[[int], bool], owner: int | None = None
 ) -> int:
     """Open a file that only its owner can use, without following links or waiting."""
-    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+    descriptor = os.open(path, flags | PLAIN_FILE)
     found = os.fstat(descriptor)
     if not is_kind(found.st_mode) or not _is_private(found, owner):
         os.close(descriptor)
@@ -558,4 +554,4 @@ def _open_own(
 
 def _is_private(found: os.stat_result, owner: int | None = None) -> bool:
     """Return whether a file belongs to that user, or else to this one, and to no other."""
-    return not found.st_mode & 0o077 and found.st_uid == (os.geteuid() if owner is None else owner)
+    return not found.st_mode & 0o077 and found.st_uid == (own_user() if owner is None else owner)

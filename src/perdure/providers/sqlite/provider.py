@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -13,11 +14,11 @@ from perdure.providers.contract import Provider
 from perdure.providers.records import Capabilities, EnqueueCondition, TagFilter
 from perdure.providers.sqlite import peers, reading
 from perdure.providers.sqlite.admin import SqliteAdmin
-from perdure.providers.sqlite.batch import Verb
 from perdure.providers.sqlite.commit import ACK_TURN, APPEND_EVENTS, START_INSTANCE
 from perdure.providers.sqlite.database import FileDatabase, System
 from perdure.providers.sqlite.messages import ENQUEUE_MESSAGE, ENQUEUE_MESSAGES
 from perdure.providers.sqlite.store import Store, reads, writes
+from perdure.providers.sqlite.transaction import Verb
 from perdure.providers.sqlite.turns import ABANDON_TURN, FETCH_TURN, RENEW_TURNS
 from perdure.providers.sqlite.work import (
     ABANDON_WORK,
@@ -52,6 +53,8 @@ if TYPE_CHECKING:
     from perdure.providers.waiting import Signal, Watch
 
 VERSION: Final = "1"
+
+_data: Final = attrgetter("data")
 
 _SMALL_ROWS: Final = 12
 _SMALL_CHARACTERS: Final = 32_768
@@ -226,7 +229,7 @@ class SqliteProvider(EngineProvider):
             System(clock),
             orphan_grace_ms=to_milliseconds(orphan_grace, "orphan_grace"),
         )
-        store = Store(self._database, reached=self._reached)
+        store = Store(self._database)
         super().__init__(store, SqliteAdmin(store, self._database), allow_moved=allow_moved)
 
     @property
@@ -236,9 +239,6 @@ class SqliteProvider(EngineProvider):
     @property
     def capabilities(self) -> Capabilities:
         return _CAPABILITIES
-
-    def _reached(self, point: str) -> None:
-        """Called by the writer at named points of each commit; fault campaigns override it."""
 
     async def migrate(self, *, dry_run: bool = False) -> Sequence[Migration]:
         """Apply the migrations that are due, or only tell them; the provider need not be open."""
@@ -258,9 +258,7 @@ def _is_small(commit: TurnCommit) -> bool:
     records = commit.history_delta
     if len(records) > _SMALL_ROWS or len(commit.consumed or ()) > _SMALL_ROWS:
         return False
-    size = 0
-    for record in records:
-        size += len(record.data)
+    size = sum(map(len, map(_data, records)))
     for message in commit.orchestrator_items:
         size += len(message.body)
     return size <= _SMALL_CHARACTERS

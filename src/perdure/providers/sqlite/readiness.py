@@ -6,7 +6,7 @@ computes the whole row from the lock, the holds and the queue, and every rarer c
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from perdure.providers import rules
 from perdure.providers.sqlite import instances, statements
@@ -15,7 +15,7 @@ from perdure.providers.sqlite.statements import LockFacts
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from perdure.providers.records import StartRouting
+    from perdure.providers.records import OrchestratorMessage, StartRouting
     from perdure.providers.sqlite.transaction import Transaction
 
 READY: Final = 0
@@ -30,6 +30,17 @@ _WITH_READINESS: Final = """
 SELECT instance_id FROM instance_locks UNION SELECT instance_id FROM orchestrator_queue
 """
 """Instances that must have a readiness row."""
+
+
+class Released(NamedTuple):
+    """An instance as its readiness row shows it after a turn."""
+
+    instance_id: str
+    instance_key: int
+    name: str | None
+    version: str | None
+    mail_held: bool
+    yielded_at: int | None
 
 
 class NoWork:
@@ -50,12 +61,13 @@ def refresh(tx: Transaction, instance_id: str) -> None:
     tx.turns_changed = True
     facts = find_facts(tx, instance_id) or NO_FACTS
     is_locked = facts.locked_until is not None and rules.is_live(facts.locked_until, tx.now)
-    if is_locked:
-        first = tx.row(statements.FIRST_FREE_MESSAGE, (instance_id, facts.lock_token))
-    else:
-        first = tx.row(statements.FIRST_MESSAGE, (instance_id,))
+    if facts.mail_held or facts.yielded_at is not None:
+        is_empty = tx.row(statements.FIRST_MESSAGE, (instance_id,)) is None
+        if not is_locked and (is_empty or facts.lock_token is not None):
+            facts = facts._replace(mail_held=0, yielded_at=None)
+    first = first_message(tx, instance_id, facts, is_locked=is_locked)
     is_held = facts.suspended or facts.not_before is not None or facts.block is not None
-    if first is None and facts.lock_token is None and not is_held:
+    if first is None and facts.lock_token is None and not (is_held or facts.mail_held):
         if facts.touched_at is not None:
             key, *_ = _identify(tx, instance_id)
             tx.change(instances.TOUCH_INSTANCE, (facts.touched_at, key))
@@ -79,6 +91,40 @@ def refresh(tx: Transaction, instance_id: str) -> None:
         *facts,
     )  # fmt: skip
     statements.PUT_LOCK.execute(tx, [row])
+
+
+def first_message(
+    tx: Transaction, instance_id: str, facts: LockFacts, *, is_locked: bool
+) -> tuple[int, int] | None:
+    """Return from when on a message makes the instance ready, and its id; None without one."""
+    if facts.mail_held:
+        first = tx.row(statements.FIRST_WITHOUT_MAIL, (instance_id, facts.lock_token or ""))
+    elif is_locked:
+        first = tx.row(statements.FIRST_FREE_MESSAGE, (instance_id, facts.lock_token))
+    else:
+        first = tx.row(statements.FIRST_MESSAGE, (instance_id,))
+    return first and (max(first[0], facts.yielded_at or 0), first[1])
+
+
+def release(tx: Transaction, released: Sequence[Released], state: int) -> None:
+    """Release locks of instances that have messages left, or that are suspended."""
+    for instance_id, key, name, version, mail_held, yielded_at in released:
+        facts = NO_FACTS
+        if tx.row(statements.FIRST_MESSAGE, (instance_id,)) is not None:
+            facts = facts._replace(mail_held=mail_held, yielded_at=yielded_at)
+        first = first_message(tx, instance_id, facts, is_locked=False) or (None, None)
+        values = (
+            state, *first, key, name, version, facts.mail_held, facts.yielded_at, instance_id
+        )  # fmt: skip
+        tx.change(statements.RELEASE_LOCK, values)
+    tx.turns_changed = True
+
+
+def reschedule(tx: Transaction, instance_id: str, lock_token: str, yielded_at: int | None) -> None:
+    """Write when a message makes an instance ready whose lock is kept; mail is held no more."""
+    first = tx.row(statements.FIRST_FREE_MESSAGE, (instance_id, lock_token)) or (None, None)
+    tx.change(statements.YIELD, (*first, yielded_at, instance_id))
+    tx.turns_changed = True
 
 
 def refresh_all(tx: Transaction) -> None:
@@ -121,10 +167,11 @@ def next_due(tx: Transaction, owner: str | None) -> int | None:
 
 
 def note_message(
-    tx: Transaction, instance_id: str, visible_at: int, message_id: int, start: StartRouting | None
+    tx: Transaction, message: OrchestratorMessage, visible_at: int, message_id: int
 ) -> None:
     """Write the readiness row of an instance after a message was added for it."""
     tx.turns_changed = True
+    instance_id, start = message.instance_id, message.start
     place = tx.row(statements.PLACE, (instance_id,))
     if place is None:
         instance = tx.row(instances.INSTANCE_BY_ID, (instance_id,))
@@ -138,11 +185,16 @@ def note_message(
         else:
             refresh(tx, instance_id)
         return
-    state, pending_since, ready_at, ready_id = place
+    state, pending_since, ready_at, ready_id, mail_held, yielded_at = place
     if start is not None or pending_since is not None or state == UNKNOWN:
         # The instance waits for a start, or this message is one.
         refresh(tx, instance_id)
+    elif mail_held and rules.is_mail(message.kind):
+        return
     elif ready_at is None or (visible_at, message_id) < (ready_at, ready_id):
+        if yielded_at is not None:
+            refresh(tx, instance_id)
+            return
         tx.execute(statements.SET_READY_MESSAGE, (visible_at, message_id, instance_id))
 
 

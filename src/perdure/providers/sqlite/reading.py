@@ -10,6 +10,7 @@ from perdure.errors import CorruptData
 from perdure.model.status import Status
 from perdure.providers import rules
 from perdure.providers.records import (
+    ActivityDepth,
     ActivityIdentity,
     DeadLetter,
     ExecutionInfo,
@@ -83,8 +84,10 @@ _WORK_DEPTH: Final = """
 SELECT count(*) FILTER (WHERE is_free AND visible_at <= ?1),
        count(*) FILTER (WHERE is_free AND visible_at > ?1),
        count(*) FILTER (WHERE NOT is_free),
-       min(visible_at) FILTER (WHERE is_free AND visible_at <= ?1)
-FROM (SELECT visible_at, locked_until IS NULL OR locked_until <= ?1 AS is_free FROM worker_queue)
+       min(visible_at) FILTER (WHERE is_free AND visible_at <= ?1), name, tag
+FROM (SELECT visible_at, locked_until IS NULL OR locked_until <= ?1 AS is_free, name, tag
+      FROM worker_queue)
+GROUP BY name, tag
 """
 
 _MESSAGES: Final = """
@@ -140,7 +143,7 @@ def read_page(
         return []
     try:
         return events(snapshot, found[0], execution_id, after_event_id, limit)
-    except UnicodeDecodeError as error:
+    except (UnicodeDecodeError, CorruptData) as error:
         raise CorruptData(
             "read",
             f"history of execution {execution_id} of {instance_id!r} is not readable: {error}",
@@ -247,9 +250,12 @@ def execution_info(snapshot: Snapshot, instance_id: str, execution_id: int) -> E
 
 def depths(snapshot: Snapshot) -> QueueDepths:
     now = snapshot.now
-    return QueueDepths(
-        orchestrator=_depth(snapshot.row(_MESSAGE_DEPTH, (now,)), now),
-        worker=_depth(snapshot.row(_WORK_DEPTH, (now,)), now),
+    return QueueDepths.of(
+        QueueDepth(**_depth(snapshot.row(_MESSAGE_DEPTH, (now,)), now)),
+        [
+            ActivityDepth(**_depth(counts, now), name=name, tag=tag)
+            for *counts, name, tag in snapshot.rows(_WORK_DEPTH, (now,))
+        ],
         dead_letters=snapshot.row("SELECT count(*) FROM dead_letters")[0],
     )
 
@@ -318,14 +324,14 @@ def list_workers(snapshot: Snapshot, database: Database) -> list[WorkerInfo]:
     return found
 
 
-def _depth(row: Any, now: int) -> QueueDepth:
+def _depth(row: Any, now: int) -> dict[str, Any]:
     visible, delayed, locked, oldest = row
-    return QueueDepth(
-        visible=visible,
-        delayed=delayed,
-        locked=locked,
-        oldest_visible_age_ms=None if oldest is None else now - oldest,
-    )
+    return {
+        "visible": visible,
+        "delayed": delayed,
+        "locked": locked,
+        "oldest_visible_age_ms": None if oldest is None else now - oldest,
+    }
 
 
 def message_of(row: Any) -> OrchestratorMessage:

@@ -18,7 +18,12 @@ from perdure.providers.sqlite import (
     statements,
     work,
 )
-from perdure.providers.sqlite.instances import InstanceRow, format_version, parse_version
+from perdure.providers.sqlite.instances import (
+    InstanceRow,
+    event_rows,
+    format_version,
+    parse_version,
+)
 
 if TYPE_CHECKING:
     from perdure.providers.records import QueuedWork
@@ -29,6 +34,13 @@ SELECT i.instance_key, coalesce(l.touched_at, i.updated_at), {InstanceRow.column
 FROM instances AS i LEFT JOIN instance_locks AS l ON l.instance_id = i.instance_id
 WHERE i.instance_id = ?
 """  # noqa: S608 - of constants
+
+_COPIED: Final = {
+    field: column
+    for field in InstanceSnapshot.__struct_fields__
+    if (column := field.removesuffix("_ms")) in InstanceRow._fields
+}
+"""Fields of a snapshot that are columns of ``instances``, with their columns."""
 
 _HOLDS: Final = """
 SELECT suspended, not_before, block, pending_since FROM instance_locks WHERE instance_id = ?
@@ -56,27 +68,19 @@ def export(snapshot: Snapshot, instance_id: str) -> InstanceSnapshot:
         raise rules.no_instance(instance_id)
     suspended, not_before, block, pending_since = holds or _NO_HOLDS
     key, updated_at, *columns = row or (None, 0, *instances.NO_INSTANCE)
-    instance = InstanceRow._make(columns)
-    name, version, parent = instance.name, instance.version, instance.parent_instance_id
-    execution_id, created_at = instance.execution_id, instance.created_at
-    if name is None:
+    instance = InstanceRow._make(columns)._replace(updated_at=updated_at)
+    if instance.name is None:
         name, version, parent = listing.identity(snapshot, instance_id)
-        if key is None:
-            name = version = None
-    if not execution_id:
-        created_at = updated_at = pending_since or 0
+        instance = instance._replace(parent_instance_id=parent)
+        if key is not None:
+            instance = instance._replace(name=name, version=version)
+    if not instance.execution_id:
+        begun = pending_since or 0
         last = snapshot.row(instances.LAST_HISTORY_EXECUTION, (key,))[0]
-        execution_id = last or 1
+        instance = instance._replace(created_at=begun, updated_at=begun, execution_id=last or 1)
     return InstanceSnapshot(
+        **{field: getattr(instance, column) for field, column in _COPIED.items()},
         instance_id=instance_id,
-        name=name,
-        version=version,
-        execution_id=execution_id,
-        created_at_ms=created_at,
-        updated_at_ms=updated_at,
-        parent_instance_id=parent,
-        custom_status=instance.custom_status,
-        custom_status_version=instance.custom_status_version,
         suspended=bool(suspended),
         block=listing.decode_block(block),
         not_before_ms=not_before,
@@ -152,17 +156,10 @@ def _restore_turns(tx: Transaction, snapshot: InstanceSnapshot) -> int:
     )
     pinned = None if current is None else _version_text(current.framework_version)
     row = InstanceRow(
+        **{column: getattr(snapshot, field) for field, column in _COPIED.items()},
         is_named=1,
-        name=snapshot.name,
-        version=snapshot.version,
-        parent_instance_id=snapshot.parent_instance_id,
-        execution_id=snapshot.execution_id,
         status=shown,
         framework_version=pinned,
-        custom_status=snapshot.custom_status,
-        custom_status_version=snapshot.custom_status_version,
-        created_at=snapshot.created_at_ms,
-        updated_at=snapshot.updated_at_ms,
         completed_at=None if current is None else current.completed_at_ms,
     )
     instances.INSERT_INSTANCE.execute(tx, [(None, snapshot.instance_id, *row)])
@@ -173,9 +170,8 @@ def _restore_turns(tx: Transaction, snapshot: InstanceSnapshot) -> int:
             _version_text(each.framework_version), each.completed_at_ms, each.started_at_ms,
         )  # fmt: skip
         instances.PUT_EXECUTION.execute(tx, [execution])
-        instances.INSERT_EVENT.execute(
-            tx, [(key, each.execution_id, record.event_id, record.data) for record in each.history]
-        )
+        events = event_rows(tx, key, each.execution_id, each.history)
+        instances.INSERT_EVENT.execute(tx, events)
     for name, entry in snapshot.kv_store.items():
         tx.execute(instances.PUT_KV_STORE, (key, name, entry.value, entry.updated_at_ms))
     for name, change in snapshot.kv_delta.items():

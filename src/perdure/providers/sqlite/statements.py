@@ -13,17 +13,25 @@ from perdure.providers.sqlite.transaction import ForKeys, ManyRows
 # --- readiness (instance_locks)
 
 PLACE: Final = """
-SELECT state, pending_since, ready_at, ready_id FROM instance_locks WHERE instance_id = ?
+SELECT state, pending_since, ready_at, ready_id, mail_held, yielded_at
+FROM instance_locks WHERE instance_id = ?
 """
 
 CARRY_MORE: Final = """
 UPDATE instance_locks
-SET ready_at = ?1, ready_id = ?2, carried_until = max(coalesce(carried_until, ?3), ?3)
-WHERE instance_id = ?4
+SET ready_at = ?1, ready_id = ?2, carried_until = max(coalesce(carried_until, ?3), ?3),
+    mail_held = ?4, yielded_at = NULL
+WHERE instance_id = ?5
 """
 
 SET_READY_MESSAGE: Final = """
 UPDATE instance_locks SET ready_at = ?, ready_id = ? WHERE instance_id = ?
+"""
+
+YIELD: Final = """
+UPDATE instance_locks
+SET ready_at = max(?1, coalesce(?3, 0)), ready_id = ?2, mail_held = 0, yielded_at = ?3
+WHERE instance_id = ?4
 """
 
 INSERT_READY: Final = ManyRows(
@@ -48,6 +56,8 @@ class LockFacts(NamedTuple):
     not_before: int | None = None
     block: str | None = None
     touched_at: int | None = None
+    mail_held: int = 0
+    yielded_at: int | None = None
 
 
 _LOCK_FACTS: Final = ", ".join(LockFacts._fields)
@@ -73,8 +83,6 @@ WHERE instance_id {given}
                   WHERE q.instance_id = instance_locks.instance_id)
 """)
 """Of instances without messages."""
-
-"""Instances that must have a readiness row."""
 
 AWAKE: Final = "SELECT instance_id, state FROM instance_locks WHERE wake_at <= ?"
 
@@ -167,8 +175,9 @@ WHERE kept = 1 AND ready_at IS NOT NULL AND owner = ? AND ready_at > ?
 TAKE_LOCK: Final = """
 UPDATE instance_locks
 SET state = 1, wake_at = ?1, locked_until = ?1, lock_token = ?2, owner = ?3, kept = 0,
-    carried_until = ?4, ready_at = ?5, ready_id = ?6, locked_at = ?7
-WHERE instance_id = ?8
+    carried_until = ?4, ready_at = ?5, ready_id = ?6, mail_held = ?7, yielded_at = NULL,
+    locked_at = ?8
+WHERE instance_id = ?9
 """
 
 TAKE_LOCKS: Final = ManyRows(
@@ -208,6 +217,8 @@ class HeldLock(NamedTuple):
     version: str | None
     pending_since: int | None
     ready_at: int | None
+    mail_held: int
+    yielded_at: int | None
     running: int | None
     """The current execution, if the instance is shown as Running."""
     start_id: int | None
@@ -218,7 +229,7 @@ class HeldLock(NamedTuple):
 
 _HELD_LOCK: Final = """
 l.instance_id, l.instance_key, l.locked_until, l.kept, l.carried_until, l.suspended,
-l.not_before, l.block, l.name, l.version, l.pending_since, l.ready_at,
+l.not_before, l.block, l.name, l.version, l.pending_since, l.ready_at, l.mail_held, l.yielded_at,
 CASE i.status WHEN 'Running' THEN i.execution_id END,
 CASE WHEN l.pending_since IS NOT NULL THEN
     (SELECT min(q.message_id) FROM orchestrator_queue AS q
@@ -249,7 +260,7 @@ INSERT INTO instance_locks (instance_id, instance_key, state) VALUES (?, ?, 1)
 DROP_LOCK: Final = """
 UPDATE instance_locks
 SET lock_token = NULL, locked_at = NULL, locked_until = NULL, owner = NULL, kept = 0,
-    carried_until = NULL
+    carried_until = NULL, mail_held = 0, yielded_at = NULL
 WHERE instance_id = ?
 """
 
@@ -315,7 +326,7 @@ UPDATE instance_locks
 SET state = ?, wake_at = NULL, ready_at = ?, ready_id = ?, lock_token = NULL,
     locked_at = NULL, locked_until = NULL, owner = NULL, kept = 0, carried_until = NULL,
     instance_key = ?, name = ?, version = ?, pending_since = NULL, not_before = NULL, block = NULL,
-    touched_at = NULL
+    touched_at = NULL, mail_held = ?, yielded_at = ?
 WHERE instance_id = ?
 """
 
@@ -357,6 +368,16 @@ WHERE instance_id = ? AND lock_token IS NOT ? ORDER BY visible_at, message_id LI
 """
 
 
+_WITHOUT_MAIL: Final = "kind NOT IN ('ExternalRaised', 'QueueMessage')"
+"""The condition of an index. Completions, timers, cancellations and starts."""
+
+FIRST_WITHOUT_MAIL: Final = f"""
+SELECT visible_at, message_id FROM orchestrator_queue
+WHERE instance_id = ? AND {_WITHOUT_MAIL} AND lock_token IS NOT ?
+ORDER BY visible_at, message_id LIMIT 1
+"""  # noqa: S608 - of constants
+
+
 class MessageRow(NamedTuple):
     """A message as a fetch reads it. Rows sort in the order of the queue."""
 
@@ -369,18 +390,26 @@ class MessageRow(NamedTuple):
     start_name: str | None
     start_version: str | None
     start_parent_id: str | None
+    size: int
+    """Bytes of the body."""
+    is_carried: int
+    """1 if the message has the token that the statement was given."""
 
 
 _MESSAGE: Final = """
 SELECT message_id, body, attempt_count + 1, visible_at, enqueued_at, start_name, start_version,
-       start_parent_id
-FROM orchestrator_queue WHERE instance_id = ?
+       start_parent_id, octet_length(body), lock_token IS ?2
+FROM orchestrator_queue WHERE instance_id = ?1
 """
 
 MESSAGES_BY_TIME: Final = f"{_MESSAGE} ORDER BY visible_at, message_id"
-"""Rows of MessageRow, as in the next one."""
+"""Rows of MessageRow, as in the next two."""
 
-VISIBLE_FREE_MESSAGES: Final = f"{_MESSAGE} AND visible_at <= ? AND lock_token IS NOT ?"
+WITHOUT_MAIL: Final = f"""
+{_MESSAGE} AND {_WITHOUT_MAIL} AND visible_at >= ?3 ORDER BY visible_at, message_id
+"""
+
+STARTS: Final = f"{_MESSAGE} AND start_name IS NOT NULL ORDER BY message_id"
 
 TAG_MESSAGES: Final = ManyRows(
     "WITH taken (message_id, lock_token) AS (",

@@ -17,22 +17,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import weakref
 from functools import partial
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from perdure.errors import StoreClosed
+from perdure.processes import after_fork_in_child
 from perdure.providers.records import FetchedOrchestration, FetchedWork
 from perdure.providers.sqlite import guards, peers
-from perdure.providers.sqlite.batch import Delivery, Entry
 from perdure.providers.sqlite.control import RELEASE_HOLDER
 from perdure.providers.sqlite.readiness import NoWork
 from perdure.providers.sqlite.turns import GIVE_BACK_TURN
 from perdure.providers.sqlite.work import ABANDON_WORK
 from perdure.providers.sqlite.writer import (
     BATCH_OPERATIONS_MAX,
+    Delivery,
+    Entry,
     Reader,
     ThreadWriter,
     Writer,
@@ -46,8 +47,8 @@ if TYPE_CHECKING:
     from typing import Self
 
     from perdure.clock import Clock
-    from perdure.providers.sqlite.batch import Verb
     from perdure.providers.sqlite.database import Database
+    from perdure.providers.sqlite.transaction import Verb
     from perdure.providers.waiting import Poll
 
 _log = logging.getLogger("perdure.sqlite")
@@ -74,19 +75,12 @@ class Store:
     """Accepts operations while it is open. The verbs themselves are functions elsewhere."""
 
     def __init__(
-        self,
-        database: Database,
-        *,
-        on_loop: bool = False,
-        signals: Signals | None = None,
-        reached: Callable[[str], None] = lambda _: None,
+        self, database: Database, *, on_loop: bool = False, signals: Signals | None = None
     ) -> None:
         self.database = database
         self.clock = database.system.clock
         self.signals = Signals(self.clock) if signals is None else signals
         self._on_loop = on_loop
-        self._reached = reached
-        """Called at named points of each commit; only fault campaigns do something there."""
         self.is_open = False
         self._opening = asyncio.Lock()
         self._closing: asyncio.Future[None] | None = None
@@ -125,11 +119,11 @@ class Store:
         self._loop = asyncio.get_running_loop()
         self._home_thread = get_ident()
         if self._on_loop:
-            self._writer = Writer(database, self._deliver_here, self._reached)
+            self._writer = Writer(database, self._deliver_here)
             self._quick = self._slow = self._writer
         else:
             self._thread_id = get_ident()
-            self._writer = ThreadWriter(database, self._deliver_soon, self._reached)
+            self._writer = ThreadWriter(database, self._deliver_soon)
             self._quick = self._slow = self._writer
             if database.has_readers:
                 self._quick = self._start_reader("perdure-sqlite-quick")
@@ -492,31 +486,27 @@ class _StoreWatch(Watch):
         self._store.add_watcher(-1)
 
 
-def writes(verb: Verb) -> Any:
-    """Return a method of a provider that runs a verb through the writer of its ``_store``."""
+def _passing_on(way: str) -> Callable[[Verb], Any]:
+    """Return a function that makes methods of a provider out of verbs.
 
-    def method(provider: Any, *args: Any) -> Any:
-        return provider._store.write(verb, *args)  # noqa: SLF001 - it becomes a method
+    Such a method passes its arguments on to its ``_store``, those by name after the others.
+    """
 
-    return method
+    def method_of(verb: Verb) -> Any:
+        def method(provider: Any, *args: Any, **named: Any) -> Any:
+            pass_on = getattr(provider._store, way)  # noqa: SLF001 - it becomes a method
+            return pass_on(verb, *args, *named.values())
 
+        return method
 
-def reads(verb: Verb) -> Any:
-    """As ``writes``, for a verb that reads a few rows."""
-
-    def method(provider: Any, *args: Any) -> Any:
-        return provider._store.read(verb, *args)  # noqa: SLF001 - it becomes a method
-
-    return method
+    return method_of
 
 
-def searches(verb: Verb) -> Any:
-    """As ``writes``, for a query that may take its time."""
-
-    def method(provider: Any, *args: Any) -> Any:
-        return provider._store.search(verb, *args)  # noqa: SLF001 - it becomes a method
-
-    return method
+writes: Final = _passing_on("write")
+reads: Final = _passing_on("read")
+"""For a verb that reads a few rows."""
+searches: Final = _passing_on("search")
+"""For a query that may take its time."""
 
 
 def _raise(error: BaseException) -> None:
@@ -542,4 +532,4 @@ def _disown_inherited() -> None:
     guards.forget_all()
 
 
-os.register_at_fork(after_in_child=_disown_inherited)
+after_fork_in_child(_disown_inherited)

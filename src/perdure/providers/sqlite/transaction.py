@@ -1,6 +1,13 @@
-"""Snapshots and transactions, and statements for any number of rows.
+"""Snapshots and transactions, the verbs that run in them, and statements for any number of rows.
 
-Each operation of the store gets a snapshot or a transaction as its first argument.
+A verb is an object, so that a search for it finds all its users. It is defined beside the function
+that it runs, for example in ``commit``::
+
+    ACK_TURN = Verb("ack_orchestration_item", run=ack, run_many=ack_many)
+
+The provider passes it on: ``store.write(ACK_TURN, lock_token, commit)``. The writer calls
+``verb.run(transaction, *args)``. ``Verb.run`` defines what is right. ``Verb.run_many`` does the
+same for several calls with fewer statements, see ``commit`` for turns.
 
 Each step of a statement releases the interpreter lock, and getting it back from a busy thread can
 take milliseconds: the number of statements counts, not only the number of rows.
@@ -12,9 +19,12 @@ take milliseconds: the number of statements counts, not only the number of rows.
 from __future__ import annotations
 
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
+from zlib import crc32
 
 import msgspec
+
+from perdure.errors import CorruptData
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -25,7 +35,7 @@ _READ_SEQUENCE: Final = "SELECT next_message_id FROM store_info"
 _WRITE_SEQUENCE: Final = "UPDATE store_info SET next_message_id = ?"
 
 _EVENTS: Final = """
-SELECT event_id, data FROM history
+SELECT event_id, data, checksum FROM history
 WHERE instance_key = ? AND execution_id = ? AND event_id > ? ORDER BY event_id LIMIT ?
 """
 
@@ -82,7 +92,17 @@ class Snapshot:
         A store that keeps texts elsewhere overrides this. Errors: CorruptData, or
         UnicodeDecodeError for a text that is damaged.
         """
-        return self.rows(_EVENTS, (instance_key, execution_id, after_event_id, limit))
+        rows = self.rows(_EVENTS, (instance_key, execution_id, after_event_id, limit))
+        sound = [
+            (event_id, data)
+            for event_id, data, checksum in rows
+            if checksum is None or crc32(data.encode()) == checksum
+        ]
+        if len(sound) < len(rows):
+            sound_ids = {event_id for event_id, _ in sound}
+            damaged = next(event_id for event_id, *_ in rows if event_id not in sound_ids)
+            raise CorruptData("read", f"event {damaged} does not fit its checksum")
+        return sound
 
 
 class CommitHook(Protocol):
@@ -120,6 +140,9 @@ class Transaction(Snapshot):
         "work_awake",
         "work_changed",
     )
+
+    keeps_checksums: ClassVar[bool] = False
+    """True: events are written with a checksum, for a disk may change them."""
 
     def __init__(
         self,
@@ -199,6 +222,55 @@ class Transaction(Snapshot):
         return self.connection.changes()
 
 
+# --- verbs
+
+
+class Verb:
+    """An operation that runs inside a transaction or, if it only reads, inside a snapshot."""
+
+    __slots__ = ("alone", "lasts", "name", "run", "run_many")
+
+    def __init__(
+        self,
+        name: str,
+        run: Callable[..., Any],
+        *,
+        run_many: Callable[[Any, Sequence[Any]], Sequence[Any]] | None = None,
+        alone: bool = False,
+        lasts: bool = True,
+    ) -> None:
+        self.name = name
+        """Name of the verb in the contract; errors carry it."""
+        self.run = run
+        """Takes a transaction (or snapshot) and the arguments of one call, returns its answer."""
+        self.run_many = run_many
+        """Takes a transaction and the arguments of several calls, each as a tuple, in order.
+
+        Returns the answers of the first of them, as many as could be run together, perhaps none;
+        an exception in the place of an answer is the error of that call. Raises
+        ``PreconditionChanged`` if the calls have to be run one by one instead.
+        """
+        self.alone = alone
+        """True: each call has a transaction of its own."""
+        self.lasts = lasts
+        """False: a loss of power may undo it, so its commit need not wait for the disk. It only
+        takes or extends locks, whose holders are gone after a loss of power."""
+
+    def __repr__(self) -> str:
+        return f"Verb({self.name!r})"
+
+
+class PreconditionChanged(Exception):
+    """Calls that share a transaction cannot be written: roll back and run them one by one.
+
+    Raised when a statement touches other rows than those that were read before, or when one of the
+    calls is refused after the writing began.
+    """
+
+
+# --- tokens
+
+
 def _new_tokens(
     random_hex: Callable[[int], str], now_ms: int, first_number: int, count: int
 ) -> list[str]:
@@ -248,12 +320,13 @@ class ManyRows:
         """Return how many rows were touched; ``more`` is bound to the parameters after the rows."""
         if (sql := self._whole.get(len(rows))) is not None:
             return tx.change(sql, (*chain.from_iterable(rows), *more))
-        begin = touched = 0
+        touched, begin, left = 0, 0, len(rows)
         for size, sql in self._statements:
-            while len(rows) - begin >= size:
+            while left >= size:
                 part = chain.from_iterable(rows[begin : begin + size])
                 touched += tx.change(sql, (*part, *more))
                 begin += size
+                left -= size
         return touched
 
 

@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
+from perdure import limits
 from perdure.arguments import INTEGER_MAX
 from perdure.errors import CorruptData
 from perdure.model.status import Status
@@ -22,14 +23,19 @@ from perdure.providers.records import (
     OrchestrationItem,
 )
 from perdure.providers.sqlite import instances, readiness, reading, statements
-from perdure.providers.sqlite.batch import PreconditionChanged, Verb
 from perdure.providers.sqlite.instances import parse_version
 from perdure.providers.sqlite.readiness import NoWork
 from perdure.providers.sqlite.statements import Candidate, HeldLock, MessageRow, OnlyStart
-from perdure.providers.sqlite.transaction import as_list, is_text, rows_at_once
+from perdure.providers.sqlite.transaction import (
+    PreconditionChanged,
+    Verb,
+    as_list,
+    is_text,
+    rows_at_once,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Container, Iterator, Sequence
 
     from perdure.model.failures import Block
     from perdure.providers.records import OrchestrationFilter
@@ -158,7 +164,7 @@ def take_over(
     locked_until = tx.now + lock_timeout_ms
     tx.execute(
         statements.TAKE_LOCK,
-        (locked_until, token, None, None, None, None, tx.now, instance_id),
+        (locked_until, token, None, None, None, None, 0, tx.now, instance_id),
     )
     readiness.refresh(tx, instance_id)
     start = tx.row(statements.VISIBLE_START, (instance_id, INTEGER_MAX))  # visible or not
@@ -174,10 +180,10 @@ def show_status(tx: Transaction, instance_key: int, *, suspended: bool, blocked:
         tx.execute(instances.SET_STATUS, (shown, instance_key))
 
 
-FETCH_TURN: Final = Verb("fetch_orchestration_item", fetch, run_many=fetch_many)
+FETCH_TURN: Final = Verb("fetch_orchestration_item", fetch, run_many=fetch_many, lasts=False)
 ABANDON_TURN: Final = Verb(_ABANDON, abandon)
 GIVE_BACK_TURN: Final = Verb(_ABANDON, give_back)
-RENEW_TURNS: Final = Verb("renew_orchestration_item_locks", renew_many)
+RENEW_TURNS: Final = Verb("renew_orchestration_item_locks", renew_many, lasts=False)
 
 
 # --- fetching
@@ -235,13 +241,10 @@ def _fits(tx: Transaction, candidate: Candidate, filter: OrchestrationFilter) ->
 def _lock(
     tx: Transaction, candidate: Candidate, lock_timeout_ms: int, owner: str | None
 ) -> FetchedOrchestration | None:
-    """Lock a ready instance with all that is visible; None if it is not ready after all."""
+    """Lock a ready instance with a batch of messages; None if it is not ready after all."""
     instance_id, instance_key = candidate.instance_id, candidate.instance_key
-    try:
-        found, later = _due(tx, tx.execute(statements.MESSAGES_BY_TIME, (instance_id,)))
-    except UnicodeDecodeError:
-        found, later = _due(tx, reading.readable(tx, statements.MESSAGES_BY_TIME, (instance_id,)))
-    found.sort()
+    batch = _batch(tx, instance_id, "")
+    found = batch.messages
     start = _first_start(found)
     if instance_key is None and start is None:
         # The clock went back to before the time of its start.
@@ -250,7 +253,8 @@ def _lock(
     token = tx.new_lock_token()
     _tag(tx, found, token)
     locked_until = tx.now + lock_timeout_ms
-    values = (locked_until, token, owner, tx.now, *later, tx.now, instance_id)
+    later = batch.next_message(tx, instance_id, token)
+    values = (locked_until, token, owner, tx.now, *later, batch.is_cut, tx.now, instance_id)
     tx.change(statements.TAKE_LOCK, values)
     return FetchedOrchestration(
         item=_item(tx, instance_id, instance_key, _deliveries(found), start),
@@ -302,17 +306,79 @@ def _fetched_start(candidate: Candidate, start: OnlyStart, token: str) -> Fetche
     return FetchedOrchestration(item=item, lock_token=token, attempt_count=start.attempt_count)
 
 
-def _due(
-    tx: Transaction, rows: Iterable[Any]
-) -> tuple[list[MessageRow], tuple[int | None, int | None]]:
-    """Return the messages that are visible, and time and id of the first that is not."""
-    visible: list[MessageRow] = []
-    for row in rows:
+class _Batch(NamedTuple):
+    """The messages of a fetch, in the order of the queue."""
+
+    messages: list[MessageRow]
+    is_cut: bool
+    """More messages are visible."""
+    later: tuple[int, int] | tuple[None, None]
+    """Time and id of the first message that is not visible, unless the batch is cut."""
+
+    def next_message(self, tx: Transaction, instance_id: str, lock_token: str) -> tuple[Any, Any]:
+        """Return time and id of the message that makes the instance ready under the new lock.
+
+        If the batch is cut, mail has to wait for the commit of the turn.
+        """
+        if not self.is_cut:
+            return self.later
+        return tx.row(statements.FIRST_WITHOUT_MAIL, (instance_id, lock_token)) or (None, None)
+
+
+def _batch(tx: Transaction, instance_id: str, lock_token: str) -> _Batch:
+    """Choose the oldest messages, as many as fit beside those that have the token already.
+
+    If that leaves some behind, completions, timers, cancellations and starts overtake mail, and
+    the first start is part of the batch always: without it the instance could not begin.
+    """
+    bindings = (instance_id, lock_token)
+    batch = _first_messages(tx, statements.MESSAGES_BY_TIME, bindings)
+    if not batch.is_cut:
+        batch.messages.sort()
+        return batch
+    found = {message.message_id: message for message in batch.messages}
+    since = batch.messages[-1].visible_at if batch.messages else 0
+    behind = _first_messages(tx, statements.WITHOUT_MAIL, (*bindings, since), found)
+    found.update((message.message_id, message) for message in behind.messages)
+    if not any(message.start_name is not None for message in found.values()):
+        for start in map(MessageRow._make, _rows(tx, statements.STARTS, bindings)):
+            if start.visible_at <= tx.now and not start.is_carried:
+                found[start.message_id] = start
+                break
+    return _Batch(sorted(found.values()), True, (None, None))
+
+
+def _first_messages(
+    tx: Transaction, statement: str, bindings: tuple[Any, ...], known: Container[int] = ()
+) -> _Batch:
+    """Return the first visible messages that fit; at least one if there is room for any."""
+    found: list[MessageRow] = []
+    messages, size = limits.BATCH_MESSAGES_MAX, limits.BATCH_BYTES_MAX
+    for row in _rows(tx, statement, bindings):
         message = MessageRow._make(row)
+        if message.message_id in known:
+            continue
         if message.visible_at > tx.now:
-            return visible, (message.visible_at, message.message_id)
-        visible.append(message)
-    return visible, (None, None)
+            return _Batch(found, False, (message.visible_at, message.message_id))
+        if message.is_carried:
+            messages, size = messages - 1, size - message.size
+            continue
+        if messages <= 0 or (message.size > size and size < limits.BATCH_BYTES_MAX):
+            return _Batch(found, True, (None, None))
+        messages, size = messages - 1, size - message.size
+        found.append(message)
+    return _Batch(found, False, (None, None))
+
+
+def _rows(tx: Transaction, statement: str, bindings: tuple[Any, ...]) -> Iterator[Any]:
+    """Yield messages, a damaged one with an escape for each byte that is not text."""
+    count = 0
+    try:
+        for row in tx.execute(statement, bindings):
+            yield row
+            count += 1
+    except UnicodeDecodeError:
+        yield from reading.readable(tx, statement, bindings)[count:]
 
 
 def _first_start(found: Sequence[MessageRow]) -> _Identity | None:
@@ -327,15 +393,11 @@ def _continue(tx: Transaction, kept: Candidate) -> FetchedOrchestration | None:
     """Hand the new messages of an instance to the owner that keeps its lock."""
     instance_id, token = kept.instance_id, kept.lock_token
     assert token is not None
-    bindings = (instance_id, tx.now, token)
-    try:
-        rows = tx.rows(statements.VISIBLE_FREE_MESSAGES, bindings)
-    except UnicodeDecodeError:
-        rows = reading.readable(tx, statements.VISIBLE_FREE_MESSAGES, bindings)
-    found = sorted(map(MessageRow._make, rows))
+    batch = _batch(tx, instance_id, token)
+    found = batch.messages
     _tag(tx, found, token)
-    later = tx.row(statements.FIRST_FREE_MESSAGE, (instance_id, token)) or (None, None)
-    tx.change(statements.CARRY_MORE, (*later, tx.now, instance_id))
+    later = batch.next_message(tx, instance_id, token)
+    tx.change(statements.CARRY_MORE, (*later, tx.now, batch.is_cut, instance_id))
     if not found:
         # The clock went back to before the end of a lock that had seemed to be over.
         return None

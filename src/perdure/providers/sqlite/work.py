@@ -11,11 +11,17 @@ from perdure.errors import InvalidValue, UsageError
 from perdure.providers import rules, validation
 from perdure.providers.records import ActivityIdentity, FetchedWork, TagMode
 from perdure.providers.sqlite import messages
-from perdure.providers.sqlite.batch import Verb
 from perdure.providers.sqlite.connection import is_refused_change, restricted
 from perdure.providers.sqlite.readiness import NoWork
 from perdure.providers.sqlite.reading import readable
-from perdure.providers.sqlite.transaction import ForKeys, ManyRows, as_list, is_text, rows_at_once
+from perdure.providers.sqlite.transaction import (
+    ForKeys,
+    ManyRows,
+    Verb,
+    as_list,
+    is_text,
+    rows_at_once,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -255,9 +261,9 @@ def insert(tx: Transaction, message: WorkerMessage) -> None:
 def insert_many(tx: Transaction, messages: Sequence[WorkerMessage]) -> None:
     """Add new items; a claimed item is locked from the start."""
     try:
-        if all(map(_is_plain, messages)):
-            rows = [_plain_row(tx, message) for message in messages]
-            _INSERT_PLAIN_WORK.execute(tx, rows, (tx.now,) * 3)
+        plain = [_plain_row(tx, message) for message in messages]
+        if None not in plain:
+            _INSERT_PLAIN_WORK.execute(tx, plain, (tx.now,) * 3)
         else:
             INSERT_WORK.execute(tx, [_row(tx, message) for message in messages])
     except apsw.ConstraintError as error:
@@ -267,11 +273,13 @@ def insert_many(tx: Transaction, messages: Sequence[WorkerMessage]) -> None:
         raise InvalidValue(f"a lock token of the claims {claims[:20]} is in use") from error
 
 
-def _is_plain(message: WorkerMessage) -> bool:
-    return message.visible_at_ms is None and message.session_id is None and message.tag is None
+_PLAIN: Final = (None, None, None)
 
 
-def _plain_row(tx: Transaction, message: WorkerMessage) -> tuple[Any, ...]:
+def _plain_row(tx: Transaction, message: WorkerMessage) -> Any:
+    """Return the row of an item that is visible at once and has no session and no tag, or None."""
+    if (message.visible_at_ms, message.session_id, message.tag) != _PLAIN:
+        return None
     claim, identity = message.claim, message.identity
     if claim is None:
         tx.work_changed = True
@@ -446,12 +454,12 @@ def clean_sessions(tx: Transaction) -> int:
 
 
 ENQUEUE_WORK: Final = Verb("enqueue_for_worker", insert)
-FETCH_WORK_ITEMS: Final = Verb("fetch_work_items", fetch_several)
+FETCH_WORK_ITEMS: Final = Verb("fetch_work_items", fetch_several, lasts=False)
 ACK_WORK: Final = Verb("ack_work_item", ack)
 SETTLE_IN_TRANSACTION: Final = Verb("settle_in_transaction", settle_in_transaction, alone=True)
 ABANDON_WORK: Final = Verb("abandon_work_item", abandon)
 RENEW_WORK_ITEMS: Final = Verb("renew_work_item_locks", renew_many)
-RENEW_SESSIONS: Final = Verb("renew_session_lock", renew_sessions)
+RENEW_SESSIONS: Final = Verb("renew_session_lock", renew_sessions, lasts=False)
 CLEAN_SESSIONS: Final = Verb("cleanup_orphaned_sessions", clean_sessions)
 
 

@@ -1,5 +1,8 @@
 """The writer of a store, which runs its operations in transactions, and threads that only read.
 
+The store makes an ``Entry`` of each verb and its arguments. The outcomes of a commit go back to the
+event loop in a ``Delivery``.
+
 All operations that arrive while a commit is running share the next one. One that fails before it
 has written anything fails alone; after it has written, the transaction is rolled back and its
 operations are run one by one.
@@ -9,29 +12,35 @@ from __future__ import annotations
 
 import logging
 import queue
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from itertools import groupby
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import apsw
 
 from perdure.errors import InternalError, PerdureError, StoreBusy, StoreUnavailable
-from perdure.providers.sqlite import batch
-from perdure.providers.sqlite.batch import Delivery, PreconditionChanged
 from perdure.providers.sqlite.connection import (
     RaisedByCode,
     breaks_connection,
     disconnect,
     translate,
 )
-from perdure.providers.sqlite.control import extend_stalled_locks
-from perdure.providers.sqlite.transaction import Snapshot
+from perdure.providers.sqlite.control import (
+    extend_stalled_locks,
+    follow_clock_back,
+    latest_time,
+)
+from perdure.providers.sqlite.transaction import PreconditionChanged, Snapshot
 
 if TYPE_CHECKING:
+    import asyncio
     import threading
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from perdure.providers.sqlite.batch import Entry, Outcome
     from perdure.providers.sqlite.database import Database
-    from perdure.providers.sqlite.transaction import Transaction
+    from perdure.providers.sqlite.transaction import Transaction, Verb
+    from perdure.providers.waiting import Poll
 
 _log = logging.getLogger("perdure.sqlite")
 
@@ -45,8 +54,69 @@ QUICK_COMMITS_MIN: Final = 3
 
 LOOK_FOR_DEAD_SECONDS: Final = 0.2
 
+_lasts: Final = attrgetter("verb.lasts")
+
 STALL_MS: Final = 1_000
 """If the store kept its clients waiting for longer, locks may have run out unrenewed."""
+
+
+TOGETHER_MIN: Final = 2
+"""Run this many consecutive calls of a verb together; fewer one by one."""
+
+
+class Entry:
+    """An accepted operation and the future that waits for it."""
+
+    __slots__ = ("args", "future", "is_query", "is_small", "poll", "raw", "verb")
+
+    def __init__(
+        self,
+        future: asyncio.Future[Any],
+        verb: Verb,
+        args: tuple[Any, ...],
+        is_small: bool = False,
+        poll: Poll | None = None,
+        raw: bool = False,
+        is_query: bool = False,
+    ) -> None:
+        self.future = future
+        self.verb = verb
+        self.args = args
+        self.is_small = is_small
+        """Its statements take less time than a hop to another thread."""
+        self.poll = poll
+        """Waits before the operation is tried again; None: it is tried once."""
+        self.raw = raw
+        """``NoWork`` is handed on as it is: the caller is such a wait."""
+        self.is_query = is_query
+        """It only reads, so it need not fail with a commit that it shares with others."""
+
+
+Outcome: TypeAlias = tuple[Entry, Any, BaseException | None]
+"""An operation with its answer or its error."""
+
+
+class Delivery:
+    """The outcomes of one commit, or of a look at the file, for the event loop."""
+
+    __slots__ = (
+        "changed_instances",
+        "dead_holders",
+        "foreign",
+        "outcomes",
+        "turns_changed",
+        "work_changed",
+    )
+
+    def __init__(self, *, foreign: bool = False, dead_holders: Sequence[str] = ()) -> None:
+        self.outcomes: list[Outcome] = []
+        self.turns_changed = False
+        self.work_changed = False
+        self.changed_instances: list[str] = []
+        self.foreign = foreign
+        """Another process has written: anything may have changed."""
+        self.dead_holders = dead_holders
+        """Processes that have died; their locks can be released."""
 
 
 class Writer:
@@ -56,17 +126,12 @@ class Writer:
     event loop of their own, as the one that renews locks, wait for each other.
     """
 
-    def __init__(
-        self,
-        database: Database,
-        deliver: Callable[[Delivery], None],
-        reached: Callable[[str], None],
-    ) -> None:
+    def __init__(self, database: Database, deliver: Callable[[Delivery], None]) -> None:
         self._database = database
         self._deliver = deliver
-        self._reached = reached
-        """Called at named points of a commit; only fault campaigns do something there."""
         self._now_ms = database.system.clock.now_ms
+        self._latest: int | None = None
+        """Time of the last transaction; None before the first."""
         self._monotonic = database.system.monotonic
         self._last_commit = 0.0
         self._is_broken = False
@@ -143,7 +208,7 @@ class Writer:
 
     def _commit_group(self, entries: Sequence[Entry], delivery: Delivery) -> None:
         """Share statements; else share a transaction; else have one transaction each."""
-        if len(entries) >= batch.TOGETHER_MIN:
+        if len(entries) >= TOGETHER_MIN:
             for together in (True, False):
                 try:
                     self._attempt(entries, delivery, together=together)
@@ -180,13 +245,26 @@ class Writer:
             if (since := self._waiting_since) is None:
                 since = self._waiting_since = self._now_ms()
             transaction = database.ready()
+            lasts = entries[0].verb.lasts if len(entries) == 1 else any(map(_lasts, entries))
+            if lasts is not database.lasts:
+                database.let_last(lasts)
             transaction.begin(self._now_ms)
+            latest = latest_time(transaction) if self._latest is None else self._latest
+            if transaction.now < latest:
+                follow_clock_back(transaction, latest)
+            self._latest = transaction.now
             if transaction.now - since > STALL_MS:
                 extend_stalled_locks(transaction, since)
             started = monotonic()
-            self._reached("begun")
-            outcomes = self._outcomes(entries, transaction, together=together)
-            self._reached("before commit")
+            if len(entries) == 1:
+                outcomes = [self._outcome(transaction, entries[0], is_alone=True)]
+            else:
+                run_one = partial(self._outcome, transaction, is_alone=False)
+                outcomes = (
+                    _run_together(transaction, entries, run_one)
+                    if together
+                    else list(map(run_one, entries))
+                )
             begun = monotonic()
             transaction.commit()
             ended = self._last_commit = monotonic()
@@ -194,7 +272,6 @@ class Writer:
             self._waiting_since = None
             if ended - started > STALL_MS / 1_000:
                 self._note_stall(transaction.now)
-            self._reached("after commit")
             database.check_before_reply()
         except PreconditionChanged:
             assert transaction is not None
@@ -221,19 +298,7 @@ class Writer:
             delivery.work_changed |= transaction.work_changed
             delivery.changed_instances += transaction.changed_instances
 
-    def _outcomes(
-        self, entries: Sequence[Entry], transaction: Transaction, *, together: bool
-    ) -> list[Outcome]:
-        is_alone = len(entries) == 1
-        if not together:
-            return [self._outcome(entry, transaction, is_alone=is_alone) for entry in entries]
-        return batch.run_together(
-            transaction,
-            entries,
-            lambda entry: self._outcome(entry, transaction, is_alone=is_alone),
-        )
-
-    def _outcome(self, entry: Entry, transaction: Transaction, *, is_alone: bool) -> Outcome:
+    def _outcome(self, transaction: Transaction, entry: Entry, *, is_alone: bool) -> Outcome:
         """Run one operation. If it fails after it has written, all of the transaction is undone."""
         connection = transaction.connection
         changes = connection.total_changes()
@@ -279,13 +344,8 @@ class ThreadWriter(Writer):
     The way to the thread and back takes longer than the statements of such an operation.
     """
 
-    def __init__(
-        self,
-        database: Database,
-        deliver: Callable[[Delivery], None],
-        reached: Callable[[str], None],
-    ) -> None:
-        super().__init__(database, deliver, reached)
+    def __init__(self, database: Database, deliver: Callable[[Delivery], None]) -> None:
+        super().__init__(database, deliver)
         self._queue: queue.SimpleQueue[list[Entry]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._look_at = 0.0
@@ -455,6 +515,47 @@ class Reader:
         snapshot, self._snapshot = self._snapshot, None
         if snapshot is not None:
             disconnect(snapshot.connection)
+
+
+# --- running operations
+
+
+def _run_together(
+    tx: Transaction, entries: Iterable[Entry], run_one: Callable[[Entry], Outcome]
+) -> list[Outcome]:
+    """Run operations in an order that is as good as theirs, and return their outcomes.
+
+    Errors: PreconditionChanged, apsw.Error; then nothing of it may be committed.
+    """
+    outcomes: list[Outcome] = []
+    for verb, group in groupby(entries, attrgetter("verb")):
+        rest = list(group)
+        while rest:
+            answers: Any = ()
+            if verb.run_many is not None and len(rest) >= TOGETHER_MIN:
+                answers = _run_many(verb, tx, rest)
+            if answers:
+                outcomes += map(_outcome_of, rest, answers)
+                del rest[: len(answers)]
+            else:
+                outcomes.append(run_one(rest.pop(0)))
+    return outcomes
+
+
+def _run_many(verb: Verb, tx: Transaction, entries: Sequence[Entry]) -> Sequence[Any]:
+    assert verb.run_many is not None
+    try:
+        return verb.run_many(tx, [entry.args for entry in entries])
+    except Exception as error:
+        if isinstance(error, apsw.Error) and not isinstance(error, apsw.ConstraintError):
+            raise
+        raise PreconditionChanged from error
+
+
+def _outcome_of(entry: Entry, answer: Any) -> Outcome:
+    if isinstance(answer, Exception):
+        return entry, None, answer
+    return entry, answer, None
 
 
 def unknown_outcome(label: str, error: BaseException) -> StoreUnavailable:

@@ -44,7 +44,7 @@ BEGIN
     INSERT INTO instance_locks AS l (instance_id, suspended) VALUES (p_id, true)
     ON CONFLICT (instance_id) DO UPDATE SET
         suspended = true, lock_token = NULL, locked_at = NULL, locked_until = NULL, owner = NULL,
-        kept = false
+        kept = false, mail_held = false, yielded_at = NULL
     WHERE NOT l.suspended;
     UPDATE instances SET status = shown_status(execution_status, true, false)
     WHERE instance_id = p_id;
@@ -88,7 +88,7 @@ BEGIN
     v_now := now_ms();
     UPDATE instance_locks SET
         lock_token = p_token, locked_at = v_now, locked_until = v_now + p_lock_ms, owner = NULL,
-        kept = false
+        kept = false, mail_held = false, yielded_at = NULL
     WHERE instance_id = p_id;
     PERFORM update_readiness(ARRAY[p_id]);
     RETURN NULL;

@@ -61,6 +61,17 @@ BEGIN
     END IF;
 END $$;
 
+-- Lets a fetch that delivers something again wait for the disk and for synchronous standbys, as the
+-- commit of its turn will. So what cannot be committed now is not delivered again, and such a delivery
+-- is not counted. A first delivery does not wait.
+CREATE OR REPLACE FUNCTION wait_if_redelivered(p_attempts bigint) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF p_attempts > 1 THEN
+        SET LOCAL synchronous_commit TO DEFAULT;
+    END IF;
+END $$;
+
 -- Returns handler and version, or activity and tag, as one text for an index. A name contains no
 -- control characters, so it ends at the first separator.
 CREATE OR REPLACE FUNCTION route_of(name text, qualifier text) RETURNS text
@@ -258,12 +269,17 @@ BEGIN
             attempt_count, start, timer, position
         )
         ORDER BY m.position
-        RETURNING instance_id, message_id, visible_at, enqueued_at, start_name
+        RETURNING instance_id, message_id, visible_at, enqueued_at, start_name,
+            kind IN ('ExternalRaised', 'QueueMessage') AS is_mail
     ), arrivals AS (
         SELECT
             a.instance_id,
             (array_agg(a.visible_at ORDER BY a.visible_at, a.message_id))[1] AS ready_at,
             (array_agg(a.message_id ORDER BY a.visible_at, a.message_id))[1] AS ready_id,
+            (array_agg(a.visible_at ORDER BY a.visible_at, a.message_id)
+                FILTER (WHERE NOT a.is_mail))[1] AS other_at,
+            (array_agg(a.message_id ORDER BY a.visible_at, a.message_id)
+                FILTER (WHERE NOT a.is_mail))[1] AS other_id,
             min(a.enqueued_at) AS enqueued_at,
             min(a.visible_at) FILTER (WHERE a.start_name IS NOT NULL) AS opens_at,
             count(a.start_name) AS starts
@@ -303,16 +319,25 @@ BEGIN
                     AND l.opens_at IS NULL THEN NULL
                 ELSE least(l.opens_at, EXCLUDED.opens_at)
             END,
-            ready_at = CASE
-                WHEN (l.ready_at, l.ready_id) <= (EXCLUDED.ready_at, EXCLUDED.ready_id)
-                    THEN l.ready_at
-                ELSE EXCLUDED.ready_at
-            END,
-            ready_id = CASE
-                WHEN (l.ready_at, l.ready_id) <= (EXCLUDED.ready_at, EXCLUDED.ready_id)
-                    THEN l.ready_id
-                ELSE EXCLUDED.ready_id
-            END,
+            (ready_at, ready_id) = (
+                -- While mail is held, only others make the instance ready.
+                SELECT c.ready_at, c.ready_id
+                FROM (
+                    SELECT l.ready_at, l.ready_id
+                    UNION ALL
+                    SELECT
+                        greatest(CASE WHEN l.mail_held THEN a.other_at ELSE a.ready_at END,
+                            l.yielded_at),
+                        CASE WHEN l.mail_held THEN a.other_id ELSE a.ready_id END
+                    FROM arrivals a
+                    WHERE a.instance_id = l.instance_id
+                ) c
+                WHERE c.ready_id IS NOT NULL
+                UNION ALL
+                SELECT NULL, NULL
+                ORDER BY 1, 2
+                LIMIT 1
+            ),
             wake_at = CASE
                 WHEN l.lock_token IS NOT NULL OR l.not_before IS NOT NULL
                     THEN greatest(l.locked_until, l.not_before)
@@ -342,8 +367,12 @@ BEGIN
             END,
             framework_version = x.framework_version,
             opens_at = CASE WHEN NOT h.is_open THEN s.visible_at END,
-            ready_at = f.visible_at,
+            ready_at = CASE WHEN f.message_id IS NOT NULL THEN
+                greatest(f.visible_at, CASE WHEN b.is_valid THEN o.yielded_at END)
+            END,
             ready_id = f.message_id,
+            mail_held = o.mail_held AND b.is_valid,
+            yielded_at = CASE WHEN b.is_valid THEN o.yielded_at END,
             wake_at = CASE
                 WHEN (o.lock_token IS NOT NULL OR o.not_before IS NOT NULL)
                     AND EXISTS (
@@ -363,11 +392,22 @@ BEGIN
             SELECT coalesce(i.execution_id, 0) > 0
                 OR EXISTS (SELECT FROM history e WHERE e.instance_id = o.instance_id) AS is_open
         ) h
+        -- How the last batch was cut counts while its lock is live, or while there are messages.
+        CROSS JOIN LATERAL (
+            SELECT (o.mail_held OR o.yielded_at IS NOT NULL) AND CASE
+                WHEN o.lock_token IS NOT NULL THEN o.locked_until > now_ms()
+                ELSE EXISTS (
+                    SELECT FROM orchestrator_queue q WHERE q.instance_id = o.instance_id
+                )
+            END AS is_valid
+        ) b
         LEFT JOIN LATERAL (
             SELECT q.visible_at, q.message_id
             FROM orchestrator_queue q
             WHERE q.instance_id = o.instance_id
                 AND (o.lock_token IS NULL OR q.lock_token IS DISTINCT FROM o.lock_token)
+                AND (NOT (o.mail_held AND b.is_valid)
+                    OR q.kind NOT IN ('ExternalRaised', 'QueueMessage'))
             ORDER BY q.visible_at, q.message_id
             LIMIT 1
         ) f ON true

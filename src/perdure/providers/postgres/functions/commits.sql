@@ -183,6 +183,7 @@ BEGIN
         WHERE q.instance_id = t.instance_id AND q.lock_token = t.token;
         UPDATE instance_locks l SET
             lock_token = NULL, locked_at = NULL, locked_until = NULL, owner = NULL, kept = false,
+            mail_held = false, yielded_at = NULL,
             not_before = coalesce(now_at + t.delay_ms, l.not_before),
             block = coalesce(t.block, l.block)
         FROM jsonb_to_recordset(v_turns)
@@ -198,22 +199,31 @@ BEGIN
     END IF;
 END $$;
 
--- Extends live locks. Returns the tokens without a live lock.
+-- Extends live locks. Returns the tokens without a live lock. Does not wait for a row that another
+-- transaction has locked: that is a commit under the same token, or the lock is about to be lost. A
+-- commit that hangs, because a synchronous standby is away, must not let the other locks expire.
 CREATE OR REPLACE FUNCTION renew_turns(p_renewals jsonb) RETURNS text[]
 LANGUAGE plpgsql SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     v_now bigint;
+    v_ids text[];
     v_lost text[];
 BEGIN
     PERFORM set_config('synchronous_commit', 'off', true), follow_promotion();
-    PERFORM lock_instances(ids_of(p_renewals));
+    v_ids := ARRAY(
+        SELECT l.instance_id FROM instance_locks l
+        WHERE l.instance_id = ANY (ids_of(p_renewals))
+        ORDER BY l.instance_id
+        FOR UPDATE SKIP LOCKED
+    );
     v_now := now_ms();
     SELECT array_agg(r.token) INTO v_lost
     FROM jsonb_to_recordset(p_renewals) AS r (instance_id text, token text)
     WHERE NOT EXISTS (
         SELECT FROM instance_locks l
-        WHERE l.instance_id = r.instance_id AND l.lock_token = r.token AND l.locked_until > v_now
+        WHERE l.instance_id = r.instance_id AND l.lock_token = r.token
+            AND (l.locked_until > v_now OR NOT l.instance_id = ANY (v_ids))
     );
     UPDATE instance_locks l SET
         locked_until = v_now + r.extend_for_ms,
@@ -222,7 +232,8 @@ BEGIN
         END
     FROM jsonb_to_recordset(p_renewals)
         AS r (instance_id text, token text, extend_for_ms bigint)
-    WHERE l.instance_id = r.instance_id AND l.lock_token = r.token AND l.locked_until > v_now;
+    WHERE l.instance_id = r.instance_id AND l.instance_id = ANY (v_ids)
+        AND l.lock_token = r.token AND l.locked_until > v_now;
     RETURN coalesce(v_lost, '{}');
 END $$;
 
@@ -239,6 +250,7 @@ LANGUAGE plpgsql AS $$
 DECLARE
     v_id text := p_turn ->> 'instance_id';
     v_execution bigint := (p_turn ->> 'execution_id')::bigint;
+    v_after bigint := (p_turn ->> 'after')::bigint;
     v_status text := p_turn ->> 'status';
     v_now bigint := now_ms();
     v_until bigint;
@@ -250,15 +262,14 @@ BEGIN
         locked_until = v_until, kept = true,
         wake_at = CASE WHEN l.wake_at IS NOT NULL THEN v_until END
     WHERE l.instance_id = v_id AND l.lock_token = p_turn ->> 'token'
-        AND l.locked_until > now_ms() AND l.not_before IS NULL AND l.block IS NULL;
+        AND l.locked_until > now_ms() AND l.not_before IS NULL AND l.block IS NULL
+        AND NOT l.mail_held
+        AND (v_after IS NULL OR EXISTS (
+            SELECT FROM history e
+            WHERE e.instance_id = v_id AND e.execution_id = v_execution AND e.event_id = v_after
+        ));
     IF NOT FOUND THEN
-        RETURN;
-    END IF;
-    IF (p_turn ->> 'after')::bigint > coalesce((
-        SELECT max(e.event_id) FROM history e
-        WHERE e.instance_id = v_id AND e.execution_id = v_execution
-    ), 0) THEN
-        RETURN;  -- the general form finds the same and raises
+        RETURN;  -- the general form says why
     END IF;
     IF v_status IS NULL THEN
         UPDATE instances i SET updated_at = v_now

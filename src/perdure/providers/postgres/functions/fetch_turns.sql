@@ -177,13 +177,115 @@ BEGIN
     PERFORM delete_idle_locks(v_ids);
 END $$;
 
--- Locks instances and marks their visible messages: instance p_ids[i] for delivery p_deliveries[i].
+-- Chooses from rows, given in the order of the queue, those that fit into a batch beside those that are
+-- carried already; at least one. A batch has at most 64 messages and 256 KiB (limits.py).
+CREATE OR REPLACE FUNCTION that_fit(p_ids bigint[], p_sizes bigint[], p_carried boolean[])
+RETURNS bigint[]
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT coalesce(array_agg(f.id ORDER BY f.place) FILTER (WHERE NOT f.carried), '{}')
+    FROM (
+        SELECT s.id, s.place, s.carried, bool_or(
+            NOT s.carried AND (s.place > 64 OR (s.before > 0 AND s.before + s.size > 262144))
+        ) OVER (ORDER BY s.place) AS is_full
+        FROM (
+            SELECT
+                m.id, m.size, m.carried, m.place,
+                coalesce(sum(m.size) OVER (
+                    ORDER BY m.place ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+                ), 0) AS before
+            FROM unnest(p_ids, p_sizes, p_carried) WITH ORDINALITY AS m (id, size, carried, place)
+        ) s
+    ) f
+    WHERE NOT f.is_full
+$$;
+
+-- Chooses the messages of a fetch that do not have the token: the oldest ones that fit. If some are
+-- left (is_cut), completions, timers, cancellations and starts overtake mail, and the first start is
+-- part of the batch always: without it the instance could not begin.
+CREATE OR REPLACE FUNCTION choose_batch(
+    p_id text, p_token text, p_now bigint, OUT batch bigint[], OUT is_cut boolean
+)
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_sizes bigint[];
+    v_carried boolean[];
+    v_since bigint;
+    v_start bigint;
+BEGIN
+    SELECT array_agg(q.message_id), array_agg(q.size), array_agg(q.carried),
+        count(*) > 64 OR sum(q.size) > 262144
+    INTO batch, v_sizes, v_carried, is_cut
+    FROM (
+        SELECT m.message_id, octet_length(m.body)::bigint AS size,
+            m.lock_token IS NOT DISTINCT FROM p_token AS carried
+        FROM orchestrator_queue m
+        WHERE m.instance_id = p_id AND m.visible_at <= p_now
+        ORDER BY m.visible_at, m.message_id
+        LIMIT 65
+    ) q;
+    IF is_cut OR true = ANY (v_carried) THEN
+        batch := that_fit(batch, v_sizes, v_carried);
+        is_cut := EXISTS (
+            SELECT FROM orchestrator_queue m
+            WHERE m.instance_id = p_id AND m.visible_at <= p_now
+                AND m.lock_token IS DISTINCT FROM p_token AND NOT m.message_id = ANY (batch)
+        );
+    END IF;
+    batch := coalesce(batch, '{}');
+    is_cut := coalesce(is_cut, false);
+    IF NOT is_cut THEN
+        RETURN;
+    END IF;
+    SELECT m.visible_at INTO v_since FROM orchestrator_queue m
+    WHERE m.instance_id = p_id AND m.message_id = batch[cardinality(batch)];
+    SELECT batch || that_fit(array_agg(q.message_id), array_agg(q.size), array_agg(q.carried))
+    INTO batch
+    FROM (
+        SELECT m.message_id, octet_length(m.body)::bigint AS size,
+            m.lock_token IS NOT DISTINCT FROM p_token AS carried
+        FROM orchestrator_queue m
+        WHERE m.instance_id = p_id AND m.visible_at <= p_now
+            AND m.kind NOT IN ('ExternalRaised', 'QueueMessage')
+            AND m.visible_at >= coalesce(v_since, m.visible_at) AND NOT m.message_id = ANY (batch)
+        ORDER BY m.visible_at, m.message_id
+        LIMIT 65
+    ) q;
+    IF NOT EXISTS (
+        SELECT FROM orchestrator_queue m
+        WHERE m.instance_id = p_id AND m.start_name IS NOT NULL AND m.message_id = ANY (batch)
+    ) THEN
+        SELECT m.message_id INTO v_start FROM orchestrator_queue m
+        WHERE m.instance_id = p_id AND m.start_name IS NOT NULL AND m.visible_at <= p_now
+            AND m.lock_token IS DISTINCT FROM p_token
+        ORDER BY m.message_id LIMIT 1;
+        IF FOUND THEN
+            batch := batch || v_start;
+        END IF;
+    END IF;
+END $$;
+
+-- Locks instances and marks a batch of their messages: instance p_ids[i] for delivery p_deliveries[i].
+-- Returns the ids of the messages of each instance, as texts.
+-- Stores of before have this function with another type of its answer, which cannot be replaced.
+DROP FUNCTION IF EXISTS deliver_turns(text[], text[], boolean[], bigint, text, bigint);
 CREATE OR REPLACE FUNCTION deliver_turns(
     p_ids text[], p_deliveries text[], p_continues boolean[], p_lock_ms bigint, p_owner text,
     p_now bigint
-) RETURNS void
+) RETURNS text[]
 LANGUAGE plpgsql AS $$
+DECLARE
+    v_batches text[];
+    v_cuts boolean[];
+    v_attempts bigint;
 BEGIN
+    SELECT array_agg(b.batch::text ORDER BY t.position), array_agg(b.is_cut ORDER BY t.position)
+    INTO v_batches, v_cuts
+    FROM unnest(p_ids, p_deliveries, p_continues)
+        WITH ORDINALITY AS t (instance_id, delivery, continues, position)
+    JOIN instance_locks l ON l.instance_id = t.instance_id
+    CROSS JOIN LATERAL choose_batch(
+        t.instance_id, CASE WHEN t.continues THEN l.lock_token ELSE t.delivery END, p_now
+    ) b;
     UPDATE instance_locks l SET
         lock_token = CASE WHEN t.continues THEN l.lock_token ELSE t.delivery END,
         locked_at = CASE WHEN t.continues THEN l.locked_at ELSE p_now END,
@@ -192,22 +294,46 @@ BEGIN
         kept = t.continues,
         ready_at = f.visible_at,
         ready_id = f.message_id,
+        mail_held = t.is_cut,
+        yielded_at = NULL,
         wake_at = CASE WHEN t.continues THEN l.locked_until ELSE p_now + p_lock_ms END
-    FROM unnest(p_ids, p_deliveries, p_continues) AS t (instance_id, delivery, continues)
+    FROM unnest(p_ids, p_deliveries, p_continues, v_batches, v_cuts)
+        AS t (instance_id, delivery, continues, batch, is_cut)
+    JOIN instance_locks o ON o.instance_id = t.instance_id
     LEFT JOIN LATERAL (
-        SELECT q.visible_at, q.message_id
-        FROM orchestrator_queue q
-        WHERE q.instance_id = t.instance_id AND q.visible_at > p_now
-        ORDER BY q.visible_at, q.message_id
-        LIMIT 1
+        (
+            SELECT q.visible_at, q.message_id
+            FROM orchestrator_queue q
+            WHERE NOT t.is_cut AND q.instance_id = t.instance_id AND q.visible_at > p_now
+            ORDER BY q.visible_at, q.message_id
+            LIMIT 1
+        )
+        UNION ALL
+        (
+            -- Mail has to wait for the commit of the turn.
+            SELECT q.visible_at, q.message_id
+            FROM orchestrator_queue q
+            WHERE t.is_cut AND q.instance_id = t.instance_id
+                AND q.kind NOT IN ('ExternalRaised', 'QueueMessage')
+                AND NOT q.message_id = ANY (t.batch::bigint[])
+                AND (NOT t.continues OR q.lock_token IS DISTINCT FROM o.lock_token)
+            ORDER BY q.visible_at, q.message_id
+            LIMIT 1
+        )
     ) f ON true
     WHERE l.instance_id = t.instance_id;
-    UPDATE orchestrator_queue q SET
-        lock_token = l.lock_token, delivery = t.delivery, attempt_count = q.attempt_count + 1
-    FROM unnest(p_ids, p_deliveries) AS t (instance_id, delivery)
-    JOIN instance_locks l ON l.instance_id = t.instance_id
-    WHERE q.instance_id = t.instance_id AND q.visible_at <= p_now
-        AND q.lock_token IS DISTINCT FROM l.lock_token;
+    WITH delivered AS (
+        UPDATE orchestrator_queue q SET
+            lock_token = l.lock_token, delivery = t.delivery, attempt_count = q.attempt_count + 1
+        FROM unnest(p_ids, p_deliveries, v_batches) AS t (instance_id, delivery, batch)
+        JOIN instance_locks l ON l.instance_id = t.instance_id
+        CROSS JOIN LATERAL unnest(t.batch::bigint[]) AS b (message_id)
+        WHERE q.instance_id = t.instance_id AND q.message_id = b.message_id
+        RETURNING q.attempt_count
+    )
+    SELECT max(d.attempt_count) INTO v_attempts FROM delivered d;
+    PERFORM wait_if_redelivered(v_attempts);
+    RETURN v_batches;
 END $$;
 
 -- Locks up to one instance for each token and returns them with their messages; if there is none,
@@ -232,6 +358,7 @@ DECLARE
     v_ids text[];
     v_continues boolean[];
     v_deliveries text[];
+    v_batches text[];
 BEGIN
     -- Do not wait for the disk: a lock that a crash of the server loses is like one that has
     -- expired.
@@ -243,11 +370,12 @@ BEGIN
     END IF;
     IF p_again THEN
         SELECT array_agg(d.instance_id), array_agg(d.delivery),
-            array_agg(l.lock_token <> d.delivery)
-        INTO v_ids, v_deliveries, v_continues
+            array_agg(l.lock_token <> d.delivery), array_agg(d.batch)
+        INTO v_ids, v_deliveries, v_continues, v_batches
         FROM (
-            SELECT DISTINCT q.instance_id, q.delivery, q.lock_token
+            SELECT q.instance_id, q.delivery, q.lock_token, array_agg(q.message_id)::text AS batch
             FROM orchestrator_queue q WHERE q.delivery = ANY (p_tokens)
+            GROUP BY q.instance_id, q.delivery, q.lock_token
         ) d
         JOIN instance_locks l
             ON l.instance_id = d.instance_id AND l.lock_token = d.lock_token
@@ -261,6 +389,8 @@ BEGIN
                 RETURNING l.instance_id
             )
             SELECT array_agg(r.instance_id) INTO v_candidates FROM released r;
+            UPDATE orchestrator_queue q SET attempt_count = q.attempt_count - 1
+            WHERE q.instance_id = ANY (v_candidates) AND q.delivery = ANY (p_tokens);
             PERFORM update_readiness(v_candidates);
         END IF;
     END IF;
@@ -316,7 +446,9 @@ BEGIN
             -- Read the clock again: messages committed since the first reading are visible too.
             v_now := now_ms();
             v_deliveries := p_tokens[:cardinality(v_ids)];
-            PERFORM deliver_turns(v_ids, v_deliveries, v_continues, p_lock_ms, p_owner, v_now);
+            v_batches := deliver_turns(
+                v_ids, v_deliveries, v_continues, p_lock_ms, p_owner, v_now
+            );
         END IF;
     END LOOP;
 
@@ -325,8 +457,8 @@ BEGIN
         t.instance_id, l.lock_token, t.continues, w.name, w.version, w.parent_instance_id,
         w.execution_id, b.message_ids, b.bodies, b.attempts, h.event_ids, h.events,
         k.kv_keys, k.kv_values, k.kv_times, v_now, NULL::bigint
-    FROM unnest(v_ids, v_deliveries, v_continues)
-        WITH ORDINALITY AS t (instance_id, delivery, continues, position)
+    FROM unnest(v_ids, v_batches, v_continues)
+        WITH ORDINALITY AS t (instance_id, batch, continues, position)
     JOIN instance_locks l ON l.instance_id = t.instance_id
     CROSS JOIN LATERAL (
         SELECT
@@ -345,8 +477,7 @@ BEGIN
                         OVER (ORDER BY m.message_id)
                 END AS due_at
             FROM orchestrator_queue m
-            WHERE m.instance_id = t.instance_id AND m.visible_at <= v_now
-                AND m.delivery = t.delivery
+            WHERE m.instance_id = t.instance_id AND m.message_id = ANY (t.batch::bigint[])
         ) q
     ) b
     LEFT JOIN instances i ON i.instance_id = t.instance_id

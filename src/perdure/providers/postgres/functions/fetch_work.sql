@@ -244,6 +244,7 @@ DECLARE
     v_executions bigint[];
     v_activities bigint[];
     v_messages bigint[];
+    v_attempts bigint;
 BEGIN
     -- Do not wait for the disk: a lock that a crash of the server loses is like one that has
     -- expired.
@@ -265,8 +266,9 @@ BEGIN
             RETURN;
         END IF;
         -- The locks have expired, and no client knows these tokens: release them.
-        UPDATE worker_queue w
-        SET lock_token = NULL, locked_at = NULL, locked_until = NULL, wake_at = NULL
+        UPDATE worker_queue w SET
+            lock_token = NULL, locked_at = NULL, locked_until = NULL, wake_at = NULL,
+            attempt_count = w.attempt_count - 1
         WHERE w.lock_token = ANY (p_tokens);
     END IF;
     LOOP
@@ -323,6 +325,11 @@ BEGIN
         v_now := now_ms();
     END LOOP;
 
+    SELECT max(w.attempt_count) + 1 INTO v_attempts
+    FROM unnest(v_instances, v_executions, v_activities, v_messages)
+        AS t (instance_id, execution_id, activity_id, message_id)
+    JOIN worker_queue w USING (instance_id, execution_id, activity_id, message_id);
+    PERFORM wait_if_redelivered(v_attempts);
     RETURN QUERY
     WITH locked AS (
         UPDATE worker_queue w SET

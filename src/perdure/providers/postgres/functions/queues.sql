@@ -221,23 +221,31 @@ BEGIN
     SELECT min(f.visible_at) INTO work_at FROM freed f;
 END $$;
 
--- Extends live locks. Returns the tokens without a live lock.
+-- Extends live locks. Returns the tokens without a live lock. Does not wait: see renew_turns.
 CREATE OR REPLACE FUNCTION renew_work(p_renewals jsonb) RETURNS text[]
 LANGUAGE plpgsql SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     v_now bigint;
+    v_ids bigint[];
     v_lost text[];
     v_sessions text[];
 BEGIN
     PERFORM set_config('synchronous_commit', 'off', true), follow_promotion();
-    PERFORM lock_work(p_renewals);
+    v_ids := ARRAY(
+        SELECT w.message_id
+        FROM jsonb_to_recordset(p_renewals) AS r (instance_id text, token text)
+        JOIN worker_queue w ON w.instance_id = r.instance_id AND w.lock_token = r.token
+        ORDER BY w.message_id
+        FOR UPDATE OF w SKIP LOCKED
+    );
     v_now := now_ms();
     SELECT array_agg(r.token) INTO v_lost
     FROM jsonb_to_recordset(p_renewals) AS r (instance_id text, token text)
     WHERE NOT EXISTS (
         SELECT FROM worker_queue w
-        WHERE w.instance_id = r.instance_id AND w.lock_token = r.token AND w.locked_until > v_now
+        WHERE w.instance_id = r.instance_id AND w.lock_token = r.token
+            AND (w.locked_until > v_now OR NOT w.message_id = ANY (v_ids))
     );
     WITH renewed AS (
         UPDATE worker_queue w SET
@@ -246,13 +254,19 @@ BEGIN
             heartbeat = coalesce(r.heartbeat, w.heartbeat)
         FROM jsonb_to_recordset(p_renewals)
             AS r (instance_id text, token text, extend_for_ms bigint, heartbeat text)
-        WHERE w.instance_id = r.instance_id AND w.lock_token = r.token AND w.locked_until > v_now
+        WHERE w.instance_id = r.instance_id AND w.message_id = ANY (v_ids)
+            AND w.lock_token = r.token AND w.locked_until > v_now
         RETURNING w.session_id
     )
     SELECT array_agg(DISTINCT r.session_id) INTO v_sessions
     FROM renewed r WHERE r.session_id IS NOT NULL;
     IF v_sessions IS NOT NULL THEN
-        PERFORM touch_sessions(v_sessions, v_now);
+        PERFORM touch_sessions(ARRAY(
+            SELECT s.session_id FROM sessions s
+            WHERE s.session_id = ANY (v_sessions)
+            ORDER BY s.session_id
+            FOR UPDATE SKIP LOCKED
+        ), v_now);
     END IF;
     RETURN coalesce(v_lost, '{}');
 END $$;
@@ -267,16 +281,17 @@ BEGIN
     work_at := add_work(p_items, now_at);
 END $$;
 
--- Extends the live sessions of these owners that are not idle. Returns their number.
+-- Extends the live sessions of these owners that are not idle. Returns their number. Waits for a
+-- commit only briefly, so that other renewals get their turn meanwhile.
 CREATE OR REPLACE FUNCTION renew_sessions(p_owners text[], p_extend_ms bigint, p_idle_ms bigint)
 RETURNS bigint
-LANGUAGE plpgsql SET search_path FROM CURRENT
+LANGUAGE plpgsql SET search_path FROM CURRENT SET lock_timeout = '1s'
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     v_now bigint;
     v_renewed bigint;
 BEGIN
-    PERFORM follow_promotion();
+    PERFORM set_config('synchronous_commit', 'off', true), follow_promotion();
     PERFORM 1 FROM sessions s WHERE s.owner_id = ANY (p_owners) ORDER BY s.session_id FOR UPDATE;
     v_now := now_ms();
     UPDATE sessions s SET locked_until = v_now + p_extend_ms
@@ -338,6 +353,7 @@ DECLARE
         FOR UPDATE SKIP LOCKED
     );
 BEGIN
+    PERFORM set_config('synchronous_commit', 'off', true);
     DELETE FROM sessions s WHERE s.session_id = ANY (v_ids);
     RETURN cardinality(v_ids);
 END $$;

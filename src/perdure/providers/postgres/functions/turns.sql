@@ -82,6 +82,14 @@ BEGIN
         WHERE q.instance_id = c.instance_id AND q.timer_execution_id = c.execution_id
             AND q.timer_id = c.timer_id;
     END IF;
+    IF p_parts & 4096 > 0 THEN
+        UPDATE orchestrator_queue q SET
+            lock_token = NULL, attempt_count = greatest(q.attempt_count - 1, 0)
+        FROM jsonb_to_recordset(p_turns) AS t (instance_id text, token text, returned bigint[])
+        CROSS JOIN LATERAL unnest(t.returned) AS r (message_id)
+        WHERE q.instance_id = t.instance_id AND q.message_id = r.message_id
+            AND q.lock_token = t.token;
+    END IF;
     v_released_at := release_turns(p_turns, p_now);
     turns_at := least(turns_at, v_released_at);
     IF p_parts & 16 > 0 THEN
@@ -340,12 +348,32 @@ BEGIN
             suspended = l.suspended AND NOT is_final(i.execution_status),
             not_before = NULL,
             block = NULL,
-            ready_at = f.visible_at,
+            ready_at = CASE WHEN f.message_id IS NOT NULL THEN
+                greatest(f.visible_at, y.yielded_at)
+            END,
             ready_id = f.message_id,
+            mail_held = y.mail_held AND y.has_messages,
+            yielded_at = CASE WHEN t.keep_lock_ms IS NOT NULL OR y.has_messages THEN
+                y.yielded_at
+            END,
             wake_at = CASE WHEN t.keep_lock_ms IS NOT NULL AND EXISTS (
                 SELECT FROM orchestrator_queue q WHERE q.instance_id = t.instance_id
             ) THEN p_now + t.keep_lock_ms END
-        FROM jsonb_to_recordset(p_turns) AS t (instance_id text, token text, keep_lock_ms bigint)
+        FROM jsonb_to_recordset(p_turns) AS t (
+            instance_id text, token text, keep_lock_ms bigint, status text, returned bigint[]
+        )
+        JOIN instance_locks o ON o.instance_id = t.instance_id
+        CROSS JOIN LATERAL (
+            SELECT
+                t.returned IS NOT NULL AND NOT coalesce(ends_execution(t.status), false)
+                    AS mail_held,
+                CASE
+                    WHEN o.mail_held OR t.returned IS NOT NULL THEN p_now ELSE o.yielded_at
+                END AS yielded_at,
+                EXISTS (
+                    SELECT FROM orchestrator_queue q WHERE q.instance_id = t.instance_id
+                ) AS has_messages
+        ) y
         JOIN instances i ON i.instance_id = t.instance_id
         JOIN executions x ON x.instance_id = i.instance_id AND x.execution_id = i.execution_id
         LEFT JOIN LATERAL (
@@ -353,6 +381,7 @@ BEGIN
             FROM orchestrator_queue q
             WHERE q.instance_id = t.instance_id
                 AND (t.keep_lock_ms IS NULL OR q.lock_token IS DISTINCT FROM t.token)
+                AND (NOT y.mail_held OR q.kind NOT IN ('ExternalRaised', 'QueueMessage'))
             ORDER BY q.visible_at, q.message_id
             LIMIT 1
         ) f ON true

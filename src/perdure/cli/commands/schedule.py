@@ -1,0 +1,257 @@
+"""``perdure schedule``: look at schedules, pause them, trigger them, fill in missed slots."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from perdure.cli.command import LazyGroup, command, id_argument, output_option
+from perdure.cli.inputs import is_wanted
+from perdure.cli.render import (
+    Cell,
+    Column,
+    counted,
+    echo,
+    glyph,
+    note,
+    print_done,
+    print_facts,
+    print_json,
+    print_records,
+    warn,
+)
+from perdure.cli.session import run
+from perdure.client.durations import parse_moment, shown_duration, shown_time
+from perdure.client.steps import shortened
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from perdure.cli.session import Session
+    from perdure.client.schedules import ScheduleInfo
+    from perdure.schedules.records import Run
+
+_COLUMNS = (
+    Column("SCHEDULE"),
+    Column("ORCHESTRATION"),
+    Column("RHYTHM"),
+    Column("NEXT"),
+    Column("STARTED", is_right=True),
+    Column("NOTE", is_flexible=True),
+)
+_ID = id_argument("schedule_id", metavar="SCHEDULE")
+
+schedule = LazyGroup(
+    "schedule",
+    help="Look at schedules; pause, trigger, backfill or remove them.",
+    sections={
+        "Commands": {
+            "list": ("schedule:list_schedules", "List the schedules of the store."),
+            "show": ("schedule:show", "Show a schedule with its last slots."),
+            "next": ("schedule:next_slots", "Print the coming slots of a schedule."),
+            "pause": ("schedule:pause", "Start no more instances until resume."),
+            "resume": ("schedule:resume", "Let a paused schedule go on."),
+            "trigger": ("schedule:trigger", "Start an instance of a schedule now."),
+            "backfill": ("schedule:backfill", "Start the missed slots of a past time."),
+            "remove": ("schedule:remove", "Delete a schedule; its instances stay."),
+        }
+    },
+)
+
+
+@command(
+    "list",
+    examples=["perdure schedule list", "perdure schedule list -o json | jq '.[].next'"],
+)
+@output_option("table", "json", "ids")
+async def list_schedules(session: Session, output: str) -> None:
+    """List the schedules of the store, with their next slots."""
+    print_records(
+        output,
+        await session.client.schedules.list(),
+        id_of=lambda info: info.id,
+        document=_document,
+        columns=_COLUMNS,
+        row=lambda info: _row(info, session.now_ms()),
+        if_none="none; declare them in Runtime(schedules=[...]) or at the top of a worker's module",
+    )
+
+
+@command("show", examples=["perdure schedule show report", "perdure schedule show report -o json"])
+@_ID
+@output_option("table", "json")
+async def show(session: Session, schedule_id: str, output: str) -> None:
+    """Show a schedule: its rhythm, its settings, and its last slots with their outcomes."""
+    info = await session.client.schedules.describe(schedule_id)
+    if output == "json":
+        print_json(_document(info))
+        return
+    spec, now_ms = info.spec, session.now_ms()
+    echo(Cell(f"{info.id}  ", "bold"), _note(info) or "active")
+    arguments = ", ".join(msgspec.json.encode(value).decode() for value in spec.args)
+    facts = [
+        ("starts", f"{spec.orchestration}({shortened(arguments)})"),
+        ("rhythm", spec.rhythm),
+        ("next", _when(info.next_at, now_ms)),
+        ("overlap", spec.overlap),
+        ("catch up", spec.catch_up),
+        ("slots", f"{info.started} started, {info.skipped} skipped"),
+    ]
+    if spec.jitter:
+        facts.append(("jitter", shown_duration(round(spec.jitter * 1000))))
+    if spec.pause_after_failures is not None:
+        failed = f"{info.failures} in a row so far"
+        facts.append(("pauses after", f"{spec.pause_after_failures} failures; {failed}"))
+    if info.queued:
+        facts.append(("queued", counted(len(info.queued), "slot")))
+    print_facts(facts)
+    for each in (*info.recent, *info.running):
+        _print_run(each)
+
+
+@command(
+    "next",
+    examples=["perdure schedule next report", "perdure schedule next report -n 10 -o json"],
+)
+@_ID
+@click.option(
+    "-n", "count", metavar="N", type=click.IntRange(1, 1000), default=5, help="So many. Default: 5."
+)
+@output_option("table", "json")
+async def next_slots(session: Session, schedule_id: str, count: int, output: str) -> None:
+    """Print the coming slots of a schedule."""
+    coming = await session.client.schedules.next(schedule_id, count)
+    if output == "json":
+        print_json([_text(slot) for slot in coming])
+        return
+    for slot in coming:
+        echo(f"{_text(slot)}  ", Cell(_when(slot, session.now_ms()), "dim"))
+
+
+@command(
+    "pause",
+    examples=["perdure schedule pause report", "perdure schedule pause report --reason 'moving'"],
+)
+@_ID
+@click.option("--reason", default="", help="Shown until it is resumed.")
+async def pause(session: Session, schedule_id: str, reason: str) -> None:
+    """Start no more instances until resume. Slots of the meantime are skipped."""
+    await session.client.schedules.pause(schedule_id, reason)
+    print_done(f"paused {schedule_id}")
+
+
+@command("resume", examples=["perdure schedule resume report"])
+@_ID
+async def resume(session: Session, schedule_id: str) -> None:
+    """Let a paused schedule go on with its next slot."""
+    await session.client.schedules.resume(schedule_id)
+    print_done(f"resumed {schedule_id}")
+
+
+@command("trigger", examples=["perdure schedule trigger report"])
+@_ID
+async def trigger(session: Session, schedule_id: str) -> None:
+    """Start an instance now, also of a paused schedule; print its id."""
+    handle = await session.client.schedules.trigger(schedule_id)
+    echo(handle.id)
+
+
+@command(
+    "backfill",
+    examples=[
+        "perdure schedule backfill report --from 2026-11-01 --to 2026-11-08 --dry-run",
+        "perdure schedule backfill report --from 7d --to 1h -y",
+    ],
+)
+@_ID
+@click.option("--from", "begin", metavar="TIME", required=True, help="A date, or an age: 7d.")
+@click.option("--to", "end", metavar="TIME", default="0s", help="Default: now.")
+@click.option("--dry-run", is_flag=True, help="Print the slots and start none.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+def backfill(schedule_id: str, begin: str, end: str, dry_run: bool, yes: bool) -> None:
+    """Start the slots of a past time that have no instance yet."""
+
+    async def body(session: Session) -> None:
+        now_ms = session.now_ms()
+        moments = parse_moment(begin, now_ms), parse_moment(end, now_ms)
+        schedules = session.client.schedules
+        missing = await schedules.backfill(schedule_id, *moments, dry_run=True)
+        if dry_run:
+            for slot in missing:
+                echo(_text(slot))
+        count = counted(len(missing), "slot")
+        if not missing or dry_run:
+            note(f"{count} without an instance")
+        elif yes or is_wanted(f"start {count} of {schedule_id}"):
+            await schedules.backfill(schedule_id, *moments)
+            print_done(f"started {count}")
+
+    run(body)
+
+
+@command("remove", examples=["perdure schedule remove report -y"])
+@_ID
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+def remove(schedule_id: str, yes: bool) -> None:
+    """Delete a schedule. The instances that it has started stay."""
+
+    async def body(session: Session) -> None:
+        info = await session.client.schedules.describe(schedule_id)
+        if not yes and not is_wanted(f"remove the schedule {schedule_id}"):
+            return
+        await session.client.schedules.remove(schedule_id)
+        print_done(f"removed {schedule_id}")
+        if info.is_declared and not info.has_vanished:
+            warn("a worker whose code declares it creates it again when it starts")
+
+    run(body)
+
+
+def _row(info: ScheduleInfo, now_ms: int) -> list[str | Cell]:
+    return [
+        Cell(info.id, "bold"),
+        info.spec.orchestration,
+        info.spec.rhythm,
+        _when(info.next_at, now_ms),
+        str(info.started),
+        _note(info),
+    ]
+
+
+def _note(info: ScheduleInfo) -> str:
+    notes: list[str] = []
+    if info.status.is_final or info.status == "Blocked":
+        notes.append(f"{info.status}: perdure show {info.id}")
+    if info.paused is not None:
+        notes.append(f"paused: {info.paused}" if info.paused else "paused")
+    if info.has_vanished:
+        notes.append("vanished: no running worker declares it")
+    return "; ".join(notes)
+
+
+def _print_run(run: Run) -> None:
+    state = {"Running": "open", "Completed": "done", "Skipped": "dropped"}.get(run.status, "failed")
+    what = run.id or shown_time(run.slot_ms)
+    reason = f": {shortened(run.reason)}" if run.reason else ""
+    style = "dim" if state == "dropped" else "red" if state == "failed" else ""
+    echo("  ", f"{glyph(state)} {what}  ", Cell(f"{run.status.lower()}{reason}", style))
+
+
+def _when(moment: datetime | None, now_ms: int) -> str:
+    if moment is None:
+        return "-"
+    left_ms = round(moment.timestamp() * 1000) - now_ms
+    return f"in {shown_duration(left_ms)}" if left_ms > 0 else "due"
+
+
+def _text(moment: datetime) -> str:
+    return moment.isoformat().replace("+00:00", "Z")
+
+
+def _document(info: ScheduleInfo) -> dict[str, Any]:
+    document: dict[str, Any] = msgspec.to_builtins(info)
+    document["next"] = None if info.next_at is None else _text(info.next_at)
+    del document["next_at"]
+    return document

@@ -1,0 +1,221 @@
+"""Checks of a start: its arguments and options, and what the store has under its id already."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, cast, runtime_checkable
+
+from perdure.arguments import check_string, to_seconds
+from perdure.authoring import Orchestration
+from perdure.engine.journal import is_same_payload
+from perdure.errors import AlreadyExists, PayloadError, PerdureError, UsageError, shown
+from perdure.limits import check_id
+from perdure.model import events, wire
+from perdure.providers.records import EnqueueCondition, InstanceQuery
+from perdure.providers.rules import UNKNOWN_NAME
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import msgspec
+
+    from perdure.arguments import Duration
+    from perdure.client.waiting import PendingStart
+    from perdure.codec import Codec
+    from perdure.model import work
+    from perdure.providers.contract import Provider
+
+log = logging.getLogger("perdure.client")
+
+IfExists = Literal["get", "fail", "replace"]
+IfChanged = Literal["warn", "fail", "ignore"]
+
+_CONDITIONS: Final = {
+    "get": EnqueueCondition.ABSENT,
+    "fail": EnqueueCondition.ABSENT,
+    "replace": EnqueueCondition.REPLACE,
+}
+_PAGE: Final = 500
+_IF_CHANGED: Final = ("warn", "fail", "ignore")
+_PAIRS: Final = "start_many takes pairs of an id and a tuple of arguments, such as ('o-1', (1200,))"
+
+
+@runtime_checkable
+class TraceCarrier(Protocol):
+    """A tracer that writes the current trace as text."""
+
+    def carrier(self) -> str | None:
+        """Return the current trace as text. It is stored with the start."""
+        ...
+
+
+def current_trace(traces: TraceCarrier) -> str | None:
+    try:
+        trace = traces.carrier()
+        return None if trace is None else check_string(trace, "what carrier() gives")
+    except Exception:
+        log.exception("a tracer failed")
+        return None
+
+
+async def other_names(
+    items: Sequence[work.StartOrchestration], provider: Provider
+) -> dict[str, str]:
+    """Return the ids that belong to an instance of another orchestration, with its name."""
+    found: dict[str, str] = {}
+    for first in range(0, len(items) if provider.capabilities.admin else 0, _PAGE):
+        names = {item.instance_id: item.name for item in items[first : first + _PAGE]}
+        query = InstanceQuery(instance_ids=tuple(names))
+        for info in (await provider.admin.list_instances(query, limit=_PAGE)).instances:
+            if info.name not in {names[info.instance_id], UNKNOWN_NAME}:
+                found[info.instance_id] = info.name
+    return found
+
+
+async def has_begun(pending: PendingStart | None, provider: Provider) -> bool:
+    """Return True if the instance with the id was created by this start, unheard."""
+    if pending is None or pending.unsure is None:
+        return False
+    instance_id = pending.item.instance_id
+    records = await provider.read_with_execution(instance_id, 1, limit=1)
+    return [record.data for record in records] == [pending.unsure]
+
+
+def delay_ms(delay: Duration | None) -> int | None:
+    return None if delay is None else round(to_seconds(delay, "delay") * 1000)
+
+
+def condition_of(if_exists: str) -> EnqueueCondition:
+    try:
+        return _CONDITIONS[if_exists]
+    except KeyError:
+        raise UsageError(f"if_exists is {if_exists!r}; use 'get', 'fail' or 'replace'") from None
+
+
+def check_if_changed(if_changed: str) -> None:
+    if if_changed not in _IF_CHANGED:
+        raise UsageError(f"if_changed is {if_changed!r}; use 'warn', 'fail' or 'ignore'")
+
+
+def target_of(orchestration: Any) -> Orchestration[..., Any] | str:
+    if isinstance(orchestration, Orchestration):
+        return cast("Orchestration[..., Any]", orchestration)
+    if isinstance(orchestration, str):
+        return check_id(orchestration, "orchestration name")
+    raise UsageError(
+        f"start takes an orchestration or its name, not {orchestration!r}; decorate the function "
+        "with @orchestration, or write start('its name', ...)"
+    )
+
+
+def refuse_options(unknown: Mapping[str, Any], start: Callable[..., Any]) -> None:
+    """Raise UsageError for keywords that ``start`` does not have: they may be for the function."""
+    name = next(iter(unknown), None)
+    if name is None:
+        return
+    known = [each for each in inspect.signature(start).parameters if each != "unknown"]
+    near = difflib.get_close_matches(name, known, n=1)
+    meant = f"; did you mean {near[0]!r}?" if near else ""
+    raise UsageError(
+        f"start() has no option {name!r}{meant}; arguments of the orchestration are given by "
+        f"position, start(orchestration, {shown(unknown[name])}), or by name in kwargs: "
+        f"start(orchestration, kwargs={{{name!r}: {shown(unknown[name])}}})"
+    )
+
+
+def check_kwargs(kwargs: Any, target: Orchestration[..., Any] | str) -> None:
+    if not isinstance(kwargs, Mapping):
+        raise UsageError(
+            f"kwargs takes a dict of the orchestration's arguments by name, not {shown(kwargs)}"
+        )
+    if isinstance(target, str):
+        raise UsageError(
+            f"{target!r} is started by its name, which does not tell the order of its parameters; "
+            "give its arguments by position, without kwargs, or start the orchestration itself"
+        )
+
+
+def pairs_of(inputs: Any) -> Iterator[tuple[Any, tuple[Any, ...]]]:
+    """Yield the ids and the tuples of arguments of ``start_many``."""
+    if isinstance(inputs, Mapping):
+        raise UsageError(f"{_PAIRS}; of a dict, hand in its .items()")
+    if isinstance(inputs, str) or not isinstance(inputs, Iterable):
+        raise UsageError(f"{_PAIRS}, in a list, not {shown(inputs)}")
+    for pair in cast("Any", inputs):
+        if not isinstance(pair, (tuple, list)) or len(cast("Any", pair)) != 2:
+            raise UsageError(f"{_PAIRS}; {shown(cast('Any', pair))} is no such pair")
+        each, args = cast("tuple[Any, Any]", pair)
+        if not isinstance(args, (tuple, list)):
+            raise UsageError(f"{_PAIRS}; {args!r} is no tuple")
+        yield each, tuple(cast("Iterable[Any]", args))
+
+
+# --- an id that is in use
+
+
+async def compare_arguments(
+    item: work.StartOrchestration,
+    target: Orchestration[..., Any] | str,
+    if_changed: IfChanged,
+    provider: Provider,
+    codec: Codec,
+) -> None:
+    """Warn, or raise AlreadyExists, if the instance of that id was started with other arguments."""
+    records = await provider.read_with_execution(item.instance_id, 1, limit=1)
+    first = wire.decode_event(records[0].data) if records else None
+    if not isinstance(first, events.OrchestrationStarted):
+        return  # its first turn has not run, or its first execution was pruned
+    try:
+        is_same = _are_same_arguments(first.input, item.input, target, codec)
+    except PayloadError:
+        return  # written with another codec or for another signature
+    if is_same:
+        return
+    text = (
+        f"{item.instance_id!r} was started with {_shown_arguments(first.input, codec)}, and not "
+        f"again with {_shown_arguments(item.input, codec)}; use another id, or "
+        "if_exists='replace'"
+    )
+    if if_changed == "fail":
+        raise AlreadyExists(text)
+    log.warning("%s, or say if_changed='ignore'", text)
+
+
+def _are_same_arguments(
+    then: msgspec.Raw, now: msgspec.Raw, target: Orchestration[..., Any] | str, codec: Codec
+) -> bool:
+    if is_same_payload(then, now, codec):
+        return True
+    if isinstance(target, str):
+        return False
+    # A default that one call wrote and the other left out is no difference.
+    signature = target.signature
+    return signature.decode_arguments(then, codec) == signature.decode_arguments(now, codec)
+
+
+def _shown_arguments(payload: msgspec.Raw, codec: Codec) -> str:
+    values = codec.decode(payload, list[Any], where="arguments")
+    return f"({', '.join(map(shown, values))})"
+
+
+async def warn_if_unserved(name: str, provider: Provider) -> None:
+    """Log a warning if workers are running and none of them has this orchestration."""
+    if not provider.capabilities.admin:
+        return
+    try:
+        workers = await provider.admin.list_workers()
+    except PerdureError as error:  # the start is stored already
+        log.debug("cannot list the workers: %s", error)
+        return
+    served = {each for worker in workers for each, _ in worker.handlers}
+    if workers and name not in served:
+        near = difflib.get_close_matches(name, sorted(served), n=1)
+        meant = f" (did you mean {near[0]!r}?)" if near else ""
+        log.warning(
+            "no worker that runs has the orchestration %r%s; the instance waits for one",
+            name,
+            meant,
+        )

@@ -1,0 +1,253 @@
+"""The endpoints that write: control one instance, send to it, start one, act on many."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import msgspec
+
+from perdure.client.documents import StartedDocument, started_document
+from perdure.client.instance import ENDED, OPEN
+from perdure.client.rerun import fresh_id, rerun, rerun_from_event
+from perdure.client.retry import retry
+from perdure.dashboard.endpoints import Given, post
+from perdure.dashboard.security import Scope
+from perdure.dashboard.service import Service
+from perdure.dashboard.views import selection
+from perdure.errors import InvalidValue, NotFound, PerdureError, UsageError
+from perdure.model.status import Status
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+Action = Literal["cancel", "terminate", "pause", "resume", "retry", "delete"]
+
+_AT_ONCE: Final = 32
+_TYPED_FROM: Final = 100
+"""From this many instances on, the number must be typed as confirmation."""
+_BULK_MAX: Final = 10_000
+_STATUSES: Final[dict[str, frozenset[Status]]] = {
+    "cancel": OPEN,
+    "terminate": OPEN,
+    "pause": OPEN - {Status.PAUSED},
+    "resume": frozenset({Status.PAUSED, Status.BLOCKED}),
+    "retry": frozenset({Status.BLOCKED, Status.FAILED}),
+    "delete": ENDED,
+}
+_ADMIN_ACTIONS: Final = frozenset({"terminate", "delete"})
+
+
+class Target(Given):
+    id: str
+
+
+class TargetWithReason(Target):
+    reason: str = ""
+
+
+class Done(msgspec.Struct):
+    """The action was taken."""
+
+    id: str
+    said: str
+
+
+class Sent(Target):
+    name: str
+    value: Any = None
+    mailbox: bool = False
+    """A message for ``next_message`` instead of an event for ``wait_for_event``."""
+
+
+class Rerun(Target):
+    new_id: str | None = None
+    input: list[Any] | None = None
+    version: str | None = None
+    from_event: int | None = None
+
+
+class Start(Given):
+    name: str
+    arguments: list[Any] = []  # noqa: RUF012 - msgspec copies it
+    id: str | None = None
+    version: str | None = None
+
+
+class Bulk(Given):
+    """An action for all instances that fit a query, or for the given ids."""
+
+    action: Action
+    q: str | None = None
+    ids: list[str] = []  # noqa: RUF012 - msgspec copies it
+    reason: str = ""
+    dry_run: bool = True
+    confirm: int | None = None
+    """The number of instances, as the dry run said it; needed from 100 on."""
+
+
+class BulkDone(msgspec.Struct, kw_only=True):
+    count: int
+    done: list[str] = []
+    errors: dict[str, str] = {}
+
+
+@post("/run/cancel")
+async def cancel(service: Service, given: TargetWithReason) -> Done:
+    """Ask an instance to stop: its code gets CancelledError and may clean up."""
+    return await _one(service, "cancel", given.id, given.reason)
+
+
+@post("/run/terminate", Scope.ADMIN)
+async def terminate(service: Service, given: TargetWithReason) -> Done:
+    """End an instance now, without running its code."""
+    return await _one(service, "terminate", given.id, given.reason)
+
+
+@post("/run/pause")
+async def pause(service: Service, given: Target) -> Done:
+    """Let no further turn of an instance run until it is resumed."""
+    return await _one(service, "pause", given.id)
+
+
+@post("/run/resume")
+async def resume(service: Service, given: Target) -> Done:
+    """Let a paused instance go on; a blocked one is tried again."""
+    return await _one(service, "resume", given.id)
+
+
+@post("/run/retry")
+async def retry_run(service: Service, given: Target) -> Done:
+    """Let an instance go on from where it failed or was blocked."""
+    return await _one(service, "retry", given.id)
+
+
+@post("/run/delete", Scope.ADMIN)
+async def delete(service: Service, given: Target) -> Done:
+    """Delete an ended instance with its children."""
+    return await _one(service, "delete", given.id)
+
+
+@post("/run/send")
+async def send(service: Service, given: Sent) -> Done:
+    """Send an event or a message to an instance."""
+    await service.info(given.id)
+    value = given.value
+    if given.mailbox:
+        await service.client.send_message(given.id, given.name, value)
+        return Done(given.id, f"sent a message to mailbox {given.name!r}")
+    await service.client.raise_event(given.id, given.name, value)
+    return Done(given.id, f"sent event {given.name!r}")
+
+
+@post("/run/rerun")
+async def rerun_run(service: Service, given: Rerun) -> Done:
+    """Run an instance once more under another id, from its beginning or from an event."""
+    await service.info(given.id)
+    new_id = given.new_id or fresh_id(given.id)
+    if given.from_event is not None:
+        if given.input is not None or given.version is not None:
+            raise UsageError("from_event keeps input and version: leave them out")
+        copied = await rerun_from_event(
+            service.provider, given.id, new_id, given.from_event, clock=service.client.clock
+        )
+        return Done(new_id, f"kept {copied.events_kept} events")
+    encoded = None
+    if given.input is not None:
+        encoded = service.client.codec.encode(tuple(given.input), where="input")
+    again = await rerun(service.provider, given.id, new_id, input=encoded, version=given.version)
+    return Done(new_id, f"{again} finished steps run again")
+
+
+@post("/start")
+async def start(service: Service, given: Start) -> StartedDocument:
+    """Start an instance of an orchestration."""
+    target: Any = given.name
+    if service.registry is not None and any(
+        name == given.name for name, _ in service.registry.orchestration_keys
+    ):
+        target = service.registry.resolve_orchestration(given.name, given.version)
+    before = None if given.id is None else await _exists(service, given.id)
+    handle = await service.client.start(
+        target, *given.arguments, id=given.id, version=given.version, if_exists="get"
+    )
+    document = started_document(await service.info(handle.id), created=not before)
+    service.shown(document)
+    return document
+
+
+async def _exists(service: Service, instance_id: str) -> bool:
+    try:
+        await service.info(instance_id)
+    except NotFound:
+        return False
+    return True
+
+
+@post("/bulk", Scope.ADMIN)
+async def bulk(service: Service, given: Bulk) -> BulkDone:
+    """Count the instances that an action would reach, or take it for all of them."""
+    ids = list(given.ids)
+    if (given.q is None) == (not ids):
+        raise UsageError("give ids, or a query q, not both")
+    if given.q is not None:
+        ids = await _matching(service, given.action, given.q)
+    if given.dry_run:
+        return BulkDone(count=len(ids), done=ids[:100])
+    if len(ids) >= _TYPED_FROM and given.confirm != len(ids):
+        raise UsageError(
+            f"{given.action} would reach {len(ids)} instances; confirm with this number"
+        )
+    result = BulkDone(count=len(ids))
+    for first in range(0, len(ids), _AT_ONCE):
+        chunk = ids[first : first + _AT_ONCE]
+        outcomes = await asyncio.gather(
+            *(_one(service, given.action, each, given.reason) for each in chunk),
+            return_exceptions=True,
+        )
+        for each, outcome in zip(chunk, outcomes, strict=True):
+            if isinstance(outcome, PerdureError):
+                result.errors[each] = str(outcome)
+            elif isinstance(outcome, BaseException):
+                raise outcome
+            else:
+                result.done.append(each)
+    return result
+
+
+async def _matching(service: Service, action: Action, query: str) -> list[str]:
+    if not query.strip():
+        raise UsageError("the query is empty; to take all, write status:open or status:ended")
+    chosen = selection(service, query)
+    asked = chosen.query.statuses
+    statuses = _STATUSES[action] if asked is None else asked & _STATUSES[action]
+    if not statuses:
+        fitting = ", ".join(sorted(_STATUSES[action]))
+        raise InvalidValue(f"the query fits nothing for {action}: that takes only {fitting}")
+    roots = action == "delete" or chosen.query.roots_only
+    narrowed = chosen.with_query(statuses=statuses, roots_only=roots)
+    found: list[str] = []
+    async for info in narrowed.instances(service.admin):
+        found.append(info.instance_id)
+        if len(found) > _BULK_MAX:
+            raise UsageError(
+                f"the query fits more than {_BULK_MAX:,} instances; narrow it, or use the command "
+                f"perdure {action} --query"
+            )
+    return found
+
+
+async def _one(service: Service, action: Action, instance_id: str, reason: str = "") -> Done:
+    client = service.client
+    await service.info(instance_id)
+    simple: dict[str, Callable[[], Awaitable[Any]]] = {
+        "cancel": lambda: client.cancel(instance_id, reason),
+        "terminate": lambda: client.terminate(instance_id, reason),
+        "pause": lambda: client.pause(instance_id),
+        "resume": lambda: client.resume(instance_id),
+        "retry": lambda: retry(service.provider, instance_id, client.clock),
+        "delete": lambda: service.admin.delete_instance(instance_id, force=False),
+    }
+    said = await simple[action]()
+    words = {"cancel": "asked to stop", "delete": "deleted", "retry": str(said or "goes on")}
+    return Done(instance_id, words.get(action, f"{action}d"))

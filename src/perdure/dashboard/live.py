@@ -1,0 +1,124 @@
+"""The stream of a tab: tells it that something has changed, at most four times a second.
+
+An event carries no data of instances, only its topic: the page reads again what it shows. So a slow
+reader costs nothing, and a missed event is made good by the next one.
+
+- ``counts``: the numbers of instances by status have changed. One task for all tabs asks the store.
+- ``run``: the instance that the tab looks at may have changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from perdure.dashboard.overview import counts_of
+from perdure.errors import PerdureError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from perdure.dashboard.service import Service
+
+LOOK_SECONDS: Final = 2.0
+PACE_SECONDS: Final = 0.25
+PING_SECONDS: Final = 15.0
+STREAMS_MAX: Final = 256
+
+
+class Counts:
+    """Asks the store for the counts while at least one tab is open, once for all tabs."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._task: asyncio.Task[None] | None = None
+        self.tabs = 0
+        self.number = 0
+        """Grows with every change; the id of the last event."""
+        self.counts: dict[str, int] = {}
+        self.problem: str | None = None
+        self._changed = asyncio.Event()
+
+    def enter(self) -> None:
+        self.tabs += 1
+        if self._task is None:
+            self._task = asyncio.create_task(self._look(), name="perdure-dashboard-counts")
+
+    def leave(self) -> None:
+        self.tabs -= 1
+        if self.tabs == 0 and self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    async def wait(self, number: int) -> None:
+        """Wait until there is a newer number."""
+        while self.number == number:
+            await self._changed.wait()
+
+    async def _look(self) -> None:
+        last: object = None
+        while True:
+            try:
+                metrics = await self._service.admin.get_system_metrics()
+                self.counts, self.problem = counts_of(metrics.by_status), None
+                seen: object = (self.counts, metrics.total_events)
+            except PerdureError as error:
+                self.problem = str(error)
+                seen = self.problem
+            if seen != last:
+                last = seen
+                self.number += 1
+                self._changed.set()
+                self._changed = asyncio.Event()
+            await asyncio.sleep(LOOK_SECONDS)
+
+
+async def stream(service: Service, counts: Counts, instance_id: str | None) -> AsyncIterator[bytes]:
+    """Yield server-sent events until the tab is closed."""
+    counts.enter()
+    news: asyncio.Queue[str] = asyncio.Queue(maxsize=8)
+    tasks = [asyncio.create_task(_follow_counts(counts, news))]
+    if instance_id is not None:
+        tasks.append(asyncio.create_task(_follow_run(service, instance_id, news)))
+    try:
+        yield b"retry: 2000\n\n"
+        while True:
+            try:
+                topic = await asyncio.wait_for(news.get(), PING_SECONDS)
+            except TimeoutError:
+                yield b": still here\n\n"
+                continue
+            topics = {topic}
+            await asyncio.sleep(PACE_SECONDS)
+            while not news.empty():
+                topics.add(news.get_nowait())
+            body = {"topics": sorted(topics), "counts": counts.counts, "problem": counts.problem}
+            data = msgspec.json.encode(body)
+            yield b"id: %d\nevent: change\ndata: %b\n\n" % (counts.number, data)
+    finally:
+        for task in tasks:
+            task.cancel()
+        counts.leave()
+
+
+async def _follow_counts(counts: Counts, news: asyncio.Queue[str]) -> None:
+    number = -1
+    while True:
+        await counts.wait(number)
+        number = counts.number
+        _tell(news, "counts")
+
+
+async def _follow_run(service: Service, instance_id: str, news: asyncio.Queue[str]) -> None:
+    with service.provider.watch(instance_id) as watch:
+        while True:
+            if await watch.wait(30_000):
+                _tell(news, "run")
+                await asyncio.sleep(PACE_SECONDS)
+
+
+def _tell(news: asyncio.Queue[str], topic: str) -> None:
+    if not news.full():  # the tab will read everything anyway
+        news.put_nowait(topic)

@@ -1,0 +1,627 @@
+"""The endpoints that read: the home page, lists, and everything about one instance."""
+
+from __future__ import annotations
+
+import inspect
+import shlex
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from perdure.client.checks import compare, read_recorded
+from perdure.client.documents import (
+    DetailsDocument,
+    InstanceDocument,
+    LetterDocument,
+    StepDocument,
+    TreeDocument,
+    WaitDocument,
+    WorkerDocument,
+    details_document,
+    instance_document,
+    letter_document,
+    step_document,
+    tree_document,
+    wait_document,
+    worker_document,
+)
+from perdure.client.durations import iso_time
+from perdure.client.insights import DETAILS_EVENTS, read_details
+from perdure.client.instance import OPEN
+from perdure.client.search import Selection, parse_search
+from perdure.client.steps import read_open_steps, steps_of
+from perdure.dashboard import overview
+from perdure.dashboard.endpoints import Given, get
+from perdure.dashboard.overview import ErrorGroup, Home
+from perdure.dashboard.service import BadQuery, Service
+from perdure.engine.execution import Execution
+from perdure.errors import InvalidValue, NotRegistered, PerdureError
+from perdure.model import wire
+from perdure.model.failures import own_frames
+from perdure.model.status import Status
+from perdure.providers.records import InstanceInfo, InstanceQuery
+
+_FAMILY_MAX: Final = 500
+_INBOX_SCANNED: Final = 200
+
+
+class Query(Given):
+    """A page of a query."""
+
+    q: str = ""
+    cursor: str | None = None
+    limit: int = 50
+
+
+class CountQuery(Given):
+    q: str = ""
+
+
+class Runs(msgspec.Struct):
+    """A page of instances, newest first."""
+
+    runs: list[InstanceDocument]
+    next_cursor: str | None
+
+
+class Count(msgspec.Struct):
+    count: int
+
+
+class One(Given, kw_only=True):
+    """One instance."""
+
+    id: str
+    execution: int | None = None
+    """The latest one by default."""
+
+
+class Window(One, kw_only=True):
+    """A part of a history."""
+
+    after: int = 0
+    limit: int = 1000
+    kind: str | None = None
+
+
+class Event(msgspec.Struct):
+    """One event of a history."""
+
+    id: int
+    type: str
+    at: str
+    data: Any
+
+
+class Events(msgspec.Struct):
+    events: list[Event]
+    next_after: int | None
+
+
+class Journal(msgspec.Struct):
+    """The steps of a part of a history."""
+
+    steps: list[StepDocument]
+    first_event: int
+    """The first event of this part; 1 if nothing is before it."""
+
+
+class Details(DetailsDocument, kw_only=True):
+    """An instance for its own page."""
+
+    executions: list[int]
+    commands: list[str]
+    """Commands of a terminal that fit its status."""
+    traceback: str | None
+    now: str
+    """The time of the store, to which bars and countdowns refer."""
+
+
+class StateEntry(msgspec.Struct):
+    key: str
+    value: Any
+    updated_at: str
+
+
+class State(msgspec.Struct):
+    entries: list[StateEntry]
+
+
+class Pair(Given):
+    left: str
+    right: str | None = None
+    """By default the last run of the same name that completed."""
+
+
+class ComparedLine(msgspec.Struct):
+    op: str
+    left: str | None
+    right: str | None
+    same: bool
+
+
+class Compared(msgspec.Struct):
+    left: str
+    right: str
+    lines: list[ComparedLine]
+
+
+class Source(msgspec.Struct, kw_only=True):
+    """The text of an orchestration with its executed lines, if the code is at hand."""
+
+    why_not: str | None = None
+    file: str = ""
+    first_line: int = 1
+    lines: list[str] = []
+    executed: dict[str, int] = {}
+    """The number of steps that were requested at each line."""
+    waits: list[WaitDocument] = []
+
+
+class Waiting(msgspec.Struct):
+    """An instance that waits for an event or a message from outside."""
+
+    run: InstanceDocument
+    kind: str
+    name: str
+    since: str
+    site: str
+
+
+class Inbox(msgspec.Struct):
+    waiting: list[Waiting]
+    next_cursor: str | None
+
+
+class Workers(msgspec.Struct):
+    workers: list[WorkerDocument]
+
+
+class Parameter(msgspec.Struct):
+    name: str
+    type: str
+    required: bool
+
+
+class Definition(msgspec.Struct):
+    """One version of an orchestration that a worker serves or an instance has."""
+
+    name: str
+    version: str
+    workers: int
+    open: int
+    total: int
+    safe_to_remove: bool
+    """No open instance has this version."""
+    parameters: list[Parameter] | None
+    """None: the code is not at hand."""
+    doc: str
+
+
+class Definitions(msgspec.Struct):
+    definitions: list[Definition]
+
+
+class Letters(msgspec.Struct):
+    letters: list[LetterDocument]
+
+
+class StoreDocument(msgspec.Struct):
+    provider: str
+    version: str
+    location: str
+    schema: int
+    size_bytes: int | None
+    moved_to: str | None
+    details: dict[str, str]
+    instances: int
+    executions: int
+    events: int
+
+
+class Settings(msgspec.Struct):
+    """The rights of the caller, and the abilities of this page."""
+
+    read_only: bool
+    identity: str
+    scope: str
+    has_code: bool
+    version: str
+
+
+# --- lists
+
+
+@get("/home")
+async def home(service: Service) -> Home:
+    """Say what needs attention, and count instances, work and workers."""
+    return await overview.read_home(service)
+
+
+@get("/runs")
+async def runs(service: Service, given: Query) -> Runs:
+    """List the instances that fit a query, with a sentence of what each is doing."""
+    found, cursor = await selection(service, given.q).page(
+        service.admin, cursor=given.cursor, limit=_bounded(given.limit, 200)
+    )
+    return Runs(await _documents(service, found), cursor)
+
+
+@get("/count")
+async def count(service: Service, given: CountQuery) -> Count:
+    """Count the instances that fit a query."""
+    return Count(await selection(service, given.q).count(service.admin))
+
+
+@get("/errors")
+async def errors(service: Service) -> list[ErrorGroup]:
+    """Group the newest failed and blocked instances by their error."""
+    return await overview.group_errors(service)
+
+
+@get("/inbox")
+async def inbox(service: Service, given: Query) -> Inbox:
+    """List the instances that wait for an event or a message."""
+    chosen = selection(service, f"{given.q} status:running").query
+    page = await service.admin.list_instances(chosen, cursor=given.cursor, limit=_INBOX_SCANNED)
+    found: list[Waiting] = []
+    for info in page.instances:
+        steps = await read_open_steps(service.provider, info.instance_id, info.execution_id)
+        run = service.shown(instance_document(info))
+        found += [
+            Waiting(run, step.kind, step.name, step.since.isoformat(), step.site)
+            for step in steps
+            if step.kind in {"event", "message"}
+        ]
+    return Inbox(found, page.next_cursor)
+
+
+@get("/workers")
+async def workers(service: Service) -> Workers:
+    """List the workers that serve the store."""
+    return Workers([worker_document(each) for each in await service.admin.list_workers()])
+
+
+@get("/definitions")
+async def definitions(service: Service) -> Definitions:
+    """List orchestrations and their versions, with the numbers of their instances."""
+    served: dict[tuple[str, str], int] = {}
+    for worker in await service.admin.list_workers():
+        for key in worker.handlers:
+            served[key] = served.get(key, 0) + 1
+    if service.registry is not None:
+        for key in service.registry.orchestration_keys:
+            served.setdefault(key, 0)
+    newest = await service.admin.list_instances(limit=500)
+    for info in newest.instances:
+        if info.version is not None:
+            served.setdefault((info.name, info.version), 0)
+    return Definitions(
+        [
+            await _definition(service, name, version, number)
+            for (name, version), number in sorted(served.items())
+        ]
+    )
+
+
+async def _definition(service: Service, name: str, version: str, served: int) -> Definition:
+    everything = InstanceQuery(name=name, version=version)
+    alive = InstanceQuery(name=name, version=version, statuses=OPEN)
+    still_open = await service.admin.count_instances(alive)
+    parameters, doc = None, ""
+    if service.registry is not None:
+        try:
+            code = service.registry.resolve_orchestration(name, version)
+        except NotRegistered:
+            pass
+        else:
+            parameters = [
+                _parameter(each) for each in inspect.signature(code.fn).parameters.values()
+            ]
+            doc = inspect.getdoc(code.fn) or ""
+    return Definition(
+        name,
+        version,
+        served,
+        still_open,
+        await service.admin.count_instances(everything),
+        safe_to_remove=still_open == 0,
+        parameters=parameters,
+        doc=doc,
+    )
+
+
+def _parameter(parameter: inspect.Parameter) -> Parameter:
+    annotation = parameter.annotation
+    text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
+    is_any = annotation is inspect.Parameter.empty
+    return Parameter(
+        parameter.name,
+        "any" if is_any else text or str(annotation),
+        parameter.default is inspect.Parameter.empty,
+    )
+
+
+@get("/letters")
+async def letters(service: Service) -> Letters:
+    """List the dead letters: messages whose instance never started."""
+    return Letters([letter_document(each) for each in await service.admin.list_dead_letters()])
+
+
+@get("/store")
+async def store(service: Service) -> StoreDocument:
+    """Describe the store: place, format, size, totals."""
+    info = await service.admin.get_store_info()
+    metrics = await service.admin.get_system_metrics()
+    return StoreDocument(
+        info.provider,
+        info.provider_version,
+        info.location,
+        info.schema_version,
+        info.size_bytes,
+        info.moved_to,
+        info.details,
+        metrics.total_instances,
+        metrics.total_executions,
+        metrics.total_events,
+    )
+
+
+# --- one instance
+
+
+@get("/run")
+async def run(service: Service, given: One) -> Details:
+    """Describe one instance: what it is doing, its last steps, its queues."""
+    info = await service.info(given.id)
+    executions = await service.admin.list_executions(given.id)
+    if given.execution is not None and given.execution != info.execution_id:
+        info = await _past(service, info, given.execution)
+    details = await read_details(service.provider, info, service.now_ms())
+    document = service.shown(details_document(details))
+    service.hide(document.steps)
+    failure = document.failure
+    fields = {name: getattr(document, name) for name in document.__struct_fields__}
+    return Details(
+        **fields,
+        executions=list(executions),
+        commands=_commands(info),
+        traceback=None if failure is None else own_frames(failure.traceback) or None,
+        now=iso_time(service.now_ms()),
+    )
+
+
+async def _past(service: Service, info: InstanceInfo, execution_id: int) -> InstanceInfo:
+    """Return the record of an instance as of one of its past executions."""
+    past = await service.admin.get_execution_info(info.instance_id, execution_id)
+    return msgspec.structs.replace(
+        info,
+        execution_id=execution_id,
+        status=past.status,
+        output=past.output,
+        created_at_ms=past.started_at_ms,
+        completed_at_ms=past.completed_at_ms,
+        block=None,
+    )
+
+
+def _commands(info: InstanceInfo) -> list[str]:
+    shown = shlex.quote(info.instance_id)
+    show, history = f"perdure show {shown}", f"perdure history {shown}"
+    match info.status.of_instance:
+        case Status.BLOCKED | Status.FAILED:
+            return [f"perdure retry {shown}", f"perdure rerun {shown}", history]
+        case Status.COMPLETED | Status.CANCELLED | Status.TERMINATED:
+            return [f"perdure rerun {shown}", history]
+        case Status.PAUSED:
+            return [f"perdure resume {shown}", show]
+        case _:
+            return [f"perdure watch {shown}", f"perdure cancel {shown}", show]
+
+
+@get("/run/journal")
+async def journal(service: Service, given: Window) -> Journal:
+    """Return the steps of the part of the history before an event; the last part for 0."""
+    info = await service.info(given.id)
+    execution_id = given.execution or info.execution_id
+    count = (await service.admin.get_execution_info(given.id, execution_id)).event_count
+    end = min(given.after or count, count)
+    start = max(0, end - DETAILS_EVENTS)
+    records = await service.provider.read_with_execution(
+        given.id, execution_id, after_event_id=start, limit=max(1, end - start)
+    )
+    steps = steps_of(wire.decode_history(record.data for record in records))
+    documents = [step_document(step) for step in steps]
+    service.hide(documents)
+    return Journal(documents, start + 1)
+
+
+@get("/run/events")
+async def events(service: Service, given: Window) -> Events:
+    """List events of a history, in order."""
+    info = await service.info(given.id)
+    limit = _bounded(given.limit, 2000)
+    records = await service.provider.read_with_execution(
+        given.id, given.execution or info.execution_id, after_event_id=given.after, limit=limit
+    )
+    found = [_event(service, record.event_id, record.data) for record in records]
+    shown = [each for each in found if given.kind is None or given.kind in each.type]
+    return Events(shown, records[-1].event_id if len(records) == limit else None)
+
+
+def _event(service: Service, event_id: int, data: str, *, whole: bool = False) -> Event:
+    try:
+        content = msgspec.json.decode(data, type=dict[str, Any])
+        kind, at = str(content.pop("type")), iso_time(content.pop("timestamp_ms"))
+    except (msgspec.MsgspecError, KeyError, TypeError):
+        return Event(event_id, "unreadable", "", data)
+    return Event(event_id, kind, at, service.payload("event", content, whole=whole))
+
+
+class OneEvent(One, kw_only=True):
+    event: int
+
+
+@get("/run/event")
+async def event(service: Service, given: OneEvent) -> Event:
+    """Return one event whole."""
+    info = await service.info(given.id)
+    records = await service.provider.read_with_execution(
+        given.id,
+        given.execution or info.execution_id,
+        after_event_id=max(0, given.event - 1),
+        limit=1,
+    )
+    if not records or records[0].event_id != given.event:
+        raise InvalidValue(f"{given.id!r} has no event {given.event} in this execution")
+    return _event(service, given.event, records[0].data, whole=True)
+
+
+@get("/run/state")
+async def state(service: Service, given: One) -> State:
+    """Return the state of an instance."""
+    await service.info(given.id)
+    values = await service.provider.get_kv_all_values(given.id)
+    return State(
+        [
+            StateEntry(
+                key,
+                service.payload(f"state.{key}", msgspec.Raw(entry.value)),
+                iso_time(entry.updated_at_ms),
+            )
+            for key, entry in sorted(values.items())
+        ]
+    )
+
+
+@get("/run/family")
+async def family(service: Service, given: One) -> TreeDocument:
+    """Return the tree of an instance: from its root down to all children."""
+    root = given.id
+    await service.info(root)
+    while (parent := await service.admin.get_parent_id(root)) is not None:
+        root = parent
+    members = await service.admin.get_instance_tree(root)
+    known = await service.admin.list_workers()
+    children: dict[str, list[InstanceInfo]] = {}
+    infos = [await service.info(each) for each in members.instance_ids[:_FAMILY_MAX]]
+    for info in infos[1:]:
+        children.setdefault(info.parent_instance_id or "", []).append(info)
+
+    async def tree(info: InstanceInfo) -> TreeDocument:
+        below = [await tree(child) for child in children.get(info.instance_id, ())]
+        document = tree_document(info, await service.insight(info, known), below)
+        service.shown(document)
+        return document
+
+    return await tree(infos[0])
+
+
+@get("/run/compare")
+async def compare_runs(service: Service, given: Pair) -> Compared:
+    """Compare the steps of two instances."""
+    left = await service.info(given.left)
+    other = given.right or await _last_good(service, left)
+    right = await service.info(other)
+    histories = [(await read_recorded(service.provider, info)).history for info in (left, right)]
+    comparison = compare(*histories)
+    return Compared(
+        left.instance_id,
+        right.instance_id,
+        [
+            ComparedLine(
+                each.op,
+                service.text("call", each.left),
+                service.text("call", each.right),
+                each.is_same,
+            )
+            for each in (*comparison.steps, comparison.ends)
+        ],
+    )
+
+
+async def _last_good(service: Service, info: InstanceInfo) -> str:
+    query = InstanceQuery(name=info.name, statuses=frozenset({Status.COMPLETED}))
+    page = await service.admin.list_instances(query, limit=2)
+    for each in page.instances:
+        if each.instance_id != info.instance_id:
+            return each.instance_id
+    raise InvalidValue(f"no other run of {info.name!r} has completed; name a run to compare with")
+
+
+@get("/run/source")
+async def source(service: Service, given: One) -> Source:
+    """Return the text of the orchestration, its executed lines, and where it waits."""
+    info = await service.info(given.id)
+    if service.registry is None:
+        return Source(why_not="This server has no code. Start it as: perdure serve -m MODULE")
+    recorded = await read_recorded(service.provider, info)
+    try:
+        handler = service.registry.resolve_orchestration(recorded.name, recorded.version)
+        lines, first = inspect.getsourcelines(handler.fn)
+        file = inspect.getsourcefile(handler.fn) or ""
+    except (NotRegistered, OSError, TypeError) as error:
+        return Source(why_not=f"The code is not at hand: {error}")
+    executed: dict[str, int] = {}
+    for step in steps_of(recorded.history):
+        name, _, line = step.site.rpartition(":")
+        if Path(name).name == Path(file).name:
+            executed[line] = executed.get(line, 0) + 1
+    found = Source(
+        file=Path(file).name,
+        first_line=first,
+        lines=[line.rstrip("\n") for line in lines],
+        executed=executed,
+    )
+    if info.status.is_final:
+        return found
+    try:
+        execution = Execution.replay(
+            handler, recorded.history, kv=recorded.kv, codec=service.client.codec
+        )
+    except PerdureError as error:
+        found.why_not = str(error)
+        return found
+    try:
+        found.waits = [wait_document(wait) for wait in execution.waits()]
+    finally:
+        execution.close()
+    return found
+
+
+# --- helpers
+
+
+async def _documents(service: Service, infos: list[InstanceInfo]) -> list[InstanceDocument]:
+    known = await service.admin.list_workers()
+    return [
+        service.shown(instance_document(info, await service.insight(info, known))) for info in infos
+    ]
+
+
+def selection(service: Service, query: str) -> Selection:
+    """Parse a query; raise BadQuery with the place of the first word that cannot be read."""
+    now_ms = service.now_ms()
+    try:
+        return parse_search(query, now_ms)
+    except InvalidValue as error:
+        raise BadQuery(str(error), _place(query, now_ms)) from None
+
+
+def _place(query: str, now_ms: int) -> int | None:
+    position = 0
+    for word in query.split():
+        position = query.index(word, position)
+        try:
+            parse_search(word, now_ms)
+        except InvalidValue:
+            return position
+        position += len(word)
+    return None
+
+
+def _bounded(limit: int, most: int) -> int:
+    if not 1 <= limit <= most:
+        raise InvalidValue(f"limit is {limit}; write 1 to {most}")
+    return limit

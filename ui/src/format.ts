@@ -1,0 +1,80 @@
+// Times, durations, statuses and payloads as texts.
+
+const GLYPHS: Record<string, string> = {
+  pending: "◌",
+  running: "▷",
+  retrying: "↻",
+  waiting: "◷",
+  sleeping: "◷",
+  paused: "Ⅱ",
+  blocked: "■",
+  completed: "✓",
+  failed: "✗",
+  cancelled: "⊘",
+  terminated: "⊗",
+  done: "✓",
+  open: "▷",
+  dropped: "·",
+};
+
+export function glyph(word: string): string {
+  return GLYPHS[word.toLowerCase()] ?? "·";
+}
+
+export function duration(ms: number): string {
+  if (ms < 0) return "0s";
+  if (ms < 1000) return `${Math.round(ms)}ms`;
+  const seconds = ms / 1000;
+  if (seconds < 60) return seconds >= 10 || ms % 1000 === 0 ? `${Math.round(seconds)}s` : `${seconds.toFixed(1)}s`;
+  const units: [string, number][] = [
+    ["d", 86400],
+    ["h", 3600],
+    ["m", 60],
+    ["s", 1],
+  ];
+  for (let i = 0; i < 3; i++) {
+    const [large, size] = units[i]!;
+    if (seconds >= size) {
+      const [small, next] = units[i + 1]!;
+      const rest = Math.floor((seconds % size) / next);
+      return `${Math.floor(seconds / size)}${large}${rest ? ` ${String(rest).padStart(2, "0")}${small}` : ""}`;
+    }
+  }
+  return `${Math.round(seconds)}s`;
+}
+
+export function ms(time: string | null | undefined): number {
+  return time ? Date.parse(time) : 0;
+}
+
+export function ago(time: string): string {
+  return `${duration(Math.max(0, Date.now() - ms(time)))} ago`;
+}
+
+export function clock(time: string): string {
+  return new Date(time).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "medium" });
+}
+
+export function json(value: unknown, indent = 0): string {
+  return JSON.stringify(value, null, indent) ?? "null";
+}
+
+export function short(text: string, most = 120): string {
+  return text.length > most ? `${text.slice(0, most - 1)}…` : text;
+}
+
+export function counted(number: number, noun: string): string {
+  return `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
+}
+
+export function bytes(number: number | null): string {
+  if (number === null) return "unknown";
+  if (number < 1024) return `${number} B`;
+  if (number < 1024 ** 2) return `${(number / 1024).toFixed(1)} KB`;
+  return `${(number / 1024 ** 2).toFixed(1)} MB`;
+}
+
+// A word as a shell takes it.
+export function quoted(text: string): string {
+  return /^[\w@%+=:,./-]+$/.test(text) && !text.startsWith("-") ? text : `'${text.replaceAll("'", "'\\''")}'`;
+}
