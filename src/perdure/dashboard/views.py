@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import shlex
+from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, get_type_hints
 
 import msgspec
 
@@ -26,11 +27,16 @@ from perdure.client.documents import (
     wait_document,
     worker_document,
 )
-from perdure.client.durations import iso_time
-from perdure.client.insights import DETAILS_EVENTS, read_details
-from perdure.client.instance import OPEN
+from perdure.client.durations import iso_time, utc_time
+from perdure.client.insights import (
+    DETAILS_EVENTS,
+    Attempt,
+    read_details,
+    read_queue_context,
+)
+from perdure.client.instance import ENDED, OPEN
 from perdure.client.search import Selection, parse_search
-from perdure.client.steps import read_open_steps, steps_of
+from perdure.client.steps import StepView, read_open_steps, steps_of
 from perdure.dashboard import overview
 from perdure.dashboard.endpoints import Given, get
 from perdure.dashboard.overview import ErrorGroup, Home
@@ -38,12 +44,17 @@ from perdure.dashboard.service import BadQuery, Service
 from perdure.engine.execution import Execution
 from perdure.errors import InvalidValue, NotRegistered, PerdureError
 from perdure.model import wire
-from perdure.model.failures import own_frames
+from perdure.model.failures import Failure, own_frames
 from perdure.model.status import Status
 from perdure.providers.records import InstanceInfo, InstanceQuery
 
 _FAMILY_MAX: Final = 500
 _INBOX_SCANNED: Final = 200
+_EVENTS_SEARCHED: Final = 20_000
+_STEP_EVENTS: Final = 5_000
+_KEPT_DAYS: Final = (7, 30, 90)
+_RESERVED: Final = ("perdure.",)
+"""Beginnings of the names of built-in orchestrations, which have pages of their own."""
 
 
 class Query(Given):
@@ -80,9 +91,10 @@ class One(Given, kw_only=True):
 class Window(One, kw_only=True):
     """A part of a history."""
 
-    after: int = 0
+    after: Annotated[int, msgspec.Meta(ge=0)] = 0
     limit: int = 1000
-    kind: str | None = None
+    text: str | None = None
+    """Only events with this text in their type or data, in upper or lower case."""
 
 
 class Event(msgspec.Struct):
@@ -97,6 +109,7 @@ class Event(msgspec.Struct):
 class Events(msgspec.Struct):
     events: list[Event]
     next_after: int | None
+    """Ask again after this event; None: that was the end."""
 
 
 class Journal(msgspec.Struct):
@@ -182,6 +195,32 @@ class Parameter(msgspec.Struct):
     name: str
     type: str
     required: bool
+    schema: dict[str, Any] | None
+    """JSON Schema of the type, if it has one."""
+
+
+class Form(msgspec.Struct):
+    """An event or message that the code waits for, and the type that its data must fit."""
+
+    kind: str
+    name: str
+    schema: dict[str, Any] | None
+
+
+class Forms(msgspec.Struct):
+    forms: list[Form]
+
+
+class StepDetail(msgspec.Struct, kw_only=True):
+    """One step with its whole input and outcome."""
+
+    step: StepDocument
+    input: Any
+    output: Any
+    failure: Failure | None
+    """With its traceback."""
+    attempt: Attempt | None
+    """While it is in the worker queue."""
 
 
 class Definition(msgspec.Struct):
@@ -207,6 +246,15 @@ class Letters(msgspec.Struct):
     letters: list[LetterDocument]
 
 
+class Kept(msgspec.Struct):
+    """Ended roots that are older than some days: what a purge would delete."""
+
+    days: int
+    count: int
+    query: str
+    command: str
+
+
 class StoreDocument(msgspec.Struct):
     provider: str
     version: str
@@ -218,6 +266,10 @@ class StoreDocument(msgspec.Struct):
     instances: int
     executions: int
     events: int
+    started_in_a_day: int
+    bytes_of_an_instance: int | None
+    """The size of the store, divided by its instances."""
+    kept: list[Kept]
 
 
 class Settings(msgspec.Struct):
@@ -236,7 +288,7 @@ class Settings(msgspec.Struct):
 @get("/home")
 async def home(service: Service) -> Home:
     """Say what needs attention, and count instances, work and workers."""
-    return await overview.read_home(service)
+    return await service.shared.get("home", lambda: overview.read_home(service))
 
 
 @get("/runs")
@@ -251,13 +303,15 @@ async def runs(service: Service, given: Query) -> Runs:
 @get("/count")
 async def count(service: Service, given: CountQuery) -> Count:
     """Count the instances that fit a query."""
-    return Count(await selection(service, given.q).count(service.admin))
+    chosen = selection(service, given.q)
+    number = await service.shared.get(f"count {given.q}", lambda: chosen.count(service.admin))
+    return Count(number)
 
 
 @get("/errors")
 async def errors(service: Service) -> list[ErrorGroup]:
     """Group the newest failed and blocked instances by their error."""
-    return await overview.group_errors(service)
+    return await service.shared.get("errors", lambda: overview.group_errors(service))
 
 
 @get("/inbox")
@@ -267,6 +321,8 @@ async def inbox(service: Service, given: Query) -> Inbox:
     page = await service.admin.list_instances(chosen, cursor=given.cursor, limit=_INBOX_SCANNED)
     found: list[Waiting] = []
     for info in page.instances:
+        if info.name.startswith(_RESERVED):
+            continue
         steps = await read_open_steps(service.provider, info.instance_id, info.execution_id)
         run = service.shown(instance_document(info))
         found += [
@@ -301,6 +357,7 @@ async def definitions(service: Service) -> Definitions:
         [
             await _definition(service, name, version, number)
             for (name, version), number in sorted(served.items())
+            if not name.startswith(_RESERVED)
         ]
     )
 
@@ -316,8 +373,11 @@ async def _definition(service: Service, name: str, version: str, served: int) ->
         except NotRegistered:
             pass
         else:
+            types = get_type_hints(code.fn, include_extras=True)
             parameters = [
-                _parameter(each) for each in inspect.signature(code.fn).parameters.values()
+                _parameter(each, types.get(each.name, Any))
+                for each in inspect.signature(code.fn).parameters.values()
+                if each.name != "self"
             ]
             doc = inspect.getdoc(code.fn) or ""
     return Definition(
@@ -332,7 +392,7 @@ async def _definition(service: Service, name: str, version: str, served: int) ->
     )
 
 
-def _parameter(parameter: inspect.Parameter) -> Parameter:
+def _parameter(parameter: inspect.Parameter, type_: Any) -> Parameter:
     annotation = parameter.annotation
     text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
     is_any = annotation is inspect.Parameter.empty
@@ -340,7 +400,18 @@ def _parameter(parameter: inspect.Parameter) -> Parameter:
         parameter.name,
         "any" if is_any else text or str(annotation),
         parameter.default is inspect.Parameter.empty,
+        _schema(type_),
     )
+
+
+def _schema(type_: Any) -> dict[str, Any] | None:
+    """Return the JSON Schema of a type; None if it can be anything or only Python knows it."""
+    if type_ is Any or type_ is inspect.Parameter.empty:
+        return None
+    try:
+        return msgspec.json.schema(type_)
+    except TypeError:
+        return None
 
 
 @get("/letters")
@@ -351,9 +422,25 @@ async def letters(service: Service) -> Letters:
 
 @get("/store")
 async def store(service: Service) -> StoreDocument:
-    """Describe the store: place, format, size, totals."""
+    """Describe the store: place, format, size, totals, growth, and what a purge would delete."""
+    return await service.shared.get("store", lambda: _store(service))
+
+
+async def _store(service: Service) -> StoreDocument:
     info = await service.admin.get_store_info()
     metrics = await service.admin.get_system_metrics()
+    now = utc_time(service.now_ms())
+    each = None
+    if info.size_bytes is not None and metrics.total_instances:
+        each = info.size_bytes // metrics.total_instances
+    kept: list[Kept] = []
+    for days in _KEPT_DAYS:
+        ended = InstanceQuery(
+            statuses=ENDED, roots_only=True, completed_before=now - timedelta(days=days)
+        )
+        query = f"status:ended parent:none completed:>{days}d"
+        number = await service.admin.count_instances(ended)
+        kept.append(Kept(days, number, query, f"perdure purge --query '{query}' --dry-run"))
     return StoreDocument(
         info.provider,
         info.provider_version,
@@ -365,6 +452,9 @@ async def store(service: Service) -> StoreDocument:
         metrics.total_instances,
         metrics.total_executions,
         metrics.total_events,
+        await service.admin.count_instances(InstanceQuery(created_after=now - timedelta(days=1))),
+        each,
+        kept,
     )
 
 
@@ -439,15 +529,19 @@ async def journal(service: Service, given: Window) -> Journal:
 
 @get("/run/events")
 async def events(service: Service, given: Window) -> Events:
-    """List events of a history, in order."""
+    """List events of a history, in order. With a text, a part of the history is searched."""
     info = await service.info(given.id)
     limit = _bounded(given.limit, 2000)
+    size = limit if given.text is None else _EVENTS_SEARCHED
     records = await service.provider.read_with_execution(
-        given.id, given.execution or info.execution_id, after_event_id=given.after, limit=limit
+        given.id, given.execution or info.execution_id, after_event_id=given.after, limit=size
     )
-    found = [_event(service, record.event_id, record.data) for record in records]
-    shown = [each for each in found if given.kind is None or given.kind in each.type]
-    return Events(shown, records[-1].event_id if len(records) == limit else None)
+    wanted = (given.text or "").casefold()
+    fitting = [each for each in records if wanted in each.data.casefold()]
+    shown = [_event(service, each.event_id, each.data) for each in fitting[:limit]]
+    if len(fitting) > limit:
+        return Events(shown, shown[-1].id)
+    return Events(shown, records[-1].event_id if len(records) == size else None)
 
 
 def _event(service: Service, event_id: int, data: str, *, whole: bool = False) -> Event:
@@ -476,6 +570,74 @@ async def event(service: Service, given: OneEvent) -> Event:
     if not records or records[0].event_id != given.event:
         raise InvalidValue(f"{given.id!r} has no event {given.event} in this execution")
     return _event(service, given.event, records[0].data, whole=True)
+
+
+class OneStep(One, kw_only=True):
+    event: Annotated[int, msgspec.Meta(ge=1)]
+    """The event that began the step."""
+
+
+@get("/run/step")
+async def step(service: Service, given: OneStep) -> StepDetail:
+    """Return one step with its whole input, outcome, and traceback."""
+    info = await service.info(given.id)
+    execution_id = given.execution or info.execution_id
+    after = given.event - 1
+    found = await _step_after(service, given, execution_id, after)
+    if found is not None and found.kind in {"event", "message"}:
+        # An arrival may be older than the step that has received it.
+        found = await _step_after(service, given, execution_id, 0)
+    if found is None:
+        raise InvalidValue(f"{given.id!r} has no step that began with event {given.event}")
+    around = await read_queue_context(service.admin, given.id)
+    document = step_document(found)
+    service.hide([document])
+    outcome = found.outcome
+    return StepDetail(
+        step=document,
+        input=service.payload("input", getattr(found.event, "input", None)),
+        output=service.payload(
+            "output", getattr(outcome, "result", None) or getattr(outcome, "data", None)
+        ),
+        failure=service.failure(getattr(outcome, "failure", None)),
+        attempt=next((a for a in around.attempts if a.activity_id == given.event), None),
+    )
+
+
+async def _step_after(
+    service: Service, given: OneStep, execution_id: int, after: int
+) -> StepView | None:
+    records = await service.provider.read_with_execution(
+        given.id,
+        execution_id,
+        after_event_id=after,
+        limit=max(_STEP_EVENTS, given.event - after + _STEP_EVENTS),
+    )
+    steps = steps_of(wire.decode_history(record.data for record in records))
+    return next((each for each in steps if each.event_id == given.event), None)
+
+
+@get("/run/forms")
+async def forms(service: Service, given: One) -> Forms:
+    """Return the types of the events and messages that an instance waits for, from its code."""
+    info = await service.info(given.id)
+    if service.registry is None or info.status.is_final:
+        return Forms([])
+    recorded = await read_recorded(service.provider, info)
+    try:
+        handler = service.registry.resolve_orchestration(recorded.name, recorded.version)
+        execution = Execution.replay(
+            handler, recorded.history, kv=recorded.kv, codec=service.client.codec
+        )
+    except PerdureError:
+        return Forms([])
+    try:
+        return Forms(
+            [Form(each.kind, each.name, _schema(each.type)) for each in execution.waits()
+             if each.kind in {"event", "message"}]
+        )  # fmt: skip
+    finally:
+        execution.close()
 
 
 @get("/run/state")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -23,6 +23,7 @@ from perdure.cli.render import (
     warn,
 )
 from perdure.cli.session import run
+from perdure.client.documents import moment_text, schedule_document
 from perdure.client.durations import parse_moment, shown_duration, shown_time
 from perdure.client.steps import shortened
 
@@ -72,7 +73,7 @@ async def list_schedules(session: Session, output: str) -> None:
         output,
         await session.client.schedules.list(),
         id_of=lambda info: info.id,
-        document=_document,
+        document=schedule_document,
         columns=_COLUMNS,
         row=lambda info: _row(info, session.now_ms()),
         if_none="none; declare them in Runtime(schedules=[...]) or at the top of a worker's module",
@@ -86,7 +87,7 @@ async def show(session: Session, schedule_id: str, output: str) -> None:
     """Show a schedule: its rhythm, its settings, and its last slots with their outcomes."""
     info = await session.client.schedules.describe(schedule_id)
     if output == "json":
-        print_json(_document(info))
+        print_json(schedule_document(info))
         return
     spec, now_ms = info.spec, session.now_ms()
     echo(Cell(f"{info.id}  ", "bold"), _note(info) or "active")
@@ -124,10 +125,10 @@ async def next_slots(session: Session, schedule_id: str, count: int, output: str
     """Print the coming slots of a schedule."""
     coming = await session.client.schedules.next(schedule_id, count)
     if output == "json":
-        print_json([_text(slot) for slot in coming])
+        print_json([moment_text(slot) for slot in coming])
         return
     for slot in coming:
-        echo(f"{_text(slot)}  ", Cell(_when(slot, session.now_ms()), "dim"))
+        echo(f"{moment_text(slot)}  ", Cell(_when(slot, session.now_ms()), "dim"))
 
 
 @command(
@@ -180,7 +181,7 @@ def backfill(schedule_id: str, begin: str, end: str, dry_run: bool, yes: bool) -
         missing = await schedules.backfill(schedule_id, *moments, dry_run=True)
         if dry_run:
             for slot in missing:
-                echo(_text(slot))
+                echo(moment_text(slot))
         count = counted(len(missing), "slot")
         if not missing or dry_run:
             note(f"{count} without an instance")
@@ -244,14 +245,3 @@ def _when(moment: datetime | None, now_ms: int) -> str:
         return "-"
     left_ms = round(moment.timestamp() * 1000) - now_ms
     return f"in {shown_duration(left_ms)}" if left_ms > 0 else "due"
-
-
-def _text(moment: datetime) -> str:
-    return moment.isoformat().replace("+00:00", "Z")
-
-
-def _document(info: ScheduleInfo) -> dict[str, Any]:
-    document: dict[str, Any] = msgspec.to_builtins(info)
-    document["next"] = None if info.next_at is None else _text(info.next_at)
-    del document["next_at"]
-    return document
