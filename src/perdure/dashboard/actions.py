@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 Action = Literal["cancel", "terminate", "pause", "resume", "retry", "delete"]
 
 _AT_ONCE: Final = 32
-_TYPED_FROM: Final = 100
-"""From this many instances on, the number must be typed as confirmation."""
+_TYPED_ABOVE: Final = 100
+"""Above this many instances, the number must be typed as confirmation."""
 _BULK_MAX: Final = 10_000
 _STATUSES: Final[dict[str, frozenset[Status]]] = {
     "cancel": OPEN,
@@ -83,7 +83,7 @@ class Bulk(Given):
     reason: str = ""
     dry_run: bool = True
     confirm: int | None = None
-    """The number of instances, as the dry run said it; needed from 100 on."""
+    """The number of instances, as the dry run said it; needed above 100."""
 
 
 class BulkDone(msgspec.Struct, kw_only=True):
@@ -195,7 +195,7 @@ async def bulk(service: Service, given: Bulk) -> BulkDone:
         ids = await _matching(service, given.action, given.q)
     if given.dry_run:
         return BulkDone(count=len(ids), done=ids)
-    if len(ids) >= _TYPED_FROM and given.confirm != len(ids):
+    if len(ids) > _TYPED_ABOVE and given.confirm != len(ids):
         raise UsageError(
             f"{given.action} would reach {len(ids)} instances; confirm with this number"
         )

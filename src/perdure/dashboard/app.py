@@ -34,6 +34,7 @@ from perdure.dashboard.service import Service, UnknownInstance, audit
 from perdure.dashboard.views import Settings
 from perdure.errors import (
     AlreadyExists,
+    AlreadyResolved,
     InstanceFinished,
     InstanceStillRunning,
     NotARoot,
@@ -67,6 +68,7 @@ STATIC: Final = Path(__file__).parent / "static"
 _STATUSES: Final[tuple[tuple[type[Exception], int], ...]] = (
     (NotFound, 404),
     (AlreadyExists, 409),
+    (AlreadyResolved, 409),
     (InstanceFinished, 409),
     (InstanceStillRunning, 409),
     (NotARoot, 409),
