@@ -139,3 +139,47 @@ def make_client(loop: Loop, runtime: Runtime, **options: Any) -> TestClient:
 
 
 WRITE = {"X-Perdure-Write": "1"}
+
+
+@pytest.fixture(scope="module")
+def browser():
+    from playwright.sync_api import sync_playwright
+
+    from dashboard.browsing import CHROMIUM
+
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(
+            executable_path=CHROMIUM,
+            args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"],
+        )
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def page(browser):
+    """A tab that fails the test if the page logs an error or asks another server."""
+    context = browser.new_context(viewport={"width": 1440, "height": 900})
+    tab = context.new_page()
+    tab.set_default_timeout(HANG_SECONDS * 1000)
+    troubles = []
+    tab.on("pageerror", lambda error: troubles.append(str(error)))
+    tab.on(
+        "console",
+        lambda said: (
+            troubles.append(said.text)
+            if said.type == "error" and "404" not in said.text and "400" not in said.text
+            else None
+        ),
+    )
+    tab.on(
+        "request",
+        lambda asked: (
+            troubles.append(asked.url)
+            if not asked.url.startswith(("http://127.0.0.1", "data:"))
+            else None
+        ),
+    )
+    yield tab
+    context.close()
+    assert troubles == []

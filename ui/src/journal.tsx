@@ -352,17 +352,17 @@ function Panel({ run, step, attempt, nowMs }: { run: Details; step: Step; attemp
       )}
       <div class="columns">
         <div>
-          <h3>Call</h3>
+          <h2 class="sub">Call</h2>
           {detail && detail.input !== null ? <Json value={detail.input} /> : <pre tabIndex={0}>{step.call}</pre>}
         </div>
         <div>
-          <h3>Result</h3>
+          <h2 class="sub">Result</h2>
           {detail && detail.output !== null ? <Json value={detail.output} /> : <p class="dim">{step.result ?? (step.state === "open" ? "not yet" : "none")}</p>}
         </div>
       </div>
       {error && (
         <>
-          <h3>Error</h3>
+          <h2 class="sub">Error</h2>
           <pre class="error" tabIndex={0}>
             {error}
           </pre>

@@ -30,13 +30,15 @@ export function RunLink({ id, children }: { id: string; children?: ComponentChil
 }
 
 export function Json({ value }: { value: unknown }) {
-  const text = typeof value === "string" && value.endsWith("bytes in all)") ? value : json(value, 2);
+  const cut = typeof value === "string" ? /\(([\d,]+ bytes in all)\)$/.exec(value) : null;
+  const text = cut ? String(value) : json(value, 2);
   const isLong = text.length > 4000;
   const [whole, setWhole] = useState(false);
   return (
     <div class="json">
       <pre tabIndex={0}>{isLong && !whole ? `${text.slice(0, 4000)}…` : text}</pre>
       <div class="tools">
+        {cut && <span class="dim">{cut[1]}</span>}
         <Copy text={text} />
         {isLong && !whole && <button onClick={() => setWhole(true)}>show all</button>}
       </div>

@@ -172,11 +172,11 @@ function Columns({ mismatch }: { mismatch: Mismatch }) {
   return (
     <div class="columns">
       <div>
-        <h3>history says</h3>
+        <h2 class="sub">history says</h2>
         <pre tabIndex={0}>{mismatch.recorded}</pre>
       </div>
       <div>
-        <h3>the code did</h3>
+        <h2 class="sub">the code did</h2>
         <pre tabIndex={0}>{mismatch.performed}</pre>
       </div>
       {mismatch.diff && (
@@ -209,7 +209,7 @@ function SourceTab({ run }: { run: Details }) {
     <section>
       {value.why_not && <p class="calm">{value.why_not}</p>}
       {value.file && <p class="dim">{value.file}</p>}
-      <ol class="source" start={value.first_line}>
+      <ol class="source" start={value.first_line} tabIndex={0} aria-label="Source">
         {value.lines.map((text, i) => {
           const line = value.first_line + i;
           const wait = waiting.get(line);

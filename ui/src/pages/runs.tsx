@@ -167,7 +167,7 @@ export function RunsPage() {
         <table class="runs">
           <thead>
             <tr>
-              {may("admin") && <th class="check" aria-label="Select" />}
+              {may("admin") && <th class="check"><span class="unseen">Select</span></th>}
               <th class="c-status">Status</th>
               <th class="c-name">Name</th>
               <th class="c-id">Id</th>
