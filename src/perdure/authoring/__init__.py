@@ -38,6 +38,7 @@ from perdure.authoring.instances import (
 )
 from perdure.authoring.policies import ActivityOptions, Retry
 from perdure.authoring.promises import Promise, promise
+from perdure.authoring.requests import Request, Requests, requests
 from perdure.authoring.signature import RESOURCE
 
 __all__ = [
@@ -51,6 +52,8 @@ __all__ = [
     "Orchestration",
     "Promise",
     "Registry",
+    "Request",
+    "Requests",
     "Retry",
     "Step",
     "activity",
@@ -69,6 +72,7 @@ __all__ = [
     "promise",
     "raise_event_to",
     "random",
+    "requests",
     "send_message_to",
     "set_custom_status",
     "side_effect",

@@ -40,6 +40,7 @@ SECTIONS = {
     },
     "Act": {
         "send": ("start:send", "Send an event or a message to an instance."),
+        "ask": ("start:ask", "Ask an instance and print its reply."),
         "cancel": ("control:cancel", "Ask instances to stop and clean up."),
         "terminate": ("control:terminate", "End instances now, without running their code."),
         "pause": ("control:pause", "Let no further turn of instances run."),
