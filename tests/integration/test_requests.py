@@ -177,7 +177,7 @@ async def test_a_value_that_does_not_fit_is_refused_to_the_sender(make_runtime):
         for wrong in (5, None, ["lamp"], {"a": 1}):
             with pytest.raises(RequestRejected, match="request 'add': Expected `str`"):
                 await handle.ask("add", wrong)
-        with pytest.raises(PayloadError, match="reply of .* to 'add': Expected `str`, got `int`"):
+        with pytest.raises(PayloadError, match=r"reply of .* to 'add': Expected `str`, got `int`"):
             await handle.ask("add", "lamp", str)
         assert await handle.ask("add", "desk", int) == 2
         other = await runtime.start(strict)

@@ -34,6 +34,7 @@ SECTIONS = {
         "history": ("history:history", "Print the events of an instance."),
         "tree": ("show:tree", "Show an instance with its children."),
         "stack": ("show:stack", "Show the line where each branch of the code waits."),
+        "peek": ("show:peek", "Print a local variable of the code of an instance."),
         "result": ("start:result", "Wait for the end of an instance, print its result."),
         "watch": ("watch:watch", "Follow one instance, or the whole store, live."),
         "workers": ("worker:workers", "List the workers that serve the store."),

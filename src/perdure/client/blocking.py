@@ -95,6 +95,10 @@ class BlockingHandle(Generic[R]):
         ask: Callable[..., Awaitable[Any]] = self.handle.ask
         return self._client.call(ask, name, value, type, timeout=timeout, id=id)
 
+    def peek(self, expression: str) -> Any:
+        """Return a copy of a local variable of its code."""
+        return self._client.call(self.handle.peek, expression)
+
     def cancel(self, reason: str = "") -> None:
         """Request its cancellation."""
         self._client.call(self.handle.cancel, reason)

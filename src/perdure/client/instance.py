@@ -119,6 +119,16 @@ class Handle(Generic[R_co]):
 
         return await ask(self._client, self.id, name, value, type, timeout=timeout, given_id=id)
 
+    async def peek(self, expression: str) -> Any:
+        """Return a copy of a local variable of its code: ``"items"``, ``"order.lines[0]"``.
+
+        The stored history is replayed here, with the code of the runtime or of
+        ``client.get(id, orchestration)``. No worker is needed, and nothing is written.
+        """
+        from perdure.client.peeking import peek
+
+        return await peek(self._client, self.id, expression, self._orchestration)
+
     async def cancel(self, reason: str = "") -> None:
         """Request its cancellation: its code gets CancelledError once, and may clean up."""
         await self._client.cancel(self.id, reason)

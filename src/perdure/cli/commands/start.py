@@ -1,4 +1,4 @@
-"""``perdure start``, ``send``, ``ask``, ``result``: begin an instance, talk to it, await its end."""
+"""``perdure start``, ``send``, ``ask``, ``result``: begin an instance, talk to it."""
 
 from __future__ import annotations
 
