@@ -123,7 +123,7 @@ async def test_variables_and_their_parts_are_read_on_every_store(make_every_stor
             "order.total": "is code",
             "order.lines[7]": "index out of range",
             "order.lines['a']": "does not exist",
-            "odd['b']": "has no such item",
+            "odd['b']": "has no such key",
             "order['a']": "of class Order",
             "slotted.unset": "has no value yet",
             "task": "cannot be copied",

@@ -20,6 +20,7 @@ from perdure.authoring.api import (
     uuid4,
     wait_for_event,
 )
+from perdure.authoring.asking import Request, Requests, requests
 from perdure.authoring.context import ActivityInfo, Step
 from perdure.authoring.definitions import (
     Activity,
@@ -38,7 +39,6 @@ from perdure.authoring.instances import (
 )
 from perdure.authoring.policies import ActivityOptions, Retry
 from perdure.authoring.promises import Promise, promise
-from perdure.authoring.requests import Request, Requests, requests
 from perdure.authoring.signature import RESOURCE
 
 __all__ = [

@@ -126,7 +126,7 @@ class Instance(Generic[R_co]):
 
         Raises RequestRejected, and InstanceFinished or NotFound if no reply can come any more.
         """
-        from perdure.authoring.requests import Ask, ask_instance, value_of
+        from perdure.authoring.asking import Ask, ask_instance, value_of
 
         recorder = require_recorder("instance().ask()")
         if self.id == recorder.instance_id:

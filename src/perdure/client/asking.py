@@ -5,14 +5,14 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from perdure.authoring.requests import Ask, ask_instance, mailbox_of, request_id, value_of
+from perdure.authoring.asking import Ask, ask_instance, mailbox_of, request_id, value_of
 from perdure.client.waiting import timed_out
 from perdure.errors import InstanceFinished, InvalidValue, NotFound, PerdureError, WaitTimeout
 from perdure.ids import new_id
 
 if TYPE_CHECKING:
     from perdure.arguments import Duration
-    from perdure.authoring.requests import Reply
+    from perdure.authoring.asking import Reply
     from perdure.client.client import Client
     from perdure.client.instance import Handle
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import msgspec
 
-from perdure.authoring.requests import PREFIX
+from perdure.authoring.asking import PREFIX
 from perdure.client.durations import shown_duration
 from perdure.client.instance import InstanceStats, failure_of
 from perdure.client.steps import Arrival, StepView, Unread, read_records, steps_and_unread

@@ -30,10 +30,11 @@ if TYPE_CHECKING:
     from perdure.engine.waits import Scope
     from perdure.providers.contract import Provider
 
-_NAMED_TUPLE_FIELD: Final = type(inspect.getattr_static(inspect.FullArgSpec, "args"))
-_FIELDS: Final = (MemberDescriptorType, GetSetDescriptorType, _NAMED_TUPLE_FIELD)
+_a_tuple_field: Any = inspect.getattr_static(inspect.FullArgSpec, "args")
+_FIELDS: Any = (MemberDescriptorType, GetSetDescriptorType, type(_a_tuple_field))
 """Descriptors that only read a field."""
-_SEQUENCES: Final = (list, tuple, str, bytes, deque)
+_SEQUENCES: Any = (list, tuple, str, bytes, deque)
+_ITEMS: Any = dict.items
 _SHOWN_MAX: Final = 20
 _EXAMPLES: Final = "items, items[0], order.total, orders['o-1'].lines[-1]"
 _Step = tuple[str, Any]
@@ -147,7 +148,7 @@ def follow(value: Any, path: Sequence[_Step], so_far: str) -> Any:
 
 def _attribute(value: Any, name: str, so_far: str) -> Any:
     try:
-        found = inspect.getattr_static(value, name)
+        found: Any = inspect.getattr_static(value, name)
     except AttributeError:
         kind = type(value).__name__
         raise InvalidValue(f"{so_far} is of class {kind}, which has no {name!r}") from None
@@ -156,20 +157,21 @@ def _attribute(value: Any, name: str, so_far: str) -> Any:
             return getattr(value, name)
         except AttributeError:
             raise InvalidValue(f"{so_far}.{name} has no value yet") from None
-    if hasattr(type(found), "__get__"):
+    # getattr_static returns what the class holds: a function or a property has __get__.
+    if inspect.ismethoddescriptor(found) or inspect.isdatadescriptor(found) or callable(found):
         raise InvalidValue(f"{so_far}.{name} is code, which peek does not run; name a field")
     return found
 
 
-def _item(value: Any, key: str | int, so_far: str) -> Any:
+def _item(value: Any, key: Any, so_far: str) -> Any:
+    """Return the item. The methods are those of the builtin class: a subclass may run code."""
+    builtin: Any = next((each for each in (dict, *_SEQUENCES) if isinstance(value, each)), None)
     try:
-        if isinstance(value, dict):
-            return next(each for name, each in dict.items(value) if name == key)
-        kind = next(kind for kind in _SEQUENCES if isinstance(value, kind))
-        return kind.__getitem__(value, key)  # type: ignore[index]
-    except StopIteration:
-        kind_name = type(value).__name__
-        why = "has no such item" if isinstance(value, dict) else f"is of class {kind_name}"
-    except (IndexError, TypeError) as error:
-        why = str(error)
+        if builtin is dict:
+            return {name: each for name, each in _ITEMS(value) if name == key}[key]
+        if builtin is not None:
+            return builtin.__getitem__(value, key)
+        why = f"is of class {type(value).__name__}"
+    except (LookupError, TypeError) as error:
+        why = "has no such key" if builtin is dict else str(error)
     raise InvalidValue(f"{so_far}[{key!r}] does not exist: {so_far} {why}")

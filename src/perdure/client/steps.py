@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 import msgspec
 
 from perdure.arguments import check_number
-from perdure.authoring.requests import PREFIX, REPLY
+from perdure.authoring.asking import PREFIX, REPLY
 from perdure.client.durations import shown_duration, utc_time
 from perdure.errors import CorruptData, NotFound
 from perdure.model import events, wire

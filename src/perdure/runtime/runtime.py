@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from perdure.arguments import check_kind, in_seconds
+from perdure.authoring.asking import ask_instance
 from perdure.authoring.definitions import Registry
 from perdure.authoring.lint import findings_in
 from perdure.authoring.promises import promise_instance
-from perdure.authoring.requests import ask_instance
 from perdure.client.client import Client
 from perdure.client.starting import TraceCarrier
 from perdure.clock import ManualClock
