@@ -34,7 +34,7 @@ _a_tuple_field: Any = inspect.getattr_static(inspect.FullArgSpec, "args")
 _FIELDS: Any = (MemberDescriptorType, GetSetDescriptorType, type(_a_tuple_field))
 """Descriptors that only read a field."""
 _SEQUENCES: Any = (list, tuple, str, bytes, deque)
-_ITEMS: Any = dict.items
+_ITEMS: Any = dict[Any, Any].items
 _SHOWN_MAX: Final = 20
 _EXAMPLES: Final = "items, items[0], order.total, orders['o-1'].lines[-1]"
 _Step = tuple[str, Any]
