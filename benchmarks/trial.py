@@ -34,9 +34,9 @@ class Order:
     parameters: Mapping[str, int]
     base: Path
     """Directory for the stores; its file system is what is measured."""
+    timeout_seconds: float = 300.0
     root: Path = ROOT
     """The checkout whose benchmarks are run."""
-    timeout_seconds: float = 300.0
 
 
 def run_trial(order: Order) -> dict[str, Any]:
