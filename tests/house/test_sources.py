@@ -42,6 +42,7 @@ SAME_NAME = {
     "records": "the contract's records, and how Postgres stores them",
     "replay": "the command and the assertion for tests",
     "rerun": "the command and the client's part",
+    "schedules": "the client's part, and the endpoints of the page",
     "snapshots": "the export of an instance: its file, and its rows",
     "statements": "the SQL of each store",
     "store": "the open store of each backend",

@@ -16,8 +16,8 @@ from perdure.client.client import Client
 from perdure.client.documents import TreeDocument
 from perdure.client.durations import iso_time
 from perdure.client.moving import EXPORT_END, decode_snapshot
-from perdure.dashboard import views
-from perdure.dashboard.views import Details, Event, One, State, Window
+from perdure.dashboard import one_run
+from perdure.dashboard.one_run import Details, Event, One, State, Window
 from perdure.errors import InvalidValue, UsageError
 
 if TYPE_CHECKING:
@@ -90,14 +90,14 @@ async def _report(service: Service, ids: Sequence[str], origin: str) -> Report:
     runs: dict[str, RunReport] = {}
     for instance_id in ids[:_RUNS_MAX]:
         one = One(id=instance_id)
-        run = await views.run(service, one)
+        run = await one_run.run(service, one)
         run.steps = await _all_steps(service, run)
         run.events_left_out = 0
         runs[instance_id] = RunReport(
             run=run,
             events=await _all_events(service, instance_id),
-            state=await views.state(service, one),
-            family=await views.family(service, one),
+            state=await one_run.state(service, one),
+            family=await one_run.family(service, one),
         )
     return Report(made_at=iso_time(service.now_ms()), origin=origin, first=ids[0], runs=runs)
 
@@ -105,7 +105,7 @@ async def _report(service: Service, ids: Sequence[str], origin: str) -> Report:
 async def _all_steps(service: Service, run: Details) -> list[StepDocument]:
     steps, left = run.steps, run.events_left_out
     while left > 0:
-        part = await views.journal(service, Window(id=run.id, after=left))
+        part = await one_run.journal(service, Window(id=run.id, after=left))
         steps, left = [*part.steps, *steps], part.first_event - 1
     return steps
 
@@ -114,7 +114,7 @@ async def _all_events(service: Service, instance_id: str) -> list[Event]:
     found: list[Event] = []
     after: int | None = 0
     while after is not None and len(found) < _EVENTS_MAX:
-        page = await views.events(service, Window(id=instance_id, after=after, limit=_PAGE))
+        page = await one_run.events(service, Window(id=instance_id, after=after, limit=_PAGE))
         found += page.events
         after = page.next_after
     return found
