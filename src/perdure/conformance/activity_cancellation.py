@@ -31,8 +31,6 @@ from perdure.model.status import Status
 from perdure.providers.records import TimerIdentity, TurnCommit
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
-
     from perdure.conformance.harness import Store
 
 
@@ -226,20 +224,25 @@ class TestCancellation:
     ) -> None:
         due = await store.now_ms() + LOCK_MS
         cancelled = (TimerIdentity(execution_id=1, timer_id=2),)
-        commits: list[Awaitable[None]] = []
-        for instance in ("a", "b", "c"):
+        instances = ("a", "b", "c", "d")
+        for instance in instances:
             await create(store, instance, orchestrator_items=(timer(instance, due),))
             await enqueue(store, raised(instance))
-        for instance in ("a", "b", "c"):
-            fetched = await take(store, instance)
-            commit = TurnCommit(
-                execution_id=1,
-                history_delta=(event(instance, 2),),
-                cancelled_timers=() if instance == "b" else cancelled,
-            )
-            commits.append(store.provider.ack_orchestration_item(fetched.lock_token, commit))
+        turns = [(instance, (await take(store, instance)).lock_token) for instance in instances]
 
-        assert await outcomes(*commits) == [None] * 3
+        commits = [
+            store.provider.ack_orchestration_item(
+                token,
+                TurnCommit(
+                    execution_id=1,
+                    history_delta=(event(instance, 2),),
+                    cancelled_timers=() if instance == "b" else cancelled,
+                ),
+            )
+            for instance, token in turns
+        ]
+
+        assert await outcomes(*commits) == [None] * 4
 
         await store.advance(LOCK_MS)
         await take(store, "b")
