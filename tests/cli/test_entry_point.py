@@ -203,8 +203,8 @@ def test_help_takes_less_than_a_quarter_of_a_second_of_cpu(environ):
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["lst"], "there is no command 'lst'; did you mean list"),
-        (["db", "chek"], "did you mean check?"),
+        (["lst"], "there is no command 'lst'; did you mean 'list'"),
+        (["db", "chek"], "did you mean 'check'?"),
         (["list", "--limit", "0"], "--limit"),
         (["list", "--nonsense"], "--nonsense"),
         (["list", "-o", "xml"], "-o"),

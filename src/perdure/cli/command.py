@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from functools import wraps
 from importlib import import_module
 from inspect import iscoroutinefunction
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from perdure.errors import InvalidValue
+from perdure.errors import InvalidValue, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -137,8 +136,7 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         wanted = args[0]
         if self.get_command(ctx, wanted) is None and not wanted.startswith("-"):
-            near = difflib.get_close_matches(wanted, [*self.commands_by_name, *self.aliases], n=3)
-            meant = f"; did you mean {' or '.join(near)}?" if near else ""
+            meant = did_you_mean(wanted, [*self.commands_by_name, *self.aliases], most=3)
             ctx.fail(f"there is no command '{wanted}'{meant}")
         return super().resolve_command(ctx, args)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Unpack
 import msgspec
 
 from perdure.arguments import check_moment, check_number, check_reason, whole_milliseconds
+from perdure.client.admin import read_instances
 from perdure.client.rerun import read_start
 from perdure.errors import AlreadyExists, CannotUnwrap, InstanceFinished, InvalidValue, NotFound
 from perdure.model.status import Status
@@ -19,7 +20,7 @@ from perdure.schedules.records import SCHEDULE, Command, Run, Schedule, Schedule
 from perdure.schedules.slots import slot_name, slots_after
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import Sequence
 
     from perdure.authoring import Orchestration
     from perdure.client.client import Client
@@ -67,9 +68,8 @@ class Schedules:
     async def list(self) -> list[ScheduleInfo]:
         """Return every schedule, sorted by id."""
         declared = await self._declared()
-        found = [
-            self._view(info, await self._state(info), declared) async for info in self._instances()
-        ]
+        instances = read_instances(self._client.provider.admin, InstanceQuery(name=SCHEDULE))
+        found = [self._view(info, await self._state(info), declared) async for info in instances]
         return sorted(found, key=lambda each: each.id)
 
     async def describe(self, id: str) -> ScheduleInfo:  # noqa: A002
@@ -204,16 +204,6 @@ class Schedules:
                 f"{id!r} is an instance of {info.name!r}, not a schedule; choose another id"
             )
         return info
-
-    async def _instances(self) -> AsyncIterator[InstanceInfo]:
-        admin, cursor = self._client.provider.admin, None
-        query = InstanceQuery(name=SCHEDULE)
-        while True:
-            page = await admin.list_instances(query, cursor=cursor, limit=_PAGE)
-            for info in page.instances:
-                yield info
-            if (cursor := page.next_cursor) is None:
-                return
 
     async def _existing(self, ids: Sequence[str]) -> set[str]:
         found: set[str] = set()

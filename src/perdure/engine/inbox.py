@@ -361,14 +361,13 @@ def _add_result(
     return unwanted
 
 
-_COMPLETIONS: Final[
-    Mapping[type[work.OrchestratorItem], tuple[type[events.Resolving], Family, str]]
-] = {
-    work.ActivityCompleted: (events.ActivityCompleted, ACTIVITY, "activity_id"),
-    work.ActivityFailed: (events.ActivityFailed, ACTIVITY, "activity_id"),
-    work.TimerFired: (events.TimerFired, TIMER, "timer_id"),
-    work.SubOrchCompleted: (events.SubOrchestrationCompleted, CHILD, "event_id"),
-    work.SubOrchFailed: (events.SubOrchestrationFailed, CHILD, "event_id"),
+_FAMILIES: Final[Mapping[type[events.Scheduled], Family]] = {
+    events.ActivityScheduled: ACTIVITY,
+    events.TimerCreated: TIMER,
+    events.SubOrchestrationScheduled: CHILD,
+}
+_COMPLETIONS: Final = {
+    item: (answer, _FAMILIES[step], field) for item, (field, step, answer) in work.ANSWERS.items()
 }
 """Messages for open steps: the event, the family, and the field that holds the id of the step."""
 
@@ -468,9 +467,7 @@ def _too_late(source_event_id: int) -> str:
     return f" for event {source_event_id}: it was completed or given up before"
 
 
-_ADD: Final[
-    Mapping[type[work.OrchestratorItem], Callable[[Any, Journal, CodeRecorder], str | None]]
-] = {
+_ADD: Final[Mapping[type[work.Item], Callable[[Any, Journal, CodeRecorder], str | None]]] = {
     **dict.fromkeys(_COMPLETIONS, _add_completion),
     work.ActivityCompleted: _add_result,  # the most common message: no dict of fields
     work.StartOrchestration: _add_start,
