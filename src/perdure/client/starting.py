@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypedDict, cast, runtime_checkable
 
 from perdure.arguments import check_string, to_seconds
 from perdure.authoring import Orchestration
@@ -38,6 +38,17 @@ log = logging.getLogger("perdure.client")
 
 IfExists = Literal["get", "fail", "replace"]
 IfChanged = Literal["warn", "fail", "ignore"]
+
+
+class StartOptions(TypedDict, total=False):
+    """The options of ``start``, for its overloads; its docstring says what they do."""
+
+    id: str | None
+    version: str | None
+    delay: Duration | None
+    if_exists: IfExists
+    if_changed: IfChanged
+
 
 _CONDITIONS: Final = {
     "get": EnqueueCondition.ABSENT,

@@ -221,9 +221,6 @@ class Mailbox:
     def unread(self) -> list[tuple[int, msgspec.Raw]]:
         return list(self._arrived)
 
-    def has_wait(self) -> bool:
-        return any(not operation.target.done() for operation in self._waiting)
-
 
 class Mailboxes:
     """The mailboxes of all names. External events and messages have separate ones."""
@@ -265,7 +262,7 @@ class Mailboxes:
         """True if there is room for an arrival that no wait gets, or if the code waits for one."""
         if self._kept < UNREAD_MESSAGES_MAX and self._kept_bytes < UNREAD_BYTES_MAX:
             return True
-        return any(mailbox.has_wait() for mailbox in self._by_name.values())
+        return any(mailbox.find_wait() for mailbox in self._by_name.values())
 
     def find_wait(self, name: str, *, is_message: bool) -> Operation | None:
         """Return the wait that the next arrival of that name goes to, if there is one."""
