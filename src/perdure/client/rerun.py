@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from perdure.clock import Clock
     from perdure.providers.contract import Provider
 
-Bounds: TypeAlias = Callable[[str], dict[str, Any]]
-"""Options of an activity by its name (``retry``, ``timeout_ms``): history does not hold them."""
+Bounds: TypeAlias = Callable[[str], tuple[Any, ...]]
+"""Retries, timeout and heartbeat of an activity by its name: history does not hold them."""
 
 
 class Copied(msgspec.Struct, frozen=True, kw_only=True):
@@ -303,4 +303,4 @@ def _activity(
             last_heartbeat=None,
             seed=started.key_seed or "",
         )
-    return work.activity_item(event, started, **({} if bounds is None else bounds(event.name)))
+    return work.activity_item(event, started, *(() if bounds is None else bounds(event.name)))
