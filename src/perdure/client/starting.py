@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypedDict, cast
 
 from perdure.arguments import check_string, to_seconds
 from perdure.authoring import Orchestration
-from perdure.engine.journal import is_same_payload
+from perdure.engine.decisions import is_same_payload
 from perdure.errors import (
     AlreadyExists,
     PayloadError,

@@ -49,7 +49,7 @@ _PAYLOADS: Final = frozenset({"input", "status", "value", "data"})
 _GIVEN_IDS: Final = frozenset({"child_instance_id", "target_instance_id"})
 
 
-class Journal:
+class TurnDecisions:
     """The decisions of the running turn, and the envelope fields that every event carries."""
 
     def __init__(self, started: events.OrchestrationStarted, codec: Codec) -> None:
