@@ -54,7 +54,7 @@ def read_arguments(text: str | None, option: str) -> tuple[Any, ...]:
     if text is None:
         return ()
     value = read_json(text, option)
-    return tuple(value) if _is_array(value) else (value,)
+    return tuple(value) if isinstance(value, list) else (value,)
 
 
 def read_ids(name: str) -> tuple[str, ...]:
@@ -64,10 +64,6 @@ def read_ids(name: str) -> tuple[str, ...]:
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidValue(f"--ids-from {name} cannot be read: {error}") from None
     return tuple(check_id(line, "id") for line in text.split("\n") if line)
-
-
-def _is_array(value: object) -> bool:
-    return isinstance(value, list)
 
 
 def _read_file(name: str, option: str) -> bytes:

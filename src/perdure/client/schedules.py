@@ -9,14 +9,20 @@ from typing import TYPE_CHECKING, Any, Final, Unpack
 
 import msgspec
 
-from perdure.arguments import check_moment, check_number, check_reason, whole_milliseconds
+from perdure.arguments import (
+    check_moment,
+    check_number,
+    check_reason,
+    moment_of,
+    whole_milliseconds,
+)
 from perdure.client.admin import read_instances
 from perdure.client.rerun import read_start
 from perdure.errors import AlreadyExists, CannotUnwrap, InstanceFinished, InvalidValue, NotFound
 from perdure.model.status import Status
 from perdure.providers.records import InstanceQuery
 from perdure.schedules.orchestration import schedule_loop
-from perdure.schedules.records import SCHEDULE, Command, Run, Schedule, ScheduleState, Spec, utc
+from perdure.schedules.records import SCHEDULE, Command, Run, Schedule, ScheduleState, Spec
 from perdure.schedules.slots import slot_name, slots_after
 
 if TYPE_CHECKING:
@@ -82,7 +88,7 @@ class Schedules:
         check_number(count, "count", minimum=1, maximum=BACKFILL_MAX)
         state = await self._state(await self._info(id))
         after_ms = max(state.decided_ms, self._client.clock.now_ms())
-        return [utc(slot) for slot in islice(slots_after(state.spec, after_ms), count)]
+        return [moment_of(slot) for slot in islice(slots_after(state.spec, after_ms), count)]
 
     # --- changing
 
@@ -155,7 +161,7 @@ class Schedules:
         missing = [slot for slot in slots if names[slot] not in known]
         if missing and not dry_run:
             await self._send(id, kind="backfill", slots=missing)
-        return [utc(slot) for slot in missing]
+        return [moment_of(slot) for slot in missing]
 
     async def remove(self, id: str) -> None:  # noqa: A002
         """Delete a schedule. The instances that it has started stay and go on.
@@ -250,7 +256,7 @@ class Schedules:
             id=info.instance_id,
             spec=state.spec,
             status=status,
-            next_at=None if next_ms is None else utc(next_ms),
+            next_at=None if next_ms is None else moment_of(next_ms),
             paused=state.paused,
             is_declared=state.is_declared,
             has_vanished=(
@@ -260,6 +266,6 @@ class Schedules:
             started=state.started,
             skipped=state.skipped,
             running=tuple(state.running),
-            queued=tuple(utc(wanted.slot_ms) for wanted in state.queued),
+            queued=tuple(moment_of(wanted.slot_ms) for wanted in state.queued),
             recent=tuple(state.recent),
         )

@@ -138,7 +138,11 @@ class Operations:
 # --- mailboxes
 
 
-_MAIL: Final = frozenset({work.ExternalRaised, work.QueueMessage})
+_MAIL: Final[Mapping[type[work.Item], type[events.Envelope]]] = {
+    work.ExternalRaised: events.ExternalEvent,
+    work.QueueMessage: events.QueueEventDelivered,
+}
+"""Events and messages from outside, with the event of each."""
 
 
 def is_mail(item: work.OrchestratorItem) -> bool:
@@ -392,12 +396,8 @@ def _add_completion(item: Any, recorder: CodeRecorder) -> str | None:
     return unwanted
 
 
-def _add_event(item: work.ExternalRaised, recorder: CodeRecorder) -> None:
-    recorder.decisions.arrive(events.ExternalEvent, name=item.name, data=item.data)
-
-
-def _add_message(item: work.QueueMessage, recorder: CodeRecorder) -> None:
-    recorder.decisions.arrive(events.QueueEventDelivered, name=item.name, data=item.data)
+def _add_mail(item: work.ExternalRaised | work.QueueMessage, recorder: CodeRecorder) -> None:
+    recorder.decisions.arrive(_MAIL[type(item)], name=item.name, data=item.data)
 
 
 def _add_cancellation(item: work.CancelInstance, recorder: CodeRecorder) -> str | None:
@@ -465,8 +465,7 @@ _ADD: Final[Mapping[type[work.Item], Callable[[Any, CodeRecorder], str | None]]]
     work.ActivityCompleted: _add_result,  # the most common message: no dict of fields
     work.StartOrchestration: _add_start,
     work.ContinueAsNew: _add_start,
-    work.ExternalRaised: _add_event,
-    work.QueueMessage: _add_message,
+    **dict.fromkeys(_MAIL, _add_mail),
     work.CancelInstance: _add_cancellation,
     work.RetrySteps: _add_retry,
     work.WatchEnd: _add_watcher,

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from perdure.providers.records import InstanceInfo
 
 Apply: TypeAlias = Callable[..., Awaitable[object]]
-"""What it returns, if anything, is said beside the id of the instance."""
+"""Its result, if any, is said beside the id of the instance."""
 
 _AT_ONCE: Final = 64
 

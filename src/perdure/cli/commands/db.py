@@ -337,7 +337,7 @@ def _backup_path(store: str, target: str) -> str:
 @click.option("--replace", is_flag=True, help="Overwrite instances that the target has.")
 @output_option("table", "json")
 def copy(source: str, target: str, move: bool, replace: bool, output: str) -> None:
-    """Copy SOURCE, with work in flight, into TARGET, and verify each instance.
+    """Copy all of SOURCE into TARGET, with work in flight; verify each.
 
     No worker may serve SOURCE, nor TARGET before all is there. A copy that was interrupted goes on
     where it was when the same command is repeated. Without --move both stores would go on with the
@@ -393,7 +393,7 @@ async def _into_directory(origin: Provider, target: Path) -> None:
 @yes_option()
 @output_option("table", "json")
 def unmove(yes: bool, output: str) -> None:
-    """Take back the mark of db copy --move, so that the store is used again.
+    """Take back the mark of db copy --move: the store is used again.
 
     For a move that was killed and whose target is lost, or that should not have been. Work that has
     gone on at the new place would be done a second time here.

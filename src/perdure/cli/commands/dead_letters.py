@@ -81,7 +81,7 @@ async def list_letters(session: Session, limit: int, output: str) -> None:
 @click.argument("letter_id", metavar="LETTER", type=int)
 @output_option("table", "json")
 async def show_letter(session: Session, letter_id: int, output: str) -> None:
-    """Show one dead letter: its message, its instance, its reason and its time."""
+    """Show one dead letter: message, instance, reason and time."""
     letter = (await _find(session, [letter_id]))[0]
     if output == "json":
         print_json(letter_document(letter))

@@ -22,7 +22,7 @@ from perdure.cli.render import (
     print_records,
     warn,
 )
-from perdure.client.durations import parse_moment, shown_duration, shown_time
+from perdure.client.durations import iso_moment, parse_moment, shown_duration, shown_time
 from perdure.client.steps import shortened
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ async def list_schedules(session: Session, output: str) -> None:
 @_ID
 @output_option("table", "json")
 async def show(session: Session, schedule_id: str, output: str) -> None:
-    """Show a schedule with its settings and the outcomes of its last slots."""
+    """Show a schedule with its settings and its last slots."""
     info = await session.client.schedules.describe(schedule_id)
     if output == "json":
         print_json(_document(info))
@@ -110,10 +110,10 @@ async def next_slots(session: Session, schedule_id: str, count: int, output: str
     """Print the coming slots of a schedule."""
     coming = await session.client.schedules.next(schedule_id, count)
     if output == "json":
-        print_json([_text(slot) for slot in coming])
+        print_json([iso_moment(slot) for slot in coming])
         return
     for slot in coming:
-        echo(f"{_text(slot)}  ", Cell(_when(slot, session.now_ms()), "dim"))
+        echo(f"{iso_moment(slot)}  ", Cell(_when(slot, session.now_ms()), "dim"))
 
 
 @schedule.add(
@@ -166,7 +166,7 @@ async def backfill(
     missing = await schedules.backfill(schedule_id, *moments, dry_run=True)
     if dry_run:
         for slot in missing:
-            echo(_text(slot))
+            echo(iso_moment(slot))
     count = counted(len(missing), "slot")
     if not missing or dry_run:
         note(f"{count} without an instance")
@@ -226,12 +226,8 @@ def _when(moment: datetime | None, now_ms: int) -> str:
     return f"in {shown_duration(left_ms)}" if left_ms > 0 else "due"
 
 
-def _text(moment: datetime) -> str:
-    return moment.isoformat().replace("+00:00", "Z")
-
-
 def _document(info: ScheduleInfo) -> dict[str, Any]:
     document: dict[str, Any] = msgspec.to_builtins(info)
-    document["next"] = None if info.next_at is None else _text(info.next_at)
+    document["next"] = None if info.next_at is None else iso_moment(info.next_at)
     del document["next_at"]
     return document
