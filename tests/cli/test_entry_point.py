@@ -239,7 +239,7 @@ def test_a_defect_of_ours_says_so_and_is_exit_1(capsys):
 
 
 def test_a_reader_that_goes_away_is_no_error_message(sqlite_cli, environ, tmp_path):
-    sqlite_cli.run(("w-1", flows.fan_out, 2000))
+    sqlite_cli.run(("w-1", flows.fan_out, 400))  # more than a pipe holds
     process = subprocess.Popen(
         [*PERDURE, "history", "w-1", "-o", "jsonl"],
         env=environ,
