@@ -54,7 +54,12 @@ def read_arguments(text: str | None, option: str) -> tuple[Any, ...]:
     if text is None:
         return ()
     value = read_json(text, option)
-    return tuple(value) if isinstance(value, list) else (value,)
+    return tuple(value) if _is_array(value) else (value,)
+
+
+def _is_array(value: object) -> bool:
+    # A function: inside of it, type checkers lose no type of the members.
+    return isinstance(value, list)
 
 
 def read_ids(name: str) -> tuple[str, ...]:
