@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from perdure.client.durations import iso_time
+from perdure.client.durations import iso_moment, iso_time
 from perdure.client.insights import Activity, Attempt
 from perdure.client.instance import InstanceStats, failure_of
 from perdure.client.steps import Kind, State, Unread
@@ -20,8 +20,6 @@ from perdure.model.status import Status
 from perdure.schedules.records import Run, Spec
 
 if TYPE_CHECKING:
-    import datetime
-
     from perdure.client.insights import Insight, InstanceDetails
     from perdure.client.promises import PromiseInfo
     from perdure.client.schedules import ScheduleInfo
@@ -274,7 +272,7 @@ def schedule_document(info: ScheduleInfo) -> ScheduleDocument:
         spec=info.spec,
         rhythm=info.spec.rhythm,
         status=info.status,
-        next=None if info.next_at is None else moment_text(info.next_at),
+        next=None if info.next_at is None else iso_moment(info.next_at),
         paused=info.paused,
         is_declared=info.is_declared,
         has_vanished=info.has_vanished,
@@ -282,20 +280,15 @@ def schedule_document(info: ScheduleInfo) -> ScheduleDocument:
         started=info.started,
         skipped=info.skipped,
         running=list(info.running),
-        queued=[moment_text(slot) for slot in info.queued],
+        queued=[iso_moment(slot) for slot in info.queued],
         recent=list(info.recent),
     )
 
 
 def promise_document(info: PromiseInfo) -> PromiseDocument:
     return PromiseDocument(
-        key=info.key, since=moment_text(info.since), awaited_by=list(info.awaited_by)
+        key=info.key, since=iso_moment(info.since), awaited_by=list(info.awaited_by)
     )
-
-
-def moment_text(moment: datetime.datetime) -> str:
-    """Return a moment in UTC as a text in ISO 8601."""
-    return moment.isoformat().replace("+00:00", "Z")
 
 
 def raw(text: str | None) -> Any:

@@ -9,11 +9,10 @@ import msgspec
 from perdure.client.documents import (
     PromiseDocument,
     ScheduleDocument,
-    moment_text,
     promise_document,
     schedule_document,
 )
-from perdure.client.durations import parse_moment
+from perdure.client.durations import iso_moment, parse_moment
 from perdure.dashboard.endpoints import Given, get, post
 from perdure.dashboard.security import Scope
 from perdure.dashboard.service import Service
@@ -79,7 +78,7 @@ async def schedules(service: Service) -> Schedules:
         coming: list[str] = []
         if not info.status.is_final:
             slots = await service.client.schedules.next(info.id, _COMING)
-            coming = [moment_text(slot) for slot in slots]
+            coming = [iso_moment(slot) for slot in slots]
         fields = {name: getattr(document, name) for name in document.__struct_fields__}
         args = service.payload("input", document.spec.args)
         fields["spec"] = msgspec.structs.replace(document.spec, args=args)
@@ -119,7 +118,7 @@ async def backfill_schedule(service: Service, given: Backfill) -> ScheduleDone:
         )
     missing = await service.client.schedules.backfill(given.id, start, end, dry_run=given.dry_run)
     said = f"{len(missing)} slots {'without an instance' if given.dry_run else 'started'}"
-    return ScheduleDone(given.id, said, [moment_text(slot) for slot in missing])
+    return ScheduleDone(given.id, said, [iso_moment(slot) for slot in missing])
 
 
 @post("/schedule/remove", Scope.ADMIN)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import difflib
 import logging
 import time
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -12,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import msgspec
 
 from perdure.client.insights import read_insight
+from perdure.client.search import similar_ids
 from perdure.dashboard.security import LOCAL
 from perdure.errors import InvalidValue, NotFound
 from perdure.limits import check_id
-from perdure.providers.records import InstanceQuery
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -34,11 +33,11 @@ audit = logging.getLogger("perdure.audit")
 
 PAYLOAD_BYTES_MAX: Final = 65_536
 """Longer payloads are cut in pages; ``/run/event`` has them whole."""
-_NEAR_SAMPLE: Final = 200
 _KEPT_SECONDS: Final = 0.5
 _KEPT_SHARE: Final = 10
 """An answer is kept for this multiple of the time that it took to compute."""
 _KEPT_SECONDS_MAX: Final = 60.0
+_ANSWERS_MAX: Final = 200
 
 T = TypeVar("T")
 
@@ -59,6 +58,8 @@ class Shared:
         """Return the answer that is there or under way, or else compute it."""
         found = self._answers.get(key)
         if found is None or time.monotonic() > self._until.get(key, float("inf")):
+            if len(self._answers) >= _ANSWERS_MAX:
+                self.clear()
             found = asyncio.create_task(self._compute(key, compute))
             self._answers[key] = found
             self._until.pop(key, None)
@@ -128,14 +129,7 @@ class Service:
         try:
             return await self.admin.get_instance_info(instance_id)
         except NotFound as error:
-            raise UnknownInstance(str(error), await self._near(instance_id)) from None
-
-    async def _near(self, instance_id: str) -> list[str]:
-        newest = await self.admin.list_instances(limit=_NEAR_SAMPLE)
-        prefix = InstanceQuery(id_prefix=instance_id[:3]) if len(instance_id) > 2 else None
-        alike = await self.admin.list_instances(prefix, limit=_NEAR_SAMPLE)
-        ids = {info.instance_id for page in (newest, alike) for info in page.instances}
-        return difflib.get_close_matches(instance_id, ids, n=3)
+            raise UnknownInstance(str(error), await similar_ids(self.admin, instance_id)) from None
 
     async def insight(self, info: InstanceInfo, workers: list[WorkerInfo]) -> Insight:
         return await read_insight(self.provider, info, workers, self.now_ms())
