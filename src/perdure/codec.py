@@ -166,7 +166,8 @@ class Codec:
         try:
             return decoder.decode(data)
         except msgspec.MsgspecError as error:
-            raise PayloadError(f"{where}: {error}; got {_shortened(data)}") from error
+            # The cause is an error in code of the author; msgspec's own says nothing more.
+            raise PayloadError(f"{where}: {error}; got {_shortened(data)}") from error.__cause__
         except RecursionError as error:
             raise PayloadError(f"{where} is nested too deeply: {_shortened(data)}") from error
 

@@ -96,9 +96,7 @@ def test_an_instance_of_a_subclass_is_refused():
 
 
 def test_a_value_that_would_not_come_back_equal_is_refused_with_its_path():
-    careless = CodecType(
-        Money, stored_as=int, encode=lambda value: value.cents, decode=Money
-    )
+    careless = CodecType(Money, stored_as=int, encode=lambda value: value.cents, decode=Money)
     codec = Codec(types=[careless])
     codec.encode(Money(5), fits=Money)
     with pytest.raises(PayloadError, match=r"value\.prices\[1\]: .*would come back as.*CodecType"):

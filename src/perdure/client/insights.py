@@ -387,6 +387,8 @@ def _single(
                     step.name in worker.activities for worker in context.workers
                 ):
                     sentence += "; no running worker has that activity"
+            elif attempt is None and len(context.attempts) < QUEUE_LIMIT:
+                sentence = f"{step.name} has ended; its outcome waits for a worker"
             else:
                 doing, sentence = "running", f"Running {step.name} for {waited}"
         case "timer":
