@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import msgspec
 
+from perdure.authoring.promises import is_promise, promise_key
 from perdure.client.durations import shown_duration
 from perdure.client.instance import InstanceStats, failure_of
 from perdure.client.steps import Arrival, StepView, Unread, read_records, steps_and_unread
@@ -406,7 +407,12 @@ def _single(
         case "message":
             sentence = f"Waiting {waited} for a message in '{step.name}'"
         case "instance":
-            sentence = f"Waiting {waited} for the end of instance '{step.name}'"
+            awaited = (
+                f"promise '{promise_key(step.name)}'"
+                if is_promise(step.name)
+                else f"the end of instance '{step.name}'"
+            )
+            sentence = f"Waiting {waited} for {awaited}"
         case _:
             sentence = f"Waiting {waited} for {step.name} '{step.child_id}'"
     sentence += _limit(due_ms, now_ms)

@@ -181,6 +181,16 @@ def test_a_timer_in_another_branch_is_a_wait_of_its_own():
         ),
         (
             events.ActivityScheduled,
+            {"name": "perdure.instance_result", "input": raw('["o-7"]')},
+            "Waiting 1m for the end of instance 'o-7'",
+        ),
+        (
+            events.ActivityScheduled,
+            {"name": "perdure.instance_result", "input": raw('["promise:paid:7"]')},
+            "Waiting 1m for promise 'paid:7'",
+        ),
+        (
+            events.ActivityScheduled,
             {"name": "pay"},
             "pay has ended; its outcome waits for a worker",
         ),
