@@ -281,7 +281,7 @@ class PostgresProvider(Provider):
     # --- history
 
     async def _read(self, instance_id: str) -> list[HistoryRecord]:
-        found = await self._ask("read", statements.READ_LATEST_HISTORY, {"id": instance_id})
+        found = await self._ask("read", statements.READ_LATEST_HISTORY, (instance_id,))
         return list(records.records(found))
 
     async def _read_with_execution(
@@ -457,7 +457,7 @@ class PostgresProvider(Provider):
         return None if value is None else str(value)
 
     async def _get_kv_all_values(self, instance_id: str) -> dict[str, KvEntry]:
-        found = await self._ask("get_kv_all_values", statements.GET_KV_VALUES, {"id": instance_id})
+        found = await self._ask("get_kv_all_values", statements.GET_KV_VALUES, (instance_id,))
         return records.kv_entries(found)
 
     def _watch(self, instance_id: str) -> Watch:
