@@ -120,7 +120,7 @@ class OwnTypes:
 
     def write(self, value: Any, path: str) -> bytes | None:
         """Return JSON of a model or of an author's own class; None for other values."""
-        own = self._types.get(cast("type[Any]", type(value)))
+        own = self._types.get(cast("Any", type(value)))
         if own is not None:
             return own.write(value, path, self)
         return encode_model(value, path) if is_model(type(value)) else None
