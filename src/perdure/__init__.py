@@ -65,6 +65,7 @@ if TYPE_CHECKING:
         OrchestrationTerminated,
         PerdureError,
         PromiseRejected,
+        QueueFull,
         UsageError,
         WaitTimeout,
     )
@@ -103,6 +104,7 @@ _HOMES = {
     "PromiseRejected": "perdure.errors",
     "PostgresProvider": "perdure.providers.postgres",
     "Provider": "perdure.providers.contract",
+    "QueueFull": "perdure.errors",
     "PruneOptions": "perdure.providers.records",
     "Runtime": "perdure.runtime.runtime",
     "RuntimeOptions": "perdure.runtime.worker",
@@ -146,6 +148,7 @@ __all__ = [
     "PromiseRejected",
     "Provider",
     "PruneOptions",
+    "QueueFull",
     "Retry",
     "Runtime",
     "RuntimeOptions",

@@ -11,6 +11,8 @@ from perdure.errors import LockLost, StoreBusy, StoreClosed
 from perdure.providers.records import EnqueueCondition
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from perdure.clock import Clock
     from perdure.providers.records import (
         FetchedOrchestration,
@@ -32,6 +34,28 @@ class TakesAnyId(ModelProvider):
     ) -> bool:
         self._store.add_message(message, self._store.clock.now_ms(), delay_ms)
         return True
+
+
+class TakesAnyAmountOfMail(ModelProvider):
+    """How much mail waits for an instance is not looked at."""
+
+    def _refuse_too_much_mail(self, *_: object) -> None:
+        pass
+
+
+class TakesAPartOfACall(ModelProvider):
+    """Of a call with too much mail the first messages are kept."""
+
+    async def enqueue_many_for_orchestrator(
+        self,
+        messages: Sequence[OrchestratorMessage],
+        delay_ms: int | None = None,
+        condition: EnqueueCondition | None = None,
+    ) -> list[bool]:
+        return [
+            await self.enqueue_for_orchestrator(message, delay_ms, condition)
+            for message in messages
+        ]
 
 
 class TakesAnySize(ModelProvider):

@@ -203,7 +203,7 @@ class TestFairness:
     async def test_a_busy_instance_does_not_hold_up_a_quiet_one(self, store: Store) -> None:
         for instance in ("busy", "quiet"):
             await create(store, instance)
-        await enqueue(store, *(raised("busy", data=number) for number in range(50)))
+        await enqueue(store, *(raised("busy", data=number) for number in range(30)))
         await store.advance(1)
         await enqueue(store, raised("quiet"))
 
@@ -232,7 +232,7 @@ class TestFairness:
 
     async def test_messages_come_in_the_order_in_which_they_were_sent(self, store: Store) -> None:
         await create(store, "x")
-        messages = [raised("x", data=number) for number in range(40)]
+        messages = [raised("x", data=number) for number in range(30)]
         await enqueue(store, *messages)
 
         fetched = await take(store, "x")

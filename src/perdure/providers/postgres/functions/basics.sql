@@ -249,7 +249,8 @@ BEGIN
     WITH added AS (
         INSERT INTO orchestrator_queue (
             instance_id, kind, body, visible_at, given_at, enqueued_at, attempt_count,
-            start_name, start_version, start_parent, timer_execution_id, timer_id
+            start_name, start_version, start_parent, timer_execution_id, timer_id,
+            mail_number, mail_bytes
         )
         SELECT
             m.instance_id, m.kind, m.body,
@@ -257,16 +258,17 @@ BEGIN
             m.visible_at_ms + v_behind, coalesce(m.enqueued_at_ms, p_now),
             coalesce(m.attempt_count, 0),
             m.start ->> 'name', m.start ->> 'version', m.start ->> 'parent_instance_id',
-            (m.timer ->> 'execution_id')::bigint, (m.timer ->> 'timer_id')::bigint
+            (m.timer ->> 'execution_id')::bigint, (m.timer ->> 'timer_id')::bigint,
+            m.mail_number, m.mail_bytes
         FROM ROWS FROM (
             jsonb_to_recordset(p_messages) AS (
                 instance_id text, kind text, body text, visible_at_ms bigint, delay_ms bigint,
                 resolved_at_ms bigint, enqueued_at_ms bigint, attempt_count bigint,
-                start jsonb, timer jsonb
+                start jsonb, timer jsonb, mail_number bigint, mail_bytes bigint
             )
         ) WITH ORDINALITY AS m (
             instance_id, kind, body, visible_at_ms, delay_ms, resolved_at_ms, enqueued_at_ms,
-            attempt_count, start, timer, position
+            attempt_count, start, timer, mail_number, mail_bytes, position
         )
         ORDER BY m.position
         RETURNING instance_id, message_id, visible_at, enqueued_at, start_name,
