@@ -9,6 +9,7 @@ from benchmarks.environments import restate_server
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class Contender:
     settings: Mapping[str, Any]
     tuned: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     skips: frozenset[str] = frozenset()
+    checkout: Path | None = None
+    """Another checkout than this one, with its environment in ``.venv``."""
 
     @property
     def is_ours(self) -> bool:

@@ -46,9 +46,9 @@ def home() -> Path:
     return Path(cache) / "perdure-bench"
 
 
-def variables() -> dict[str, str]:
-    """The variables of this process, with the benchmarks on the path of Python."""
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+def variables(root: Path = ROOT) -> dict[str, str]:
+    """The variables of this process, with the benchmarks of a checkout on the path of Python."""
+    paths = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
 
 

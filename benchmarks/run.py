@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from benchmarks import contenders as line_up
 from benchmarks.chart import draw
-from benchmarks.environments import ENVIRONMENTS, home, prepare
+from benchmarks.environments import ENVIRONMENTS, ROOT, home, prepare
 from benchmarks.machine import describe
 from benchmarks.report import number, show
 from benchmarks.results import Outcome, Record
@@ -34,6 +35,11 @@ RESULTS = Path(__file__).parent / "results"
 @click.option("--peers", is_flag=True, help="Also run the other engines.")
 @click.option("--postgres", "with_postgres", is_flag=True, help="Also run on a Postgres server.")
 @click.option(
+    "--before",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Interpreter in the .venv of another checkout, measured in turns with this one.",
+)
+@click.option(
     "--only", multiple=True, metavar="NAME", help="Only contenders with this in the name."
 )
 @click.option("--workload", "-w", multiple=True, type=click.Choice(list(WORKLOADS)))
@@ -44,6 +50,7 @@ def main(
     *,
     peers: bool,
     with_postgres: bool,
+    before: Path | None,
     only: tuple[str, ...],
     workload: tuple[str, ...],
     repeat: int,
@@ -58,6 +65,13 @@ def main(
         chosen += line_up.ours()
         if with_postgres:
             chosen += line_up.on_postgres(stack.enter_context(postgres()))
+        if before is not None:
+            checkout = before.absolute().parents[2]
+            chosen += [
+                replace(one, name=f"before: {one.name}", checkout=checkout)
+                for one in chosen
+                if one.is_ours
+            ]
         chosen = [
             one
             for one in chosen
@@ -143,9 +157,11 @@ def outcome_of(workload: Workload, contender: Contender) -> Outcome:
 
 
 def order_of(workload: Workload, contender: Contender, pythons: dict[str, Path]) -> Order:
+    root = contender.checkout
     return Order(
         peer=contender.peer,
-        python=pythons[contender.peer],
+        python=pythons[contender.peer] if root is None else root / ".venv" / "bin" / "python",
+        root=ROOT if root is None else root,
         settings=contender.settings_for(workload.name),
         workload=workload,
         parameters=workload.parameters,

@@ -35,6 +35,8 @@ class Order:
     base: Path
     """Directory for the stores; its file system is what is measured."""
     timeout_seconds: float = 300.0
+    root: Path = ROOT
+    """The checkout whose benchmarks are run."""
 
 
 def run_trial(order: Order) -> dict[str, Any]:
@@ -65,8 +67,8 @@ def _run_phase(order: Order, phase: str, directory: Path) -> dict[str, Any]:
 def _run_child(order: Order, phase: str, directory: Path, log: TextIO) -> dict[str, Any] | None:
     with subprocess.Popen(
         [order.python, "-m", "benchmarks.child"],
-        cwd=ROOT,
-        env=variables(),
+        cwd=order.root,
+        env=variables(order.root),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=log,

@@ -76,6 +76,10 @@ class PromiseRejected(PerdureError):
     """The promise was rejected. The message is the reason."""
 
 
+class RequestRejected(PerdureError):
+    """The asked instance has rejected the request. The message is the reason."""
+
+
 class AlreadyExists(PerdureError):
     """An instance with that id exists and the caller asked for a fresh one."""
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from patience import run_and_watch
 from perdure import Client, Runtime, RuntimeOptions, activity, orchestration, wait_for_event
 from perdure.conformance import factories
 from perdure.errors import LockLost, PerdureError, WaitTimeout
@@ -84,7 +85,7 @@ def event_twice() -> str:
     that lock has to be refused, in the short form and in the general form.
     """
     ways = {"short": None, "general": CustomStatusChange(value="1")}
-    heard = {way: asyncio.run(_hear_after_crash(change)) for way, change in ways.items()}
+    heard = {way: run_and_watch(_hear_after_crash(change)) for way, change in ways.items()}
     assert all(times == 1 for times in heard.values()), f"one event was heard: {heard}"
     return f"each heard once: {heard}"
 
@@ -118,7 +119,7 @@ async def _hear_after_crash(change: CustomStatusChange | None) -> int:
 
 def work_twice() -> str:
     """A completion under a lock that the crash has lost is refused, and the work is done again."""
-    return asyncio.run(_work_after_crash())
+    return run_and_watch(_work_after_crash())
 
 
 async def _work_after_crash() -> str:
@@ -150,7 +151,7 @@ def timer_early_after_repeat() -> str:
     A commit waits two seconds for its standby, then its connection is ended. The repeat gets the
     stored answer of two seconds ago.
     """
-    return asyncio.run(_nap_after_repeat(seconds=2.0))
+    return run_and_watch(_nap_after_repeat(seconds=2.0))
 
 
 async def _nap_after_repeat(seconds: float) -> str:
@@ -174,7 +175,7 @@ async def _nap_after_repeat(seconds: float) -> str:
 
 def timer_early_on_faster_clock() -> str:
     """A timer that is set after a failover to a server 30 s ahead is not early."""
-    return asyncio.run(_nap_on_faster_clock(seconds=5.0))
+    return run_and_watch(_nap_on_faster_clock(seconds=5.0))
 
 
 async def _nap_on_faster_clock(seconds: float) -> str:
@@ -192,7 +193,7 @@ def locks_stolen_on_faster_clock() -> str:
 
     Five activities of six seconds hold locks of ten when a server takes over that is 30 s ahead.
     """
-    return asyncio.run(_hold_on_faster_clock(activities=5, seconds=6.0))
+    return run_and_watch(_hold_on_faster_clock(activities=5, seconds=6.0))
 
 
 async def _hold_on_faster_clock(activities: int, seconds: float) -> str:
@@ -215,7 +216,7 @@ async def _hold_on_faster_clock(activities: int, seconds: float) -> str:
 
 def message_overtaken_on_slower_clock() -> str:
     """A message that was sent before a failover to a server 30 s behind is not held back there."""
-    return asyncio.run(_send_around_failover())
+    return run_and_watch(_send_around_failover())
 
 
 async def _send_around_failover() -> str:
@@ -250,7 +251,7 @@ def blocked_while_standby_is_away(
     options = RuntimeOptions(
         orchestration_lock_timeout=1, activity_lock_timeout=1, max_attempts=attempts
     )
-    return asyncio.run(_stay_away(options, away_seconds, instances))
+    return run_and_watch(_stay_away(options, away_seconds, instances))
 
 
 async def _stay_away(options: RuntimeOptions, seconds: float, instances: int) -> str:
@@ -287,7 +288,7 @@ def counted_while_standby_is_away(*, workers: int = 6) -> str:
 
     Each worker is a new handle that takes over the expired lock of the one before.
     """
-    return asyncio.run(_take_over_again(workers))
+    return run_and_watch(_take_over_again(workers))
 
 
 async def _take_over_again(workers: int) -> str:
@@ -326,7 +327,7 @@ def hole_in_history() -> str:
     The second turn of three is lost by an asynchronous failover; its lock is the kept one of the
     first and still good.
     """
-    return asyncio.run(_commit_ahead())
+    return run_and_watch(_commit_ahead())
 
 
 async def _commit_ahead() -> str:
@@ -349,7 +350,7 @@ def stuck_after_lost_turn(*, seconds: float = 45.0) -> str:
 
     It waits for a timer that only the old primary knew of.
     """
-    return asyncio.run(_wait_for_lost_timer(seconds))
+    return run_and_watch(_wait_for_lost_timer(seconds))
 
 
 async def _wait_for_lost_timer(seconds: float) -> str:
@@ -387,7 +388,7 @@ def acknowledged_without_standby(*, starts: int = 5) -> str:
     The standby dies, the connections of the hanging commits are ended, the primary dies, and the
     standby is promoted.
     """
-    return asyncio.run(_start_without_standby(starts))
+    return run_and_watch(_start_without_standby(starts))
 
 
 async def _start_without_standby(starts: int) -> str:
@@ -418,7 +419,7 @@ async def _start_without_standby(starts: int) -> str:
 
 def verb_without_standby() -> str:
     """The repeat of an operator's verb, which finds nothing to write, waits for the standby too."""
-    return asyncio.run(_pause_without_standby())
+    return run_and_watch(_pause_without_standby())
 
 
 async def _pause_without_standby() -> str:

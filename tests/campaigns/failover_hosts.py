@@ -16,6 +16,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from campaigns.failover_cases import HANDLERS, count, kill_and_promote, listener, nap, one
+from patience import run_and_watch
 from perdure import Client, Runtime
 from perdure.conformance import factories
 from perdure.errors import PerdureError, StoreBusy
@@ -38,12 +39,12 @@ LEAVES_SECONDS = 20.0
 
 def split_brain_resurrected(*, starts: int = 200) -> str:
     """A process that has worked on the new primary does not go back to the resurrected old one."""
-    return asyncio.run(_split(starts, _resurrect))
+    return run_and_watch(_split(starts, _resurrect))
 
 
 def split_brain_thawed(*, starts: int = 200) -> str:
     """A process that has worked on the new primary does not go back to the thawed old one."""
-    return asyncio.run(_split(starts, _freeze_and_thaw))
+    return run_and_watch(_split(starts, _freeze_and_thaw))
 
 
 def split_brain_side_by_side(*, seconds: float = LEAVES_SECONDS) -> str:
@@ -51,7 +52,7 @@ def split_brain_side_by_side(*, seconds: float = LEAVES_SECONDS) -> str:
 
     What it has had acknowledged until then is only on the old one: no client can prevent that.
     """
-    return asyncio.run(_leave(seconds))
+    return run_and_watch(_leave(seconds))
 
 
 def split_brain_at_opening() -> str:
@@ -59,12 +60,12 @@ def split_brain_at_opening() -> str:
 
     Both are named, and the old one comes first in the list.
     """
-    return asyncio.run(_open_between_two())
+    return run_and_watch(_open_between_two())
 
 
 def split_brain_behind_pooler(*, starts: int = 20) -> str:
     """Nothing is acknowledged when a pooler leads transactions back to the old primary."""
-    return asyncio.run(_be_led_back(starts))
+    return run_and_watch(_be_led_back(starts))
 
 
 async def _resurrect(cluster: Cluster, provider: PostgresProvider) -> None:
@@ -182,7 +183,7 @@ def end_sessions(node: Node) -> None:
 
 def waiters_get_busy(*, waiters: int = 2500, seconds: float = 10.0) -> str:
     """Many waiters without LISTEN wait until their own timeout, and get no StoreBusy."""
-    return asyncio.run(_wait_together(waiters, seconds))
+    return run_and_watch(_wait_together(waiters, seconds))
 
 
 async def _wait_together(waiters: int, seconds: float) -> str:
@@ -208,7 +209,7 @@ async def _wait_together(waiters: int, seconds: float) -> str:
 
 def frozen_primary(*, seconds_max: float = 15.0) -> str:
     """Work goes on soon after a promotion, although the old primary is silent and not dead."""
-    return asyncio.run(_outlast_frozen(seconds_max))
+    return run_and_watch(_outlast_frozen(seconds_max))
 
 
 async def _outlast_frozen(seconds_max: float) -> str:
@@ -232,7 +233,7 @@ async def _outlast_frozen(seconds_max: float) -> str:
 
 def opened_before_promotion(*, seconds: float = 3.0) -> str:
     """A store that is opened while no listed server accepts writes waits until one does."""
-    return asyncio.run(_open_before_promotion(seconds))
+    return run_and_watch(_open_before_promotion(seconds))
 
 
 async def _open_before_promotion(seconds: float) -> str:
@@ -254,7 +255,7 @@ async def _open_before_promotion(seconds: float) -> str:
 
 def standby_refused() -> str:
     """A connection that leads to a standby only is refused with the same words, however asked."""
-    return asyncio.run(_ask_standby())
+    return run_and_watch(_ask_standby())
 
 
 async def _ask_standby() -> str:
@@ -275,7 +276,7 @@ async def _ask_standby() -> str:
 
 def standby_away_said(*, seconds: float = 25.0) -> str:
     """While commits hang, log and errors name the standby, and server sessions do not grow."""
-    return asyncio.run(_hang(seconds))
+    return run_and_watch(_hang(seconds))
 
 
 async def _hang(seconds: float) -> str:
@@ -335,7 +336,7 @@ class _Heard(logging.Handler):
 
 def listening_beside_pooler(*, steps: int = 20) -> str:
     """With a direct connection to listen on, a step in another process behind a pooler is quick."""
-    return asyncio.run(_listen_beside(steps))
+    return run_and_watch(_listen_beside(steps))
 
 
 async def _listen_beside(steps: int) -> str:

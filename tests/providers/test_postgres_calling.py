@@ -11,8 +11,8 @@ from psycopg import sql
 
 from patience import HANG_SECONDS
 from perdure.conformance.factories import raised, start
-from perdure.providers.postgres import PostgresProvider, address, records
-from perdure.providers.postgres.calling import RawConnection
+from perdure.providers.postgres import PostgresProvider, address
+from perdure.providers.postgres.calling import RawConnection, text_of
 from perdure.providers.records import OrchestrationFilter
 from postgres_factory import new_schema
 from postgres_server import shared_server
@@ -56,7 +56,7 @@ def sessions(connection: psycopg.Connection[Any], schema: str, *, waiting: bool)
 def test_texts_reach_the_server_as_they_are(
     connection: psycopg.Connection[Any], texts: list[str]
 ) -> None:
-    sent = records.parameter(texts)
+    sent = text_of(texts)
     assert sent is not None
 
     found = connection.execute("SELECT %s::text[]", (sent.decode(),)).fetchall()

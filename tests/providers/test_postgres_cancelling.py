@@ -11,7 +11,8 @@ import psycopg
 import pytest
 
 from perdure.conformance.factories import activity, start
-from perdure.providers.postgres import PostgresProvider
+from perdure.providers.postgres import PostgresProvider, hosts
+from perdure.providers.postgres.address import address_of
 from perdure.providers.postgres.fetching import FetchCoalescer, FetchResult
 from postgres_factory import new_schema
 from postgres_server import shared_server
@@ -79,6 +80,25 @@ def test_opening_can_be_cancelled_at_any_moment(schema: str, *, listen: bool) ->
         await asyncio.to_thread(wait_until_gone, name)
         async with provider:  # the last one can be opened still
             assert await provider.fetch_orchestration_item(1_000, 0) is None
+
+    asyncio.run(check())
+
+
+def test_the_search_for_the_primary_can_be_cancelled_at_any_moment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hosts, "_STAGGER_SECONDS", 0)  # both are asked at the same time
+    name = f"searched-{new_schema()}"
+    dsn = f"{shared_server().dsn},{shared_server().socket_directory}"
+
+    async def check() -> None:
+        address = address_of(f"{dsn}&application_name={name}", "s", sessions=True)
+        searched = hosts.Hosts(address, hosts.Fence(lambda: None))
+        for moment in MOMENTS:
+            connection = await cancel_after(moment, searched.connect())
+            if connection is not None:
+                await connection.close()
+        await asyncio.to_thread(wait_until_gone, name)
 
     asyncio.run(check())
 

@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from patience import HANG_SECONDS
 from perdure.conformance.factories import activity, start
 from perdure.errors import StoreClosed, StoreUnavailable
-from perdure.providers.postgres import PostgresProvider, renewals, store
+from perdure.providers.postgres import PostgresProvider, fetching, listener, renewals, store
+from perdure.providers.postgres.address import address_of
+from perdure.providers.postgres.hosts import Fence, Hosts
 from postgres_factory import new_schema
 from postgres_proxy import Cut, Proxy
 from postgres_server import shared_server
@@ -37,6 +40,8 @@ class Silence:
         self._word = b""
         self._times = 0
         self.fell = asyncio.Event()
+        self.connections: Callable[[], int] = lambda: 0
+        """How many connections clients have made."""
 
     def falls_at(self, word: bytes, times: int = 1) -> None:
         self._word, self._times = word, times
@@ -57,11 +62,17 @@ async def locked(provider: PostgresProvider) -> FetchedOrchestration:
     return fetched
 
 
-def run(schema: str, check: Callable[[PostgresProvider, Silence], Awaitable[None]]) -> None:
+def run(
+    schema: str,
+    check: Callable[[PostgresProvider, Silence], Awaitable[None]],
+    *,
+    listen: bool = False,
+) -> None:
     async def main() -> None:
         silence = Silence()
         async with Proxy(shared_server().socket_directory, silence) as proxy:
-            provider = PostgresProvider(proxy.dsn, schema=schema, listen=False)
+            silence.connections = lambda: proxy.connections
+            provider = PostgresProvider(proxy.dsn, schema=schema, listen=listen)
             async with provider:
                 await check(provider, silence)
 
@@ -176,6 +187,108 @@ def test_closing_does_not_wait_for_its_clean_up(
     run(schema, check)
 
 
+def test_closing_does_not_wait_for_a_fetch_that_is_not_answered(
+    schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetching, "_CLOSE_SECONDS", A_MOMENT)
+
+    async def check(provider: PostgresProvider, silence: Silence) -> None:
+        silence.falls_at(b"fetch_turns")
+        waiting = asyncio.ensure_future(provider.fetch_orchestration_item(60_000, 3_600_000))
+        await silence.fell.wait()
+
+        await provider.close()
+
+        assert await waiting is None
+
+    run(schema, check)
+
+
+def test_closing_does_not_wait_for_a_notification_that_is_not_answered(
+    schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "_CLOSE_SECONDS", A_MOMENT)
+    monkeypatch.setattr(listener, "_SEND_SECONDS", 3600.0)
+
+    async def check(provider: PostgresProvider, silence: Silence) -> None:
+        silence.falls_at(b"pg_notify")
+        await provider.enqueue_for_orchestrator(start("x"))
+        await silence.fell.wait()
+
+        await provider.close()
+
+    run(schema, check, listen=True)
+
+
+# --- a wait that ends does not ask the silent server to cancel: that would take a new connection
+
+
+def test_a_call_that_is_cancelled_ends_at_once(schema: str) -> None:
+    async def check(provider: PostgresProvider, silence: Silence) -> None:
+        silence.falls_at(b"custom_status")
+        reading = asyncio.ensure_future(provider.get_custom_status("x"))
+        await silence.fell.wait()
+        connections = silence.connections()
+
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+
+        assert silence.connections() == connections
+
+    run(schema, check)
+
+
+def test_closing_ends_at_once_while_it_begins_to_listen(schema: str) -> None:
+    async def main() -> None:
+        silence = Silence()
+        silence.falls_at(b"LISTEN", 100)
+        async with Proxy(shared_server().socket_directory, silence) as proxy:
+            async with PostgresProvider(proxy.dsn, schema=schema):
+                await silence.fell.wait()
+                connections = proxy.connections
+            assert proxy.connections == connections
+
+    asyncio.run(main())
+
+
+def test_a_server_that_falls_silent_after_the_greeting_does_not_hold_up_the_others() -> None:
+    async def main() -> None:
+        silence, words = Silence(), Silence()
+        silence.falls_at(b"pg_is_in_recovery", 100)
+        directory = shared_server().socket_directory
+        async with Proxy(directory, silence) as silent, Proxy(directory, words) as other:
+            address = address_of(
+                f"{silent.dsn},{other.dsn.partition('host=')[2]}", "s", sessions=True
+            )
+            hosts = Hosts(address, Fence(lambda: None))
+
+            connection = await hosts.connect()
+
+            assert connection.server.host == address.hosts[1]
+            assert silent.connections == 1
+            await connection.close()
+
+    asyncio.run(main())
+
+
+def test_a_look_ends_although_the_primary_falls_silent_meanwhile(schema: str) -> None:
+    async def main() -> None:
+        silence = Silence()
+        silence.falls_at(b"SyncRep")
+        async with Proxy(shared_server().socket_directory, silence) as proxy:
+            hosts = Hosts(address_of(proxy.dsn, schema, sessions=True), Fence(lambda: None))
+
+            looks = 0
+            while not silence.fell.is_set():  # a busy machine may not get so far at first
+                await hosts.look(1, is_late=True)
+                looks += 1
+
+            assert proxy.connections == looks
+
+    asyncio.run(main())
+
+
 # --- with all the time it takes
 
 
@@ -222,6 +335,23 @@ def test_a_call_is_tried_again_however_late_the_silence_is_noticed(
     run_leaping(main)
 
 
+def test_listening_is_tried_again_however_late_the_silence_is_noticed(schema: str) -> None:
+    async def main(loop: LeapingLoop) -> None:
+        silence = Silence()
+        silence.falls_at(b"LISTEN")
+        async with (
+            Proxy(shared_server().socket_directory, silence) as proxy,
+            PostgresProvider(proxy.dsn, schema=schema) as provider,
+            asyncio.timeout(HANG_SECONDS + 60),
+        ):
+            await silence.fell.wait()
+            loop.leaped_seconds += 60
+            while not provider._store._listener.is_listening:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+    run_leaping(main)
+
+
 @pytest.mark.parametrize(
     ("word", "call"),
     [
@@ -229,9 +359,11 @@ def test_a_call_is_tried_again_however_late_the_silence_is_noticed(
         (b"pg_namespace", lambda provider: provider.open()),
         (b"pg_namespace", lambda provider: provider.migrate(dry_run=True)),
         (b"pg_namespace", lambda provider: provider.migrate()),
+        (b"BEGIN", lambda provider: provider.migrate()),
         (b"pg_advisory_xact_lock", lambda provider: provider.migrate()),
+        (b"CREATE TABLE", lambda provider: provider.migrate()),
     ],
-    ids=["store", "migrations", "dry run", "migrate", "lock"],
+    ids=["store", "migrations", "dry run", "migrate", "begin", "lock", "apply"],
 )
 def test_opening_gives_up_when_nothing_is_said_after_the_greeting(
     word: bytes, call: Callable[[PostgresProvider], Awaitable[object]]
@@ -243,7 +375,7 @@ def test_opening_gives_up_when_nothing_is_said_after_the_greeting(
             silence.falls_at(word)
             calling = asyncio.ensure_future(call(provider))
             await silence.fell.wait()
-            loop.leaped_seconds += 600
+            loop.leaped_seconds += 24 * 3600
 
             with pytest.raises(StoreUnavailable, match="no answer in time"):
                 await calling

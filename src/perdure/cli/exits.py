@@ -40,6 +40,7 @@ _CODES: Sequence[tuple[tuple[type[BaseException], ...], Exit]] = (
             errors.InstanceStillRunning,
             errors.NotARoot,
             errors.QueueFull,
+            errors.RequestRejected,
             errors.TreeChanged,
             errors.StoreBusy,
             errors.StoreRefused,

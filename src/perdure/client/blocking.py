@@ -63,6 +63,42 @@ class BlockingHandle(Generic[R]):
         """Put a message into the mailbox that ``next_message(queue, ...)`` reads."""
         self._client.call(self.handle.send_message, queue, value)
 
+    @overload
+    def ask(
+        self,
+        name: str,
+        value: object = None,
+        *,
+        timeout: Duration | None = ...,
+        id: str | None = ...,
+    ) -> Any: ...
+    @overload
+    def ask(
+        self,
+        name: str,
+        value: object,
+        type: type[T],
+        *,
+        timeout: Duration | None = ...,
+        id: str | None = ...,
+    ) -> T: ...
+    def ask(
+        self,
+        name: str,
+        value: object = None,
+        type: Any = Any,  # noqa: A002
+        *,
+        timeout: Duration | None = None,
+        id: str | None = None,  # noqa: A002
+    ) -> Any:
+        """Ask it, and return the reply of its ``requests(name)``."""
+        ask: Callable[..., Awaitable[Any]] = self.handle.ask
+        return self._client.call(ask, name, value, type, timeout=timeout, id=id)
+
+    def peek(self, expression: str) -> Any:
+        """Return a copy of a local variable of its code."""
+        return self._client.call(self.handle.peek, expression)
+
     def cancel(self, reason: str = "") -> None:
         """Request its cancellation."""
         self._client.call(self.handle.cancel, reason)

@@ -32,7 +32,7 @@ from perdure.engine.outcome import (
 from perdure.engine.recorder import CodeRecorder
 from perdure.engine.tasks import Unwinding
 from perdure.engine.user_code import boundary
-from perdure.engine.waits import Wait, list_sites, list_waits
+from perdure.engine.waits import Scope, Wait, list_scopes, list_sites, list_waits
 from perdure.errors import (
     CannotUnwrap,
     CorruptData,
@@ -179,6 +179,10 @@ class Execution:
     def waits(self) -> list[Wait]:
         """Return every open step with the suspended frames of its branch."""
         return list_waits(self._recorder.loop, self._recorder.operations)
+
+    def scopes(self) -> list[Scope]:
+        """Return the variables of the suspended code."""
+        return list_scopes(self._recorder.loop)
 
     def check_arrival(self, item: work.ExternalRaised | work.QueueMessage) -> None:
         """Raise PayloadError for an event or message that does not fit the wait that is open."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from perdure.arguments import check_kind, in_seconds
+from perdure.authoring.asking import ask_instance
 from perdure.authoring.definitions import Registry
 from perdure.authoring.lint import findings_in
 from perdure.authoring.promises import promise_instance
@@ -88,6 +89,7 @@ class Runtime(Client):
             instance_result_activity(self.provider, self.options),
             instance_state_activity(self.provider),
             promise_instance,
+            ask_instance,
             *loop_handlers(),
         )
         self.registry = Registry(handlers, built_in, self.options.pinned_versions)

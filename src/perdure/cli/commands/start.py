@@ -1,4 +1,4 @@
-"""``perdure start``, ``send`` and ``result``: begin an instance, talk to it, wait for its end."""
+"""``perdure start``, ``send``, ``ask``, ``result``: begin an instance, talk to it."""
 
 from __future__ import annotations
 
@@ -208,6 +208,40 @@ def _note_unread(before: InstanceStatus, waited: list[OpenStep]) -> None:
     ]
     now = f"it waits for {' and '.join(names[:5])}" if names else "it waits for no event or message"
     warn(f"{now}; this is kept until its code asks for it")
+
+
+@command(
+    "ask",
+    examples=[
+        "perdure ask cart-7 add --data '\"lamp\"'",
+        "perdure ask cart-7 total --timeout 5s",
+        "perdure ask cart-7 add --data '\"lamp\"' --id r-1",
+    ],
+)
+@id_argument()
+@click.argument("name", metavar="NAME")
+@click.option("--data", metavar="JSON", help="The value; @file, or - for standard input.")
+@click.option("--id", "given_id", metavar="ID", help="Of the request: asks once, also if repeated.")
+@duration_option("--timeout", "timeout_ms", "Give up after that (exit 5). Default: 30s.")
+def ask(
+    instance_id: str, name: str, data: str | None, given_id: str | None, timeout_ms: int | None
+) -> None:
+    """Ask an instance that reads requests("NAME"), and print its reply as JSON.
+
+    Exit code 6 and the reason on standard error if it rejects the request, or has ended.
+    """
+    value = None if data is None else read_json(data, "--data")
+    seconds = _ASK_SECONDS if timeout_ms is None else timeout_ms / 1000
+
+    async def body(session: Session) -> None:
+        await session.info(instance_id)
+        handle = session.client.get(instance_id)
+        print_json(await handle.ask(name, value, timeout=seconds, id=given_id))
+
+    run(body)
+
+
+_ASK_SECONDS = 30
 
 
 @command(

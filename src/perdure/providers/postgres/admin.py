@@ -153,7 +153,7 @@ class PostgresAdmin(ProviderAdmin):
 
     async def _latest_execution_id(self, instance_id: str) -> int:
         ((latest,),) = await self._ask(
-            "latest_execution_id", statements.LATEST_EXECUTION_ID, {"id": instance_id}
+            "latest_execution_id", statements.LATEST_EXECUTION_ID, (instance_id,)
         )
         if latest is None:
             raise rules.no_execution(instance_id)
@@ -316,11 +316,11 @@ class PostgresAdmin(ProviderAdmin):
         *,
         finished_roots: bool,
     ) -> list[tuple[int, str]]:
-        named, before_ms = None if instance_ids is None else list(instance_ids), completed_before_ms
+        named = None if instance_ids is None else list(instance_ids)
         found = await self._ask(
             "list_oldest",
             statements.LIST_FINISHED_ROOTS if finished_roots else statements.LIST_BEGUN,
-            (named, named, before_ms, before_ms, *after, limit),
+            (named, completed_before_ms, *after, limit),
         )
         return [(created_at_ms, instance_id) for created_at_ms, instance_id in found]
 
@@ -385,12 +385,12 @@ class PostgresAdmin(ProviderAdmin):
         process = neighbours.process
         if process is not None:
             info |= {"holder": neighbours.holder, "process": process}
-        values = {
-            "id": worker.worker_id,
-            "info": msgspec.json.encode(info).decode(),
-            "ttl": ttl_ms,
-            "place": None if process is None else process.place,
-        }
+        values = (
+            worker.worker_id,
+            msgspec.json.encode(info).decode(),
+            ttl_ms,
+            None if process is None else process.place,
+        )
         found = await self._ask(operation, statements.REGISTER_WORKER, values)
         marks = [_decode_mark(info) for (info,) in found]
         neighbours.meet([(each.holder, each.process) for each in marks if each.process])

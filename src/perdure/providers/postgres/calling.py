@@ -1,7 +1,8 @@
-"""Calls functions of the schema without the driver's cursor.
+"""Sends statements without the driver's cursor, and limits the wait for a server that stays silent.
 
-The cursor converts parameters and describes the result. A commit or a fetch needs neither, and the
-cursor costs up to four times as much. Also limits the wait for a server that stays silent.
+The cursor converts parameters and describes the result, which costs up to four times as much. When
+a task that waits for an answer is cancelled, the driver asks the server to cancel the statement and
+waits for its reply, 10 s if the server is silent; here, the wait ends at once.
 """
 
 from __future__ import annotations
@@ -20,10 +21,13 @@ if TYPE_CHECKING:
 
     from psycopg.pq.abc import PGresult
 
+Parameters: TypeAlias = "Sequence[str | int | Sequence[str] | None]"
 _Answered: TypeAlias = "Callable[[PGresult | None, BaseException | None], None]"
 """Is called once, with the result or with the error."""
 
 _GOOD: Final = frozenset({ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK})
+_PREPARED_MAX: Final = 100
+"""Of one connection: the server keeps a plan for each."""
 
 
 def cut(connection: psycopg.AsyncConnection[Any]) -> None:
@@ -75,8 +79,8 @@ class RawConnection:
         self._pgconn = connection.pgconn
         self._socket = connection.pgconn.socket
         self._loop = asyncio.get_running_loop()
-        self.prepared: set[bytes] = set()
-        """The statements that are prepared on the connection."""
+        self.prepared: dict[bytes, bytes] = {}
+        """The names of statements that are prepared on the connection."""
         self._is_reading = False
         self._is_writing = False
         self._results: list[PGresult] = []
@@ -93,12 +97,11 @@ class RawConnection:
         )
 
     async def call_for_rows(
-        self, statement: bytes, parameters: Sequence[bytes | None], *, prepare: bool, seconds: float
+        self, statement: bytes, parameters: Parameters, *, prepare: bool, seconds: float
     ) -> list[tuple[Any, ...]]:
-        """As ``call``, for any number of rows with values of any type."""
-        result = await self._call(
-            statement, parameters, prepare=prepare, seconds=seconds, binary=True
-        )
+        """As ``call``, for parameters of any type and any number of rows."""
+        values = [text_of(each) for each in parameters]
+        result = await self._call(statement, values, prepare=prepare, seconds=seconds, binary=True)
         transformer = Transformer(self._connection)
         transformer.set_pgresult(result)
         return transformer.load_rows(0, result.ntuples, tuple)
@@ -112,10 +115,13 @@ class RawConnection:
         seconds: float,
         binary: bool,
     ) -> PGresult:
+        prepare = prepare and (statement in self.prepared or len(self.prepared) < _PREPARED_MAX)
         if prepare and statement not in self.prepared:
-            self._pgconn.send_prepare(_name_of(statement), statement)
+            called = statement.rpartition(b".")[2].partition(b"$")[0]
+            name = b"perdure %d %b" % (len(self.prepared), called[:40])
+            self._pgconn.send_prepare(name, statement)
             await self._answer(seconds)
-            self.prepared.add(statement)
+            self.prepared[statement] = name
         self._send(statement, parameters, prepare=prepare, binary=binary)
         return await self._answer(seconds)
 
@@ -160,7 +166,7 @@ class RawConnection:
         binary: bool,
     ) -> None:
         if prepare:
-            name = _name_of(statement)
+            name = self.prepared[statement]
             self._pgconn.send_query_prepared(name, parameters, result_format=int(binary))
         else:
             self._pgconn.send_query_params(statement, parameters, result_format=int(binary))
@@ -258,9 +264,26 @@ def value_of(result: PGresult) -> bytes:
     return value
 
 
-def _name_of(statement: bytes) -> bytes:
-    """Return the name under which a connection prepares the statement."""
-    return b"perdure " + statement.rpartition(b".")[2].partition(b"$")[0]
+def text_of(value: str | int | Sequence[str] | None) -> bytes | None:
+    """Return the value as text that the server reads as a parameter."""
+    match value:
+        case None:
+            return None
+        case str():
+            if "\0" in value:
+                raise psycopg.DataError(f"a text with a NUL character cannot be stored: {value!r}")
+            return value.encode()
+        case bool():
+            return b"t" if value else b"f"
+        case int():
+            return b"%d" % value
+        case _:
+            return text_of(f"{{{','.join(map(_quoted, value))}}}")
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
 
 
 def _first(results: list[PGresult]) -> PGresult:

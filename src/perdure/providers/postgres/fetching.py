@@ -37,6 +37,9 @@ _TOKENS_MAX: Final = 200_000
 _PAUSE_SECONDS_MIN: Final = 0.005
 _JITTER: Final = 0.2
 _NOTIFY_SPACING_SECONDS: Final = 0.02
+_CLOSE_SECONDS: Final = 3.0
+"""Limit for fetches that are under way at closing. What an unanswered one has locked stays locked
+until the locks expire."""
 
 _ItemT = TypeVar("_ItemT")
 _WantT = TypeVar("_WantT", bound="Hashable")
@@ -100,6 +103,10 @@ class FetchCoalescer(Generic[_WantT, _ItemT]):
             self._alarm.cancel()
             self._alarm = None
         self.wake()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_CLOSE_SECONDS)
+        for task in self._tasks:
+            task.cancel()
         while self._tasks:
             # Not gather: with tasks that have ended it does not yield, and none would be discarded.
             await asyncio.wait(self._tasks)
@@ -343,7 +350,7 @@ class _Fetcher(Generic[_WantT, _ItemT]):
             found = await self._store.pool.fetch(
                 self._operation,
                 self._store.statements(self._template),
-                lambda again: [records.parameter(each) for each in (tokens, again, *arguments)],
+                lambda again: (tokens, again, *arguments),
                 was_sent=was_sent,
             )
         except ProviderError as error:

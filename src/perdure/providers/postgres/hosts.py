@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import psycopg
 
-from perdure.providers.postgres.calling import answer_within
+from perdure.providers.postgres.calling import RawConnection
 from perdure.providers.postgres.faults import NotPrimary, OldPrimary
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ class Hosts:
     def tell_timelines(self) -> bool:
         return self._facts == _FACTS
 
-    async def connect(self, prepare_threshold: int | None = None) -> ServerConnection:
+    async def connect(self) -> ServerConnection:
         """Return a connection to a server that accepts writes and is no old primary.
 
         Tries the last primary first, and those that were silent last. Raises what the driver
@@ -197,20 +197,28 @@ class Hosts:
         """
         hosts = await self._resolved()
         if len(hosts) == 1:
-            return await self._connect_to(hosts[0], prepare_threshold)
+            return await self._connect_to(hosts[0])
         hosts.sort(key=lambda host: (host in self._silent, host != self._primary))
         failures: list[Exception] = []
         tasks: set[asyncio.Task[ServerConnection]] = set()
         try:
             for host in hosts:
-                tasks.add(asyncio.ensure_future(self._connect_to(host, prepare_threshold)))
+                tasks.add(asyncio.ensure_future(self._connect_to(host)))
                 if (found := await _first(tasks, failures, _STAGGER_SECONDS)) is not None:
-                    return found
-            if (found := await _first(tasks, failures, None)) is not None:
-                return found
+                    break
+            else:
+                found = await _first(tasks, failures, None)
         finally:
-            await _end(tasks)
-        raise _joined(failures)
+            # Without awaiting them: a connection that was found would be lost on cancellation.
+            for task in tasks:
+                task.add_done_callback(_close_found)
+                task.cancel()
+        if found is None:
+            raise _joined(failures)
+        if (refused := self._fence.refusal(found.server)) is not None:
+            found.pgconn.finish()  # a newer primary was seen since it was admitted
+            raise refused
+        return found
 
     async def look(self, seconds: float = _LOOK_SECONDS, *, is_late: bool = False) -> None:
         """Ask each server whether it is the primary, to learn of a newer timeline.
@@ -221,10 +229,11 @@ class Hosts:
         async def ask(host: HostAddress) -> None:
             with suppress(psycopg.Error, OSError):
                 async with asyncio.timeout(seconds):
-                    connection = await self._connect_to(host, None, is_look=True)
+                    connection = await self._connect_to(host, is_look=True)
                     try:
                         if is_late:
-                            self._note_waiting(host, *await _one_row(connection, _WAITING_COMMITS))
+                            row = await _one_row(connection, _WAITING_COMMITS, seconds)
+                            self._note_waiting(host, *row)
                     finally:
                         connection.pgconn.finish()
 
@@ -260,14 +269,10 @@ class Hosts:
             found += [replace(host, hostaddr=address) for address in addresses] or [host]
         return found
 
-    async def _connect_to(
-        self, host: HostAddress, prepare_threshold: int | None, *, is_look: bool = False
-    ) -> ServerConnection:
+    async def _connect_to(self, host: HostAddress, *, is_look: bool = False) -> ServerConnection:
         try:
             connection = await ServerConnection.connect(
-                self._address.conninfo_of(host),
-                autocommit=True,
-                prepare_threshold=prepare_threshold,
+                self._address.conninfo_of(host), autocommit=True, prepare_threshold=None
             )
             try:
                 connection.server = await self._ask(connection, host)
@@ -290,8 +295,7 @@ class Hosts:
 
     async def _ask(self, connection: ServerConnection, host: HostAddress) -> Server:
         try:
-            with answer_within(connection, self._address.connect_seconds):
-                row = await _one_row(connection, self._facts)
+            row = await _one_row(connection, self._facts, self._address.connect_seconds)
         except (psycopg.ProgrammingError, psycopg.NotSupportedError) as error:
             if not self.tell_timelines:
                 raise
@@ -317,11 +321,13 @@ class Hosts:
             raise refused
 
 
-async def _one_row(connection: ServerConnection, statement: bytes) -> Row:
-    cursor = await connection.execute(statement, prepare=False)
-    row = await cursor.fetchone()
-    assert row is not None
-    return row
+async def _one_row(connection: ServerConnection, statement: bytes, seconds: float) -> Row:
+    raw = RawConnection(connection)
+    try:
+        (row,) = await raw.call_for_rows(statement, (), prepare=False, seconds=seconds)
+        return row
+    finally:
+        raw.stop()
 
 
 async def _first(
@@ -345,12 +351,9 @@ async def _first(
     return None
 
 
-async def _end(tasks: set[asyncio.Task[ServerConnection]]) -> None:
-    for task in tasks:
-        task.cancel()
-    for outcome in await asyncio.gather(*tasks, return_exceptions=True):
-        if isinstance(outcome, ServerConnection):
-            outcome.pgconn.finish()
+def _close_found(task: asyncio.Task[ServerConnection]) -> None:
+    if not task.cancelled() and task.exception() is None:
+        task.result().pgconn.finish()
 
 
 def _joined(failures: list[Exception]) -> Exception:

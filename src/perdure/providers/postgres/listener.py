@@ -12,15 +12,15 @@ import zlib
 from typing import TYPE_CHECKING, Final
 
 import psycopg
-from psycopg import sql
 
 from perdure.errors import PerdureError
-from perdure.providers.postgres.calling import cut
+from perdure.providers.postgres.calling import RawConnection, cut
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Set as AbstractSet
 
+    from perdure.providers.postgres.address import StoreAddress
     from perdure.providers.postgres.hosts import Hosts, ServerConnection
     from perdure.providers.postgres.pool import ConnectionPool
 
@@ -31,11 +31,13 @@ BUCKETS: Final = 64
 
 _SPACING_SECONDS: Final = 0.02
 _SEND_SECONDS: Final = 5.0
-"""A later notification is useless: waiters have polled by then."""
+"""For all tries. A later notification is useless: waiters have polled by then."""
+_CLOSE_SECONDS: Final = 1.0
+"""Limit for the last notification at closing, which other processes can do without."""
 _RECONNECT_SECONDS: Final = (0.1, 5.0)
 _SEND: Final = b"""
     SELECT pg_backend_pid(), pg_notify(c, '')
-    FROM unnest(%s::text[]) AS c, set_config('synchronous_commit', 'off', true)
+    FROM unnest($1::text[]) AS c, set_config('synchronous_commit', 'off', true)
 """
 """Nothing is written that a crash could lose, so the commit does not wait for the disk."""
 
@@ -78,13 +80,21 @@ class Notifier:
 
     async def close(self) -> None:
         if self._task is not None:
-            await self._task
+            await asyncio.wait({self._task}, timeout=_CLOSE_SECONDS)
+        if self._task is not None:
+            self._task.cancel()
 
     async def _send(self) -> None:
         try:
             while self._waiting:
                 channels, self._waiting = sorted(self._waiting), set()
-                rows = await self._pool.run("notify", _SEND, (channels,), seconds=_SEND_SECONDS)
+                rows = await self._pool.run(
+                    "notify",
+                    _SEND,
+                    (channels,),
+                    seconds=_SEND_SECONDS,
+                    retry_seconds=_SEND_SECONDS,
+                )
                 self.sessions.update(row[0] for row in rows[:1])
                 await asyncio.sleep(_SPACING_SECONDS)
         except PerdureError as error:
@@ -98,13 +108,13 @@ class Listener:
 
     def __init__(
         self,
-        location: str,
+        address: StoreAddress,
         hosts: Hosts,
         channels: Channels,
         own_sessions: AbstractSet[int],
         notified: Callable[[str | None], None],
     ) -> None:
-        self._location = location
+        self._address = address
         self._hosts = hosts
         self._channels = channels
         self._own_sessions = own_sessions
@@ -140,7 +150,7 @@ class Listener:
                     # Close first: the task may be cancelled a second time.
                     await connection.close()
             except (psycopg.Error, OSError) as error:
-                log.debug("not listening to %s: %s", self._location, error)
+                log.debug("not listening to %s: %s", self._address.location, error)
             pause = _RECONNECT_SECONDS[0] if self.is_listening else pause
             self._connection = None
             self.is_listening = False
@@ -148,10 +158,14 @@ class Listener:
             pause = min(2 * pause, _RECONNECT_SECONDS[1])
 
     async def _listen(self, connection: ServerConnection) -> None:
-        names = self._channels.all
-        await connection.execute(
-            sql.SQL("; ").join(sql.SQL("LISTEN {}").format(sql.Identifier(name)) for name in names)
-        )
+        raw = RawConnection(connection)
+        try:
+            # One statement: the channels have names that need no quoting.
+            listens = "".join(f"LISTEN {name};" for name in self._channels.all)
+            statement = f"DO $$BEGIN {listens} END$$".encode()
+            await raw.call(statement, (), prepare=False, seconds=self._address.answer_seconds)
+        finally:
+            raw.stop()
         self.is_listening = True
         self._notified(None)  # notifications may have been missed
         async for notification in connection.notifies():

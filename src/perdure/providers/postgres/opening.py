@@ -47,6 +47,8 @@ They contained the functions as well."""
 
 _LOCK_SECONDS: Final = 300
 """Limit for the wait for another process that changes the schema, perhaps a big table."""
+_MIGRATE_SECONDS: Final = 6 * 3600
+"""Limit for all of it, for a server that stops answering in between. A big table takes long."""
 _TIME_LIMITS = sql.SQL("SET LOCAL lock_timeout = {}; SET LOCAL statement_timeout = 0").format(
     sql.Literal(f"{_LOCK_SECONDS}s")
 )
@@ -234,6 +236,11 @@ async def migrate(connection: AsyncConnection[Any], address: StoreAddress) -> Se
     """
     if not await pending(connection, address):
         return ()
+    with answer_within(connection, _MIGRATE_SECONDS):
+        return await _migrate(connection, address)
+
+
+async def _migrate(connection: AsyncConnection[Any], address: StoreAddress) -> Sequence[Migration]:
     async with connection.transaction():
         with answer_within(connection, _LOCK_SECONDS + address.answer_seconds):
             await connection.execute(_TIME_LIMITS)

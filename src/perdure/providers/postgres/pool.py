@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import psycopg
 
 from perdure.errors import StoreBusy, StoreClosed
-from perdure.providers.postgres.calling import RawConnection, answer_within, cut, value_of
+from perdure.providers.postgres.calling import RawConnection, cut, value_of
 from perdure.providers.postgres.faults import (
     OldPrimary,
     Remedy,
@@ -24,14 +24,14 @@ from perdure.providers.postgres.faults import (
 from perdure.providers.postgres.hosts import TIMELINE, Row, ServerConnection, timeline_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from psycopg.pq.abc import PGresult
 
     from perdure.providers.postgres.address import StoreAddress
+    from perdure.providers.postgres.calling import Parameters
     from perdure.providers.postgres.hosts import Fence, Hosts
 
-Parameters: TypeAlias = "Sequence[Any] | Mapping[str, Any]"
 _Answer = TypeVar("_Answer")
 
 RETRY_SECONDS: Final = 10.0
@@ -101,7 +101,7 @@ class ConnectionPool:
 
     async def connect(self) -> ServerConnection:
         """Return a connection outside the pool; raises what the driver raises."""
-        return await self._hosts.connect(_PREPARE_AFTER_RUNS if self._prepares else None)
+        return await self._hosts.connect()
 
     def open(self) -> None:
         self._is_open = True
@@ -149,18 +149,39 @@ class ConnectionPool:
         ``writes``: the first try may have written all that there is to write, and not have waited
         for synchronous standbys to the end. The repeat waits for them.
         """
+        return await self.fetch(
+            operation,
+            statement,
+            lambda _again: parameters,
+            seconds=seconds,
+            retry_seconds=retry_seconds,
+            writes=writes,
+        )
+
+    async def fetch(
+        self,
+        operation: str,
+        statement: bytes,
+        parameters: Callable[[bool], Parameters],
+        *,
+        seconds: float | None = None,
+        retry_seconds: float | None = None,
+        writes: bool = False,
+        was_sent: bool = False,
+    ) -> list[Row]:
+        """As ``run``; ``parameters`` is told whether the statement may have run before."""
         limit = self._address.answer_seconds if seconds is None else seconds
 
         async def attempt(again: bool) -> list[Row]:
             async def ask(pooled: PooledConnection) -> list[Row]:
-                pooled.raw.stop()
-                cursor = pooled.connection.cursor(binary=True)
-                with answer_within(pooled.connection, limit):
-                    if again and writes:
-                        await cursor.execute(_WAIT_FOR_STANDBYS)
-                    await cursor.execute(statement, parameters)
-                    result = cursor.pgresult
-                    return await cursor.fetchall() if result is not None and result.nfields else []
+                if again and writes:
+                    await pooled.raw.call(_WAIT_FOR_STANDBYS, (), prepare=False, seconds=limit)
+                return await pooled.raw.call_for_rows(
+                    statement,
+                    parameters(again),
+                    prepare=self._is_worth_preparing(pooled, statement),
+                    seconds=limit,
+                )
 
             return await self._on_connection(operation, statement, ask)
 
@@ -169,32 +190,7 @@ class ConnectionPool:
             self.location,
             self._retry_seconds if retry_seconds is None else retry_seconds,
             attempt,
-        )
-
-    async def fetch(
-        self,
-        operation: str,
-        statement: bytes,
-        parameters: Callable[[bool], Sequence[bytes | None]],
-        *,
-        was_sent: bool,
-    ) -> list[Row]:
-        """As ``run``; ``parameters`` is told whether the statement may have run before."""
-
-        async def attempt(again: bool) -> list[Row]:
-            return await self._on_connection(
-                operation,
-                statement,
-                lambda pooled: pooled.raw.call_for_rows(
-                    statement,
-                    parameters(again),
-                    prepare=self._is_worth_preparing(pooled, statement),
-                    seconds=self._address.answer_seconds,
-                ),
-            )
-
-        return await repeat(
-            operation, self.location, self._retry_seconds, attempt, was_sent=was_sent
+            was_sent=was_sent,
         )
 
     async def call_once(
@@ -394,7 +390,8 @@ class ConnectionPool:
                 self._close(pooled)
             self._close_if_broken(error)
         age = asyncio.get_running_loop().time() - pooled.opened_at
-        if self._is_open and age < _LIFE_SECONDS and not pooled.connection.closed:
+        is_usable = age < _LIFE_SECONDS and not pooled.connection.closed
+        if self._is_open and is_usable and self._outdated(pooled) is None:
             turn = self._next_turn()
             if turn is None:
                 self._free.append(pooled)

@@ -286,7 +286,7 @@ class PostgresProvider(Provider):
     # --- history
 
     async def _read(self, instance_id: str) -> list[HistoryRecord]:
-        found = await self._ask("read", statements.READ_LATEST_HISTORY, {"id": instance_id})
+        found = await self._ask("read", statements.READ_LATEST_HISTORY, (instance_id,))
         return list(records.records(found))
 
     async def _read_with_execution(
@@ -426,8 +426,9 @@ class PostgresProvider(Provider):
                 pass
         if rules.is_mail(message.kind):
             row["mail_max"], row["mail_bytes_max"] = self.mail_max, self.mail_bytes_max
-            row["call"] = call or None
             parts |= records.SOME_MAIL
+        if call:
+            row["call"] = call
         sent = self._send(
             Operation(
                 "enqueue_for_orchestrator",
@@ -475,7 +476,7 @@ class PostgresProvider(Provider):
         return None if value is None else str(value)
 
     async def _get_kv_all_values(self, instance_id: str) -> dict[str, KvEntry]:
-        found = await self._ask("get_kv_all_values", statements.GET_KV_VALUES, {"id": instance_id})
+        found = await self._ask("get_kv_all_values", statements.GET_KV_VALUES, (instance_id,))
         return records.kv_entries(found)
 
     def _watch(self, instance_id: str) -> Watch:

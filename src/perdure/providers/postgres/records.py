@@ -228,26 +228,6 @@ def work_routes(names: Sequence[str] | None, suffixes: Sequence[str] | None) -> 
     return [f"{name}{_SEPARATOR}{suffix}" for name in names for suffix in suffixes]
 
 
-def parameter(value: str | int | Sequence[str] | None) -> bytes | None:
-    """Return the value as text that the server reads as a parameter."""
-    match value:
-        case None:
-            return None
-        case str():
-            return value.encode()
-        case bool():
-            return b"t" if value else b"f"
-        case int():
-            return b"%d" % value
-        case _:
-            return f"{{{','.join(map(_quoted, value))}}}".encode()
-
-
-def _quoted(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
-
-
 # --- out of the store
 
 

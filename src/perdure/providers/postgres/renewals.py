@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from perdure.errors import StoreClosed
-from perdure.providers.postgres import records
 from perdure.providers.postgres.calling import RawConnection, cut
 from perdure.providers.postgres.faults import is_unusable_after, repeat
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from concurrent.futures import Future
 
     from perdure.providers.postgres.address import StoreAddress
+    from perdure.providers.postgres.calling import Parameters
     from perdure.providers.postgres.hosts import Hosts, Row, ServerConnection
 
 log = logging.getLogger(__name__)
@@ -45,11 +44,10 @@ class _RenewalThread:
         """Connect anew before the next renewal; one that waits for an answer fails."""
         self._loop.call_soon_threadsafe(self._cut)
 
-    def ask(
-        self, statement: bytes, values: Sequence[bytes | None], seconds: float
-    ) -> Future[list[Row]]:
+    def ask(self, statement: bytes, parameters: Parameters, seconds: float) -> Future[list[Row]]:
         """Return the rows as a future, which is cancelled if the thread ends first."""
-        return asyncio.run_coroutine_threadsafe(self._ask(statement, values, seconds), self._loop)
+        asking = self._ask(statement, parameters, seconds)
+        return asyncio.run_coroutine_threadsafe(asking, self._loop)
 
     async def end(self) -> None:
         self._loop.call_soon_threadsafe(self._over.set)
@@ -71,9 +69,7 @@ class _RenewalThread:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._disconnect()
 
-    async def _ask(
-        self, statement: bytes, values: Sequence[bytes | None], seconds: float
-    ) -> list[Row]:
+    async def _ask(self, statement: bytes, parameters: Parameters, seconds: float) -> list[Row]:
         async with self._one_at_a_time:
             if self._raw is None or self._connection is None or self._connection.closed:
                 self._disconnect()
@@ -81,7 +77,7 @@ class _RenewalThread:
                 self._raw = RawConnection(self._connection)
             try:
                 return await self._raw.call_for_rows(
-                    statement, values, prepare=self._prepare, seconds=seconds
+                    statement, parameters, prepare=self._prepare, seconds=seconds
                 )
             except BaseException as error:
                 if is_unusable_after(error):
@@ -135,15 +131,14 @@ class Renewals:
             if self._thread is not None:
                 self._thread.leave_old_primary()
 
-    async def run(self, operation: str, statement: bytes, parameters: Sequence[Any]) -> list[Row]:
+    async def run(self, operation: str, statement: bytes, parameters: Parameters) -> list[Row]:
         """Return the rows of a statement that may be repeated, and is while that can help."""
         seconds = _ANSWER_SECONDS
-        values = [records.parameter(each) for each in parameters]
 
         async def attempt(_again: bool) -> list[Row]:
             nonlocal seconds
             try:
-                return await self._ask(operation, statement, values, seconds)
+                return await self._ask(operation, statement, parameters, seconds)
             except TimeoutError:
                 log.warning(
                     "%s: %s has not answered within %s s; trying again on another connection",
@@ -157,14 +152,14 @@ class Renewals:
         return await repeat(operation, self._address.location, self._retry_seconds, attempt)
 
     async def _ask(
-        self, operation: str, statement: bytes, values: Sequence[bytes | None], seconds: float
+        self, operation: str, statement: bytes, parameters: Parameters, seconds: float
     ) -> list[Row]:
         with self._starting:
             if not self._is_open:
                 raise self._closed(operation)
             if self._thread is None:
                 self._thread = _RenewalThread(self._hosts, prepare=self._prepare)
-            asked = self._thread.ask(statement, values, seconds)
+            asked = self._thread.ask(statement, parameters, seconds)
         try:
             return await asyncio.wrap_future(asked)
         except asyncio.CancelledError:

@@ -59,24 +59,24 @@ CLEANUP_SESSIONS: Final = "SELECT {schema}.cleanup_sessions()"
 
 READ_HISTORY: Final = """
     SELECT event_id, data FROM {schema}.history
-    WHERE instance_id = %s AND execution_id = %s AND event_id > %s
-    ORDER BY event_id LIMIT %s
+    WHERE instance_id = $1 AND execution_id = $2 AND event_id > $3
+    ORDER BY event_id LIMIT $4
 """
 READ_LATEST_HISTORY: Final = """
     SELECT event_id, data FROM {schema}.history
-    WHERE instance_id = %(id)s AND execution_id = greatest(
-        (SELECT execution_id FROM {schema}.instances WHERE instance_id = %(id)s),
-        (SELECT max(execution_id) FROM {schema}.history WHERE instance_id = %(id)s)
+    WHERE instance_id = $1 AND execution_id = greatest(
+        (SELECT execution_id FROM {schema}.instances WHERE instance_id = $1),
+        (SELECT max(execution_id) FROM {schema}.history WHERE instance_id = $1)
     )
     ORDER BY event_id
 """
 GET_CUSTOM_STATUS: Final = """
     SELECT custom_status, custom_status_version FROM {schema}.instances
-    WHERE instance_id = %s AND custom_status_version > %s
+    WHERE instance_id = $1 AND custom_status_version > $2
 """
 GET_KV_VALUE: Final = """
     SELECT CASE WHEN d.instance_id IS NULL THEN s.value ELSE d.value END
-    FROM (VALUES (%s, %s)) AS k (instance_id, key)
+    FROM (VALUES ($1, $2)) AS k (instance_id, key)
     LEFT JOIN {schema}.kv_delta d ON d.instance_id = k.instance_id AND d.key = k.key
     LEFT JOIN {schema}.kv_store s ON s.instance_id = k.instance_id AND s.key = k.key
 """
@@ -84,24 +84,24 @@ GET_KV_VALUES: Final = """
     SELECT coalesce(d.key, s.key),
         CASE WHEN d.key IS NULL THEN s.value ELSE d.value END,
         CASE WHEN d.key IS NULL THEN s.updated_at ELSE d.updated_at END
-    FROM (SELECT * FROM {schema}.kv_store WHERE instance_id = %(id)s) s
-    FULL JOIN (SELECT * FROM {schema}.kv_delta WHERE instance_id = %(id)s) d USING (key)
+    FROM (SELECT * FROM {schema}.kv_store WHERE instance_id = $1) s
+    FULL JOIN (SELECT * FROM {schema}.kv_delta WHERE instance_id = $1) d USING (key)
     WHERE d.key IS NULL OR d.value IS NOT NULL
     ORDER BY 1
 """
 GET_KV_STORE: Final = """
-    SELECT key, value, updated_at FROM {schema}.kv_store WHERE instance_id = %s ORDER BY key
+    SELECT key, value, updated_at FROM {schema}.kv_store WHERE instance_id = $1 ORDER BY key
 """
 
 # --- administration
 
 LIST_EXECUTIONS: Final = """
-    SELECT execution_id FROM {schema}.executions WHERE instance_id = %s ORDER BY execution_id
+    SELECT execution_id FROM {schema}.executions WHERE instance_id = $1 ORDER BY execution_id
 """
 LATEST_EXECUTION_ID: Final = """
     SELECT greatest(
-        (SELECT max(execution_id) FROM {schema}.executions WHERE instance_id = %(id)s),
-        (SELECT max(execution_id) FROM {schema}.history WHERE instance_id = %(id)s)
+        (SELECT max(execution_id) FROM {schema}.executions WHERE instance_id = $1),
+        (SELECT max(execution_id) FROM {schema}.history WHERE instance_id = $1)
     )
 """
 GET_EXECUTION: Final = """
@@ -109,18 +109,18 @@ GET_EXECUTION: Final = """
         SELECT count(*) FROM {schema}.history h
         WHERE h.instance_id = x.instance_id AND h.execution_id = x.execution_id
     ), x.framework_version
-    FROM {schema}.executions x WHERE x.instance_id = %s AND x.execution_id = %s
+    FROM {schema}.executions x WHERE x.instance_id = $1 AND x.execution_id = $2
 """
 LIST_CHILDREN: Final = """
-    SELECT instance_id FROM {schema}.instances WHERE parent_instance_id = %s
+    SELECT instance_id FROM {schema}.instances WHERE parent_instance_id = $1
     ORDER BY created_at, instance_id
 """
 GET_TREE: Final = """
-    SELECT {schema}.tree_of(instance_id) FROM {schema}.instances WHERE instance_id = %s
+    SELECT {schema}.tree_of(instance_id) FROM {schema}.instances WHERE instance_id = $1
 """
-SUSPEND_INSTANCE: Final = "SELECT {schema}.suspend_instance(%s)"
-RESUME_INSTANCE: Final = "SELECT {schema}.resume_instance(%s)"
-LOCK_INSTANCE: Final = "SELECT {schema}.lock_instance(%s, %s, %s)"
+SUSPEND_INSTANCE: Final = "SELECT {schema}.suspend_instance($1)"
+RESUME_INSTANCE: Final = "SELECT {schema}.resume_instance($1)"
+LOCK_INSTANCE: Final = "SELECT {schema}.lock_instance($1, $2, $3)"
 GET_DEPTHS: Final = """
     WITH clock AS MATERIALIZED (SELECT {schema}.now_ms() AS now), entries AS (
         SELECT 'orchestrator' AS queue, NULL AS name, NULL AS tag, q.visible_at,
@@ -152,8 +152,8 @@ LIST_MESSAGES: Final = """
         LEFT JOIN {schema}.instance_locks l
             ON l.instance_id = q.instance_id AND l.lock_token = q.lock_token
             AND l.locked_until > (SELECT {schema}.now_ms())
-        WHERE q.instance_id = %s
-        ORDER BY q.message_id LIMIT %s
+        WHERE q.instance_id = $1
+        ORDER BY q.message_id LIMIT $2
     ) m
 """
 LIST_WORK: Final = """
@@ -163,29 +163,29 @@ LIST_WORK: Final = """
             w, CASE WHEN w.locked_until > (SELECT {schema}.now_ms()) THEN w.locked_until END
         ) AS entry
         FROM {schema}.worker_queue w
-        WHERE w.instance_id = %s
-        ORDER BY w.message_id LIMIT %s
+        WHERE w.instance_id = $1
+        ORDER BY w.message_id LIMIT $2
     ) m
 """
 LIST_DEAD_LETTERS: Final = """
     SELECT letter_id, reason, dead_since, message FROM {schema}.dead_letters
-    ORDER BY letter_id LIMIT %s
+    ORDER BY letter_id LIMIT $1
 """
-REQUEUE_LETTER: Final = "SELECT {schema}.requeue_letter(%s)"
-DELETE_LETTER: Final = "DELETE FROM {schema}.dead_letters WHERE letter_id = %s RETURNING letter_id"
-DELETE_INSTANCES: Final = "SELECT {schema}.delete_instances(%s, %s)::text"
+REQUEUE_LETTER: Final = "SELECT {schema}.requeue_letter($1)"
+DELETE_LETTER: Final = "DELETE FROM {schema}.dead_letters WHERE letter_id = $1 RETURNING letter_id"
+DELETE_INSTANCES: Final = "SELECT {schema}.delete_instances($1, $2)::text"
 _LIST_MATCHING: Final[LiteralString] = """
     SELECT i.created_at, i.instance_id FROM {schema}.instances i
-    WHERE (%s::text[] IS NULL OR i.instance_id = ANY (%s))
-        AND (%s::bigint IS NULL OR i.completed_at < %s)
-        AND (i.created_at, i.instance_id) > (%s, %s)
+    WHERE ($1::text[] IS NULL OR i.instance_id = ANY ($1))
+        AND ($2::bigint IS NULL OR i.completed_at < $2)
+        AND (i.created_at, i.instance_id) > ($3, $4)
 """
-_OLDEST_FIRST: Final[LiteralString] = " ORDER BY i.created_at, i.instance_id LIMIT %s"
+_OLDEST_FIRST: Final[LiteralString] = " ORDER BY i.created_at, i.instance_id LIMIT $5"
 LIST_FINISHED_ROOTS: Final[LiteralString] = (
     _LIST_MATCHING + "AND i.parent_instance_id IS NULL AND {schema}.has_ended(i)" + _OLDEST_FIRST
 )
 LIST_BEGUN: Final[LiteralString] = _LIST_MATCHING + "AND i.execution_id > 0" + _OLDEST_FIRST
-PRUNE_INSTANCE: Final = "SELECT {schema}.prune_instance(%s, %s, %s)::text"
+PRUNE_INSTANCE: Final = "SELECT {schema}.prune_instance($1, $2, $3)::text"
 GET_TOTALS: Final = """
     SELECT (SELECT count(*) FROM {schema}.instances),
         (SELECT count(*) FROM {schema}.executions), (SELECT count(*) FROM {schema}.history)
@@ -196,32 +196,32 @@ REGISTER_WORKER: Final = """
         SELECT {schema}.now_ms() AS now, set_config('synchronous_commit', 'off', true)
     ), lapsed AS (
         DELETE FROM {schema}.workers k USING clock c
-        WHERE k.lapses_at < c.now - 86400000 AND k.worker_id <> %(id)s
+        WHERE k.lapses_at < c.now - 86400000 AND k.worker_id <> $1
     ), entry AS (
         INSERT INTO {schema}.workers (worker_id, info, lapses_at)
-        SELECT %(id)s, jsonb_set(%(info)s::jsonb, '{{seen_at_ms}}', to_jsonb(c.now)),
-            c.now + %(ttl)s
+        SELECT $1, jsonb_set($2::jsonb, '{{seen_at_ms}}', to_jsonb(c.now)),
+            c.now + $3
         FROM clock c
         ON CONFLICT (worker_id) DO UPDATE
             SET info = EXCLUDED.info, lapses_at = EXCLUDED.lapses_at
     )
-    SELECT info FROM {schema}.workers WHERE info::jsonb -> 'process' ->> 0 = %(place)s
+    SELECT info FROM {schema}.workers WHERE info::jsonb -> 'process' ->> 0 = $4
 """
 """Returns the workers of that place as they were before, also the one that is replaced.
 
 Deletes those that lapsed a day ago. As with locks, a crash may lose it."""
 REMOVE_WORKER: Final = """
     DELETE FROM {schema}.workers
-    WHERE worker_id = %s AND set_config('synchronous_commit', 'off', true) = 'off'
+    WHERE worker_id = $1 AND set_config('synchronous_commit', 'off', true) = 'off'
 """
 LIST_WORKERS: Final = """
     SELECT info FROM {schema}.workers WHERE lapses_at > (SELECT {schema}.now_ms())
     ORDER BY worker_id
 """
-RELEASE_HOLDER: Final = "SELECT {schema}.release_holder(%s)"
-EXPORT_INSTANCE: Final = "SELECT {schema}.export_instance(%s)"
-IMPORT_INSTANCE: Final = "SELECT {schema}.import_instance(%s::jsonb, %s)"
-MARK_MOVED: Final = "SELECT {schema}.mark_moved(%s)"
+RELEASE_HOLDER: Final = "SELECT {schema}.release_holder($1)"
+EXPORT_INSTANCE: Final = "SELECT {schema}.export_instance($1)"
+IMPORT_INSTANCE: Final = "SELECT {schema}.import_instance($1::jsonb, $2)"
+MARK_MOVED: Final = "SELECT {schema}.mark_moved($1)"
 GET_STORE: Final = """
     SELECT s.format_version, s.moved_to, (SELECT max(number) FROM {schema}.migrations),
         {schema}.now_ms()
@@ -247,11 +247,11 @@ WITHOUT_READINESS: Final = """
 """
 GET_SIZE: Final = """
     SELECT sum(pg_total_relation_size(oid))::bigint FROM pg_class
-    WHERE relnamespace = %s::regnamespace AND relkind = 'r'
+    WHERE relnamespace = $1::regnamespace AND relkind = 'r'
 """
 REMOVE_LANES: Final = """
     DELETE FROM {schema}.lanes
-    WHERE (lane = ANY (%s) OR used_at < (SELECT {schema}.now_ms()) - %s)
+    WHERE (lane = ANY ($1) OR used_at < (SELECT {schema}.now_ms()) - $2)
         AND set_config('synchronous_commit', 'off', true) = 'off'
 """
 
@@ -284,25 +284,25 @@ _COLUMNS: Final[LiteralString] = f"""
     LEFT JOIN {{schema}}.instance_locks l ON l.instance_id = i.instance_id
 """  # noqa: S608 - of constants
 _COUNT: Final[LiteralString] = "SELECT count(*) FROM {schema}.instances i"
-_ORDER: Final[LiteralString] = " ORDER BY i.created_at DESC, i.instance_id DESC LIMIT %(limit)s"
+_ORDER: Final[LiteralString] = " ORDER BY i.created_at DESC, i.instance_id DESC LIMIT ?"
 
-GET_INFOS: Final[LiteralString] = _COLUMNS + " WHERE i.instance_id = ANY (%s)"
+GET_INFOS: Final[LiteralString] = _COLUMNS + " WHERE i.instance_id = ANY ($1)"
 
-# By field of the query; each condition binds the parameter of the same name.
+# By field of the query; each ? stands for its value.
 _CONDITIONS: Final[dict[str, LiteralString]] = {
-    "statuses": "i.status = ANY (%(statuses)s)",
-    "name": "coalesce(i.name, 'unknown') = %(name)s",
-    "version": "i.version = %(version)s",
-    "instance_ids": "i.instance_id = ANY (%(instance_ids)s)",
-    "id_prefix": "starts_with(i.instance_id, %(id_prefix)s) AND i.instance_id >= %(id_prefix)s",
-    "parent_instance_id": "i.parent_instance_id = %(parent_instance_id)s",
-    "created_after_ms": "i.created_at > %(created_after_ms)s",
-    "created_before_ms": "i.created_at < %(created_before_ms)s",
-    "completed_after_ms": "i.completed_at > %(completed_after_ms)s",
-    "completed_before_ms": "i.completed_at < %(completed_before_ms)s",
+    "statuses": "i.status = ANY (?)",
+    "name": "coalesce(i.name, 'unknown') = ?",
+    "version": "i.version = ?",
+    "instance_ids": "i.instance_id = ANY (?)",
+    "id_prefix": "starts_with(i.instance_id, ?) AND i.instance_id >= ?",
+    "parent_instance_id": "i.parent_instance_id = ?",
+    "created_after_ms": "i.created_at > ?",
+    "created_before_ms": "i.created_at < ?",
+    "completed_after_ms": "i.completed_at > ?",
+    "completed_before_ms": "i.completed_at < ?",
 }
 _ROOTS: Final[LiteralString] = "i.parent_instance_id IS NULL"
-_PAGE: Final[LiteralString] = "(i.created_at, i.instance_id) < (%(before_ms)s, %(before_id)s)"
+_PAGE: Final[LiteralString] = "(i.created_at, i.instance_id) < (?, ?)"
 
 # Python compares the text without regard to case. The server leaves out rows that cannot match: for
 # plain ASCII lower() is enough, any other text is left to Python.
@@ -312,50 +312,58 @@ _TEXT: Final[LiteralString] = """EXISTS (
         WHERE o.instance_id = i.instance_id AND o.execution_id = i.execution_id
     )]) AS t (text)
     WHERE octet_length(t.text) <> char_length(t.text)
-        OR strpos(lower(t.text COLLATE "C"), %(text)s) > 0
+        OR strpos(lower(t.text COLLATE "C"), ?) > 0
 )"""
+
+
+_PLACES: Final[tuple[LiteralString, ...]] = (
+    *("$1", "$2", "$3", "$4", "$5", "$6", "$7", "$8"),
+    *("$9", "$10", "$11", "$12", "$13", "$14", "$15", "$16"),
+)
 
 
 def select_page(
     query: InstanceQuery | None, before: tuple[int, str] | None, limit: int
-) -> tuple[LiteralString, dict[str, Any]]:
+) -> tuple[LiteralString, list[Any]]:
     """Select a page, newest first. With ``text`` the caller still has to check each row."""
     conditions, parameters = _conditions(query)
     if before is not None:
         conditions.append(_PAGE)
-        parameters["before_ms"], parameters["before_id"] = before
-    parameters["limit"] = limit
-    return _COLUMNS + _where(conditions) + _ORDER, parameters
+        parameters += before
+    return _numbered(_COLUMNS + _where(conditions) + _ORDER), [*parameters, limit]
 
 
-def select_count(query: InstanceQuery | None) -> tuple[LiteralString, dict[str, Any]]:
+def select_count(query: InstanceQuery | None) -> tuple[LiteralString, list[Any]]:
     """Count matching instances; only for queries without ``text``."""
     conditions, parameters = _conditions(query)
-    return _COUNT + _where(conditions), parameters
+    return _numbered(_COUNT + _where(conditions)), parameters
 
 
-def _conditions(query: InstanceQuery | None) -> tuple[list[LiteralString], dict[str, Any]]:
+def _conditions(query: InstanceQuery | None) -> tuple[list[LiteralString], list[Any]]:
     conditions: list[LiteralString] = []
-    parameters: dict[str, Any] = {}
+    parameters: list[Any] = []
     if query is None:
         return conditions, parameters
     for field, condition in _CONDITIONS.items():
         value = getattr(query, field)
         if value is not None:
             conditions.append(condition)
-            parameters[field] = value
-    if query.statuses is not None:
-        parameters["statuses"] = [str(status) for status in query.statuses]
-    if query.instance_ids is not None:
-        parameters["instance_ids"] = list(query.instance_ids)
+            parameters += [value] * condition.count("?")
     if query.roots_only:
         conditions.append(_ROOTS)
     if query.text is not None:
         conditions.append(_TEXT)
         folded = query.text.casefold()
-        parameters["text"] = folded if folded.isascii() else "\x7f"
+        parameters.append(folded if folded.isascii() else "\x7f")
     return conditions, parameters
 
 
 def _where(conditions: list[LiteralString]) -> LiteralString:
     return " WHERE " + " AND ".join(conditions) if conditions else ""
+
+
+def _numbered(statement: LiteralString) -> LiteralString:
+    """Return the statement with a number in place of each ?."""
+    for place in _PLACES:
+        statement = statement.replace("?", place, 1)
+    return statement

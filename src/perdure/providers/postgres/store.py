@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from typing import LiteralString
 
     from perdure.providers.migrate import Migration
+    from perdure.providers.postgres.calling import Parameters
     from perdure.providers.postgres.fetching import FetchCoalescer
     from perdure.providers.postgres.hosts import Row, ServerConnection
     from perdure.providers.postgres.pipeline import Answer
-    from perdure.providers.postgres.pool import Parameters
 
 _Result = TypeVar("_Result")
 
@@ -113,7 +113,7 @@ class PostgresStore:
         self._channels = Channels(schema)
         self._notifier = Notifier(self.pool)
         self._listener = Listener(
-            heard.location,
+            heard,
             Hosts(heard.for_listening(), self._fence),
             self._channels,
             # A pooler gives a session to many clients.
@@ -173,6 +173,7 @@ class PostgresStore:
         self._work_fetches.open()
 
     async def close(self) -> None:
+        """End all calls. Commits that are under way are waited for, as long as they are tried."""
         if self._process_id != os.getpid():
             return
         self.neighbours.close()
@@ -325,7 +326,7 @@ class PostgresStore:
         return await self.pool.run(operation, self.statements(template), parameters, writes=True)
 
     async def renew(
-        self, operation: str, template: LiteralString, parameters: Sequence[Any]
+        self, operation: str, template: LiteralString, parameters: Parameters
     ) -> list[Row]:
         """As ``ask``, on the connection that is kept for renewals."""
         return await self._renewals.run(operation, self.statements(template), parameters)
