@@ -368,6 +368,9 @@ BEGIN
         PERFORM follow_promotion();
         v_now := now_ms();
     END IF;
+    IF follow_clock_back() THEN
+        v_now := now_ms();
+    END IF;
     IF p_again THEN
         SELECT array_agg(d.instance_id), array_agg(d.delivery),
             array_agg(l.lock_token <> d.delivery), array_agg(d.batch)

@@ -323,6 +323,7 @@ BEGIN
         FOR UPDATE OF w SKIP LOCKED
     );
     v_now := now_ms();
+    PERFORM note_time(v_now);
     SELECT array_agg(r.token) INTO v_lost
     FROM jsonb_to_recordset(p_renewals) AS r (instance_id text, token text)
     WHERE NOT EXISTS (
