@@ -10,7 +10,17 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, TypeVarTuple, cast, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    ParamSpec,
+    TypeVar,
+    TypeVarTuple,
+    Unpack,
+    cast,
+    overload,
+)
 
 from perdure.authoring.context import require_scope
 from perdure.client.client import Client
@@ -24,7 +34,7 @@ if TYPE_CHECKING:
     from perdure.arguments import Duration
     from perdure.authoring import Orchestration
     from perdure.client.instance import Handle, InstanceStatus
-    from perdure.client.starting import IfChanged, IfExists
+    from perdure.client.starting import StartOptions
 
 C = TypeVar("C", bound="Client")
 P = ParamSpec("P")
@@ -178,11 +188,7 @@ class BlockingClient(Generic[C]):
         self,
         orchestration: Callable[[*Ts], Awaitable[R]],
         *args: *Ts,
-        id: str | None = None,
-        version: str | None = None,
-        delay: Duration | None = None,
-        if_exists: IfExists = "get",
-        if_changed: IfChanged = "warn",
+        **options: Unpack[StartOptions],
     ) -> BlockingHandle[R]: ...
     @overload
     def start(
@@ -190,22 +196,14 @@ class BlockingClient(Generic[C]):
         orchestration: Orchestration[..., R],
         *args: Any,
         kwargs: Mapping[str, Any],
-        id: str | None = None,
-        version: str | None = None,
-        delay: Duration | None = None,
-        if_exists: IfExists = "get",
-        if_changed: IfChanged = "warn",
+        **options: Unpack[StartOptions],
     ) -> BlockingHandle[R]: ...
     @overload
     def start(
         self,
         orchestration: str,
         *args: Any,
-        id: str | None = None,
-        version: str | None = None,
-        delay: Duration | None = None,
-        if_exists: IfExists = "get",
-        if_changed: IfChanged = "warn",
+        **options: Unpack[StartOptions],
     ) -> BlockingHandle[Any]: ...
     def start(  # type: ignore[misc]  # mypy does not accept *args: Any for *args: *Ts
         self, orchestration: Any, *args: Any, **options: Any

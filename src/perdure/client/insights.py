@@ -13,6 +13,7 @@ from perdure.client.instance import InstanceStats, failure_of
 from perdure.client.steps import Arrival, StepView, Unread, read_records, steps_and_unread
 from perdure.errors import CorruptData, NotFound
 from perdure.model import events, wire, work
+from perdure.model.envelopes import unreadable_activity
 from perdure.model.status import Status
 from perdure.providers.records import InstanceInfo, QueuedMessage, WorkerInfo
 
@@ -446,12 +447,7 @@ def _attempt(queued: QueuedWork) -> Attempt:
     try:
         item = wire.decode_activity(message.body)
     except CorruptData as error:
-        item = work.ActivityExecute(
-            instance_id=message.identity.instance_id,
-            execution_id=message.identity.execution_id,
-            activity_id=message.identity.activity_id,
-            name=message.name,
-        )
+        item = unreadable_activity(message.identity, message.name)
         last_error: str | None = error.message
     else:
         last_error = None if item.last_failure is None else str(item.last_failure)

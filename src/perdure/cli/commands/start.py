@@ -24,7 +24,6 @@ from perdure.cli.session import current_settings, run, suggest_commands
 from perdure.cli.settings import shown_store
 from perdure.client.documents import instance_document, raw, started_document
 from perdure.client.instance import failure_of
-from perdure.client.search import did_you_mean
 from perdure.client.waiting import timed_out
 from perdure.errors import AlreadyExists, NotFound, UsageError
 from perdure.escape import clean_block
@@ -110,7 +109,6 @@ def start(
                 ) from None
             is_new = False
             await start(if_exists="get")  # raises if the id belongs to another orchestration
-        await _warn_of_unknown_name(session, name)
         if not wait:
             await _print_started(session, name, chosen, is_new, output)
             return Exit.OK
@@ -146,15 +144,6 @@ async def _print_started(
         suggest_commands(f"show {shown}", f"result {shown}")
         return
     print_document(output, started_document(info, created=is_new))
-
-
-async def _warn_of_unknown_name(session: Session, name: str) -> None:
-    """Warn if workers run and none of them has the name: it may be misspelt."""
-    workers = await session.admin.list_workers()
-    names = sorted({known for worker in workers for known, _ in worker.handlers})
-    if workers and name not in names:
-        meant = did_you_mean(name, names)
-        warn(f"no running worker has the orchestration {name!r}{meant}; it waits until one does")
 
 
 def _is_store_missing() -> bool:
