@@ -151,7 +151,10 @@ class TestBoundedBatches:
 class TestFullQueues:
     """Too much mail for one instance is refused as a whole; nothing else is."""
 
-    verbs = ("enqueue_for_orchestrator", "enqueue_many_for_orchestrator")
+    verbs = (
+        *("enqueue_for_orchestrator", "enqueue_many_for_orchestrator"),
+        *("mail_max", "mail_bytes_max"),
+    )
 
     async def test_mail_is_refused_when_too_much_waits(self, store: Store) -> None:
         store.provider.mail_max = 10
