@@ -74,6 +74,7 @@ if TYPE_CHECKING:
         WaitTimeout,
     )
     from perdure.model.status import Status
+    from perdure.own_types import CodecType
     from perdure.providers.contract import Provider
     from perdure.providers.directory import FileSystemProvider
     from perdure.providers.postgres import PostgresProvider as PostgresProvider
@@ -93,6 +94,7 @@ _HOMES = {
     "BlockingHandle": "perdure.client.blocking",
     "Client": "perdure.client.client",
     "Codec": "perdure.codec",
+    "CodecType": "perdure.own_types",
     "FileSystemProvider": "perdure.providers.directory",
     "Handle": "perdure.client.instance",
     "InMemoryProvider": "perdure.providers.sqlite.memory",
@@ -134,6 +136,7 @@ __all__ = [
     "BlockingHandle",
     "Client",
     "Codec",
+    "CodecType",
     "FileSystemProvider",
     "Handle",
     "Handler",
