@@ -42,6 +42,7 @@ from perdure.errors import (
     NotSupported,
     PerdureError,
     ProviderError,
+    QueueFull,
     UsageError,
 )
 from perdure.runtime.health import Probes
@@ -72,6 +73,7 @@ _STATUSES: Final[tuple[tuple[type[Exception], int], ...]] = (
     (InstanceFinished, 409),
     (InstanceStillRunning, 409),
     (NotARoot, 409),
+    (QueueFull, 429),
     (NotSupported, 501),
     (UsageError, 400),
     (ProviderError, 503),
