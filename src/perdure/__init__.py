@@ -73,6 +73,7 @@ if TYPE_CHECKING:
         WaitTimeout,
     )
     from perdure.model.status import Status
+    from perdure.own_types import CodecType
     from perdure.providers.contract import Provider
     from perdure.providers.directory import FileSystemProvider
     from perdure.providers.postgres import PostgresProvider as PostgresProvider
@@ -92,6 +93,7 @@ _HOMES = {
     "BlockingHandle": "perdure.client.blocking",
     "Client": "perdure.client.client",
     "Codec": "perdure.codec",
+    "CodecType": "perdure.own_types",
     "FileSystemProvider": "perdure.providers.directory",
     "Handle": "perdure.client.instance",
     "InMemoryProvider": "perdure.providers.sqlite.memory",
@@ -132,6 +134,7 @@ __all__ = [
     "BlockingHandle",
     "Client",
     "Codec",
+    "CodecType",
     "FileSystemProvider",
     "Handle",
     "Handler",

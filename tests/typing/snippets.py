@@ -3,9 +3,20 @@
 import asyncio
 import datetime
 import uuid
+from fractions import Fraction
 from typing import assert_type
 
-from perdure import RESOURCE, BlockingClient, BlockingHandle, Client, Handle, Handler, Runtime
+from perdure import (
+    RESOURCE,
+    BlockingClient,
+    BlockingHandle,
+    Client,
+    Codec,
+    CodecType,
+    Handle,
+    Handler,
+    Runtime,
+)
 from perdure.authoring import (
     Activity,
     Orchestration,
@@ -226,3 +237,16 @@ async def catches(cents: int) -> str | bool:
         assert_type(failed.is_(CardDeclined, ValueError), bool)
         return failed.is_(CardDeclined)
     return await buy(cents)
+
+
+codec = Codec(
+    types=[
+        CodecType(Fraction, stored_as=str, encode=str, decode=Fraction),
+        CodecType(
+            complex,
+            stored_as=list[float],
+            encode=lambda number: [number.real, number.imag],
+            decode=lambda parts: complex(*parts),
+        ),
+    ]
+)

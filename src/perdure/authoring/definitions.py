@@ -30,6 +30,7 @@ from perdure.authoring.context import find_recorder
 from perdure.authoring.fingerprint import fingerprint
 from perdure.authoring.policies import ActivityOptions, Executor, Retry
 from perdure.authoring.signature import HandlerSignature
+from perdure.codec import JSON
 from perdure.errors import (
     InvalidValue,
     NotInOrchestration,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
     from perdure.arguments import Duration
     from perdure.authoring.context import Step
+    from perdure.codec import Codec
     from perdure.model import work
 
 P = ParamSpec("P")
@@ -402,6 +404,7 @@ class Registry:
         handlers: Iterable[object] | Handler | ModuleType,
         built_in: Iterable[Handler] = (),
         pinned_versions: Mapping[str, str] = MappingProxyType({}),
+        codec: Codec = JSON,
     ) -> None:
         self._pinned = pinned_versions
         self._activities: dict[str, Activity[Any, Any]] = {}
@@ -415,7 +418,7 @@ class Registry:
             {(each.name, each.version) for each in own if isinstance(each, Orchestration)}
         )
         for handler in (*own, *built_in):
-            handler.signature.check_annotations()
+            handler.signature.check_annotations(codec)
             if isinstance(handler, Activity):
                 self._add_activity(handler)
             else:

@@ -184,13 +184,13 @@ class Execution:
         """Return the variables of the suspended code."""
         return list_scopes(self._recorder.loop)
 
-    def check_arrival(self, item: work.ExternalRaised | work.QueueMessage) -> None:
-        """Raise PayloadError for an event or message that does not fit the wait that is open."""
+    def check_arrival(self, item: work.ExternalRaised | work.QueueMessage) -> bool:
+        """Return True if a wait is open for it; raise PayloadError if it does not fit that wait."""
         wait = self._recorder.mailboxes.find_wait(
             item.name, is_message=type(item) is work.QueueMessage
         )
         if wait is None:
-            return
+            return False
         try:
             self._recorder.codec.decode(item.data, wait.definition, where="")
         except CannotUnwrap:
@@ -200,6 +200,7 @@ class Execution:
                 f"{item.name!r} is not sent to {item.instance_id!r}, which waits for it with "
                 f"another type at {wait.event.site}{error}"
             ) from None
+        return True
 
     def close(self) -> None:
         """Close the code. Its finally blocks run, but steps that they ask for are not recorded."""

@@ -233,7 +233,7 @@ class Intake:
             code = self._registry.resolve_orchestration(name, version).fingerprint
         except NotRegistered:
             return ""
-        return "+".join((code, *self._codec.transform_names))
+        return "+".join((code, *self._codec.names))
 
 
 def _late_notices(

@@ -261,13 +261,14 @@ class OrchestrationDispatcher:
     def check_arrival(self, item: work.ExternalRaised | work.QueueMessage) -> None:
         """Raise PayloadError if the instance is live here and waits for another type.
 
-        Only for the first message since its last turn: a later one may be for another wait.
+        Only for the first message since its last turn that fits a wait: a later one may be for
+        another wait.
         """
         live = self._live.get(item.instance_id)
         if live is None or not live.is_idle or live.sent_in_turn == live.execution.turn:
             return
-        live.execution.check_arrival(item)
-        live.sent_in_turn = live.execution.turn
+        if live.execution.check_arrival(item):
+            live.sent_in_turn = live.execution.turn
 
     def terminated(self, instance_id: str) -> None:
         """Stop working on an instance that an operator has ended."""

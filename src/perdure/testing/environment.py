@@ -81,7 +81,7 @@ class Environment:
         self.provider = provider or InMemoryProvider(store=MemoryStore(self.clock))
         self._options = options or _options(always_replay=always_replay)
         chosen = _substituted(handlers, substitutes or {})
-        check_lines(Registry(chosen))
+        check_lines(Registry(chosen, codec=codec))
         self.runtime = _JumpingRuntime(
             self.provider,
             chosen,

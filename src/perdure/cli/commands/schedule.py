@@ -103,7 +103,12 @@ async def show(session: Session, schedule_id: str, output: str) -> None:
 )
 @_ID
 @click.option(
-    "-n", "count", metavar="N", type=click.IntRange(1, 1000), default=5, help="So many. Default: 5."
+    "-n",
+    "count",
+    metavar="N",
+    type=click.IntRange(1, 1000),
+    default=5,
+    help="Number of slots. Default: 5.",
 )
 @output_option("table", "json")
 async def next_slots(session: Session, schedule_id: str, count: int, output: str) -> None:

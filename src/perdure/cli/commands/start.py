@@ -165,7 +165,7 @@ def _is_store_missing() -> bool:
 @click.option("--data", metavar="JSON", help="The value; @file, or - for standard input.")
 @click.option("--mailbox", is_flag=True, help="EVENT is a mailbox: for next_message().")
 def send(instance_id: str, name: str, data: str | None, mailbox: bool) -> None:
-    """Send the event EVENT to an instance. One that comes early waits for it."""
+    """Send the event EVENT to an instance. It is kept until the code waits for it."""
     value = None if data is None else read_json(data, "--data")
 
     async def body(session: Session) -> None:
