@@ -96,6 +96,10 @@ class InstanceFinished(PerdureError):
     """The instance has ended, so it accepts no more events, messages or cancellations."""
 
 
+class QueueFull(PerdureError):
+    """As many events and messages wait for the instance as may; it has to read some first."""
+
+
 class InstanceStillRunning(PerdureError):
     """The instance must end first, or the call must be forced."""
 

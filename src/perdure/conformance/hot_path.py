@@ -115,7 +115,7 @@ class TestKeptLocks:
         self, store: Store
     ) -> None:
         await keep(store)
-        sent = [raised("a", data=number) for number in range(1, 41)]
+        sent = [raised("a", data=number) for number in range(1, 29)]
         await enqueue(store, raised("a", data=0))
         others: list[str] = []
         answers: list[FetchedOrchestration | None] = []
