@@ -88,6 +88,10 @@ class RequestRejected(PerdureError):
     """The asked instance has rejected the request. The message is the reason."""
 
 
+class CompensationFailed(PerdureError):
+    """A saga could not undo all that was done. The message names what failed."""
+
+
 class AlreadyExists(PerdureError):
     """An instance with that id exists and the caller asked for a fresh one."""
 

@@ -22,6 +22,7 @@ from perdure.authoring import (
     Orchestration,
     Request,
     Retry,
+    Saga,
     Step,
     activity,
     activity_info,
@@ -35,6 +36,7 @@ from perdure.authoring import (
     patched,
     random,
     requests,
+    saga,
     side_effect,
     start_detached,
     state,
@@ -103,6 +105,11 @@ async def checkout(order: str, cents: int) -> str:
         assert_type(request.value, str)
         request.reply(len(request.value))
     assert_type(await instance("o-2").ask("add", "lamp", int), int)
+    async with saga() as undo:
+        assert_type(undo, Saga)
+        undo(charge, order, cents=5)
+        undo(child, order)
+        undo(asyncio.sleep, 1)
     assert_type(now(), datetime.datetime)
     assert_type(uuid4(), uuid.UUID)
     assert_type(random(), float)
@@ -197,6 +204,11 @@ async def in_a_program(client: Client) -> None:
     assert_type(await named.ask("add", "lamp", int, timeout=5), int)
     print(await named.ask("total"), await named.peek("items[0]"))
     assert_type(await client.start_many(refund, [("o-1", ("o-1", 5))]), list[Handle[bool]])
+    assert_type(await client.start(charge, "o-1", 5), Handle[str])
+    assert_type(await client.start(ship, kwargs={"order": "o-1"}), Handle[list[int]])
+    told = await client.start(refund, "o-1", if_exists="restart", message=("inbox", 1))
+    assert_type(told, Handle[bool])
+    await client.start("refund", "o-1", at=datetime.datetime.now(datetime.UTC))
     many = await client.start_many("refund", [("o-2", ("o-2",))])
     print(await many[0].result())
 

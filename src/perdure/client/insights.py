@@ -289,7 +289,7 @@ def _missing_worker(info: InstanceInfo, context: QueueContext) -> str:
     if not context.workers:
         return _NO_WORKER
     served = {
-        version for worker in context.workers for name, version in worker.handlers
+        version for worker in context.workers for name, version in worker.startable
         if name == info.name
     }  # fmt: skip
     if not served:

@@ -226,7 +226,7 @@ async def _blocked(service: Service, total: int) -> list[Attention]:
 async def _without_worker(
     service: Service, counts: dict[str, int], workers: list[WorkerInfo]
 ) -> list[Attention]:
-    served = {key for worker in workers for key in worker.handlers}
+    served = {key for worker in workers for key in worker.startable}
     names = {name for name, _ in served}
     waiting = frozenset({Status.PENDING, Status.RUNNING})
     if not any(counts.get(status) for status in waiting):

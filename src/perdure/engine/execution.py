@@ -461,7 +461,8 @@ class TurnEnding:
         if loop.is_over:
             result = self._result()
         else:
-            if has_left or recorder.cancel_reason is not None:
+            is_cleaning_up = has_left or recorder.cancel_reason is not None
+            if is_cleaning_up and not recorder.compensations:
                 self._bound_cleanup()
             result = self._check_waiting()
         if result is not WAITING and recorder.operations.open:
@@ -481,6 +482,9 @@ class TurnEnding:
 
     def _force_end(self) -> None:
         recorder = self._recorder
+        if recorder.compensations:
+            self._cleanup_timer = None  # the time counts again when the saga has ended
+            return
         self._is_cut_off = True
         recorder.loop.stop_with(None)
         if recorder.cancel_reason is None and not recorder.is_replaying:

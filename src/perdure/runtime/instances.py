@@ -207,7 +207,7 @@ class Intake:
             handler,
             started,
             codec=self._codec,
-            carried=first.carried if isinstance(first, work.ContinueAsNew) else (),
+            carried=first.carried,
             watchers=first.watchers if isinstance(first, work.ContinueAsNew) else (),
         )
 

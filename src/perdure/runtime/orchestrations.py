@@ -148,7 +148,7 @@ class OrchestrationDispatcher:
         self.intake = Intake(worker)
         self._filter = OrchestrationFilter(
             framework_versions=(VersionRange(minimum=(0, 0, 0), maximum=FRAMEWORK_VERSION),),
-            handlers=worker.registry.orchestration_keys,
+            handlers=worker.registry.startable_keys,
         )
         self._poll_ms = in_milliseconds(options.poll_interval)
         self._lock_ms = in_milliseconds(options.orchestration_lock_timeout)
