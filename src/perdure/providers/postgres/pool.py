@@ -108,7 +108,8 @@ class ConnectionPool:
 
     def adopt(self, connection: ServerConnection) -> None:
         """Make a connection from ``connect`` part of the pool."""
-        self._give_back(self._pooled(connection))
+        pooled = self._pooled(connection)
+        self._give_back(pooled, self._outdated(pooled))
 
     def leave_old_primaries(self) -> None:
         """Close connections to servers on an older timeline; their calls are repeated."""
@@ -390,8 +391,7 @@ class ConnectionPool:
                 self._close(pooled)
             self._close_if_broken(error)
         age = asyncio.get_running_loop().time() - pooled.opened_at
-        is_usable = age < _LIFE_SECONDS and not pooled.connection.closed
-        if self._is_open and is_usable and self._outdated(pooled) is None:
+        if self._is_open and age < _LIFE_SECONDS and not pooled.connection.closed:
             turn = self._next_turn()
             if turn is None:
                 self._free.append(pooled)
