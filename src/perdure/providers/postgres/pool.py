@@ -138,39 +138,20 @@ class ConnectionPool:
         self,
         operation: str,
         statement: bytes,
-        parameters: Parameters = (),
-        *,
-        seconds: float | None = None,
-        retry_seconds: float | None = None,
-        writes: bool = False,
-    ) -> list[Row]:
-        """Return the rows of a statement that may be repeated, and is while that can help.
-
-        ``seconds``: how long an answer may take. ``retry_seconds``: 0 means to try once.
-        ``writes``: the first try may have written all that there is to write, and not have waited
-        for synchronous standbys to the end. The repeat waits for them.
-        """
-        return await self.fetch(
-            operation,
-            statement,
-            lambda _again: parameters,
-            seconds=seconds,
-            retry_seconds=retry_seconds,
-            writes=writes,
-        )
-
-    async def fetch(
-        self,
-        operation: str,
-        statement: bytes,
-        parameters: Callable[[bool], Parameters],
+        parameters: Parameters | Callable[[bool], Parameters] = (),
         *,
         seconds: float | None = None,
         retry_seconds: float | None = None,
         writes: bool = False,
         was_sent: bool = False,
     ) -> list[Row]:
-        """As ``run``; ``parameters`` is told whether the statement may have run before."""
+        """Return the rows of a statement that may be repeated, and is while that can help.
+
+        ``parameters``: a function is told whether the statement may have run before; ``was_sent``:
+        it has been sent before. ``seconds``: how long an answer may take. ``retry_seconds``: 0
+        means to try once. ``writes``: the first try may have written all that there is to write,
+        and not have waited for synchronous standbys to the end. The repeat waits for them.
+        """
         limit = self._address.answer_seconds if seconds is None else seconds
 
         async def attempt(again: bool) -> list[Row]:
@@ -179,7 +160,7 @@ class ConnectionPool:
                     await pooled.raw.call(_WAIT_FOR_STANDBYS, (), prepare=False, seconds=limit)
                 return await pooled.raw.call_for_rows(
                     statement,
-                    parameters(again),
+                    parameters(again) if callable(parameters) else parameters,
                     prepare=self._is_worth_preparing(pooled, statement),
                     seconds=limit,
                 )
