@@ -112,6 +112,11 @@ def whole_milliseconds(moment: datetime, *, round_up: bool) -> int:
     return -(-since // _MILLISECOND) if round_up else since // _MILLISECOND
 
 
+def moment_of(milliseconds: int) -> datetime:
+    """Return the moment, in UTC, that is so many milliseconds after 1970 began."""
+    return _EPOCH + timedelta(milliseconds=milliseconds)
+
+
 def timeout_seconds(value: object) -> float:
     """Return a timeout in seconds. It may be negative: the rest of a time that is over."""
     try:

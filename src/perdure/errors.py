@@ -24,6 +24,14 @@ def shown(value: Any) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
 
 
+def did_you_mean(word: str, known: Iterable[str], most: int = 1) -> str:
+    """Return the end of a message that names the most similar words, or an empty text."""
+    import difflib  # only for a mistake
+
+    near = difflib.get_close_matches(word, known, n=most)
+    return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+
+
 class PerdureError(Exception):
     """Base of every exception that the package raises on purpose."""
 
@@ -74,6 +82,10 @@ class AlreadyResolved(PerdureError):
 
 class PromiseRejected(PerdureError):
     """The promise was rejected. The message is the reason."""
+
+
+class RequestRejected(PerdureError):
+    """The asked instance has rejected the request. The message is the reason."""
 
 
 class AlreadyExists(PerdureError):

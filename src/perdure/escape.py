@@ -31,7 +31,7 @@ def clean_block(text: str) -> str:
 
 def clean_json(text: str) -> str:
     """Return equal JSON without control characters; they occur only inside its strings."""
-    return _PATTERN_IN_BLOCK.sub(_json_escaped, text)
+    return _PATTERN_IN_BLOCK.sub(lambda match: _in_json(match.group()), text)
 
 
 def _escaped(match: re.Match[str]) -> str:
@@ -43,10 +43,6 @@ def _escaped(match: re.Match[str]) -> str:
     if code < 0x100:
         return f"\\x{code:02x}"
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
-
-
-def _json_escaped(match: re.Match[str]) -> str:
-    return _in_json(match.group())
 
 
 def _in_json(character: str) -> str:

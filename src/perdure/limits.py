@@ -87,6 +87,15 @@ def check_id(value: object, what: str) -> str:
     return value
 
 
+def check_prefixed(prefix: str, value: object, what: str) -> str:
+    """Return the id ``prefix + value``; raise InvalidValue that names the value if it is bad."""
+    name = f"{prefix}{check_id(value, what)}"
+    if len(name) > ID_CHARACTERS_MAX:
+        longest = ID_CHARACTERS_MAX - len(prefix)
+        raise InvalidValue(f"the {what} has at most {longest} characters: {value!r}")
+    return name
+
+
 def _is_forbidden(character: str) -> bool:
     code = ord(character)
     return code < 0x20 or 0x7F <= code < 0xA0 or 0xD800 <= code <= 0xDFFF

@@ -104,6 +104,29 @@ class DeletesOneByOne(_WithBrokenAdmin):
             )
 
 
+class DeletesWhatEndedLater(_WithBrokenAdmin):
+    """A bulk deletion without ids deletes every finished root, whenever it ended."""
+
+    class admin_class(ModelAdmin):  # noqa: N801
+        async def delete_instance_bulk(
+            self, query: InstanceQuery, *, limit: int | None = None
+        ) -> DeleteResult:
+            if query.instance_ids is None:
+                query = replace(query, completed_before=None)
+            return await super().delete_instance_bulk(query, limit=limit)
+
+
+class PrunesWhatEndedLater(_WithBrokenAdmin):
+    """A bulk pruning prunes every instance, whenever it ended."""
+
+    class admin_class(ModelAdmin):  # noqa: N801
+        async def prune_executions_bulk(
+            self, query: InstanceQuery, options: PruneOptions, *, limit: int | None = None
+        ) -> PruneResult:
+            query = replace(query, completed_before=None)
+            return await super().prune_executions_bulk(query, options, limit=limit)
+
+
 class PrunesState(_WithBrokenAdmin):
     """Pruning takes the state along that the pruned executions wrote."""
 

@@ -9,8 +9,11 @@ from model import ModelProvider, turns
 from perdure.clock import SystemClock
 from perdure.errors import LockLost, StoreBusy, StoreClosed
 from perdure.providers.records import EnqueueCondition
+from perdure.providers.waiting import ChangeHub
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from perdure.clock import Clock
     from perdure.providers.records import (
         FetchedOrchestration,
@@ -60,6 +63,39 @@ class StartsTwice(ModelProvider):
         if condition is EnqueueCondition.ABSENT:
             condition = None
         return await super().enqueue_for_orchestrator(message, delay_ms, condition)
+
+
+class StartsManyInSilence(ModelProvider):
+    """Clients that watch are not told of starts that are sent together."""
+
+    async def enqueue_many_for_orchestrator(
+        self,
+        messages: Sequence[OrchestratorMessage],
+        delay_ms: int | None = None,
+        condition: EnqueueCondition | None = None,
+    ) -> list[bool]:
+        changes, self._store.changes = self._store.changes, ChangeHub(self._store.clock)
+        try:
+            return await super().enqueue_many_for_orchestrator(messages, delay_ms, condition)
+        finally:
+            self._store.changes = changes
+
+
+class GivesUpAmongMisfits(ModelProvider):
+    """A fetch looks at the first instances only, whether they fit or not."""
+
+    async def fetch_orchestration_item(
+        self,
+        lock_timeout_ms: int,
+        poll_timeout_ms: int,
+        filter: OrchestrationFilter | None = None,  # noqa: A002
+        owner: str | None = None,
+    ) -> FetchedOrchestration | None:
+        if filter is not None and len(self._store.instances) > 50:
+            return None
+        return await super().fetch_orchestration_item(
+            lock_timeout_ms, poll_timeout_ms, filter, owner
+        )
 
 
 class CallsALostLockBusy(ModelProvider):

@@ -169,6 +169,13 @@ class LeavesTimersBehind(ModelProvider):
         await super().ack_orchestration_item(lock_token, replace(commit, cancelled_timers=()))
 
 
+class EndsRenewedLocksLate(ModelProvider):
+    """A renewed lock of an instance ends a moment later than it should."""
+
+    async def renew_orchestration_item_lock(self, lock_token: str, extend_for_ms: int) -> None:
+        await super().renew_orchestration_item_lock(lock_token, extend_for_ms + 1)
+
+
 class SettlesNothing(ModelProvider):
     """Work that a fused commit settles stays in the queue and is done again."""
 

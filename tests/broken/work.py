@@ -173,6 +173,38 @@ class RenewsIdleSessions(ModelProvider):
         return await super().renew_session_lock(owner_ids, extend_for_ms, 2**60)
 
 
+class NeverRenewsSessions(ModelProvider):
+    """A renewal counts the sessions, and leaves their leases as they are."""
+
+    async def renew_session_lock(
+        self, owner_ids: Sequence[str], extend_for_ms: int, idle_timeout_ms: int
+    ) -> int:
+        ends = {each: lease.locked_until_ms for each, lease in self._store.work.sessions.items()}
+        count = await super().renew_session_lock(owner_ids, extend_for_ms, idle_timeout_ms)
+        for session_id, locked_until_ms in ends.items():
+            self._store.work.sessions[session_id].locked_until_ms = locked_until_ms
+        return count
+
+
+class NeverRenewsWork(ModelProvider):
+    """A renewal looks for the lock, and leaves it as it is."""
+
+    async def renew_work_item_lock(
+        self, lock_token: str, extend_for_ms: int, heartbeat: str | None = None
+    ) -> None:
+        if self._store.work.holder_of(lock_token) is None:
+            raise rules.lock_lost("renew_work_item_lock", lock_token)
+
+
+class EndsRenewedWorkLate(ModelProvider):
+    """A renewed lock of a work item ends a moment later than it should."""
+
+    async def renew_work_item_lock(
+        self, lock_token: str, extend_for_ms: int, heartbeat: str | None = None
+    ) -> None:
+        await super().renew_work_item_lock(lock_token, extend_for_ms + 1, heartbeat)
+
+
 class ForgetsHeartbeats(ModelProvider):
     """What a worker reported is lost with its lock."""
 

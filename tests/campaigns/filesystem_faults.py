@@ -36,7 +36,6 @@ from perdure.providers.directory import FileSystemProvider
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from perdure.providers.directory.fileops import FileOps
 
 INSTANCES, TURNS = 2, 2
 CHANGING = frozenset({"write", "create", "open", "rename", "mkdir", "unlink", "truncate"})
@@ -68,30 +67,44 @@ def main() -> None:
 
 def fail_at_every_change(error: int, *, times: int = 1, first: int = 1, step: int = 1) -> int:
     """How many points there were; raises at the first that was not clean."""
-    for points in count():
-        ops = FailingFileOps(error, CHANGING, at=first + points * step, times=times)
-        with tempfile.TemporaryDirectory() as directory:
-            errors = asyncio.run(run_until_it_works(f"{directory}/store", ops))
+    for points, ops in enumerate(_failing(error, CHANGING, first, step, times)):
+        errors = _run_with(ops)
         if not ops.failures:
             return points
-        assert all(each.retryable for each in errors), errors
+        assert all(each.retryable for each in errors), (ops.at, errors)
     raise AssertionError("unreachable")
 
 
-def fail_at_every_sync(*, step: int = 1) -> int:
+def fail_at_every_sync(*, first: int = 1, step: int = 1) -> int:
     """How many points there were; raises at the first that was not clean."""
-    for points in count():
-        ops = FailingFileOps(errno.EIO, SYNCING, at=1 + points * step)
-        with tempfile.TemporaryDirectory() as directory:
-            errors = asyncio.run(run_until_it_works(f"{directory}/store", ops))
+    for points, ops in enumerate(_failing(errno.EIO, SYNCING, first, step)):
+        errors = _run_with(ops, must_tell=True)
         if not ops.failures:
             return points
-        assert len(errors) <= 1, errors  # none if it was the close that failed
+        assert len(errors) <= 1, (ops.at, errors)  # none if it was the close that failed
     raise AssertionError("unreachable")
 
 
-async def run_until_it_works(path: str, ops: FileOps) -> list[ProviderError]:
-    """The errors on the way to the end."""
+def _failing(
+    error: int, names: frozenset[str], first: int, step: int, times: int = 1
+) -> Iterator[FailingFileOps]:
+    return (FailingFileOps(error, names, at=at, times=times) for at in count(first, step))
+
+
+def _run_with(ops: FailingFileOps, *, must_tell: bool = False) -> list[ProviderError]:
+    with tempfile.TemporaryDirectory() as directory:
+        try:
+            run = run_until_it_works(f"{directory}/store", ops, must_tell=must_tell)
+            return asyncio.run(run)
+        except BaseException as error:
+            error.add_note(f"with an error at point {ops.at}")
+            raise
+
+
+async def run_until_it_works(
+    path: str, ops: FailingFileOps, *, must_tell: bool
+) -> list[ProviderError]:
+    """The errors on the way to the end; if the store must tell, each failure is one of them."""
     errors: list[ProviderError] = []
     clock = ManualClock()
     while True:
@@ -99,6 +112,10 @@ async def run_until_it_works(path: str, ops: FileOps) -> list[ProviderError]:
         try:
             await provider.open()
             await _run_provider(provider, clock, errors)
+            if must_tell and ops.failures and not errors:
+                # It failed beside the last verb: then the next one says so.
+                await start_instances(provider, INSTANCES + 1, lambda _: None)
+                raise AssertionError("no verb told of the failed flush")
             await provider.close()
         except ProviderError as error:
             errors.append(error)

@@ -125,17 +125,21 @@ class FailingFileOps(CountedFileOps):
         super().__init__()
         self._error = error
         self._failing_names = names
-        self._at = at
+        self.at = at
         self.times_left = times
         self.failures = 0
         self._seen = 0
+
+    def fail_next(self) -> None:
+        """Let the next of them fail, however many there were."""
+        self.at = 1
 
     def _note(self, name: str) -> None:
         super()._note(name)
         if name not in self._failing_names:
             return
         self._seen += 1
-        if self._seen >= self._at and self.times_left:
+        if self._seen >= self.at and self.times_left:
             self.times_left -= 1
             self.failures += 1
             raise OSError(self._error, os.strerror(self._error))

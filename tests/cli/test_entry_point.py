@@ -14,7 +14,7 @@ import pytest
 
 from cli import flows
 from patience import HANG_SECONDS
-from perdure.cli.command import Command, LazyGroup
+from perdure.cli.command import Command
 from perdure.cli.main import SECTIONS, report, root
 from perdure.cli.reference import reference
 from perdure.cli.settings import Settings
@@ -38,7 +38,7 @@ def leaf_commands(group=root, path=("perdure",)):
     context = click.Context(group, info_name="perdure")
     for name in group.list_commands(context):
         command = group.get_command(context, name)
-        if isinstance(command, LazyGroup):
+        if isinstance(command, click.Group):
             yield from leaf_commands(command, (*path, name))
         else:
             yield (*path, name), command
@@ -87,13 +87,10 @@ def test_every_command_has_examples_that_begin_with_it(path, command, sqlite_cli
 
 
 @pytest.mark.parametrize(("path", "command"), COMMANDS, ids=NAMES)
-def test_the_line_in_the_overview_is_the_commands_own(path, command):
-    group = root if len(path) == 2 else root.get_command(click.Context(root), path[1])
-    lines = {
-        name: text for section in group.sections.values() for name, (_, text) in section.items()
-    }
+def test_the_line_in_the_overview_is_the_commands_own(path, command, sqlite_cli):
+    overview = " ".join(sqlite_cli(*path[1:-1], "--help").out.split())
 
-    assert lines[path[-1]].startswith(command.get_short_help_str(200))
+    assert f" {path[-1]} {command.get_short_help_str(200)}" in overview
 
 
 @pytest.mark.parametrize(("path", "command"), COMMANDS, ids=NAMES)
@@ -203,8 +200,8 @@ def test_help_takes_less_than_a_quarter_of_a_second_of_cpu(environ):
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["lst"], "there is no command 'lst'; did you mean list"),
-        (["db", "chek"], "did you mean check?"),
+        (["lst"], "there is no command 'lst'; did you mean 'list'"),
+        (["db", "chek"], "did you mean 'check'?"),
         (["list", "--limit", "0"], "--limit"),
         (["list", "--nonsense"], "--nonsense"),
         (["list", "-o", "xml"], "-o"),
@@ -242,7 +239,7 @@ def test_a_defect_of_ours_says_so_and_is_exit_1(capsys):
 
 
 def test_a_reader_that_goes_away_is_no_error_message(sqlite_cli, environ, tmp_path):
-    sqlite_cli.run(("w-1", flows.fan_out, 2000))
+    sqlite_cli.run(("w-1", flows.fan_out, 400))  # more than a pipe holds
     process = subprocess.Popen(
         [*PERDURE, "history", "w-1", "-o", "jsonl"],
         env=environ,

@@ -178,7 +178,8 @@ def test_a_name_that_no_worker_has_is_warned_of(sqlite_cli, start_process):
 
     answer = sqlite_cli("start", "helo", "--id", "h-1")
 
-    assert "did you mean 'hello'?" in answer.err
+    assert "perdure: no running worker has the orchestration 'helo'" in answer.err
+    assert answer.err.count("did you mean 'hello'?") == 1
     assert "no running worker has the orchestration 'helo'" in sqlite_cli("show", "h-1").out
 
 

@@ -41,6 +41,7 @@ CAUGHT_BY = {
         "TestCancellation.test_what_is_scheduled_and_cancelled_by_one_turn_is_gone"
     ),
     "LeavesTimersBehind": "TestCancellation.test_a_cancelled_timer_never_fires",
+    "EndsRenewedLocksLate": "TestInstanceLocksExpire.test_a_renewal_may_end_a_lock_earlier",
     "SettlesNothing": "TestFusedCommits.test_a_completion_and_its_turn_are_one_commit",
     "IgnoresStatusWithoutEvents": ("TestDeletion.test_ended_instances_are_deleted_without_force"),
     "CountsEveryTurnAsStatusChange": ("TestCustomStatus.test_a_turn_without_a_change_preserves_it"),
@@ -80,6 +81,13 @@ CAUGHT_BY = {
     "ForgetsWhoOwnsSessions": ("TestSessionRouting.test_another_owner_gets_nothing_of_it"),
     "StarvesWorkersAtCapacity": ("TestSessionRouting.test_at_capacity_an_owner_keeps_being_served"),
     "RenewsIdleSessions": "TestSessionUpkeep.test_an_idle_timeout_of_zero_renews_none",
+    "NeverRenewsSessions": (
+        "TestSessionRenewal.test_a_renewed_lease_ends_as_long_after_the_renewal"
+    ),
+    "NeverRenewsWork": (
+        "TestWorkOutlivesItsInstance.test_a_lock_is_renewed_while_the_instance_runs"
+    ),
+    "EndsRenewedWorkLate": "TestWorkLocksExpire.test_a_renewal_may_end_an_item_lock_earlier",
     "ForgetsHeartbeats": ("TestWorkLocksExpire.test_a_heartbeat_is_shown_to_the_next_delivery"),
     "RenewsCancelledWork": ("TestCancellation.test_renewing_cancelled_work_tells_the_worker"),
     # administration
@@ -92,6 +100,8 @@ CAUGHT_BY = {
     ),
     "OrphansChildren": "TestDeletion.test_a_child_that_is_not_listed_saves_its_parent",
     "DeletesOneByOne": "TestDeletion.test_one_running_instance_saves_all_of_the_list",
+    "DeletesWhatEndedLater": "TestBulkDeletion.test_completed_before_selects_among_all",
+    "PrunesWhatEndedLater": "TestPruning.test_completed_before_selects_among_all_instances",
     "PrunesState": "TestLifeOfState.test_a_key_of_a_pruned_execution_survives",
     "PrunesTheCurrentExecution": ("TestPruning.test_the_current_execution_is_never_pruned"),
     "PagesByTimeAlone": ("TestListing.test_pages_follow_each_other_without_gap_or_double"),
@@ -105,6 +115,10 @@ CAUGHT_BY = {
     "TakesAnySize": "TestBadTexts.test_in_a_work_item",
     "TakesEventZero": "TestBadNumbersAndTags.test_event_ids_begin_with_one",
     "StartsTwice": "TestAbsent.test_an_id_with_a_queued_start_is_not",
+    "StartsManyInSilence": ("TestWatching.test_starts_that_are_sent_together_wake_who_watches"),
+    "GivesUpAmongMisfits": (
+        "TestHandlers.test_hundreds_of_unfit_instances_do_not_hide_the_oldest_that_fits"
+    ),
     "CallsALostLockBusy": "TestErrorHandling.test_an_unissued_token_is_called_invalid",
     "AnswersErrorsWithNoWork": "TestErrorsAreNotSilence.test_a_closed_handle_says_so",
     "NamesAnotherClock": "TestOwnClock.test_it_names_the_clock_that_was_handed_in",

@@ -32,6 +32,25 @@ def make_provider(request, tmp_path):
     return make
 
 
+@pytest.fixture(params=["memory", "sqlite", "directory", "postgres"])
+def make_every_store(request, tmp_path):
+    """As ``make_provider``, for each kind of store: for scenarios that a store could break."""
+    from perdure import FileSystemProvider, PostgresProvider, SqliteProvider
+
+    kind = request.param
+    if kind == "postgres":
+        from postgres_factory import new_schema
+        from postgres_server import shared_server
+
+        schema = new_schema()
+        return lambda: PostgresProvider(shared_server().dsn, schema=schema, pool_size=3)
+    return {
+        "memory": InMemoryProvider,
+        "sqlite": lambda: SqliteProvider(tmp_path / "store.db"),
+        "directory": lambda: FileSystemProvider(tmp_path / "store"),
+    }[kind]
+
+
 @pytest.fixture(params=["cached", "always replayed"])
 def replays(request):
     """Run each scenario as users do, and once with every turn replayed and every commit validated.

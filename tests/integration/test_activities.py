@@ -27,7 +27,11 @@ from perdure import (
     orchestration,
     wait_for_event,
 )
+from perdure.arguments import INTEGER_MAX
+from perdure.clock import ManualClock
+from perdure.conformance.factories import activity as work_item
 from perdure.errors import UsageError
+from perdure.providers.records import SessionFetch
 
 
 def calling(handler, *args, **options):
@@ -218,6 +222,48 @@ async def test_a_session_that_ends_makes_room_for_another_at_once(make_runtime):
         may_end.set()
 
         await handle.result(HANG_SECONDS)
+
+
+@activity
+async def other_work() -> None: ...
+
+
+class CountingRenewals(InMemoryProvider):
+    """Counts the renewals of sessions that were answered."""
+
+    renewals = 0
+
+    async def renew_session_lock(self, *args, **kwargs):
+        renewed = await super().renew_session_lock(*args, **kwargs)
+        self.renewals += 1
+        return renewed
+
+
+async def test_the_lease_of_a_session_is_renewed_while_its_worker_runs():
+    clock = ManualClock()
+    provider = CountingRenewals(clock=clock)
+    options = RuntimeOptions(worker_id="mine", session_lock_timeout=30)
+    mine = SessionFetch(owner_id="mine", lock_timeout_ms=30_000)
+    theirs = SessionFetch(owner_id="theirs", lock_timeout_ms=30_000)
+
+    async def sleeps():
+        return (clock.next_due_ms() or INTEGER_MAX) <= clock.now_ms() + 250
+
+    async with Runtime(provider, [other_work], options=options):
+        await until(sleeps)
+        for number in (1, 2):
+            await provider.enqueue_for_worker(work_item("x", 1, number, session="s"))
+        assert await provider.fetch_work_item(3_600_000, 0, mine)
+        for count in range(1, 6):
+
+            async def is_renewed(count=count):
+                return provider.renewals == count
+
+            clock.advance(12_000)
+            await until(is_renewed)
+
+        assert await provider.fetch_work_item(1_000, 0, theirs) is None
+        assert await provider.fetch_work_item(1_000, 0, mine)
 
 
 async def test_activities_of_a_session_run_on_one_worker(make_runtime):

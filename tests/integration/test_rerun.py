@@ -1,10 +1,17 @@
-"""A rerun from an event: the ids of its children."""
+"""A rerun from an event: the ids of its children, and the steps that were open."""
 
 import asyncio
 
 from integration.conditions import until
 from patience import HANG_SECONDS
-from perdure import Runtime, activity, activity_info, orchestration, wait_for_event
+from perdure import (
+    Retry,
+    Runtime,
+    activity,
+    activity_info,
+    orchestration,
+    wait_for_event,
+)
 from perdure.client.rerun import fresh_id, rerun_from_event
 
 
@@ -90,6 +97,51 @@ async def test_the_same_rerun_of_a_purged_id_has_other_keys():
             await runtime.admin.delete("copy")
 
     assert len(set(KEYS)) == 3
+
+
+RUNS = []
+
+
+@activity(retry=Retry(3))
+async def slow(label: str) -> str:
+    RUNS.append((activity_info().instance_id, label, activity_info().attempt))
+    while len(RUNS) < 2:  # noqa: ASYNC110 - the original waits for its copy
+        await asyncio.sleep(0.005)
+    return label
+
+
+@orchestration
+async def at_work() -> list[str]:
+    nap = asyncio.create_task(asyncio.sleep(0.05))
+    words = [await wait_for_event("go", str), await slow("a")]
+    await nap
+    return words
+
+
+async def test_a_copy_does_again_what_was_open():
+    """An activity and a timer that the code waited for at the event are part of the copy."""
+    RUNS.clear()
+    async with Runtime("memory:", [at_work, slow]) as runtime:
+        handle = await runtime.start(at_work, id="order-1")
+        await handle.raise_event("go", "yes")
+
+        async def runs():
+            return bool(RUNS)
+
+        await until(runs)
+        scheduled = next(
+            event.event_id
+            for event in await handle.history()
+            if type(event).__name__ == "ActivityScheduled"
+        )
+        copied = await rerun_from_event(
+            runtime.provider, "order-1", "copy", scheduled, clock=runtime.clock
+        )
+
+        assert copied.events_kept == scheduled
+        for instance_id in ("order-1", "copy"):
+            assert await runtime.get(instance_id).result(HANG_SECONDS) == ["yes", "a"]
+    assert RUNS == [("order-1", "a", 1), ("copy", "a", 1)]
 
 
 async def has_begun(runtime, instance_id):

@@ -382,8 +382,8 @@ async def test_a_runtime_has_the_clock_of_its_provider(kind, tmp_path):
     path = () if kind is InMemoryProvider else (tmp_path / "store",)
     async with Runtime(kind(*path, clock=clock), [sleeping]) as runtime:
         handle = await runtime.start(sleeping, 5)
+        await waiting(runtime, handle.id)  # the sleep has begun
         clock.advance(4_999)
-        await waiting(runtime, handle.id)
         assert (await handle.describe()).status is Status.RUNNING
         clock.advance(1)
         assert await handle.result() == "awake"

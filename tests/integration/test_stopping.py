@@ -271,3 +271,45 @@ async def test_a_stop_does_not_wait_for_tasks_that_have_nothing_to_do():
         activities.run_claimed(item, activities.claim(scheduled))
         await activities.drain(3600)
         assert runtime.metrics_snapshot() == {"activity_success": 1}
+
+
+class SlowCommits(InMemoryProvider):
+    """Answers a commit only when it is let go."""
+
+    def __init__(self):
+        super().__init__()
+        self.arrived, self.may_go = asyncio.Event(), asyncio.Event()
+
+    async def _wait(self, commit):
+        self.arrived.set()
+        await self.may_go.wait()
+        return await commit
+
+    def start_orchestration_item(self, *args):
+        return self._wait(super().start_orchestration_item(*args))
+
+    def ack_orchestration_item(self, *args):
+        return self._wait(super().ack_orchestration_item(*args))
+
+
+@pytest.mark.parametrize("by", ["runtime", "client"])
+async def test_a_runtime_that_stops_waits_for_the_commit_of_a_first_turn(by):
+    @orchestration
+    async def one() -> int:
+        return 1
+
+    provider = SlowCommits()
+    runtime = await Runtime(provider, [one]).open()
+    try:
+        starter = runtime if by == "runtime" else Client(provider)
+        starting = asyncio.create_task(starter.start(one, id="one"))
+        await asyncio.wait_for(provider.arrived.wait(), HANG_SECONDS)
+        assert runtime.is_busy
+        closing = asyncio.create_task(runtime.close())
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert not closing.done()
+    finally:
+        provider.may_go.set()
+        await asyncio.wait_for(asyncio.gather(starting, closing), HANG_SECONDS)
+    assert not runtime.is_busy

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import random
 import shutil
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from campaigns import filesystem_faults
 from campaigns.filesystem_ops import FailingFileOps
 from perdure.errors import StoreClosed, StoreFull
 from perdure.providers.directory import FileSystemProvider, layout
+from perdure.providers.directory.fileops import FileOps
 from perdure.providers.records import OrchestratorMessage, StartRouting
 
 if TYPE_CHECKING:
@@ -22,13 +24,16 @@ if TYPE_CHECKING:
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO, errno.EMFILE])
 def test_an_error_at_any_change_is_clean_and_passes(error: int) -> None:
-    step = 3
+    """At every third point, from another one in each run; an error tells the point."""
+    first = random.randint(1, 3)
 
-    assert filesystem_faults.fail_at_every_change(error, first=1 + error % step, step=step) >= 20
+    assert filesystem_faults.fail_at_every_change(error, first=first, step=3) >= 20
 
 
 def test_an_error_at_any_sync_closes_the_store_for_good() -> None:
-    assert filesystem_faults.fail_at_every_sync(step=4) >= 10
+    first = random.randint(1, 3)
+
+    assert filesystem_faults.fail_at_every_sync(first=first, step=3) >= 10
 
 
 def test_a_full_disk_is_reported_and_the_store_goes_on_when_there_is_space() -> None:
@@ -63,11 +68,52 @@ def test_after_a_failed_sync_every_verb_says_why(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize(
+    ("name", "starts"),
+    [("fsync", 1), ("fsync", 40), ("syncfs", 40)],
+    ids=["while the journal goes on in a new segment", "before many files", "of many files"],
+)
+def test_a_checkpoint_whose_flush_fails_closes_the_store(
+    tmp_path: Path, name: str, starts: int
+) -> None:
+    async def scenario() -> None:
+        ops = FailingFileOps(errno.EIO, frozenset({name}), at=1_000_000)
+        if name == "syncfs" and not ops.can_sync_filesystem:
+            pytest.skip("this system flushes files one by one")
+        provider = FileSystemProvider(tmp_path / "store", file_ops=ops)
+        await provider.open()
+        for number in range(starts):
+            await provider.enqueue_for_orchestrator(start(number))
+        ops.fail_next()
+        with pytest.raises(StoreClosed, match="Input/output error"):
+            await provider.checkpoint()
+        with pytest.raises(StoreClosed, match="Input/output error"):
+            await provider.enqueue_for_orchestrator(start(1_000))
+        await provider.close()
+
+    asyncio.run(scenario())
+
+    async def count() -> int:
+        async with FileSystemProvider(tmp_path / "store") as provider:
+            return await provider.admin.count_instances()
+
+    assert asyncio.run(count()) == starts
+
+
+def test_an_error_of_the_flush_of_a_file_system_is_raised() -> None:
+    ops = FileOps()
+    if not ops.can_sync_filesystem:
+        pytest.skip("this system flushes files one by one")
+
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        ops.sync_filesystem(-1)
+
+
 def test_all_who_share_a_failed_write_are_told_and_undone(tmp_path: Path) -> None:
     async def scenario() -> None:
         ops = FailingFileOps(errno.ENOSPC, frozenset({"write"}), at=1_000_000)
         async with FileSystemProvider(tmp_path / "store", file_ops=ops) as provider:
-            ops._at = 1
+            ops.fail_next()
             calls = (provider.enqueue_for_orchestrator(start(number)) for number in range(10))
 
             answers = await asyncio.gather(*calls, return_exceptions=True)
@@ -84,7 +130,7 @@ def test_a_read_never_shows_what_then_fails(tmp_path: Path) -> None:
     async def scenario() -> None:
         ops = FailingFileOps(errno.ENOSPC, frozenset({"write"}), at=1_000_000)
         async with FileSystemProvider(tmp_path / "store", file_ops=ops) as provider:
-            ops._at = 1
+            ops.fail_next()
 
             failing, count = await asyncio.gather(
                 provider.enqueue_for_orchestrator(start(1)),
@@ -103,7 +149,7 @@ def test_a_checkpoint_without_space_is_repeated_and_commits_go_on(tmp_path: Path
         ops = FailingFileOps(errno.ENOSPC, frozenset({"create"}), at=1_000_000, times=3)
         async with FileSystemProvider(tmp_path / "store", file_ops=ops) as provider:
             await provider.enqueue_for_orchestrator(start(1))
-            ops._at = 1
+            ops.fail_next()
             for _ in range(3):
                 with pytest.raises(StoreFull):
                     await provider.checkpoint()

@@ -264,7 +264,7 @@ def test_a_lost_segment_is_refused(tmp_path: Path) -> None:
         for name in ("a", "b"):  # two segments, of which no checkpoint takes away any
             only_one = FailingFileOps(names=frozenset({"open"}), at=2, times=1 << 30)
             if name == "b":
-                only_one._at = 3  # the end of the first segment is opened as well
+                only_one.at = 3  # the end of the first segment is opened as well
             async with FileSystemProvider(tmp_path / "store", file_ops=only_one) as provider:
                 await provider.enqueue_for_orchestrator(factories.start(name))
 
@@ -340,6 +340,45 @@ def test_a_damaged_instance_is_refused_and_the_others_work(tmp_path: Path) -> No
 
     asyncio.run(scenario())
     assert meta.read_bytes() == damaged
+
+
+def test_an_instance_without_the_file_of_an_execution_is_refused(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    name = layout.instance_names("big")[0]
+
+    async def write() -> None:
+        async with FileSystemProvider(store) as provider:
+            for execution_id in range(1, 7):
+                await provider.append_with_execution(
+                    "big", execution_id, [factories.event("big", 1, execution_id)]
+                )
+            await provider.append_with_execution("other", 1, [factories.event("other", 1)])
+
+    async def read() -> None:
+        async with FileSystemProvider(store) as provider:
+            assert len(await provider.read("other")) == 1
+            for execution_id in (2, 3):
+                with pytest.raises(CorruptData, match="execution 3 is missing") as refusal:
+                    await provider.read_with_execution("big", execution_id)
+                assert refusal.value.operation == "read_with_execution"
+
+    asyncio.run(write())
+    missing = store / layout.execution_file(name, 3)
+    content = missing.read_bytes()
+    missing.rename(store / layout.execution_file(name, 99))
+    left = sorted((store / layout.INSTANCES).rglob("*"))
+    for _ in range(2):  # the second time after a close
+        asyncio.run(read())
+    assert sorted((store / layout.INSTANCES).rglob("*")) == left
+
+    missing.write_bytes(content)
+
+    async def read_again() -> None:
+        async with FileSystemProvider(store) as provider:
+            for execution_id in range(1, 7):
+                assert len(await provider.read_with_execution("big", execution_id)) == 1
+
+    asyncio.run(read_again())
 
 
 @pytest.mark.parametrize("queue", [layout.ORCHESTRATOR_QUEUE, layout.WORKER_QUEUE])

@@ -9,18 +9,21 @@ from perdure import RESOURCE, BlockingClient, BlockingHandle, Client, Handle, Ha
 from perdure.authoring import (
     Activity,
     Orchestration,
+    Request,
     Retry,
     Step,
     activity,
     activity_info,
     continue_as_new,
     current,
+    instance,
     last_heartbeat,
     next_message,
     now,
     orchestration,
     patched,
     random,
+    requests,
     side_effect,
     start_detached,
     state,
@@ -84,6 +87,11 @@ async def checkout(order: str, cents: int) -> str:
     await wait_for_event("paid", None)
     await next_message("bell", None)
     assert_type(await next_message("inbox", dict[str, int]), dict[str, int])
+    async for request in requests("add", str):
+        assert_type(request, Request[str])
+        assert_type(request.value, str)
+        request.reply(len(request.value))
+    assert_type(await instance("o-2").ask("add", "lamp", int), int)
     assert_type(now(), datetime.datetime)
     assert_type(uuid4(), uuid.UUID)
     assert_type(random(), float)
@@ -175,6 +183,8 @@ async def in_a_program(client: Client) -> None:
     assert_type(await client.start(child, "o-1", kwargs={"urgent": True}), Handle[bool])
     named = await client.start("checkout", "o-1", 1200)
     print(await named.result())
+    assert_type(await named.ask("add", "lamp", int, timeout=5), int)
+    print(await named.ask("total"), await named.peek("items[0]"))
     assert_type(await client.start_many(refund, [("o-1", ("o-1", 5))]), list[Handle[bool]])
     many = await client.start_many("refund", [("o-2", ("o-2",))])
     print(await many[0].result())
@@ -187,6 +197,7 @@ def in_a_script() -> None:
         assert_type(handle.result(), str)
         handle.raise_event("approval", True)
         assert_type(shop.get("o-1", refund).result(), bool)
+        assert_type(handle.ask("add", "lamp", int, id="r-1"), int)
         assert_type(handle.state("step", int), int | None)
         assert_type(shop.start(refund, "o-1"), BlockingHandle[bool])
         assert_type(shop.start(refund, "o-1", 5, delay=60, if_exists="fail"), BlockingHandle[bool])

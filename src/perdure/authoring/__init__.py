@@ -20,6 +20,7 @@ from perdure.authoring.api import (
     uuid4,
     wait_for_event,
 )
+from perdure.authoring.asking import Request, Requests, requests
 from perdure.authoring.context import ActivityInfo, Step
 from perdure.authoring.definitions import (
     Activity,
@@ -51,6 +52,8 @@ __all__ = [
     "Orchestration",
     "Promise",
     "Registry",
+    "Request",
+    "Requests",
     "Retry",
     "Step",
     "activity",
@@ -69,6 +72,7 @@ __all__ = [
     "promise",
     "raise_event_to",
     "random",
+    "requests",
     "send_message_to",
     "set_custom_status",
     "side_effect",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import logging
 import math
 import sys
@@ -12,13 +11,14 @@ from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar, get_type_hi
 
 import msgspec
 
-from perdure.arguments import to_seconds
+from perdure.arguments import moment_of, to_seconds
 from perdure.authoring.context import IdLogger, require_recorder, require_scope
 from perdure.authoring.definitions import Orchestration
 from perdure.errors import InvalidValue, UsageError
 from perdure.limits import check_id
 
 if TYPE_CHECKING:
+    import datetime
     from collections.abc import Callable, Iterator
     from random import Random
     from types import UnionType
@@ -33,7 +33,6 @@ T = TypeVar("T")
 D = TypeVar("D")
 P = ParamSpec("P")
 
-_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _VALUES = (bool, int, float, str, bytes, list, dict, tuple, set)
 
 
@@ -76,7 +75,7 @@ def next_message(queue: str, type: Any = Any) -> Step[Any]:  # noqa: A002
 
 def now() -> datetime.datetime:
     """Return the time of the turn, in UTC: the same on every replay."""
-    return _EPOCH + datetime.timedelta(milliseconds=require_recorder("now()").now_ms)
+    return moment_of(require_recorder("now()").now_ms)
 
 
 def uuid4() -> uuid.UUID:
@@ -229,7 +228,7 @@ class Current:
         The instance may begin later: no worker was free, or the schedule has a jitter.
         """
         due_ms = self._recorder.scheduled_for_ms
-        return None if due_ms is None else _EPOCH + datetime.timedelta(milliseconds=due_ms)
+        return None if due_ms is None else moment_of(due_ms)
 
     @property
     def status(self) -> Any:

@@ -30,7 +30,13 @@ from perdure.authoring.context import find_recorder
 from perdure.authoring.fingerprint import fingerprint
 from perdure.authoring.policies import ActivityOptions, Executor, Retry
 from perdure.authoring.signature import HandlerSignature
-from perdure.errors import InvalidValue, NotInOrchestration, NotRegistered, UsageError
+from perdure.errors import (
+    InvalidValue,
+    NotInOrchestration,
+    NotRegistered,
+    UsageError,
+    did_you_mean,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
@@ -534,11 +540,8 @@ def _methods_of(handler: object) -> Iterator[Handler]:
 
 
 def _unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    import difflib
-
     names = sorted(each for each in known if not each.startswith("perdure."))  # not built in
-    near = difflib.get_close_matches(name, names, n=3)
-    meant = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+    meant = did_you_mean(name, names, most=3)
     listed = ", ".join(map(repr, names[:20])) or "none"
     more = f" and {len(names) - 20} more" if len(names) > 20 else ""
     return f"{kind} {name!r} is not registered{meant}; registered: {listed}{more}"

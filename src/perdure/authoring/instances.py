@@ -117,6 +117,24 @@ class Instance(Generic[R_co]):
         where = f"state[{key!r}] of {self.id!r}"
         return recorder.decode(msgspec.Raw(text.encode()), type, where=where)
 
+    @overload
+    async def ask(self, name: str, value: object = None) -> Any: ...
+    @overload
+    async def ask(self, name: str, value: object, type: type[T]) -> T: ...
+    async def ask(self, name: str, value: object = None, type: Any = Any) -> Any:  # noqa: A002
+        """Ask it, and return the reply of its ``requests(name)``, checked against the type.
+
+        Raises RequestRejected, and InstanceFinished or NotFound if no reply can come any more.
+        """
+        from perdure.authoring.asking import Ask, ask_instance, value_of
+
+        recorder = require_recorder("instance().ask()")
+        if self.id == recorder.instance_id:
+            raise InvalidValue(f"{self.id!r} asks itself, and cannot answer while it waits")
+        codec, where = recorder.codec, f"request {name!r}"
+        ask = Ask(self.id, name, codec.decode(codec.encode(value, where=where), where=where))
+        return value_of(await ask_instance(ask), ask, type, codec)
+
     def __repr__(self) -> str:
         return f"<Instance {self.id!r}>"
 

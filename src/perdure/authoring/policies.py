@@ -15,7 +15,7 @@ from perdure.arguments import (
     to_milliseconds,
     to_seconds,
 )
-from perdure.errors import InvalidValue
+from perdure.errors import InvalidValue, did_you_mean
 from perdure.model import work
 
 if TYPE_CHECKING:
@@ -166,11 +166,8 @@ class ActivityOptions:
         known = ["name", *(field.name for field in fields(cls))]
         for name in given:
             if name not in known:
-                import difflib  # only for a mistake
-
-                near = difflib.get_close_matches(name, known, n=1)
-                meant = f"did you mean {near[0]!r}?" if near else f"it has: {', '.join(known)}"
-                raise InvalidValue(f"@activity has no option {name!r}; {meant}")
+                meant = did_you_mean(name, known) or f"; it has: {', '.join(known)}"
+                raise InvalidValue(f"@activity has no option {name!r}{meant}")
         return cls(**given)
 
     def changed(self, **changes: Any) -> ActivityOptions:

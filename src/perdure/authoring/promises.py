@@ -14,8 +14,8 @@ from perdure.authoring.api import wait_for_event
 from perdure.authoring.context import require_recorder
 from perdure.authoring.definitions import orchestration
 from perdure.authoring.instances import Instance
-from perdure.errors import InvalidValue, PromiseRejected
-from perdure.limits import ID_CHARACTERS_MAX, check_id
+from perdure.errors import PromiseRejected
+from perdure.limits import check_prefixed
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -40,11 +40,7 @@ class Answer(msgspec.Struct, Generic[T], frozen=True):
 
 def promise_id(key: object) -> str:
     """Return the id of the instance that is the promise; raise InvalidValue for a bad key."""
-    name = f"{_PREFIX}{check_id(key, 'key of a promise')}"
-    if len(name) > ID_CHARACTERS_MAX:
-        longest = ID_CHARACTERS_MAX - len(_PREFIX)
-        raise InvalidValue(f"the key of a promise has at most {longest} characters: {key!r}")
-    return name
+    return check_prefixed(_PREFIX, key, "key of a promise")
 
 
 def promise_key(instance_id: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from functools import wraps
 from importlib import import_module
 from inspect import iscoroutinefunction
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from perdure.errors import InvalidValue
+from perdure.errors import InvalidValue, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -91,7 +90,42 @@ def _with_session(function: Callable[..., Any]) -> Callable[..., Any]:
     return callback
 
 
-class LazyGroup(click.Group):
+class Group(click.Group):
+    """A group of commands in the order of their definition; it names similar ones."""
+
+    def __init__(self, name: str, *, help: str) -> None:  # noqa: A002
+        super().__init__(
+            name,
+            help=help,
+            no_args_is_help=True,
+            params=[store_option(), traceback_option()],
+            context_settings=SETTINGS,
+        )
+
+    def add(self, name: str, **options: Any) -> Callable[[Callable[..., Any]], Command]:
+        """Return the decorator that makes a command of this group, as ``command`` does."""
+
+        def decorate(function: Callable[..., Any]) -> Command:
+            made = command(name, **options)(function)
+            self.add_command(made)
+            return made
+
+        return decorate
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        wanted = args[0]
+        if self.get_command(ctx, wanted) is None and not wanted.startswith("-"):
+            meant = did_you_mean(wanted, self.list_commands(ctx), most=3)
+            ctx.fail(f"there is no command '{wanted}'{meant}")
+        return super().resolve_command(ctx, args)
+
+
+class LazyGroup(Group):
     """A group that imports a command's module only when the command is invoked.
 
     ``sections`` maps a heading to its commands: name to (``module:attribute``, short help). The
@@ -104,26 +138,20 @@ class LazyGroup(click.Group):
         *,
         help: str,  # noqa: A002
         sections: Mapping[str, Mapping[str, tuple[str, str]]],
-        aliases: Mapping[str, str] | None = None,
+        aliases: Mapping[str, str],
     ) -> None:
-        super().__init__(
-            name,
-            help=help,
-            no_args_is_help=True,
-            params=[store_option(), traceback_option()],
-            context_settings=SETTINGS,
-        )
+        super().__init__(name, help=help)
         self.sections = sections
-        self.aliases = dict(aliases or {})
-        self.commands_by_name = {
+        self._aliases = aliases
+        self._entries = {
             name: entry for group in sections.values() for name, entry in group.items()
         }
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands_by_name)
+        return list(self._entries)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        entry = self.commands_by_name.get(self.aliases.get(cmd_name, cmd_name))
+        entry = self._entries.get(self._aliases.get(cmd_name, cmd_name))
         if entry is None:
             return None
         home, short_help = entry
@@ -131,16 +159,6 @@ class LazyGroup(click.Group):
         found: click.Command = getattr(import_module(f"perdure.cli.commands.{module}"), attribute)
         found.short_help = short_help
         return found
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        wanted = args[0]
-        if self.get_command(ctx, wanted) is None and not wanted.startswith("-"):
-            near = difflib.get_close_matches(wanted, [*self.commands_by_name, *self.aliases], n=3)
-            meant = f"; did you mean {' or '.join(near)}?" if near else ""
-            ctx.fail(f"there is no command '{wanted}'{meant}")
-        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for heading, commands in self.sections.items():
@@ -172,6 +190,14 @@ def output_option(*formats: str) -> Callable[[F], F]:
         show_default=True,
         help="Form of the output.",
     )
+
+
+def yes_option() -> Callable[[F], F]:
+    return click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+
+
+def query_option() -> Callable[[F], F]:
+    return click.option("--query", metavar="QUERY", help="All that fit; see perdure list --help.")
 
 
 def module_option() -> Callable[[F], F]:

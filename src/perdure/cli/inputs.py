@@ -57,6 +57,11 @@ def read_arguments(text: str | None, option: str) -> tuple[Any, ...]:
     return tuple(value) if _is_array(value) else (value,)
 
 
+def _is_array(value: object) -> bool:
+    # A function: inside of it, type checkers lose no type of the members.
+    return isinstance(value, list)
+
+
 def read_ids(name: str) -> tuple[str, ...]:
     """Return the ids of a file, or of standard input for ``-``: one a line."""
     try:
@@ -64,10 +69,6 @@ def read_ids(name: str) -> tuple[str, ...]:
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidValue(f"--ids-from {name} cannot be read: {error}") from None
     return tuple(check_id(line, "id") for line in text.split("\n") if line)
-
-
-def _is_array(value: object) -> bool:
-    return isinstance(value, list)
 
 
 def _read_file(name: str, option: str) -> bytes:

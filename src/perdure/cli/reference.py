@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from perdure.cli.command import Command, LazyGroup
+from perdure.cli.command import Command
 from perdure.cli.main import root
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def reference() -> str:
 
 def _pages(found: click.Command, path: str, parent: click.Context) -> Iterator[str]:
     context = click.Context(found, info_name=path.rpartition(" ")[2], parent=parent)
-    if isinstance(found, LazyGroup):
+    if isinstance(found, click.Group):
         for name in found.list_commands(context):
             member = found.get_command(context, name)
             assert member is not None

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
+import logging
 import shlex
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar, runtime_checkable
 
 import click
 
-from perdure.cli.render import suggest
+from perdure.cli.render import suggest, warn
 from perdure.cli.settings import no_store, shown_store
 from perdure.clock import SystemClock
 from perdure.errors import NotFound, UsageError
 from perdure.limits import check_id
-from perdure.providers.records import InstanceQuery
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_NEAR_SAMPLE = 200
-
 
 @runtime_checkable
 class Migrates(Protocol):
@@ -40,6 +37,16 @@ class Migrates(Protocol):
     def migrate(self, *, dry_run: bool) -> Awaitable[Sequence[Migration]]:
         """Return the due migrations; all of them if there is no store."""
         ...
+
+
+class _Messages(logging.Handler):
+    """Prints warnings of the client as those of a command."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        warn(self.format(record))
+
+
+_messages: Final = _Messages(logging.WARNING)
 
 
 class Session:
@@ -55,6 +62,7 @@ class Session:
         """The client; it is imported on first use, because the import slows short commands."""
         from perdure.client.client import Client
 
+        logging.getLogger("perdure.client").addHandler(_messages)
         return Client(self.provider)
 
     @property
@@ -86,28 +94,14 @@ class Session:
             raise await self.unknown(instance_id) from None
 
     async def unknown(self, instance_id: str) -> NotFound:
-        near = await self._near(instance_id)
+        from perdure.client.search import similar_ids
+
+        near = await similar_ids(self.admin, instance_id)
         meant = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
         look = "" if near else "; 'perdure list' shows what there is"
         return NotFound(
             f"there is no instance {instance_id!r} in {shown_store(self.url)}{meant}{look}"
         )
-
-    async def _near(self, instance_id: str) -> list[str]:
-        """Suggest ids with the same beginning and the newest ids, a cheap search on a big store."""
-        candidates: dict[str, None] = {}
-        for length in {len(instance_id), max(1, len(instance_id) * 2 // 3), 3}:
-            query = InstanceQuery(id_prefix=instance_id[:length])
-            page = await self.admin.list_instances(query, limit=_NEAR_SAMPLE)
-            candidates |= dict.fromkeys(info.instance_id for info in page.instances)
-        page = await self.admin.list_instances(None, limit=_NEAR_SAMPLE)
-        candidates |= dict.fromkeys(info.instance_id for info in page.instances)
-        longer = [found for found in candidates if found.startswith(instance_id)]
-        if longer:
-            return longer[:3]
-        by_case = {found.casefold(): found for found in candidates}
-        near = difflib.get_close_matches(instance_id.casefold(), by_case, n=3)
-        return [by_case[found] for found in near]
 
 
 def current_settings() -> Settings:

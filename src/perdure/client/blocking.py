@@ -10,7 +10,17 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, TypeVarTuple, cast, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    ParamSpec,
+    TypeVar,
+    TypeVarTuple,
+    Unpack,
+    cast,
+    overload,
+)
 
 from perdure.authoring.context import require_scope
 from perdure.client.client import Client
@@ -24,7 +34,7 @@ if TYPE_CHECKING:
     from perdure.arguments import Duration
     from perdure.authoring import Orchestration
     from perdure.client.instance import Handle, InstanceStatus
-    from perdure.client.starting import IfChanged, IfExists
+    from perdure.client.starting import StartOptions
 
 C = TypeVar("C", bound="Client")
 P = ParamSpec("P")
@@ -62,6 +72,42 @@ class BlockingHandle(Generic[R]):
     def send_message(self, queue: str, value: object = None) -> None:
         """Put a message into the mailbox that ``next_message(queue, ...)`` reads."""
         self._client.call(self.handle.send_message, queue, value)
+
+    @overload
+    def ask(
+        self,
+        name: str,
+        value: object = None,
+        *,
+        timeout: Duration | None = ...,
+        id: str | None = ...,
+    ) -> Any: ...
+    @overload
+    def ask(
+        self,
+        name: str,
+        value: object,
+        type: type[T],
+        *,
+        timeout: Duration | None = ...,
+        id: str | None = ...,
+    ) -> T: ...
+    def ask(
+        self,
+        name: str,
+        value: object = None,
+        type: Any = Any,  # noqa: A002
+        *,
+        timeout: Duration | None = None,
+        id: str | None = None,  # noqa: A002
+    ) -> Any:
+        """Ask it, and return the reply of its ``requests(name)``."""
+        ask: Callable[..., Awaitable[Any]] = self.handle.ask
+        return self._client.call(ask, name, value, type, timeout=timeout, id=id)
+
+    def peek(self, expression: str) -> Any:
+        """Return a copy of a local variable of its code."""
+        return self._client.call(self.handle.peek, expression)
 
     def cancel(self, reason: str = "") -> None:
         """Request its cancellation."""
@@ -142,11 +188,7 @@ class BlockingClient(Generic[C]):
         self,
         orchestration: Callable[[*Ts], Awaitable[R]],
         *args: *Ts,
-        id: str | None = None,
-        version: str | None = None,
-        delay: Duration | None = None,
-        if_exists: IfExists = "get",
-        if_changed: IfChanged = "warn",
+        **options: Unpack[StartOptions],
     ) -> BlockingHandle[R]: ...
     @overload
     def start(
@@ -154,22 +196,14 @@ class BlockingClient(Generic[C]):
         orchestration: Orchestration[..., R],
         *args: Any,
         kwargs: Mapping[str, Any],
-        id: str | None = None,
-        version: str | None = None,
-        delay: Duration | None = None,
-        if_exists: IfExists = "get",
-        if_changed: IfChanged = "warn",
+        **options: Unpack[StartOptions],
     ) -> BlockingHandle[R]: ...
     @overload
     def start(
         self,
         orchestration: str,
         *args: Any,
-        id: str | None = None,
-        version: str | None = None,
-        delay: Duration | None = None,
-        if_exists: IfExists = "get",
-        if_changed: IfChanged = "warn",
+        **options: Unpack[StartOptions],
     ) -> BlockingHandle[Any]: ...
     def start(  # type: ignore[misc]  # mypy does not accept *args: Any for *args: *Ts
         self, orchestration: Any, *args: Any, **options: Any

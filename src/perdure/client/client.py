@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    TypeVar,
-    TypeVarTuple,
-    cast,
-    overload,
-)
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, Unpack, cast, overload
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -87,6 +80,7 @@ if TYPE_CHECKING:
     from perdure.authoring import Orchestration
     from perdure.client.promises import PromiseInfo
     from perdure.client.schedules import Schedules
+    from perdure.client.starting import StartOptions
     from perdure.client.steps import OpenStep
     from perdure.client.waiting import Ending, Finished, LocalInstances
     from perdure.clock import Clock
@@ -211,11 +205,7 @@ class Client:
         self,
         orchestration: Callable[[*Ts], Awaitable[R]],
         *args: *Ts,
-        id: str | None = None,
-        version: str | None = None,
-        delay: Duration | None = None,
-        if_exists: IfExists = "get",
-        if_changed: IfChanged = "warn",
+        **options: Unpack[StartOptions],
     ) -> Handle[R]: ...
     @overload
     async def start(
@@ -223,22 +213,14 @@ class Client:
         orchestration: Orchestration[..., R],
         *args: Any,
         kwargs: Mapping[str, Any],
-        id: str | None = None,
-        version: str | None = None,
-        delay: Duration | None = None,
-        if_exists: IfExists = "get",
-        if_changed: IfChanged = "warn",
+        **options: Unpack[StartOptions],
     ) -> Handle[R]: ...
     @overload
     async def start(
         self,
         orchestration: str,
         *args: Any,
-        id: str | None = None,
-        version: str | None = None,
-        delay: Duration | None = None,
-        if_exists: IfExists = "get",
-        if_changed: IfChanged = "warn",
+        **options: Unpack[StartOptions],
     ) -> Handle[Any]: ...
     async def start(  # type: ignore[misc]  # mypy does not accept *args: Any for *args: *Ts
         self,
@@ -334,6 +316,7 @@ class Client:
         local, pending = self._local, None
         if local is not None:
             check_loop(local.loop)
+            local.check_start(item, target)
             if delay_ms is None and condition is not _REPLACE:
                 pending = local.begin(item)
                 if pending is not None and await pending.committed:
@@ -401,19 +384,25 @@ class Client:
         ]
         definition = None if isinstance(target, str) else target
         condition_of(if_exists)
-        ended = await self._submit_many(items, delay_ms(delay), if_exists)
+        ended = await self._submit_many(items, target, delay_ms(delay), if_exists)
         return [
             Handle(self, item.instance_id, definition, ended.get(item.instance_id))
             for item in items
         ]
 
     async def _submit_many(
-        self, items: Sequence[work.StartOrchestration], delay_ms: int | None, if_exists: IfExists
+        self,
+        items: Sequence[work.StartOrchestration],
+        target: Orchestration[..., Any] | str,
+        delay_ms: int | None,
+        if_exists: IfExists,
     ) -> dict[str, Finished]:
         """Start many instances; return the ends, by id, of those that run in this process."""
         local = self._local
         if local is not None:
             check_loop(local.loop)
+            if items:
+                local.check_start(items[0], target)
         if local is None or delay_ms is not None or if_exists != "get":
             await self._enqueue_many(items, delay_ms, if_exists)
             return {}

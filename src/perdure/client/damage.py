@@ -44,15 +44,11 @@ _BAD_ENDS: Final = (
 )
 _TIMES: Final = ("timestamp_ms", "fire_at_ms", "deadline_ms")
 _CLOSES: Final[dict[type[events.Envelope], type[events.Scheduled]]] = {
-    events.ActivityCompleted: events.ActivityScheduled,
-    events.ActivityFailed: events.ActivityScheduled,
+    **{answer: step for _, step, answer in work.ANSWERS.values()},
     events.ActivityCancelRequested: events.ActivityScheduled,
-    events.TimerFired: events.TimerCreated,
     events.TimerCancelled: events.TimerCreated,
     events.ExternalSubscribedCancelled: events.ExternalSubscribed,
     events.QueueSubscriptionCancelled: events.QueueSubscribed,
-    events.SubOrchestrationCompleted: events.SubOrchestrationScheduled,
-    events.SubOrchestrationFailed: events.SubOrchestrationScheduled,
     events.SubOrchestrationCancelRequested: events.SubOrchestrationScheduled,
 }
 """The kind of step that each event completes or gives up."""
@@ -315,19 +311,10 @@ def _answer_fault(
     where: str,
 ) -> str | None:
     """Return why a message cannot be the answer to the step that it names."""
-    kind: type[events.Scheduled]
-    match item:
-        case work.ActivityCompleted() if item.seed:
-            return None  # it may be for an earlier instance with the same id
-        case work.ActivityCompleted() | work.ActivityFailed():
-            kind, event_id = events.ActivityScheduled, item.activity_id
-        case work.TimerFired():
-            kind, event_id = events.TimerCreated, item.timer_id
-        case work.SubOrchCompleted() | work.SubOrchFailed():
-            kind, event_id = events.SubOrchestrationScheduled, item.event_id
-        case _:
-            return None
-    if item.execution_id != snapshot.execution_id:
+    if isinstance(item, work.ActivityCompleted) and item.seed:
+        return None  # it may be for an earlier instance with the same id
+    execution_id, event_id, kind = _answered(item)
+    if kind is None or execution_id != snapshot.execution_id:
         return None
     step = _step(history, event_id)
     if not isinstance(step, kind):
@@ -339,6 +326,14 @@ def _answer_fault(
     if isinstance(item, work.TimerFired) and item.fire_at_ms != getattr(step, "fire_at_ms", None):
         return f"{where}: it fires at another time than event {event_id}"
     return None
+
+
+def _answered(item: Any) -> tuple[int, int, type[events.Scheduled] | None]:
+    """Return the execution and the step that a message answers; 0, 0, None if it answers none."""
+    if type(item) not in work.ANSWERS:
+        return 0, 0, None
+    field, kind, _ = work.ANSWERS[type(item)]
+    return item.execution_id, getattr(item, field), kind
 
 
 def _step(history: Sequence[events.Event], event_id: int) -> events.Event | None:
@@ -364,21 +359,13 @@ def open_children(snapshot: InstanceSnapshot) -> list[str]:
 def _unanswered(snapshot: InstanceSnapshot, history: Sequence[events.Event]) -> list[StepView]:
     """Return the open steps whose answer is not among the queued messages."""
     answered: set[int] = set()
-    answers: tuple[int, ...]
     for queued in snapshot.messages:
-        match wire.decode_item(queued.message.body):
-            case work.ActivityCompleted() | work.ActivityFailed() as item:
-                answers, execution_id = (item.activity_id,), item.execution_id
-            case work.TimerFired() as item:
-                answers, execution_id = (item.timer_id,), item.execution_id
-            case work.SubOrchCompleted() | work.SubOrchFailed() as item:
-                answers, execution_id = (item.event_id,), item.execution_id
-            case work.RetrySteps() as item:
-                answers, execution_id = item.activity_ids, item.execution_id
-            case _:
-                continue
+        item = wire.decode_item(queued.message.body)
+        execution_id, event_id, _ = _answered(item)
         if execution_id == snapshot.execution_id:
-            answered.update(answers)
+            answered.add(event_id)
+        elif isinstance(item, work.RetrySteps) and item.execution_id == snapshot.execution_id:
+            answered.update(item.activity_ids)
     steps = steps_of(history)
     return [step for step in steps if step.state == "open" and step.event_id not in answered]
 

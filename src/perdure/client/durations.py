@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from contextlib import suppress
 
-from perdure.arguments import UNITS_MS, parse_duration_ms
+from perdure.arguments import UNITS_MS, moment_of, parse_duration_ms
 from perdure.errors import InvalidValue
 from perdure.limits import TIME_MS_MAX
 
@@ -58,8 +58,12 @@ def shown_time(milliseconds: int) -> str:
 
 def utc_time(milliseconds: int) -> datetime.datetime:
     """Return the moment as a datetime in UTC; the nearest one for a time that no calendar has."""
-    nearest = min(max(milliseconds, 0), TIME_MS_MAX)
-    return datetime.datetime.fromtimestamp(nearest / 1000, tz=datetime.UTC)
+    return moment_of(min(max(milliseconds, 0), TIME_MS_MAX))
+
+
+def iso_moment(moment: datetime.datetime) -> str:
+    """Return a moment in UTC as ``2026-11-15T18:52:10Z``."""
+    return moment.isoformat().replace("+00:00", "Z")
 
 
 def iso_time(milliseconds: int) -> str:

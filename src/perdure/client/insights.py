@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import msgspec
 
+from perdure.authoring.asking import PREFIX
 from perdure.client.durations import shown_duration
 from perdure.client.instance import InstanceStats, failure_of
 from perdure.client.steps import Arrival, StepView, Unread, read_records, steps_and_unread
 from perdure.errors import CorruptData, NotFound
 from perdure.model import events, wire, work
+from perdure.model.envelopes import unreadable_activity
 from perdure.model.status import Status
 from perdure.providers.records import InstanceInfo, QueuedMessage, WorkerInfo
 
@@ -401,6 +403,8 @@ def _single(
             return Insight(doing=doing, sentence=sentence, since_ms=step.since_ms, due_ms=due_ms)
         case "event":
             sentence = f"Waiting {waited} for event '{step.name}'"
+        case "message" if step.name.startswith(PREFIX):
+            sentence = f"Waiting {waited} for a request '{step.name.removeprefix(PREFIX)}'"
         case "message":
             sentence = f"Waiting {waited} for a message in '{step.name}'"
         case "instance":
@@ -443,12 +447,7 @@ def _attempt(queued: QueuedWork) -> Attempt:
     try:
         item = wire.decode_activity(message.body)
     except CorruptData as error:
-        item = work.ActivityExecute(
-            instance_id=message.identity.instance_id,
-            execution_id=message.identity.execution_id,
-            activity_id=message.identity.activity_id,
-            name=message.name,
-        )
+        item = unreadable_activity(message.identity, message.name)
         last_error: str | None = error.message
     else:
         last_error = None if item.last_failure is None else str(item.last_failure)

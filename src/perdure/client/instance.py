@@ -81,6 +81,54 @@ class Handle(Generic[R_co]):
         """Put a message into the mailbox that ``next_message(queue, ...)`` reads in order."""
         await self._client.send_message(self.id, queue, value)
 
+    @overload
+    async def ask(
+        self,
+        name: str,
+        value: object = None,
+        *,
+        timeout: Duration | None = ...,  # noqa: ASYNC109
+        id: str | None = ...,
+    ) -> Any: ...
+    @overload
+    async def ask(
+        self,
+        name: str,
+        value: object,
+        type: type[T],
+        *,
+        timeout: Duration | None = ...,  # noqa: ASYNC109
+        id: str | None = ...,
+    ) -> T: ...
+    async def ask(
+        self,
+        name: str,
+        value: object = None,
+        type: Any = Any,  # noqa: A002
+        *,
+        timeout: Duration | None = None,  # noqa: ASYNC109
+        id: str | None = None,  # noqa: A002
+    ) -> Any:
+        """Ask it, and return the reply of its ``requests(name)``, checked against the type.
+
+        The request is read once, and its reply is part of the commit of a turn. Asking again with
+        the same ``id`` waits for the reply of the first time. Raises RequestRejected, WaitTimeout
+        after ``timeout``, InstanceFinished or NotFound if no reply can come any more.
+        """
+        from perdure.client.asking import ask
+
+        return await ask(self._client, self.id, name, value, type, timeout=timeout, given_id=id)
+
+    async def peek(self, expression: str) -> Any:
+        """Return a copy of a local variable of its code: ``"items"``, ``"order.lines[0]"``.
+
+        The stored history is replayed here, with the code of the runtime or of
+        ``client.get(id, orchestration)``. No worker is needed, and nothing is written.
+        """
+        from perdure.client.peeking import peek
+
+        return await peek(self._client, self.id, expression, self._orchestration)
+
     async def cancel(self, reason: str = "") -> None:
         """Request its cancellation: its code gets CancelledError once, and may clean up."""
         await self._client.cancel(self.id, reason)

@@ -16,6 +16,7 @@ from perdure.authoring.promises import (
     promise_instance,
     promise_key,
 )
+from perdure.client.admin import read_instances
 from perdure.client.durations import utc_time
 from perdure.client.instance import OPEN
 from perdure.errors import AlreadyResolved, InstanceFinished, InvalidValue
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from perdure.client.client import Client
     from perdure.providers.records import InstanceInfo
 
-_PAGE = 200
 _TRIES = 5
 
 
@@ -95,21 +95,16 @@ def _check_same(client: Client, key: str, given: Answer[Any], info: InstanceInfo
 
 async def open_promises(client: Client) -> AsyncIterator[PromiseInfo]:
     """Yield the promises without an answer."""
-    admin, cursor = client.provider.admin, None
     query = InstanceQuery(name=PROMISE, statuses=OPEN)
-    while True:
-        page = await admin.list_instances(query, cursor=cursor, limit=_PAGE)
-        for info in page.instances:
-            records = await client.provider.read(info.instance_id)
-            history = wire.decode_history(record.data for record in records)
-            waiting = [e.watcher.instance_id for e in history if isinstance(e, events.WatcherAdded)]
-            yield PromiseInfo(
-                key=promise_key(info.instance_id),
-                since=utc_time(info.created_at_ms),
-                awaited_by=tuple(waiting),
-            )
-        if (cursor := page.next_cursor) is None:
-            return
+    async for info in read_instances(client.provider.admin, query):
+        records = await client.provider.read(info.instance_id)
+        history = wire.decode_history(record.data for record in records)
+        waiting = [e.watcher.instance_id for e in history if isinstance(e, events.WatcherAdded)]
+        yield PromiseInfo(
+            key=promise_key(info.instance_id),
+            since=utc_time(info.created_at_ms),
+            awaited_by=tuple(waiting),
+        )
 
 
 def rejection(reason: str) -> Answer[Any]:

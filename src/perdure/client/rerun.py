@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from perdure.clock import Clock
     from perdure.providers.contract import Provider
 
-Bounds: TypeAlias = Callable[[str], dict[str, Any]]
-"""Options of an activity by its name (``retry``, ``timeout_ms``): history does not hold them."""
+Bounds: TypeAlias = Callable[[str], tuple[Any, ...]]
+"""Retries, timeout and heartbeat of an activity by its name: history does not hold them."""
 
 
 class Copied(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,7 +138,7 @@ async def rerun_from_event(
     started = started_of(kept, "rerun")
     opened = [step.event for step in steps_of(kept) if step.state == "open"]
     children = [
-        _child(event, started)
+        work.child_item(event, started)
         for event in opened
         if isinstance(event, events.SubOrchestrationScheduled)
     ]
@@ -264,15 +264,9 @@ def _copy(
 
 def _queued_timer(number: int, event: events.TimerCreated, now_ms: int) -> QueuedMessage:
     """Return the message of an open timer. A timer keeps its time, even a past one."""
-    item = work.TimerFired(
-        instance_id=event.instance_id,
-        execution_id=event.execution_id,
-        timer_id=event.event_id,
-        fire_at_ms=event.fire_at_ms,
-    )
     return QueuedMessage(
         message_id=number,
-        message=envelope(item),
+        message=envelope(work.timer_item(event)),
         visible_at_ms=event.fire_at_ms,
         enqueued_at_ms=now_ms,
         attempt_count=0,
@@ -289,24 +283,6 @@ def _queued_work(number: int, item: work.ActivityExecute, now_ms: int) -> Queued
         attempt_count=0,
         locked_until_ms=None,
         heartbeat=None,
-    )
-
-
-def _child(
-    event: events.SubOrchestrationScheduled, started: events.OrchestrationStarted
-) -> work.StartOrchestration:
-    return work.StartOrchestration(
-        instance_id=event.child_instance_id,
-        name=event.name,
-        input=event.input,
-        version=event.version,
-        parent=work.ParentLink(
-            instance_id=event.instance_id,
-            execution_id=event.execution_id,
-            event_id=event.event_id,
-        ),
-        depth=1,
-        trace=started.trace,
     )
 
 
@@ -327,17 +303,4 @@ def _activity(
             last_heartbeat=None,
             seed=started.key_seed or "",
         )
-    return work.ActivityExecute(
-        instance_id=event.instance_id,
-        execution_id=event.execution_id,
-        activity_id=event.event_id,
-        name=event.name,
-        input=event.input,
-        orchestration_name=started.name,
-        orchestration_version=started.version,
-        session_id=event.session_id,
-        tag=event.tag,
-        trace=started.trace,
-        seed=started.key_seed or "",
-        **({} if bounds is None else bounds(event.name)),
-    )
+    return work.activity_item(event, started, *(() if bounds is None else bounds(event.name)))

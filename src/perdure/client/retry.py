@@ -264,13 +264,9 @@ class _Undone:
                     attempts=event.attempts,
                 )
             case events.SubOrchestrationCompleted():
-                item = work.SubOrchCompleted(
-                    instance_id=instance_id,
-                    execution_id=execution_id,
-                    event_id=event.source_event_id,
-                    child_instance_id=by_id[event.source_event_id].event.child_instance_id,
-                    result=event.result,
-                )
+                scheduled = by_id[event.source_event_id].event
+                link = work.step_link(scheduled)
+                item = work.child_completed(link, scheduled.child_instance_id, event.result)
             case events.ExternalEvent():
                 item = work.ExternalRaised(
                     instance_id=instance_id, name=event.name, data=event.data
@@ -301,16 +297,10 @@ class _Undone:
         try:
             info = await provider.admin.get_instance_info(child_id)
         except NotFound:
-            return envelope(_start_of(scheduled, self.started))
+            return envelope(work.child_item(scheduled, self.started))
         if info.status is Status.COMPLETED:
-            answer = work.SubOrchCompleted(
-                instance_id=scheduled.instance_id,
-                execution_id=scheduled.execution_id,
-                event_id=scheduled.event_id,
-                child_instance_id=child_id,
-                result=msgspec.Raw((info.output or "null").encode()),
-            )
-            return envelope(answer)
+            result = msgspec.Raw((info.output or "null").encode())
+            return envelope(work.child_completed(work.step_link(scheduled), child_id, result))
         if info.status in _ENDED_BADLY:
             # The parent is locked, so what the child answers stays queued until the commit.
             await _retry(provider, child_id, now_ms)
@@ -349,32 +339,8 @@ async def _is_being_cancelled(provider: Provider, info: InstanceInfo) -> bool:
     return any(each.message.kind == work.CancelInstance.__name__ for each in queued)
 
 
-def _start_of(
-    scheduled: events.SubOrchestrationScheduled, started: events.OrchestrationStarted
-) -> work.StartOrchestration:
-    return work.StartOrchestration(
-        instance_id=scheduled.child_instance_id,
-        name=scheduled.name,
-        input=scheduled.input,
-        version=scheduled.version,
-        parent=work.ParentLink(
-            instance_id=scheduled.instance_id,
-            execution_id=scheduled.execution_id,
-            event_id=scheduled.event_id,
-        ),
-        depth=started.depth + 1,
-        trace=started.trace,
-    )
-
-
 def _fire(timer: events.TimerCreated, due_ms: int) -> OrchestratorMessage:
-    item = work.TimerFired(
-        instance_id=timer.instance_id,
-        execution_id=timer.execution_id,
-        timer_id=timer.event_id,
-        fire_at_ms=timer.fire_at_ms,
-    )
-    return msgspec.structs.replace(envelope(item), visible_at_ms=due_ms)
+    return msgspec.structs.replace(envelope(work.timer_item(timer)), visible_at_ms=due_ms)
 
 
 def state_after(history: Sequence[events.Event]) -> tuple[dict[str, str] | None, str | None]:

@@ -9,17 +9,24 @@ from typing import TYPE_CHECKING, Any, Final, Unpack
 
 import msgspec
 
-from perdure.arguments import check_moment, check_number, check_reason, whole_milliseconds
+from perdure.arguments import (
+    check_moment,
+    check_number,
+    check_reason,
+    moment_of,
+    whole_milliseconds,
+)
+from perdure.client.admin import read_instances
 from perdure.client.rerun import read_start
 from perdure.errors import AlreadyExists, CannotUnwrap, InstanceFinished, InvalidValue, NotFound
 from perdure.model.status import Status
 from perdure.providers.records import InstanceQuery
 from perdure.schedules.orchestration import schedule_loop
-from perdure.schedules.records import SCHEDULE, Command, Run, Schedule, ScheduleState, Spec, utc
+from perdure.schedules.records import SCHEDULE, Command, Run, Schedule, ScheduleState, Spec
 from perdure.schedules.slots import slot_name, slots_after
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import Sequence
 
     from perdure.authoring import Orchestration
     from perdure.client.client import Client
@@ -67,9 +74,8 @@ class Schedules:
     async def list(self) -> list[ScheduleInfo]:
         """Return every schedule, sorted by id."""
         declared = await self._declared()
-        found = [
-            self._view(info, await self._state(info), declared) async for info in self._instances()
-        ]
+        instances = read_instances(self._client.provider.admin, InstanceQuery(name=SCHEDULE))
+        found = [self._view(info, await self._state(info), declared) async for info in instances]
         return sorted(found, key=lambda each: each.id)
 
     async def describe(self, id: str) -> ScheduleInfo:  # noqa: A002
@@ -82,7 +88,7 @@ class Schedules:
         check_number(count, "count", minimum=1, maximum=BACKFILL_MAX)
         state = await self._state(await self._info(id))
         after_ms = max(state.decided_ms, self._client.clock.now_ms())
-        return [utc(slot) for slot in islice(slots_after(state.spec, after_ms), count)]
+        return [moment_of(slot) for slot in islice(slots_after(state.spec, after_ms), count)]
 
     # --- changing
 
@@ -155,7 +161,7 @@ class Schedules:
         missing = [slot for slot in slots if names[slot] not in known]
         if missing and not dry_run:
             await self._send(id, kind="backfill", slots=missing)
-        return [utc(slot) for slot in missing]
+        return [moment_of(slot) for slot in missing]
 
     async def remove(self, id: str) -> None:  # noqa: A002
         """Delete a schedule. The instances that it has started stay and go on.
@@ -205,16 +211,6 @@ class Schedules:
             )
         return info
 
-    async def _instances(self) -> AsyncIterator[InstanceInfo]:
-        admin, cursor = self._client.provider.admin, None
-        query = InstanceQuery(name=SCHEDULE)
-        while True:
-            page = await admin.list_instances(query, cursor=cursor, limit=_PAGE)
-            for info in page.instances:
-                yield info
-            if (cursor := page.next_cursor) is None:
-                return
-
     async def _existing(self, ids: Sequence[str]) -> set[str]:
         found: set[str] = set()
         for first in range(0, len(ids), _PAGE):
@@ -260,7 +256,7 @@ class Schedules:
             id=info.instance_id,
             spec=state.spec,
             status=status,
-            next_at=None if next_ms is None else utc(next_ms),
+            next_at=None if next_ms is None else moment_of(next_ms),
             paused=state.paused,
             is_declared=state.is_declared,
             has_vanished=(
@@ -270,6 +266,6 @@ class Schedules:
             started=state.started,
             skipped=state.skipped,
             running=tuple(state.running),
-            queued=tuple(utc(wanted.slot_ms) for wanted in state.queued),
+            queued=tuple(moment_of(wanted.slot_ms) for wanted in state.queued),
             recent=tuple(state.recent),
         )

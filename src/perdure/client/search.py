@@ -18,14 +18,14 @@ from perdure.arguments import parse_duration_ms
 from perdure.client.admin import read_instances
 from perdure.client.durations import parse_moment, utc_time
 from perdure.client.instance import ENDED, OPEN
-from perdure.errors import InvalidValue
+from perdure.errors import InvalidValue, did_you_mean
 from perdure.limits import PAGE_ITEMS_MAX
 from perdure.model.status import Status
 from perdure.providers.records import InstanceInfo, InstanceQuery
 
 if TYPE_CHECKING:
     import datetime
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import AsyncIterator
 
     from perdure.providers.administration import ProviderAdmin
 
@@ -43,6 +43,7 @@ _TESTED_PAGE: Final = 500
 _SAMPLE: Final = 500
 """The newest instances that are read for names of orchestrations."""
 _NAMES_MAX: Final = 200
+_NEAR_SAMPLE: Final = 200
 _TRIES: Final = 3
 QUALIFIERS: Final = ("status", "name", "version", "id", "text", "parent", "created", "completed")
 
@@ -238,10 +239,23 @@ def parse_statuses(text: str) -> frozenset[Status]:
     return found
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return the end of an error message that names the most similar word, or an empty text."""
-    near = difflib.get_close_matches(word, known, n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+async def similar_ids(admin: ProviderAdmin, instance_id: str) -> list[str]:
+    """Return ids that could be meant: longer ones with this beginning, else similar ones.
+
+    Only ids with the same beginning and the newest ids are looked at, a cheap search on a big
+    store.
+    """
+    candidates: dict[str, None] = {}
+    lengths = {len(instance_id), max(1, len(instance_id) * 2 // 3), 3}
+    for query in (*(InstanceQuery(id_prefix=instance_id[:length]) for length in lengths), None):
+        page = await admin.list_instances(query, limit=_NEAR_SAMPLE)
+        candidates |= dict.fromkeys(info.instance_id for info in page.instances)
+    longer = [found for found in candidates if found.startswith(instance_id)]
+    if longer:
+        return longer[:3]
+    by_case = {found.casefold(): found for found in candidates}
+    near = difflib.get_close_matches(instance_id.casefold(), by_case, n=3)
+    return [by_case[found] for found in near]
 
 
 def _set(fields: dict[str, Any], field: str, value: object, qualifier: str) -> None:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypedDict, cast, runtime_checkable
 
 from perdure.arguments import check_string, to_seconds
 from perdure.authoring import Orchestration
-from perdure.engine.journal import is_same_payload
-from perdure.errors import AlreadyExists, PayloadError, PerdureError, UsageError, shown
+from perdure.engine.decisions import is_same_payload
+from perdure.errors import (
+    AlreadyExists,
+    PayloadError,
+    PerdureError,
+    UsageError,
+    did_you_mean,
+    shown,
+)
 from perdure.limits import check_id
 from perdure.model import events, wire
 from perdure.providers.records import EnqueueCondition, InstanceQuery
@@ -32,6 +38,17 @@ log = logging.getLogger("perdure.client")
 
 IfExists = Literal["get", "fail", "replace"]
 IfChanged = Literal["warn", "fail", "ignore"]
+
+
+class StartOptions(TypedDict, total=False):
+    """The options of ``start``, for its overloads; its docstring says what they do."""
+
+    id: str | None
+    version: str | None
+    delay: Duration | None
+    if_exists: IfExists
+    if_changed: IfChanged
+
 
 _CONDITIONS: Final = {
     "get": EnqueueCondition.ABSENT,
@@ -117,8 +134,7 @@ def refuse_options(unknown: Mapping[str, Any], start: Callable[..., Any]) -> Non
     if name is None:
         return
     known = [each for each in inspect.signature(start).parameters if each != "unknown"]
-    near = difflib.get_close_matches(name, known, n=1)
-    meant = f"; did you mean {near[0]!r}?" if near else ""
+    meant = did_you_mean(name, known)
     raise UsageError(
         f"start() has no option {name!r}{meant}; arguments of the orchestration are given by "
         f"position, start(orchestration, {shown(unknown[name])}), or by name in kwargs: "
@@ -212,10 +228,5 @@ async def warn_if_unserved(name: str, provider: Provider) -> None:
         return
     served = {each for worker in workers for each, _ in worker.handlers}
     if workers and name not in served:
-        near = difflib.get_close_matches(name, sorted(served), n=1)
-        meant = f" (did you mean {near[0]!r}?)" if near else ""
-        log.warning(
-            "no worker that runs has the orchestration %r%s; the instance waits for one",
-            name,
-            meant,
-        )
+        meant = did_you_mean(name, sorted(served))
+        log.warning("no running worker has the orchestration %r; it waits for one%s", name, meant)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 import msgspec
 
 from perdure.arguments import check_number
+from perdure.authoring.asking import PREFIX, REPLY
 from perdure.client.durations import shown_duration, utc_time
 from perdure.errors import CorruptData, NotFound
 from perdure.model import events, wire
@@ -98,6 +99,8 @@ class StepView(msgspec.Struct, kw_only=True):
                 return f"timer {shown_duration(self.event.fire_at_ms - self.since_ms)}"
             case "event":
                 return f'wait_for_event("{self.name}")'
+            case "message" if self.name.startswith(PREFIX):
+                return f'requests("{self.name.removeprefix(PREFIX)}")'
             case "message":
                 return f'next_message("{self.name}")'
             case "instance":
@@ -386,6 +389,8 @@ def _shown_end(result: msgspec.Raw) -> str:
 
 
 def _shown_send(sent: events.MessageSent) -> str:
+    if sent.name == REPLY:
+        return f'reply to "{sent.target_instance_id}" {payload_text(sent.data)}'
     named = f'"{sent.name}", ' if sent.name else ""
     call = _SENDS.get(sent.kind, "cancel_instance")
     return f'{call}("{sent.target_instance_id}", {named}{payload_text(sent.data)})'

@@ -161,17 +161,7 @@ async def _final_commit(
     ]
     outgoing = await _cancelled_children(admin, item.instance_id, place.children)
     if place.parent is not None:
-        outgoing.append(
-            envelope(
-                work.SubOrchFailed(
-                    instance_id=place.parent.instance_id,
-                    execution_id=place.parent.execution_id,
-                    event_id=place.parent.event_id,
-                    child_instance_id=item.instance_id,
-                    failure=failure,
-                )
-            )
-        )
+        outgoing.append(envelope(work.child_failed(place.parent, item.instance_id, failure)))
     output = msgspec.json.encode(failure).decode()
     outgoing += end_notices(place.watchers, item.instance_id, verdict.status, output)
     return TurnCommit(
@@ -182,7 +172,7 @@ async def _final_commit(
             if each is not None
         ),
         orchestrator_items=tuple(outgoing),
-        metadata=_metadata(place, verdict.status, failure),
+        metadata=_metadata(place, verdict.status, output),
         cancelled_activities=tuple(queued.message.identity for queued in queued_work),
         cancelled_timers=tuple(
             queued.message.timer for queued in messages if queued.message.timer is not None
@@ -190,8 +180,8 @@ async def _final_commit(
     )
 
 
-def _metadata(place: _Place, status: Status, failure: Failure) -> ExecutionMetadata:
-    output, started = msgspec.json.encode(failure).decode(), place.started
+def _metadata(place: _Place, status: Status, output: str) -> ExecutionMetadata:
+    started = place.started
     if started is None:
         return ExecutionMetadata(status=status, output=output)
     return ExecutionMetadata(

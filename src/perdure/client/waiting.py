@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
     from contextvars import Context
 
+    from perdure.authoring import Orchestration
     from perdure.clock import Clock
     from perdure.model import work
     from perdure.providers.contract import Provider
@@ -76,6 +77,12 @@ class LocalInstances(Protocol):
     @property
     def room(self) -> int:
         """The number of instances that can be started without evicting a live one."""
+        ...
+
+    def check_start(
+        self, item: work.StartOrchestration, target: Orchestration[..., Any] | str
+    ) -> None:
+        """Log a warning if this runtime does not have the orchestration, or has other code."""
         ...
 
     def begin(self, item: work.StartOrchestration) -> PendingStart | None:

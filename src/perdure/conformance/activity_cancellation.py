@@ -12,7 +12,9 @@ from perdure.conformance.factories import (
     bodies,
     completion,
     create,
+    enqueue,
     enqueue_work,
+    event,
     fetch,
     fetch_work,
     finish,
@@ -23,13 +25,21 @@ from perdure.conformance.factories import (
     timer,
     turn,
 )
-from perdure.conformance.harness import checks
+from perdure.conformance.harness import checks, outcomes
 from perdure.errors import LockLost
 from perdure.model.status import Status
-from perdure.providers.records import TimerIdentity
+from perdure.providers.records import TimerIdentity, TurnCommit
 
 if TYPE_CHECKING:
     from perdure.conformance.harness import Store
+
+
+async def renew_past_the_end(store: Store, lock_token: str) -> None:
+    """Renew a lock; it must hold after the end that it had."""
+    await store.provider.renew_work_item_lock(lock_token, LOCK_MS * 2)
+    await store.advance(LOCK_MS)
+    assert await fetch_work(store) is None
+    await store.provider.renew_work_item_lock(lock_token, LOCK_MS)
 
 
 @checks
@@ -71,20 +81,20 @@ class TestWorkOutlivesItsInstance:
         await create(store, "a", worker_items=(activity("a"),))
         item = await take_work(store)
 
-        await store.provider.renew_work_item_lock(item.lock_token, LOCK_MS)
+        await renew_past_the_end(store, item.lock_token)
 
     async def test_a_lock_is_renewed_after_the_instance_has_ended(self, store: Store) -> None:
         await create(store, "a", worker_items=(activity("a"),))
         item = await take_work(store)
         await finish(store, "a")
 
-        await store.provider.renew_work_item_lock(item.lock_token, LOCK_MS)
+        await renew_past_the_end(store, item.lock_token)
 
     async def test_a_lock_is_renewed_without_any_instance(self, store: Store) -> None:
         await enqueue_work(store, activity("unknown"))
         item = await take_work(store)
 
-        await store.provider.renew_work_item_lock(item.lock_token, LOCK_MS)
+        await renew_past_the_end(store, item.lock_token)
 
     async def test_settling_without_a_completion_tells_nobody(self, store: Store) -> None:
         await create(store, "a", worker_items=(activity("a"),))
@@ -208,3 +218,32 @@ class TestCancellation:
         await turn(store, "a", cancelled_timers=(TimerIdentity(execution_id=1, timer_id=2),))
 
         assert bodies(await take(store, "b")) == [timer("b", due_ms).body]
+
+    async def test_turns_that_are_committed_at_once_cancel_each_its_timer(
+        self, store: Store
+    ) -> None:
+        due = await store.now_ms() + LOCK_MS
+        cancelled = (TimerIdentity(execution_id=1, timer_id=2),)
+        instances = ("a", "b", "c", "d")
+        for instance in instances:
+            await create(store, instance, orchestrator_items=(timer(instance, due),))
+            await enqueue(store, raised(instance))
+        turns = [(instance, (await take(store, instance)).lock_token) for instance in instances]
+
+        commits = [
+            store.provider.ack_orchestration_item(
+                token,
+                TurnCommit(
+                    execution_id=1,
+                    history_delta=(event(instance, 2),),
+                    cancelled_timers=() if instance == "b" else cancelled,
+                ),
+            )
+            for instance, token in turns
+        ]
+
+        assert await outcomes(*commits) == [None] * 4
+
+        await store.advance(LOCK_MS)
+        await take(store, "b")
+        assert await fetch(store) is None

@@ -86,6 +86,20 @@ class TestBulkDeletion:
         assert (await store.admin.delete_instance_bulk(after)).instances == 2
         assert await left(store) == ["other"]
 
+    async def test_completed_before_selects_among_all(self, store: Store) -> None:
+        await ended(store, "old-1", "old-2")
+        await store.advance(store.tick_ms)
+        await ended(store, "new")
+        completed_at = (await store.admin.get_instance_info("new")).completed_at_ms
+        assert completed_at is not None
+
+        before = InstanceQuery(completed_before=utc_time(completed_at))
+        assert (await store.admin.delete_instance_bulk(before)).instances == 2
+        assert await left(store) == ["new"]
+
+        after = InstanceQuery(completed_before=utc_time(completed_at + 1))
+        assert (await store.admin.delete_instance_bulk(after)).instances == 1
+
     async def test_any_query_selects_the_roots_and_the_oldest_go_first(self, store: Store) -> None:
         for instance in ("a-3", "a-1", "b-1", "a-2"):
             await ended(store, instance)

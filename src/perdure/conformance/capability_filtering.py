@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from perdure.conformance.factories import (
+    LOCK_MS,
     create,
     enqueue,
     fetch,
@@ -34,6 +35,9 @@ def versions(*ranges: tuple[Version, Version]) -> OrchestrationFilter:
 def handlers(*pairs: tuple[str, str]) -> OrchestrationFilter:
     return OrchestrationFilter(handlers=frozenset(pairs))
 
+
+MANY = 300
+"""More instances than a store looks at before it searches by name."""
 
 ONE = versions(((1, 0, 0), (1, 999, 999)))
 TWO = versions(((2, 0, 0), (2, 999, 999)))
@@ -260,3 +264,30 @@ class TestHandlers:
 
         await take(store, "mine", filter=handlers(("Mine", "1.0.0")))
         assert await fetch(store, filter=handlers(("Mine", "1.0.0"))) is None
+
+    async def test_hundreds_of_unfit_instances_do_not_hide_the_oldest_that_fits(
+        self, store: Store
+    ) -> None:
+        await store.provider.enqueue_many_for_orchestrator(
+            [start(f"other-{number}", "Other") for number in range(MANY)]
+        )
+        await enqueue(store, start("old", "Mine", "0.9.0"), start("x-2", "Mine"))
+        await enqueue(store, start("x-1", "Mine"), start("x-0", "Yours", None))
+        mine = handlers(("Mine", "1.0.0"), ("Yours", "2.0.0"), ("Theirs", "1.0.0"))
+
+        for instance in ("x-2", "x-1", "x-0"):
+            await take(store, instance, filter=mine)
+        assert await fetch(store, filter=mine) is None
+
+    async def test_hundreds_of_unfit_instances_do_not_hide_one_without_a_name(
+        self, store: Store
+    ) -> None:
+        await store.provider.enqueue_many_for_orchestrator(
+            [start(f"other-{number}", "Other") for number in range(MANY)]
+        )
+        # Of two starts of one id, the first that is visible decides.
+        await enqueue(store, start("mine", "Mine"))
+        await store.provider.enqueue_for_orchestrator(start("mine", "Yours"), delay_ms=LOCK_MS)
+
+        assert await fetch(store, filter=handlers(("Yours", "1.0.0"))) is None
+        await take(store, "mine", filter=handlers(("Mine", "1.0.0")))

@@ -14,6 +14,7 @@ from perdure.conformance.factories import (
     completion,
     create,
     enqueue,
+    event,
     fetch,
     fetch_work,
     identity,
@@ -28,7 +29,7 @@ from perdure.conformance.harness import checks, outcomes
 from perdure.conformance.hot_path import keep, keeping
 from perdure.conformance.requires import requires
 from perdure.errors import DuplicateEvent, InvalidValue, LockLost
-from perdure.providers.records import Claim
+from perdure.providers.records import Claim, TurnCommit
 
 if TYPE_CHECKING:
     from perdure.conformance.harness import Store
@@ -227,6 +228,43 @@ class TestFusedCommits:
             )
 
         await store.provider.ack_work_item(item.lock_token, completion("b"))
+
+    @pytest.mark.parametrize("fault", ["of another instance", "expired"])
+    async def test_of_turns_that_are_committed_at_once_only_the_wrong_one_is_refused(
+        self, store: Store, fault: str
+    ) -> None:
+        items: dict[str, str] = {}
+        for instance in ("first", "a", "b", "c"):
+            await create(store, instance, worker_items=(activity(instance),))
+            await enqueue(store, raised(instance))
+            lock_ms = 1_000 if instance == "a" else LOCK_MS
+            items[instance] = (await take_work(store, lock_ms=lock_ms)).lock_token
+        if fault == "expired":
+            await store.advance(1_000)
+        settled = items | {"a": items["a" if fault == "expired" else "b"]}
+        del settled["b"]
+        turns = [await take(store) for _ in items]
+        commits = [
+            store.provider.ack_orchestration_item(
+                each.lock_token,
+                TurnCommit(
+                    execution_id=1,
+                    history_delta=(event(each.item.instance_id, 2),),
+                    settled_work=(settled[each.item.instance_id],),
+                ),
+            )
+            for each in turns
+            if each.item.instance_id in settled
+        ]
+
+        answers = await outcomes(*commits)
+
+        refused = LockLost if fault == "expired" else InvalidValue
+        assert [type(answer) for answer in answers] == [type(None), refused, type(None)]
+        assert [len(await store.reader.read(each)) for each in ("a", "c")] == [1, 2]
+        await store.provider.renew_work_item_lock(items["b"], LOCK_MS)
+        with pytest.raises(LockLost):
+            await store.provider.renew_work_item_lock(items["c"], LOCK_MS)
 
     async def test_a_repeated_fused_commit_is_not_applied_again(self, store: Store) -> None:
         token = await keep(store, worker_items=(claimed(2),))

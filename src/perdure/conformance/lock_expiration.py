@@ -168,8 +168,22 @@ class TestInstanceLocksExpire:
         )
 
         assert lost == {second.lock_token, "unknown"}
-        await store.advance(LOCK_MS)
+        await store.advance(LOCK_MS * 2 - store.tick_ms)
         assert await fetch(store) is None
+        await store.advance(store.tick_ms)
+        await take(store, "a")
+
+    async def test_a_renewal_may_end_a_lock_earlier(self, store: Store) -> None:
+        await enqueue(store, start("a"))
+        fetched = await take(store, "a", lock_ms=LOCK_MS * 9)
+        assert not await store.provider.renew_orchestration_item_locks(
+            [fetched.lock_token], LOCK_MS
+        )
+        await store.advance(LOCK_MS - store.tick_ms)
+        assert await fetch(store) is None
+        await store.advance(store.tick_ms)
+
+        await take(store, "a")
 
 
 @checks
@@ -186,8 +200,10 @@ class TestWorkLocksExpire:
         await enqueue_work(store, activity("a"))
         item = await take_work(store)
 
-        await store.provider.renew_work_item_lock(item.lock_token, LOCK_MS)
+        await store.provider.renew_work_item_lock(item.lock_token, LOCK_MS * 2)
 
+        assert await fetch_work(store, provider=store.reader) is None
+        await store.advance(LOCK_MS)
         assert await fetch_work(store, provider=store.reader) is None
 
     async def test_an_unknown_token_cannot_be_renewed(self, store: Store) -> None:
@@ -305,5 +321,17 @@ class TestWorkLocksExpire:
         )
 
         assert lost == {second.lock_token, "unknown"}
-        await store.advance(LOCK_MS)
+        await store.advance(LOCK_MS * 2 - store.tick_ms)
         assert await fetch_work(store) is None
+        await store.advance(store.tick_ms)
+        await take_work(store)
+
+    async def test_a_renewal_may_end_an_item_lock_earlier(self, store: Store) -> None:
+        await enqueue_work(store, activity("a"))
+        item = await take_work(store, lock_ms=LOCK_MS * 9)
+        assert not await store.provider.renew_work_item_locks([item.lock_token], LOCK_MS)
+        await store.advance(LOCK_MS - store.tick_ms)
+        assert await fetch_work(store) is None
+        await store.advance(store.tick_ms)
+
+        await take_work(store)

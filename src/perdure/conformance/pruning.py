@@ -101,6 +101,23 @@ class TestPruning:
         assert (result.instances_processed, result.executions) == (3, 1)
         assert await store.admin.list_executions("b-1") == [1, 2]
 
+    async def test_completed_before_selects_among_all_instances(self, store: Store) -> None:
+        for instance in ("old", "new"):
+            await with_executions(store, instance, 2)
+            await finish(store, instance)
+            await store.advance(store.tick_ms)
+        await with_executions(store, "busy", 2)
+        completed_at = (await store.admin.get_instance_info("new")).completed_at_ms
+        assert completed_at is not None
+
+        query = InstanceQuery(completed_before=utc_time(completed_at))
+        result = await store.admin.prune_executions_bulk(query, PruneOptions())
+
+        assert (result.instances_processed, result.executions) == (1, 1)
+        assert await store.admin.list_executions("old") == [2]
+        for instance in ("new", "busy"):
+            assert await store.admin.list_executions(instance) == [1, 2]
+
     async def test_bulk_pruning_leaves_out_a_start_that_is_only_queued(self, store: Store) -> None:
         await with_executions(store, "a-1", 2)
         await store.provider.enqueue_for_orchestrator(start("a-2"))

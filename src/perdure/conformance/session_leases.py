@@ -171,6 +171,17 @@ class TestSessionRenewal:
         assert await fetch_work(store, session=worker("b")) is None
         assert (await take_work(store, session=worker("a"))).identity.activity_id == 2
 
+    async def test_a_renewed_lease_ends_as_long_after_the_renewal(self, store: Store) -> None:
+        await enqueue_sessions(store, "s", "s")
+        await take_work(store, session=worker("a"), lock_ms=10 * LEASE_MS)
+        await store.advance(LEASE_MS // 2)
+        assert await store.provider.renew_session_lock(["a", "c"], LEASE_MS, LEASE_MS) == 1
+        await store.advance(LEASE_MS - store.tick_ms)
+        assert await fetch_work(store, session=worker("b")) is None
+        await store.advance(store.tick_ms)
+
+        assert (await take_work(store, session=worker("b"))).identity.activity_id == 2
+
     async def test_a_renewal_shortens_too(self, store: Store) -> None:
         await enqueue_sessions(store, "s", "s")
         await take_work(store, session=worker("a"), lock_ms=10 * LEASE_MS)

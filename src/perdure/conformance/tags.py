@@ -155,6 +155,23 @@ class TestActivityNames:
 
         assert (item.identity.activity_id, item.attempt_count) == (1, 1)
 
+    async def test_hundreds_of_unfit_items_do_not_hide_the_oldest_that_fits(
+        self, store: Store
+    ) -> None:
+        others = tuple(activity("x", activity_id=each, name="other") for each in range(1, 301))
+        mine = (
+            activity("x", activity_id=301, name="b"),
+            activity("x", activity_id=302, name="a", tag="gpu"),
+            activity("x", activity_id=303, name="a"),
+        )
+        await create(store, "x", worker_items=others + mine)
+        known = frozenset({"a", "b", "c"})
+
+        taken = [(await take_work(store, activities=known)).identity.activity_id for _ in "12"]
+
+        assert taken == [301, 303]
+        assert await fetch_work(store, activities=known) is None
+
     async def test_hundreds_of_names_are_no_trouble(self, store: Store) -> None:
         await enqueue_work(store, activity("x", name="name-499"))
 

@@ -21,7 +21,7 @@ from perdure.conformance.factories import (
 )
 from perdure.conformance.harness import checks
 from perdure.model.failures import Block, BlockReason
-from perdure.providers.records import CustomStatusChange
+from perdure.providers.records import CustomStatusChange, EnqueueCondition
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -122,6 +122,17 @@ class TestWatching:
             await enqueue(store, start("a"))
 
             assert await notices(store, watch)
+
+    async def test_starts_that_are_sent_together_wake_who_watches(self, store: Store) -> None:
+        with store.provider.watch("b") as watch:
+            noticing = asyncio.ensure_future(notices(store, watch))
+            await asyncio.sleep(0)
+
+            await store.provider.enqueue_many_for_orchestrator(
+                [start("a"), start("b")], condition=EnqueueCondition.ABSENT
+            )
+
+            assert await noticing
 
     async def test_without_a_change_waiting_ends_with_its_timeout(self, store: Store) -> None:
         await create(store, "a")

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from perdure.client.insights import read_insight
+from perdure.client.search import similar_ids
 from perdure.dashboard.security import LOCAL
 from perdure.errors import InvalidValue, NotFound
 from perdure.limits import check_id
-from perdure.providers.records import InstanceQuery
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +30,6 @@ audit = logging.getLogger("perdure.audit")
 
 PAYLOAD_BYTES_MAX: Final = 65_536
 """Longer payloads are cut in pages; ``/run/event`` has them whole."""
-_NEAR_SAMPLE: Final = 200
 
 
 class Service:
@@ -76,14 +74,7 @@ class Service:
         try:
             return await self.admin.get_instance_info(instance_id)
         except NotFound as error:
-            raise UnknownInstance(str(error), await self._near(instance_id)) from None
-
-    async def _near(self, instance_id: str) -> list[str]:
-        newest = await self.admin.list_instances(limit=_NEAR_SAMPLE)
-        prefix = InstanceQuery(id_prefix=instance_id[:3]) if len(instance_id) > 2 else None
-        alike = await self.admin.list_instances(prefix, limit=_NEAR_SAMPLE)
-        ids = {info.instance_id for page in (newest, alike) for info in page.instances}
-        return difflib.get_close_matches(instance_id, ids, n=3)
+            raise UnknownInstance(str(error), await similar_ids(self.admin, instance_id)) from None
 
     async def insight(self, info: InstanceInfo, workers: list[WorkerInfo]) -> Insight:
         return await read_insight(self.provider, info, workers, self.now_ms())

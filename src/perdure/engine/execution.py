@@ -9,6 +9,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from perdure import limits
+from perdure.engine.decisions import TurnDecisions, is_same_payload
 from perdure.engine.inbox import (
     APPLY,
     COMPLETION_FAMILIES,
@@ -18,7 +19,6 @@ from perdure.engine.inbox import (
     is_for_next,
     is_mail,
 )
-from perdure.engine.journal import Journal, is_same_payload
 from perdure.engine.outcome import (
     WAITING,
     Cancelled,
@@ -32,7 +32,7 @@ from perdure.engine.outcome import (
 from perdure.engine.recorder import CodeRecorder
 from perdure.engine.tasks import Unwinding
 from perdure.engine.user_code import boundary
-from perdure.engine.waits import Wait, list_sites, list_waits
+from perdure.engine.waits import Scope, Wait, list_scopes, list_sites, list_waits
 from perdure.errors import (
     CannotUnwrap,
     CorruptData,
@@ -93,9 +93,9 @@ class Execution:
         """JSON text of the custom status after the last turn."""
         self._carried: Sequence[work.CarriedMessage] = ()
         self._watchers: Sequence[events.Watcher] = ()
-        self._journal = journal = Journal(started, codec)
-        self._recorder = recorder = CodeRecorder(handler, started, journal, kv, codec)
-        self._ending = TurnEnding(recorder, journal)
+        self._decisions = decisions = TurnDecisions(started, codec)
+        self._recorder = recorder = CodeRecorder(handler, started, decisions, kv, codec)
+        self._ending = TurnEnding(recorder, decisions)
         self._is_dead = False
 
     @classmethod
@@ -152,11 +152,11 @@ class Execution:
     @property
     def turn(self) -> int:
         """The number of the last turn that wrote history."""
-        return self._journal.turn
+        return self._decisions.turn
 
     @property
     def last_event_id(self) -> int:
-        return self._journal.last_event_id
+        return self._decisions.last_event_id
 
     def run_turn(self, inbox: Sequence[work.OrchestratorItem], now_ms: int) -> TurnOutcome:
         """Apply the messages in order, run the code until it waits, and return what to commit."""
@@ -164,7 +164,7 @@ class Execution:
             raise InternalError("this execution was closed or has failed; replay it")
         if self.is_finished:
             ignored = [f"{type(item).__name__}: the execution has ended" for item in inbox]
-            return TurnOutcome(turn=self._journal.turn, result=WAITING, ignored=ignored)
+            return TurnOutcome(turn=self._decisions.turn, result=WAITING, ignored=ignored)
         try:
             return self._run_live(inbox, now_ms)
         except BaseException:
@@ -179,6 +179,10 @@ class Execution:
     def waits(self) -> list[Wait]:
         """Return every open step with the suspended frames of its branch."""
         return list_waits(self._recorder.loop, self._recorder.operations)
+
+    def scopes(self) -> list[Scope]:
+        """Return the variables of the suspended code."""
+        return list_scopes(self._recorder.loop)
 
     def check_arrival(self, item: work.ExternalRaised | work.QueueMessage) -> None:
         """Raise PayloadError for an event or message that does not fit the wait that is open."""
@@ -203,22 +207,22 @@ class Execution:
         self._recorder.close()
 
     def _run_live(self, inbox: Sequence[work.OrchestratorItem], now_ms: int) -> TurnOutcome:
-        journal, recorder = self._journal, self._recorder
-        before_ms = journal.now_ms
-        if journal.turn == 0:
-            journal.begin_live(self.started.timestamp_ms)
-            add_beginning(self.started, self._carried, self._watchers, journal)
+        decisions, recorder = self._decisions, self._recorder
+        before_ms = decisions.now_ms
+        if decisions.turn == 0:
+            decisions.begin_live(self.started.timestamp_ms)
+            add_beginning(self.started, self._carried, self._watchers, decisions)
         else:
             # Time never runs backwards in the code, even if the clock of the machine does.
-            journal.begin_live(max(now_ms, before_ms))
+            decisions.begin_live(max(now_ms, before_ms))
         inbox, mail = before_mail(inbox, self._carried, recorder)
-        ignored = add_messages(inbox, journal, recorder)
-        delta = journal.delta
-        outcome = TurnOutcome(turn=journal.turn, result=WAITING, delta=delta, ignored=ignored)
+        ignored = add_messages(inbox, recorder)
+        delta = decisions.delta
+        outcome = TurnOutcome(turn=decisions.turn, result=WAITING, delta=delta, ignored=ignored)
         if delta or mail:
             recorder.outcome = outcome
             loop = recorder.loop
-            loop.now_ms = journal.now_ms
+            loop.now_ms = decisions.now_ms
             loop.enter()
             try:
                 self._apply([*delta])
@@ -228,8 +232,8 @@ class Execution:
                 loop.leave()
         if not delta:
             recorder.outcome = None
-            journal.undo_begin(before_ms)
-            outcome.turn = journal.turn
+            decisions.undo_begin(before_ms)
+            outcome.turn = decisions.turn
             outcome.activities = recorder.take_retried()
             return outcome
         if recorder.told:
@@ -243,7 +247,7 @@ class Execution:
             recorder.drop_cancelled_in_turn(outcome)
         if recorder.retried:
             outcome.activities = [*recorder.take_retried(), *outcome.activities]
-        self.event_count = journal.last_event_id
+        self.event_count = decisions.last_event_id
         self.custom_status = recorder.custom_status
         if result is not WAITING:
             self.is_finished = True
@@ -253,7 +257,7 @@ class Execution:
 
     def _hear(self, items: Sequence[work.OrchestratorItem], outcome: TurnOutcome) -> None:
         """Add and apply messages one by one: mail only while the code wants it."""
-        journal, recorder = self._journal, self._recorder
+        decisions, recorder = self._decisions, self._recorder
         postponed: deque[work.OrchestratorItem] = deque()
         coming = deque(items)
         while coming:
@@ -261,9 +265,9 @@ class Execution:
             if (is_mail(item) and not recorder.wants_mail) or is_for_next(item, recorder):
                 postponed.append(item)
                 continue
-            applied = len(journal.delta)
-            outcome.ignored = [*outcome.ignored, *add_messages((item,), journal, recorder)]
-            self._apply(journal.delta[applied:])
+            applied = len(decisions.delta)
+            outcome.ignored = [*outcome.ignored, *add_messages((item,), recorder)]
+            self._apply(decisions.delta[applied:])
             if postponed and recorder.wants_mail:
                 coming.extendleft(reversed(postponed))
                 postponed.clear()
@@ -286,30 +290,31 @@ class Execution:
         self._end_of_history(history[-1])
 
     def _end_of_history(self, last: events.Event) -> None:
-        self._journal.end_of_history(last)
+        self._decisions.end_of_history(last)
         self.event_count = last.event_id
         self.custom_status = self._recorder.custom_status
 
     def _replay_turn(self, recorded: Sequence[events.Event]) -> None:
-        journal = self._journal
+        decisions = self._decisions
         first, last = recorded[0], recorded[-1]
         arrived: list[events.Event] = []
-        decisions: list[events.Event] = []
+        performed: list[events.Event] = []
         for event in recorded:
-            (arrived if type(event) in APPLY else decisions).append(event)
+            (arrived if type(event) in APPLY else performed).append(event)
         if type(last) in _TERMINAL and self._ending.is_from_outside(last):
             self.is_finished = True
             return
-        now_ms = max(first.timestamp_ms, journal.now_ms)
-        journal.last_event_id = first.event_id - 1  # more than that of the last turn after a retry
-        journal.begin_replay(first.turn, now_ms, len(arrived), decisions)
+        now_ms = max(first.timestamp_ms, decisions.now_ms)
+        # After a retry, more than that of the last turn.
+        decisions.last_event_id = first.event_id - 1
+        decisions.begin_replay(first.turn, now_ms, len(arrived), performed)
         self._recorder.loop.now_ms = now_ms
         for event in arrived:
             self._check_completion(event)
         self._apply(arrived)
         self.is_finished = self._ending.conclude_replayed()
-        journal.end_replay()
-        journal.last_event_id = last.event_id
+        decisions.end_replay()
+        decisions.last_event_id = last.event_id
 
     def _apply(self, arrived: Sequence[events.Event]) -> None:
         """Apply the events one by one, and run the code until it waits after each.
@@ -411,9 +416,9 @@ def _check_history(history: Sequence[events.Event]) -> events.OrchestrationStart
 class TurnEnding:
     """Decides the result of a turn, in the same way live and on replay."""
 
-    def __init__(self, recorder: CodeRecorder, journal: Journal) -> None:
+    def __init__(self, recorder: CodeRecorder, decisions: TurnDecisions) -> None:
         self._recorder = recorder
-        self._journal = journal
+        self._decisions = decisions
         self._cleanup_timer: DurableTimer | None = None
         self._is_cut_off = False
 
@@ -427,7 +432,7 @@ class TurnEnding:
     def conclude_live(self) -> TurnResult:
         result = self._conclude()
         if result is not WAITING:
-            self._journal.end(self._terminal_event(result))
+            self._decisions.end(self._terminal_event(result))
             if type(result) is Completed:
                 self._recorder.note_unread()
             elif type(result) is Cancelled:
@@ -440,8 +445,8 @@ class TurnEnding:
         if result is WAITING:
             return False
         event = self._terminal_event(result)
-        recorded = self._journal.recorded_end()
-        self._journal.end(event, is_repeated=self._is_same_end(recorded, event))
+        recorded = self._decisions.recorded_end()
+        self._decisions.end(event, is_repeated=self._is_same_end(recorded, event))
         return True
 
     @boundary
@@ -575,17 +580,17 @@ class TurnEnding:
                 recorder.give_up(operation, reason)
 
     def _terminal_event(self, result: TurnResult) -> events.Terminal:
-        journal = self._journal
+        decisions = self._decisions
         if isinstance(result, Completed):  # the most common: keywords cost a quarter of a dict
             return events.OrchestrationCompleted(
-                event_id=journal.last_event_id + 1,
-                instance_id=journal.instance_id,
-                execution_id=journal.execution_id,
-                timestamp_ms=journal.now_ms,
-                turn=journal.turn,
+                event_id=decisions.last_event_id + 1,
+                instance_id=decisions.instance_id,
+                execution_id=decisions.execution_id,
+                timestamp_ms=decisions.now_ms,
+                turn=decisions.turn,
                 output=result.output,
             )
-        envelope = journal.envelope(journal.last_event_id + 1)
+        envelope = decisions.envelope(decisions.last_event_id + 1)
         match result:
             case Failed():
                 return events.OrchestrationFailed(**envelope, failure=result.failure)

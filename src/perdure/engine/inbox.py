@@ -22,7 +22,7 @@ from perdure.model.failures import child_error, declared_error
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from perdure.engine.journal import Journal
+    from perdure.engine.decisions import TurnDecisions
     from perdure.engine.recorder import CodeRecorder
 
 # --- open steps
@@ -138,7 +138,11 @@ class Operations:
 # --- mailboxes
 
 
-_MAIL: Final = frozenset({work.ExternalRaised, work.QueueMessage})
+_MAIL: Final[Mapping[type[work.Item], type[events.Envelope]]] = {
+    work.ExternalRaised: events.ExternalEvent,
+    work.QueueMessage: events.QueueEventDelivered,
+}
+"""Events and messages from outside, with the event of each."""
 
 
 def is_mail(item: work.OrchestratorItem) -> bool:
@@ -221,9 +225,6 @@ class Mailbox:
     def unread(self) -> list[tuple[int, msgspec.Raw]]:
         return list(self._arrived)
 
-    def has_wait(self) -> bool:
-        return any(not operation.target.done() for operation in self._waiting)
-
 
 class Mailboxes:
     """The mailboxes of all names. External events and messages have separate ones."""
@@ -265,7 +266,7 @@ class Mailboxes:
         """True if there is room for an arrival that no wait gets, or if the code waits for one."""
         if self._kept < UNREAD_MESSAGES_MAX and self._kept_bytes < UNREAD_BYTES_MAX:
             return True
-        return any(mailbox.has_wait() for mailbox in self._by_name.values())
+        return any(mailbox.find_wait() for mailbox in self._by_name.values())
 
     def find_wait(self, name: str, *, is_message: bool) -> Operation | None:
         """Return the wait that the next arrival of that name goes to, if there is one."""
@@ -323,52 +324,47 @@ def add_beginning(
     started: events.OrchestrationStarted,
     carried: Iterable[work.CarriedMessage],
     watchers: Iterable[events.Watcher],
-    journal: Journal,
+    decisions: TurnDecisions,
 ) -> None:
     """Add the first event, and what the previous execution leaves: unread arrivals, watchers."""
-    journal.delta.append(started)
-    journal.last_event_id = started.event_id
+    decisions.delta.append(started)
+    decisions.last_event_id = started.event_id
     for message in carried:
         kind = events.QueueEventDelivered if message.mailbox else events.ExternalEvent
-        journal.arrive(kind, name=message.name, data=message.data)
+        decisions.arrive(kind, name=message.name, data=message.data)
     for watcher in watchers:
-        journal.arrive(events.WatcherAdded, watcher=watcher)
+        decisions.arrive(events.WatcherAdded, watcher=watcher)
 
 
-def add_messages(
-    items: Iterable[work.OrchestratorItem], journal: Journal, recorder: CodeRecorder
-) -> Sequence[str]:
+def add_messages(items: Iterable[work.OrchestratorItem], recorder: CodeRecorder) -> Sequence[str]:
     """Add an event for each message of a turn; return a line for each message that is ignored."""
     ignored: list[str] | None = None
     for item in items:
-        reason = _ADD[type(item)](item, journal, recorder)
+        reason = _ADD[type(item)](item, recorder)
         if reason is not None:
             ignored = ignored or []
             ignored.append(f"{type(item).__name__}{reason}")
     return ignored or ()
 
 
-def _add_result(
-    item: work.ActivityCompleted, journal: Journal, recorder: CodeRecorder
-) -> str | None:
+def _add_result(item: work.ActivityCompleted, recorder: CodeRecorder) -> str | None:
     if item.seed and item.seed != recorder.seed:
         return f" for event {item.activity_id}: it was for an earlier instance with this id"
     unwanted = _unwanted(item, item.activity_id, ACTIVITY, recorder)
     if unwanted is None:
-        journal.arrive_completed(item.activity_id, item.result, item.attempts)
+        recorder.decisions.arrive_completed(item.activity_id, item.result, item.attempts)
         if item.seed:
             recorder.told += (item.activity_id,)
     return unwanted
 
 
-_COMPLETIONS: Final[
-    Mapping[type[work.OrchestratorItem], tuple[type[events.Resolving], Family, str]]
-] = {
-    work.ActivityCompleted: (events.ActivityCompleted, ACTIVITY, "activity_id"),
-    work.ActivityFailed: (events.ActivityFailed, ACTIVITY, "activity_id"),
-    work.TimerFired: (events.TimerFired, TIMER, "timer_id"),
-    work.SubOrchCompleted: (events.SubOrchestrationCompleted, CHILD, "event_id"),
-    work.SubOrchFailed: (events.SubOrchestrationFailed, CHILD, "event_id"),
+_FAMILIES: Final[Mapping[type[events.Scheduled], Family]] = {
+    events.ActivityScheduled: ACTIVITY,
+    events.TimerCreated: TIMER,
+    events.SubOrchestrationScheduled: CHILD,
+}
+_COMPLETIONS: Final = {
+    item: (answer, _FAMILIES[step], field) for item, (field, step, answer) in work.ANSWERS.items()
 }
 """Messages for open steps: the event, the family, and the field that holds the id of the step."""
 
@@ -378,7 +374,7 @@ COMPLETION_FAMILIES: Final[Mapping[type[events.Envelope], Family]] = {
 _COMMON_FIELDS: Final = frozenset(events.Resolving.__struct_fields__)
 
 
-def _add_completion(item: Any, journal: Journal, recorder: CodeRecorder) -> str | None:
+def _add_completion(item: Any, recorder: CodeRecorder) -> str | None:
     kind, family, id_field = _COMPLETIONS[type(item)]
     source_event_id: int = getattr(item, id_field)
     if family is CHILD:
@@ -396,55 +392,51 @@ def _add_completion(item: Any, journal: Journal, recorder: CodeRecorder) -> str 
         # The event has the result, the failure or the time under the name of the message.
         names = (name for name in kind.__struct_fields__ if name not in _COMMON_FIELDS)
         content = {name: getattr(item, name) for name in names}
-        journal.arrive(kind, source_event_id=source_event_id, **content)
+        recorder.decisions.arrive(kind, source_event_id=source_event_id, **content)
     return unwanted
 
 
-def _add_event(item: work.ExternalRaised, journal: Journal, _: CodeRecorder) -> None:
-    journal.arrive(events.ExternalEvent, name=item.name, data=item.data)
+def _add_mail(item: work.ExternalRaised | work.QueueMessage, recorder: CodeRecorder) -> None:
+    recorder.decisions.arrive(_MAIL[type(item)], name=item.name, data=item.data)
 
 
-def _add_message(item: work.QueueMessage, journal: Journal, _: CodeRecorder) -> None:
-    journal.arrive(events.QueueEventDelivered, name=item.name, data=item.data)
-
-
-def _add_cancellation(
-    item: work.CancelInstance, journal: Journal, recorder: CodeRecorder
-) -> str | None:
+def _add_cancellation(item: work.CancelInstance, recorder: CodeRecorder) -> str | None:
     parent_id = item.parent_instance_id
-    if parent_id is not None and parent_id != journal.parent_instance_id:
+    if parent_id is not None and parent_id != recorder.decisions.parent_instance_id:
         return f": {parent_id!r} is not its parent"
-    came = (type(event) is events.OrchestrationCancelRequested for event in journal.delta)
+    came = (
+        type(event) is events.OrchestrationCancelRequested for event in recorder.decisions.delta
+    )
     if recorder.cancel_reason is not None or any(came):
         return ": cancellation was requested before"
     root = recorder.loop.root
     if root is not None and root.done():
         return ": the function has ended, and what it left running cleans up"
-    journal.arrive(events.OrchestrationCancelRequested, reason=item.reason)
+    recorder.decisions.arrive(events.OrchestrationCancelRequested, reason=item.reason)
     return None
 
 
-def _add_retry(item: work.RetrySteps, _: Journal, recorder: CodeRecorder) -> str | None:
+def _add_retry(item: work.RetrySteps, recorder: CodeRecorder) -> str | None:
     if item.execution_id != recorder.execution_id:
         return f" for execution {item.execution_id}: this is {recorder.execution_id}"
     recorder.retried += item.activity_ids
     return None
 
 
-def _add_watcher(item: work.WatchEnd, journal: Journal, recorder: CodeRecorder) -> str | None:
+def _add_watcher(item: work.WatchEnd, recorder: CodeRecorder) -> str | None:
     if item.watcher in recorder.watchers:
         return f": {item.watcher.instance_id!r} waits for it already"
     if len(recorder.watchers) >= WATCHERS_MAX:
         return f": {WATCHERS_MAX} others wait for it; {item.watcher.instance_id!r} looks itself"
-    journal.arrive(events.WatcherAdded, watcher=item.watcher)
+    recorder.decisions.arrive(events.WatcherAdded, watcher=item.watcher)
     return None
 
 
 def _add_start(
-    _: work.StartOrchestration | work.ContinueAsNew, journal: Journal, __: CodeRecorder
+    _: work.StartOrchestration | work.ContinueAsNew, recorder: CodeRecorder
 ) -> str | None:
     # The start message of the first turn is its first event already.
-    return ": the instance runs already" if journal.turn > 1 else None
+    return ": the instance runs already" if recorder.decisions.turn > 1 else None
 
 
 def _unwanted(
@@ -468,15 +460,12 @@ def _too_late(source_event_id: int) -> str:
     return f" for event {source_event_id}: it was completed or given up before"
 
 
-_ADD: Final[
-    Mapping[type[work.OrchestratorItem], Callable[[Any, Journal, CodeRecorder], str | None]]
-] = {
+_ADD: Final[Mapping[type[work.Item], Callable[[Any, CodeRecorder], str | None]]] = {
     **dict.fromkeys(_COMPLETIONS, _add_completion),
     work.ActivityCompleted: _add_result,  # the most common message: no dict of fields
     work.StartOrchestration: _add_start,
     work.ContinueAsNew: _add_start,
-    work.ExternalRaised: _add_event,
-    work.QueueMessage: _add_message,
+    **dict.fromkeys(_MAIL, _add_mail),
     work.CancelInstance: _add_cancellation,
     work.RetrySteps: _add_retry,
     work.WatchEnd: _add_watcher,

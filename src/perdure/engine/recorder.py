@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
     from perdure.authoring.definitions import Activity, Orchestration
     from perdure.codec import Codec
+    from perdure.engine.decisions import TurnDecisions
     from perdure.engine.inbox import Family
-    from perdure.engine.journal import Journal
     from perdure.engine.tasks import Branch
 
 S = TypeVar("S", bound=events.Scheduled)
@@ -75,7 +75,7 @@ class CodeRecorder:
         self,
         handler: Orchestration[Any, Any],
         started: events.OrchestrationStarted,
-        journal: Journal,
+        decisions: TurnDecisions,
         kv: Mapping[str, str],
         codec: Codec,
     ) -> None:
@@ -87,7 +87,7 @@ class CodeRecorder:
         self.custom_status = started.initial_custom_status
         self.handler = handler
         self.depth = started.depth
-        self.journal = journal
+        self.decisions = decisions
         self.loop = DurableLoop(started.seed, self)
         self.operations = Operations()
         self.continued: tuple[msgspec.Raw, str | None] | None = None
@@ -146,15 +146,15 @@ class CodeRecorder:
 
     @property
     def is_replaying(self) -> bool:
-        return self.journal.is_replaying or self.is_closed
+        return self.decisions.is_replaying or self.is_closed
 
     @property
     def now_ms(self) -> int:
-        return self.journal.now_ms
+        return self.decisions.now_ms
 
     @property
     def turn(self) -> int:
-        return self.journal.turn
+        return self.decisions.turn
 
     # Steps
 
@@ -170,7 +170,7 @@ class CodeRecorder:
             self._check_call(branch, activity, args, kwargs, payload)
         self._check_going()
         try:
-            event = self.journal.schedule_activity(
+            event = self.decisions.schedule_activity(
                 branch.next_operation(), branch.site, activity.name, payload, activity.settings
             )
         except CannotUnwrap as error:  # as in _schedule()
@@ -291,7 +291,7 @@ class CodeRecorder:
         """Start the timer that bounds the clean-up. Its key belongs to no branch."""
         fire_at_ms = self._fire_at_ms(seconds)
         timer = DurableTimer(fire_at_ms / 1000, callback, (), None, self)
-        event = self.journal.schedule(
+        event = self.decisions.schedule(
             events.TimerCreated, "cancel/1", "", {"fire_at_ms": fire_at_ms}
         )
         self._open_timer(timer, event)
@@ -305,7 +305,7 @@ class CodeRecorder:
     def side_effect(self, fn: Callable[[], Any], type_: Any) -> Any:
         if self.is_closed:
             raise Unwinding
-        value = events.NULL if self.journal.is_replaying else self._call_once(fn)
+        value = events.NULL if self.decisions.is_replaying else self._call_once(fn)
         event = self._schedule(self.loop.branch(), events.SideEffectRecorded, {"value": value})
         return self.decode(event.value, type_, where="side_effect()")
 
@@ -319,9 +319,9 @@ class CodeRecorder:
     def is_patched(self, name: str) -> bool:
         known = self._patches.get(name)
         if known is None and not self.is_closed:
-            known = name in self.marked_patches or not self.journal.is_replaying
-            if known and not self.journal.is_replaying:
-                self.journal.schedule(events.PatchMarked, f"patch/{name}", "", {"name": name})
+            known = name in self.marked_patches or not self.decisions.is_replaying
+            if known and not self.decisions.is_replaying:
+                self.decisions.schedule(events.PatchMarked, f"patch/{name}", "", {"name": name})
             self._patches[name] = known
         return bool(known)
 
@@ -452,10 +452,10 @@ class CodeRecorder:
             return
         family = operation.family
         fields = {} if family is TIMER else {"reason": reason}
-        self.journal.cancel(_CANCELLING[family], event.event_id, **fields)
+        self.decisions.cancel(_CANCELLING[family], event.event_id, **fields)
         if self.outcome is None:
             return
-        if event.turn == self.journal.turn:
+        if event.turn == self.decisions.turn:
             self.has_cancelled_in_turn = True  # it was not sent yet, so it needs no cancelling
         elif family is ACTIVITY:
             self._note("cancelled_activities", event.event_id)
@@ -553,7 +553,7 @@ class CodeRecorder:
         A call that history has is not checked: it fitted the annotation of its time.
         """
         try:
-            if not self.journal.has_call(branch.coming_operation(), called.name, payload):
+            if not self.decisions.has_call(branch.coming_operation(), called.name, payload):
                 called.signature.check_arguments(args, kwargs, payload, self.codec)
         except CannotUnwrap as error:
             self._stop(error)
@@ -561,16 +561,16 @@ class CodeRecorder:
     def _schedule(self, branch: Branch, kind: type[S], fields: dict[str, Any]) -> S:
         self._check_going()
         try:
-            return self.journal.schedule(kind, branch.next_operation(), branch.site, fields)
+            return self.decisions.schedule(kind, branch.next_operation(), branch.site, fields)
         except CannotUnwrap as error:  # the recorded payload cannot be compared
             self._stop(error)
 
     def _check_going(self) -> None:
         """Stop code that must not ask for another step."""
-        journal = self.journal
+        decisions = self.decisions
         if self.loop.crash is not None:
             raise Unwinding  # the end is decided: the code goes on in vain
-        if journal.commands >= limits.COMMANDS_PER_TURN_MAX:
+        if decisions.commands >= limits.COMMANDS_PER_TURN_MAX:
             self._stop(
                 InvalidValue(
                     f"more than {limits.COMMANDS_PER_TURN_MAX} steps in one turn; "
@@ -610,9 +610,9 @@ class CodeRecorder:
 
     def _automatic_id(self) -> str | None:
         """Return an id made of the place in history; None on replay, as the recorded id is used."""
-        if self.journal.is_replaying:
+        if self.decisions.is_replaying:
             return None
-        return child_id(self.instance_id, self.execution_id, self.journal.last_event_id + 1)
+        return child_id(self.instance_id, self.execution_id, self.decisions.last_event_id + 1)
 
     def _call_once(self, fn: Callable[[], Any]) -> msgspec.Raw:
         # Called outside of the loop: steps that the function calls must not be recorded.

@@ -11,7 +11,7 @@ from perdure.engine.inbox import ACTIVITY, CHILD, EVENT, MESSAGE, TIMER
 from perdure.engine.user_code import is_user, site_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from types import FrameType
 
     from perdure.engine.inbox import Operation, Operations
@@ -49,6 +49,22 @@ class Wait:
     since_ms: int
     due_ms: int | None
     frames: tuple[Frame, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """The variables of one suspended function of the author."""
+
+    function: str
+    variables: Mapping[str, Any]
+    """The values themselves."""
+
+
+def list_scopes(loop: DurableLoop) -> list[Scope]:
+    """Return the scopes of the orchestration and of what it awaits, then those of its tasks."""
+    tasks = sorted(loop.live_tasks(), key=lambda task: task is not loop.root)
+    frames = [frame for task in tasks for frame in _stack(task.get_coro())]
+    return [Scope(frame.f_code.co_qualname, frame.f_locals) for frame in frames]
 
 
 def list_waits(loop: DurableLoop, operations: Operations) -> list[Wait]:

@@ -140,6 +140,11 @@ def identity_of(item: work.ActivityExecute) -> ActivityIdentity:
     )
 
 
+def unreadable_activity(identity: ActivityIdentity, name: str) -> work.ActivityExecute:
+    """Return a work item in the place of one whose body cannot be decoded."""
+    return work.ActivityExecute(**msgspec.structs.asdict(identity), name=name)
+
+
 def activity_envelope(
     item: work.ActivityExecute, *, visible_at_ms: int | None = None, claim: Claim | None = None
 ) -> WorkerMessage:

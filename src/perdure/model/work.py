@@ -206,6 +206,21 @@ OrchestratorItem: TypeAlias = (
 )
 
 
+ANSWERS: Final[Mapping[type[Item], tuple[str, type[events.Scheduled], type[events.Resolving]]]] = {
+    ActivityCompleted: ("activity_id", events.ActivityScheduled, events.ActivityCompleted),
+    ActivityFailed: ("activity_id", events.ActivityScheduled, events.ActivityFailed),
+    TimerFired: ("timer_id", events.TimerCreated, events.TimerFired),
+    SubOrchCompleted: (
+        "event_id",
+        events.SubOrchestrationScheduled,
+        events.SubOrchestrationCompleted,
+    ),
+    SubOrchFailed: ("event_id", events.SubOrchestrationScheduled, events.SubOrchestrationFailed),
+}
+"""Messages that answer a step: the field with its id, the event of the step, the event of the
+answer."""
+
+
 class InstanceEnd(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The result of the activity by which an instance waits for another one.
 
@@ -269,6 +284,91 @@ def started_by(
         execution_id=start.execution_id,
         initial_custom_status=start.custom_status,
         initial_state=dict(state),
+    )
+
+
+# --- work items of steps: the code of a turn sends them, and an operator sends them once more
+
+
+def activity_item(
+    event: events.ActivityScheduled,
+    started: events.OrchestrationStarted,
+    retry: RetryPlan | None = None,
+    timeout_ms: int | None = None,
+    heartbeat_ms: int | None = None,
+    deadline_ms: int | None = None,
+) -> ActivityExecute:
+    """Return the work item of an activity. History does not hold its retries and time limits."""
+    return ActivityExecute(
+        instance_id=event.instance_id,
+        execution_id=event.execution_id,
+        activity_id=event.event_id,
+        name=event.name,
+        input=event.input,
+        orchestration_name=started.name,
+        orchestration_version=started.version,
+        session_id=event.session_id,
+        tag=event.tag,
+        retry=retry,
+        timeout_ms=timeout_ms,
+        heartbeat_ms=heartbeat_ms,
+        deadline_ms=deadline_ms,
+        trace=started.trace,
+        seed=execution_seed(started),
+    )
+
+
+def timer_item(event: events.TimerCreated) -> TimerFired:
+    """Return the message by which a timer fires."""
+    return TimerFired(
+        instance_id=event.instance_id,
+        execution_id=event.execution_id,
+        timer_id=event.event_id,
+        fire_at_ms=event.fire_at_ms,
+    )
+
+
+def child_item(
+    event: events.SubOrchestrationScheduled, started: events.OrchestrationStarted
+) -> StartOrchestration:
+    """Return the message that starts a child."""
+    return StartOrchestration(
+        instance_id=event.child_instance_id,
+        name=event.name,
+        input=event.input,
+        version=event.version,
+        parent=step_link(event),
+        depth=started.depth + 1,
+        trace=started.trace,
+    )
+
+
+def child_completed(parent: ParentLink, child_id: str, result: msgspec.Raw) -> SubOrchCompleted:
+    """Return the message by which a child completes the step of its parent."""
+    return SubOrchCompleted(
+        instance_id=parent.instance_id,
+        execution_id=parent.execution_id,
+        event_id=parent.event_id,
+        child_instance_id=child_id,
+        result=result,
+    )
+
+
+def child_failed(parent: ParentLink, child_id: str, failure: Failure) -> SubOrchFailed:
+    """Return the message by which a child fails the step of its parent."""
+    return SubOrchFailed(
+        instance_id=parent.instance_id,
+        execution_id=parent.execution_id,
+        event_id=parent.event_id,
+        child_instance_id=child_id,
+        failure=failure,
+    )
+
+
+def step_link(event: events.SubOrchestrationScheduled) -> ParentLink:
+    """Return the link of a child to the step that started it."""
+    return ParentLink(
+        instance_id=event.instance_id, execution_id=event.execution_id, event_id=event.event_id
     )
 
 

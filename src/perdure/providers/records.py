@@ -227,7 +227,7 @@ class FetchedWork(Record, frozen=True):
     session_id: str | None = None
     tag: str | None = None
     heartbeat: str | None = None
-    """What an earlier delivery last reported."""
+    """The last report of an earlier delivery."""
 
 
 # --- filters

@@ -23,7 +23,12 @@ from perdure.errors import (
 )
 from perdure.limits import ERROR_TEXT_CHARACTERS_MAX
 from perdure.model import wire, work
-from perdure.model.envelopes import activity_envelope, envelope, identity_of
+from perdure.model.envelopes import (
+    activity_envelope,
+    envelope,
+    identity_of,
+    unreadable_activity,
+)
 from perdure.model.failures import Category, Failure
 from perdure.providers.records import Claim, SessionFetch
 from perdure.runtime.attempts import (
@@ -300,12 +305,7 @@ class ActivityDispatcher:
             if identity_of(item) != fetched.identity or item.name != fetched.name:
                 raise CorruptData("read", f"its body is {item.name!r} of {identity_of(item)}")
         except CorruptData as error:
-            item = work.ActivityExecute(
-                instance_id=fetched.identity.instance_id,
-                execution_id=fetched.identity.execution_id,
-                activity_id=fetched.identity.activity_id,
-                name=fetched.name,
-            )
+            item = unreadable_activity(fetched.identity, fetched.name)
             self._fail_unrun(item, fetched, f"undecodable: {error.message}")
             return
         if fetched.attempt_count > 1:

@@ -12,6 +12,7 @@ from perdure.model import events, wire, work
 from perdure.model.envelopes import activity_envelope, end_notices, envelope
 from perdure.model.failures import Category, Failure
 from perdure.model.status import Status
+from perdure.model.work import activity_item
 from perdure.providers.records import (
     ActivityIdentity,
     Claim,
@@ -47,11 +48,20 @@ def build_commit(
 ) -> tuple[TrustedCommit, list[tuple[work.ActivityExecute, Claim]]]:
     """Return the commit of a turn, and the activities that it hands over already locked."""
     execution, outcome, now_ms = turn.live.execution, turn.outcome, turn.now_ms
+    started = execution.started
     is_final = turn.final is not None
     worker_items: list[WorkerMessage] = []
     claimed: list[tuple[work.ActivityExecute, Claim]] = []
     for scheduled in outcome.activities:
-        item = _activity_item(execution, scheduled, now_ms)
+        deadline_ms = scheduled.deadline_ms
+        item = activity_item(
+            scheduled.event,
+            started,
+            scheduled.retry,
+            scheduled.timeout_ms,
+            scheduled.heartbeat_ms,
+            None if deadline_ms is None else now_ms + deadline_ms,
+        )
         claim = claim_for(scheduled)
         worker_items.append(activity_envelope(item, claim=claim))
         if claim is not None:
@@ -66,7 +76,7 @@ def build_commit(
         or outcome.cancelled_children
     )
     outgoing = _outgoing(execution, outcome, now_ms) if sends or is_final else ()
-    if turn.starts and (replies := replies_to(turn.starts, work.parent_link(execution.started))):
+    if turn.starts and (replies := replies_to(turn.starts, work.parent_link(started))):
         outgoing = (*outgoing, *replies)
         # A kept lock is fenced by the history: a commit without events must release its lock.
         keep_lock_ms = keep_lock_ms if outcome.delta else None
@@ -123,45 +133,12 @@ def build_commit(
     return commit, claimed
 
 
-def _activity_item(
-    execution: Execution, scheduled: ScheduledActivity, now_ms: int
-) -> work.ActivityExecute:
-    event, handler, started = scheduled.event, execution.handler, execution.started
-    return work.ActivityExecute(
-        instance_id=execution.instance_id,
-        execution_id=execution.execution_id,
-        activity_id=event.event_id,
-        name=event.name,
-        input=event.input,
-        orchestration_name=handler.name,
-        orchestration_version=handler.version,
-        session_id=event.session_id,
-        tag=event.tag,
-        retry=scheduled.retry,
-        timeout_ms=scheduled.timeout_ms,
-        heartbeat_ms=scheduled.heartbeat_ms,
-        deadline_ms=(None if scheduled.deadline_ms is None else now_ms + scheduled.deadline_ms),
-        trace=started.trace,
-        seed=work.execution_seed(started),
-    )
-
-
 def _outgoing(
     execution: Execution, outcome: TurnOutcome, now_ms: int
 ) -> tuple[OrchestratorMessage, ...]:
     instance_id, started = execution.instance_id, execution.started
-    messages = [
-        envelope(
-            work.TimerFired(
-                instance_id=instance_id,
-                execution_id=execution.execution_id,
-                timer_id=timer.event_id,
-                fire_at_ms=timer.fire_at_ms,
-            )
-        )
-        for timer in outcome.timers
-    ]
-    messages += [envelope(_child_item(started, child)) for child in outcome.children]
+    messages = [envelope(work.timer_item(timer)) for timer in outcome.timers]
+    messages += [envelope(work.child_item(child, started)) for child in outcome.children]
     messages += [_detached_message(started, chained, now_ms) for chained in outcome.detached]
     messages += [envelope(_sent_item(sent)) for sent in outcome.sent]
     messages += [
@@ -196,24 +173,6 @@ def _sent_item(sent: events.MessageSent) -> work.OrchestratorItem:
             return work.QueueMessage(instance_id=target, name=name, data=data)
         case _:
             return work.CancelInstance(instance_id=target, reason=msgspec.json.decode(data))
-
-
-def _child_item(
-    started: events.OrchestrationStarted, child: events.SubOrchestrationScheduled
-) -> work.StartOrchestration:
-    return work.StartOrchestration(
-        instance_id=child.child_instance_id,
-        name=child.name,
-        input=child.input,
-        version=child.version,
-        parent=work.ParentLink(
-            instance_id=started.instance_id,
-            execution_id=started.execution_id,
-            event_id=child.event_id,
-        ),
-        depth=started.depth + 1,
-        trace=started.trace,
-    )
 
 
 def _detached_message(
@@ -253,26 +212,8 @@ def _last_message(execution: Execution, outcome: TurnOutcome) -> work.Orchestrat
     if parent is None or isinstance(result, Waiting):
         return None
     if isinstance(result, Completed):
-        return work.SubOrchCompleted(
-            instance_id=parent.instance_id,
-            execution_id=parent.execution_id,
-            event_id=parent.event_id,
-            child_instance_id=execution.instance_id,
-            result=result.output,
-        )
-    return _child_failed(parent, execution.instance_id, _failure_in(result))
-
-
-def _child_failed(
-    parent: work.ParentLink, child_instance_id: str, failure: Failure
-) -> work.SubOrchFailed:
-    return work.SubOrchFailed(
-        instance_id=parent.instance_id,
-        execution_id=parent.execution_id,
-        event_id=parent.event_id,
-        child_instance_id=child_instance_id,
-        failure=failure,
-    )
+        return work.child_completed(parent, execution.instance_id, result.output)
+    return work.child_failed(parent, execution.instance_id, _failure_in(result))
 
 
 def _failure_in(result: Failed | Cancelled) -> Failure:
@@ -355,5 +296,5 @@ def replies_to(
                 lineage=("AlreadyExists", "PerdureError"),
                 message=f"an instance with the id {item.instance_id!r} exists already",
             )
-            replies.append(envelope(_child_failed(item.parent, item.instance_id, failure)))
+            replies.append(envelope(work.child_failed(item.parent, item.instance_id, failure)))
     return replies

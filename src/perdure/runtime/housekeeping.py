@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from perdure.arguments import in_milliseconds, in_seconds
+from perdure.client.admin import read_instances
 from perdure.errors import PerdureError, ProviderError
 from perdure.model.failures import BlockReason
 from perdure.model.status import Status
@@ -30,7 +31,6 @@ _FIRST_SECONDS = 0.25
 """Delay at the start of a runtime, so that waiting work comes first."""
 _UNBLOCK_SECONDS = 15.0
 """Repeated, because in a rolling deploy the old code goes on after the new code has started."""
-_PAGE = 200
 
 
 class LockRenewer:
@@ -252,15 +252,11 @@ class Housekeeping:
         if not self._provider.capabilities.admin:
             return
         admin = self._provider.admin
-        query, cursor = InstanceQuery(statuses=frozenset({Status.BLOCKED})), None
-        while True:
-            page = await admin.list_instances(query, cursor=cursor, limit=_PAGE)
-            for info in page.instances:
-                if self._has_other_code(info):
-                    log.info("trying %r again with other code", info.instance_id)
-                    await admin.resume_instance(info.instance_id)
-            if (cursor := page.next_cursor) is None:
-                return
+        query = InstanceQuery(statuses=frozenset({Status.BLOCKED}))
+        async for info in read_instances(admin, query):
+            if self._has_other_code(info):
+                log.info("trying %r again with other code", info.instance_id)
+                await admin.resume_instance(info.instance_id)
 
     def _has_other_code(self, info: InstanceInfo) -> bool:
         block = info.block

@@ -274,16 +274,15 @@ class Observer:
             self._record("activity_duration_seconds", labels, took_ms / 1000)
 
     def _add(self, name: str, labels: Mapping[str, str], value: float = 1.0) -> None:
-        for sink in self.sinks:
-            try:
-                sink.add(f"perdure_{name}", labels, value)
-            except _EXPORTER_ERRORS:
-                log.exception("a metrics sink failed")
+        self._export("add", name, labels, value)
 
     def _record(self, name: str, labels: Mapping[str, str], value: float) -> None:
+        self._export("record", name, labels, value)
+
+    def _export(self, verb: str, name: str, labels: Mapping[str, str], value: float) -> None:
         for sink in self.sinks:
             try:
-                sink.record(f"perdure_{name}", labels, value)
+                getattr(sink, verb)(f"perdure_{name}", labels, value)
             except _EXPORTER_ERRORS:
                 log.exception("a metrics sink failed")
 

@@ -10,7 +10,7 @@ import gc
 from collections import deque
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from perdure.arguments import in_milliseconds, in_seconds
 from perdure.client.waiting import PendingStart
@@ -37,6 +37,7 @@ from perdure.runtime.worker import BackgroundTasks, FetchErrors
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from perdure.authoring.definitions import Orchestration
     from perdure.client.waiting import Finished
     from perdure.model import work
     from perdure.runtime.activities import ActivityDispatcher
@@ -273,6 +274,14 @@ class OrchestrationDispatcher:
         live = self._live.get(instance_id)
         if live is not None:
             self.lost_locks(frozenset({live.lock_token}))
+
+    def check_start(
+        self, item: work.StartOrchestration, target: Orchestration[..., Any] | str
+    ) -> None:
+        """Log a warning if this runtime does not have the orchestration, or has other code."""
+        self._unregistered.check_orchestration(item.name, item.version)
+        if not isinstance(target, str):
+            self._unregistered.check_code(target)
 
     def begin(self, item: work.StartOrchestration) -> PendingStart | None:
         """Create an instance and commit its first turn. None: enqueue the start instead."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from perdure.arguments import check_kind, in_seconds
+from perdure.authoring.asking import ask_instance
 from perdure.authoring.definitions import Registry
 from perdure.authoring.lint import findings_in
 from perdure.authoring.promises import promise_instance
@@ -39,15 +40,14 @@ from perdure.schedules.records import check_schedules
 from perdure.version import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
     from types import ModuleType, TracebackType
     from typing import Self
 
-    from perdure.authoring.definitions import Handler, Orchestration
+    from perdure.authoring.definitions import Handler
     from perdure.clock import Clock
     from perdure.codec import Codec
     from perdure.errors import StoreClosed
-    from perdure.model import work
     from perdure.providers.contract import Provider
     from perdure.runtime.metrics import Alert, Gauge, Sink, SpanMaker
     from perdure.schedules.records import Schedule
@@ -88,6 +88,7 @@ class Runtime(Client):
             instance_result_activity(self.provider, self.options),
             instance_state_activity(self.provider),
             promise_instance,
+            ask_instance,
             *loop_handlers(),
         )
         self.registry = Registry(handlers, built_in, self.options.pinned_versions)
@@ -112,20 +113,6 @@ class Runtime(Client):
         self._stopped = asyncio.Event()
         self._store_closed: StoreClosed | None = None
         """Set when the store has closed for good."""
-
-    def _start_item(
-        self,
-        target: Orchestration[..., Any] | str,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any] | None,
-        instance_id: str | None,
-        version: str | None,
-    ) -> work.StartOrchestration:
-        item = super()._start_item(target, args, kwargs, instance_id, version)
-        self._unregistered.check_orchestration(item.name, version)
-        if not isinstance(target, str):
-            self._unregistered.check_code(target)
-        return item
 
     async def __aenter__(self) -> Self:
         if self._running is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypedDict, cast
 
@@ -245,7 +244,3 @@ def _whole_seconds(every: Duration) -> int:
     if seconds != int(seconds):
         raise InvalidValue(f"every must be whole seconds, not {every!r}")
     return int(seconds)
-
-
-def utc(moment_ms: int) -> datetime.datetime:
-    return datetime.datetime.fromtimestamp(moment_ms / 1000, datetime.UTC)

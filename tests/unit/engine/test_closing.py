@@ -357,6 +357,29 @@ def test_a_closed_execution_leaves_no_cycles_to_the_collector(end):
     assert ours == []
 
 
+@pytest.mark.parametrize("is_collecting", [True, False])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_turn_leaves_the_garbage_collector_as_it_was(is_collecting, fails):
+    @orchestration
+    async def code() -> None:
+        assert not gc.isenabled()
+        await asyncio.sleep(1)
+        if fails:
+            raise ValueError
+
+    run = Driver(code)
+    try:
+        (gc.enable if is_collecting else gc.disable)()
+        run.start()
+        assert gc.isenabled() is is_collecting
+        run.turn(run.fired())
+        assert gc.isenabled() is is_collecting
+        run.close()
+        assert gc.isenabled() is is_collecting
+    finally:
+        gc.enable()
+
+
 STUBBORN = """
 from engine_driver import Driver
 from perdure.authoring import activity, orchestration

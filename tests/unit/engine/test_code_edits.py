@@ -232,6 +232,24 @@ def test_another_result_than_recorded_is_a_mismatch():
     mismatch(history_of(one), changed)
 
 
+@pytest.mark.parametrize(
+    "changed", [(("b",), None), (("a",), "2.0.0"), (("a", "b"), None), ((), None)], ids=str
+)
+def test_another_continuation_than_recorded_is_a_mismatch(changed):
+    def continuing(args, version):
+        async def code(one: str = "", two: str = "") -> None:
+            await work("a")
+            continue_as_new(*args, version=version)
+
+        return code
+
+    run = history_of(continuing(("a",), None))
+
+    assert run.execution.is_finished
+    run.replay(named(continuing(("a",), None))).close()
+    mismatch(run, continuing(*changed))
+
+
 def test_a_longer_delay_is_harmless():
     async def short() -> str:
         await asyncio.sleep(5)

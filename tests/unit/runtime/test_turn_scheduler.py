@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from functools import partial
 
 import pytest
@@ -95,3 +96,27 @@ def test_a_turn_that_breaks_does_not_stop_the_others() -> None:
         return ran, told
 
     assert asyncio.run(scenario()) == (["the next"], ["broken"])
+
+
+@pytest.mark.parametrize("is_collecting", [True, False])
+def test_a_slice_leaves_the_garbage_collector_as_it_was(is_collecting: bool) -> None:
+    async def scenario() -> list[bool]:
+        seen: list[bool] = []
+        scheduler = TurnScheduler(print)
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+
+        def break_down() -> None:
+            seen.append(gc.isenabled())
+            raise RuntimeError("broken")
+
+        for turn in (break_down, lambda: seen.append(gc.isenabled())):
+            scheduler.run(turn)
+            await until_idle(scheduler)
+            seen.append(gc.isenabled())
+        return seen
+
+    try:
+        (gc.enable if is_collecting else gc.disable)()
+        assert asyncio.run(scenario()) == [False, is_collecting] * 2
+    finally:
+        gc.enable()

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import click
 
 from perdure.arguments import check_reason
-from perdure.cli.command import Command, combined, command, ids_argument, output_option
+from perdure.cli.command import (
+    Command,
+    combined,
+    command,
+    ids_argument,
+    output_option,
+    query_option,
+    yes_option,
+)
 from perdure.cli.exits import Exit, code_of, line_of
 from perdure.cli.inputs import is_wanted
 from perdure.cli.render import Cell, counted, echo, print_done, print_json, progress, warn
@@ -37,7 +45,7 @@ if TYPE_CHECKING:
     from perdure.providers.records import InstanceInfo
 
 Apply: TypeAlias = Callable[..., Awaitable[object]]
-"""What it returns, if anything, is said beside the id of the instance."""
+"""Its result, if any, is said beside the id of the instance."""
 
 _AT_ONCE: Final = 64
 
@@ -80,9 +88,9 @@ class Targets:
 # The fields of ``Targets``.
 _target_options = combined(
     ids_argument(),
-    click.option("--query", metavar="QUERY", help="All that fit; see perdure list --help."),
+    query_option(),
     click.option("--dry-run", is_flag=True, help="Only say what would be done."),
-    click.option("-y", "--yes", is_flag=True, help="Do not ask."),
+    yes_option(),
     output_option("table", "json"),
 )
 

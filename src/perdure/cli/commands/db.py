@@ -7,8 +7,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 import click
+import msgspec
 
-from perdure.cli.command import LazyGroup, command, duration_option, output_option
+from perdure.cli.command import Group, duration_option, output_option, yes_option
 from perdure.cli.exits import Exit
 from perdure.cli.inputs import is_wanted
 from perdure.cli.render import (
@@ -52,24 +53,10 @@ if TYPE_CHECKING:
     from perdure.providers.contract import Provider
     from perdure.providers.migrate import Migration
 
-db = LazyGroup(
-    "db",
-    help="Look after the store as a whole.",
-    sections={
-        "Commands": {
-            "info": ("db:info", "Show where the data lies, in which shape, and how much."),
-            "migrate": ("db:migrate", "Bring the store to the schema of this version."),
-            "check": ("db:check", "Read everything and say what is damaged."),
-            "backup": ("db:backup", "Copy the store, as of now, to a new place."),
-            "copy": ("db:copy", "Copy everything into another store of any kind."),
-            "unmove": ("db:unmove", "Take the mark of db copy --move back."),
-            "prune": ("db:prune", "Drop past executions of instances."),
-        }
-    },
-)
+db = Group("db", help="Look after the store as a whole.")
 
 
-@command(
+@db.add(
     "info",
     examples=["perdure db info", "perdure db info --store shop.db -o json | jq .instances"],
 )
@@ -91,14 +78,9 @@ async def _document(session: Session) -> dict[str, Any]:
     store = await session.admin.get_store_info()
     counts = await count_statuses(session)
     return {
+        **msgspec.structs.asdict(store),
         "location": shown_store(store.location),
-        "provider": store.provider,
-        "provider_version": store.provider_version,
-        "format_version": store.format_version,
-        "schema_version": store.schema_version,
-        "size_bytes": store.size_bytes,
         "moved_to": None if store.moved_to is None else shown_store(store.moved_to),
-        "details": store.details,
         "instances": sum(counts.values()),
         "by_status": counts,
         "queues": await session.admin.get_queue_depths(),
@@ -128,7 +110,7 @@ def _lines(document: dict[str, Any]) -> list[tuple[str, str]]:
     return lines
 
 
-@command("migrate", examples=["perdure db migrate --store shop.db", "perdure db migrate --dry-run"])
+@db.add("migrate", examples=["perdure db migrate --store shop.db", "perdure db migrate --dry-run"])
 @click.option("--dry-run", is_flag=True, help="Only say which migrations are due.")
 @output_option("table", "json")
 def migrate(output: str, dry_run: bool) -> None:
@@ -176,7 +158,7 @@ class ChecksItself(Protocol):
         ...
 
 
-@command("check", examples=["perdure db check", "perdure db check --quick --store shop.db"])
+@db.add("check", examples=["perdure db check", "perdure db check --quick --store shop.db"])
 @click.option("--quick", is_flag=True, help="Only the store itself, not every history.")
 @output_option("table", "json")
 async def check(session: Session, quick: bool, output: str) -> int:
@@ -217,7 +199,7 @@ async def quick_check(session: Session) -> list[Damage]:
 _CHUNK: Final = 500
 
 
-@command(
+@db.add(
     "prune",
     examples=[
         "perdure db prune --keep-last 10 --dry-run",
@@ -229,9 +211,10 @@ _CHUNK: Final = 500
 @duration_option("--older-than", "older_ms", "Only those that ended before.")
 @click.option("--query", metavar="QUERY", default="", help="Only of instances that fit.")
 @click.option("--dry-run", is_flag=True, help="Only count what would go.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@yes_option()
 @output_option("table", "json")
-def prune(
+async def prune(
+    session: Session,
     keep_last: int | None,
     older_ms: int | None,
     query: str,
@@ -246,32 +229,28 @@ def prune(
     """
     if keep_last is None and older_ms is None:
         raise UsageError("say what may go: --keep-last N, --older-than 30d, or both")
-
-    async def body(session: Session) -> None:
-        bound = None if older_ms is None else utc_time(session.now_ms() - older_ms)
-        options = PruneOptions(keep_last=keep_last, completed_before=bound)
-        selection = parse_search(query, session.now_ms())
-        ids = [
-            info.instance_id
-            async for info in selection.instances(session.admin)
-            if info.execution_id > 1
-        ]
-        number = await _count(session, ids, options)
-        if number and not dry_run:
-            if not yes and not is_wanted(f"drop {number} past executions"):
-                return
-            number = 0
-            with progress("instances") as show:
-                for start in range(0, len(ids), _CHUNK):
-                    chosen = InstanceQuery(instance_ids=tuple(ids[start : start + _CHUNK]))
-                    pruned = await session.admin.prune_executions_bulk(chosen, options)
-                    number += pruned.executions
-                    show(start, len(ids))
-        document = {"dry_run": dry_run, "instances": len(ids), "executions": number}
-        words = "would drop" if dry_run else "dropped"
-        print_outcome(output, document, f"{words} {number} past executions of {len(ids)} instances")
-
-    run(body)
+    bound = None if older_ms is None else utc_time(session.now_ms() - older_ms)
+    options = PruneOptions(keep_last=keep_last, completed_before=bound)
+    selection = parse_search(query, session.now_ms())
+    ids = [
+        info.instance_id
+        async for info in selection.instances(session.admin)
+        if info.execution_id > 1
+    ]
+    number = await _count(session, ids, options)
+    if number and not dry_run:
+        if not yes and not is_wanted(f"drop {number} past executions"):
+            return
+        number = 0
+        with progress("instances") as show:
+            for start in range(0, len(ids), _CHUNK):
+                chosen = InstanceQuery(instance_ids=tuple(ids[start : start + _CHUNK]))
+                pruned = await session.admin.prune_executions_bulk(chosen, options)
+                number += pruned.executions
+                show(start, len(ids))
+    document = {"dry_run": dry_run, "instances": len(ids), "executions": number}
+    words = "would drop" if dry_run else "dropped"
+    print_outcome(output, document, f"{words} {number} past executions of {len(ids)} instances")
 
 
 async def _count(session: Session, ids: list[str], options: PruneOptions) -> int:
@@ -302,38 +281,34 @@ class BacksUp(Protocol):
         ...
 
 
-@command(
+@db.add(
     "backup",
     examples=["perdure db backup monday.db", "perdure db backup monday --store file:./store"],
 )
 @click.argument("target")
 @output_option("table", "json")
-def backup(target: str, output: str) -> None:
+async def backup(session: Session, target: str, output: str) -> None:
     """Copy the store, as of now, to the new file or directory TARGET.
 
     SQLite does so while workers go on; a filesystem store must not be in use. The copy is checked:
     of a damaged store nothing is written, and the exit code is 1, so that no good backup is
     replaced by a damaged one.
     """
-    settings = current_settings()
-    path = _backup_path(settings.store(), target)
-    if (settings.directory / path).exists():
+    directory = session.settings.directory
+    path = _backup_path(session.url, target)
+    if (directory / path).exists():
         raise AlreadyExists(f"{path!r} exists already; name a new place for the backup")
-
-    async def body(session: Session) -> None:
-        if isinstance(session.admin, BacksUp):
-            await session.admin.backup(path)
-        elif session.url.startswith("file:"):
-            await _into_directory(session.provider, settings.directory / path)
-        else:
-            raise NotSupported(
-                "backup",
-                f"{session.provider.name} stores are backed up with their own tools; perdure db "
-                "copy copies one into a file",
-            )
-        print_outcome(output, {"backup": path}, f"wrote {path}")
-
-    run(body)
+    if isinstance(session.admin, BacksUp):
+        await session.admin.backup(path)
+    elif session.url.startswith("file:"):
+        await _into_directory(session.provider, directory / path)
+    else:
+        raise NotSupported(
+            "backup",
+            f"{session.provider.name} stores are backed up with their own tools; perdure db "
+            "copy copies one into a file",
+        )
+    print_outcome(output, {"backup": path}, f"wrote {path}")
 
 
 def _backup_path(store: str, target: str) -> str:
@@ -348,7 +323,7 @@ def _backup_path(store: str, target: str) -> str:
     return path
 
 
-@command(
+@db.add(
     "copy",
     store=False,
     examples=[
@@ -362,7 +337,7 @@ def _backup_path(store: str, target: str) -> str:
 @click.option("--replace", is_flag=True, help="Overwrite instances that the target has.")
 @output_option("table", "json")
 def copy(source: str, target: str, move: bool, replace: bool, output: str) -> None:
-    """Copy every instance, with work in flight, from SOURCE into TARGET, and verify each.
+    """Copy all of SOURCE into TARGET, with work in flight; verify each.
 
     No worker may serve SOURCE, nor TARGET before all is there. A copy that was interrupted goes on
     where it was when the same command is repeated. Without --move both stores would go on with the
@@ -414,11 +389,11 @@ async def _into_directory(origin: Provider, target: Path) -> None:
         draft.put_in_place()
 
 
-@command("unmove", examples=["perdure db unmove --store shop.db", "perdure db unmove -y"])
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@db.add("unmove", examples=["perdure db unmove --store shop.db", "perdure db unmove -y"])
+@yes_option()
 @output_option("table", "json")
 def unmove(yes: bool, output: str) -> None:
-    """Take back the mark that db copy --move left: the store is used again.
+    """Take back the mark of db copy --move: the store is used again.
 
     For a move that was killed and whose target is lost, or that should not have been. Work that has
     gone on at the new place would be done a second time here.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from perdure.cli.command import LazyGroup, command, output_option
+from perdure.cli.command import Group, output_option, yes_option
 from perdure.cli.inputs import is_wanted
 from perdure.cli.render import (
     Cell,
@@ -19,7 +19,6 @@ from perdure.cli.render import (
     print_records,
     warn,
 )
-from perdure.cli.session import run
 from perdure.client.documents import letter_document
 from perdure.client.durations import shown_age, shown_time
 from perdure.client.steps import shortened
@@ -40,21 +39,12 @@ _COLUMNS = (
     Column("REASON", is_flexible=True),
 )
 
-dead_letters = LazyGroup(
-    "dead-letters",
-    help="Look at messages that no instance could take, and requeue or delete them.",
-    sections={
-        "Commands": {
-            "list": ("dead_letters:list_letters", "List dead letters, oldest first."),
-            "show": ("dead_letters:show_letter", "Show one dead letter with its message."),
-            "requeue": ("dead_letters:requeue", "Put dead letters back into the queue."),
-            "delete": ("dead_letters:delete", "Delete dead letters."),
-        }
-    },
+dead_letters = Group(
+    "dead-letters", help="Look at messages that no instance could take, and requeue or delete them."
 )
 
 
-@command(
+@dead_letters.add(
     "list",
     examples=["perdure dead-letters list", "perdure dead-letters list -o json | jq '.[].reason'"],
 )
@@ -84,14 +74,14 @@ async def list_letters(session: Session, limit: int, output: str) -> None:
         warn(f"{limit} shown, more may follow: --limit takes up to {_LIMIT_MAX}")
 
 
-@command(
+@dead_letters.add(
     "show",
     examples=["perdure dead-letters show 7", "perdure dead-letters show 7 -o json | jq .message"],
 )
 @click.argument("letter_id", metavar="LETTER", type=int)
 @output_option("table", "json")
 async def show_letter(session: Session, letter_id: int, output: str) -> None:
-    """Show one dead letter: its message, for which instance, why and since when it is dead."""
+    """Show one dead letter: message, instance, reason and time."""
     letter = (await _find(session, [letter_id]))[0]
     if output == "json":
         print_json(letter_document(letter))
@@ -108,7 +98,7 @@ async def show_letter(session: Session, letter_id: int, output: str) -> None:
     )
 
 
-@command(
+@dead_letters.add(
     "requeue",
     examples=["perdure dead-letters requeue 7", "perdure dead-letters requeue 7 8 9"],
 )
@@ -123,31 +113,27 @@ async def requeue(session: Session, letter_ids: tuple[int, ...]) -> None:
         print_done(f"requeued {letter.letter_id} for {letter.message.instance_id}")
 
 
-@command(
+@dead_letters.add(
     "delete",
     examples=["perdure dead-letters delete 7", "perdure dead-letters delete --all -y"],
 )
 @click.argument("letter_ids", metavar="[LETTER]...", type=int, nargs=-1)
 @click.option("--all", "is_all", is_flag=True, help="Every dead letter of the store.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-def delete(letter_ids: tuple[int, ...], is_all: bool, yes: bool) -> None:
+@yes_option()
+async def delete(session: Session, letter_ids: tuple[int, ...], is_all: bool, yes: bool) -> None:
     """Delete dead letters for good; their messages are lost."""
     if bool(letter_ids) == is_all:
         raise UsageError("name dead letters or --all: perdure dead-letters delete 7")
-
-    async def body(session: Session) -> None:
-        if is_all:
-            letters = await session.admin.list_dead_letters(limit=_LIMIT_MAX)
-        else:
-            letters = await _find(session, letter_ids)
-        count = counted(len(letters), "dead letter")
-        if letters and not yes and not is_wanted(f"delete {count}"):
-            return
-        for letter in letters:
-            await session.admin.delete_dead_letter(letter.letter_id)
-        print_done(f"deleted {count}")
-
-    run(body)
+    if is_all:
+        letters = await session.admin.list_dead_letters(limit=_LIMIT_MAX)
+    else:
+        letters = await _find(session, letter_ids)
+    count = counted(len(letters), "dead letter")
+    if letters and not yes and not is_wanted(f"delete {count}"):
+        return
+    for letter in letters:
+        await session.admin.delete_dead_letter(letter.letter_id)
+    print_done(f"deleted {count}")
 
 
 async def _find(session: Session, letter_ids: Sequence[int]) -> list[DeadLetter]:

@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import click
 import msgspec
 
-from perdure.cli.command import command, ids_argument, output_option
+from perdure.cli.command import command, ids_argument, output_option, query_option
 from perdure.cli.inputs import interruptible
 from perdure.cli.render import (
     counted,
@@ -69,7 +69,7 @@ _LINE_CHARACTERS_MAX: Final = 512 * 1024 * 1024
     ],
 )
 @ids_argument()
-@click.option("--query", metavar="QUERY", help="All that fit; see perdure list --help.")
+@query_option()
 @click.option(
     "--file",
     type=click.Path(dir_okay=False, path_type=Path),

@@ -11,7 +11,6 @@ import msgspec
 
 from perdure.cli.command import command, execution_option, id_argument, output_option
 from perdure.cli.render import Cell, echo, note, terminal_width
-from perdure.cli.session import run
 from perdure.client.durations import shown_duration
 from perdure.client.steps import payload_text, read_records, shortened, shown_call
 from perdure.errors import CorruptData, InvalidValue, NotFound, UsageError
@@ -100,7 +99,8 @@ _SITE_WIDTH_MIN: Final = 120
 @click.option("--follow", "-f", is_flag=True, help="Go on until the instance ends.")
 @click.option("--raw", is_flag=True, help="The stored text of each event, as it is.")
 @output_option("table", "json", "jsonl")
-def history(
+async def history(
+    session: Session,
     instance_id: str,
     execution: int | None,
     kind: str | None,
@@ -114,20 +114,16 @@ def history(
     if raw and output == "json":
         raise UsageError("--raw prints the stored texts line by line; leave out -o json")
     fits = _filter(kind, failed, grep)
-
-    async def body(session: Session) -> None:
-        records = _records(session, instance_id, execution, follow)
-        if output == "table" and not raw:
-            await _print_lines(records, fits)
-            return
-        shown = (record async for record in records if fits(record))
-        if raw or output == "jsonl":
-            async for record in shown:
-                sys.stdout.write(clean_json(record.data) + "\n")
-        else:
-            await _print_array(shown)
-
-    run(body)
+    records = _records(session, instance_id, execution, follow)
+    if output == "table" and not raw:
+        await _print_lines(records, fits)
+        return
+    shown = (record async for record in records if fits(record))
+    if raw or output == "jsonl":
+        async for record in shown:
+            sys.stdout.write(clean_json(record.data) + "\n")
+    else:
+        await _print_array(shown)
 
 
 async def _records(

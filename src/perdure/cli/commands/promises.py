@@ -9,7 +9,7 @@ import click
 from perdure.cli.command import command, output_option
 from perdure.cli.inputs import read_json
 from perdure.cli.render import Cell, Column, print_done, print_records
-from perdure.client.durations import shown_age
+from perdure.client.durations import iso_moment, shown_age
 from perdure.errors import UsageError
 
 if TYPE_CHECKING:
@@ -70,5 +70,8 @@ def _row(info: PromiseInfo, now_ms: int) -> list[str | Cell]:
 
 
 def _document(info: PromiseInfo) -> dict[str, Any]:
-    since = info.since.isoformat().replace("+00:00", "Z")
-    return {"key": info.key, "since": since, "awaited_by": list(info.awaited_by)}
+    return {
+        "key": info.key,
+        "since": iso_moment(info.since),
+        "awaited_by": list(info.awaited_by),
+    }

@@ -15,11 +15,10 @@ from perdure.client import rerun as rerunning
 from perdure.errors import NotRegistered, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import msgspec
 
     from perdure.cli.session import Session
+    from perdure.client.rerun import Bounds
 
 
 @command(
@@ -91,23 +90,18 @@ def _encoded(session: Session, text: str | None) -> msgspec.Raw | None:
     return session.client.codec.encode(read_arguments(text, "--input"), where="--input")
 
 
-def _bounds(modules: tuple[str, ...]) -> Callable[[str], dict[str, Any]] | None:
+def _bounds(modules: tuple[str, ...]) -> Bounds | None:
     if not modules:
         return None
     from perdure.cli.modules import load_registry
 
     registry = load_registry(modules, "perdure rerun -m")
 
-    def bounds(name: str) -> dict[str, Any]:
+    def bounds(name: str) -> tuple[Any, ...]:
         try:
-            settings = registry.resolve_activity(name).settings
+            return registry.resolve_activity(name).bounds[:3]
         except NotRegistered:
-            return {}
-        return {
-            "retry": None if settings.retry is None else settings.retry.plan(),
-            "timeout_ms": settings.timeout_ms,
-            "heartbeat_ms": settings.heartbeat_ms,
-        }
+            return ()
 
     return bounds
 

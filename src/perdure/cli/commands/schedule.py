@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from perdure.cli.command import LazyGroup, command, id_argument, output_option
+from perdure.cli.command import Group, id_argument, output_option, yes_option
 from perdure.cli.inputs import is_wanted
 from perdure.cli.render import (
     Cell,
@@ -22,8 +22,7 @@ from perdure.cli.render import (
     print_records,
     warn,
 )
-from perdure.cli.session import run
-from perdure.client.durations import parse_moment, shown_duration, shown_time
+from perdure.client.durations import iso_moment, parse_moment, shown_duration, shown_time
 from perdure.client.steps import shortened
 
 if TYPE_CHECKING:
@@ -43,25 +42,10 @@ _COLUMNS = (
 )
 _ID = id_argument("schedule_id", metavar="SCHEDULE")
 
-schedule = LazyGroup(
-    "schedule",
-    help="Look at schedules; pause, trigger, backfill or remove them.",
-    sections={
-        "Commands": {
-            "list": ("schedule:list_schedules", "List the schedules of the store."),
-            "show": ("schedule:show", "Show a schedule with its last slots."),
-            "next": ("schedule:next_slots", "Print the coming slots of a schedule."),
-            "pause": ("schedule:pause", "Start no more instances until resume."),
-            "resume": ("schedule:resume", "Let a paused schedule go on."),
-            "trigger": ("schedule:trigger", "Start an instance of a schedule now."),
-            "backfill": ("schedule:backfill", "Start the missed slots of a past time."),
-            "remove": ("schedule:remove", "Delete a schedule; its instances stay."),
-        }
-    },
-)
+schedule = Group("schedule", help="Look at schedules; pause, trigger, backfill or remove them.")
 
 
-@command(
+@schedule.add(
     "list",
     examples=["perdure schedule list", "perdure schedule list -o json | jq '.[].next'"],
 )
@@ -79,11 +63,13 @@ async def list_schedules(session: Session, output: str) -> None:
     )
 
 
-@command("show", examples=["perdure schedule show report", "perdure schedule show report -o json"])
+@schedule.add(
+    "show", examples=["perdure schedule show report", "perdure schedule show report -o json"]
+)
 @_ID
 @output_option("table", "json")
 async def show(session: Session, schedule_id: str, output: str) -> None:
-    """Show a schedule: its rhythm, its settings, and its last slots with their outcomes."""
+    """Show a schedule with its settings and its last slots."""
     info = await session.client.schedules.describe(schedule_id)
     if output == "json":
         print_json(_document(info))
@@ -111,7 +97,7 @@ async def show(session: Session, schedule_id: str, output: str) -> None:
         _print_run(each)
 
 
-@command(
+@schedule.add(
     "next",
     examples=["perdure schedule next report", "perdure schedule next report -n 10 -o json"],
 )
@@ -124,13 +110,13 @@ async def next_slots(session: Session, schedule_id: str, count: int, output: str
     """Print the coming slots of a schedule."""
     coming = await session.client.schedules.next(schedule_id, count)
     if output == "json":
-        print_json([_text(slot) for slot in coming])
+        print_json([iso_moment(slot) for slot in coming])
         return
     for slot in coming:
-        echo(f"{_text(slot)}  ", Cell(_when(slot, session.now_ms()), "dim"))
+        echo(f"{iso_moment(slot)}  ", Cell(_when(slot, session.now_ms()), "dim"))
 
 
-@command(
+@schedule.add(
     "pause",
     examples=["perdure schedule pause report", "perdure schedule pause report --reason 'moving'"],
 )
@@ -142,7 +128,7 @@ async def pause(session: Session, schedule_id: str, reason: str) -> None:
     print_done(f"paused {schedule_id}")
 
 
-@command("resume", examples=["perdure schedule resume report"])
+@schedule.add("resume", examples=["perdure schedule resume report"])
 @_ID
 async def resume(session: Session, schedule_id: str) -> None:
     """Let a paused schedule go on with its next slot."""
@@ -150,7 +136,7 @@ async def resume(session: Session, schedule_id: str) -> None:
     print_done(f"resumed {schedule_id}")
 
 
-@command("trigger", examples=["perdure schedule trigger report"])
+@schedule.add("trigger", examples=["perdure schedule trigger report"])
 @_ID
 async def trigger(session: Session, schedule_id: str) -> None:
     """Start an instance now, also of a paused schedule; print its id."""
@@ -158,7 +144,7 @@ async def trigger(session: Session, schedule_id: str) -> None:
     echo(handle.id)
 
 
-@command(
+@schedule.add(
     "backfill",
     examples=[
         "perdure schedule backfill report --from 2026-11-01 --to 2026-11-08 --dry-run",
@@ -169,44 +155,38 @@ async def trigger(session: Session, schedule_id: str) -> None:
 @click.option("--from", "begin", metavar="TIME", required=True, help="A date, or an age: 7d.")
 @click.option("--to", "end", metavar="TIME", default="0s", help="Default: now.")
 @click.option("--dry-run", is_flag=True, help="Print the slots and start none.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-def backfill(schedule_id: str, begin: str, end: str, dry_run: bool, yes: bool) -> None:
+@yes_option()
+async def backfill(
+    session: Session, schedule_id: str, begin: str, end: str, dry_run: bool, yes: bool
+) -> None:
     """Start the slots of a past time that have no instance yet."""
-
-    async def body(session: Session) -> None:
-        now_ms = session.now_ms()
-        moments = parse_moment(begin, now_ms), parse_moment(end, now_ms)
-        schedules = session.client.schedules
-        missing = await schedules.backfill(schedule_id, *moments, dry_run=True)
-        if dry_run:
-            for slot in missing:
-                echo(_text(slot))
-        count = counted(len(missing), "slot")
-        if not missing or dry_run:
-            note(f"{count} without an instance")
-        elif yes or is_wanted(f"start {count} of {schedule_id}"):
-            await schedules.backfill(schedule_id, *moments)
-            print_done(f"started {count}")
-
-    run(body)
+    now_ms = session.now_ms()
+    moments = parse_moment(begin, now_ms), parse_moment(end, now_ms)
+    schedules = session.client.schedules
+    missing = await schedules.backfill(schedule_id, *moments, dry_run=True)
+    if dry_run:
+        for slot in missing:
+            echo(iso_moment(slot))
+    count = counted(len(missing), "slot")
+    if not missing or dry_run:
+        note(f"{count} without an instance")
+    elif yes or is_wanted(f"start {count} of {schedule_id}"):
+        await schedules.backfill(schedule_id, *moments)
+        print_done(f"started {count}")
 
 
-@command("remove", examples=["perdure schedule remove report -y"])
+@schedule.add("remove", examples=["perdure schedule remove report -y"])
 @_ID
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-def remove(schedule_id: str, yes: bool) -> None:
+@yes_option()
+async def remove(session: Session, schedule_id: str, yes: bool) -> None:
     """Delete a schedule. The instances that it has started stay."""
-
-    async def body(session: Session) -> None:
-        info = await session.client.schedules.describe(schedule_id)
-        if not yes and not is_wanted(f"remove the schedule {schedule_id}"):
-            return
-        await session.client.schedules.remove(schedule_id)
-        print_done(f"removed {schedule_id}")
-        if info.is_declared and not info.has_vanished:
-            warn("a worker whose code declares it creates it again when it starts")
-
-    run(body)
+    info = await session.client.schedules.describe(schedule_id)
+    if not yes and not is_wanted(f"remove the schedule {schedule_id}"):
+        return
+    await session.client.schedules.remove(schedule_id)
+    print_done(f"removed {schedule_id}")
+    if info.is_declared and not info.has_vanished:
+        warn("a worker whose code declares it creates it again when it starts")
 
 
 def _row(info: ScheduleInfo, now_ms: int) -> list[str | Cell]:
@@ -246,12 +226,8 @@ def _when(moment: datetime | None, now_ms: int) -> str:
     return f"in {shown_duration(left_ms)}" if left_ms > 0 else "due"
 
 
-def _text(moment: datetime) -> str:
-    return moment.isoformat().replace("+00:00", "Z")
-
-
 def _document(info: ScheduleInfo) -> dict[str, Any]:
     document: dict[str, Any] = msgspec.to_builtins(info)
-    document["next"] = None if info.next_at is None else _text(info.next_at)
+    document["next"] = None if info.next_at is None else iso_moment(info.next_at)
     del document["next_at"]
     return document

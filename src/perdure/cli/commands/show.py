@@ -1,4 +1,4 @@
-"""``perdure show``, ``tree`` and ``stack``: one instance, its children, where its code waits."""
+"""``perdure show``, ``tree``, ``stack``, ``peek``: an instance, its children, its code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from perdure.client.documents import details_document, tree_document, wait_docum
 from perdure.client.durations import shown_duration
 from perdure.client.insights import read_last_steps
 from perdure.client.steps import shown_call
-from perdure.errors import InstanceFinished
+from perdure.codec import JSON
+from perdure.errors import InstanceFinished, PayloadError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -169,22 +170,57 @@ def stack(instance_id: str, modules: tuple[str, ...], output: str) -> None:
 
     async def body(session: Session) -> None:
         from perdure.client.checks import read_recorded
-        from perdure.engine.execution import Execution
+        from perdure.client.peeking import replayed
 
         info = await session.info(instance_id)
         if info.status.is_final:
             raise InstanceFinished(f"{instance_id!r} has ended ({info.status}): nothing waits")
         recorded = await read_recorded(session.provider, info)
-        handler = registry.resolve_orchestration(recorded.name, recorded.version)
-        execution = Execution.replay(handler, recorded.history, kv=recorded.kv, codec=codec)
-        try:
+        with replayed(recorded, registry, codec) as execution:
             waits = execution.waits()
-        finally:
-            execution.close()
+            main_file = execution.handler.fn.__code__.co_filename
         if output == "json":
             print_json([wait_document(wait) for wait in waits])
         else:
-            _print_waits(waits, handler.fn.__code__.co_filename, session.now_ms())
+            _print_waits(waits, main_file, session.now_ms())
+
+    run(body)
+
+
+@command(
+    "peek",
+    examples=[
+        "perdure peek cart-7 items -m shop.flows",
+        "perdure peek o-1 'order.lines[0].price' -m flows.py",
+    ],
+)
+@id_argument()
+@click.argument("expression", metavar="EXPR")
+@module_option()
+def peek(instance_id: str, expression: str, modules: tuple[str, ...]) -> None:
+    """Print a local variable of the code of an instance, or a part of it, as JSON.
+
+    EXPR is a name, followed by attributes and items; it runs no code. Replays the stored history as
+    perdure stack does: nothing is written, and no worker is needed. A value that has no JSON is
+    printed as Python shows it.
+    """
+    from perdure.cli.modules import load_codec, load_registry
+
+    named = current_settings().modules(modules)
+    registry = load_registry(named, f"perdure peek {instance_id} {expression} -m")
+    codec = load_codec(named)
+
+    async def body(session: Session) -> None:
+        from perdure.client.peeking import read_variable
+
+        await session.info(instance_id)
+        value = await read_variable(session.provider, instance_id, expression, registry, codec)
+        try:
+            plain = JSON.decode(JSON.encode(value, where=expression))
+        except PayloadError:
+            echo(repr(value))
+        else:
+            print_json(plain)
 
     run(body)
 

@@ -1,4 +1,4 @@
-"""``perdure start``, ``send`` and ``result``: begin an instance, talk to it, wait for its end."""
+"""``perdure start``, ``send``, ``ask``, ``result``: begin an instance, talk to it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from perdure.cli.session import current_settings, run, suggest_commands
 from perdure.cli.settings import shown_store
 from perdure.client.documents import instance_document, raw, started_document
 from perdure.client.instance import failure_of
-from perdure.client.search import did_you_mean
 from perdure.client.waiting import timed_out
 from perdure.errors import AlreadyExists, NotFound, UsageError
 from perdure.escape import clean_block
@@ -110,7 +109,6 @@ def start(
                 ) from None
             is_new = False
             await start(if_exists="get")  # raises if the id belongs to another orchestration
-        await _warn_of_unknown_name(session, name)
         if not wait:
             await _print_started(session, name, chosen, is_new, output)
             return Exit.OK
@@ -146,15 +144,6 @@ async def _print_started(
         suggest_commands(f"show {shown}", f"result {shown}")
         return
     print_document(output, started_document(info, created=is_new))
-
-
-async def _warn_of_unknown_name(session: Session, name: str) -> None:
-    """Warn if workers run and none of them has the name: it may be misspelt."""
-    workers = await session.admin.list_workers()
-    names = sorted({known for worker in workers for known, _ in worker.handlers})
-    if workers and name not in names:
-        meant = did_you_mean(name, names)
-        warn(f"no running worker has the orchestration {name!r}{meant}; it waits until one does")
 
 
 def _is_store_missing() -> bool:
@@ -208,6 +197,40 @@ def _note_unread(before: InstanceStatus, waited: list[OpenStep]) -> None:
     ]
     now = f"it waits for {' and '.join(names[:5])}" if names else "it waits for no event or message"
     warn(f"{now}; this is kept until its code asks for it")
+
+
+@command(
+    "ask",
+    examples=[
+        "perdure ask cart-7 add --data '\"lamp\"'",
+        "perdure ask cart-7 total --timeout 5s",
+        "perdure ask cart-7 add --data '\"lamp\"' --id r-1",
+    ],
+)
+@id_argument()
+@click.argument("name", metavar="NAME")
+@click.option("--data", metavar="JSON", help="The value; @file, or - for standard input.")
+@click.option("--id", "given_id", metavar="ID", help="Of the request: asks once, also if repeated.")
+@duration_option("--timeout", "timeout_ms", "Give up after that (exit 5). Default: 30s.")
+def ask(
+    instance_id: str, name: str, data: str | None, given_id: str | None, timeout_ms: int | None
+) -> None:
+    """Ask an instance that reads requests("NAME"), and print its reply as JSON.
+
+    Exit code 6 and the reason on standard error if it rejects the request, or has ended.
+    """
+    value = None if data is None else read_json(data, "--data")
+    seconds = _ASK_SECONDS if timeout_ms is None else timeout_ms / 1000
+
+    async def body(session: Session) -> None:
+        await session.info(instance_id)
+        handle = session.client.get(instance_id)
+        print_json(await handle.ask(name, value, timeout=seconds, id=given_id))
+
+    run(body)
+
+
+_ASK_SECONDS = 30
 
 
 @command(

@@ -333,6 +333,9 @@ class Loader:
                 reason = f"the file of execution {execution[1]} is missing"
                 path = layout.instance_directory(name)
                 files.damage.add(path, reason, name, is_lost=True)
+                # None of its files is a leftover: they are what a backup is compared with.
+                self._on_disk.discard(name)
+                files.stale = {each for each in files.stale if not each.startswith(f"{path}/")}
 
     def _hold_damaged(self) -> None:
         """Drop all rows of an instance that has a damaged file; keep its messages back."""

@@ -147,9 +147,7 @@ def _ids_of(argument: Any) -> tuple[str, ...]:
     return (argument.instance_id,)
 
 
-def _refusing_damaged(method: Callable[..., Any]) -> Callable[..., Any]:
-    operation = method.__name__.removeprefix("_")
-
+def _refusing_damaged(method: Callable[..., Any], operation: str) -> Callable[..., Any]:
     @wraps(method)
     def guarded(self: Any, argument: Any, *args: Any, **named: Any) -> Any:
         damage = self._database.damage
@@ -176,4 +174,5 @@ for _class, _names in (
     )),
 ):  # fmt: skip
     for _name in _names:
-        setattr(_class, _name, _refusing_damaged(getattr(_class, _name)))
+        _operation = _name.removeprefix("_")
+        setattr(_class, _name, _refusing_damaged(getattr(_class, _name), _operation))

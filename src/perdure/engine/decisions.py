@@ -49,7 +49,7 @@ _PAYLOADS: Final = frozenset({"input", "status", "value", "data"})
 _GIVEN_IDS: Final = frozenset({"child_instance_id", "target_instance_id"})
 
 
-class Journal:
+class TurnDecisions:
     """The decisions of the running turn, and the envelope fields that every event carries."""
 
     def __init__(self, started: events.OrchestrationStarted, codec: Codec) -> None:
@@ -311,12 +311,9 @@ def _is_same_value(then: Any, now: Any) -> bool:
             _is_same_value(value, now[key]) for key, value in members.items()
         )
     if isinstance(then, list):
-        return _are_same_values(cast("Any", then), now)
+        values: list[Any] = cast("Any", then)
+        return len(values) == len(now) and all(map(_is_same_value, values, now))
     return bool(then == now)
-
-
-def _are_same_values(then: Sequence[Any], now: Sequence[Any]) -> bool:
-    return len(then) == len(now) and all(map(_is_same_value, then, now))
 
 
 # --- reporting
