@@ -1,9 +1,8 @@
 """Saga: undo in reverse order what was done, when a later step fails."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
-from perdure import ActivityFailed, Runtime, activity, orchestration
+from perdure import ActivityFailed, Runtime, activity, orchestration, saga
 
 
 @activity
@@ -20,14 +19,12 @@ async def cancel_booking(booking: str) -> None:
 
 @orchestration
 async def travel(trip: str) -> str:
-    undo: list[Callable[[], Awaitable[None]]] = []
     try:
-        for what in ("flight", "car", "hotel"):
-            booking = await book(what, trip)
-            undo.append(lambda booking=booking: cancel_booking(booking))
+        async with saga() as undo:
+            for what in ("flight", "car", "hotel"):
+                booking = await book(what, trip)
+                undo(cancel_booking, booking)
     except ActivityFailed as error:
-        for compensate in reversed(undo):
-            await compensate()
         return f"no trip: {error.message}"
     return "have a nice trip"
 

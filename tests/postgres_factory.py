@@ -89,6 +89,7 @@ class PostgresFactory(ProviderFactory):
 
 _EMPTY = sql.SQL(
     "SELECT {schema}.mark_moved(NULL) FROM {schema}.store WHERE moved_to IS NOT NULL; "
+    "UPDATE {schema}.store SET latest_at = 0; "
     + "; ".join(
         f"DELETE FROM {{schema}}.{table}"
         for table in (

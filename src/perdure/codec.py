@@ -11,14 +11,11 @@ import base64
 import contextlib
 import dataclasses
 import math
-import reprlib
-import sys
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from itertools import islice
-from pathlib import PurePath
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -35,9 +32,12 @@ import msgspec.inspect
 from perdure.arguments import check_methods, check_number, check_string
 from perdure.errors import CannotUnwrap, PayloadError, shown
 from perdure.limits import JSON_DEPTH_MAX, PAYLOAD_BYTES_MAX
+from perdure.own_types import OwnTypes, is_equal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+    from perdure.own_types import CodecType
 
 _WRAPPED: Final = b'{"$perdure":'
 """The first bytes of a wrapped payload. ``data >= _WRAPPED`` is a quick first test for them."""
@@ -77,10 +77,16 @@ class _Wrapped(msgspec.Struct, rename={"transform": "$perdure"}):
 
 
 class Codec:
-    """Encodes values as JSON and decodes them by type; the last transform is applied last."""
+    """Encodes values as JSON and decodes them by type; the last transform is applied last.
+
+    ``types`` says how values of your own classes are written.
+    """
 
     def __init__(
-        self, *transforms: PayloadTransform, payload_bytes_max: int = PAYLOAD_BYTES_MAX
+        self,
+        *transforms: PayloadTransform,
+        types: Iterable[CodecType[Any]] = (),
+        payload_bytes_max: int = PAYLOAD_BYTES_MAX,
     ) -> None:
         for transform in transforms:
             check_methods(transform, ("wrap", "unwrap"), "a transform")
@@ -92,12 +98,18 @@ class Codec:
         self._bytes_max = payload_bytes_max
         # A transform may compress a payload until it is small enough.
         self._text_max = payload_bytes_max * (_COMPRESSED if transforms else 1)
-        self._encoder = msgspec.json.Encoder(enc_hook=_encode_foreign)
+        self._own_types = OwnTypes(types)
+        self._encoder = msgspec.json.Encoder(enc_hook=self._own_types.encode)
         self._decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
 
     @property
     def transform_names(self) -> tuple[str, ...]:
         return tuple(sorted(self._by_name))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the transforms and of the author's own types."""
+        return self.transform_names + self._own_types.names
 
     def encode(self, value: object, where: str = "value", fits: Any = None) -> msgspec.Raw:
         """Return the value as JSON; raise PayloadError with the path of a part that has no JSON.
@@ -119,12 +131,12 @@ class Codec:
         # msgspec writes NaN and infinities as null, so the slow check runs only if a null was
         # written. partition() is used as "in" on bytes takes three times as long.
         if data.partition(b"null")[1] or (len(data) > JSON_DEPTH_MAX and _may_be_too_deep(data)):
-            _raise_first_problem(value, where)
+            _raise_first_problem(value, where, self._own_types)
         if data >= _WRAPPED and data.startswith(_WRAPPED):
             raise PayloadError(f'{where}: the key "$perdure" is reserved')
         is_sure = _is_json(value) if fits is None or fits is Any else fits is Compared
         if not is_sure and fits is None:
-            _raise_first_problem(value, where)
+            _raise_first_problem(value, where, self._own_types)
         elif not is_sure:
             problem = difference(value, self._read(data, fits, where), where)
             if problem is not None:
@@ -154,21 +166,22 @@ class Codec:
         try:
             return decoder.decode(data)
         except msgspec.MsgspecError as error:
-            raise PayloadError(f"{where}: {error}; got {_shortened(data)}") from error
+            # The cause is an error in code of the author; msgspec's own says nothing more.
+            raise PayloadError(f"{where}: {error}; got {_shortened(data)}") from error.__cause__
         except RecursionError as error:
             raise PayloadError(f"{where} is nested too deeply: {_shortened(data)}") from error
 
     def check_type(self, type: Any, *, where: str) -> None:  # noqa: A002
         """Raise PayloadError for a type that no value can be read back as."""
         self._make_decoder(type, where)
-        unreadable = unreadable_classes(type)
+        unreadable = unreadable_classes(type, self._own_types)
         if unreadable:
             names = ", ".join(each.__qualname__ for each in unreadable)
             raise PayloadError(
                 f"{where}: nothing can be read back as {names}; use builtins, a dataclass, "
-                "an attrs or msgspec class, or a pydantic model"
+                "an attrs or msgspec class, a pydantic model, or a codec with a CodecType for it"
             )
-        unhashable = unhashable_members(type)
+        unhashable = unhashable_members(type, self._own_types)
         if unhashable:
             raise PayloadError(
                 f"{where}: a set cannot hold members of type {unhashable[0]}, because they can "
@@ -177,7 +190,7 @@ class Codec:
 
     def _make_decoder(self, type_: Any, where: str) -> msgspec.json.Decoder[Any]:
         try:
-            decoder = msgspec.json.Decoder(type_, dec_hook=_decode_foreign)
+            decoder = msgspec.json.Decoder(type_, dec_hook=self._own_types.decode)
         except TypeError as error:
             # The message of msgspec ends with the whole type, which is named before it here.
             why = str(error).partition(" - type ")[0]
@@ -213,9 +226,9 @@ class Codec:
                 f"{error!r}; is it another key?"
             ) from error
 
-    @staticmethod
-    def _refusal(value: object, where: str, error: Exception) -> PayloadError:
-        return PayloadError(_first_problem(value, where) or f"{where}: {shown(error)}")
+    def _refusal(self, value: object, where: str, error: Exception) -> PayloadError:
+        problem = _first_problem(value, where, self._own_types)
+        return PayloadError(problem or f"{where}: {shown(error)}")
 
 
 _WAY_OUT: Final = (
@@ -256,24 +269,6 @@ def _spelled(type_: Any) -> str:
     return type_.__name__ if type(type_) is type else str(type_)
 
 
-def _encode_foreign(value: Any) -> Any:
-    if isinstance(value, PurePath):
-        return str(value)
-    if is_model(type(value)):
-        return encode_model(value, type(value).__qualname__)
-    raise TypeError(f"{type(value).__qualname__} cannot be written as JSON")
-
-
-def _decode_foreign(type_: Any, value: Any) -> Any:
-    if type_ is object:
-        return value
-    if is_model(type_):
-        return decode_model(type_, value)
-    if issubclass(type_, PurePath) and isinstance(value, str):
-        return type_(value)
-    raise msgspec.ValidationError(f"values of type {type_!r} cannot be read from JSON")
-
-
 def _is_json(value: Any) -> bool:
     """Return True for JSON data of the builtin classes, which loses nothing."""
     kind = _kind(value)
@@ -286,20 +281,23 @@ def _is_json(value: Any) -> bool:
     return False
 
 
-def _first_problem(value: object, where: str) -> str | None:
+_NO_TYPES: Final = OwnTypes()
+
+
+def _first_problem(value: object, where: str, types: OwnTypes = _NO_TYPES) -> str | None:
     try:
-        return next(_problems(value, where, 0), None)
+        return next(_problems(value, where, 0, types), None)
     except Exception as error:  # noqa: BLE001 - code of the author, e.g. a property
         return f"{where}: {shown(error)}"
 
 
-def _raise_first_problem(value: object, where: str) -> None:
-    problem = _first_problem(value, where)
+def _raise_first_problem(value: object, where: str, types: OwnTypes) -> None:
+    problem = _first_problem(value, where, types)
     if problem is not None:
         raise PayloadError(problem)
 
 
-def _problems(value: Any, path: str, depth: int) -> Iterator[str]:
+def _problems(value: Any, path: str, depth: int, types: OwnTypes = _NO_TYPES) -> Iterator[str]:
     """Yield each part of the value that has no JSON, or one that comes back equal as no type.
 
     Each text begins with the path of the part. Slow: for values that are not plain JSON data.
@@ -324,27 +322,26 @@ def _problems(value: Any, path: str, depth: int) -> Iterator[str]:
             yield f"{path}: {shown(value)} is not valid Unicode (lone surrogate)"
     elif isinstance(value, Mapping):
         for key, member in cast("Any", value).items():
-            yield from _problems(key, f"{path} key {shown(key)}", depth + 1)
-            yield from _problems(member, f"{path}[{shown(key)}]", depth + 1)
-        yield from _equal_names(cast("Any", value), path)
+            yield from _problems(key, f"{path} key {shown(key)}", depth + 1, types)
+            yield from _problems(member, f"{path}[{shown(key)}]", depth + 1, types)
+        yield from _equal_names(cast("Any", value), path, types)
     elif isinstance(value, (list, tuple, AbstractSet)):
         for index, member in enumerate(cast("Iterable[Any]", value)):
-            yield from _problems(member, f"{path}[{index}]", depth + 1)
-    elif is_model(type(value)):
-        try:
-            written: Any = msgspec.json.decode(encode_model(value, path))
-        except (ValueError, TypeError) as error:
-            yield str(error) if isinstance(error, PayloadError) else f"{path}: {error}"
-        else:
-            yield from _problems(written, path, depth)
+            yield from _problems(member, f"{path}[{index}]", depth + 1, types)
     elif (names := field_names(value)) is not None:
         for name in names:
-            yield from _problems(getattr(value, name), f"{path}.{name}", depth + 1)
+            yield from _problems(getattr(value, name), f"{path}.{name}", depth + 1, types)
     elif hasattr(value, "__await__"):
         yield f"{path}: {shown(value)} was not awaited; write await before the call"
     else:
         try:
-            msgspec.json.encode(value, enc_hook=_encode_foreign)
+            own = types.write(value, path)
+            if own is None:
+                msgspec.json.encode(value, enc_hook=types.encode)
+            else:
+                yield from _problems(msgspec.json.decode(own), path, depth)
+        except PayloadError as error:
+            yield str(error)
         except (TypeError, ValueError, OverflowError) as error:
             why = (
                 "Python writes no number of so many digits; pass its hex()"
@@ -354,11 +351,11 @@ def _problems(value: Any, path: str, depth: int) -> Iterator[str]:
             yield f"{path}: {shown(value)}: {why}"
 
 
-def _equal_names(value: Mapping[Any, Any], path: str) -> Iterator[str]:
+def _equal_names(value: Mapping[Any, Any], path: str, types: OwnTypes) -> Iterator[str]:
     """Yield the first two keys that JSON writes as the same name, such as 1 and "1"."""
     written: dict[bytes, Any] = {}
     for key in value:
-        name = msgspec.json.encode({key: None}, enc_hook=_encode_foreign)
+        name = msgspec.json.encode({key: None}, enc_hook=types.encode)
         if name in written:
             yield (
                 f"{path}: the keys {shown(written[name])} and {shown(key)} are the same name in "
@@ -395,15 +392,15 @@ def _shortened(data: bytes) -> str:
 # --- values that would not come back equal
 
 
-def unreadable_classes(annotation: Any) -> list[type]:
+def unreadable_classes(annotation: Any, types: OwnTypes) -> list[type]:
     """Return the classes in the annotation that no value can be read as."""
-    return [part.cls for part in _parts_of(annotation) if _is_unreadable(part)]
+    return [part.cls for part in _parts_of(annotation, types) if _is_unreadable(part, types)]
 
 
-def unhashable_members(annotation: Any) -> list[str]:
+def unhashable_members(annotation: Any, types: OwnTypes) -> list[str]:
     """Return the kinds of members of sets that no set can hold, such as ``list``."""
     sets = (msgspec.inspect.SetType, msgspec.inspect.FrozenSetType)
-    members = [part.item_type for part in _parts_of(annotation) if isinstance(part, sets)]
+    members = [part.item_type for part in _parts_of(annotation, types) if isinstance(part, sets)]
     return [_UNHASHABLE[kind] for each in members if (kind := type(each)) in _UNHASHABLE]
 
 
@@ -414,7 +411,7 @@ _UNHASHABLE: Final[dict[type, str]] = {
 }
 
 
-def _parts_of(annotation: Any) -> Iterator[Any]:
+def _parts_of(annotation: Any, types: OwnTypes) -> Iterator[Any]:
     """Yield the types in an annotation; of a union, unreadable members only if all are."""
     waiting: list[Any] = [msgspec.inspect.type_info(annotation)]
     seen: set[int] = set()
@@ -428,19 +425,14 @@ def _parts_of(annotation: Any) -> Iterator[Any]:
             seen.add(id(part))
             yield part
             if isinstance(part, msgspec.inspect.UnionType):
-                readable = tuple(each for each in part.types if not _is_unreadable(each))
+                readable = tuple(each for each in part.types if not _is_unreadable(each, types))
                 waiting.append(readable or part.types)
-            elif not _is_unreadable(part):
+            elif not _is_unreadable(part, types):
                 waiting.extend(getattr(part, name) for name in part.__struct_fields__)
 
 
-def _is_unreadable(part: Any) -> TypeGuard[msgspec.inspect.CustomType]:
-    return (
-        isinstance(part, msgspec.inspect.CustomType)
-        and part.cls is not object
-        and not is_model(part.cls)
-        and not issubclass(part.cls, PurePath)
-    )
+def _is_unreadable(part: Any, types: OwnTypes) -> TypeGuard[msgspec.inspect.CustomType]:
+    return isinstance(part, msgspec.inspect.CustomType) and not types.reads(part.cls)
 
 
 def difference(written: Any, read: Any, path: str) -> str | None:
@@ -449,7 +441,7 @@ def difference(written: Any, read: Any, path: str) -> str | None:
     A tuple may come back as a list, a mapping as a dict, and plain data as the annotated type:
     these lose nothing.
     """
-    if _is_equal(written, read):
+    if is_equal(written, read):
         return None
     kind, kind_read = _kind(written), _kind(read)
     if kind_read is dict and issubclass(kind, Mapping):
@@ -481,7 +473,7 @@ def difference(written: Any, read: Any, path: str) -> str | None:
 
 def _is_comparable(value: Any) -> bool:
     """Return False for a value that no other one equals, such as NaN, or a set of such values."""
-    if not _is_equal(value, value):
+    if not is_equal(value, value):
         return False
     members = cast("Iterable[Any]", value) if isinstance(value, AbstractSet) else (value,)
     return all(getattr(_kind(each), "__eq__") is not object.__eq__ for each in members)  # noqa: B009
@@ -508,13 +500,6 @@ def _kind(value: object) -> type[Any]:
     return type(value)
 
 
-def _is_equal(written: Any, read: Any) -> bool:
-    try:
-        return bool(written == read)
-    except Exception:  # noqa: BLE001 - code of the author compares
-        return False
-
-
 def _missing_key(written: Mapping[Any, Any], read: Mapping[Any, Any], path: str) -> str | None:
     for key in written:
         if key not in read:
@@ -528,85 +513,6 @@ def _missing_key(written: Mapping[Any, Any], read: Mapping[Any, Any], path: str)
 
 def _first(found: Iterable[str | None]) -> str | None:
     return next((each for each in found if each is not None), None)
-
-
-# --- pydantic models: written by alias, and refused if they would not come back equal
-
-_MODEL_WAY_OUT: Final = (
-    "what a model leaves out or masks when it writes JSON (SecretStr, exclude=True, an alias for "
-    "one direction only) would be lost: give it a field_serializer, or pass a reference"
-)
-
-
-def is_model(type_: Any) -> bool:
-    """Return True for a pydantic model. A model can only exist if pydantic is loaded already."""
-    pydantic = sys.modules.get("pydantic")
-    return (
-        pydantic is not None and isinstance(type_, type) and issubclass(type_, pydantic.BaseModel)
-    )
-
-
-def encode_model(value: Any, path: str) -> msgspec.Raw:
-    """Return JSON that reads back as an equal model; raise PayloadError with the path if not."""
-    problem = ""
-    # A model may accept only the names of its fields, although it has aliases.
-    for by_alias in (True, False):
-        text: str = value.model_dump_json(by_alias=by_alias, round_trip=True, warnings=False)
-        try:
-            again = decode_model(type(value), msgspec.json.decode(text))
-        except msgspec.ValidationError as error:
-            problem = problem or f"{path}: {error}"
-            continue
-        difference = _model_difference(value, again, path)
-        if difference is None:
-            return msgspec.Raw(text.encode())
-        problem = problem or difference
-    raise PayloadError(f"{problem}; {_MODEL_WAY_OUT}")
-
-
-def decode_model(type_: Any, value: object) -> Any:
-    """Return the model of a JSON value. Read as JSON text, as strict models then accept times."""
-    try:
-        return type_.model_validate_json(msgspec.json.encode(value))
-    except ValueError as error:
-        raise msgspec.ValidationError(str(error)) from error
-
-
-def _model_difference(then: Any, now: Any, path: str) -> str | None:
-    """Return the first difference of two values. Private attributes are not compared."""
-    kind = cast("Any", type(then))
-    if kind is type(now):
-        if is_model(kind):
-            return _first_member_difference(_members(then), _members(now), path, ".{}")
-        if kind is dict and then.keys() == now.keys():
-            return _first_member_difference(then, now, path, "[{!r}]")
-        if kind in {list, tuple} and len(then) == len(now):
-            return _first_member_difference(_numbered(then), _numbered(now), path, "[{}]")
-        if getattr(kind, "__eq__") is object.__eq__:  # noqa: B009
-            return None  # it equals only itself, so it cannot be compared
-    if _is_equal(then, now):
-        return None
-    return f"{path}: {reprlib.repr(then)} would come back as {reprlib.repr(now)}"
-
-
-def _first_member_difference(
-    then: dict[Any, Any], now: dict[Any, Any], path: str, place: str
-) -> str | None:
-    for key, member in then.items():
-        difference = _model_difference(member, now.get(key), path + place.format(key))
-        if difference is not None:
-            return difference
-    return None
-
-
-def _members(model: Any) -> dict[str, Any]:
-    kind = cast("Any", type(model))
-    names: list[str] = list(kind.model_fields)
-    return {name: getattr(model, name, None) for name in names} | (model.model_extra or {})
-
-
-def _numbered(values: list[Any] | tuple[Any, ...]) -> dict[int, Any]:
-    return dict(enumerate(values))
 
 
 JSON: Final = Codec()

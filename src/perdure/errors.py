@@ -88,12 +88,20 @@ class RequestRejected(PerdureError):
     """The asked instance has rejected the request. The message is the reason."""
 
 
+class CompensationFailed(PerdureError):
+    """A saga could not undo all that was done. The message names what failed."""
+
+
 class AlreadyExists(PerdureError):
     """An instance with that id exists and the caller asked for a fresh one."""
 
 
 class InstanceFinished(PerdureError):
     """The instance has ended, so it accepts no more events, messages or cancellations."""
+
+
+class QueueFull(PerdureError):
+    """As many events and messages wait for the instance as may; it has to read some first."""
 
 
 class InstanceStillRunning(PerdureError):

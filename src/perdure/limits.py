@@ -23,10 +23,15 @@ CARRY_FORWARD_BYTES_MAX: Final = 2 * 1024 * 1024
 
 # Messages. A fetch hands out a batch, so that a flood shares the worker with other instances. Code
 # that has so much unread mail (events and messages from outside) leaves the rest in the queue.
-BATCH_MESSAGES_MAX: Final = 64
+BATCH_MESSAGES_MAX: Final = 32
 BATCH_BYTES_MAX: Final = 256 * 1024
 UNREAD_MESSAGES_MAX: Final = 64
 UNREAD_BYTES_MAX: Final = 64 * 1024
+
+# Mail that may wait for one instance before senders are refused. An instance that reads 1,000
+# messages a second is behind by minutes then. A store can be opened with other figures.
+MAIL_MAX: Final = 100_000
+MAIL_BYTES_MAX: Final = 256 * 1024 * 1024
 
 # Histories. A fan-out of 10,000 is ordinary and leaves 20,001 events; past the second figure it is
 # a design error. Each worker that takes an instance over reads and replays all of it.

@@ -37,6 +37,28 @@ class TakesAnyId(ModelProvider):
         return True
 
 
+class TakesAnyAmountOfMail(ModelProvider):
+    """How much mail waits for an instance is not looked at."""
+
+    def _refuse_too_much_mail(self, *_: object) -> None:
+        pass
+
+
+class TakesAPartOfACall(ModelProvider):
+    """Of a call with too much mail the first messages are kept."""
+
+    async def enqueue_many_for_orchestrator(
+        self,
+        messages: Sequence[OrchestratorMessage],
+        delay_ms: int | None = None,
+        condition: EnqueueCondition | None = None,
+    ) -> list[bool]:
+        return [
+            await self.enqueue_for_orchestrator(message, delay_ms, condition)
+            for message in messages
+        ]
+
+
 class TakesAnySize(ModelProvider):
     """Work items are not looked at, however big."""
 

@@ -8,7 +8,8 @@ Three floods on a new store each:
 
 Every message that was acknowledged must be heard, once and in order; nothing may fail; the store
 grows with the messages and not faster. Beside the first flood other instances run: their latency
-is measured before and during it.
+is measured before and during it, and may grow less than threefold. A queue that is full refuses its
+sender, which then waits.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from perdure import (
     Client,
     FileSystemProvider,
     InMemoryProvider,
+    QueueFull,
     Runtime,
     SqliteProvider,
     activity,
@@ -125,7 +127,7 @@ def bytes_of(root: Path) -> int:
 
 
 async def send(provider, instance_id: str, queue: str, values) -> None:
-    """Send values in order, and return when all are acknowledged."""
+    """Send values in order, and return when all are acknowledged; wait while the queue is full."""
     for some in batched(values, SENT_AT_ONCE):
         items = [
             work.QueueMessage(
@@ -133,7 +135,12 @@ async def send(provider, instance_id: str, queue: str, values) -> None:
             )
             for value in some
         ]
-        await provider.enqueue_many_for_orchestrator([envelope(item) for item in items])
+        while True:
+            try:
+                await provider.enqueue_many_for_orchestrator([envelope(item) for item in items])
+                break
+            except QueueFull:
+                await asyncio.sleep(0.1)
 
 
 def batched(values, size: int):
@@ -183,9 +190,10 @@ async def flood_one_instance(store: str, root: Path, count: int, baseline_second
     report.check(heard == count, f"heard {heard} of {count}, in order")
     report.lines.append(f"sent in {sent - begun:.1f} s, heard after {ended - begun:.1f} s")
     ratio = p99(during) / p99(before) if p99(before) else 0.0
-    report.lines.append(
+    report.check(
+        ratio < 3 or not baseline_seconds,
         f"others: p99 {p99(before):.1f} ms of {len(before)} before, {p99(during):.1f} ms of "
-        f"{len(during)} during the flood ({ratio:.1f} x)"
+        f"{len(during)} during the flood ({ratio:.1f} x)",
     )
     if store in {"sqlite", "directory"}:
         final = bytes_of(root)

@@ -25,7 +25,12 @@ PACKAGES = (
     *("apsw", "msgspec", "click", "rich", "colorama", "tzdata", "psutil", "pydantic", "attrs"),
     *("pytest", "pytest-timeout", "pytest-randomly", "hypothesis", "anyio"),
 )
-TEST = ("-m", "pytest", "-q", "--tb=short")
+TEST = (
+    *("-m", "pytest", "-q", "--tb=short"),
+    # A busy machine starves Wine's processes. The stacks of a test that takes long are printed,
+    # by a thread that needs no interpreter lock, long before the test is given up.
+    *("-o", "faulthandler_timeout=300", "-o", "timeout=1200"),
+)
 STEPS = {
     "memory": (*TEST, "tests/providers/test_memory.py"),
     "sqlite": (*TEST, "tests/providers/test_sqlite.py"),

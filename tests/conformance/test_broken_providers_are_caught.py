@@ -112,6 +112,8 @@ CAUGHT_BY = {
     "ExportsTheCurrentExecutionOnly": "TestExport.test_it_holds_everything_about_the_instance",
     # intake
     "TakesAnyId": "TestBadIds.test_of_an_instance",
+    "TakesAnyAmountOfMail": "TestFullQueues.test_mail_is_refused_when_too_much_waits",
+    "TakesAPartOfACall": "TestFullQueues.test_a_call_with_too_much_mail_leaves_nothing",
     "TakesAnySize": "TestBadTexts.test_in_a_work_item",
     "TakesEventZero": "TestBadNumbersAndTags.test_event_ids_begin_with_one",
     "StartsTwice": "TestAbsent.test_an_id_with_a_queued_start_is_not",

@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from starlette.testclient import TestClient
 
-from dashboard import shop
+from dashboard import shop, shop_before
 from patience import HANG_SECONDS
-from perdure import OrchestrationFailed, Runtime
+from perdure import Client, OrchestrationFailed, Runtime
 from perdure.dashboard import dashboard
+from perdure.providers.url import open_provider
+from postgres_factory import new_schema
+from postgres_server import shared_server
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
 
 
 class Loop:
@@ -40,33 +43,45 @@ class Loop:
 def running_shop(store: str) -> Generator[tuple[Loop, Runtime]]:
     loop = Loop()
 
-    async def begin() -> Runtime:
-        runtime = Runtime(store, [shop])
+    async def begin() -> tuple[Client, Runtime]:
+        provider = open_provider(store)
+        holder = Client(provider)  # keeps a store in memory over two runtimes
+        await holder.__aenter__()
+        async with Runtime(provider, [shop_before]) as before:
+            await before.start(shop_before.refund, "o-7", id="blocked-1")
+            await _until(before, "blocked-1", lambda info: "go" in str(info.waiting_for))
+        runtime = Runtime(provider, [shop], schedules=shop.SCHEDULES)
         await runtime.__aenter__()
         done = await runtime.start(shop.checkout, "o-1", ["lamp"], id="o-1")
         await runtime.start(shop.checkout, "big-1", ["lamp", "desk"], id="big-1")
         await runtime.start(shop.checkout, "retry-1", ["lamp"], id="retry-1")
+        await runtime.start(shop.pay, "o-9", id="pay-1")
+        await runtime.raise_event("blocked-1", "go", value=True)
         bad = await runtime.start(shop.checkout, "bad-1", ["lamp", "anvil"], id="bad-1")
         many = await runtime.start(shop.fan_out, 30, id="fan-1")
         await asyncio.wait_for(asyncio.gather(done.result(), many.result()), HANG_SECONDS)
         with suppress(OrchestrationFailed):
             await bad.result(HANG_SECONDS)
-        for instance_id, word in (("big-1", "approval"), ("retry-1", "charge")):
-            await asyncio.wait_for(_until_it_waits_for(runtime, instance_id, word), HANG_SECONDS)
-        return runtime
+        await _until(runtime, "big-1", lambda info: "approval" in str(info.waiting_for))
+        await _until(runtime, "retry-1", lambda info: "charge" in str(info.waiting_for))
+        await _until(runtime, "pay-1", lambda info: "payment" in str(info.waiting_for))
+        await _until(runtime, "blocked-1", lambda info: info.status == "Blocked")
+        return holder, runtime
 
-    runtime = loop.run(begin())
+    holder, runtime = loop.run(begin())
     try:
         yield loop, runtime
     finally:
         loop.run(runtime.__aexit__(None, None, None))
+        loop.run(holder.__aexit__(None, None, None))
         loop.close()
 
 
-async def _until_it_waits_for(runtime: Runtime, instance_id: str, word: str) -> None:
-    with runtime.provider.watch(instance_id) as watch:
-        while word not in str((await runtime.get(instance_id).describe()).waiting_for):
-            await watch.wait(HANG_SECONDS * 1000)
+async def _until(runtime: Runtime, instance_id: str, is_reached: Callable[[Any], bool]) -> None:
+    async with asyncio.timeout(HANG_SECONDS):
+        with runtime.provider.watch(instance_id) as watch:
+            while not is_reached(await runtime.get(instance_id).describe()):
+                await watch.wait(1000)
 
 
 class OnLoop:
@@ -93,12 +108,23 @@ class OnLoop:
         await asyncio.wrap_future(there)
 
 
-@pytest.fixture(scope="module", params=["memory:", "sqlite"])
+STORES = ["memory", "sqlite", "postgres"]
+
+
+def store_of(kind: str, tmp_path_factory: Any) -> str:
+    """Return the place of a new store of one kind."""
+    match kind:
+        case "memory":
+            return "memory:"
+        case "sqlite":
+            return str(tmp_path_factory.mktemp("dashboard") / "shop.db")
+        case _:
+            return f"{shared_server().dsn}&schema={new_schema()}"
+
+
+@pytest.fixture(scope="module", params=STORES)
 def shop_runtime(request: Any, tmp_path_factory: Any) -> Any:
-    store = request.param
-    if store == "sqlite":
-        store = str(tmp_path_factory.mktemp("dashboard") / "shop.db")
-    with running_shop(store) as found:
+    with running_shop(store_of(request.param, tmp_path_factory)) as found:
         yield found
 
 
@@ -113,3 +139,47 @@ def make_client(loop: Loop, runtime: Runtime, **options: Any) -> TestClient:
 
 
 WRITE = {"X-Perdure-Write": "1"}
+
+
+@pytest.fixture(scope="module")
+def browser():
+    from playwright.sync_api import sync_playwright
+
+    from dashboard.browsing import CHROMIUM
+
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(
+            executable_path=CHROMIUM,
+            args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"],
+        )
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def page(browser):
+    """A tab that fails the test if the page logs an error or asks another server."""
+    context = browser.new_context(viewport={"width": 1440, "height": 900})
+    tab = context.new_page()
+    tab.set_default_timeout(HANG_SECONDS * 1000)
+    troubles = []
+    tab.on("pageerror", lambda error: troubles.append(str(error)))
+    tab.on(
+        "console",
+        lambda said: (
+            troubles.append(said.text)
+            if said.type == "error" and "404" not in said.text and "400" not in said.text
+            else None
+        ),
+    )
+    tab.on(
+        "request",
+        lambda asked: (
+            troubles.append(asked.url)
+            if not asked.url.startswith(("http://127.0.0.1", "data:"))
+            else None
+        ),
+    )
+    yield tab
+    context.close()
+    assert troubles == []

@@ -11,12 +11,14 @@ from patience import HANG_SECONDS
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 EXPECTED = {
+    "asking": "1\n2\nlamp\nlamp is in the cart already\n['lamp', 'desk']\n",
     "approval": "Ada: 5 days approved\n",
     "cancelling": "seat 12A is free again\nthe customer left\n",
     "chaining": "4.76 EUR\n",
     "checkout": "receipt-o-1\n",
     "children": "320 files\n31 instances\n",
     "counter": "10 10\n",
+    "debounce": "built c3\nbuilt d4\n",
     "detached": "welcome, ada@example.org\nmail sent to ada@example.org\n",
     "eternal": "333 hits in 1000 executions\n",
     "fan_out": "sum of 10000 squares: 333283335000\n",
@@ -24,6 +26,7 @@ EXPECTED = {
     "retrying": "answer to weather at attempt 3\nPermissionError: not for you\n",
     "saga": "cancelled car-t-1\ncancelled flight-t-1\nno trip: fully booked\n",
     "sessions": "2 of 3 are positive\n",
+    "singleton": "['report of ada', 'report of ada', 'report of ada']\n1 instance\n",
     "tags": "scene 1 rendered by gpu, announced by plain\n",
     "promise": ("early: paid 1200 cents\nlate: paid 900 cents\nbad: the card was declined\n"),
     "schedule": (

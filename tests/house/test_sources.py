@@ -37,6 +37,7 @@ SAME_NAME = {
     "records": "the contract's records, and how Postgres stores them",
     "replay": "the command and the assertion for tests",
     "rerun": "the command and the client's part",
+    "schedules": "the client's part, and the endpoints of the page",
     "statements": "the SQL of each store",
     "store": "the open store of each backend",
     "turns": "the verbs in each store, and the state machine's rules for them",

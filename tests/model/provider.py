@@ -12,6 +12,7 @@ from perdure.errors import (
     InstanceFinished,
     LockLost,
     NotFound,
+    QueueFull,
     StoreClosed,
     UsageError,
 )
@@ -268,8 +269,27 @@ class ModelProvider(WholeProvider):
         validation.check_enqueue(message, delay_ms, condition)
         if not self._meets(message.instance_id, condition or EnqueueCondition.ALWAYS):
             return False
+        self._refuse_too_much_mail([message], delay_ms)
         self._store.add_message(message, self._store.clock.now_ms(), delay_ms)
         return True
+
+    def _refuse_too_much_mail(
+        self, messages: Sequence[OrchestratorMessage], delay_ms: int | None
+    ) -> None:
+        """Count the mail that no lock carries and that is not for later."""
+        mail = [each for each in messages if rules.is_mail(each.kind)]
+        if delay_ms:
+            return
+        for instance_id in {each.instance_id for each in mail if each.visible_at_ms is None}:
+            instance = self._store.instances.get(instance_id)
+            sizes = [len(each.body.encode()) for each in mail if each.instance_id == instance_id]
+            if instance is not None:
+                sizes += instance.free_mail_sizes()
+            if len(sizes) > self.mail_max or (sum(sizes) > self.mail_bytes_max and len(sizes) > 1):
+                raise QueueFull(
+                    f"{instance_id!r} would have {len(sizes)} messages of {sum(sizes)} bytes to "
+                    f"read; mail_max is {self.mail_max}, mail_bytes_max {self.mail_bytes_max}"
+                )
 
     def _meets(self, instance_id: str, condition: EnqueueCondition) -> bool:
         instance = self._store.instances.get(instance_id)
@@ -306,6 +326,7 @@ class ModelProvider(WholeProvider):
     ) -> list[bool]:
         self._require_open("enqueue_many_for_orchestrator")
         validation.check_enqueue_many(messages, delay_ms, condition)
+        self._refuse_too_much_mail(messages, delay_ms)
         return [
             await self.enqueue_for_orchestrator(message, delay_ms, condition)
             for message in messages

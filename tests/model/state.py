@@ -176,6 +176,16 @@ class Instance:
     timers: dict[TimerIdentity, set[int]] = field(default_factory=dict["TimerIdentity", set[int]])
     work: dict[int, WorkItem] = field(default_factory=dict[int, WorkItem])
 
+    def free_mail_sizes(self) -> list[int]:
+        """Return the bytes of each mail that no lock carries and that was not sent for later."""
+        return [
+            entry.size
+            for entry in self.messages.values()
+            if entry.is_mail
+            and entry.key in self.free
+            and entry.visible_at_ms <= entry.enqueued_at_ms
+        ]
+
     # --- who it is
 
     @property

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
+import psycopg
 import pytest
 
 from conformance.naming import HANDLERS, SEQUENCES, fetch_after
 from model import ModelFactory
+from patience import HANG_SECONDS
 from perdure.conformance import *  # noqa: F403
-from perdure.conformance.factories import start
+from perdure.conformance.factories import activity, completion, start
 from perdure.conformance.stateful import state_machine
 from perdure.providers.postgres import PostgresProvider
 from perdure.providers.records import EnqueueCondition
@@ -46,6 +48,43 @@ def test_replacing_what_is_not_there_leaves_those_that_name_it_as_their_parent()
             assert {info.instance_id for info in listed.instances} == {"later"}
 
     asyncio.run(check())
+
+
+def test_completing_work_locks_the_instance_before_the_work_item() -> None:
+    """As turns do: in another order the two could wait for each other, or miss each other."""
+    schema = new_schema()
+
+    async def check() -> None:
+        async with (
+            PostgresProvider(shared_server().dsn, schema=schema) as provider,
+            await psycopg.AsyncConnection.connect(
+                shared_server().dsn, options=f"-c search_path={schema}"
+            ) as other,
+        ):
+            await provider.enqueue_for_orchestrator(start("a"))
+            await provider.enqueue_for_worker(activity("a"))
+            item = await provider.fetch_work_item(60_000, 0)
+            assert item is not None
+            await other.execute("SELECT FROM instance_locks WHERE instance_id = 'a' FOR UPDATE")
+            me = other.info.backend_pid
+            completing = asyncio.ensure_future(
+                provider.ack_work_item(item.lock_token, completion("a"))
+            )
+            while True:
+                waiting = await other.execute(
+                    "SELECT count(*) FROM pg_stat_activity WHERE %s = ANY (pg_blocking_pids(pid))",
+                    (me,),
+                )
+                if await waiting.fetchone() != (0,):
+                    break
+                assert not completing.done()
+
+            await other.execute("SELECT FROM worker_queue FOR UPDATE NOWAIT")
+
+            await other.rollback()
+            await completing
+
+    asyncio.run(asyncio.wait_for(check(), HANG_SECONDS))
 
 
 @pytest.mark.parametrize("handler", HANDLERS)

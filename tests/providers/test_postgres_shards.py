@@ -45,7 +45,13 @@ LOOKING = frozenset(
             "fetch_turns",
         ),
         *("waiting_work_routes", "open_sessions", "work_candidates", "next_work_at"),
-        *("take_from_session", "take_with_sessions", "fetch_work", "follow_promotion"),
+        *(
+            "take_from_session",
+            "take_with_sessions",
+            "fetch_work",
+            "follow_promotion",
+            "follow_clock",
+        ),
     }
 )
 """Fetches, which each server runs for its own instances."""

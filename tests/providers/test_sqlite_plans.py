@@ -67,6 +67,8 @@ HARMLESS_SCANS = (
     "SCAN ended",
     "SCAN begun",
     "SCAN ready",
+    "SCAN first",
+    "SCAN last",
 )
 
 

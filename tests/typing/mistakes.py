@@ -1,8 +1,9 @@
 """Mistakes that type checkers must find; each line that ends in ``# error`` has exactly one."""
 
 import asyncio
+from fractions import Fraction
 
-from perdure import RESOURCE, BlockingClient, Client
+from perdure import RESOURCE, BlockingClient, Client, CodecType
 from perdure.authoring import activity, orchestration, wait_for_event
 
 
@@ -66,3 +67,7 @@ def in_a_script() -> None:
 @orchestration  # error
 def not_async(order: str) -> str:
     return order
+
+
+CodecType(Fraction, stored_as=int, encode=len, decode=Fraction)  # error
+CodecType(Fraction, stored_as=str, encode=str, decode=chr)  # error

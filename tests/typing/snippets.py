@@ -3,14 +3,26 @@
 import asyncio
 import datetime
 import uuid
+from fractions import Fraction
 from typing import assert_type
 
-from perdure import RESOURCE, BlockingClient, BlockingHandle, Client, Handle, Handler, Runtime
+from perdure import (
+    RESOURCE,
+    BlockingClient,
+    BlockingHandle,
+    Client,
+    Codec,
+    CodecType,
+    Handle,
+    Handler,
+    Runtime,
+)
 from perdure.authoring import (
     Activity,
     Orchestration,
     Request,
     Retry,
+    Saga,
     Step,
     activity,
     activity_info,
@@ -24,6 +36,7 @@ from perdure.authoring import (
     patched,
     random,
     requests,
+    saga,
     side_effect,
     start_detached,
     state,
@@ -92,6 +105,11 @@ async def checkout(order: str, cents: int) -> str:
         assert_type(request.value, str)
         request.reply(len(request.value))
     assert_type(await instance("o-2").ask("add", "lamp", int), int)
+    async with saga() as undo:
+        assert_type(undo, Saga)
+        undo(charge, order, cents=5)
+        undo(child, order)
+        undo(asyncio.sleep, 1)
     assert_type(now(), datetime.datetime)
     assert_type(uuid4(), uuid.UUID)
     assert_type(random(), float)
@@ -186,6 +204,11 @@ async def in_a_program(client: Client) -> None:
     assert_type(await named.ask("add", "lamp", int, timeout=5), int)
     print(await named.ask("total"), await named.peek("items[0]"))
     assert_type(await client.start_many(refund, [("o-1", ("o-1", 5))]), list[Handle[bool]])
+    assert_type(await client.start(charge, "o-1", 5), Handle[str])
+    assert_type(await client.start(ship, kwargs={"order": "o-1"}), Handle[list[int]])
+    told = await client.start(refund, "o-1", if_exists="restart", message=("inbox", 1))
+    assert_type(told, Handle[bool])
+    await client.start("refund", "o-1", at=datetime.datetime.now(datetime.UTC))
     many = await client.start_many("refund", [("o-2", ("o-2",))])
     print(await many[0].result())
 
@@ -226,3 +249,16 @@ async def catches(cents: int) -> str | bool:
         assert_type(failed.is_(CardDeclined, ValueError), bool)
         return failed.is_(CardDeclined)
     return await buy(cents)
+
+
+codec = Codec(
+    types=[
+        CodecType(Fraction, stored_as=str, encode=str, decode=Fraction),
+        CodecType(
+            complex,
+            stored_as=list[float],
+            encode=lambda number: [number.real, number.imag],
+            decode=lambda parts: complex(*parts),
+        ),
+    ]
+)

@@ -1,9 +1,10 @@
 // Actions on runs: each asks first, and shows its command and Python forms.
-import { useState } from "preact/hooks";
+import { useEffect, useState } from "preact/hooks";
 import { type Details, read, settings, write } from "./api";
+import { type Entered, Field, type Schema, valueOf } from "./form";
 import { counted, json, quoted } from "./format";
-import { go, link } from "./place";
-import { ask, say } from "./parts";
+import { go, inFile, link } from "./place";
+import { Code, type Progress, ask, say } from "./parts";
 
 const WORDS: Record<string, { title: string; body: string; danger?: boolean }> = {
   cancel: { title: "Cancel", body: "Its code gets CancelledError once, and has 30 seconds to clean up." },
@@ -14,17 +15,23 @@ const WORDS: Record<string, { title: string; body: string; danger?: boolean }> =
   delete: { title: "Delete", body: "It is deleted with its children and everything about them.", danger: true },
 };
 const RANK: Record<string, number> = { read: 1, operate: 2, admin: 3 };
+const TYPED_ABOVE = 100;
+const CHUNK = 50;
 
 export function may(scope: string): boolean {
   const mine = settings.value;
-  return mine !== null && !mine.read_only && (RANK[mine.scope] ?? 0) >= (RANK[scope] ?? 9);
+  return !inFile() && mine !== null && !mine.read_only && (RANK[mine.scope] ?? 0) >= (RANK[scope] ?? 9);
+}
+
+export function title(action: string): string {
+  return WORDS[action]?.title ?? action;
 }
 
 export function fitting(status: string): string[] {
   switch (status) {
     case "Pending":
     case "Running":
-      return ["cancel", "pause", "terminate"];
+      return ["pause", "cancel", "terminate"];
     case "Paused":
       return ["resume", "cancel", "terminate"];
     case "Blocked":
@@ -62,16 +69,23 @@ export function act(action: string, run: { id: string }, done: () => void): void
   });
 }
 
-// An action for many: first count, then ask, then do it.
+interface BulkAnswer {
+  count: number;
+  done: string[];
+  errors: Record<string, string>;
+}
+
+// An action for many: first count, then ask, then take it in parts, which can be stopped.
 export async function bulk(action: string, given: { q?: string; ids?: string[] }, done: () => void = () => {}): Promise<void> {
   const words = WORDS[action]!;
   try {
-    const dry = await write<{ count: number; done: string[] }>("/bulk", { action, ...given, dry_run: true });
+    const dry = await write<BulkAnswer>("/bulk", { action, ...given, dry_run: true });
     if (dry.count === 0) return say(`There is nothing to ${action}.`);
     const command = action === "delete" ? "purge" : action;
     const target = given.q ? `--query ${quoted(given.q)}` : (given.ids ?? []).map(quoted).join(" ");
+    const many = counted(dry.count, "run");
     ask({
-      title: `${words.title} ${counted(dry.count, "instance")}`,
+      title: `${words.title} ${many}`,
       body: (
         <>
           <p>{words.body}</p>
@@ -81,46 +95,56 @@ export async function bulk(action: string, given: { q?: string; ids?: string[] }
           </p>
         </>
       ),
-      button: `${words.title} ${counted(dry.count, "instance")}`,
+      button: `${words.title} ${many}`,
       danger: words.danger,
-      typed: dry.count >= 100 ? String(dry.count) : undefined,
+      typed: dry.count > TYPED_ABOVE ? String(dry.count) : undefined,
       command: `perdure ${command} ${target}`,
-      python: `for each in ${json(dry.done.slice(0, 3))}:  # ${dry.count} ids\n    ${pythonOf(action, "each")}`,
-      act: async () => {
-        const answer = await write<{ done: string[]; errors: Record<string, string> }>("/bulk", { action, ...given, dry_run: false, confirm: dry.count });
-        done();
-        const failed = Object.entries(answer.errors);
-        return `${action}: ${answer.done.length} done${failed.length ? `, ${failed.length} not: ${failed[0]![1]}` : ""}`;
-      },
+      python: `for each in ${json(dry.done.slice(0, 3))}:  # ${many}\n    ${pythonOf(action, "each")}`,
+      act: (progress) => inParts(action, dry.done, progress, done),
     });
   } catch (error) {
     say((error as Error).message, true);
   }
 }
 
-function parsed(text: string): unknown {
-  try {
-    return JSON.parse(text);
-  } catch {
-    throw new Error(`this is no JSON: ${text.slice(0, 40)}. Write a text in quotes, a number, true or false.`);
+async function inParts(action: string, ids: string[], progress: Progress, done: () => void) {
+  const errors: [string, string][] = [];
+  let reached = 0;
+  while (reached < ids.length && progress(reached, ids.length)) {
+    const part = ids.slice(reached, reached + CHUNK);
+    const answer = await write<BulkAnswer>("/bulk", { action, ids: part, dry_run: false });
+    errors.push(...Object.entries(answer.errors));
+    reached += part.length;
   }
+  progress(reached, ids.length);
+  done();
+  const left = ids.length - reached;
+  const said = `${action}: ${counted(reached - errors.length, "run")} done${left ? `, stopped before ${left.toLocaleString("en")} others` : ""}`;
+  return { said, errors };
 }
 
-// A form that sends an event or a message to a run.
+// A form that sends an event or a message to a run, made from the type that its code waits for.
 export function SendForm({ id, name, kind, done }: { id: string; name: string; kind: string; done: () => void }) {
-  const [text, setText] = useState("true");
+  const [schema, setSchema] = useState<Schema | null | undefined>(settings.value?.has_code ? undefined : null);
+  const [entered, setEntered] = useState<Entered>({ value: true });
   const isMailbox = kind === "message";
+  useEffect(() => {
+    if (schema !== undefined) return;
+    read<{ forms: { kind: string; name: string; schema: Schema | null }[] }>("/run/forms", { id })
+      .then((answer) => setSchema(answer.forms.find((each) => each.name === name && each.kind === kind)?.schema ?? null))
+      .catch(() => setSchema(null));
+  }, [id, name]);
   const send = async () => {
     try {
-      const value = parsed(text);
-      const answer = await write<{ said: string }>("/run/send", { id, name, value, mailbox: isMailbox });
+      const answer = await write<{ said: string }>("/run/send", { id, name, value: valueOf(entered), mailbox: isMailbox });
       say(`${id}: ${answer.said}`);
       done();
     } catch (error) {
       say((error as Error).message, true);
     }
   };
-  const command = `perdure send ${quoted(id)} ${quoted(name)} --data ${quoted(text)}${isMailbox ? " --mailbox" : ""}`;
+  if (schema === undefined) return null;
+  const text = "value" in entered ? json(entered.value) : "…";
   return (
     <form
       class="send"
@@ -129,62 +153,58 @@ export function SendForm({ id, name, kind, done }: { id: string; name: string; k
         void send();
       }}
     >
-      <label>
-        <code>{name}</code> <span class="dim">({kind}, JSON)</span>
-        <input value={text} onInput={(event) => setText(event.currentTarget.value)} spellcheck={false} />
-      </label>
+      <Field label={name} hint={schema ? kind : `${kind}, JSON`} schema={schema} initial={schema ? undefined : true} change={setEntered} />
       <button class="primary" disabled={!may("operate")}>
         Send
       </button>
-      <code class="dim">{command}</code>
+      <Code text={`perdure send ${quoted(id)} ${quoted(name)} --data ${quoted(text)}${isMailbox ? " --mailbox" : ""}`} />
     </form>
   );
 }
 
-export function RerunForm({ run, from }: { run: Details; from: number | null }) {
-  const [text, setText] = useState(json(run.input, 2));
-  const again = async (body: object) => {
-    try {
+// Run once more under another id: the same input, an edited one, or from a step on.
+export function rerun(run: Details, from: number | null = null): void {
+  let text = json(run.input, 2);
+  const isSame = (): boolean => text === json(run.input, 2);
+  ask({
+    title: from === null ? `Rerun ${run.id}` : `Rerun ${run.id} from event ${from}`,
+    body:
+      from === null ? (
+        <>
+          <p>A new run starts from the beginning. All its activities run again, with new idempotency keys. Retry goes on instead.</p>
+          <label>
+            Arguments, a JSON list; change them if you like
+            <textarea rows={6} spellcheck={false} onInput={(event) => (text = event.currentTarget.value)}>
+              {text}
+            </textarea>
+          </label>
+        </>
+      ) : (
+        <p>A new run keeps what happened before event {from}, and goes on from there with the code of today.</p>
+      ),
+    button: "Rerun",
+    command: `perdure rerun ${quoted(run.id)}${from === null ? "" : ` --from-event ${from}`}`,
+    python: from === null ? `await client.admin.rerun(${json(run.id)})` : `await rerun_from_event(client.provider, ${json(run.id)}, "NEW-ID", ${from}, clock=client.clock)`,
+    act: async () => {
+      const body = from !== null ? { from_event: from } : isSame() ? {} : { input: parsed(text) };
       const answer = await write<{ id: string; said: string }>("/run/rerun", { id: run.id, ...body });
-      say(`started ${answer.id}: ${answer.said}`);
       go(link("run", { id: answer.id }));
-    } catch (error) {
-      say((error as Error).message, true);
-    }
-  };
-  return (
-    <details class="rerun">
-      <summary>Run once more under another id</summary>
-      <p>All its activities run again, with new idempotency keys. Retry goes on instead.</p>
-      <label>
-        Arguments (a JSON list)
-        <textarea rows={4} value={text} onInput={(event) => setText(event.currentTarget.value)} spellcheck={false} />
-      </label>
-      <div class="buttons">
-        <button
-          onClick={() => {
-            try {
-              void again({ input: parsed(text) });
-            } catch (error) {
-              say((error as Error).message, true);
-            }
-          }}
-        >
-          Rerun
-        </button>
-        {from !== null && <button onClick={() => void again({ from_event: from })}>Rerun from event {from}</button>}
-      </div>
-      <pre tabIndex={0}>
-        perdure rerun {quoted(run.id)}
-        {from !== null ? ` --from-event ${from}` : ""}
-      </pre>
-    </details>
-  );
+      return `started ${answer.id}: ${answer.said}`;
+    },
+  });
 }
 
-export async function startRun(name: string, version: string, text: string, id: string): Promise<void> {
+function parsed(text: string): unknown {
   try {
-    const started = await write<{ id: string; created: boolean }>("/start", { name, version, arguments: parsed(text), id: id || null });
+    return JSON.parse(text);
+  } catch {
+    throw new Error(`this is no JSON: ${text.slice(0, 40)}. Write a list in brackets, texts in quotes.`);
+  }
+}
+
+export async function startRun(name: string, version: string, values: unknown[], id: string): Promise<void> {
+  try {
+    const started = await write<{ id: string; created: boolean }>("/start", { name, version, arguments: values, id: id || null });
     say(started.created ? `started ${started.id}` : `${started.id} existed already`);
     go(link("run", { id: started.id }));
   } catch (error) {
@@ -192,6 +212,13 @@ export async function startRun(name: string, version: string, text: string, id: 
   }
 }
 
-export async function readCount(q: string): Promise<number> {
-  return (await read<{ count: number }>("/count", { q })).count;
+// One button of a schedule, a promise or a letter.
+export async function perform(path: string, body: object, done: () => void): Promise<void> {
+  try {
+    const answer = await write<{ said: string }>(path, body);
+    say(answer.said);
+    done();
+  } catch (error) {
+    say((error as Error).message, true);
+  }
 }

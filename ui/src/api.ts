@@ -1,5 +1,6 @@
-// Requests to the JSON API, the token of the tab, and the stream of changes.
+// Requests to the JSON API, the token of the tab, the stream of changes, and reports in a file.
 import { signal } from "@preact/signals";
+import { inFile } from "./place";
 
 export interface Run {
   id: string;
@@ -71,6 +72,7 @@ export interface Details extends Run {
   steps: Step[];
   attempts: Attempt[];
   queued_messages: number;
+  unread: { kind: string; name: string; count: number }[];
   problem: string | null;
   executions: number[];
   commands: string[];
@@ -95,6 +97,7 @@ export interface Attention {
   query: string;
   advice: string;
   action: string | null;
+  page: string;
 }
 export interface Queue {
   ready: number;
@@ -111,7 +114,26 @@ export interface Home {
   workers: number;
   slots: number;
   busy: number;
+  store: { provider: string; location: string; size_bytes: number | null };
   now: string;
+}
+export interface Event {
+  id: number;
+  type: string;
+  at: string;
+  data: unknown;
+}
+export interface StateEntry {
+  key: string;
+  value: unknown;
+  updated_at: string;
+}
+// Runs at one moment: of an export file on the page, or inside of a page that was saved.
+export interface Report {
+  made_at: string;
+  origin: string;
+  first: string;
+  runs: Record<string, { run: Details; events: Event[]; state: { entries: StateEntry[] }; family: Tree }>;
 }
 export interface Settings {
   read_only: boolean;
@@ -164,18 +186,70 @@ async function answer<T>(request: Promise<Response>): Promise<T> {
   throw new ApiError(response.status, problem.error, problem.message, problem.near, problem.position);
 }
 
-export function read<T>(path: string, given: Record<string, string | number | null | undefined> = {}): Promise<T> {
+const embedded = document.getElementById("report")?.textContent;
+export const report = signal<Report | null>(embedded ? (JSON.parse(embedded) as Report) : null);
+
+type Given = Record<string, string | number | null | undefined>;
+
+function queryOf(given: Given): string {
   const query = new URLSearchParams();
   for (const [name, value] of Object.entries(given)) {
     if (value !== null && value !== undefined && value !== "") query.set(name, String(value));
   }
-  const tail = query.size ? `?${query}` : "";
-  return answer<T>(fetch(`api/v1${path}${tail}`, { headers: headers() }));
+  return query.size ? `?${query}` : "";
 }
 
+// What the API would answer, from the report.
+function reported(path: string, given: Given): unknown {
+  const found = report.value?.runs[String(given.id)];
+  if (!found) throw new ApiError(404, "NotFound", `this file does not hold ${given.id}`);
+  switch (path) {
+    case "/run":
+      return found.run;
+    case "/run/state":
+      return found.state;
+    case "/run/family":
+      return found.family;
+    case "/run/events": {
+      const wanted = String(given.text ?? "").toLowerCase();
+      return { events: found.events.filter((each) => JSON.stringify(each).toLowerCase().includes(wanted)), next_after: null };
+    }
+    default:
+      throw new ApiError(404, "NotFound", "this is not part of the file");
+  }
+}
+
+export async function read<T>(path: string, given: Given = {}): Promise<T> {
+  if (inFile()) return reported(path, given) as T;
+  return answer<T>(fetch(`api/v1${path}${queryOf(given)}`, { headers: headers() }));
+}
+
+const MARKED = { "X-Perdure-Write": "1" };
+
 export function write<T>(path: string, body: object): Promise<T> {
-  const all = { ...headers(), "Content-Type": "application/json", "X-Perdure-Write": "1" };
+  const all = { ...headers(), ...MARKED, "Content-Type": "application/json" };
   return answer<T>(fetch(`api/v1${path}`, { method: "POST", headers: all, body: JSON.stringify(body) }));
+}
+
+export async function openFile(file: File): Promise<void> {
+  const all = { ...headers(), ...MARKED, "Content-Type": "text/plain" };
+  report.value = await answer<Report>(fetch(`api/v1/file${queryOf({ name: file.name })}`, { method: "POST", headers: all, body: file }));
+}
+
+// Save the run as one HTML file that needs no server.
+export async function saveReport(id: string): Promise<void> {
+  const response = await fetch(`api/v1/run/report${queryOf({ id })}`, { headers: headers() });
+  if (!response.ok) throw new Error((await response.json()).message);
+  const name = /filename="([^"]+)"/.exec(response.headers.get("Content-Disposition") ?? "")?.[1] ?? "run.html";
+  save(name, await response.blob());
+}
+
+export function save(name: string, content: Blob): void {
+  const anchor = document.createElement("a");
+  anchor.href = URL.createObjectURL(content);
+  anchor.download = name;
+  anchor.click();
+  setTimeout(() => URL.revokeObjectURL(anchor.href), 10_000);
 }
 
 export interface Change {
@@ -184,40 +258,80 @@ export interface Change {
   problem: string | null;
 }
 
+// --- the stream: one for the tab, whatever its page reads
+
+interface Listener {
+  id: string | null;
+  on: (change: Change) => void;
+}
+
+const RETRY_MS = 2_000;
+const POLL_MS = 10_000;
+const listeners = new Set<Listener>();
+let stream: { id: string | null; ending: AbortController } | null = null;
+let last = "";
+export const counts = signal<Record<string, number>>({});
+
 // Follow the changes of the store, and of one run. Returns a function that ends it. While the
 // stream cannot be had, the page reads every ten seconds.
-export function follow(id: string | null, onChange: (change: Change) => void): () => void {
-  const ending = new AbortController();
-  let last = "";
-  const loop = async () => {
-    while (!ending.signal.aborted) {
-      try {
-        const tail = id === null ? "" : `?id=${encodeURIComponent(id)}`;
-        const all = last ? { ...headers(), "Last-Event-ID": last } : headers();
-        const response = await fetch(`api/v1/stream${tail}`, { headers: all, signal: ending.signal });
-        if (!response.ok || !response.body) throw new Error(response.statusText);
-        const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-        let text = "";
-        for (;;) {
-          const { value, done } = await reader.read();
-          if (done) break;
-          text += value;
-          const parts = text.split("\n\n");
-          text = parts.pop() ?? "";
-          for (const part of parts) {
-            const lines = new Map(part.split("\n").map((line) => [line.slice(0, line.indexOf(":")), line.slice(line.indexOf(":") + 2)]));
-            last = lines.get("id") ?? last;
-            const data = lines.get("data");
-            if (data && !document.hidden) onChange(JSON.parse(data) as Change);
-          }
-        }
-      } catch {
-        if (ending.signal.aborted) return;
-        onChange({ topics: ["counts", "run"], counts: {}, problem: null });
-      }
-      await new Promise((wake) => setTimeout(wake, 10_000));
-    }
+export function follow(id: string | null, on: (change: Change) => void): () => void {
+  if (inFile()) return () => {};
+  const listener = { id, on };
+  listeners.add(listener);
+  setTimeout(restart);
+  return () => {
+    listeners.delete(listener);
+    setTimeout(restart);
   };
-  void loop();
-  return () => ending.abort();
 }
+
+function restart(): void {
+  const id = [...listeners].find((each) => each.id !== null)?.id ?? null;
+  if (stream && listeners.size > 0 && stream.id === id) return;
+  stream?.ending.abort();
+  stream = null;
+  if (listeners.size === 0) return;
+  stream = { id, ending: new AbortController() };
+  void listen(id, stream.ending.signal);
+}
+
+function tell(change: Change): void {
+  if (Object.keys(change.counts).length) counts.value = change.counts;
+  for (const each of [...listeners]) each.on(change);
+}
+
+async function listen(id: string | null, ending: AbortSignal): Promise<void> {
+  while (!ending.aborted) {
+    let pause = RETRY_MS;
+    try {
+      const all = last ? { ...headers(), "Last-Event-ID": last } : headers();
+      const response = await fetch(`api/v1/stream${queryOf({ id })}`, { headers: all, signal: ending });
+      if (!response.ok || !response.body) throw new Error(response.statusText);
+      const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+      let text = "";
+      for (;;) {
+        const { value, done } = await reader.read();
+        if (done) break;
+        text += value;
+        const parts = text.split("\n\n");
+        text = parts.pop() ?? "";
+        for (const part of parts) {
+          const lines = new Map(part.split("\n").map((line) => [line.slice(0, line.indexOf(":")), line.slice(line.indexOf(":") + 2)]));
+          last = lines.get("id") ?? last;
+          const data = lines.get("data");
+          if (data && !document.hidden) tell(JSON.parse(data) as Change);
+        }
+      }
+    } catch {
+      if (ending.aborted) return;
+      pause = POLL_MS;
+      if (!document.hidden) tell({ topics: ["counts", "run"], counts: {}, problem: null });
+    }
+    await new Promise((wake) => setTimeout(wake, pause));
+  }
+}
+
+// What changed while the tab was hidden is read when it is looked at again.
+document.addEventListener("visibilitychange", () => {
+  if (!document.hidden) tell({ topics: ["counts", "run"], counts: {}, problem: null });
+});

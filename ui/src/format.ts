@@ -14,6 +14,7 @@ const GLYPHS: Record<string, string> = {
   terminated: "⊗",
   done: "✓",
   open: "▷",
+  queued: "◌",
   dropped: "·",
 };
 
@@ -55,6 +56,11 @@ export function clock(time: string): string {
   return new Date(time).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "medium" });
 }
 
+// A time of some day, without its year and seconds.
+export function moment(time: string): string {
+  return new Date(time).toLocaleString(undefined, { weekday: "short", day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
+}
+
 export function json(value: unknown, indent = 0): string {
   return JSON.stringify(value, null, indent) ?? "null";
 }
@@ -63,15 +69,16 @@ export function short(text: string, most = 120): string {
   return text.length > most ? `${text.slice(0, most - 1)}…` : text;
 }
 
-export function counted(number: number, noun: string): string {
-  return `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
+export function counted(number: number, noun: string, nouns = `${noun}s`): string {
+  return `${number.toLocaleString("en")} ${number === 1 ? noun : nouns}`;
 }
 
 export function bytes(number: number | null): string {
   if (number === null) return "unknown";
   if (number < 1024) return `${number} B`;
   if (number < 1024 ** 2) return `${(number / 1024).toFixed(1)} KB`;
-  return `${(number / 1024 ** 2).toFixed(1)} MB`;
+  if (number < 1024 ** 3) return `${(number / 1024 ** 2).toFixed(1)} MB`;
+  return `${(number / 1024 ** 3).toFixed(1)} GB`;
 }
 
 // A word as a shell takes it.

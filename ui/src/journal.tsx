@@ -1,13 +1,16 @@
 // The picture of a run: left its steps as code, right the time that each took.
-import { useState } from "preact/hooks";
-import { type Attempt, type Details, type Step, read } from "./api";
+import { useEffect, useState } from "preact/hooks";
+import { type Attempt, type Details, type Failure, type Step, read } from "./api";
+import { may, rerun } from "./actions";
 import { clock, counted, duration, glyph, ms } from "./format";
-import { go, link, place } from "./place";
-import { Rows, RunLink, second } from "./parts";
-import { type Scale, scaleOf } from "./scale";
+import { go, inFile, place, runLink } from "./place";
+import { Json, Rows, RunLink, second } from "./parts";
+import { type Scale, scaleOf, ticksOf } from "./scale";
 
 const FOLD_FROM = 20;
 const INDENT_MAX = 6;
+const ROW = 32;
+const WAITS = new Set(["timer", "event", "message", "instance"]);
 
 interface Line {
   key: string;
@@ -35,8 +38,9 @@ function linesOf(steps: Step[], opened: Set<string>, prefix: string, depth: numb
   const lines: Line[] = [];
   for (let i = 0; i < steps.length; ) {
     const step = steps[i]!;
+    const like = likeness(step);
     let end = i + 1;
-    while (end < steps.length && likeness(steps[end]!) === likeness(step)) end++;
+    while (end < steps.length && likeness(steps[end]!) === like) end++;
     const own = depth + depthOf(branchOf(step));
     const key = `${prefix}${step.event}`;
     if (end - i > FOLD_FROM) {
@@ -82,14 +86,14 @@ export function Journal({ run }: { run: Details }) {
   const steps = dropped ? all : all.filter((step) => step.state !== "dropped");
   const hidden = all.length - steps.length;
   const isOpen = !run.completed_at;
-  const nowMs = isOpen ? Math.max(second.value, ms(run.now)) : ms(run.completed_at);
+  const nowMs = isOpen ? (inFile() ? ms(run.now) : Math.max(second.value, ms(run.now))) : ms(run.completed_at);
   const due = steps.filter((step) => step.state === "open").map((step) => ms(step.due_at));
   const next = run.attempts.map((attempt) => attempt.next_ms);
   const future = [...due, ...next].filter((time) => time > nowMs);
-  const end = Math.max(nowMs, ...future) + 1;
-  const start = steps.length && earlier.length === 0 && run.events_left_out ? ms(steps[0]!.since) : ms(run.created_at);
+  const end = future.reduce((most, each) => Math.max(most, each), nowMs) + 1;
+  const start = steps.length && left > 0 ? ms(steps[0]!.since) : ms(run.created_at);
   const scale = scaleOf([...timesOf(steps), nowMs, ...future], start, end);
-  const lines = linesOf(steps, opened, "", 0);
+  const lines = linesOf(steps, opened, "", 1);
   for (let i = lines.length - 1; i >= 0; i--) {
     const child = lines[i]!.step?.child;
     if (child && opened.has(`child-${child}`)) {
@@ -99,15 +103,15 @@ export function Journal({ run }: { run: Details }) {
     }
   }
   const attempts = new Map(run.attempts.map((attempt) => [attempt.activity_id, attempt]));
-  const select = (step: Step) => go(link("run", { id: run.id, execution: place.value.given.get("execution"), step: chosen === step.event ? null : step.event }), true);
+  const select = (step: Step) => go(runLink(run.id, { execution: place.value.given.get("execution"), step: chosen === step.event ? null : step.event }), true);
 
   return (
-    <section class="journal" aria-label="Journal: the steps of the run in the order of the code">
+    <section class={`journal ${isOpen ? "live" : ""}`} aria-label="Journal: the steps of the run in the order of the code">
       <Axis scale={scale} nowMs={isOpen ? nowMs : null} />
       <div class="line head">
         <span class="code">
           <span class="text">
-            <b>{run.name}</b>({args(run.input)})
+            <i>async</i> {run.name}({args(run.input)})
           </span>
         </span>
         <span class="lane" aria-hidden="true">
@@ -116,19 +120,20 @@ export function Journal({ run }: { run: Details }) {
         <span class="took">{duration(nowMs - ms(run.created_at))}</span>
       </div>
       {left > 0 && (
-        <button class="quiet" onClick={readEarlier}>
-          {counted(left, "earlier event")}: read more
+        <button class="quiet earlier" onClick={readEarlier}>
+          ↑ {counted(left, "earlier event")}: show more
         </button>
       )}
       <Rows
         items={lines}
-        height={30}
+        height={ROW}
         render={(line) =>
           line.group ? (
             <GroupLine key={line.key} line={line} scale={scale} nowMs={nowMs} isOpen={opened.has(line.key)} toggle={() => toggle(line.key)} />
           ) : line.step ? (
             <StepLine
               key={line.key}
+              run={run}
               line={line}
               scale={scale}
               nowMs={nowMs}
@@ -147,7 +152,7 @@ export function Journal({ run }: { run: Details }) {
       />
       <End run={run} scale={scale} nowMs={nowMs} />
       {(hidden > 0 || dropped) && (
-        <button class="quiet" onClick={() => setDropped(!dropped)}>
+        <button class="quiet earlier" onClick={() => setDropped(!dropped)}>
           {dropped ? "hide steps that were not needed" : `${counted(hidden, "step")} not needed: show`}
         </button>
       )}
@@ -159,56 +164,66 @@ function args(input: unknown): string {
   return Array.isArray(input) ? input.map((each) => JSON.stringify(each)).join(", ").slice(0, 160) : "";
 }
 
+function percent(part: number): string {
+  return `${(part * 100).toFixed(3)}%`;
+}
+
+// The times above, and the lines that run down behind the bars.
 function Axis({ scale, nowMs }: { scale: Scale; nowMs: number | null }) {
+  const now = nowMs === null ? null : scale.at(nowMs);
   return (
     <div class="axis" aria-hidden="true">
-      <span class="space" />
-      <span class="lane">
-        <span class="tick first">0</span>
-        {scale.folds.map((fold) => (
-          <span class="fold" style={{ left: `${scale.at(fold.from) * 100}%`, width: `${(scale.at(fold.to) - scale.at(fold.from)) * 100}%` }} title={`nothing happened for ${duration(fold.to - fold.from)}`}>
-            ⋯<br />
-            {duration(fold.to - fold.from)}
+      {ticksOf(scale).map((tick) => {
+        const at = scale.at(scale.start + tick);
+        const isHidden = at > 0.94 || (now !== null && Math.abs(at - now) < 0.1);
+        return (
+          <span class={`tick ${at < 0.01 ? "first" : ""}`} style={{ left: percent(at) }}>
+            {isHidden ? "" : tick === 0 ? "0" : duration(tick)}
           </span>
-        ))}
-        {(nowMs === null || scale.at(nowMs) < 0.85) && <span class="tick last">{duration(scale.end - scale.start)}</span>}
-        {nowMs !== null && (
-          <span class="now" style={{ left: `${scale.at(nowMs) * 100}%` }}>
-            now
-          </span>
-        )}
-      </span>
-      <span class="took" />
+        );
+      })}
+      {scale.folds.map((fold) => (
+        <span class="fold" style={{ left: percent(scale.at(fold.from)), width: percent(scale.at(fold.to) - scale.at(fold.from)) }} title={`nothing happened for ${duration(fold.to - fold.from)}`}>
+          <b>{duration(fold.to - fold.from)}</b>
+        </span>
+      ))}
+      {now !== null && (
+        <span class="now" style={{ left: percent(now) }}>
+          <b>now</b>
+        </span>
+      )}
     </div>
   );
 }
 
 function Bar({ scale, from, to, kind, title }: { scale: Scale; from: number; to: number; kind: string; title?: string }) {
-  const left = scale.at(from) * 100;
-  const width = Math.max(0.4, scale.at(to) * 100 - left);
-  return <span class={`bar ${kind}`} style={{ left: `${Math.min(left, 99.6)}%`, width: `${width}%` }} title={title} />;
+  const left = scale.at(from);
+  const width = Math.max(0.004, scale.at(to) - left);
+  return <span class={`bar ${kind}`} style={{ left: percent(Math.min(left, 0.996)), width: percent(width) }} title={title} />;
 }
 
-function StepLine(given: { line: Line; scale: Scale; nowMs: number; attempt?: Attempt; isChosen: boolean; isOpen: boolean; select: () => void; openChild: () => void }) {
+function StepLine(given: { run: Details; line: Line; scale: Scale; nowMs: number; attempt?: Attempt; isChosen: boolean; isOpen: boolean; select: () => void; openChild: () => void }) {
   const { line, scale, nowMs, attempt } = given;
   const step = line.step!;
   const from = ms(step.since);
   const to = ms(step.ended_at) || nowMs;
   const dueMs = attempt && attempt.next_ms > nowMs ? attempt.next_ms : ms(step.due_at);
   const isRetrying = step.state === "open" && attempt?.last_error;
-  const state = isRetrying ? "retrying" : step.state;
-  const waits = ["timer", "event", "message"].includes(step.kind);
+  const isQueued = step.state === "open" && attempt && !attempt.is_running && !attempt.last_error;
+  const isWaiting = step.state === "open" && WAITS.has(step.kind);
+  const state = isRetrying ? "retrying" : isQueued ? "queued" : isWaiting ? "waiting" : step.state;
   return (
     <>
       <div class={`line ${state} ${given.isChosen ? "chosen" : ""}`} style={{ "--depth": line.depth }}>
         <button class="code" onClick={given.select} aria-expanded={given.isChosen}>
           <span class={`sign ${state}`} aria-hidden="true">
-            {glyph(isRetrying ? "retrying" : step.state)}
+            {glyph(state)}
           </span>
           <span class="text">
             <i>await</i> {step.call}
             <Outcome step={step} attempt={attempt} nowMs={nowMs} />
           </span>
+          <span class="site">{step.site}</span>
         </button>
         {step.child && (
           <button class="quiet child" aria-expanded={given.isOpen} aria-label={`steps of ${step.child}`} onClick={given.openChild}>
@@ -216,40 +231,52 @@ function StepLine(given: { line: Line; scale: Scale; nowMs: number; attempt?: At
           </button>
         )}
         <span class="lane" aria-hidden="true">
-          <Bar scale={scale} from={from} to={to} kind={`${waits ? "wait" : ""} ${state} ${step.attempts > 1 ? "again" : ""}`} title={`${clock(step.since)}, ${duration(to - from)}`} />
+          <Bar scale={scale} from={from} to={to} kind={`${WAITS.has(step.kind) ? "wait" : ""} ${state} ${step.attempts > 1 ? "again" : ""}`} title={`${clock(step.since)}, ${duration(to - from)}`} />
+          {step.attempts > 1 && (
+            <span class="times" style={{ left: percent(Math.min(scale.at(to), 0.94)) }}>
+              ×{step.attempts}
+            </span>
+          )}
           {step.state === "open" && dueMs > nowMs && (
             <>
-              <Bar scale={scale} from={nowMs} to={dueMs} kind="future" />
-              <span class="due" style={{ left: `${scale.at(dueMs) * 100}%` }} title={`due in ${duration(dueMs - nowMs)}`} />
+              <Bar scale={scale} from={nowMs} to={dueMs} kind={`future ${isRetrying ? "retrying" : ""}`} />
+              <span class={`due ${isRetrying ? "retrying" : ""}`} style={{ left: percent(scale.at(dueMs)) }} title={`due in ${duration(dueMs - nowMs)}`} />
             </>
           )}
         </span>
         <span class="took">{duration(to - from)}</span>
       </div>
-      {given.isChosen && <Panel step={step} attempt={attempt} nowMs={nowMs} />}
+      {given.isChosen && <Panel run={given.run} step={step} attempt={attempt} nowMs={nowMs} />}
     </>
   );
 }
 
 function Outcome({ step, attempt, nowMs }: { step: Step; attempt?: Attempt; nowMs: number }) {
-  const again = step.attempts > 1 ? ` (${step.attempts} attempts)` : "";
-  if (step.state === "done") return step.result && step.result !== "null" ? <b class="result"> → {step.result}{again}</b> : <b class="result">{again}</b>;
-  if (step.state === "failed") return <b class="error"> ✗ {step.error}{again}</b>;
+  const again = step.attempts > 1 ? ` after ${step.attempts} attempts` : "";
+  if (step.state === "done") return step.result && step.result !== "null" ? <b class="result"> → {step.result}</b> : null;
+  if (step.state === "failed")
+    return (
+      <b class="error">
+        {" "}
+        ✗ {step.error}
+        {again}
+      </b>
+    );
   if (step.state === "dropped") return <b class="dim"> not needed</b>;
   if (attempt) {
     const number = attempt.of > 1 ? `attempt ${attempt.number} of ${attempt.of}` : "";
-    const doing = attempt.next_ms > nowMs ? `next in ${duration(attempt.next_ms - nowMs)}` : attempt.is_running ? "running" : "queued";
+    const doing = attempt.next_ms > nowMs ? `in ${duration(attempt.next_ms - nowMs)}` : attempt.is_running ? "running" : "waits for a worker";
     return (
-      <b class={attempt.last_error ? "error" : "dim"}>
+      <b class={attempt.last_error ? "again" : "dim"}>
         {" "}
-        {[number, doing].filter(Boolean).join(", ")}
+        {[number, doing].filter(Boolean).join(" ")}
         {attempt.last_error ? `: ${attempt.last_error}` : ""}
       </b>
     );
   }
   const left = ms(step.due_at) - nowMs;
   if (step.due_at) return <b class="dim"> {left > 0 ? `due in ${duration(left)}` : "due"}</b>;
-  return <b class="dim"> {step.kind === "event" || step.kind === "message" ? "waiting" : "running"}</b>;
+  return <b class={WAITS.has(step.kind) ? "waits" : "dim"}> {WAITS.has(step.kind) ? "waiting" : "running"}</b>;
 }
 
 function GroupLine({ line, scale, nowMs, isOpen, toggle }: { line: Line; scale: Scale; nowMs: number; isOpen: boolean; toggle: () => void }) {
@@ -259,10 +286,12 @@ function GroupLine({ line, scale, nowMs, isOpen, toggle }: { line: Line; scale: 
   for (const step of steps) counts[step.state] = (counts[step.state] ?? 0) + 1;
   const state = counts.failed ? "failed" : counts.open ? "open" : "done";
   const name = steps[0]!.call.split("(")[0];
-  const totals = Object.entries(counts).map(([word, number]) => `${number} ${word}`).join(", ");
+  const totals = Object.entries(counts)
+    .map(([word, number]) => `${number.toLocaleString("en")} ${word}`)
+    .join(", ");
   const at = (part: number) => duration(took[Math.min(took.length - 1, Math.floor(part * took.length))]!);
-  const from = Math.min(...steps.map((step) => ms(step.since)));
-  const to = Math.max(...steps.map((step) => ms(step.ended_at) || nowMs));
+  const from = steps.reduce((least, step) => Math.min(least, ms(step.since)), Infinity);
+  const to = steps.reduce((most, step) => Math.max(most, ms(step.ended_at) || nowMs), 0);
   const slots = 60;
   const heat = new Array<number>(slots).fill(0);
   for (const step of steps) {
@@ -278,83 +307,104 @@ function GroupLine({ line, scale, nowMs, isOpen, toggle }: { line: Line; scale: 
           {isOpen ? "▾" : "▸"}
         </span>
         <span class="text">
-          {steps.length} × {name} <b class="dim"> {totals}; min / median / max {at(0)} / {at(0.5)} / {at(1)}</b>
+          {steps.length.toLocaleString("en")} × {name}{" "}
+          <b class="dim">
+            {totals} · min {at(0)} · median {at(0.5)} · max {at(1)}
+          </b>
         </span>
       </button>
       <span class="lane" aria-hidden="true">
-        {heat.map((number, i) => number > 0 && <span class={`heat ${state}`} style={{ left: `${(i / slots) * 100}%`, width: `${100 / slots}%`, opacity: 0.25 + 0.75 * (number / most) }} />)}
+        {heat.map((number, i) => number > 0 && <span class={`heat ${state}`} style={{ left: percent(i / slots), width: percent(1 / slots), height: `${4 + 16 * (number / most)}px` }} />)}
       </span>
       <span class="took">{duration(to - from)}</span>
     </div>
   );
 }
 
-function Panel({ step, attempt, nowMs }: { step: Step; attempt?: Attempt; nowMs: number }) {
+// --- the details of a step
+
+interface Detail {
+  input: unknown;
+  output: unknown;
+  failure: Failure | null;
+}
+
+function Panel({ run, step, attempt, nowMs }: { run: Details; step: Step; attempt?: Attempt; nowMs: number }) {
+  const [detail, setDetail] = useState<Detail | null>(null);
+  useEffect(() => {
+    read<Detail>("/run/step", { id: run.id, execution: run.execution, event: step.event })
+      .then(setDetail)
+      .catch(() => {});
+  }, [run.id, run.execution, step.event, step.state]);
+  const error = detail?.failure?.traceback || step.error || attempt?.last_error;
   return (
-    <dl class="panel">
-      <dt>called at</dt>
-      <dd>
-        <code>{step.site}</code> · {clock(step.since)}
-      </dd>
-      <dt>took</dt>
-      <dd>{duration((ms(step.ended_at) || nowMs) - ms(step.since))}</dd>
-      <dt>{step.kind}</dt>
-      <dd>
-        <code>{step.call}</code>
-      </dd>
-      {step.result !== null && (
-        <>
-          <dt>result</dt>
-          <dd>
-            <code>{step.result}</code>
-          </dd>
-        </>
-      )}
-      {(step.error ?? attempt?.last_error) && (
-        <>
-          <dt>error</dt>
-          <dd class="error">{step.error ?? attempt?.last_error}</dd>
-        </>
-      )}
+    <div class="panel">
+      <p class="dim">
+        {step.kind} · called at <code>{step.site}</code> · {clock(step.since)} · {duration((ms(step.ended_at) || nowMs) - ms(step.since))} · event {step.event}
+        {step.attempts > 1 && ` · ${step.attempts} attempts`}
+        {attempt && ` · attempt ${attempt.number} of ${attempt.of}${attempt.deliveries > 1 ? `, handed out ${attempt.deliveries} times` : ""}`}
+        {attempt?.heartbeat && ` · heartbeat ${attempt.heartbeat}`}
+      </p>
       {step.child && (
+        <p>
+          child <RunLink id={step.child} />
+        </p>
+      )}
+      <div class="columns">
+        <div>
+          <h2 class="sub">Call</h2>
+          {detail && detail.input !== null ? <Json value={detail.input} /> : <pre tabIndex={0}>{step.call}</pre>}
+        </div>
+        <div>
+          <h2 class="sub">Result</h2>
+          {detail && detail.output !== null ? <Json value={detail.output} /> : <p class="dim">{step.result ?? (step.state === "open" ? "not yet" : "none")}</p>}
+        </div>
+      </div>
+      {error && (
         <>
-          <dt>child</dt>
-          <dd>
-            <RunLink id={step.child} />
-          </dd>
+          <h2 class="sub">Error</h2>
+          <pre class="error" tabIndex={0}>
+            {error}
+          </pre>
         </>
       )}
-      <dt>event</dt>
-      <dd>
-        {step.event} · operation {step.op}
-      </dd>
-    </dl>
+      {may("operate") && (
+        <button class="small" onClick={() => rerun(run, step.event)}>
+          Rerun from here
+        </button>
+      )}
+    </div>
   );
 }
 
 function End({ run, scale, nowMs }: { run: Details; scale: Scale; nowMs: number }) {
   if (!run.completed_at) return null;
-  const failed = run.status !== "Completed";
+  const isDone = run.status === "Completed";
+  const isFailed = run.status === "Failed";
   return (
-    <div class={`line end ${failed ? "failed" : "done"}`}>
+    <div class={`line end ${isDone ? "done" : isFailed ? "failed" : "dropped"}`} style={{ "--depth": 1 }}>
       <span class="code">
-        <span class={`sign ${failed ? "failed" : "done"}`} aria-hidden="true">
+        <span class={`sign ${run.status.toLowerCase()}`} aria-hidden="true">
           {glyph(run.status)}
         </span>
         <span class="text">
-          {failed ? (
-            <b class="error">
-              <i>raise</i> {run.failure?.type_name}: {run.failure?.message}
-            </b>
+          {isDone ? (
+            <>
+              <i>return</i> <b class="result">{JSON.stringify(run.output)?.slice(0, 200)}</b>
+            </>
           ) : (
             <>
-              <i>return</i> {JSON.stringify(run.output)?.slice(0, 200)}
+              <i>{isFailed ? "raise" : run.status.toLowerCase()}</i>{" "}
+              <b class={isFailed ? "error" : "dim"}>
+                {run.failure?.type_name}
+                {run.failure?.message ? `: ${run.failure.message}` : ""}
+              </b>
             </>
           )}
         </span>
       </span>
       <span class="lane" aria-hidden="true">
-        <span class={`mark ${failed ? "failed" : "done"}`} style={{ left: `${scale.at(nowMs) * 100}%` }} />
+        <span class={`mark ${isDone ? "" : "failed"}`} style={{ left: percent(scale.at(nowMs)) }} />
       </span>
       <span class="took" />
     </div>

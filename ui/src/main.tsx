@@ -1,13 +1,14 @@
 // The shell of the page: navigation, theme, keyboard, palette, token.
 import { render } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { type Run, needsToken, offline, read, setToken, settings, type Settings } from "./api";
-import { go, link, place } from "./place";
-import { Dialog, said } from "./parts";
+import { type Run, needsToken, offline, openFile, read, setToken, settings, type Settings } from "./api";
+import { go, inFile, isSaved, link, place } from "./place";
+import { Dialog, said, say } from "./parts";
 import { HomePage } from "./pages/home";
-import { DefinitionsPage, ErrorsPage, InboxPage, StorePage, WorkersPage } from "./pages/others";
+import { DefinitionsPage, ErrorsPage, FilePage, InboxPage, StorePage, WorkersPage } from "./pages/others";
 import { RunPage } from "./pages/run";
 import { RunsPage } from "./pages/runs";
+import { SchedulesPage } from "./pages/schedules";
 import "./style.css";
 
 const PAGES: Record<string, [string, () => preact.JSX.Element]> = {
@@ -15,6 +16,7 @@ const PAGES: Record<string, [string, () => preact.JSX.Element]> = {
   runs: ["Runs", RunsPage],
   errors: ["Errors", ErrorsPage],
   inbox: ["Inbox", InboxPage],
+  schedules: ["Schedules", SchedulesPage],
   workers: ["Workers", WorkersPage],
   definitions: ["Definitions", DefinitionsPage],
   store: ["Store", StorePage],
@@ -27,6 +29,7 @@ const KEYS: [string, string][] = [
   ["t", "light or dark"],
   ["Ctrl-K", "palette: pages, runs by id"],
   ["?", "this list"],
+  ["drop a file", "look at an export; nothing is stored"],
 ];
 
 function theme(next?: string): void {
@@ -47,25 +50,39 @@ async function readSettings(): Promise<void> {
 
 function Shell() {
   const view = place.value.view;
-  const Page = view === "run" ? RunPage : PAGES[view]?.[1];
+  const Page = view === "run" ? RunPage : view === "file" ? FilePage : PAGES[view]?.[1];
   const [keys, setKeys] = useState(false);
   const [palette, setPalette] = useState(false);
+  const [isOver, setOver] = useState(false);
   useEffect(() => {
-    void readSettings();
-  }, [needsToken.value]);
+    if (!inFile()) void readSettings();
+  }, [needsToken.value, view === "file"]);
+  useEffect(() => {
+    if (isSaved) return;
+    const over = (event: DragEvent) => {
+      if (!event.dataTransfer?.types.includes("Files")) return;
+      event.preventDefault();
+      setOver(event.type === "dragover");
+      const file = event.type === "drop" ? event.dataTransfer.files[0] : undefined;
+      if (file) openFile(file).then(() => go(link("file")), (error: Error) => say(error.message, true));
+    };
+    const names = ["dragover", "dragleave", "drop"] as const;
+    for (const name of names) addEventListener(name, over);
+    return () => names.forEach((name) => removeEventListener(name, over));
+  }, []);
   useEffect(() => {
     const id = place.value.given.get("id");
-    document.title = `${id ?? PAGES[view]?.[0] ?? "Perdure"} · Perdure`;
+    document.title = `${id ?? PAGES[view]?.[0] ?? "File"} · Perdure`;
   }, [place.value]);
   useEffect(() => {
     const press = (event: KeyboardEvent) => {
-      if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "k") {
+      if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "k" && !isSaved) {
         event.preventDefault();
         setPalette(true);
         return;
       }
       const typing = event.target instanceof HTMLInputElement || event.target instanceof HTMLTextAreaElement;
-      if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
+      if (typing || isSaved || event.ctrlKey || event.metaKey || event.altKey) return;
       if (event.key === "/") {
         event.preventDefault();
         if (place.value.view !== "runs") go(link("runs"));
@@ -87,7 +104,7 @@ function Shell() {
           perdure
         </a>
         <nav aria-label="Pages">
-          {Object.entries(PAGES).map(([path, [title]]) => (
+          {(isSaved ? [] : Object.entries(PAGES)).map(([path, [title]]) => (
             <a key={path} href={link(path)} aria-current={view === path || (path === "runs" && view === "run") ? "page" : undefined}>
               {title}
             </a>
@@ -108,6 +125,7 @@ function Shell() {
           {offline.value}
         </div>
       )}
+      {isOver && <div class="over">Drop an export file to look at it. Nothing is stored.</div>}
       <main id="content">{Page ? <Page /> : <p class="calm">There is no page {view}.</p>}</main>
       <div class="toast" role="status" aria-live="polite">
         {said.value && <p class={said.value.bad ? "bad" : ""}>{said.value.text}</p>}

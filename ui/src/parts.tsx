@@ -4,10 +4,16 @@ import type { ComponentChildren } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { ApiError, type Run, follow } from "./api";
 import { duration, glyph, json, ms } from "./format";
-import { link } from "./place";
+import { runLink } from "./place";
+
+// The word for what a run is doing: a running one may wait, sleep or retry.
+export function wordOf(run: Pick<Run, "status" | "doing">): string {
+  const isOpen = run.status === "Running" && run.doing && run.doing !== "ended";
+  return isOpen ? run.doing! : run.status.toLowerCase();
+}
 
 export function Status({ run }: { run: Pick<Run, "status" | "doing"> }) {
-  const word = run.doing === "retrying" ? "retrying" : run.status.toLowerCase();
+  const word = wordOf(run);
   return (
     <span class={`status ${word}`}>
       <span aria-hidden="true">{glyph(word)}</span> {word}
@@ -17,20 +23,22 @@ export function Status({ run }: { run: Pick<Run, "status" | "doing"> }) {
 
 export function RunLink({ id, children }: { id: string; children?: ComponentChildren }) {
   return (
-    <a class="id" href={link("run", { id })}>
+    <a class="id" href={runLink(id)}>
       {children ?? id}
     </a>
   );
 }
 
 export function Json({ value }: { value: unknown }) {
-  const text = typeof value === "string" && value.endsWith("bytes in all)") ? value : json(value, 2);
+  const cut = typeof value === "string" ? /\(([\d,]+ bytes in all)\)$/.exec(value) : null;
+  const text = cut ? String(value) : json(value, 2);
   const isLong = text.length > 4000;
   const [whole, setWhole] = useState(false);
   return (
     <div class="json">
       <pre tabIndex={0}>{isLong && !whole ? `${text.slice(0, 4000)}…` : text}</pre>
       <div class="tools">
+        {cut && <span class="dim">{cut[1]}</span>}
         <Copy text={text} />
         {isLong && !whole && <button onClick={() => setWhole(true)}>show all</button>}
       </div>
@@ -89,11 +97,11 @@ setInterval(() => {
   if (!document.hidden) second.value = Date.now();
 }, 1000);
 
-export function Countdown({ to }: { to: string | null | undefined }) {
-  if (!to) return null;
-  const left = ms(to) - second.value;
-  if (left <= 0 || left > 3_600_000) return null; // the sentence says it
-  return <span class="countdown"> · {duration(left)} left</span>;
+// A sentence of the server whose time to the next event goes on counting down.
+export function Sentence({ text, due }: { text: string; due: string | null | undefined }) {
+  const left = ms(due) - second.value;
+  const live = due && left > 0 ? text.replace(/\b(in) \d+\w+( \d+\w+)?/, `$1 ${duration(Math.round(left / 1000) * 1000)}`) : text;
+  return <span>{live}</span>;
 }
 
 export function Problem({ error }: { error: ApiError | null }) {
@@ -103,7 +111,7 @@ export function Problem({ error }: { error: ApiError | null }) {
       <p>{error.message}</p>
       {error.near.length > 0 && (
         <p>
-          Similar: {error.near.map((id, i) => [i > 0 && ", ", <RunLink id={id} />])}
+          Do you mean {error.near.map((id, i) => [i > 0 && ", ", <RunLink id={id} />])}?
         </p>
       )}
     </div>
@@ -116,6 +124,9 @@ export function Loading() {
 
 // --- a dialog for one action, which shows its command and Python forms
 
+// `progress` says how far it is, and returns whether to go on.
+export type Progress = (done: number, total: number) => boolean;
+
 interface Ask {
   title: string;
   body: ComponentChildren;
@@ -124,7 +135,7 @@ interface Ask {
   command: string;
   python: string;
   typed?: string;
-  act: () => Promise<string>;
+  act: (progress: Progress) => Promise<string | { said: string; errors: [string, string][] }>;
 }
 
 const asked = signal<Ask | null>(null);
@@ -144,53 +155,98 @@ export function say(text: string, bad = false): void {
 export function Dialog() {
   const what = asked.value;
   const box = useRef<HTMLDialogElement>(null);
+  const stopped = useRef(false);
   const [typed, setTyped] = useState("");
   const [busy, setBusy] = useState(false);
+  const [far, setFar] = useState<[number, number] | null>(null);
+  const [errors, setErrors] = useState<[string, string][]>([]);
   useEffect(() => {
     setTyped("");
     setBusy(false);
-    if (what) box.current?.showModal();
-    else box.current?.close();
+    setFar(null);
+    setErrors([]);
+    stopped.current = false;
+    if (what && !box.current?.open) box.current?.showModal();
   }, [what]);
   if (!what) return null;
   const act = async () => {
     setBusy(true);
     try {
-      say(await what.act());
-      asked.value = null;
+      const answer = await what.act((done, total) => {
+        setFar([done, total]);
+        return !stopped.current;
+      });
+      const { said, errors: found } = typeof answer === "string" ? { said: answer, errors: [] } : answer;
+      say(said, found.length > 0);
+      setErrors(found);
+      if (found.length === 0) asked.value = null;
     } catch (error) {
       say((error as Error).message, true);
-      setBusy(false);
     }
+    setBusy(false);
   };
   return (
-    <dialog ref={box} onClose={() => (asked.value = null)} aria-labelledby="dialog-title">
+    <dialog
+      ref={box}
+      onClose={() => {
+        stopped.current = true;
+        asked.value = null;
+      }}
+      aria-labelledby="dialog-title"
+    >
       <h2 id="dialog-title">{what.title}</h2>
       {what.body}
       {what.typed && (
         <label>
           Type {what.typed} to confirm
-          <input value={typed} onInput={(event) => setTyped(event.currentTarget.value)} />
+          <input value={typed} inputMode="numeric" onInput={(event) => setTyped(event.currentTarget.value)} />
         </label>
+      )}
+      {far && far[1] > 1 && (
+        <p role="status">
+          <progress max={far[1]} value={far[0]} aria-label="Progress" /> {far[0].toLocaleString("en")} of {far[1].toLocaleString("en")}
+        </p>
+      )}
+      {errors.length > 0 && (
+        <div class="problem" role="alert">
+          <p>{errors.length.toLocaleString("en")} could not be done:</p>
+          <ul>
+            {errors.slice(0, 20).map(([id, message]) => (
+              <li key={id}>
+                <RunLink id={id} /> {message}
+              </li>
+            ))}
+          </ul>
+        </div>
       )}
       <details>
         <summary>The same from a terminal or from Python</summary>
-        <pre tabIndex={0}>{what.command}</pre>
-        <Copy text={what.command} />
-        <pre tabIndex={0}>{what.python}</pre>
-        <Copy text={what.python} />
+        <Code text={what.command} />
+        <Code text={what.python} />
       </details>
       <div class="buttons">
-        <button onClick={() => (asked.value = null)}>Leave it</button>
-        <button
-          class={what.danger ? "danger" : "primary"}
-          disabled={busy || (what.typed !== undefined && typed !== what.typed)}
-          onClick={act}
-        >
-          {busy ? "Working…" : what.button}
-        </button>
+        {busy && far && far[1] > 1 ? (
+          <button onClick={() => (stopped.current = true)}>Stop</button>
+        ) : (
+          <button onClick={() => box.current?.close()}>{errors.length ? "Close" : "Leave it"}</button>
+        )}
+        {errors.length === 0 && (
+          <button class={what.danger ? "danger" : "primary"} disabled={busy || (what.typed !== undefined && typed !== what.typed)} onClick={act}>
+            {busy ? "Working…" : what.button}
+          </button>
+        )}
       </div>
     </dialog>
+  );
+}
+
+// A command or a line of code, with a button that copies it.
+export function Code({ text }: { text: string }) {
+  return (
+    <div class="command">
+      <code>{text}</code>
+      <Copy text={text} />
+    </div>
   );
 }
 

@@ -12,7 +12,7 @@ export interface Scale {
   at(time: number): number; // 0 to 1
 }
 
-const FOLDED = 0.1; // share of the width that a folded gap takes
+const FOLDED = 0.14; // share of the width that a folded gap takes
 const SHARE = 0.35; // a gap of more than this share of the rest is folded
 const LEAST_MS = 10_000;
 
@@ -24,7 +24,7 @@ export function scaleOf(times: number[], start: number, end: number): Scale {
   let rest = end - start;
   for (const gap of [...gaps].sort((a, b) => b.to - b.from - (a.to - a.from))) {
     const size = gap.to - gap.from;
-    if (folds.length >= 4 || size < LEAST_MS || size < SHARE * rest || gaps.length < 2) break;
+    if (folds.length >= 3 || size < LEAST_MS || size < SHARE * rest || gaps.length < 2) break;
     folds.push(gap);
     rest -= size;
   }
@@ -47,4 +47,29 @@ export function scaleOf(times: number[], start: number, end: number): Scale {
     return ((moment - start - hidden) / plain) * wide + passed * FOLDED;
   };
   return { start, end, folds, at };
+}
+
+const STEPS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 10e3, 15e3, 30e3, 60e3, 120e3, 300e3, 600e3, 900e3, 1800e3, 3600e3, 7200e3, 10800e3, 21600e3, 43200e3, 86400e3, 172800e3, 604800e3];
+const TICKS = 5;
+
+// Round times on the axis, as distances from the start; none lies in a folded gap, or close to it.
+export function ticksOf(scale: Scale): number[] {
+  const shown = scale.end - scale.start - scale.folds.reduce((sum, fold) => sum + fold.to - fold.from, 0);
+  const step = STEPS.find((each) => shown / each <= TICKS) ?? shown;
+  const found: number[] = [];
+  let before = -1;
+  for (let part = 0; part <= scale.folds.length; part++) {
+    const from = part === 0 ? scale.start : scale.folds[part - 1]!.to;
+    const to = part === scale.folds.length ? scale.end : scale.folds[part]!.from;
+    const first = Math.ceil((from - scale.start) / step) * step;
+    for (let time = first; scale.start + time <= to && found.length < 40; time += step) {
+      const at = scale.at(scale.start + time);
+      const isFree = scale.folds.every((fold) => at < scale.at(fold.from) - 0.05 || at > scale.at(fold.to) + 0.05 || (time === 0 && at < 0.01));
+      if (isFree && at - before > 0.08) {
+        found.push(time);
+        before = at;
+      }
+    }
+  }
+  return found;
 }

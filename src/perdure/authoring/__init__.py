@@ -21,6 +21,7 @@ from perdure.authoring.api import (
     wait_for_event,
 )
 from perdure.authoring.asking import Request, Requests, requests
+from perdure.authoring.compensations import Saga, saga
 from perdure.authoring.context import ActivityInfo, Step
 from perdure.authoring.definitions import (
     Activity,
@@ -55,6 +56,7 @@ __all__ = [
     "Request",
     "Requests",
     "Retry",
+    "Saga",
     "Step",
     "activity",
     "activity_info",
@@ -73,6 +75,7 @@ __all__ = [
     "raise_event_to",
     "random",
     "requests",
+    "saga",
     "send_message_to",
     "set_custom_status",
     "side_effect",

@@ -124,6 +124,15 @@ class Recorder(Protocol):
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], version: str | None
     ) -> NoReturn: ...
 
+    def begin_compensation(self) -> bool:
+        """Mark the steps of the calling branch as compensations; return what they were before.
+
+        No clean-up is cut off until ``end_compensation``.
+        """
+        ...
+
+    def end_compensation(self, before: bool) -> None: ...
+
     def set_custom_status(self, text: str | None) -> None: ...
 
     def state_values(self) -> Mapping[str, str]:

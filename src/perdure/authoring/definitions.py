@@ -30,6 +30,7 @@ from perdure.authoring.context import find_recorder
 from perdure.authoring.fingerprint import fingerprint
 from perdure.authoring.policies import ActivityOptions, Executor, Retry
 from perdure.authoring.signature import HandlerSignature
+from perdure.codec import JSON
 from perdure.errors import (
     InvalidValue,
     NotInOrchestration,
@@ -37,12 +38,14 @@ from perdure.errors import (
     UsageError,
     did_you_mean,
 )
+from perdure.model.work import JOB_PREFIX, JOB_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 
     from perdure.arguments import Duration
     from perdure.authoring.context import Step
+    from perdure.codec import Codec
     from perdure.model import work
 
 P = ParamSpec("P")
@@ -123,6 +126,8 @@ class Activity(_Handler[P, R]):
     """
 
     kind = "activity"
+    has_other_options = False
+    """True for a result of ``options()``."""
 
     def __init__(
         self,
@@ -187,6 +192,11 @@ class Activity(_Handler[P, R]):
         copy.is_unbound = False
         return cast("Activity[Q, R]", copy)
 
+    @cached_property
+    def job(self) -> Job[P, R]:
+        """The orchestration that runs this activity and nothing else."""
+        return Job(self)
+
     def with_resources(self, available: Sequence[object]) -> Activity[P, R]:
         """Return the activity with those of the resources that its function takes."""
         found = self.signature.find_resources(available)
@@ -217,6 +227,7 @@ class Activity(_Handler[P, R]):
         }
         given = {name: value for name, value in changes.items() if value is not UNCHANGED}
         copy = self._copy()
+        copy.has_other_options = True
         copy.settings = self.settings.changed(**given)
         copy.bounds = _bounds(copy.settings)
         return copy
@@ -306,6 +317,34 @@ class Orchestration(_Handler[P, R]):
 
     def __repr__(self) -> str:
         return f"<orchestration {self.name!r} {self.version} at {self.place}>"
+
+
+class Job(Orchestration[P, R]):
+    """The orchestration that runs one activity and nothing else: ``start(activity, ...)``."""
+
+    def __init__(self, activity: Activity[P, R]) -> None:
+        async def run(*args: Any, **kwargs: Any) -> Any:
+            called: Any = activity
+            return await called(*args, **kwargs)
+
+        super().__init__(_any_job, name=limits.check_prefixed(JOB_PREFIX, activity.name, "name"))
+        self.fn = cast("Callable[P, Any]", run)
+        self.signature = activity.signature
+        self._activity = activity
+        self._rebuild_dict()
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """That of the activity: its parameters decide whether a stored start can be read."""
+        return fingerprint(cast("Any", self._activity).__wrapped__)
+
+    @property
+    def place(self) -> str:
+        return self._activity.place
+
+
+async def _any_job() -> None:
+    """Stand for the function of a job, which has the parameters of its activity."""
 
 
 class ActivityDecorator(Protocol):
@@ -402,6 +441,7 @@ class Registry:
         handlers: Iterable[object] | Handler | ModuleType,
         built_in: Iterable[Handler] = (),
         pinned_versions: Mapping[str, str] = MappingProxyType({}),
+        codec: Codec = JSON,
     ) -> None:
         self._pinned = pinned_versions
         self._activities: dict[str, Activity[Any, Any]] = {}
@@ -415,7 +455,7 @@ class Registry:
             {(each.name, each.version) for each in own if isinstance(each, Orchestration)}
         )
         for handler in (*own, *built_in):
-            handler.signature.check_annotations()
+            handler.signature.check_annotations(codec)
             if isinstance(handler, Activity):
                 self._add_activity(handler)
             else:
@@ -432,6 +472,11 @@ class Registry:
             for version in versions
         )
         """Name and version of every orchestration."""
+        longest = limits.ID_CHARACTERS_MAX - len(JOB_PREFIX)
+        names = (name for name in self._activities if len(name) <= longest)
+        jobs = ((f"{JOB_PREFIX}{name}", JOB_VERSION) for name in names)
+        self.startable_keys = self.orchestration_keys.union(jobs)
+        """The same, and those of the jobs: an activity can be started as one."""
 
     def with_resources(self, available: Sequence[object]) -> Self:
         """Return these handlers; their activities have the resources that they take."""
@@ -461,6 +506,8 @@ class Registry:
         The version is empty if the instance ended before one was chosen.
         """
         versions = self._orchestrations.get(name)
+        if versions is None and name.startswith(JOB_PREFIX):
+            return self.resolve_activity(name.removeprefix(JOB_PREFIX)).job
         if versions is None:
             raise NotRegistered(_unknown("orchestration", name, self._orchestrations))
         version = version or self._pinned.get(name)

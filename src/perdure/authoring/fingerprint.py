@@ -17,7 +17,7 @@ from functools import cached_property, partial
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, Final, cast, get_args, get_origin
 
-from perdure.codec import is_model
+from perdure.own_types import is_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

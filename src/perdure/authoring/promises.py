@@ -43,6 +43,10 @@ def promise_id(key: object) -> str:
     return check_prefixed(_PREFIX, key, "key of a promise")
 
 
+def is_promise(instance_id: str) -> bool:
+    return instance_id.startswith(_PREFIX)
+
+
 def promise_key(instance_id: str) -> str:
     return instance_id.removeprefix(_PREFIX)
 

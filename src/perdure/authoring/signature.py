@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Never, NoReturn, get_or
 
 import msgspec
 
-from perdure.codec import EXACT, JSON, Compared, difference
+from perdure.codec import EXACT, Compared, difference
 from perdure.errors import PayloadError, UsageError
 
 if TYPE_CHECKING:
@@ -152,12 +152,12 @@ class HandlerSignature:
         added = self._parameters[len(older._parameters) :]
         return next((p.name for p in added if p.default is p.empty), None)
 
-    def check_annotations(self) -> None:
+    def check_annotations(self, codec: Codec) -> None:
         """Resolve every annotation; raise UsageError for one that no value can be read as."""
         types = self._types or self._resolve()
         for parameter, annotation in zip(self._parameters, types.arguments, strict=True):
-            JSON.check_type(annotation, where=f"argument {parameter.name!r} of {self._label}")
-        JSON.check_type(types.result, where=self._result_label)
+            codec.check_type(annotation, where=f"argument {parameter.name!r} of {self._label}")
+        codec.check_type(types.result, where=self._result_label)
         for name, annotation in types.resources.items():
             if not isinstance(annotation, type) or annotation is object:
                 raise UsageError(

@@ -262,7 +262,7 @@ def log_option() -> Callable[[F], F]:
         type=click.Choice(["debug", "info", "warning", "error"]),
         default="info",
         show_default=True,
-        help="Messages of at least that weight.",
+        help="The lowest level of messages to print.",
     )
 
 

@@ -39,6 +39,7 @@ _CODES: Sequence[tuple[tuple[type[BaseException], ...], Exit]] = (
             errors.InstanceFinished,
             errors.InstanceStillRunning,
             errors.NotARoot,
+            errors.QueueFull,
             errors.RequestRejected,
             errors.TreeChanged,
             errors.StoreBusy,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -60,6 +61,19 @@ def read_arguments(text: str | None, option: str) -> tuple[Any, ...]:
 def _is_array(value: object) -> bool:
     # A function: inside of it, type checkers lose no type of the members.
     return isinstance(value, list)
+
+
+def read_time(text: str, option: str) -> datetime:
+    """Return a time with its zone; an error names the option."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        moment = None
+    if moment is None or moment.utcoffset() is None:
+        raise InvalidValue(
+            f"{option} is a time with its zone, such as 2026-12-24T08:00:00+01:00, not {text!r}"
+        )
+    return moment
 
 
 def read_ids(name: str) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def load_registry(names: Sequence[str], command: str) -> Registry:
-    return Registry(load_handlers(names, command))
+    return Registry(load_handlers(names, command), codec=load_codec(names))
 
 
 def load_handlers(names: Sequence[str], command: str) -> list[Handler | ModuleType]:

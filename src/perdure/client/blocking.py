@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from perdure.arguments import Duration
-    from perdure.authoring import Orchestration
+    from perdure.authoring import Activity, Orchestration
     from perdure.client.instance import Handle, InstanceStatus
     from perdure.client.starting import StartOptions
 
@@ -193,7 +193,7 @@ class BlockingClient(Generic[C]):
     @overload
     def start(
         self,
-        orchestration: Orchestration[..., R],
+        orchestration: Orchestration[..., R] | Activity[..., R],
         *args: Any,
         kwargs: Mapping[str, Any],
         **options: Unpack[StartOptions],

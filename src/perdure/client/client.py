@@ -33,25 +33,24 @@ from perdure.client.starting import (
     IfChanged,
     IfExists,
     TraceCarrier,
+    carried_message,
     check_if_changed,
     check_kwargs,
-    compare_arguments,
     condition_of,
     current_trace,
     delay_ms,
-    has_begun,
-    other_names,
     pairs_of,
     refuse_options,
     target_of,
-    warn_if_unserved,
+    time_of_start,
 )
 from perdure.client.steps import read_history, read_open_steps
+from perdure.client.submission import Start, Submissions
 from perdure.client.terminate import cancel_delayed, terminate
-from perdure.client.waiting import EndWaiter, check_loop
+from perdure.client.waiting import EndWaiter
 from perdure.clock import SystemClock
 from perdure.codec import JSON, Codec
-from perdure.errors import AlreadyExists, InstanceFinished, UsageError
+from perdure.errors import InstanceFinished, UsageError
 from perdure.ids import new_id
 from perdure.limits import check_id
 from perdure.model import events, work
@@ -62,6 +61,7 @@ from perdure.providers.records import EnqueueCondition
 from perdure.providers.url import open_provider
 
 if TYPE_CHECKING:
+    import datetime
     import os
     from collections.abc import (
         AsyncGenerator,
@@ -71,13 +71,12 @@ if TYPE_CHECKING:
         Coroutine,
         Iterable,
         Mapping,
-        Sequence,
     )
     from types import TracebackType
     from typing import Self
 
     from perdure.arguments import Duration
-    from perdure.authoring import Orchestration
+    from perdure.authoring import Activity, Orchestration
     from perdure.client.promises import PromiseInfo
     from perdure.client.schedules import Schedules
     from perdure.client.starting import StartOptions
@@ -94,7 +93,6 @@ _users: WeakKeyDictionary[Provider, int] = WeakKeyDictionary()
 """Clients and runtimes that share a provider. The last one to leave closes it."""
 
 _COMPLETED = Status.COMPLETED  # found at once: members of an enum are looked up in Python
-_REPLACE = EnqueueCondition.REPLACE
 
 
 def activity_client() -> Client:
@@ -138,8 +136,8 @@ class Client:
         self.codec = codec
         self.clock: Clock = clock or self.provider.clock() or SystemClock()
         self._waiter = EndWaiter(self.provider, self.clock)
+        self._submissions = Submissions(self.provider, codec, self._waiter)
         self._traces: TraceCarrier | None = None
-        self._started_names: set[str] = set()
         self._is_open = False
 
     @property
@@ -210,7 +208,7 @@ class Client:
     @overload
     async def start(
         self,
-        orchestration: Orchestration[..., R],
+        orchestration: Orchestration[..., R] | Activity[..., R],
         *args: Any,
         kwargs: Mapping[str, Any],
         **options: Unpack[StartOptions],
@@ -230,6 +228,8 @@ class Client:
         id: str | None = None,  # noqa: A002
         version: str | None = None,
         delay: Duration | None = None,
+        at: datetime.datetime | None = None,
+        message: tuple[str, object] | None = None,
         if_exists: IfExists = "get",
         if_changed: IfChanged = "warn",
         **unknown: Any,
@@ -237,21 +237,38 @@ class Client:
         """Start an instance and return its handle once the store has it.
 
         ``orchestration`` is the orchestration, or its name in a program that does not have its
-        code. ``args`` and ``kwargs`` are the arguments of the orchestration; a name takes
-        positional arguments only.
+        code. An activity is started as a job: an orchestration of this one step. ``args`` and
+        ``kwargs`` are the arguments; a name takes positional arguments only.
 
         ``id`` makes the start idempotent. If an instance with that id exists, it is returned as it
-        is (``if_exists="get"``), refused (``"fail"``), or deleted with its tree and started anew
-        (``"replace"``; NotARoot for a child whose parent has not ended). If it was started with
-        other arguments, ``if_changed`` says what happens: a warning in the log, AlreadyExists
-        (``"fail"``), or nothing (``"ignore"``). Without ``id``, a random id is made. ``delay`` is a
-        number of seconds, or a timedelta.
+        is (``if_exists="get"``), refused (``"fail"``), started anew if it has ended
+        (``"restart"``), or deleted with its tree and started anew in any case (``"replace"``;
+        NotARoot for a child whose parent has not ended). If it was started with other arguments,
+        ``if_changed`` says what happens: a warning in the log, AlreadyExists (``"fail"``), or
+        nothing (``"ignore"``). Without ``id``, a random id is made.
+
+        ``message`` is a mailbox and a value: the instance gets it with its start, or, if it exists,
+        at once. ``delay`` is a number of seconds, or a timedelta; ``at`` is a time with a zone.
         """
         refuse_options(unknown, self.start)
         check_if_changed(if_changed)
         target = target_of(orchestration)
         item = self._start_item(target, args, kwargs, id, version)
-        ended = await self._submit(item, target, delay_ms(delay), if_exists, if_changed)
+        if message is not None:
+            carried = carried_message(message, self.codec)
+            item = msgspec.structs.replace(item, carried=(carried,))
+        at_ms = time_of_start(at, delay)
+        if at_ms is not None:
+            item = msgspec.structs.replace(item, scheduled_for_ms=at_ms)
+        start = Start(
+            item=item,
+            target=target,
+            delay_ms=delay_ms(delay),
+            at_ms=None if at_ms is None or at_ms <= self.clock.now_ms() else at_ms,
+            if_exists=if_exists,
+            if_changed=if_changed,
+        )
+        ended = await self._submissions.submit(start)
         return Handle(self, item.instance_id, None if isinstance(target, str) else target, ended)
 
     def observe(self, exporter: TraceCarrier) -> None:
@@ -299,51 +316,6 @@ class Client:
         signature.check_arguments(args, named, payload, self.codec)
         return payload
 
-    async def _submit(
-        self,
-        item: work.StartOrchestration,
-        target: Orchestration[..., Any] | str,
-        delay_ms: int | None,
-        if_exists: IfExists,
-        if_changed: IfChanged,
-    ) -> Finished | None:
-        """Start an instance; return the future of its end if it runs in this process.
-
-        A running runtime begins the instance itself and commits its first turn. In all other cases
-        the start goes through the store's queue, for any worker to fetch.
-        """
-        condition = condition_of(if_exists)
-        local, pending = self._local, None
-        if local is not None:
-            check_loop(local.loop)
-            local.check_start(item, target)
-            if delay_ms is None and condition is not _REPLACE:
-                pending = local.begin(item)
-                if pending is not None and await pending.committed:
-                    return pending.ended
-        taken = await self.provider.enqueue_for_orchestrator(envelope(item), delay_ms, condition)
-        if not taken and not await has_begun(pending, self.provider):
-            await self._check_existing(item, if_exists)
-            if if_changed != "ignore":
-                await compare_arguments(item, target, if_changed, self.provider, self.codec)
-        elif local is None and item.name not in self._started_names:
-            self._started_names.add(item.name)
-            await warn_if_unserved(item.name, self.provider)
-        return None
-
-    async def _check_existing(self, item: work.StartOrchestration, if_exists: IfExists) -> None:
-        """Raise AlreadyExists for a taken id, unless ``if_exists`` and the name allow it."""
-        if if_exists == "fail":
-            raise AlreadyExists(
-                f"{item.instance_id!r} exists already; use if_exists='get' or 'replace', "
-                "or another id"
-            )
-        for name in (await other_names([item], self.provider)).values():
-            raise AlreadyExists(
-                f"the id {item.instance_id!r} belongs to an instance of {name!r}, "
-                f"not of {item.name!r}; use another id"
-            )
-
     @overload
     async def start_many(
         self,
@@ -383,65 +355,13 @@ class Client:
             self._start_item(target, args, None, each, version) for each, args in pairs_of(inputs)
         ]
         definition = None if isinstance(target, str) else target
-        condition_of(if_exists)
-        ended = await self._submit_many(items, target, delay_ms(delay), if_exists)
+        if condition_of(if_exists) and if_exists == "restart":
+            raise UsageError("start_many has no if_exists='restart'; start each of them")
+        ended = await self._submissions.submit_many(items, target, delay_ms(delay), if_exists)
         return [
             Handle(self, item.instance_id, definition, ended.get(item.instance_id))
             for item in items
         ]
-
-    async def _submit_many(
-        self,
-        items: Sequence[work.StartOrchestration],
-        target: Orchestration[..., Any] | str,
-        delay_ms: int | None,
-        if_exists: IfExists,
-    ) -> dict[str, Finished]:
-        """Start many instances; return the ends, by id, of those that run in this process."""
-        local = self._local
-        if local is not None:
-            check_loop(local.loop)
-            if items:
-                local.check_start(items[0], target)
-        if local is None or delay_ms is not None or if_exists != "get":
-            await self._enqueue_many(items, delay_ms, if_exists)
-            return {}
-        # Begin only as many as fit: the others wait in the queue and evict no live instance.
-        begun = [local.begin(item) for item in items[: local.room]]
-        pending = [each for each in begun if each is not None]
-        answers = await asyncio.gather(
-            *(each.committed for each in pending), return_exceptions=True
-        )
-        answer_of = dict(zip((each.item.instance_id for each in pending), answers, strict=True))
-        queued = [item for item in items if answer_of.get(item.instance_id, False) is False]
-        if queued:
-            await self._enqueue_many(queued, delay_ms, if_exists)
-        for answer in answers:
-            if isinstance(answer, BaseException):
-                raise answer
-        return {
-            each.item.instance_id: each.ended
-            for each, is_committed in zip(pending, answers, strict=True)
-            if is_committed
-        }
-
-    async def _enqueue_many(
-        self, items: Sequence[work.StartOrchestration], delay_ms: int | None, if_exists: IfExists
-    ) -> None:
-        """Enqueue many starts in one call of the store."""
-        taken = await self.provider.enqueue_many_for_orchestrator(
-            [envelope(item) for item in items], delay_ms, condition_of(if_exists)
-        )
-        existing = [item for item, ok in zip(items, taken, strict=True) if not ok]
-        if if_exists == "get":
-            others = await other_names(existing, self.provider)
-            existing = [item for item in existing if item.instance_id in others]
-        if existing:
-            what = "exist already" if if_exists == "fail" else "belong to another orchestration"
-            raise AlreadyExists(
-                f"{len(existing)} of {len(items)} ids {what}, the others were started: "
-                f"{[item.instance_id for item in existing[:5]]}"
-            )
 
     # --- handles and waiting
 

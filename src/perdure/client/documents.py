@@ -1,4 +1,4 @@
-"""The JSON documents of instances, steps, workers and letters: one definition of their shapes.
+"""The JSON documents of instances, steps, workers, schedules and the like: their only definition.
 
 The command line prints them with ``-o json``, and the HTTP API answers with them. Times are texts
 in ISO 8601.
@@ -11,15 +11,18 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from perdure.client.durations import iso_time
+from perdure.client.durations import iso_moment, iso_time
 from perdure.client.insights import Activity, Attempt
 from perdure.client.instance import InstanceStats, failure_of
 from perdure.client.steps import Kind, State, Unread
 from perdure.model.failures import Block, Failure
 from perdure.model.status import Status
+from perdure.schedules.records import Run, Spec
 
 if TYPE_CHECKING:
     from perdure.client.insights import Insight, InstanceDetails
+    from perdure.client.promises import PromiseInfo
+    from perdure.client.schedules import ScheduleInfo
     from perdure.client.steps import StepView
     from perdure.engine.waits import Wait
     from perdure.providers.records import DeadLetter, InstanceInfo, WorkerInfo
@@ -141,6 +144,38 @@ class LetterDocument(msgspec.Struct, kw_only=True):
     message: Any
 
 
+class ScheduleDocument(msgspec.Struct, kw_only=True):
+    """A schedule, its settings, and its last slots."""
+
+    id: str
+    spec: Spec
+    rhythm: str
+    """The cron line with its zone, or the interval."""
+    status: Status
+    next: str | None
+    """The next slot; None if it is paused or has ended."""
+    paused: str | None
+    """The reason of the pause; an empty text if none was given."""
+    is_declared: bool
+    has_vanished: bool
+    failures: int
+    started: int
+    skipped: int
+    running: list[Run]
+    queued: list[str]
+    recent: list[Run]
+    """The last slots that ended or were skipped, oldest first."""
+
+
+class PromiseDocument(msgspec.Struct, kw_only=True):
+    """A promise without an answer."""
+
+    key: str
+    since: str
+    awaited_by: list[str]
+    """Ids of the instances that wait for it."""
+
+
 def instance_document(info: InstanceInfo, insight: Insight | None = None) -> InstanceDocument:
     return InstanceDocument(**_instance_fields(info, insight))
 
@@ -228,6 +263,31 @@ def letter_document(letter: DeadLetter) -> LetterDocument:
         dead_since=iso_time(letter.dead_since_ms),
         reason=letter.reason,
         message=raw(letter.message.body),
+    )
+
+
+def schedule_document(info: ScheduleInfo) -> ScheduleDocument:
+    return ScheduleDocument(
+        id=info.id,
+        spec=info.spec,
+        rhythm=info.spec.rhythm,
+        status=info.status,
+        next=None if info.next_at is None else iso_moment(info.next_at),
+        paused=info.paused,
+        is_declared=info.is_declared,
+        has_vanished=info.has_vanished,
+        failures=info.failures,
+        started=info.started,
+        skipped=info.skipped,
+        running=list(info.running),
+        queued=[iso_moment(slot) for slot in info.queued],
+        recent=list(info.recent),
+    )
+
+
+def promise_document(info: PromiseInfo) -> PromiseDocument:
+    return PromiseDocument(
+        key=info.key, since=iso_moment(info.since), awaited_by=list(info.awaited_by)
     )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 import msgspec
 
 from perdure.authoring.asking import PREFIX
+from perdure.authoring.promises import is_promise, promise_key
 from perdure.client.durations import shown_duration
 from perdure.client.instance import InstanceStats, failure_of
 from perdure.client.steps import Arrival, StepView, Unread, read_records, steps_and_unread
@@ -288,7 +289,7 @@ def _missing_worker(info: InstanceInfo, context: QueueContext) -> str:
     if not context.workers:
         return _NO_WORKER
     served = {
-        version for worker in context.workers for name, version in worker.handlers
+        version for worker in context.workers for name, version in worker.startable
         if name == info.name
     }  # fmt: skip
     if not served:
@@ -389,6 +390,8 @@ def _single(
                     step.name in worker.activities for worker in context.workers
                 ):
                     sentence += "; no running worker has that activity"
+            elif attempt is None and len(context.attempts) < QUEUE_LIMIT:
+                sentence = f"{step.name} has ended; its outcome waits for a worker"
             else:
                 doing, sentence = "running", f"Running {step.name} for {waited}"
         case "timer":
@@ -408,7 +411,12 @@ def _single(
         case "message":
             sentence = f"Waiting {waited} for a message in '{step.name}'"
         case "instance":
-            sentence = f"Waiting {waited} for the end of instance '{step.name}'"
+            awaited = (
+                f"promise '{promise_key(step.name)}'"
+                if is_promise(step.name)
+                else f"the end of instance '{step.name}'"
+            )
+            sentence = f"Waiting {waited} for {awaited}"
         case _:
             sentence = f"Waiting {waited} for {step.name} '{step.child_id}'"
     sentence += _limit(due_ms, now_ms)

@@ -204,7 +204,9 @@ class Schedules:
         try:
             info = await self._client.provider.admin.get_instance_info(id)
         except NotFound:
-            raise NotFound(f"there is no schedule {id!r}") from None
+            raise NotFound(
+                f"there is no schedule {id!r}; 'perdure schedule list' shows all"
+            ) from None
         if info.name != SCHEDULE:
             raise InvalidValue(
                 f"{id!r} is an instance of {info.name!r}, not a schedule; choose another id"

@@ -7,8 +7,8 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypedDict, cast, runtime_checkable
 
-from perdure.arguments import check_string, to_seconds
-from perdure.authoring import Orchestration
+from perdure.arguments import check_moment, check_string, to_seconds, whole_milliseconds
+from perdure.authoring import Activity, Orchestration
 from perdure.engine.decisions import is_same_payload
 from perdure.errors import (
     AlreadyExists,
@@ -19,11 +19,12 @@ from perdure.errors import (
     shown,
 )
 from perdure.limits import check_id
-from perdure.model import events, wire
+from perdure.model import events, wire, work
 from perdure.providers.records import EnqueueCondition, InstanceQuery
 from perdure.providers.rules import UNKNOWN_NAME
 
 if TYPE_CHECKING:
+    import datetime
     from collections.abc import Iterator, Sequence
 
     import msgspec
@@ -31,12 +32,11 @@ if TYPE_CHECKING:
     from perdure.arguments import Duration
     from perdure.client.waiting import PendingStart
     from perdure.codec import Codec
-    from perdure.model import work
     from perdure.providers.contract import Provider
 
 log = logging.getLogger("perdure.client")
 
-IfExists = Literal["get", "fail", "replace"]
+IfExists = Literal["get", "fail", "restart", "replace"]
 IfChanged = Literal["warn", "fail", "ignore"]
 
 
@@ -46,6 +46,8 @@ class StartOptions(TypedDict, total=False):
     id: str | None
     version: str | None
     delay: Duration | None
+    at: datetime.datetime | None
+    message: tuple[str, object] | None
     if_exists: IfExists
     if_changed: IfChanged
 
@@ -53,6 +55,7 @@ class StartOptions(TypedDict, total=False):
 _CONDITIONS: Final = {
     "get": EnqueueCondition.ABSENT,
     "fail": EnqueueCondition.ABSENT,
+    "restart": EnqueueCondition.ABSENT,
     "replace": EnqueueCondition.REPLACE,
 }
 _PAGE: Final = 500
@@ -105,11 +108,35 @@ def delay_ms(delay: Duration | None) -> int | None:
     return None if delay is None else round(to_seconds(delay, "delay") * 1000)
 
 
+def time_of_start(at: object, delay: object) -> int | None:
+    """Return the time ``at`` in milliseconds since 1970, or None without one."""
+    if at is None:
+        return None
+    if delay is not None:
+        raise UsageError("a start has a delay or a time at which it begins, not both")
+    check_moment(at, "at")
+    return whole_milliseconds(cast("datetime.datetime", at), round_up=True)
+
+
+def carried_message(message: Any, codec: Codec) -> work.CarriedMessage:
+    """Return the message that a start carries; raise UsageError unless it is a pair."""
+    is_pair = isinstance(message, (tuple, list)) and len(cast("Any", message)) == 2
+    if not is_pair:
+        raise UsageError(
+            f"message takes a mailbox and a value, as ('inbox', 'hello'), not {shown(message)}"
+        )
+    queue, value = cast("tuple[Any, Any]", message)
+    name = check_id(queue, "queue name")
+    return work.CarriedMessage(name=name, data=codec.encode(value, where=f"message for {name}"))
+
+
 def condition_of(if_exists: str) -> EnqueueCondition:
     try:
         return _CONDITIONS[if_exists]
     except KeyError:
-        raise UsageError(f"if_exists is {if_exists!r}; use 'get', 'fail' or 'replace'") from None
+        raise UsageError(
+            f"if_exists is {if_exists!r}; use 'get', 'fail', 'restart' or 'replace'"
+        ) from None
 
 
 def check_if_changed(if_changed: str) -> None:
@@ -120,6 +147,14 @@ def check_if_changed(if_changed: str) -> None:
 def target_of(orchestration: Any) -> Orchestration[..., Any] | str:
     if isinstance(orchestration, Orchestration):
         return cast("Orchestration[..., Any]", orchestration)
+    if isinstance(orchestration, Activity):
+        activity = cast("Activity[..., Any]", orchestration)
+        if activity.has_other_options:
+            raise UsageError(
+                f"a job runs with the options of @activity: start {activity.name} itself, or an "
+                "orchestration that calls it with options"
+            )
+        return activity.job
     if isinstance(orchestration, str):
         return check_id(orchestration, "orchestration name")
     raise UsageError(
@@ -226,7 +261,7 @@ async def warn_if_unserved(name: str, provider: Provider) -> None:
     except PerdureError as error:  # the start is stored already
         log.debug("cannot list the workers: %s", error)
         return
-    served = {each for worker in workers for each, _ in worker.handlers}
+    served = {each for worker in workers for each, _ in worker.startable}
     if workers and name not in served:
         meant = did_you_mean(name, sorted(served))
         log.warning("no running worker has the orchestration %r; it waits for one%s", name, meant)

@@ -94,6 +94,10 @@ class StepView(msgspec.Struct, kw_only=True):
     @property
     def call(self) -> str:
         """Text of the call, such as ``charge("o-1", 1200)``."""
+        return f"compensation: {self._call}" if self.event.compensation else self._call
+
+    @property
+    def _call(self) -> str:
         match self.kind:
             case "timer":
                 return f"timer {shown_duration(self.event.fire_at_ms - self.since_ms)}"

@@ -268,6 +268,22 @@ class TestBadNumbersAndTags:
         with pytest.raises(InvalidValue):
             await store.provider.read_with_execution("x", 1, **page)
 
+    async def test_the_smallest_page_of_history_is_read(self, store: Store) -> None:
+        await create(store, "x", history_delta=(event("x", 2),))
+
+        page = await store.provider.read_with_execution("x", 1, after_event_id=0, limit=1)
+
+        assert [record.event_id for record in page] == [1]
+
+    @pytest.mark.parametrize("time", [2**63, -(2**63) - 1, "5", 1.5], ids=str)
+    async def test_a_time_that_no_store_can_keep_is_refused(self, store: Store, time: Any) -> None:
+        with pytest.raises(InvalidValue):
+            await store.provider.enqueue_for_orchestrator(changed(raised("x"), visible_at_ms=time))
+        with pytest.raises(InvalidValue):
+            await store.provider.enqueue_for_worker(changed(activity("x"), visible_at_ms=time))
+
+        await assert_nothing_queued(store)
+
     @pytest.mark.parametrize("event_id", [0, -1])
     async def test_event_ids_begin_with_one(self, store: Store, event_id: int) -> None:
         await enqueue(store, start("x"))
@@ -328,6 +344,14 @@ class TestBadNumbersAndTags:
 
         with pytest.raises(InvalidValue):
             await store.provider.enqueue_for_worker(activity("x", session="s", claim=claim))
+
+        await assert_nothing_queued(store)
+
+    async def test_a_claim_lasts_at_least_a_millisecond(self, store: Store) -> None:
+        claim = Claim(lock_token="claimed", lock_timeout_ms=0)  # noqa: S106
+
+        with pytest.raises(InvalidValue):
+            await store.provider.enqueue_for_worker(activity("x", claim=claim))
 
         await assert_nothing_queued(store)
 

@@ -25,7 +25,7 @@ from perdure.conformance.factories import (
 )
 from perdure.conformance.harness import checks
 from perdure.conformance.requires import requires
-from perdure.errors import InvalidValue
+from perdure.errors import InvalidValue, QueueFull
 from perdure.limits import BATCH_BYTES_MAX, BATCH_MESSAGES_MAX
 from perdure.model.status import Status
 from perdure.providers.records import ExecutionMetadata, TurnCommit
@@ -145,6 +145,114 @@ class TestBoundedBatches:
 
         await take(store, "quiet")
         await take(store, "busy")
+
+
+@checks
+class TestFullQueues:
+    """Too much mail for one instance is refused as a whole; nothing else is."""
+
+    verbs = (
+        *("enqueue_for_orchestrator", "enqueue_many_for_orchestrator"),
+        *("mail_max", "mail_bytes_max"),
+    )
+
+    async def test_mail_is_refused_when_too_much_waits(self, store: Store) -> None:
+        store.provider.mail_max = 10
+        await create(store, "a")
+        await create(store, "b")
+        taken, refusal = await self._send_until_refused(store, mails("a", 200))
+
+        await enqueue(store, mailbox("b"))
+
+        assert "'a'" in str(refusal)
+        assert "mail_max" in str(refusal)
+
+        assert 10 <= len(taken) <= 10 + 2 * BATCH_MESSAGES_MAX
+        assert await self._heard(store, "a") == texts(taken)
+
+    async def test_a_call_with_too_much_mail_leaves_nothing(self, store: Store) -> None:
+        store.provider.mail_max = 10
+        await create(store, "a")
+        await create(store, "b")
+        sent = mails("a", 10)
+        await store.provider.enqueue_many_for_orchestrator(sent)
+
+        with pytest.raises(QueueFull):
+            await store.provider.enqueue_many_for_orchestrator(
+                [mailbox("b"), *mails("a", BATCH_MESSAGES_MAX), mailbox("b")]
+            )
+
+        assert await self._heard(store) == texts(sent)
+
+    async def test_mail_is_bounded_in_bytes(self, store: Store) -> None:
+        store.provider.mail_bytes_max = 10_000
+        await create(store, "a")
+        big = [mailbox("a", data=letter * 4_000) for letter in "abcdefgh"]
+        await enqueue(store, mailbox("a", data="x" * 20_000))  # one message may always wait
+
+        taken, refusal = await self._send_until_refused(store, big)
+
+        assert len(taken) < len(big)
+        assert "mail_bytes_max" in str(refusal)
+
+    async def test_all_other_messages_are_taken(self, store: Store) -> None:
+        store.provider.mail_max = 1
+        await create(store, "a")
+        await self._send_until_refused(store, mails("a", 200))
+
+        others = [completion("a"), timer("a", await store.now_ms()), cancel("a")]
+        await enqueue(store, *others)
+
+        assert set(texts(others)) <= set(bodies(await take(store, "a")))
+
+    async def test_the_mail_of_a_turn_is_taken(self, store: Store) -> None:
+        store.provider.mail_max = 1
+        await create(store, "a")
+        await create(store, "b")
+        await enqueue(store, raised("b"))
+        turn = await take(store, "b")
+        await self._send_until_refused(store, mails("a", 200))
+
+        message = mailbox("a", data="of a turn")
+        await store.provider.ack_orchestration_item(
+            turn.lock_token, TurnCommit(execution_id=1, orchestrator_items=(message,))
+        )
+
+        assert message.body in await self._heard(store, "a")
+
+    async def test_mail_is_taken_again_when_some_was_read(self, store: Store) -> None:
+        store.provider.mail_max = BATCH_MESSAGES_MAX
+        await create(store, "a")
+        await store.provider.enqueue_many_for_orchestrator(mails("a", BATCH_MESSAGES_MAX))
+        await self._send_until_refused(store, mails("a", 200))
+        first = await take(store, "a")
+        await store.provider.ack_orchestration_item(first.lock_token, TurnCommit(execution_id=1))
+
+        await enqueue(store, mailbox("a", data="again"))
+
+        assert (await self._heard(store, "a"))[-1] == mailbox("a", data="again").body
+
+    async def _send_until_refused(
+        self, store: Store, mail: list[OrchestratorMessage]
+    ) -> tuple[list[OrchestratorMessage], QueueFull]:
+        """Send one by one; return what was taken, and the refusal."""
+        for number, message in enumerate(mail):
+            try:
+                await enqueue(store, message)
+            except QueueFull as refusal:
+                return mail[:number], refusal
+        raise AssertionError("any amount of mail is taken")
+
+    async def _heard(self, store: Store, instance: str | None = None) -> list[str]:
+        """Take and consume everything that waits; return the mail of an instance, or all."""
+        heard: list[str] = []
+        while (fetched := await fetch(store)) is not None:
+            await store.provider.ack_orchestration_item(
+                fetched.lock_token, TurnCommit(execution_id=1)
+            )
+            if instance in {None, fetched.item.instance_id}:
+                heard += bodies(fetched)
+        return heard
 
 
 @checks

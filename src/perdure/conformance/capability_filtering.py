@@ -178,6 +178,16 @@ class TestFrameworkVersions:
 
         await take(store, "new", filter=TWO)
 
+    async def test_many_excluded_instances_do_not_hide_the_next(self, store: Store) -> None:
+        for number in range(60):
+            await create(store, f"old-{number}", framework_version=(1, 0, 0))
+        await store.provider.enqueue_many_for_orchestrator(
+            [raised(f"old-{number}") for number in range(60)]
+        )
+        await pinned(store, "new", (2, 0, 0))
+
+        await take(store, "new", filter=TWO)
+
     @requires("admin")
     async def test_the_version_is_shown_with_its_execution(self, store: Store) -> None:
         await create(store, "x", framework_version=(1, 2, 3))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from perdure.conformance.factories import (
     LOCK_MS,
@@ -29,7 +30,7 @@ from perdure.conformance.harness import checks, outcomes
 from perdure.conformance.hot_path import keep, keeping
 from perdure.conformance.requires import requires
 from perdure.errors import DuplicateEvent, InvalidValue, LockLost
-from perdure.providers.records import Claim, TurnCommit
+from perdure.providers.records import Claim, TagFilter, TurnCommit
 
 if TYPE_CHECKING:
     from perdure.conformance.harness import Store
@@ -106,6 +107,20 @@ class TestClaimedWork:
 
         assert listed.message == exported.message == activity("a", 1, 2)
         assert listed.locked_until_ms is not None
+
+    @pytest.mark.parametrize("delay_ms", [None, LOCK_MS * 2])
+    async def test_a_claimed_item_with_a_tag_or_a_time_is_locked_too(
+        self, store: Store, delay_ms: int | None
+    ) -> None:
+        visible_at_ms = None if delay_ms is None else await store.now_ms() + delay_ms
+        item = replace(claimed(2), tag="gpu", visible_at_ms=visible_at_ms)
+        await keep(store, worker_items=(item,))
+        gpu = TagFilter.only("gpu")
+        await store.advance((delay_ms or LOCK_MS) - store.tick_ms)
+
+        assert await fetch_work(store, tags=gpu) is None
+        await store.advance(store.tick_ms)
+        assert (await take_work(store, tags=gpu)).attempt_count == 2
 
     async def test_items_without_a_claim_are_free_for_others(self, store: Store) -> None:
         await create(store, "a", worker_items=(claimed(2), activity("a", 1, 3)))

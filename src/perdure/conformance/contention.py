@@ -188,12 +188,12 @@ class TestContention:
 
     async def test_messages_sent_at_once_all_arrive(self, store: Store) -> None:
         await create(store, "a")
-        messages = [raised("a", data=each) for each in range(50)]
+        messages = [raised("a", data=each) for each in range(30)]
 
         await asyncio.gather(
             *(
                 each.enqueue_for_orchestrator(message)
-                for each, message in zip(handles(store, 50), messages, strict=True)
+                for each, message in zip(handles(store, 30), messages, strict=True)
             )
         )
 

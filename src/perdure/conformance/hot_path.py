@@ -115,7 +115,7 @@ class TestKeptLocks:
         self, store: Store
     ) -> None:
         await keep(store)
-        sent = [raised("a", data=number) for number in range(1, 41)]
+        sent = [raised("a", data=number) for number in range(1, 29)]
         await enqueue(store, raised("a", data=0))
         others: list[str] = []
         answers: list[FetchedOrchestration | None] = []
@@ -543,6 +543,19 @@ class TestFirstTurnAtOnce:
 
         assert await store.reader.read("a") == []
         assert await self.start(store)
+
+    async def test_a_token_that_is_in_use_is_refused(self, store: Store) -> None:
+        await self.start(store)
+        commit = TurnCommit(
+            execution_id=1, history_delta=(started("b"),), metadata=NAMED, keep_lock_ms=LOCK_MS
+        )
+
+        with pytest.raises(InvalidValue):
+            await store.provider.start_orchestration_item(start("b"), commit, "turn-1", OWNER)
+
+        assert await store.reader.read("b") == []
+        assert await store.provider.start_orchestration_item(start("b"), commit, "turn-2", OWNER)
+        await store.provider.ack_orchestration_item("turn-1", keeping(2))
 
     async def test_of_two_starts_at_once_one_wins(self, store: Store) -> None:
         commit = TurnCommit(execution_id=1, history_delta=(started("a"),), metadata=NAMED)

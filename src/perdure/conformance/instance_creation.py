@@ -70,6 +70,12 @@ class TestInstanceCreation:
             start("a"), condition=EnqueueCondition.ABSENT
         )
         assert not taken
+        fetched = await take(store, "a")
+        assert fetched.item.history == (event("a", 1),)
+        await store.provider.ack_orchestration_item(
+            fetched.lock_token, TurnCommit(execution_id=1, history_delta=(event("a", 2),))
+        )
+        assert await store.reader.read("a") == [event("a", 1), event("a", 2)]
 
     async def test_an_instance_is_as_old_as_the_start_that_its_first_turn_consumes(
         self, store: Store

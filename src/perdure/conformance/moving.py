@@ -174,6 +174,17 @@ class TestImport:
         assert comparable(await store.admin.export_instance("x")) == comparable(snapshot)
         assert await values(store, "x") == {"new": "2", "old": "1"}
 
+    @pytest.mark.parametrize("part", ["name", "version", "parent_instance_id"])
+    async def test_a_name_that_is_none_is_refused(self, store: Store, part: str) -> None:
+        await busy(store, "x")
+        snapshot = await store.admin.export_instance("x")
+        await store.admin.delete_instances_atomic(["x"], force=True)
+
+        with pytest.raises(InvalidValue):
+            await store.admin.import_instance(msgspec.structs.replace(snapshot, **{part: "a\0b"}))
+
+        assert await store.admin.count_instances() == 0
+
     async def test_an_instance_survives_the_way_to_another_store_and_back(
         self, store: Store
     ) -> None:

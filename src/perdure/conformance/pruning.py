@@ -80,7 +80,7 @@ class TestPruning:
             InstanceQuery(instance_ids=("one", "two")), PruneOptions()
         )
 
-        assert (result.instances_processed, result.executions) == (2, 4)
+        assert (result.instances_processed, result.executions, result.events) == (2, 4, 4)
         assert await store.admin.list_executions("one") == [3]
         assert await store.admin.list_executions("other") == [1, 2, 3]
 

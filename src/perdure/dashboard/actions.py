@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 Action = Literal["cancel", "terminate", "pause", "resume", "retry", "delete"]
 
 _AT_ONCE: Final = 32
-_TYPED_FROM: Final = 100
-"""From this many instances on, the number must be typed as confirmation."""
+_TYPED_ABOVE: Final = 100
+"""Above this many instances, the number must be typed as confirmation."""
 _BULK_MAX: Final = 10_000
 _STATUSES: Final[dict[str, frozenset[Status]]] = {
     "cancel": OPEN,
@@ -83,12 +83,13 @@ class Bulk(Given):
     reason: str = ""
     dry_run: bool = True
     confirm: int | None = None
-    """The number of instances, as the dry run said it; needed from 100 on."""
+    """The number of instances, as the dry run said it; needed above 100."""
 
 
 class BulkDone(msgspec.Struct, kw_only=True):
     count: int
     done: list[str] = []
+    """The ids; of a dry run those that the action would reach."""
     errors: dict[str, str] = {}
 
 
@@ -193,8 +194,8 @@ async def bulk(service: Service, given: Bulk) -> BulkDone:
     if given.q is not None:
         ids = await _matching(service, given.action, given.q)
     if given.dry_run:
-        return BulkDone(count=len(ids), done=ids[:100])
-    if len(ids) >= _TYPED_FROM and given.confirm != len(ids):
+        return BulkDone(count=len(ids), done=ids)
+    if len(ids) > _TYPED_ABOVE and given.confirm != len(ids):
         raise UsageError(
             f"{given.action} would reach {len(ids)} instances; confirm with this number"
         )
@@ -251,3 +252,26 @@ async def _one(service: Service, action: Action, instance_id: str, reason: str =
     said = await simple[action]()
     words = {"cancel": "asked to stop", "delete": "deleted", "retry": str(said or "goes on")}
     return Done(instance_id, words.get(action, f"{action}d"))
+
+
+class Letter(Given):
+    letter: int
+
+
+class LetterDone(msgspec.Struct):
+    letter: int
+    said: str
+
+
+@post("/letter/requeue")
+async def requeue_letter(service: Service, given: Letter) -> LetterDone:
+    """Put a dead letter back into the queue."""
+    await service.admin.requeue_dead_letter(given.letter)
+    return LetterDone(given.letter, "back in the queue")
+
+
+@post("/letter/delete", Scope.ADMIN)
+async def delete_letter(service: Service, given: Letter) -> LetterDone:
+    """Delete a dead letter."""
+    await service.admin.delete_dead_letter(given.letter)
+    return LetterDone(given.letter, "deleted")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -13,13 +15,15 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from perdure.client.client import Client
-from perdure.dashboard import actions
+from perdure.dashboard import actions, one_run, schedules
 from perdure.dashboard.endpoints import ENDPOINTS, PREFIX, Endpoint, Problem, get, openapi
 from perdure.dashboard.live import STREAMS_MAX, Counts, stream
+from perdure.dashboard.reports import FILE_BYTES_MAX, html_of, report_of, report_of_file
 from perdure.dashboard.security import (
     HEADERS,
     LOCAL,
     Identity,
+    RateLimit,
     Refused,
     Scope,
     check_host,
@@ -30,6 +34,7 @@ from perdure.dashboard.service import Service, UnknownInstance, audit
 from perdure.dashboard.views import Settings
 from perdure.errors import (
     AlreadyExists,
+    AlreadyResolved,
     InstanceFinished,
     InstanceStillRunning,
     NotARoot,
@@ -37,6 +42,7 @@ from perdure.errors import (
     NotSupported,
     PerdureError,
     ProviderError,
+    QueueFull,
     UsageError,
 )
 from perdure.runtime.health import Probes
@@ -56,14 +62,18 @@ _log = logging.getLogger("perdure.dashboard")
 
 BODY_BYTES_MAX: Final = 2 * 1024 * 1024
 REQUESTS_MAX: Final = 64
-"""Requests under way at once; further ones are asked to come again."""
+"""Requests under way at once; further ones wait for them."""
+WAITING_MAX: Final = 512
+"""Requests that wait; further ones are asked to come again."""
 STATIC: Final = Path(__file__).parent / "static"
 _STATUSES: Final[tuple[tuple[type[Exception], int], ...]] = (
     (NotFound, 404),
     (AlreadyExists, 409),
+    (AlreadyResolved, 409),
     (InstanceFinished, 409),
     (InstanceStillRunning, 409),
     (NotARoot, 409),
+    (QueueFull, 429),
     (NotSupported, 501),
     (UsageError, 400),
     (ProviderError, 503),
@@ -75,7 +85,9 @@ Build it with node:  make ui
 Or install a released wheel, which holds the page.
 """
 
-assert actions  # declares its endpoints
+assert actions  # these declare their endpoints
+assert one_run
+assert schedules
 
 
 def dashboard(
@@ -142,7 +154,9 @@ class _Dashboard:
                 client.provider, problem=lambda: None, is_dead=lambda: False, gauges=list[Any]
             )
         )
-        self._under_way = 0
+        self._under_way = asyncio.Semaphore(REQUESTS_MAX)
+        self._waiting = 0
+        self._rates = RateLimit()
         self._document = msgspec.json.encode(openapi())
         routes = [
             Route(PREFIX + each.path, self._route(each), methods=[each.method])
@@ -150,7 +164,9 @@ class _Dashboard:
         ]
         routes += [
             Route(f"{PREFIX}/openapi.json", self._openapi),
-            Route(f"{PREFIX}/stream", self._stream),
+            Route(f"{PREFIX}/stream", self._guarded(self._stream)),
+            Route(f"{PREFIX}/run/report", self._guarded(self._report)),
+            Route(f"{PREFIX}/file", self._guarded(self._file), methods=["POST"]),
             *(Route(path, self._probe) for path in ("/livez", "/readyz", "/metrics")),
             Route("/{path:path}", self._static),
         ]
@@ -160,30 +176,41 @@ class _Dashboard:
 
     def _route(self, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
-            if self._under_way >= REQUESTS_MAX:
+            identity = await self._identify(request, endpoint.scope, is_write=endpoint.is_write)
+            return await self._call(endpoint, request, identity)
+
+        return self._guarded(answer)
+
+    def _guarded(
+        self, answer: Callable[[Request], Awaitable[Response]]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """Bound the requests under way, and turn errors into answers."""
+
+        async def guarded(request: Request) -> Response:
+            if self._waiting >= WAITING_MAX:
                 return _problem(503, "Busy", "too many requests at once; try again", retry=1)
-            self._under_way += 1
-            started = time.monotonic()
+            began = time.monotonic()
+            self._waiting += 1
             try:
-                identity = await self._identify(request, endpoint.scope, is_write=endpoint.is_write)
-                return await self._call(endpoint, request, identity)
+                await self._under_way.acquire()
+            finally:
+                self._waiting -= 1
+            try:
+                return await answer(request)
             except Refused as error:
-                return _problem(error.status, "Refused", str(error))
+                retry = 1 if error.status == 429 else None
+                return _problem(error.status, "Refused", str(error), retry=retry)
             except (PerdureError, msgspec.ValidationError, msgspec.DecodeError) as error:
                 return _answer_to(error)
             except Exception:  # noqa: BLE001 - logged; the caller learns nothing of the inside
                 _log.exception("%s %s failed", request.method, request.url.path)
                 return _problem(500, "Internal", "an unexpected error; the server's log has it")
             finally:
-                self._under_way -= 1
-                _log.debug(
-                    "%s %s %.0f ms",
-                    request.method,
-                    request.url.path,
-                    (time.monotonic() - started) * 1000,
-                )
+                self._under_way.release()
+                took_ms = (time.monotonic() - began) * 1000
+                _log.debug("%s %s %.0f ms", request.method, request.url.path, took_ms)
 
-        return answer
+        return guarded
 
     async def _identify(self, request: Request, scope: Scope, *, is_write: bool) -> Identity:
         check_host(request.headers, self._hosts)
@@ -191,6 +218,7 @@ class _Dashboard:
             check_write(request)
             if self._service.read_only:
                 raise Refused(403, "this page is read-only")
+        self._rates.check("" if request.client is None else request.client.host)
         identity: Identity | None = LOCAL
         if self._auth is not None:
             identity = await self._auth(request)
@@ -214,6 +242,7 @@ class _Dashboard:
             given = msgspec.convert(pairs, endpoint.given, strict=False)
         answer = await endpoint.call(self._service.for_identity(identity), given)
         if endpoint.is_write:
+            self._service.shared.clear()
             audit.info(
                 "%s %s %s",
                 identity.name,
@@ -226,22 +255,39 @@ class _Dashboard:
         return _json(self._document)
 
     async def _stream(self, request: Request) -> Response:
-        try:
-            await self._identify(request, Scope.READ, is_write=False)
-            instance_id = request.query_params.get("id")
-            if instance_id is not None:
-                await self._service.info(instance_id)
-        except Refused as error:
-            return _problem(error.status, "Refused", str(error))
-        except PerdureError as error:
-            return _answer_to(error)
+        await self._identify(request, Scope.READ, is_write=False)
+        instance_id = request.query_params.get("id")
+        if instance_id is not None:
+            await self._service.info(instance_id)
         if self._counts.tabs >= STREAMS_MAX:
             return _problem(503, "Busy", "too many open pages; close some", retry=10)
+        last_id = request.headers.get("last-event-id")
         return StreamingResponse(
-            stream(self._service, self._counts, instance_id),
+            stream(self._service, self._counts, instance_id, last_id),
             media_type="text/event-stream",
             headers=HEADERS | {"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
         )
+
+    async def _report(self, request: Request) -> Response:
+        """Answer with an instance as one HTML file to keep or to send."""
+        identity = await self._identify(request, Scope.READ, is_write=False)
+        instance_id = request.query_params.get("id", "")
+        report = await report_of(self._service.for_identity(identity), instance_id)
+        name = re.sub(r"[^\w.-]+", "-", instance_id, flags=re.ASCII).strip("-.") or "run"
+        headers = HEADERS | {
+            "Cache-Control": "no-store",
+            "Content-Disposition": f'attachment; filename="{name[:80]}.html"',
+        }
+        return Response(html_of(report, STATIC), headers=headers, media_type="text/html")
+
+    async def _file(self, request: Request) -> Response:
+        """Describe the instances in an export file. Nothing is stored, so it may be read-only."""
+        check_write(request)
+        identity = await self._identify(request, Scope.READ, is_write=False)
+        text = (await _body(request, FILE_BYTES_MAX)).decode(errors="replace")
+        name = request.query_params.get("name", "a file")
+        report = await report_of_file(self._service.for_identity(identity), name, text)
+        return _json(msgspec.json.encode(report))
 
     # --- health and files
 
@@ -276,12 +322,12 @@ class _Dashboard:
         )
 
 
-async def _body(request: Request) -> bytes:
+async def _body(request: Request, most: int = BODY_BYTES_MAX) -> bytes:
     found = bytearray()
     async for chunk in request.stream():
         found += chunk
-        if len(found) > BODY_BYTES_MAX:
-            raise Refused(413, f"the request is larger than {BODY_BYTES_MAX:,} bytes")
+        if len(found) > most:
+            raise Refused(413, f"the request is larger than {most:,} bytes")
     return bytes(found) or b"{}"
 
 

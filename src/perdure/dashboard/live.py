@@ -1,7 +1,8 @@
 """The stream of a tab: tells it that something has changed, at most four times a second.
 
 An event carries no data of instances, only its topic: the page reads again what it shows. So a slow
-reader costs nothing, and a missed event is made good by the next one.
+reader costs nothing, and a missed event is made good by the next one. A tab that comes back with
+``Last-Event-ID`` is told about counts only if they have changed since.
 
 - ``counts``: the numbers of instances by status have changed. One task for all tabs asks the store.
 - ``run``: the instance that the tab looks at may have changed.
@@ -10,12 +11,14 @@ reader costs nothing, and a missed event is made good by the next one.
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from perdure.dashboard.overview import counts_of
 from perdure.errors import PerdureError
+from perdure.ids import new_id
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -23,6 +26,9 @@ if TYPE_CHECKING:
     from perdure.dashboard.service import Service
 
 LOOK_SECONDS: Final = 2.0
+LOOK_SHARE: Final = 20
+"""Between two looks lies this multiple of the time that a look took, so that a large store is asked
+less often."""
 PACE_SECONDS: Final = 0.25
 PING_SECONDS: Final = 15.0
 STREAMS_MAX: Final = 256
@@ -36,7 +42,8 @@ class Counts:
         self._task: asyncio.Task[None] | None = None
         self.tabs = 0
         self.number = 0
-        """Grows with every change; the id of the last event."""
+        """Grows with every change."""
+        self._server = new_id()[:8]
         self.counts: dict[str, int] = {}
         self.problem: str | None = None
         self._changed = asyncio.Event()
@@ -52,6 +59,11 @@ class Counts:
             self._task.cancel()
             self._task = None
 
+    @property
+    def event_id(self) -> str:
+        """The id of the last event. It is never that of an event of another server."""
+        return f"{self._server}.{self.number}"
+
     async def wait(self, number: int) -> None:
         """Wait until there is a newer number."""
         while self.number == number:
@@ -60,6 +72,7 @@ class Counts:
     async def _look(self) -> None:
         last: object = None
         while True:
+            began = time.monotonic()
             try:
                 metrics = await self._service.admin.get_system_metrics()
                 self.counts, self.problem = counts_of(metrics.by_status), None
@@ -69,17 +82,22 @@ class Counts:
                 seen = self.problem
             if seen != last:
                 last = seen
+                self._service.shared.clear()
                 self.number += 1
                 self._changed.set()
                 self._changed = asyncio.Event()
-            await asyncio.sleep(LOOK_SECONDS)
+            took = time.monotonic() - began
+            await asyncio.sleep(max(LOOK_SECONDS, LOOK_SHARE * took))
 
 
-async def stream(service: Service, counts: Counts, instance_id: str | None) -> AsyncIterator[bytes]:
-    """Yield server-sent events until the tab is closed."""
+async def stream(
+    service: Service, counts: Counts, instance_id: str | None, last_id: str | None = None
+) -> AsyncIterator[bytes]:
+    """Yield server-sent events until the tab is closed. ``last_id`` is the last that it got."""
+    known = counts.number if last_id == counts.event_id else -1
     counts.enter()
     news: asyncio.Queue[str] = asyncio.Queue(maxsize=8)
-    tasks = [asyncio.create_task(_follow_counts(counts, news))]
+    tasks = [asyncio.create_task(_follow_counts(counts, news, known))]
     if instance_id is not None:
         tasks.append(asyncio.create_task(_follow_run(service, instance_id, news)))
     try:
@@ -96,15 +114,14 @@ async def stream(service: Service, counts: Counts, instance_id: str | None) -> A
                 topics.add(news.get_nowait())
             body = {"topics": sorted(topics), "counts": counts.counts, "problem": counts.problem}
             data = msgspec.json.encode(body)
-            yield b"id: %d\nevent: change\ndata: %b\n\n" % (counts.number, data)
+            yield b"id: %b\nevent: change\ndata: %b\n\n" % (counts.event_id.encode(), data)
     finally:
         for task in tasks:
             task.cancel()
         counts.leave()
 
 
-async def _follow_counts(counts: Counts, news: asyncio.Queue[str]) -> None:
-    number = -1
+async def _follow_counts(counts: Counts, news: asyncio.Queue[str], number: int) -> None:
     while True:
         await counts.wait(number)
         number = counts.number
@@ -113,6 +130,7 @@ async def _follow_counts(counts: Counts, news: asyncio.Queue[str]) -> None:
 
 async def _follow_run(service: Service, instance_id: str, news: asyncio.Queue[str]) -> None:
     with service.provider.watch(instance_id) as watch:
+        _tell(news, "run")  # it may have changed since the page has read it
         while True:
             if await watch.wait(30_000):
                 _tell(news, "run")

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from perdure.client.durations import iso_time, shown_duration, utc_time
+from perdure.client.durations import iso_time, shown_duration, shown_time, utc_time
+from perdure.client.insights import read_queue_context
 from perdure.client.instance import failure_of
 from perdure.limits import PAGE_ITEMS_MAX
 from perdure.model.failures import author_line
@@ -17,6 +18,7 @@ from perdure.model.status import Status
 from perdure.providers.records import InstanceQuery
 
 if TYPE_CHECKING:
+    from perdure.client.schedules import ScheduleInfo
     from perdure.dashboard.service import Service
     from perdure.providers.records import InstanceInfo, QueueDepth, QueueDepths, WorkerInfo
 
@@ -25,6 +27,11 @@ _SAMPLE: Final = 500
 _BUCKETS: Final = 30
 _BUCKET: Final = timedelta(minutes=2)
 _OVERDUE_MS: Final = 60_000
+_RETRYING_MS: Final = 60_000
+_RETRYING_ATTEMPT: Final = 3
+"""An activity is retrying for long from this attempt on, or after that time."""
+_RETRYING_SAMPLE: Final = 100
+_IDS_MAX: Final = 50
 _STARTING_MS: Final = 10_000
 _CHANGING: Final = re.compile(
     r"0x[0-9a-f]+|[0-9a-f]{8}-[0-9a-f-]{27}|\b[0-9a-f]{12,}\b|'[^']*'|\"[^\"]*\"|\d+", re.IGNORECASE
@@ -44,6 +51,8 @@ class Attention(msgspec.Struct, kw_only=True):
     advice: str
     action: str | None = None
     """The action of a button that helps: ``retry`` or ``resume``."""
+    page: str = ""
+    """The page that tells more."""
 
 
 class Bucket(msgspec.Struct):
@@ -62,6 +71,12 @@ class Queue(msgspec.Struct):
     oldest_ms: int | None
 
 
+class StoreStrip(msgspec.Struct):
+    provider: str
+    location: str
+    size_bytes: int | None
+
+
 class Home(msgspec.Struct, kw_only=True):
     """The home page."""
 
@@ -73,6 +88,7 @@ class Home(msgspec.Struct, kw_only=True):
     workers: int
     slots: int
     busy: int
+    store: StoreStrip
     now: str
 
 
@@ -98,6 +114,7 @@ async def read_home(service: Service) -> Home:
     counts = counts_of((await admin.get_system_metrics()).by_status)
     depths = await admin.get_queue_depths()
     workers = await admin.list_workers()
+    store = await admin.get_store_info()
     return Home(
         attention=await _attention(service, counts, depths, workers),
         counts=counts,
@@ -107,6 +124,7 @@ async def read_home(service: Service) -> Home:
         workers=len(workers),
         slots=sum(worker.slots for worker in workers),
         busy=sum(worker.busy for worker in workers),
+        store=StoreStrip(store.provider, store.location, store.size_bytes),
         now=iso_time(service.now_ms()),
     )
 
@@ -147,8 +165,12 @@ async def _attention(
                 query="",
                 advice="The workers do not keep up, or none has the code or the tag of this work: "
                 "see Workers, and start another one.",
+                page="workers",
             )
         )
+    found += await _retrying(service, depths)
+    for schedule in await service.client.schedules.list():
+        found += _late(schedule, service.now_ms())
     day_ago = utc_time(service.now_ms()) - timedelta(days=1)
     failed = await service.admin.count_instances(
         InstanceQuery(statuses=frozenset({Status.FAILED}), completed_after=day_ago)
@@ -163,6 +185,7 @@ async def _attention(
                 query="status:failed completed:<1d",
                 advice="Errors groups them. After a fix, retry lets them go on where they failed.",
                 action="retry",
+                page="errors",
             )
         )
     if depths.dead_letters:
@@ -174,6 +197,7 @@ async def _attention(
                 count=depths.dead_letters,
                 query="",
                 advice="Store lists them: requeue or delete each.",
+                page="store",
             )
         )
     return found
@@ -202,7 +226,7 @@ async def _blocked(service: Service, total: int) -> list[Attention]:
 async def _without_worker(
     service: Service, counts: dict[str, int], workers: list[WorkerInfo]
 ) -> list[Attention]:
-    served = {key for worker in workers for key in worker.handlers}
+    served = {key for worker in workers for key in worker.startable}
     names = {name for name, _ in served}
     waiting = frozenset({Status.PENDING, Status.RUNNING})
     if not any(counts.get(status) for status in waiting):
@@ -228,6 +252,73 @@ async def _without_worker(
             advice="Start a worker with this code: perdure worker MODULE",
         )
         for code, number in missing.most_common(5)
+    ]
+
+
+async def _retrying(service: Service, depths: QueueDepths) -> list[Attention]:
+    """Find activities that are tried again and again, among the newest running instances."""
+    if not depths.worker.delayed:
+        return []
+    query = InstanceQuery(statuses=frozenset({Status.RUNNING}))
+    page = await service.admin.list_instances(query, limit=_RETRYING_SAMPLE)
+    ids: defaultdict[str, list[str]] = defaultdict(list)
+    errors: dict[str, str] = {}
+    now_ms = service.now_ms()
+    for info in page.instances:
+        for attempt in (await read_queue_context(service.admin, info.instance_id)).attempts:
+            is_long = (
+                attempt.number >= _RETRYING_ATTEMPT or now_ms - attempt.enqueued_ms > _RETRYING_MS
+            )
+            if attempt.last_error and is_long:
+                ids[attempt.name].append(info.instance_id)
+                errors.setdefault(attempt.name, service.text("error", attempt.last_error) or "")
+    return [
+        Attention(
+            kind="retrying",
+            severity="warn",
+            sentence=f"{name} fails and is tried again: {errors[name]}",
+            count=len(set(members)),
+            query=f"id:{','.join(dict.fromkeys(members[:_IDS_MAX]))}",
+            advice="It goes on by itself when the cause is gone. If it stays: fix and deploy, or "
+            "cancel the runs.",
+        )
+        for name, members in ids.items()
+    ]
+
+
+def _late(schedule: ScheduleInfo, now_ms: int) -> list[Attention]:
+    """Say that a schedule has missed a slot, has stopped, or has lost its declaration."""
+    last = schedule.recent[-1] if schedule.recent else None
+    late_ms = 0
+    if schedule.next_at is not None:
+        late_ms = now_ms - round(schedule.next_at.timestamp() * 1000)
+    if schedule.status.is_final or schedule.status is Status.BLOCKED:
+        sentence = f"Schedule {schedule.id} has stopped: {schedule.status.lower()}"
+        advice = "It starts nothing any more. Its run says why."
+    elif late_ms > _OVERDUE_MS:
+        sentence = f"Schedule {schedule.id} missed a slot {shown_duration(late_ms)} ago"
+        advice = "No worker has started it. Start a worker: perdure worker MODULE"
+    elif schedule.paused is not None and schedule.failures:
+        sentence = f"Schedule {schedule.id} is paused after {schedule.failures} failures in a row"
+        advice = "Fix the cause, then resume it."
+    elif last is not None and last.reason == "missed":
+        sentence = f"Schedule {schedule.id} missed its slot of {shown_time(last.slot_ms)}"
+        advice = "Schedules shows it. A backfill starts the slots that have no instance."
+    elif schedule.has_vanished:
+        sentence = f"No running worker declares the schedule {schedule.id} any more"
+        advice = "It goes on. Remove it if that was meant."
+    else:
+        return []
+    return [
+        Attention(
+            kind="schedule",
+            severity="warn",
+            sentence=sentence,
+            count=1,
+            query="",
+            advice=advice,
+            page="schedules",
+        )
     ]
 
 
@@ -262,11 +353,11 @@ async def _series(service: Service) -> list[Bucket]:
 
 async def group_errors(service: Service) -> list[ErrorGroup]:
     """Group the newest failed and blocked instances, largest group first."""
-    query = InstanceQuery(statuses=frozenset({Status.FAILED, Status.BLOCKED}))
-    page = await service.admin.list_instances(query, limit=_SAMPLE)
     groups: defaultdict[tuple[str, str, str], list[InstanceInfo]] = defaultdict(list)
-    for info in page.instances:
-        groups[_fingerprint(info)].append(info)
+    for status in (Status.FAILED, Status.BLOCKED):
+        query = InstanceQuery(statuses=frozenset({status}))
+        for info in (await service.admin.list_instances(query, limit=_SAMPLE)).instances:
+            groups[_fingerprint(info)].append(info)
     found = [_group(service, key, members) for key, members in groups.items()]
     return sorted(found, key=lambda group: -group.count)
 

@@ -15,6 +15,7 @@ The rules:
 from __future__ import annotations
 
 import hmac
+import time
 from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -43,6 +44,10 @@ HEADERS: Final = {
 }
 WRITE_MARKER: Final = "x-perdure-write"
 TOKEN_CHARACTERS_MIN: Final = 20
+RATE_PER_SECOND: Final = 100
+RATE_BURST: Final = 1_000
+"""Requests of one caller. Fifty open pages that all read again at once stay below."""
+_CALLERS_MAX: Final = 1_000
 
 
 class Scope(IntEnum):
@@ -142,3 +147,28 @@ def check_write(request: Request) -> None:
     origin = headers.get("origin")
     if origin is not None and urlsplit(origin).netloc != headers.get("host"):
         raise Refused(403, f"the page of {origin} may not write here")
+
+
+class RateLimit:
+    """Bounds the requests of each caller: a bucket that fills at a steady rate."""
+
+    def __init__(self, per_second: float = RATE_PER_SECOND, burst: float = RATE_BURST) -> None:
+        self._per_second = per_second
+        self._burst = burst
+        self._buckets: dict[str, tuple[float, float]] = {}
+        """Requests that are left, and the time of that number, by caller."""
+
+    def check(self, caller: str, now: float | None = None) -> None:
+        """Take one request from the bucket of the caller; refuse it if none is left."""
+        now = time.monotonic() if now is None else now
+        if len(self._buckets) >= _CALLERS_MAX and caller not in self._buckets:
+            self._buckets = {
+                each: (left, at)
+                for each, (left, at) in self._buckets.items()
+                if left + (now - at) * self._per_second < self._burst
+            }
+        left, at = self._buckets.get(caller, (self._burst, now))
+        left = min(self._burst, left + (now - at) * self._per_second)
+        if left < 1:
+            raise Refused(429, "too many requests; come again in a second")
+        self._buckets[caller] = (left - 1, now)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import logging
-from typing import TYPE_CHECKING, Any, Final
+import time
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
@@ -15,13 +17,14 @@ from perdure.errors import InvalidValue, NotFound
 from perdure.limits import check_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
     from perdure.authoring.definitions import Registry
     from perdure.client.client import Client
     from perdure.client.documents import InstanceDocument, StepDocument
     from perdure.client.insights import Insight
     from perdure.dashboard.security import Identity
+    from perdure.model.failures import Failure
     from perdure.providers.administration import ProviderAdmin
     from perdure.providers.contract import Provider
     from perdure.providers.records import InstanceInfo, WorkerInfo
@@ -30,6 +33,50 @@ audit = logging.getLogger("perdure.audit")
 
 PAYLOAD_BYTES_MAX: Final = 65_536
 """Longer payloads are cut in pages; ``/run/event`` has them whole."""
+_KEPT_SECONDS: Final = 0.5
+_KEPT_SHARE: Final = 10
+"""An answer is kept for this multiple of the time that it took to compute."""
+_KEPT_SECONDS_MAX: Final = 60.0
+_ANSWERS_MAX: Final = 200
+
+T = TypeVar("T")
+
+
+class Shared:
+    """Answers about the whole store. Many tabs that ask at once cause one computation."""
+
+    def __init__(self) -> None:
+        self._answers: dict[str, asyncio.Task[Any]] = {}
+        self._until: dict[str, float] = {}
+
+    def clear(self) -> None:
+        """Forget the answers: the store has changed."""
+        self._answers.clear()
+        self._until.clear()
+
+    async def get(self, key: str, compute: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Return the answer that is there or under way, or else compute it."""
+        found = self._answers.get(key)
+        if found is None or time.monotonic() > self._until.get(key, float("inf")):
+            if len(self._answers) >= _ANSWERS_MAX:
+                self.clear()
+            found = asyncio.create_task(self._compute(key, compute))
+            self._answers[key] = found
+            self._until.pop(key, None)
+        answer: T = await asyncio.shield(found)
+        return answer
+
+    async def _compute(self, key: str, compute: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        began = time.monotonic()
+        try:
+            return await compute()
+        except BaseException:
+            self._answers.pop(key, None)
+            raise
+        finally:
+            now = time.monotonic()
+            kept = min(_KEPT_SECONDS_MAX, max(_KEPT_SECONDS, _KEPT_SHARE * (now - began)))
+            self._until[key] = now + kept
 
 
 class Service:
@@ -48,6 +95,7 @@ class Service:
         """The code at hand: for source, local variables and forms. None: only the store is."""
         self.read_only = read_only
         self._redact = redact
+        self.shared = Shared()
         self.identity = LOCAL
         """The person or program behind the request."""
 
@@ -55,6 +103,13 @@ class Service:
         """Return this service for one request."""
         found = copy.copy(self)
         found.identity = identity
+        return found
+
+    def for_client(self, client: Client) -> Service:
+        """Return this service for another store."""
+        found = copy.copy(self)
+        found.client = client
+        found.shared = Shared()
         return found
 
     @property
@@ -106,6 +161,15 @@ class Service:
             step.call = self.text("call", step.call) or ""
             step.result = self.text("result", step.result)
             step.error = self.text("error", step.error)
+
+    def failure(self, failure: Failure | None) -> Failure | None:
+        """Return a failure as a page may show it."""
+        if failure is None or self._redact is None:
+            return failure
+        hidden = str(self._redact("error", failure.message))
+        return msgspec.structs.replace(
+            failure, message=hidden, traceback="", detail="", origin="", raised=None
+        )
 
     def text(self, where: str, text: str | None) -> str | None:
         """Return a shortened text of a payload as a page may show it."""

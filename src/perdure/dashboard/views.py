@@ -1,49 +1,36 @@
-"""The endpoints that read: the home page, lists, and everything about one instance."""
+"""The endpoints that read lists: home, runs, errors, inbox, workers, definitions, the store."""
 
 from __future__ import annotations
 
 import inspect
-import shlex
-from pathlib import Path
-from typing import Any, Final
+from datetime import timedelta
+from typing import Any, Final, get_type_hints
 
 import msgspec
 
-from perdure.client.checks import compare, read_recorded
 from perdure.client.documents import (
-    DetailsDocument,
     InstanceDocument,
     LetterDocument,
-    StepDocument,
-    TreeDocument,
-    WaitDocument,
     WorkerDocument,
-    details_document,
     instance_document,
     letter_document,
-    step_document,
-    tree_document,
-    wait_document,
     worker_document,
 )
-from perdure.client.durations import iso_time
-from perdure.client.insights import DETAILS_EVENTS, read_details
-from perdure.client.instance import OPEN
+from perdure.client.durations import utc_time
+from perdure.client.instance import ENDED, OPEN
 from perdure.client.search import Selection, parse_search
-from perdure.client.steps import read_open_steps, steps_of
+from perdure.client.steps import read_open_steps
 from perdure.dashboard import overview
 from perdure.dashboard.endpoints import Given, get
 from perdure.dashboard.overview import ErrorGroup, Home
 from perdure.dashboard.service import BadQuery, Service
-from perdure.engine.execution import Execution
-from perdure.errors import InvalidValue, NotRegistered, PerdureError
-from perdure.model import wire
-from perdure.model.failures import own_frames
-from perdure.model.status import Status
+from perdure.errors import InvalidValue, NotRegistered
 from perdure.providers.records import InstanceInfo, InstanceQuery
 
-_FAMILY_MAX: Final = 500
 _INBOX_SCANNED: Final = 200
+_KEPT_DAYS: Final = (7, 30, 90)
+_RESERVED: Final = ("perdure.",)
+"""Beginnings of the names of built-in orchestrations, which have pages of their own."""
 
 
 class Query(Given):
@@ -69,96 +56,6 @@ class Count(msgspec.Struct):
     count: int
 
 
-class One(Given, kw_only=True):
-    """One instance."""
-
-    id: str
-    execution: int | None = None
-    """The latest one by default."""
-
-
-class Window(One, kw_only=True):
-    """A part of a history."""
-
-    after: int = 0
-    limit: int = 1000
-    kind: str | None = None
-
-
-class Event(msgspec.Struct):
-    """One event of a history."""
-
-    id: int
-    type: str
-    at: str
-    data: Any
-
-
-class Events(msgspec.Struct):
-    events: list[Event]
-    next_after: int | None
-
-
-class Journal(msgspec.Struct):
-    """The steps of a part of a history."""
-
-    steps: list[StepDocument]
-    first_event: int
-    """The first event of this part; 1 if nothing is before it."""
-
-
-class Details(DetailsDocument, kw_only=True):
-    """An instance for its own page."""
-
-    executions: list[int]
-    commands: list[str]
-    """Commands of a terminal that fit its status."""
-    traceback: str | None
-    now: str
-    """The time of the store, to which bars and countdowns refer."""
-
-
-class StateEntry(msgspec.Struct):
-    key: str
-    value: Any
-    updated_at: str
-
-
-class State(msgspec.Struct):
-    entries: list[StateEntry]
-
-
-class Pair(Given):
-    left: str
-    right: str | None = None
-    """By default the last run of the same name that completed."""
-
-
-class ComparedLine(msgspec.Struct):
-    op: str
-    left: str | None
-    right: str | None
-    same: bool
-
-
-class Compared(msgspec.Struct):
-    left: str
-    right: str
-    lines: list[ComparedLine]
-
-
-class Source(msgspec.Struct, kw_only=True):
-    """The text of an orchestration with its executed lines, if the code is at hand."""
-
-    why_not: str | None = None
-    file: str = ""
-    first_line: int = 1
-    lines: list[str] = []
-    executed: dict[str, int] = {}
-    """The number of steps that were requested at each line."""
-    waits: list[WaitDocument] = []
-
-
 class Waiting(msgspec.Struct):
     """An instance that waits for an event or a message from outside."""
 
@@ -182,6 +79,8 @@ class Parameter(msgspec.Struct):
     name: str
     type: str
     required: bool
+    schema: dict[str, Any] | None
+    """JSON Schema of the type, if it has one."""
 
 
 class Definition(msgspec.Struct):
@@ -207,6 +106,15 @@ class Letters(msgspec.Struct):
     letters: list[LetterDocument]
 
 
+class Kept(msgspec.Struct):
+    """Ended roots that are older than some days: what a purge would delete."""
+
+    days: int
+    count: int
+    query: str
+    command: str
+
+
 class StoreDocument(msgspec.Struct):
     provider: str
     version: str
@@ -218,6 +126,10 @@ class StoreDocument(msgspec.Struct):
     instances: int
     executions: int
     events: int
+    started_in_a_day: int
+    bytes_of_an_instance: int | None
+    """The size of the store, divided by its instances."""
+    kept: list[Kept]
 
 
 class Settings(msgspec.Struct):
@@ -236,14 +148,14 @@ class Settings(msgspec.Struct):
 @get("/home")
 async def home(service: Service) -> Home:
     """Say what needs attention, and count instances, work and workers."""
-    return await overview.read_home(service)
+    return await service.shared.get("home", lambda: overview.read_home(service))
 
 
 @get("/runs")
 async def runs(service: Service, given: Query) -> Runs:
     """List the instances that fit a query, with a sentence of what each is doing."""
     found, cursor = await selection(service, given.q).page(
-        service.admin, cursor=given.cursor, limit=_bounded(given.limit, 200)
+        service.admin, cursor=given.cursor, limit=bounded(given.limit, 200)
     )
     return Runs(await _documents(service, found), cursor)
 
@@ -251,13 +163,15 @@ async def runs(service: Service, given: Query) -> Runs:
 @get("/count")
 async def count(service: Service, given: CountQuery) -> Count:
     """Count the instances that fit a query."""
-    return Count(await selection(service, given.q).count(service.admin))
+    chosen = selection(service, given.q)
+    number = await service.shared.get(f"count {given.q}", lambda: chosen.count(service.admin))
+    return Count(number)
 
 
 @get("/errors")
 async def errors(service: Service) -> list[ErrorGroup]:
     """Group the newest failed and blocked instances by their error."""
-    return await overview.group_errors(service)
+    return await service.shared.get("errors", lambda: overview.group_errors(service))
 
 
 @get("/inbox")
@@ -267,6 +181,8 @@ async def inbox(service: Service, given: Query) -> Inbox:
     page = await service.admin.list_instances(chosen, cursor=given.cursor, limit=_INBOX_SCANNED)
     found: list[Waiting] = []
     for info in page.instances:
+        if info.name.startswith(_RESERVED):
+            continue
         steps = await read_open_steps(service.provider, info.instance_id, info.execution_id)
         run = service.shown(instance_document(info))
         found += [
@@ -301,6 +217,7 @@ async def definitions(service: Service) -> Definitions:
         [
             await _definition(service, name, version, number)
             for (name, version), number in sorted(served.items())
+            if not name.startswith(_RESERVED)
         ]
     )
 
@@ -316,8 +233,11 @@ async def _definition(service: Service, name: str, version: str, served: int) ->
         except NotRegistered:
             pass
         else:
+            types = get_type_hints(code.fn, include_extras=True)
             parameters = [
-                _parameter(each) for each in inspect.signature(code.fn).parameters.values()
+                _parameter(each, types.get(each.name, Any))
+                for each in inspect.signature(code.fn).parameters.values()
+                if each.name != "self"
             ]
             doc = inspect.getdoc(code.fn) or ""
     return Definition(
@@ -332,7 +252,7 @@ async def _definition(service: Service, name: str, version: str, served: int) ->
     )
 
 
-def _parameter(parameter: inspect.Parameter) -> Parameter:
+def _parameter(parameter: inspect.Parameter, type_: Any) -> Parameter:
     annotation = parameter.annotation
     text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
     is_any = annotation is inspect.Parameter.empty
@@ -340,7 +260,18 @@ def _parameter(parameter: inspect.Parameter) -> Parameter:
         parameter.name,
         "any" if is_any else text or str(annotation),
         parameter.default is inspect.Parameter.empty,
+        schema_of(type_),
     )
+
+
+def schema_of(type_: Any) -> dict[str, Any] | None:
+    """Return the JSON Schema of a type; None if it can be anything or only Python knows it."""
+    if type_ is Any or type_ is inspect.Parameter.empty:
+        return None
+    try:
+        return msgspec.json.schema(type_)
+    except TypeError:
+        return None
 
 
 @get("/letters")
@@ -351,9 +282,25 @@ async def letters(service: Service) -> Letters:
 
 @get("/store")
 async def store(service: Service) -> StoreDocument:
-    """Describe the store: place, format, size, totals."""
+    """Describe the store: place, format, size, totals, growth, and what a purge would delete."""
+    return await service.shared.get("store", lambda: _store(service))
+
+
+async def _store(service: Service) -> StoreDocument:
     info = await service.admin.get_store_info()
     metrics = await service.admin.get_system_metrics()
+    now = utc_time(service.now_ms())
+    each = None
+    if info.size_bytes is not None and metrics.total_instances:
+        each = info.size_bytes // metrics.total_instances
+    kept: list[Kept] = []
+    for days in _KEPT_DAYS:
+        ended = InstanceQuery(
+            statuses=ENDED, roots_only=True, completed_before=now - timedelta(days=days)
+        )
+        query = f"status:ended parent:none completed:>{days}d"
+        number = await service.admin.count_instances(ended)
+        kept.append(Kept(days, number, query, f"perdure purge --query '{query}' --dry-run"))
     return StoreDocument(
         info.provider,
         info.provider_version,
@@ -365,229 +312,10 @@ async def store(service: Service) -> StoreDocument:
         metrics.total_instances,
         metrics.total_executions,
         metrics.total_events,
+        await service.admin.count_instances(InstanceQuery(created_after=now - timedelta(days=1))),
+        each,
+        kept,
     )
-
-
-# --- one instance
-
-
-@get("/run")
-async def run(service: Service, given: One) -> Details:
-    """Describe one instance: what it is doing, its last steps, its queues."""
-    info = await service.info(given.id)
-    executions = await service.admin.list_executions(given.id)
-    if given.execution is not None and given.execution != info.execution_id:
-        info = await _past(service, info, given.execution)
-    details = await read_details(service.provider, info, service.now_ms())
-    document = service.shown(details_document(details))
-    service.hide(document.steps)
-    failure = document.failure
-    fields = {name: getattr(document, name) for name in document.__struct_fields__}
-    return Details(
-        **fields,
-        executions=list(executions),
-        commands=_commands(info),
-        traceback=None if failure is None else own_frames(failure.traceback) or None,
-        now=iso_time(service.now_ms()),
-    )
-
-
-async def _past(service: Service, info: InstanceInfo, execution_id: int) -> InstanceInfo:
-    """Return the record of an instance as of one of its past executions."""
-    past = await service.admin.get_execution_info(info.instance_id, execution_id)
-    return msgspec.structs.replace(
-        info,
-        execution_id=execution_id,
-        status=past.status,
-        output=past.output,
-        created_at_ms=past.started_at_ms,
-        completed_at_ms=past.completed_at_ms,
-        block=None,
-    )
-
-
-def _commands(info: InstanceInfo) -> list[str]:
-    shown = shlex.quote(info.instance_id)
-    show, history = f"perdure show {shown}", f"perdure history {shown}"
-    match info.status.of_instance:
-        case Status.BLOCKED | Status.FAILED:
-            return [f"perdure retry {shown}", f"perdure rerun {shown}", history]
-        case Status.COMPLETED | Status.CANCELLED | Status.TERMINATED:
-            return [f"perdure rerun {shown}", history]
-        case Status.PAUSED:
-            return [f"perdure resume {shown}", show]
-        case _:
-            return [f"perdure watch {shown}", f"perdure cancel {shown}", show]
-
-
-@get("/run/journal")
-async def journal(service: Service, given: Window) -> Journal:
-    """Return the steps of the part of the history before an event; the last part for 0."""
-    info = await service.info(given.id)
-    execution_id = given.execution or info.execution_id
-    count = (await service.admin.get_execution_info(given.id, execution_id)).event_count
-    end = min(given.after or count, count)
-    start = max(0, end - DETAILS_EVENTS)
-    records = await service.provider.read_with_execution(
-        given.id, execution_id, after_event_id=start, limit=max(1, end - start)
-    )
-    steps = steps_of(wire.decode_history(record.data for record in records))
-    documents = [step_document(step) for step in steps]
-    service.hide(documents)
-    return Journal(documents, start + 1)
-
-
-@get("/run/events")
-async def events(service: Service, given: Window) -> Events:
-    """List events of a history, in order."""
-    info = await service.info(given.id)
-    limit = _bounded(given.limit, 2000)
-    records = await service.provider.read_with_execution(
-        given.id, given.execution or info.execution_id, after_event_id=given.after, limit=limit
-    )
-    found = [_event(service, record.event_id, record.data) for record in records]
-    shown = [each for each in found if given.kind is None or given.kind in each.type]
-    return Events(shown, records[-1].event_id if len(records) == limit else None)
-
-
-def _event(service: Service, event_id: int, data: str, *, whole: bool = False) -> Event:
-    try:
-        content = msgspec.json.decode(data, type=dict[str, Any])
-        kind, at = str(content.pop("type")), iso_time(content.pop("timestamp_ms"))
-    except (msgspec.MsgspecError, KeyError, TypeError):
-        return Event(event_id, "unreadable", "", data)
-    return Event(event_id, kind, at, service.payload("event", content, whole=whole))
-
-
-class OneEvent(One, kw_only=True):
-    event: int
-
-
-@get("/run/event")
-async def event(service: Service, given: OneEvent) -> Event:
-    """Return one event whole."""
-    info = await service.info(given.id)
-    records = await service.provider.read_with_execution(
-        given.id,
-        given.execution or info.execution_id,
-        after_event_id=max(0, given.event - 1),
-        limit=1,
-    )
-    if not records or records[0].event_id != given.event:
-        raise InvalidValue(f"{given.id!r} has no event {given.event} in this execution")
-    return _event(service, given.event, records[0].data, whole=True)
-
-
-@get("/run/state")
-async def state(service: Service, given: One) -> State:
-    """Return the state of an instance."""
-    await service.info(given.id)
-    values = await service.provider.get_kv_all_values(given.id)
-    return State(
-        [
-            StateEntry(
-                key,
-                service.payload(f"state.{key}", msgspec.Raw(entry.value)),
-                iso_time(entry.updated_at_ms),
-            )
-            for key, entry in sorted(values.items())
-        ]
-    )
-
-
-@get("/run/family")
-async def family(service: Service, given: One) -> TreeDocument:
-    """Return the tree of an instance: from its root down to all children."""
-    root = given.id
-    await service.info(root)
-    while (parent := await service.admin.get_parent_id(root)) is not None:
-        root = parent
-    members = await service.admin.get_instance_tree(root)
-    known = await service.admin.list_workers()
-    children: dict[str, list[InstanceInfo]] = {}
-    infos = [await service.info(each) for each in members.instance_ids[:_FAMILY_MAX]]
-    for info in infos[1:]:
-        children.setdefault(info.parent_instance_id or "", []).append(info)
-
-    async def tree(info: InstanceInfo) -> TreeDocument:
-        below = [await tree(child) for child in children.get(info.instance_id, ())]
-        document = tree_document(info, await service.insight(info, known), below)
-        service.shown(document)
-        return document
-
-    return await tree(infos[0])
-
-
-@get("/run/compare")
-async def compare_runs(service: Service, given: Pair) -> Compared:
-    """Compare the steps of two instances."""
-    left = await service.info(given.left)
-    other = given.right or await _last_good(service, left)
-    right = await service.info(other)
-    histories = [(await read_recorded(service.provider, info)).history for info in (left, right)]
-    comparison = compare(*histories)
-    return Compared(
-        left.instance_id,
-        right.instance_id,
-        [
-            ComparedLine(
-                each.op,
-                service.text("call", each.left),
-                service.text("call", each.right),
-                each.is_same,
-            )
-            for each in (*comparison.steps, comparison.ends)
-        ],
-    )
-
-
-async def _last_good(service: Service, info: InstanceInfo) -> str:
-    query = InstanceQuery(name=info.name, statuses=frozenset({Status.COMPLETED}))
-    page = await service.admin.list_instances(query, limit=2)
-    for each in page.instances:
-        if each.instance_id != info.instance_id:
-            return each.instance_id
-    raise InvalidValue(f"no other run of {info.name!r} has completed; name a run to compare with")
-
-
-@get("/run/source")
-async def source(service: Service, given: One) -> Source:
-    """Return the text of the orchestration, its executed lines, and where it waits."""
-    info = await service.info(given.id)
-    if service.registry is None:
-        return Source(why_not="This server has no code. Start it as: perdure serve -m MODULE")
-    recorded = await read_recorded(service.provider, info)
-    try:
-        handler = service.registry.resolve_orchestration(recorded.name, recorded.version)
-        lines, first = inspect.getsourcelines(handler.fn)
-        file = inspect.getsourcefile(handler.fn) or ""
-    except (NotRegistered, OSError, TypeError) as error:
-        return Source(why_not=f"The code is not at hand: {error}")
-    executed: dict[str, int] = {}
-    for step in steps_of(recorded.history):
-        name, _, line = step.site.rpartition(":")
-        if Path(name).name == Path(file).name:
-            executed[line] = executed.get(line, 0) + 1
-    found = Source(
-        file=Path(file).name,
-        first_line=first,
-        lines=[line.rstrip("\n") for line in lines],
-        executed=executed,
-    )
-    if info.status.is_final:
-        return found
-    try:
-        execution = Execution.replay(
-            handler, recorded.history, kv=recorded.kv, codec=service.client.codec
-        )
-    except PerdureError as error:
-        found.why_not = str(error)
-        return found
-    try:
-        found.waits = [wait_document(wait) for wait in execution.waits()]
-    finally:
-        execution.close()
-    return found
 
 
 # --- helpers
@@ -621,7 +349,7 @@ def _place(query: str, now_ms: int) -> int | None:
     return None
 
 
-def _bounded(limit: int, most: int) -> int:
+def bounded(limit: int, most: int) -> int:
     if not 1 <= limit <= most:
         raise InvalidValue(f"limit is {limit}; write 1 to {most}")
     return limit

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from perdure.authoring.policies import ActivityOptions
     from perdure.codec import Codec
+    from perdure.engine.tasks import Branch
 
 S = TypeVar("S", bound=events.Scheduled)
 
@@ -169,17 +170,18 @@ class TurnDecisions:
         return event
 
     def schedule_activity(
-        self, op: str, site: str, name: str, payload: msgspec.Raw, options: ActivityOptions
+        self, op: str, branch: Branch, name: str, payload: msgspec.Raw, options: ActivityOptions
     ) -> events.ActivityScheduled:
         """Like ``schedule`` for the most common request; keywords cost a quarter of a dict."""
-        if self.is_replaying:
+        if self.is_replaying or branch.is_compensation:
             fields = {
                 "name": name,
                 "input": payload,
                 "session_id": options.session,
                 "tag": options.tag,
+                "compensation": branch.is_compensation,
             }
-            return self.schedule(events.ActivityScheduled, op, site, fields)
+            return self.schedule(events.ActivityScheduled, op, branch.site, fields)
         event = events.ActivityScheduled(
             event_id=self.last_event_id + 1,
             instance_id=self.instance_id,
@@ -187,7 +189,7 @@ class TurnDecisions:
             timestamp_ms=self.now_ms,
             turn=self.turn,
             op=op,
-            site=call_site(_OWN_FRAMES) or site,
+            site=call_site(_OWN_FRAMES) or branch.site,
             name=name,
             input=payload,
             session_id=options.session,

@@ -184,13 +184,13 @@ class Execution:
         """Return the variables of the suspended code."""
         return list_scopes(self._recorder.loop)
 
-    def check_arrival(self, item: work.ExternalRaised | work.QueueMessage) -> None:
-        """Raise PayloadError for an event or message that does not fit the wait that is open."""
+    def check_arrival(self, item: work.ExternalRaised | work.QueueMessage) -> bool:
+        """Return True if a wait is open for it; raise PayloadError if it does not fit that wait."""
         wait = self._recorder.mailboxes.find_wait(
             item.name, is_message=type(item) is work.QueueMessage
         )
         if wait is None:
-            return
+            return False
         try:
             self._recorder.codec.decode(item.data, wait.definition, where="")
         except CannotUnwrap:
@@ -200,6 +200,7 @@ class Execution:
                 f"{item.name!r} is not sent to {item.instance_id!r}, which waits for it with "
                 f"another type at {wait.event.site}{error}"
             ) from None
+        return True
 
     def close(self) -> None:
         """Close the code. Its finally blocks run, but steps that they ask for are not recorded."""
@@ -460,7 +461,8 @@ class TurnEnding:
         if loop.is_over:
             result = self._result()
         else:
-            if has_left or recorder.cancel_reason is not None:
+            is_cleaning_up = has_left or recorder.cancel_reason is not None
+            if is_cleaning_up and not recorder.compensations:
                 self._bound_cleanup()
             result = self._check_waiting()
         if result is not WAITING and recorder.operations.open:
@@ -480,6 +482,9 @@ class TurnEnding:
 
     def _force_end(self) -> None:
         recorder = self._recorder
+        if recorder.compensations:
+            self._cleanup_timer = None  # the time counts again when the saga has ended
+            return
         self._is_cut_off = True
         recorder.loop.stop_with(None)
         if recorder.cancel_reason is None and not recorder.is_replaying:

@@ -116,6 +116,8 @@ class CodeRecorder:
 
     watchers: tuple[events.Watcher, ...] = ()
     """Steps of other instances that wait for the end of this one."""
+    compensations = 0
+    """Number of sagas that undo earlier steps now."""
     told: tuple[int, ...] = ()
     """Ids of activities that another instance completed in this turn: no worker needs to run them
     any more."""
@@ -171,7 +173,7 @@ class CodeRecorder:
         self._check_going()
         try:
             event = self.decisions.schedule_activity(
-                branch.next_operation(), branch.site, activity.name, payload, activity.settings
+                branch.next_operation(), branch, activity.name, payload, activity.settings
             )
         except CannotUnwrap as error:  # as in _schedule()
             self._stop(error)
@@ -346,6 +348,16 @@ class CodeRecorder:
             self.continued = (payload, version)
         self.loop.stop_with(None)
         raise Unwinding
+
+    def begin_compensation(self) -> bool:
+        branch = self.loop.branch()
+        before, branch.is_compensation = branch.is_compensation, True
+        self.compensations += 1
+        return before
+
+    def end_compensation(self, before: bool) -> None:
+        self.loop.branch().is_compensation = before
+        self.compensations -= 1
 
     # Status and state
 
@@ -560,6 +572,8 @@ class CodeRecorder:
 
     def _schedule(self, branch: Branch, kind: type[S], fields: dict[str, Any]) -> S:
         self._check_going()
+        if branch.is_compensation:
+            fields["compensation"] = True
         try:
             return self.decisions.schedule(kind, branch.next_operation(), branch.site, fields)
         except CannotUnwrap as error:  # the recorded payload cannot be compared

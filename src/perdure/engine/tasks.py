@@ -36,12 +36,23 @@ _ATTEMPTS_MAX = 1000
 class Branch:
     """Counters of one task: its operations, the tasks that it started, the futures it created."""
 
-    __slots__ = ("_children", "_identity", "_operations", "_rng", "_seed", "path", "site")
+    __slots__ = (
+        "_children",
+        "_identity",
+        "_operations",
+        "_rng",
+        "_seed",
+        "is_compensation",
+        "path",
+        "site",
+    )
 
     def __init__(self, path: str, seed: str, site: str = "") -> None:
         self.path = path
         self.site = site
         """``file:line`` that created the task, for steps without a line of user code."""
+        self.is_compensation = False
+        """True while a saga undoes earlier steps in this task."""
         self._seed = seed
         # The seed keeps tasks of different executions apart in asyncio's process-wide set.
         self._identity = zlib.crc32(f"{seed}/{path}".encode()) << _IDENTITY_BITS
@@ -64,7 +75,9 @@ class Branch:
 
     def child(self, site: str = "") -> Branch:
         self._children += 1
-        return Branch(f"{self.path}.{self._children}", self._seed, site)
+        child = Branch(f"{self.path}.{self._children}", self._seed, site)
+        child.is_compensation = self.is_compensation
+        return child
 
     def rng(self) -> random.Random:
         """Return the generator of this branch, seeded by the execution and the path."""

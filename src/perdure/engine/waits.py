@@ -24,6 +24,7 @@ _KINDS: Final = {
     MESSAGE: "message",
     CHILD: "orchestration",
 }
+_ARRIVALS: Final = frozenset({EVENT, MESSAGE})
 _DEPTH_MAX: Final = 100
 
 
@@ -49,6 +50,8 @@ class Wait:
     since_ms: int
     due_ms: int | None
     frames: tuple[Frame, ...]
+    type: Any = Any
+    """The type that the data of an event or message must fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,7 @@ def _wait(operation: Operation, frames: tuple[Frame, ...]) -> Wait:
         since_ms=event.timestamp_ms,
         due_ms=getattr(event, "fire_at_ms", None),
         frames=frames,
+        type=operation.definition if operation.family in _ARRIVALS else Any,
     )
 
 

@@ -44,6 +44,8 @@ class Scheduled(Envelope, frozen=True, kw_only=True, omit_defaults=True, tag=str
     """Operation key: path of the calling task and a number in that task, ``0.2/3``."""
     site: str = ""
     """``file:line`` of the call in user code."""
+    compensation: bool = False
+    """True if a saga made the call, to undo an earlier step."""
 
 
 class Resolving(Envelope, frozen=True, kw_only=True, omit_defaults=True, tag=str):

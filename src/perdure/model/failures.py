@@ -254,10 +254,11 @@ def remote_error(kind: type[E], subject: str, failure: Failure) -> E:
 
 _FRAME: Final = re.compile(r'(\s*)File "([^"]*)", line (\d+)')
 _OURS: Final = re.compile(
-    r"[/\\]perdure[/\\](runtime|engine)[/\\]|[/\\]concurrent[/\\]futures[/\\]|[/\\]asyncio[/\\]"
+    r"[/\\]perdure[/\\]((runtime|engine)[/\\]|codec\.py|own_types\.py)"
+    r"|[/\\]concurrent[/\\]futures[/\\]|[/\\]asyncio[/\\]"
 )
 _LIBRARY: Final = re.compile(
-    r"^<|[/\\]perdure[/\\](authoring|codec)|[/\\]site-packages[/\\]|[/\\]lib[/\\]python3[^/\\]*[/\\]"
+    r"^<|[/\\]perdure[/\\]authoring|[/\\]site-packages[/\\]|[/\\]lib[/\\]python3[^/\\]*[/\\]"
 )
 
 
@@ -271,7 +272,7 @@ def author_line(text: str) -> str:
 
 
 def own_frames(text: str) -> str:
-    """Leave out the frames of the runtime and of the threads in which it runs activities."""
+    """Leave out the frames of the runtime, the codec and the threads that run activities."""
     return "\n".join(_kept(text.splitlines()))
 
 

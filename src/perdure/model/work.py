@@ -60,6 +60,8 @@ class StartOrchestration(Item, frozen=True, kw_only=True, omit_defaults=True):
     depth: int = 0
     trace: str | None = None
     scheduled_for_ms: int | None = None
+    carried: tuple[CarriedMessage, ...] = ()
+    """Messages that the instance gets with its start."""
 
 
 class ContinueAsNew(Item, frozen=True, kw_only=True, omit_defaults=True):
@@ -233,6 +235,9 @@ class InstanceEnd(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     output: msgspec.Raw = NULL
 
 
+JOB_PREFIX: Final = "activity:"
+"""Of the name of the orchestration that runs one activity and nothing else."""
+JOB_VERSION: Final = "1.0.0"
 INSTANCE_STATE: Final = "perdure.instance_state"
 INSTANCE_RESULT: Final = "perdure.instance_result"
 """Name of the built-in activity by which an instance waits for another one."""

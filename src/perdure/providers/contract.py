@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from perdure.errors import NotSupported
 from perdure.ids import new_id
-from perdure.limits import check_id
+from perdure.limits import MAIL_BYTES_MAX, MAIL_MAX, check_id
 from perdure.providers import rules, validation
 from perdure.providers.records import EnqueueCondition, TagFilter, TagMode
 
@@ -50,6 +50,10 @@ class Provider(ABC):
     must do is the docstring of the public verb. It may be a coroutine function, or return a future.
     One that has a body here is optional.
     """
+
+    mail_max = MAIL_MAX
+    mail_bytes_max = MAIL_BYTES_MAX
+    """How much mail may wait for one instance, see ``enqueue_for_orchestrator``."""
 
     @property
     @abstractmethod
@@ -525,12 +529,14 @@ class Provider(ABC):
     ) -> Awaitable[bool]:
         """Add a message for an instance; True if it was taken.
 
-        Effect: visible at now + ``delay_ms``, which wins over the message's own time; else at its
-        own time, else at once. Creates no instance; a message with ``start`` makes the instance
-        visible to administration as Pending. ``condition`` (None: ALWAYS) is checked in the same
-        transaction. ABSENT and REPLACE need a ``start`` (InvalidValue).
+        Effect: visible at now + ``delay_ms``, else at the message's own time, else at once. Creates
+        no instance; a message with ``start`` makes the instance visible to administration as
+        Pending. ``condition`` (None: ALWAYS) is checked in the same transaction. ABSENT and REPLACE
+        need a ``start`` (InvalidValue).
         Errors: NotFound and InstanceFinished with ALIVE; NotARoot with REPLACE for a child whose
-        parent is in the store and has not ended: it may wait for that child.
+        parent is in the store and has not ended: it may wait for that child. QueueFull for mail
+        after which too much would wait (``rules.is_mail``, ``is_full``); what was handed out or is
+        sent for later need not count. Other messages, and the mail of turns, are never refused.
         Repeats: ALWAYS and ALIVE add another message; ABSENT returns False.
         """
         self._require_open("enqueue_for_orchestrator")
@@ -551,10 +557,8 @@ class Provider(ABC):
         condition: EnqueueCondition | None = None,
     ) -> Awaitable[list[bool]]:
         """Add many; each as if alone, in order. A provider may commit them together.
-
         Errors: InvalidValue before anything is written, if one of them is not valid, and for the
-        condition ``ALIVE``, which could refuse one after others were taken. With ``REPLACE``
-        NotARoot, as for one; then any number of the others, in order, may have been taken.
+        condition ``ALIVE``. QueueFull; then none was taken. NotARoot, as for one; then some were.
         """
         self._require_open("enqueue_many_for_orchestrator")
         validation.check_enqueue_many(messages, delay_ms, condition)
@@ -562,17 +566,13 @@ class Provider(ABC):
             tuple(messages), delay_ms, condition or EnqueueCondition.ALWAYS
         )
 
-    async def _enqueue_many_for_orchestrator(
+    @abstractmethod
+    def _enqueue_many_for_orchestrator(
         self,
         messages: tuple[OrchestratorMessage, ...],
         delay_ms: int | None,
         condition: EnqueueCondition,
-    ) -> list[bool]:
-        """Enqueue one after the other."""
-        return [
-            await self._enqueue_for_orchestrator(message, delay_ms, condition)
-            for message in messages
-        ]
+    ) -> Awaitable[list[bool]]: ...
 
     # --- what clients read
 

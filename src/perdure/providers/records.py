@@ -32,6 +32,7 @@ from perdure.model.envelopes import TimerIdentity as TimerIdentity
 from perdure.model.envelopes import WorkerMessage as WorkerMessage
 from perdure.model.failures import Block
 from perdure.model.status import Status
+from perdure.model.work import JOB_PREFIX, JOB_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -579,6 +580,12 @@ class WorkerInfo(Record, frozen=True, omit_defaults=True):
     seen_at_ms: int = 0
     schedules: tuple[str, ...] = ()
     """Ids of the schedules that its code declares."""
+
+    @property
+    def startable(self) -> frozenset[tuple[str, str]]:
+        """Name and version of what can be started there: orchestrations, and jobs."""
+        jobs = ((f"{JOB_PREFIX}{name}", JOB_VERSION) for name in self.activities)
+        return frozenset(self.handlers).union(jobs)
 
 
 # --- moving

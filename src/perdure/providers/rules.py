@@ -19,6 +19,7 @@ from perdure.errors import (
     LockLost,
     NotARoot,
     NotFound,
+    QueueFull,
     StoreMoved,
     TreeChanged,
 )
@@ -91,6 +92,11 @@ def in_due_order(messages: Iterable[T], times_ms: Callable[[T], tuple[int, int]]
 def is_mail(kind: str) -> bool:
     """Return True for a message from outside; all others overtake a queue that is too long."""
     return kind in _MAIL
+
+
+def is_full(messages: int, size: int, mail_max: int, mail_bytes_max: int) -> bool:
+    """Return True if so much mail may not wait; one message may always."""
+    return messages > mail_max or (size > mail_bytes_max and messages > 1)
 
 
 def visible_at(message_time_ms: int | None, now_ms: int, delay_ms: int | None = None) -> int:
@@ -330,6 +336,18 @@ def already_exists(instance_id: str) -> AlreadyExists:
 
 def instance_finished(instance_id: str, status: str | None = None) -> InstanceFinished:
     return InstanceFinished(f"{instance_id!r} has ended" + (f": {status}" if status else ""))
+
+
+def queue_full(
+    instance_id: str, messages: int, size: int, mail_max: int, mail_bytes_max: int
+) -> QueueFull:
+    """``messages`` and ``size`` are what would wait with the refused messages."""
+    return QueueFull(
+        f"{instance_id!r} is not sent more: {messages:,} events and messages of {size:,} bytes "
+        f"would wait for it, and at most {mail_max:,} (mail_max) and {mail_bytes_max:,} bytes "
+        "(mail_bytes_max) may. Nothing was stored: send it again when the instance has read some. "
+        "'perdure show' tells why it does not; both figures are options of the store"
+    )
 
 
 def still_running(instance_id: str, status: str | None = None) -> InstanceStillRunning:

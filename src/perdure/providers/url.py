@@ -225,10 +225,16 @@ def _number_of(name: str, value: str) -> int:
     return int(value)
 
 
+_EVERYWHERE: Final[Mapping[str, Callable[[str, str], Any]]] = {
+    "orphan_grace": _seconds_of,
+    "mail_max": _number_of,
+    "mail_bytes_max": _number_of,
+}
+
 OPTIONS: Final[Mapping[str, Mapping[str, Callable[[str, str], Any]]]] = {
-    "sqlite": {"durability": _text_of, "orphan_grace": _seconds_of},
-    "file": {"archive": _seconds_of, "orphan_grace": _seconds_of},
-    "memory": {"orphan_grace": _seconds_of},
+    "sqlite": {"durability": _text_of, **_EVERYWHERE},
+    "file": {"archive": _seconds_of, **_EVERYWHERE},
+    "memory": _EVERYWHERE,
     "postgresql": {
         "schema": _text_of,
         "pool_size": _number_of,
@@ -237,7 +243,7 @@ OPTIONS: Final[Mapping[str, Mapping[str, Callable[[str, str], Any]]]] = {
         "auto_migrate": _switch_of,
         "retry_timeout": _seconds_of,
         "answer_timeout": _seconds_of,
-        "orphan_grace": _seconds_of,
+        **_EVERYWHERE,
     },
 }
 """Options that the URL of a store may have, by scheme, each with the function that reads it.

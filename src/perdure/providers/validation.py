@@ -168,6 +168,13 @@ def check_enqueue(
         raise InvalidValue(f"only a message with 'start' can be enqueued with {condition!r}")
 
 
+def check_mail_limits(mail_max: int, mail_bytes_max: int) -> tuple[int, int]:
+    """Return both figures."""
+    check_number(mail_max, "mail_max", minimum=1)
+    check_number(mail_bytes_max, "mail_bytes_max", minimum=1)
+    return mail_max, mail_bytes_max
+
+
 def check_enqueue_many(
     messages: Sequence[OrchestratorMessage],
     delay_ms: int | None = None,

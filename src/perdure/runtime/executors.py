@@ -29,7 +29,7 @@ import msgspec
 from perdure.authoring import Activity
 from perdure.authoring.context import ActivityInfo
 from perdure.codec import JSON
-from perdure.errors import PerdureError, UsageError
+from perdure.errors import PayloadError, PerdureError, UsageError
 from perdure.model.events import NULL
 from perdure.model.failures import Category, Failure, describe_exception, with_members
 from perdure.processes import start_with_socket
@@ -234,11 +234,18 @@ def check_not_loading() -> None:
 
 
 def check_process_activities(registry: Registry) -> None:
-    """Raise UsageError for a process activity that a child process cannot find."""
+    """Raise UsageError for a process activity that a child process cannot find or call."""
     for name in sorted(registry.activity_names):
         activity = registry.resolve_activity(name)
         if activity.settings.executor == "process":
             source_of(activity)
+            try:
+                activity.signature.check_annotations(JSON)
+            except PayloadError as error:
+                raise UsageError(
+                    f"activity {name!r} runs in a process, which does not have the codec of the "
+                    f"runtime: {error}; or use executor='thread'"
+                ) from error
 
 
 class Program(msgspec.Struct, frozen=True):

@@ -207,7 +207,7 @@ class Intake:
             handler,
             started,
             codec=self._codec,
-            carried=first.carried if isinstance(first, work.ContinueAsNew) else (),
+            carried=first.carried,
             watchers=first.watchers if isinstance(first, work.ContinueAsNew) else (),
         )
 
@@ -233,7 +233,7 @@ class Intake:
             code = self._registry.resolve_orchestration(name, version).fingerprint
         except NotRegistered:
             return ""
-        return "+".join((code, *self._codec.transform_names))
+        return "+".join((code, *self._codec.names))
 
 
 def _late_notices(

@@ -27,12 +27,11 @@ from perdure.runtime.instances import (
     Intake,
     LiveCache,
     LiveInstance,
-    LockReleaser,
     Runnable,
     arrivals_of,
 )
-from perdure.runtime.turns import TurnRunner, TurnTooLong, Watchdog
-from perdure.runtime.worker import BackgroundTasks, FetchErrors
+from perdure.runtime.turns import TurnRunner, TurnTooLong
+from perdure.runtime.worker import FetchErrors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -146,13 +145,10 @@ class OrchestrationDispatcher:
         # Not the worker id: two runtimes can have the same one, but each has its instances.
         self._owner = new_id()
         self._fetch_errors = FetchErrors("orchestrations", worker)
-        self._watchdog = Watchdog(
-            in_seconds(options.turn_warn_after), in_seconds(options.turn_abort_after)
-        )
         self.intake = Intake(worker)
         self._filter = OrchestrationFilter(
             framework_versions=(VersionRange(minimum=(0, 0, 0), maximum=FRAMEWORK_VERSION),),
-            handlers=worker.registry.orchestration_keys,
+            handlers=worker.registry.startable_keys,
         )
         self._poll_ms = in_milliseconds(options.poll_interval)
         self._lock_ms = in_milliseconds(options.orchestration_lock_timeout)
@@ -163,8 +159,6 @@ class OrchestrationDispatcher:
         self.loop = asyncio.get_running_loop()
         self._scheduler = TurnScheduler(self._begin)
         self._fetch_tasks: list[asyncio.Task[None]] = []
-        self._background = BackgroundTasks()
-        self._releaser = LockReleaser(worker, self._background)
         self._turns = TurnRunner(
             worker,
             self._owner,
@@ -172,11 +166,11 @@ class OrchestrationDispatcher:
             activities=activities,
             live=self._live,
             scheduler=self._scheduler,
-            releaser=self._releaser,
-            background=self._background,
-            watchdog=self._watchdog,
             keep_lock_ms=self._lock_ms if self._keeps_locks else None,
         )
+        self._background = self._turns.background
+        self._releaser = self._turns.releaser
+        self._watchdog = self._turns.watchdog
         self._stopping = False
 
     # --- start and stop
@@ -261,13 +255,14 @@ class OrchestrationDispatcher:
     def check_arrival(self, item: work.ExternalRaised | work.QueueMessage) -> None:
         """Raise PayloadError if the instance is live here and waits for another type.
 
-        Only for the first message since its last turn: a later one may be for another wait.
+        Only for the first message since its last turn that fits a wait: a later one may be for
+        another wait.
         """
         live = self._live.get(item.instance_id)
         if live is None or not live.is_idle or live.sent_in_turn == live.execution.turn:
             return
-        live.execution.check_arrival(item)
-        live.sent_in_turn = live.execution.turn
+        if live.execution.check_arrival(item):
+            live.sent_in_turn = live.execution.turn
 
     def terminated(self, instance_id: str) -> None:
         """Stop working on an instance that an operator has ended."""

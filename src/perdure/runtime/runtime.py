@@ -91,7 +91,7 @@ class Runtime(Client):
             ask_instance,
             *loop_handlers(),
         )
-        self.registry = Registry(handlers, built_in, self.options.pinned_versions)
+        self.registry = Registry(handlers, built_in, self.options.pinned_versions, codec)
         self._schedules = check_schedules(schedules)
         _check_transactions(self.registry, self.provider)
         if self.options.run_activities:

@@ -15,6 +15,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from perdure.arguments import in_seconds
 from perdure.client.waiting import Ending
 from perdure.engine.outcome import ContinuedAsNew, Failed
 from perdure.engine.user_code import is_boundary
@@ -33,8 +34,9 @@ from perdure.model import work
 from perdure.model.failures import BlockReason
 from perdure.model.status import Status
 from perdure.runtime.commit_builder import build_commit, final_status
+from perdure.runtime.instances import LockReleaser
 from perdure.runtime.metrics import log
-from perdure.runtime.worker import Backoff
+from perdure.runtime.worker import BackgroundTasks, Backoff
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -45,9 +47,9 @@ if TYPE_CHECKING:
     from perdure.engine.outcome import TurnOutcome
     from perdure.providers.records import Claim, TurnCommit
     from perdure.runtime.activities import ActivityDispatcher
-    from perdure.runtime.instances import Arrival, Intake, LiveCache, LiveInstance, LockReleaser
+    from perdure.runtime.instances import Arrival, Intake, LiveCache, LiveInstance
     from perdure.runtime.orchestrations import TurnScheduler
-    from perdure.runtime.worker import BackgroundTasks, Worker
+    from perdure.runtime.worker import Worker
 
 T = TypeVar("T")
 
@@ -278,11 +280,9 @@ class TurnRunner:
         activities: ActivityDispatcher,
         live: LiveCache,
         scheduler: TurnScheduler,
-        releaser: LockReleaser,
-        background: BackgroundTasks,
-        watchdog: Watchdog,
         keep_lock_ms: int | None,
     ) -> None:
+        options = worker.options
         self._provider = worker.provider
         self._clock = worker.clock
         self._observer = worker.observer
@@ -292,13 +292,15 @@ class TurnRunner:
         self._activities = activities
         self._live = live
         self._scheduler = scheduler
-        self._releaser = releaser
-        self._background = background
-        self._watchdog = watchdog
+        self.background = BackgroundTasks()
+        self.releaser = LockReleaser(worker, self.background)
+        self.watchdog = Watchdog(
+            in_seconds(options.turn_warn_after), in_seconds(options.turn_abort_after)
+        )
         self._keep_lock_ms = keep_lock_ms
         """The time for which a commit keeps the lock; None if instances are not kept live."""
-        self._events_max = worker.options.history_events_max
-        self._bytes_max = worker.options.history_bytes_max
+        self._events_max = options.history_events_max
+        self._bytes_max = options.history_bytes_max
         self.start_deadline = StartDeadline(worker.clock)
         self.is_aborted = False
         self._told: set[str] = set()
@@ -324,7 +326,7 @@ class TurnRunner:
         if outcome is None:
             return
         if self._observer.sinks:
-            self._observer.turn_ran(live.execution, self._watchdog.elapsed())
+            self._observer.turn_ran(live.execution, self.watchdog.elapsed())
         self._live.used(live, turn.now_ms, len(outcome.delta))
         if outcome.ignored or outcome.children or outcome.detached or outcome.mistakes:
             self._warn(live, outcome)
@@ -384,7 +386,7 @@ class TurnRunner:
         failure: BaseException
         try:
             run_turn = live.execution.run_turn
-            return self._watchdog.run(live.instance_id, run_turn, turn.items, turn.now_ms)
+            return self.watchdog.run(live.instance_id, run_turn, turn.items, turn.now_ms)
         except (TurnTooLong, LimitReached) as error:
             reason, failure = BlockReason.LIMIT, error
         except Nondeterminism as error:
@@ -421,19 +423,19 @@ class TurnRunner:
             # Nothing is stored yet: the start goes through the queue, and is blocked from there.
             if reason is BlockReason.LIMIT:
                 block = self._intake.block(handler, reason, str(error))
-                self._releaser.remember_block(live.instance_id, block)
+                self.releaser.remember_block(live.instance_id, block)
             if turn.pending is not None:
                 self.answer_start(turn.pending)
         elif reason is None:
-            self._releaser.fail(live.instance_id, live.lock_token, error)
+            self.releaser.fail(live.instance_id, live.lock_token, error)
         elif reason is BlockReason.NONDETERMINISM and turn.completed_work:
             # The completion may belong to a deleted or replaced instance with the same id. It goes
             # through the queue now, where the store refuses it in that case.
-            self._releaser.release(live.lock_token)
+            self.releaser.release(live.lock_token)
         else:
             detail = error.mismatch or "" if isinstance(error, Nondeterminism) else ""
             block = self._intake.block(handler, reason, str(error), detail)
-            self._releaser.block(handler, live.instance_id, live.lock_token, block)
+            self.releaser.block(handler, live.instance_id, live.lock_token, block)
         self._forget_with_input(turn)
 
     # --- committing
@@ -471,7 +473,7 @@ class TurnRunner:
             else:
                 self._on_committed(turn)
         elif isinstance(error, ProviderError) and self._may_repeat(turn, error):
-            self._background.spawn(self._send_again(turn, error))
+            self.background.spawn(self._send_again(turn, error))
         else:
             self._undo(turn, error)
 
@@ -529,11 +531,11 @@ class TurnRunner:
         if isinstance(error, (LockLost, DuplicateEvent)):
             log.info("a turn of %r is refused: %s", live.instance_id, error)
             if live.start is None:
-                self._releaser.replay(live.lock_token)
+                self.releaser.replay(live.lock_token)
         elif error is not None:
             log.error("commit of %r failed: %s", live.instance_id, error)
             if live.start is None:
-                self._releaser.fail(live.instance_id, live.lock_token, error)
+                self.releaser.fail(live.instance_id, live.lock_token, error)
         if turn.pending is not None:
             self.answer_start(turn.pending, error=error)
         self._forget_with_input(turn)

@@ -81,7 +81,7 @@ class Environment:
         self.provider = provider or InMemoryProvider(store=MemoryStore(self.clock))
         self._options = options or _options(always_replay=always_replay)
         chosen = _substituted(handlers, substitutes or {})
-        check_lines(Registry(chosen))
+        check_lines(Registry(chosen, codec=codec))
         self.runtime = _JumpingRuntime(
             self.provider,
             chosen,
@@ -233,7 +233,7 @@ class _JumpingRuntime(Runtime):
         async for view in self.admin.instances(InstanceQuery(statuses=live)):
             steps = (await self.describe(view.id)).waiting_for
             waits = ", ".join(map(self._described, steps)) or "nothing"
-            if view.name not in {name for name, _ in self.registry.orchestration_keys}:
+            if view.name not in {name for name, _ in self.registry.startable_keys}:
                 waits = f"{view.name}, which is not registered here"
             reason = f" ({view.block.reason}: {view.block.message})" if view.block else ""
             lines.append(f"  {view.name} {view.id!r} is {view.status}{reason}, waits for {waits}")

@@ -34,7 +34,7 @@ def assert_replays(
     started = recorded[0] if recorded else None
     if not isinstance(started, events.OrchestrationStarted):
         raise UsageError("a history begins with OrchestrationStarted")
-    handler = Registry(handlers).resolve_orchestration(started.name, started.version)
+    handler = Registry(handlers, codec=codec).resolve_orchestration(started.name, started.version)
     kv = {key: bytes(codec.encode(value)).decode() for key, value in (state or {}).items()}
     Execution.replay(handler, recorded, kv=kv, codec=codec).close()
 

@@ -505,10 +505,33 @@ class ToyProvider(Provider):
 
     # --- orchestrator queue
 
+    async def _enqueue_many_for_orchestrator(self, messages, delay_ms, condition):
+        self._check_room(messages, delay_ms)
+        return [
+            await self._enqueue_for_orchestrator(message, delay_ms, condition)
+            for message in messages
+        ]
+
+    def _check_room(self, messages, delay_ms) -> None:
+        mail = [each for each in messages if rules.is_mail(each.kind) and not delay_ms]
+        for instance_id in {each.instance_id for each in mail}:
+            queued = [
+                row.message for row in self._store.messages if rules.is_mail(row.message.kind)
+            ]
+            sizes = [
+                len(each.body.encode())
+                for each in (*queued, *mail)
+                if each.instance_id == instance_id and each.visible_at_ms is None
+            ]
+            bounds = self.mail_max, self.mail_bytes_max
+            if rules.is_full(len(sizes), sum(sizes), *bounds):
+                raise rules.queue_full(instance_id, len(sizes), sum(sizes), *bounds)
+
     async def _enqueue_for_orchestrator(self, message, delay_ms, condition):
         now_ms = self._clock.now_ms()
         if not self._meets(message.instance_id, condition):
             return False
+        self._check_room([message], delay_ms)
         self._store.messages.append(self._row(message, now_ms, delay_ms))
         self._hub.notify([message.instance_id])
         return True

@@ -179,7 +179,21 @@ def test_a_timer_in_another_branch_is_a_wait_of_its_own():
             {"name": "ship", "child_instance_id": "o-1::1.2"},
             "Waiting 1m for ship 'o-1::1.2'",
         ),
-        (events.ActivityScheduled, {"name": "pay"}, "Running pay for 1m"),
+        (
+            events.ActivityScheduled,
+            {"name": "perdure.instance_result", "input": raw('["o-7"]')},
+            "Waiting 1m for the end of instance 'o-7'",
+        ),
+        (
+            events.ActivityScheduled,
+            {"name": "perdure.instance_result", "input": raw('["promise:paid:7"]')},
+            "Waiting 1m for promise 'paid:7'",
+        ),
+        (
+            events.ActivityScheduled,
+            {"name": "pay"},
+            "pay has ended; its outcome waits for a worker",
+        ),
     ],
 )
 def test_one_open_step_is_named(kind, fields, sentence):
@@ -239,7 +253,8 @@ def test_a_sentence_says_that_no_worker_is_running():
     book = Book()
     book.add(events.ActivityScheduled, op="0/1", name="pay")
 
-    alone = explain(info(), steps_of(book.history), QueueContext(), NOW + 60_000)
+    running = QueueContext(attempts=(attempt(is_running=True),))
+    alone = explain(info(), steps_of(book.history), running, NOW + 60_000)
 
     assert alone.sentence == "Running pay for 1m; no worker is running"
 

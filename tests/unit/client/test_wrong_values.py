@@ -52,6 +52,8 @@ MADE = [
     (lambda: InstanceQuery(instance_ids="order-1"), r"\('order-1',\), not 'order-1'"),
     (lambda: InstanceQuery(completed_before="x"), "completed_before.*'x'"),
     (lambda: PruneOptions(completed_before="x"), "completed_before.*'x'"),
+    (lambda: TagFilter(mode="any"), r"TagFilter.only\('gpu'\) and the like.*'any'"),
+    (lambda: TagFilter(tags=frozenset({"a"})), r"TagFilter.only\('a'\) and the like"),
     (lambda: TagFilter.only(5), "tag must be a string.*5"),
     (lambda: TagFilter.only(""), "tag must not be empty"),
     (lambda: TagFilter.only(["gpu"]), r"tag must be a string.*\['gpu'\]"),

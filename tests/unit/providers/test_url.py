@@ -63,6 +63,8 @@ _RIGHT_VALUES = {
     "durability": "relaxed",
     "listen": "false",
     "answer_timeout": "5s",
+    "mail_bytes_max": "7",
+    "mail_max": "7",
     "orphan_grace": "5s",
     "pool_size": "7",
     "prepare": "false",
@@ -122,6 +124,8 @@ def test_an_unknown_option_is_refused_with_the_known_ones(scheme, tail, tmp_path
         ("sqlite:///shop.db?durability=fast", "'full' or 'relaxed', not 'fast'"),
         ("file:./store?archive=soon", "archive in the URL of a store: 'soon' is no length of time"),
         ("sqlite:///shop.db?orphan_grace=1s&orphan_grace=2s", "'orphan_grace' twice"),
+        ("memory:?mail_max=many", "mail_max in the URL of a store is a whole number, not 'many'"),
+        ("memory:?mail_max=0", "mail_max must be at least 1, not 0"),
         ("shop.db?durability=relaxed", "write sqlite:///shop.db[?]durability=relaxed"),
     ],
 )

@@ -1,29 +1,34 @@
 // Home: what needs attention, numbers, workers, the store.
 import { type Attention, type Home, read } from "../api";
-import { counted, duration, glyph } from "../format";
+import { bytes, counted, duration, glyph } from "../format";
 import { link } from "../place";
 import { Loading, Problem, useRead } from "../parts";
-import { bulk } from "../actions";
+import { bulk, may, title } from "../actions";
 
 const ORDER = ["Running", "Pending", "Paused", "Blocked", "Failed", "Completed", "Cancelled", "Terminated"];
 
 export function HomePage() {
-  const { value, error } = useRead(() => read<Home>("/home"), []);
+  const { value, error, again } = useRead(() => read<Home>("/home"), []);
   if (!value) return error ? <Problem error={error} /> : <Loading />;
+  const oldest = Math.max(value.work.oldest_ms ?? 0, value.messages.oldest_ms ?? 0);
   return (
     <>
       <section aria-labelledby="attention">
-        <h2 id="attention">Needs attention</h2>
+        <h1 id="attention">Needs attention</h1>
         {value.attention.length === 0 ? (
           <p class="calm">
-            <span aria-hidden="true">✓</span> Nothing. {counted(value.counts.Running ?? 0, "instance")} running, {counted(value.workers, "worker")}.
+            <span aria-hidden="true">✓</span> Nothing. {counted(value.counts.Running ?? 0, "run")} running, {counted(value.workers, "worker")}.
           </p>
         ) : (
-          <ul class="attention">{value.attention.map((each) => <Item key={each.kind + each.sentence} each={each} />)}</ul>
+          <ul class="attention">
+            {value.attention.map((each) => (
+              <Item key={each.kind + each.sentence} each={each} again={again} />
+            ))}
+          </ul>
         )}
       </section>
       <section aria-labelledby="statuses">
-        <h2 id="statuses">Instances</h2>
+        <h2 id="statuses">Runs</h2>
         <ul class="tiles">
           {ORDER.filter((status) => value.counts[status]).map((status) => (
             <li key={status}>
@@ -45,75 +50,102 @@ export function HomePage() {
       <Series home={value} />
       <section aria-labelledby="work">
         <h2 id="work">Work</h2>
-        <dl class="facts">
-          <dt>workers</dt>
-          <dd>
-            <a href={link("workers")}>{counted(value.workers, "worker")}</a>, {value.busy} of {value.slots} slots busy
-          </dd>
-          <dt>activities</dt>
-          <dd>
-            {value.work.ready} ready, {value.work.locked} running, {value.work.later} later
-            {value.work.oldest_ms ? `; the oldest waits ${duration(value.work.oldest_ms)}` : ""}
-          </dd>
-          <dt>messages</dt>
-          <dd>
-            {value.messages.ready} ready, {value.messages.later} later
-            {value.messages.oldest_ms ? `; the oldest waits ${duration(value.messages.oldest_ms)}` : ""}
-          </dd>
-        </dl>
+        <ul class="strip">
+          <li>
+            <h3>
+              <a href={link("workers")}>Workers</a>
+            </h3>
+            <p>
+              {counted(value.workers, "worker")}, {value.busy} of {value.slots} slots busy
+            </p>
+          </li>
+          <li>
+            <h3>Queues</h3>
+            <p>
+              {counted(value.work.ready, "ready activity", "ready activities")}, {value.work.locked} running, {value.work.later} later; {counted(value.messages.ready, "ready message")}
+            </p>
+            <p class={oldest > 60_000 ? "again" : "dim"}>{oldest > 0 ? `the oldest ready work waits ${duration(oldest)}` : "no ready work waits"}</p>
+          </li>
+          <li>
+            <h3>
+              <a href={link("store")}>Store</a>
+            </h3>
+            <p>
+              {value.store.provider}, {bytes(value.store.size_bytes)}
+            </p>
+            <p class="dim place">{value.store.location}</p>
+          </li>
+        </ul>
       </section>
     </>
   );
 }
 
-function Item({ each }: { each: Attention }) {
+function Item({ each, again }: { each: Attention; again: () => void }) {
   return (
     <li class={each.severity}>
-      <div>
+      <span class="sign" aria-hidden="true">
+        {each.severity === "bad" ? "■" : "▲"}
+      </span>
+      <div class="what">
         <b>
-          <span aria-hidden="true">{each.severity === "bad" ? "■" : "!"}</span> {each.sentence}
+          {each.sentence} {each.count > 1 && <span class="count">{each.count.toLocaleString("en")}</span>}
         </b>
         <p>{each.advice}</p>
       </div>
       <div class="buttons">
-        {each.query && <a class="button" href={link("runs", { q: each.query })}>show</a>}
-        {each.kind === "failed" && <a class="button" href={link("errors")}>errors</a>}
-        {each.kind === "letters" && <a class="button" href={link("store")}>letters</a>}
-        {each.kind === "overdue" && <a class="button" href={link("workers")}>workers</a>}
-        {each.action && <button onClick={() => void bulk(each.action!, { q: each.query })}>{each.action} all</button>}
+        {each.query && (
+          <a class="button" href={link("runs", { q: each.query })}>
+            Show
+          </a>
+        )}
+        {each.page && (
+          <a class="button" href={link(each.page)}>
+            {each.page[0]!.toUpperCase() + each.page.slice(1)}
+          </a>
+        )}
+        {each.action && may("admin") && <button onClick={() => void bulk(each.action!, { q: each.query }, again)}>{title(each.action)} all</button>}
       </div>
     </li>
   );
 }
 
+const TALL = 88;
+
 function Series({ home }: { home: Home }) {
   const most = Math.max(1, ...home.series.map((each) => Math.max(each.started, each.completed + each.failed)));
   const wide = 600 / home.series.length;
-  const tall = (number: number) => (number / most) * 60;
+  const tall = (number: number) => (number / most) * TALL;
   const total = (key: "started" | "completed" | "failed") => home.series.reduce((sum, each) => sum + each[key], 0);
   return (
     <section aria-labelledby="hour">
       <h2 id="hour">The last hour</h2>
-      <p>
-        {total("started") >= 1000 ? "Of the newest 1,000 runs: " : ""}
-        {total("started")} started, {total("completed")} completed, <span class={total("failed") ? "error" : ""}>{total("failed")} failed</span>
-      </p>
-      <svg class="series" viewBox="0 0 600 70" preserveAspectRatio="none" role="img" aria-label="Started, completed and failed instances in the last hour">
-        {home.series.map((each, i) => (
-          <g key={each.at}>
-            <title>
-              {new Date(each.at).toLocaleTimeString()}: {each.started} started, {each.completed} completed, {each.failed} failed
-            </title>
-            <rect class="started" x={i * wide + 1} y={64 - tall(each.started)} width={wide / 2 - 1.5} height={tall(each.started)} />
-            <rect class="completed" x={i * wide + wide / 2} y={64 - tall(each.completed)} width={wide / 2 - 1.5} height={tall(each.completed)} />
-            <rect class="failed" x={i * wide + wide / 2} y={64 - tall(each.completed) - tall(each.failed)} width={wide / 2 - 1.5} height={tall(each.failed)} />
-          </g>
-        ))}
-        <line x1="0" x2="600" y1="64.5" y2="64.5" />
-      </svg>
-      <p class="legend" aria-hidden="true">
-        <span class="key started" /> started <span class="key completed" /> completed <span class="key failed" /> failed
-      </p>
+      <figure class="series">
+        <figcaption>
+          {total("started") >= 1000 ? "Of the newest 1,000 runs: " : ""}
+          <span class="key started" aria-hidden="true" /> {total("started").toLocaleString("en")} started
+          <span class="key completed" aria-hidden="true" /> {total("completed").toLocaleString("en")} completed
+          <span class="key failed" aria-hidden="true" /> <span class={total("failed") ? "error" : ""}>{total("failed").toLocaleString("en")} failed</span>
+          <span class="most dim">at most {counted(most, "run")} in 2 minutes</span>
+        </figcaption>
+        <svg viewBox={`0 0 600 ${TALL + 1}`} preserveAspectRatio="none" aria-hidden="true">
+          {home.series.map((each, i) => (
+            <g key={each.at}>
+              <title>
+                {new Date(each.at).toLocaleTimeString()}: {each.started} started, {each.completed} completed, {each.failed} failed
+              </title>
+              <rect class="started" x={i * wide + 2} y={TALL - tall(each.started)} width={wide / 2 - 2.5} height={tall(each.started)} />
+              <rect class="completed" x={i * wide + wide / 2} y={TALL - tall(each.completed)} width={wide / 2 - 2.5} height={tall(each.completed)} />
+              <rect class="failed" x={i * wide + wide / 2} y={TALL - tall(each.completed) - tall(each.failed)} width={wide / 2 - 2.5} height={tall(each.failed)} />
+            </g>
+          ))}
+        </svg>
+        <div class="hours dim" aria-hidden="true">
+          <span>60 min ago</span>
+          <span>30 min</span>
+          <span>now</span>
+        </div>
+      </figure>
     </section>
   );
 }

@@ -1,64 +1,55 @@
 // One run: what it does, why not further, what can be done; its picture, source, events, family.
 import { useEffect, useState } from "preact/hooks";
-import { ApiError, type Details, type Mismatch, type Tree, type Wait, read, settings } from "../api";
-import { RerunForm, SendForm, act, fitting, may } from "../actions";
-import { ago, clock, duration, glyph, json, ms, quoted } from "../format";
+import { ApiError, type Details, type Event, type Mismatch, type StateEntry, type Tree, type Wait, read, save, saveReport } from "../api";
+import { SendForm, act, fitting, may, rerun, title } from "../actions";
+import { ago, clock, counted, duration, glyph, json, ms, quoted } from "../format";
 import { Journal } from "../journal";
-import { go, link, place } from "../place";
-import { Copy, Countdown, Json, Loading, Problem, Rows, RunLink, Status, useRead } from "../parts";
+import { go, inFile, place, runLink } from "../place";
+import { Code, Copy, Json, Loading, Problem, Rows, RunLink, Sentence, Status, say, useRead, wordOf } from "../parts";
 
 const TABS = ["journal", "source", "events", "state", "family", "compare"];
+const TABS_OF_FILE = ["journal", "events", "state", "family"];
 
-export function RunPage() {
+export function RunPage({ id: fixed }: { id?: string }) {
   const given = place.value.given;
-  const id = given.get("id") ?? "";
+  const id = fixed ?? given.get("id") ?? "";
   const execution = given.get("execution");
   const tab = given.get("tab") ?? "journal";
   const { value: run, error, again } = useRead(() => read<Details>("/run", { id, execution }), [id, execution], "run", id);
-  if (!run) return error ? <Problem error={error} /> : <Loading />;
-  const waits = run.steps.filter((step) => step.state === "open" && (step.kind === "event" || step.kind === "message"));
-  const step = Number(given.get("step") ?? 0) || null;
+  const isOpen = run !== null && !run.completed_at;
+  useEffect(() => {
+    // The sentence says how long it has waited.
+    if (!isOpen || inFile()) return;
+    const timer = setInterval(() => !document.hidden && void again(), 30_000);
+    return () => clearInterval(timer);
+  }, [id, execution, isOpen]);
+  if (!run || run.id !== id) return error ? <Problem error={error} /> : <Loading />;
   return (
     <>
-      <header class={`run ${run.status.toLowerCase()}`}>
+      <header class="run">
+        <h1>
+          <span class="id">{run.id}</span> <Copy text={run.id} />
+        </h1>
         <p class="dim">
+          <span class="name">
+            {run.name}
+            {run.version ? `@${run.version}` : ""}
+          </span>{" "}
+          · started <time title={clock(run.created_at)}>{ago(run.created_at)}</time> · {counted(run.events, "event")}
           {run.parent && (
             <>
-              child of <RunLink id={run.parent} /> ·{" "}
+              {" "}
+              · child of <RunLink id={run.parent} />
             </>
           )}
-          {run.name}
-          {run.version ? `@${run.version}` : ""} · started {ago(run.created_at)} ({clock(run.created_at)})
           {run.executions.length > 1 && <Executions run={run} />}
         </p>
-        <h1>
-          <Status run={run} /> <span class="id">{run.id}</span> <Copy text={run.id} />
-        </h1>
-        <p class="sentence">
-          {run.sentence}
-          <Countdown to={run.due_at} />
-        </p>
-        {error && <Problem error={error} />}
-        <Why run={run} />
-        <div class="buttons">
-          {fitting(run.status)
-            .filter((action) => may(action === "terminate" || action === "delete" ? "admin" : "operate"))
-            .map((action, i) => (
-              <button key={action} class={i === 0 && action === "retry" ? "primary" : ""} onClick={() => act(action, run, again)}>
-                {action}
-              </button>
-            ))}
-          <Copy text={run.commands.join("\n")} label="copy commands" />
-          <a class="button" download={`${run.id}.json`} href={`data:application/json,${encodeURIComponent(json(run, 2))}`}>
-            download
-          </a>
-        </div>
-        {may("operate") && waits.map((wait) => <SendForm key={wait.event} id={run.id} name={name(wait.call)} kind={wait.kind} done={again} />)}
-        {may("operate") && <RerunForm run={run} from={step} />}
       </header>
+      {error && <Problem error={error} />}
+      <Now run={run} again={again} />
       <nav class="tabs" aria-label="Parts of the run">
-        {TABS.map((each) => (
-          <a key={each} href={link("run", { id, execution, tab: each === "journal" ? null : each })} aria-current={tab === each ? "page" : undefined}>
+        {(inFile() ? TABS_OF_FILE : TABS).map((each) => (
+          <a key={each} href={runLink(id, { execution, tab: each === "journal" ? null : each })} aria-current={tab === each ? "page" : undefined}>
             {each}
           </a>
         ))}
@@ -82,7 +73,7 @@ function Executions({ run }: { run: Details }) {
     <span class="executions">
       {" "}
       · execution{" "}
-      <select aria-label="Execution" value={run.execution} onChange={(event) => go(link("run", { id: run.id, execution: event.currentTarget.value }))}>
+      <select aria-label="Execution" value={run.execution} onChange={(event) => go(runLink(run.id, { execution: event.currentTarget.value }))}>
         {run.executions.map((each) => (
           <option key={each} value={each}>
             {each}
@@ -94,34 +85,86 @@ function Executions({ run }: { run: Details }) {
   );
 }
 
-// Why it does not go further, or why it failed, and what to do.
+// --- what it is doing, why it does not go further, what can be done
+
+const ADVICE: Record<string, string> = {
+  retrying: "Nothing needs to be done: the next attempt begins by itself. If the cause stays, fix and deploy, or cancel.",
+  sleeping: "Nothing needs to be done: it wakes up by itself.",
+  blocked: "Nothing is lost. Deploy code that fits, and it goes on by itself; or retry now.",
+  failed: "Fix the cause, then retry: it goes on from where it failed, and finished steps stay finished.",
+  paused: "Resume lets it go on from where it stands.",
+  pending: "A worker that has its code takes it up: perdure worker MODULE",
+  cancelled: "Retry lets it go on from where it was stopped.",
+  terminated: "Retry lets it go on from where it was stopped.",
+};
+
+function Now({ run, again }: { run: Details; again: () => void }) {
+  const word = wordOf(run);
+  const isHeld = word === "blocked" || word === "paused";
+  const waits = isHeld ? [] : run.steps.filter((step) => step.state === "open" && (step.kind === "event" || step.kind === "message"));
+  const actions = fitting(run.status).filter((action) => may(action === "terminate" || action === "delete" ? "admin" : "operate"));
+  const advice = waits.length && word === "waiting" ? (may("operate") ? "Send the answer to let it go on." : "It goes on when the answer is sent.") : ADVICE[word];
+  return (
+    <section class={`now-card ${word}`} aria-label="What it is doing">
+      <p class="sentence">
+        <Status run={run} />
+        <Sentence text={sentence(run, word)} due={inFile() ? null : run.due_at} />
+      </p>
+      <Why run={run} />
+      {advice && <p class="advice">{advice}</p>}
+      {may("operate") && waits.map((wait) => <SendForm key={wait.event} id={run.id} name={name(wait.call)} kind={wait.kind} done={again} />)}
+      {run.unread.length > 0 && <p class="dim">Arrived and not asked for yet: {run.unread.map((each) => `${each.kind} ${each.name}${each.count > 1 ? ` ×${each.count}` : ""}`).join(", ")}</p>}
+      <div class="buttons">
+        {actions
+          .filter((action) => action !== "terminate" && action !== "delete")
+          .map((action) => (
+            <button key={action} class={action === "retry" || action === "resume" ? "primary" : ""} onClick={() => act(action, run, again)}>
+              {title(action)}
+            </button>
+          ))}
+        {may("operate") && <button onClick={() => rerun(run)}>Rerun…</button>}
+        {actions
+          .filter((action) => action === "terminate" || action === "delete")
+          .map((action) => (
+            <button key={action} class="warn" onClick={() => act(action, run, again)}>
+              {title(action)}
+            </button>
+          ))}
+        <span class="space" />
+        <Copy text={run.commands.join("\n")} label="Copy commands" />
+        <button class="quiet" onClick={() => save(`${run.id}.json`, new Blob([json(run, 2)], { type: "application/json" }))}>
+          Save JSON
+        </button>
+        {!inFile() && (
+          <button class="quiet" title="One file that needs no server, to keep or to send" onClick={() => void saveReport(run.id).catch((error: Error) => say(error.message, true))}>
+            Save page
+          </button>
+        )}
+      </div>
+    </section>
+  );
+}
+
+// The status is a word of its own, so the sentence does not begin with it once more.
+function sentence(run: Details, word: string): string {
+  const full = run.sentence ?? "";
+  const text = full.toLowerCase().startsWith(word) ? full.slice(word.length).replace(/^[,:]?\s+/, "") : full;
+  if (word === "completed" && run.output !== null) return `${text} → ${json(run.output).slice(0, 200)}`;
+  return text;
+}
+
+// Why it does not go further, or why it failed.
 function Why({ run }: { run: Details }) {
   const detail = run.block?.detail;
-  if (run.block)
-    return (
-      <div class="problem">
-        {typeof detail === "object" && detail ? (
-          <Columns mismatch={detail} />
-        ) : (
-          <pre tabIndex={0}>{detail || run.block.message}</pre>
-        )}
-        <p>Nothing is lost. Deploy fixed code, and it goes on by itself; or retry now.</p>
-        <pre tabIndex={0}>perdure retry {quoted(run.id)}</pre>
-      </div>
-    );
+  if (run.block) return typeof detail === "object" && detail ? <Columns mismatch={detail} /> : <pre tabIndex={0}>{detail || run.block.message}</pre>;
   if (run.status === "Failed" && run.traceback)
     return (
-      <div class="problem">
-        <details>
-          <summary>
-            {run.failure?.type_name}: {run.failure?.message}
-          </summary>
-          <pre tabIndex={0}>{run.traceback}</pre>
-        </details>
-        <p>After a fix, retry lets it go on from where it failed: finished steps stay finished.</p>
-      </div>
+      <details>
+        <summary>Traceback</summary>
+        <pre tabIndex={0}>{run.traceback}</pre>
+      </details>
     );
-  if (run.problem) return <div class="problem">{run.problem}</div>;
+  if (run.problem) return <pre tabIndex={0}>{run.problem}</pre>;
   return null;
 }
 
@@ -129,14 +172,19 @@ function Columns({ mismatch }: { mismatch: Mismatch }) {
   return (
     <div class="columns">
       <div>
-        <b>history says</b>
+        <h2 class="sub">history says</h2>
         <pre tabIndex={0}>{mismatch.recorded}</pre>
       </div>
       <div>
-        <b>the code did</b>
+        <h2 class="sub">the code did</h2>
         <pre tabIndex={0}>{mismatch.performed}</pre>
       </div>
-      {mismatch.diff && <pre tabIndex={0}>{mismatch.diff.join("\n")}</pre>}
+      {mismatch.diff && (
+        <details>
+          <summary>Difference{mismatch.site ? ` at ${mismatch.site}` : ""}</summary>
+          <pre tabIndex={0}>{mismatch.diff.join("\n")}</pre>
+        </details>
+      )}
     </div>
   );
 }
@@ -161,7 +209,7 @@ function SourceTab({ run }: { run: Details }) {
     <section>
       {value.why_not && <p class="calm">{value.why_not}</p>}
       {value.file && <p class="dim">{value.file}</p>}
-      <ol class="source" start={value.first_line}>
+      <ol class="source" start={value.first_line} tabIndex={0} aria-label="Source">
         {value.lines.map((text, i) => {
           const line = value.first_line + i;
           const wait = waiting.get(line);
@@ -189,11 +237,9 @@ function SourceTab({ run }: { run: Details }) {
 
 // --- events
 
-interface Event {
-  id: number;
-  type: string;
-  at: string;
-  data: unknown;
+interface EventsPage {
+  events: Event[];
+  next_after: number | null;
 }
 
 function EventsTab({ run }: { run: Details }) {
@@ -202,27 +248,26 @@ function EventsTab({ run }: { run: Details }) {
   const [filter, setFilter] = useState("");
   const [opened, setOpened] = useState<number | null>(null);
   const more = async (after: number, before: Event[]) => {
-    const page = await read<{ events: Event[]; next_after: number | null }>("/run/events", { id: run.id, execution: run.execution, after, limit: 2000 });
+    const page = await read<EventsPage>("/run/events", { id: run.id, execution: run.execution, after, limit: 2000, text: filter });
     setEvents([...before, ...page.events]);
     setNext(page.next_after);
   };
   useEffect(() => {
-    void more(0, []);
-  }, [run.id, run.execution, run.events]);
-  const wanted = filter.toLowerCase();
-  const shown = events.filter((event) => !wanted || `${event.type} ${json(event.data)}`.toLowerCase().includes(wanted));
-  const start = ms(events[0]?.at);
+    const wait = setTimeout(() => void more(0, []), filter ? 200 : 0);
+    return () => clearTimeout(wait);
+  }, [run.id, run.execution, run.events, filter]);
+  const start = ms(run.created_at);
   return (
     <section>
       <div class="filter">
-        <input aria-label="Filter events" placeholder="filter: failed, charge, …" value={filter} onInput={(event) => setFilter(event.currentTarget.value)} />
+        <input aria-label="Filter events" placeholder="a text in the type or data: Failed, charge, …" value={filter} onInput={(event) => setFilter(event.currentTarget.value)} />
         <span class="dim">
-          {shown.length} of {run.events} events
+          {events.length.toLocaleString("en")} of {counted(run.events, "event")}
         </span>
       </div>
       <Rows
-        items={shown}
-        height={30}
+        items={events}
+        height={32}
         render={(event) => (
           <div key={event.id} class="event">
             <button class="code" aria-expanded={opened === event.id} onClick={() => setOpened(opened === event.id ? null : event.id)}>
@@ -230,7 +275,7 @@ function EventsTab({ run }: { run: Details }) {
               <span class="at">+{duration(ms(event.at) - start)}</span>
               <b>{event.type}</b> <span class="dim">{json(event.data).slice(0, 160)}</span>
             </button>
-            {opened === event.id && <Json value={event.data} />}
+            {opened === event.id && <WholeEvent run={run} event={event} />}
           </div>
         )}
       />
@@ -239,10 +284,20 @@ function EventsTab({ run }: { run: Details }) {
   );
 }
 
+// A long payload is cut in the list, and whole here.
+function WholeEvent({ run, event }: { run: Details; event: Event }) {
+  const [data, setData] = useState(event.data);
+  useEffect(() => {
+    if (typeof event.data === "string" && !inFile())
+      void read<Event>("/run/event", { id: run.id, execution: run.execution, event: event.id }).then((found) => setData(found.data));
+  }, [event.id]);
+  return <Json value={data} />;
+}
+
 // --- state, family, compare
 
 function StateTab({ run }: { run: Details }) {
-  const { value } = useRead(() => read<{ entries: { key: string; value: unknown; updated_at: string }[] }>("/run/state", { id: run.id }), [run.id, run.updated_at], "");
+  const { value } = useRead(() => read<{ entries: StateEntry[] }>("/run/state", { id: run.id }), [run.id, run.updated_at], "");
   return (
     <section class="state">
       <h2>Input</h2>
@@ -314,7 +369,7 @@ function CompareTab({ run }: { run: Details }) {
         class="filter"
         onSubmit={(event) => {
           event.preventDefault();
-          go(link("run", { id: run.id, tab: "compare", with: text }));
+          go(runLink(run.id, { tab: "compare", with: text }));
         }}
       >
         <input aria-label="Compare with" placeholder="id of another run; empty: the last that completed" value={text} onInput={(event) => setText(event.currentTarget.value)} />
@@ -347,7 +402,7 @@ function CompareTab({ run }: { run: Details }) {
           </button>
         </>
       )}
-      {settings.value?.has_code === false && <p class="dim">perdure diff {quoted(run.id)} OTHER</p>}
+      <Code text={`perdure diff ${quoted(run.id)} ${value ? quoted(value.right) : "OTHER"}`} />
     </section>
   );
 }

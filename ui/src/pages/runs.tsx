@@ -1,8 +1,8 @@
 // Runs: a query, views, a table with the sentence of what each run is doing.
 import { useSignal } from "@preact/signals";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { type ApiError, type Run, read } from "../api";
-import { bulk, may, readCount } from "../actions";
+import { type ApiError, type Run, counts, read } from "../api";
+import { bulk, may, title } from "../actions";
 import { ago, counted, duration, json, ms, short } from "../format";
 import { go, link, place } from "../place";
 import { follow } from "../api";
@@ -11,12 +11,25 @@ import { Loading, Problem, RunLink, Status } from "../parts";
 const VIEWS: [string, string][] = [
   ["All", ""],
   ["Open", "status:open"],
+  ["Paused", "status:paused"],
   ["Blocked", "status:blocked"],
   ["Failed", "status:failed"],
   ["Last hour", "created:<1h"],
   ["Roots", "parent:none"],
 ];
 const QUALIFIERS = ["status:running", "status:pending", "status:blocked", "status:paused", "status:failed", "status:completed", "status:cancelled", "status:open", "status:ended", "name:", "version:", "id:", "text:", "parent:none", "parent:", "created:<1h", "created:>7d", "completed:<1d"];
+
+const OPEN = ["Pending", "Running", "Paused", "Blocked"];
+
+// The number of runs in a view, from the counts that the stream brings; none for the others.
+function countOf(name: string): number | null {
+  const known = counts.value;
+  const sum = (statuses: string[]) => statuses.reduce((total, each) => total + (known[each] ?? 0), 0);
+  if (Object.keys(known).length === 0) return null;
+  if (name === "All") return sum(Object.keys(known));
+  if (name === "Open") return sum(OPEN);
+  return name === "Paused" || name === "Blocked" || name === "Failed" ? sum([name]) : null;
+}
 
 interface Page {
   runs: Run[];
@@ -32,7 +45,6 @@ export function RunsPage() {
   const [news, setNews] = useState(0);
   const [chosen, setChosen] = useState(new Set<string>());
   const at = useSignal(-1);
-  const [counts, setCounts] = useState<Record<string, number>>({});
   const shown = useRef(q);
 
   const load = async (more = false) => {
@@ -68,12 +80,6 @@ export function RunsPage() {
     setNews(page.runs.filter((run) => !mine.has(run.id)).length);
   };
   useEffect(() => follow(null, () => latest.current()), []);
-  useEffect(() => {
-    void Promise.all(VIEWS.map(async ([name, query]) => [name, await readCount(query)] as const))
-      .then((pairs) => setCounts(Object.fromEntries(pairs)))
-      .catch(() => {});
-  }, [runs === null]);
-
   // An effect runs after the rows are painted, so it would handle a quick key with old values.
   // The reference changes with the rows, and the signal with the key.
   const press = useRef<(event: KeyboardEvent) => void>(() => {});
@@ -134,16 +140,16 @@ export function RunsPage() {
       <nav class="views" aria-label="Views">
         {VIEWS.map(([name, query]) => (
           <a key={name} href={link("runs", { q: query })} aria-current={query === q ? "page" : undefined}>
-            {name} <span class="dim">{counts[name]?.toLocaleString("en") ?? ""}</span>
+            {name} <span class="dim">{countOf(name)?.toLocaleString("en") ?? ""}</span>
           </a>
         ))}
       </nav>
       {may("admin") && (
         <div class="bulk">
-          <span class="dim">{chosen.size ? `${chosen.size} selected` : q ? "all that match" : "select rows, or search,"} →</span>
-          {actions.map((action) => (
-            <button key={action} disabled={!chosen.size && !q} onClick={() => void bulk(action, targets, () => void load())}>
-              {action}
+          <span class="dim">{chosen.size ? `${chosen.size} selected` : q ? "All that match" : "Select rows, or search, to act on many"}</span>
+          {(chosen.size || q ? actions : []).map((action) => (
+            <button key={action} class="small" onClick={() => void bulk(action, targets, () => void load())}>
+              {title(action)}
             </button>
           ))}
         </div>
@@ -161,12 +167,12 @@ export function RunsPage() {
         <table class="runs">
           <thead>
             <tr>
-              {may("admin") && <th class="check" aria-label="Select" />}
-              <th>Status</th>
-              <th>Name</th>
-              <th>Id</th>
-              <th class="wide">Started</th>
-              <th class="wide">Took</th>
+              {may("admin") && <th class="check"><span class="unseen">Select</span></th>}
+              <th class="c-status">Status</th>
+              <th class="c-name">Name</th>
+              <th class="c-id">Id</th>
+              <th class="wide c-time">Started</th>
+              <th class="wide c-time">Took</th>
               <th>Now</th>
             </tr>
           </thead>
@@ -204,6 +210,6 @@ export function RunsPage() {
 
 function now(run: Run): string {
   if (run.status === "Completed") return run.output === null ? "" : `→ ${short(json(run.output))}`;
-  const custom = run.custom_status === null ? "" : ` · ${short(json(run.custom_status), 60)}`;
+  const custom = run.custom_status === null || run.name.startsWith("perdure.") ? "" : ` · ${short(json(run.custom_status), 60)}`;
   return short(run.sentence ?? "", 200) + custom;
 }

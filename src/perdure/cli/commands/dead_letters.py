@@ -54,7 +54,7 @@ dead_letters = Group(
     type=click.IntRange(1, _LIMIT_MAX),
     default=1000,
     show_default=True,
-    help="At most so many.",
+    help="At most this many.",
 )
 @output_option("table", "json", "ids")
 async def list_letters(session: Session, limit: int, output: str) -> None:

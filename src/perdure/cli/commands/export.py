@@ -83,12 +83,13 @@ _LINE_CHARACTERS_MAX: Final = 512 * 1024 * 1024
 def export(
     instance_ids: tuple[str, ...], query: str | None, file: Path | None, delete: bool
 ) -> None:
-    """Write instances, whole, as one JSON document a line: history, state, queued messages.
+    """Write instances as JSON, one a line: history, state, queued messages.
 
-    A last line counts them: a file without it is a part, and is not imported. An instance that is
-    named comes with its children, for which it may wait. They can be imported into any store, and
-    replayed with perdure replay. Several that run are refused if one goes on meanwhile: pause them
-    first. With --delete it is the archive of a store: perdure import brings instances back.
+    The last line counts them; a file without it is incomplete and is not imported. An instance
+    is written with its children. The file can be imported into any store, and replayed with
+    perdure replay. If one of several running instances continues during the export, the export
+    is refused: pause them first. With --delete it is the archive of a store: perdure import brings
+    instances back.
     """
     if bool(instance_ids) == (query is not None):
         raise UsageError("name instances or a query: perdure export o-1, or --query status:failed")

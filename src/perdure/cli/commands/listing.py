@@ -114,7 +114,7 @@ _LIMIT_MAX: Final = 10_000
     type=click.IntRange(1, _LIMIT_MAX),
     default=20,
     show_default=True,
-    help="At most so many; it is said if there are more.",
+    help="At most this many; the last line says if there are more.",
 )
 @click.option("--cursor", help="Go on where the last page ended.")
 @output_option("table", "json", "jsonl", "ids")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from perdure.cli.command import command, output_option
 from perdure.cli.inputs import read_json
 from perdure.cli.render import Cell, Column, print_done, print_records
-from perdure.client.durations import iso_moment, shown_age
+from perdure.client.documents import promise_document
+from perdure.client.durations import shown_age
 from perdure.errors import UsageError
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ async def promises(session: Session, output: str) -> None:
         output,
         [each async for each in session.client.promises()],
         id_of=lambda info: info.key,
-        document=_document,
+        document=promise_document,
         columns=_COLUMNS,
         row=lambda info: _row(info, now_ms),
         if_none="none: every promise has its answer",
@@ -67,11 +68,3 @@ def _row(info: PromiseInfo, now_ms: int) -> list[str | Cell]:
     since_ms = round(info.since.timestamp() * 1000)
     awaited = ", ".join(info.awaited_by) or "-"
     return [Cell(info.key, "bold"), f"{shown_age(now_ms - since_ms)} ago", awaited]
-
-
-def _document(info: PromiseInfo) -> dict[str, Any]:
-    return {
-        "key": info.key,
-        "since": iso_moment(info.since),
-        "awaited_by": list(info.awaited_by),
-    }

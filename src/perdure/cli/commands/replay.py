@@ -44,7 +44,7 @@ _SHOWN_MAX: Final = 20
 @click.option("--report", "is_long", is_flag=True, help="The whole report of each divergence.")
 @output_option("table", "json", "jsonl")
 def replay(module: str, sources: tuple[str, ...], query: str, is_long: bool, output: str) -> int:
-    """Replay recorded executions with the code of MODULE and say where they part.
+    """Replay recorded executions with the code of MODULE and report where they differ.
 
     Without sources: everything in flight in the store. A source is an instance, or a file written
     by perdure export or perdure history -o jsonl. Nothing is written and no activity runs. A Codec

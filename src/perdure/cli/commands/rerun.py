@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     ],
 )
 @id_argument()
-@click.option("--id", "new_id", metavar="ID", help="Id of the new instance. Default: made up.")
+@click.option("--id", "new_id", metavar="ID", help="Id of the new instance. Default: a new one.")
 @click.option("--input", "input_text", metavar="JSON", help="Other arguments; @file, or -.")
 @click.option("--version", metavar="V", help="That version instead of the latest.")
 @click.option(

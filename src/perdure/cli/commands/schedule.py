@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -22,6 +22,7 @@ from perdure.cli.render import (
     print_records,
     warn,
 )
+from perdure.client.documents import schedule_document
 from perdure.client.durations import iso_moment, parse_moment, shown_duration, shown_time
 from perdure.client.steps import shortened
 
@@ -56,7 +57,7 @@ async def list_schedules(session: Session, output: str) -> None:
         output,
         await session.client.schedules.list(),
         id_of=lambda info: info.id,
-        document=_document,
+        document=schedule_document,
         columns=_COLUMNS,
         row=lambda info: _row(info, session.now_ms()),
         if_none="none; declare them in Runtime(schedules=[...]) or at the top of a worker's module",
@@ -72,7 +73,7 @@ async def show(session: Session, schedule_id: str, output: str) -> None:
     """Show a schedule with its settings and its last slots."""
     info = await session.client.schedules.describe(schedule_id)
     if output == "json":
-        print_json(_document(info))
+        print_json(schedule_document(info))
         return
     spec, now_ms = info.spec, session.now_ms()
     echo(Cell(f"{info.id}  ", "bold"), _note(info) or "active")
@@ -103,7 +104,12 @@ async def show(session: Session, schedule_id: str, output: str) -> None:
 )
 @_ID
 @click.option(
-    "-n", "count", metavar="N", type=click.IntRange(1, 1000), default=5, help="So many. Default: 5."
+    "-n",
+    "count",
+    metavar="N",
+    type=click.IntRange(1, 1000),
+    default=5,
+    help="Number of slots. Default: 5.",
 )
 @output_option("table", "json")
 async def next_slots(session: Session, schedule_id: str, count: int, output: str) -> None:
@@ -224,10 +230,3 @@ def _when(moment: datetime | None, now_ms: int) -> str:
         return "-"
     left_ms = round(moment.timestamp() * 1000) - now_ms
     return f"in {shown_duration(left_ms)}" if left_ms > 0 else "due"
-
-
-def _document(info: ScheduleInfo) -> dict[str, Any]:
-    document: dict[str, Any] = msgspec.to_builtins(info)
-    document["next"] = None if info.next_at is None else iso_moment(info.next_at)
-    del document["next_at"]
-    return document

@@ -23,10 +23,11 @@ _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
     "serve",
     examples=[
         "perdure serve",
-        "perdure serve -m shop.flows --open",
+        "perdure serve shop.db -m shop.flows --open",
         "perdure serve --listen 0.0.0.0:7700 --tokens tokens.txt --allow-host ops.example.com",
     ],
 )
+@click.argument("place", metavar="[STORE]", required=False)
 @click.option("--listen", metavar="HOST:PORT", default="127.0.0.1:7700", show_default=True)
 @click.option("--tokens", metavar="FILE", help="Lines of NAME SCOPE TOKEN; read, operate, admin.")
 @click.option("--read-only", is_flag=True, help="Refuse every write.")
@@ -34,6 +35,7 @@ _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 @click.option("--open", "opens", is_flag=True, help="Open the page in a browser.")
 @module_option()
 def serve(
+    place: str | None,
     listen: str,
     tokens: str | None,
     read_only: bool,
@@ -45,7 +47,13 @@ def serve(
 
     The page listens on this machine only, unless --listen says otherwise; then --tokens is needed.
     With -m MODULE the page shows source and local variables of running instances, and forms.
+    STORE is the same as --store.
     """
+    if place is not None:
+        settings = current_settings()
+        if settings.store_flag not in {None, place}:
+            raise UsageError(f"either {place!r} or --store {settings.store_flag!r}, not both")
+        settings.store_flag = place
     try:
         import uvicorn
 

@@ -18,7 +18,7 @@ from perdure.cli.command import (
     output_option,
 )
 from perdure.cli.exits import Exit
-from perdure.cli.inputs import read_arguments, read_json
+from perdure.cli.inputs import read_arguments, read_json, read_time
 from perdure.cli.render import Cell, print_document, print_done, print_ids, print_json, warn
 from perdure.cli.session import current_settings, run, suggest_commands
 from perdure.cli.settings import shown_store
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
         "perdure start checkout --id o-1 --input '[\"o-1\", 1200]'",
         "perdure start import_feed --input '\"https://example.com/feed\"' --in 5m",
         "perdure start order --input @order.json --wait -o json | jq .output",
+        "perdure start chat --id c-1 --if-exists restart --message inbox '\"hello\"'",
+        "perdure start activity:send_report --at 2026-12-24T08:00:00+01:00",
     ],
 )
 @click.argument("name", shell_complete=complete_names)
@@ -56,12 +58,20 @@ if TYPE_CHECKING:
 )
 @click.option("--version", metavar="V", help="That version instead of the latest.")
 @duration_option("--in", "delay_ms", "Start later: 30s, 5m, 2h.")
+@click.option("--at", "at_text", metavar="TIME", help="Start at a time with its zone (ISO 8601).")
+@click.option(
+    "--message",
+    metavar="MAILBOX JSON",
+    nargs=2,
+    help="A message that it gets with its start, or now if it exists.",
+)
 @click.option(
     "--if-exists",
-    type=click.Choice(["get", "fail", "replace"]),
+    type=click.Choice(["get", "fail", "restart", "replace"]),
     default="get",
     show_default=True,
-    help="An instance with that id: take it as it is, refuse (exit 6), or delete it first.",
+    help="An instance with that id: take it as it is, refuse (exit 6), delete it first if it has "
+    "ended, or delete it first in any case.",
 )
 @click.option("--wait", is_flag=True, help="Wait for the end and print the result.")
 @duration_option("--timeout", "timeout_ms", "With --wait: give up after that.")
@@ -72,12 +82,14 @@ def start(
     input_text: str | None,
     version: str | None,
     delay_ms: int | None,
+    at_text: str | None,
+    message: tuple[str, str] | None,
     if_exists: str,
     wait: bool,
     timeout_ms: int | None,
     output: str,
 ) -> int:
-    """Start an instance of the orchestration NAME.
+    """Start an instance of the orchestration NAME, or of one activity: activity:NAME.
 
     The code is not needed here: a worker that has NAME takes it from the store.
     """
@@ -86,6 +98,8 @@ def start(
     arguments = read_arguments(input_text, "--input")
     chosen = uuid.uuid4().hex if instance_id is None else instance_id
     _check_arguments(name, chosen, version)
+    told = None if message is None else (message[0], read_json(message[1], "--message"))
+    at = None if at_text is None else read_time(at_text, "--at")
 
     async def body(session: Session) -> int:
         if is_new_store:
@@ -97,6 +111,8 @@ def start(
             id=chosen,
             version=version,
             delay=None if delay_ms is None else delay_ms / 1000,
+            at=at,
+            message=told,
         )
         is_new = True
         try:
@@ -107,8 +123,10 @@ def start(
                     f"{chosen!r} exists already; --if-exists get takes it as it is, --if-exists "
                     "replace deletes it first, or name another --id"
                 ) from None
-            is_new = False
-            await start(if_exists="get")  # raises if the id belongs to another orchestration
+            before = await session.info(chosen)
+            # Raises if the id belongs to another orchestration.
+            await start(if_exists="restart" if if_exists == "restart" else "get")
+            is_new = if_exists == "restart" and before.status.is_final
         if not wait:
             await _print_started(session, name, chosen, is_new, output)
             return Exit.OK
@@ -165,7 +183,7 @@ def _is_store_missing() -> bool:
 @click.option("--data", metavar="JSON", help="The value; @file, or - for standard input.")
 @click.option("--mailbox", is_flag=True, help="EVENT is a mailbox: for next_message().")
 def send(instance_id: str, name: str, data: str | None, mailbox: bool) -> None:
-    """Send the event EVENT to an instance. One that comes early waits for it."""
+    """Send the event EVENT to an instance. It is kept until the code waits for it."""
     value = None if data is None else read_json(data, "--data")
 
     async def body(session: Session) -> None:

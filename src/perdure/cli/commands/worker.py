@@ -55,7 +55,10 @@ logger = logging.getLogger("perdure")
     help="Activities at once. Default: 1000.",
 )
 @click.option(
-    "--threads", metavar="N", type=click.IntRange(min=1), help="For sync activities. Default: 32."
+    "--threads",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="Threads for sync activities. Default: 32.",
 )
 @click.option("--tag", "tags", multiple=True, help="Also run activities with this tag; up to 5.")
 @click.option("--only-tags", is_flag=True, help="With --tag: no untagged activities.")
@@ -107,8 +110,8 @@ def worker(
     """Run the handlers of the modules: shop.flows, flows.py, or shop.flows:HANDLERS.
 
     A Codec at the top of the module is used for all payloads, each Schedule there is declared, and
-    an async def lifespan(runtime) opens pools and clients. SIGTERM or Ctrl-C drains: what runs may
-    finish, nothing new is taken. Again: ends at once.
+    an async def lifespan(runtime) opens pools and clients. SIGTERM or Ctrl-C drains the
+    worker: running activities may finish, and no new work is taken. A second one ends it at once.
     """
     from perdure.cli.modules import load_codec, load_handlers, load_schedules
     from perdure.runtime.runtime import Runtime
@@ -261,7 +264,7 @@ def start_logging(level: str, form: str) -> None:
 @command("workers", examples=["perdure workers", "perdure workers -o json | jq '.[].handlers'"])
 @output_option("table", "json", "jsonl", "ids")
 async def workers(session: Session, output: str) -> None:
-    """List the workers that announced themselves to the store and still live."""
+    """List the running workers of the store."""
     from perdure.client.documents import worker_document
 
     now_ms = session.now_ms()

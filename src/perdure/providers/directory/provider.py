@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from perdure.arguments import Duration, check_path, to_milliseconds
 from perdure.errors import StoreClosed
-from perdure.limits import ORPHAN_GRACE_SECONDS
+from perdure.limits import MAIL_BYTES_MAX, MAIL_MAX, ORPHAN_GRACE_SECONDS
 from perdure.providers.directory.documents import LAYOUT_VERSION
 from perdure.providers.directory.fileops import FileOps
 from perdure.providers.directory.store import DirectoryDatabase
@@ -47,6 +47,8 @@ class FileSystemProvider(EngineProvider):
         *,
         clock: Clock | None = None,
         orphan_grace: Duration = ORPHAN_GRACE_SECONDS,
+        mail_max: int = MAIL_MAX,
+        mail_bytes_max: int = MAIL_BYTES_MAX,
         archive: Duration | None = None,
         allow_moved: bool = False,
         file_ops: FileOps | None = None,
@@ -63,7 +65,13 @@ class FileSystemProvider(EngineProvider):
         self._is_temporary = False
         self._process_id = 0
         store = Store(self._database)
-        super().__init__(store, FileSystemAdmin(store, self._database), allow_moved=allow_moved)
+        super().__init__(
+            store,
+            FileSystemAdmin(store, self._database),
+            allow_moved=allow_moved,
+            mail_max=mail_max,
+            mail_bytes_max=mail_bytes_max,
+        )
 
     @classmethod
     def new_temp(cls, *, clock: Clock | None = None) -> Self:

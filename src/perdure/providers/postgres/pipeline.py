@@ -61,6 +61,10 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 _answers: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
+_waiting: msgspec.json.Decoder[tuple[str, int, int, int, int]] = msgspec.json.Decoder(
+    tuple[str, int, int, int, int]
+)
+"""The arguments of ``rules.queue_full``."""
 _encoder = msgspec.json.Encoder()
 
 
@@ -74,6 +78,8 @@ class Operation:
     key: str
     """Two operations with one key never share a batch, because the second must see the effect of
     the first. Any number of operations with an empty key share one."""
+    call: str = ""
+    """Operations of one call always share a batch."""
     parts: int = 0
     """The steps of the function that the operation needs."""
     weight: int = 0
@@ -267,7 +273,10 @@ class CommitPipeline:
         put_off: list[Operation] = []
         keys: set[str] = set()
         weight = 0
-        while waiting and len(batch) < _OPERATIONS_MAX and weight <= _BYTES_MAX:
+        while waiting and (
+            (len(batch) < _OPERATIONS_MAX and weight <= _BYTES_MAX)
+            or (waiting[0].call and waiting[0].call == batch[-1].call)
+        ):
             operation = waiting.popleft()
             if operation.key:
                 if operation.key in keys:
@@ -395,6 +404,8 @@ def _raise_refusal(operation: str, row: dict[str, Any], refused: Refusal | None)
             raise rules.lock_lost(operation, token or "")
         case ("missing", _):
             raise rules.no_instance(row["instance_id"])
+        case ("full", text):
+            raise rules.queue_full(*_waiting.decode(text or ""))
         case ("child", parent_id):
             raise rules.not_a_root(row["instance_id"], parent_id or "")
         case ("ended", status):

@@ -9,8 +9,9 @@ import msgspec
 
 from perdure.arguments import Duration, check_kind, check_string, to_milliseconds, to_seconds
 from perdure.errors import PerdureError
-from perdure.limits import ORPHAN_GRACE_SECONDS
-from perdure.providers import validation
+from perdure.ids import new_id
+from perdure.limits import MAIL_BYTES_MAX, MAIL_MAX, ORPHAN_GRACE_SECONDS
+from perdure.providers import rules, validation
 from perdure.providers.contract import Provider
 from perdure.providers.postgres import records, statements
 from perdure.providers.postgres.address import ANSWER_SECONDS
@@ -72,12 +73,16 @@ class PostgresProvider(Provider):
         listen: bool | str = True,
         prepare: bool = True,
         orphan_grace: Duration = ORPHAN_GRACE_SECONDS,
+        mail_max: int = MAIL_MAX,
+        mail_bytes_max: int = MAIL_BYTES_MAX,
         allow_moved: bool = False,
         auto_migrate: bool = True,
         retry_timeout: Duration = RETRY_SECONDS,
         answer_timeout: Duration = ANSWER_SECONDS,
         connect_timeout: Duration | None = None,
     ) -> None:
+        limits = validation.check_mail_limits(mail_max, mail_bytes_max)
+        self.mail_max, self.mail_bytes_max = limits
         validation.check_number(pool_size, "pool_size", minimum=2, maximum=1000)
         grace_ms = to_milliseconds(orphan_grace, "orphan_grace")
         check_string(schema, "schema")
@@ -398,9 +403,16 @@ class PostgresProvider(Provider):
         return await self._enqueue(message, delay_ms, condition)
 
     def _enqueue(
-        self, message: OrchestratorMessage, delay_ms: int | None, condition: EnqueueCondition
+        self,
+        message: OrchestratorMessage,
+        delay_ms: int | None,
+        condition: EnqueueCondition,
+        call: str = "",
     ) -> asyncio.Future[bool]:
-        """Send a message; calls without an await in between share a commit, in their order."""
+        """Send a message; calls without an await in between share a commit, in their order.
+
+        Of the messages of one ``call`` all are taken, or none.
+        """
         row = records.message_row(message, delay_ms)
         template, parts, key = statements.ENQUEUE_MESSAGES, 0, ""
         match condition:
@@ -412,6 +424,11 @@ class PostgresProvider(Provider):
                 template, key = statements.REPLACE_INSTANCES, message.instance_id
             case _:
                 pass
+        if rules.is_mail(message.kind):
+            row["mail_max"], row["mail_bytes_max"] = self.mail_max, self.mail_bytes_max
+            parts |= records.SOME_MAIL
+        if call:
+            row["call"] = call
         sent = self._send(
             Operation(
                 "enqueue_for_orchestrator",
@@ -420,6 +437,7 @@ class PostgresProvider(Provider):
                 key=key,
                 parts=parts,
                 weight=len(message.body),
+                call=call,
             )
         )
         ids, notify = (message.instance_id,), message.start is not None
@@ -434,8 +452,9 @@ class PostgresProvider(Provider):
     ) -> list[bool]:
         if condition is EnqueueCondition.REPLACE:
             # A later message may delete the instance of an earlier one, so send one by one.
-            return await super()._enqueue_many_for_orchestrator(messages, delay_ms, condition)
-        sent = [self._enqueue(message, delay_ms, condition) for message in messages]
+            return [await self._enqueue(message, delay_ms, condition) for message in messages]
+        call = new_id()
+        sent = [self._enqueue(message, delay_ms, condition, call) for message in messages]
         answers = await asyncio.gather(*sent, return_exceptions=True)
         for answer in answers:
             if isinstance(answer, BaseException):

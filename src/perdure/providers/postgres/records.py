@@ -74,9 +74,10 @@ _UNCOMMON_LATER: Final = _UNCOMMON_PARTS | NAMES
 _CONSUMED_MAX: Final = 20
 """The general form is faster for more messages than this."""
 
-# The conditions that enqueue_messages has to check.
+# What enqueue_messages has to check.
 SOME_ALIVE: Final = 1
 SOME_ABSENT: Final = 2
+SOME_MAIL: Final = 4
 
 _SEPARATOR: Final = "\x1f"
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from perdure.arguments import Duration, to_milliseconds
 from perdure.errors import UsageError
-from perdure.limits import ORPHAN_GRACE_SECONDS
+from perdure.limits import MAIL_BYTES_MAX, MAIL_MAX, ORPHAN_GRACE_SECONDS
 from perdure.providers.records import Capabilities, StoreInfo
 from perdure.providers.sqlite.admin import EngineAdmin
 from perdure.providers.sqlite.database import Database, System
@@ -50,13 +50,21 @@ class InMemoryProvider(EngineProvider):
         clock: Clock | None = None,
         store: MemoryStore | None = None,
         orphan_grace: Duration = ORPHAN_GRACE_SECONDS,
+        mail_max: int = MAIL_MAX,
+        mail_bytes_max: int = MAIL_BYTES_MAX,
         allow_moved: bool = False,
     ) -> None:
         if store is not None and clock is not None:
             raise UsageError("give the clock to the MemoryStore: a store has one clock")
         shared = store or MemoryStore(clock, orphan_grace=orphan_grace)
         handle = Store(shared.database, on_loop=True, signals=shared.signals)
-        super().__init__(handle, _MemoryAdmin(handle), allow_moved=allow_moved)
+        super().__init__(
+            handle,
+            _MemoryAdmin(handle),
+            allow_moved=allow_moved,
+            mail_max=mail_max,
+            mail_bytes_max=mail_bytes_max,
+        )
 
     @property
     def name(self) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final
 
 from perdure.providers import rules
 from perdure.providers.records import EnqueueCondition
 from perdure.providers.sqlite import instances, listing, readiness, statements
-from perdure.providers.sqlite.statements import Existence
+from perdure.providers.sqlite.statements import Existence, Place, WaitingMail
 from perdure.providers.sqlite.transaction import Verb, as_list, rows_at_once
 
 if TYPE_CHECKING:
@@ -17,20 +18,27 @@ if TYPE_CHECKING:
     from perdure.providers.records import OrchestratorMessage
     from perdure.providers.sqlite.transaction import Transaction
 
+_NO_MAIL: Final = WaitingMail(first=1, before=0, last=0, size=0)
+
 
 def enqueue(
     tx: Transaction,
     message: OrchestratorMessage,
     delay_ms: int | None,
     condition: EnqueueCondition | None,
+    mail_max: int,
+    mail_bytes_max: int,
 ) -> bool:
     """Add a message if the condition is met; return whether it was added.
 
-    Errors: NotFound, InstanceFinished, NotARoot, by condition.
+    Errors: NotFound, InstanceFinished, NotARoot, by condition; QueueFull.
     """
     if condition is not None and not _is_met(tx, message.instance_id, condition):
         return False
-    insert(tx, message, rules.visible_at(message.visible_at_ms, tx.now, delay_ms))
+    if rules.is_mail(message.kind):
+        _enqueue_mail(tx, (message,), delay_ms, mail_max, mail_bytes_max)
+    else:
+        insert(tx, message, rules.visible_at(message.visible_at_ms, tx.now, delay_ms))
     return True
 
 
@@ -39,13 +47,59 @@ def enqueue_many(
     messages: Sequence[OrchestratorMessage],
     delay_ms: int | None,
     condition: EnqueueCondition | None,
+    mail_max: int,
+    mail_bytes_max: int,
 ) -> list[bool]:
     """Add messages under the same condition; return for each whether it was added."""
     if condition is EnqueueCondition.ABSENT:
         taken = _enqueue_new(tx, messages, delay_ms)
         if taken is not None:
             return taken
-    return [enqueue(tx, message, delay_ms, condition) for message in messages]
+    elif all(rules.is_mail(message.kind) for message in messages):
+        _enqueue_mail(tx, messages, delay_ms, mail_max, mail_bytes_max)
+        return [True] * len(messages)
+    return [
+        enqueue(tx, message, delay_ms, condition, mail_max, mail_bytes_max) for message in messages
+    ]
+
+
+def _enqueue_mail(
+    tx: Transaction,
+    mail: Sequence[OrchestratorMessage],
+    delay_ms: int | None,
+    mail_max: int,
+    mail_bytes_max: int,
+) -> None:
+    """Add events and messages from outside. Errors: QueueFull; then nothing is added."""
+    by_instance: defaultdict[str, list[tuple[int, OrchestratorMessage]]] = defaultdict(list)
+    for message_id, message in enumerate(mail, tx.new_message_ids(len(mail))):
+        by_instance[message.instance_id].append((message_id, message))
+    rows: list[tuple[Any, ...]] = []
+    first: list[tuple[OrchestratorMessage, int, int, Place | None]] = []
+    for instance_id, added in by_instance.items():
+        place = readiness.find_place(tx, instance_id)
+        has_backlog = place is not None and place.has_backlog
+        row = tx.row(statements.WAITING_MAIL, (instance_id,)) if has_backlog else None
+        waiting = _NO_MAIL if row is None else WaitingMail._make(row)
+        is_numbered = has_backlog or len(added) > 1
+        number, size = waiting.last, waiting.size
+        new: list[tuple[int, int]] = []
+        for message_id, message in added:
+            visible_at = rules.visible_at(message.visible_at_ms, tx.now, delay_ms)
+            numbers: tuple[int | None, int | None] = (None, None)
+            if is_numbered and visible_at <= tx.now:
+                number, size = number + 1, size + len(message.body.encode())
+                numbers = number, size
+            rows.append(queue_row(message_id, message, visible_at, tx.now, numbers=numbers))
+            new.append((visible_at, message_id))
+        count, total = number - waiting.first + 1, size - waiting.before
+        if rules.is_full(count, total, mail_max, mail_bytes_max):
+            raise rules.queue_full(instance_id, count, total, mail_max, mail_bytes_max)
+        first.append((added[0][1], *min(new), place))
+    statements.INSERT_MESSAGE.execute(tx, rows)
+    for message, visible_at, message_id, place in first:
+        readiness.note_message(tx, message, visible_at, message_id, place)
+    tx.changed_instances += by_instance
 
 
 def _enqueue_new(
@@ -81,7 +135,7 @@ def _enqueue_new(
 
 def enqueue_each(
     tx: Transaction,
-    calls: Sequence[tuple[OrchestratorMessage, int | None, EnqueueCondition | None]],
+    calls: Sequence[tuple[OrchestratorMessage, int | None, EnqueueCondition | None, int, int]],
 ) -> list[bool]:
     """Run calls of ``enqueue`` for starts of instances that must be new, up to the first other."""
     starts = [
@@ -93,7 +147,7 @@ def enqueue_each(
             calls,
         )
     ]
-    return enqueue_many(tx, starts, None, EnqueueCondition.ABSENT)
+    return enqueue_many(tx, starts, None, EnqueueCondition.ABSENT, *calls[0][3:])
 
 
 ENQUEUE_MESSAGE: Final = Verb("enqueue_for_orchestrator", enqueue, run_many=enqueue_each)
@@ -109,8 +163,9 @@ def insert_all(tx: Transaction, messages: Sequence[OrchestratorMessage]) -> None
 def insert(tx: Transaction, message: OrchestratorMessage, visible_at: int) -> None:
     """Add a new message and bring the readiness row of its instance up to date."""
     message_id = tx.new_message_id()
+    place = readiness.find_place(tx, message.instance_id)
     statements.INSERT_MESSAGE.execute(tx, [queue_row(message_id, message, visible_at, tx.now)])
-    readiness.note_message(tx, message, visible_at, message_id)
+    readiness.note_message(tx, message, visible_at, message_id, place)
     tx.changed_instances.append(message.instance_id)
 
 
@@ -147,6 +202,7 @@ def queue_row(
     visible_at: int,
     enqueued_at: int,
     attempt_count: int = 0,
+    numbers: tuple[int | None, int | None] = (None, None),
 ) -> tuple[Any, ...]:
     """Return the row of a message that no lock carries."""
     start, timer = message.start, message.timer
@@ -156,5 +212,5 @@ def queue_row(
     return (
         message_id, message.instance_id, message.kind, message.body, visible_at, enqueued_at,
         attempt_count, message.visible_at_ms, *routing,
-        *((None, None) if timer is None else (timer.execution_id, timer.timer_id)),
+        *((None, None) if timer is None else (timer.execution_id, timer.timer_id)), *numbers,
     )  # fmt: skip

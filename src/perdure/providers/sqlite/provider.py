@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final
 from perdure.arguments import Duration, check_path, to_milliseconds
 from perdure.errors import InvalidValue
 from perdure.ids import new_id
-from perdure.limits import ORPHAN_GRACE_SECONDS
+from perdure.limits import MAIL_BYTES_MAX, MAIL_MAX, ORPHAN_GRACE_SECONDS
+from perdure.providers import validation
 from perdure.providers.contract import Provider
 from perdure.providers.records import Capabilities, EnqueueCondition, TagFilter
 from perdure.providers.sqlite import peers, reading
@@ -65,7 +66,17 @@ _CAPABILITIES: Final = Capabilities(other_loops=True, transactions=True)
 class EngineProvider(Provider):
     """The verbs of the contract on a ``Store`` of any kind."""
 
-    def __init__(self, store: Store, admin: EngineAdmin, *, allow_moved: bool) -> None:
+    def __init__(
+        self,
+        store: Store,
+        admin: EngineAdmin,
+        *,
+        allow_moved: bool,
+        mail_max: int,
+        mail_bytes_max: int,
+    ) -> None:
+        limits = validation.check_mail_limits(mail_max, mail_bytes_max)
+        self.mail_max, self.mail_bytes_max = limits
         self._store = store
         self._admin = admin
         self._allow_moved = allow_moved
@@ -182,9 +193,25 @@ class EngineProvider(Provider):
         # What it replaces may be a tree of any size.
         replaces = condition is EnqueueCondition.REPLACE
         is_small = not replaces and len(message.body) <= _SMALL_CHARACTERS
-        return self._store.write(ENQUEUE_MESSAGE, message, delay_ms, condition, is_small=is_small)
+        return self._store.write(
+            ENQUEUE_MESSAGE,
+            message,
+            delay_ms,
+            condition,
+            self.mail_max,
+            self.mail_bytes_max,
+            is_small=is_small,
+        )
 
-    _enqueue_many_for_orchestrator = writes(ENQUEUE_MESSAGES)
+    def _enqueue_many_for_orchestrator(
+        self,
+        messages: tuple[OrchestratorMessage, ...],
+        delay_ms: int | None,
+        condition: EnqueueCondition,
+    ) -> asyncio.Future[list[bool]]:
+        return self._store.write(
+            ENQUEUE_MESSAGES, messages, delay_ms, condition, self.mail_max, self.mail_bytes_max
+        )
 
     # --- what clients read
 
@@ -214,6 +241,8 @@ class SqliteProvider(EngineProvider):
         durability: Durability = "full",
         clock: Clock | None = None,
         orphan_grace: Duration = ORPHAN_GRACE_SECONDS,
+        mail_max: int = MAIL_MAX,
+        mail_bytes_max: int = MAIL_BYTES_MAX,
         allow_moved: bool = False,
     ) -> None:
         text = check_path(path)
@@ -230,7 +259,13 @@ class SqliteProvider(EngineProvider):
             orphan_grace_ms=to_milliseconds(orphan_grace, "orphan_grace"),
         )
         store = Store(self._database)
-        super().__init__(store, SqliteAdmin(store, self._database), allow_moved=allow_moved)
+        super().__init__(
+            store,
+            SqliteAdmin(store, self._database),
+            allow_moved=allow_moved,
+            mail_max=mail_max,
+            mail_bytes_max=mail_bytes_max,
+        )
 
     @property
     def name(self) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from perdure.providers import rules
 from perdure.providers.sqlite import instances, statements
-from perdure.providers.sqlite.statements import LockFacts
+from perdure.providers.sqlite.statements import LockFacts, Place
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -166,13 +166,21 @@ def next_due(tx: Transaction, owner: str | None) -> int | None:
     return min((due for due in dues if due is not None), default=None)
 
 
+def find_place(tx: Transaction, instance_id: str) -> Place | None:
+    row = tx.row(statements.PLACE, (instance_id,))
+    return None if row is None else Place._make(row)
+
+
 def note_message(
-    tx: Transaction, message: OrchestratorMessage, visible_at: int, message_id: int
+    tx: Transaction,
+    message: OrchestratorMessage,
+    visible_at: int,
+    message_id: int,
+    place: Place | None,
 ) -> None:
-    """Write the readiness row of an instance after a message was added for it."""
+    """Write the readiness row of an instance after a message was added; ``place`` is of before."""
     tx.turns_changed = True
     instance_id, start = message.instance_id, message.start
-    place = tx.row(statements.PLACE, (instance_id,))
     if place is None:
         instance = tx.row(instances.INSTANCE_BY_ID, (instance_id,))
         if instance is not None and instance[1] > 0:

@@ -12,10 +12,25 @@ from perdure.providers.sqlite.transaction import ForKeys, ManyRows
 
 # --- readiness (instance_locks)
 
-PLACE: Final = """
-SELECT state, pending_since, ready_at, ready_id, mail_held, yielded_at
-FROM instance_locks WHERE instance_id = ?
-"""
+
+class Place(NamedTuple):
+    """The columns of a readiness row that a new message may change."""
+
+    state: int
+    pending_since: int | None
+    ready_at: int | None
+    ready_id: int | None
+    mail_held: int
+    yielded_at: int | None
+
+    @property
+    def has_backlog(self) -> bool:
+        """True if messages wait that were not handed out."""
+        return self.ready_at is not None or bool(self.mail_held)
+
+
+PLACE: Final = f"SELECT {', '.join(Place._fields)} FROM instance_locks WHERE instance_id = ?"  # noqa: S608
+"""A row of Place."""
 
 CARRY_MORE: Final = """
 UPDATE instance_locks
@@ -347,10 +362,33 @@ INSERT_MESSAGE: Final = ManyRows(
     """
 INSERT OR FAIL INTO orchestrator_queue
     (message_id, instance_id, kind, body, visible_at, enqueued_at, attempt_count,
-     asked_visible_at, start_name, start_version, start_parent_id, timer_execution_id, timer_id)
+     asked_visible_at, start_name, start_version, start_parent_id, timer_execution_id, timer_id,
+     mail_number, mail_bytes)
 """,
-    13,
+    15,
 )
+
+
+class WaitingMail(NamedTuple):
+    """The numbered mail of an instance."""
+
+    first: int
+    before: int
+    """Bytes of all mail before the first."""
+    last: int
+    size: int
+    """Bytes of all mail up to the last."""
+
+
+WAITING_MAIL: Final = """
+SELECT first.mail_number, first.mail_bytes - octet_length(first.body), last.mail_number,
+       last.mail_bytes
+FROM (SELECT mail_number, mail_bytes, body FROM orchestrator_queue
+      WHERE instance_id = ?1 AND mail_number IS NOT NULL ORDER BY mail_number LIMIT 1) AS first,
+     (SELECT mail_number, mail_bytes FROM orchestrator_queue
+      WHERE instance_id = ?1 AND mail_number IS NOT NULL ORDER BY mail_number DESC LIMIT 1) AS last
+"""
+"""A row of WaitingMail; none without numbered mail."""
 
 UNTAG_MESSAGE: Final = """
 UPDATE orchestrator_queue SET lock_token = NULL, attempt_count = max(attempt_count - 1, 0)
@@ -397,8 +435,8 @@ class MessageRow(NamedTuple):
 
 
 _MESSAGE: Final = """
-SELECT message_id, body, attempt_count + 1, visible_at, enqueued_at, start_name, start_version,
-       start_parent_id, octet_length(body), lock_token IS ?2
+SELECT message_id, body, attempt_count + 1 AS attempt_count, visible_at, enqueued_at, start_name,
+       start_version, start_parent_id, octet_length(body) AS size, lock_token IS ?2 AS is_carried
 FROM orchestrator_queue WHERE instance_id = ?1
 """
 
@@ -408,6 +446,25 @@ MESSAGES_BY_TIME: Final = f"{_MESSAGE} ORDER BY visible_at, message_id"
 WITHOUT_MAIL: Final = f"""
 {_MESSAGE} AND {_WITHOUT_MAIL} AND visible_at >= ?3 ORDER BY visible_at, message_id
 """
+
+GATHERED_AT_MOST: Final = 128
+
+
+def gathered(messages: str, offset: int) -> str:
+    """Return a statement for the next rows of MESSAGES_BY_TIME or WITHOUT_MAIL, as one list.
+
+    Long texts are left out: all of them together may be longer than a batch by far.
+    """
+    return f"""
+SELECT json_group_array(json_array(
+    message_id, CASE WHEN size <= 8192 THEN body END, attempt_count, visible_at, enqueued_at,
+    start_name, start_version, start_parent_id, size, is_carried
+))
+FROM ({messages} LIMIT {GATHERED_AT_MOST} OFFSET {offset})
+"""  # noqa: S608 - of constants
+
+
+BODY: Final = "SELECT body FROM orchestrator_queue WHERE message_id = ?"
 
 STARTS: Final = f"{_MESSAGE} AND start_name IS NOT NULL ORDER BY message_id"
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from itertools import takewhile
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -48,6 +49,8 @@ _ABANDON: Final = "abandon_orchestration_item"
 
 _MISFITS_BEFORE_SEEKING: Final = 50
 """After so many instances that do not fit the filter, each handler is looked up by its name."""
+_ROWS_ONE_BY_ONE: Final = 8
+"""So many messages are read one by one, which is faster for few."""
 _READY_MAX: Final = 1_000
 """So many instances are fetched at once; further fetches are run in another round."""
 
@@ -341,7 +344,7 @@ def _batch(tx: Transaction, instance_id: str, lock_token: str) -> _Batch:
     behind = _first_messages(tx, statements.WITHOUT_MAIL, (*bindings, since), found)
     found.update((message.message_id, message) for message in behind.messages)
     if not any(message.start_name is not None for message in found.values()):
-        for start in map(MessageRow._make, _rows(tx, statements.STARTS, bindings)):
+        for start in map(MessageRow._make, tx.rows(statements.STARTS, bindings)):
             if start.visible_at <= tx.now and not start.is_carried:
                 found[start.message_id] = start
                 break
@@ -371,12 +374,26 @@ def _first_messages(
 
 
 def _rows(tx: Transaction, statement: str, bindings: tuple[Any, ...]) -> Iterator[Any]:
-    """Yield messages, a damaged one with an escape for each byte that is not text."""
+    """Yield messages, a damaged one with an escape for each byte that is not text.
+
+    The first come one by one, as most instances have few; the others together.
+    """
     count = 0
     try:
         for row in tx.execute(statement, bindings):
             yield row
             count += 1
+            if count == _ROWS_ONE_BY_ONE:
+                break
+        is_last = count < _ROWS_ONE_BY_ONE
+        while not is_last:
+            rows = rows_at_once(tx, statements.gathered(statement, count), bindings)
+            is_last = len(rows) < statements.GATHERED_AT_MOST
+            rows.sort(key=itemgetter(3, 0))
+            for message_id, body, *more in rows:
+                text = tx.row(statements.BODY, (message_id,))[0] if body is None else body
+                yield message_id, text, *more
+                count += 1
     except UnicodeDecodeError:
         yield from reading.readable(tx, statement, bindings)[count:]
 

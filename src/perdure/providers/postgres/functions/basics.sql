@@ -12,8 +12,6 @@ $$;
 -- Follows a promotion of this server, once: its clock can differ from that of the server that gave
 -- the locks. pg_last_xact_replay_timestamp() is the time of the last transaction by the clock of that
 -- server; it is NULL on a server that was not promoted since its start.
--- - A lock that was live then lives for the rest of its time from now on.
--- - A message or a work item that was sent without a time is visible, although the clock is behind.
 -- Every function that compares times with locks calls it first.
 CREATE OR REPLACE FUNCTION follow_promotion() RETURNS void
 LANGUAGE plpgsql AS $$
@@ -32,33 +30,110 @@ BEGIN
     END IF;
     UPDATE store SET replayed_until = v_replayed;
     v_now := now_ms();
-    UPDATE instance_locks l SET
-        locked_until = l.locked_until + v_now - v_last,
-        wake_at = CASE WHEN l.wake_at IS NOT NULL THEN
-            greatest(l.locked_until + v_now - v_last, l.not_before)
-        END
-    WHERE l.lock_token IS NOT NULL AND l.locked_until > v_last;
+    PERFORM follow_clock(v_last, v_now);
+END $$;
+
+-- Lets locks, sessions and delays that were live at p_last last as long from p_now on. If the clock is
+-- behind, what had ended stays ended, and messages and work that were sent without a time are visible,
+-- in their order.
+CREATE OR REPLACE FUNCTION follow_clock(p_last bigint, p_now bigint) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_since bigint := least(p_last, p_now);
+    v_ids text[];
+BEGIN
     UPDATE worker_queue w SET
-        locked_until = w.locked_until + v_now - v_last,
-        wake_at = greatest(w.locked_until + v_now - v_last, w.visible_at)
-    WHERE w.lock_token IS NOT NULL AND w.locked_until > v_last;
+        visible_at = p_now, wake_at = CASE WHEN w.lock_token IS NOT NULL THEN w.wake_at END
+    WHERE w.visible_at > p_now AND w.visible_at <= w.enqueued_at;
+    UPDATE instance_locks l SET
+        locked_until = greatest(p_now, l.locked_until + p_now - p_last),
+        wake_at = CASE WHEN l.wake_at IS NOT NULL THEN
+            greatest(p_now, l.locked_until + p_now - p_last, l.not_before)
+        END
+    WHERE l.lock_token IS NOT NULL AND l.locked_until > v_since;
+    UPDATE worker_queue w SET
+        locked_until = greatest(p_now, w.locked_until + p_now - p_last),
+        wake_at = greatest(p_now, w.locked_until + p_now - p_last, w.visible_at)
+    WHERE w.lock_token IS NOT NULL AND w.locked_until > v_since;
     UPDATE sessions s SET
-        locked_until = s.locked_until + v_now - v_last,
-        last_activity = s.last_activity + v_now - v_last
-    WHERE s.locked_until > v_last;
-    UPDATE workers k SET lapses_at = k.lapses_at + v_now - v_last WHERE k.lapses_at > v_last;
-    IF v_now < v_last THEN
-        WITH freed AS (
-            UPDATE orchestrator_queue q SET visible_at = v_now
-            WHERE q.visible_at > v_now AND q.visible_at <= q.enqueued_at
-            RETURNING q.instance_id
-        )
-        SELECT array_agg(DISTINCT f.instance_id) INTO v_ids FROM freed f;
-        PERFORM lock_instances(v_ids);
-        PERFORM update_readiness(v_ids);
-        UPDATE worker_queue w SET visible_at = v_now
-        WHERE w.visible_at > v_now AND w.visible_at <= w.enqueued_at;
+        locked_until = greatest(p_now, s.locked_until + p_now - p_last),
+        last_activity = s.last_activity + p_now - p_last
+    WHERE s.locked_until > v_since;
+    UPDATE workers k SET lapses_at = greatest(p_now, k.lapses_at + p_now - p_last)
+    WHERE k.lapses_at > v_since;
+    IF p_now >= p_last THEN
+        RETURN;
     END IF;
+    UPDATE instance_locks l SET
+        not_before = greatest(p_now, l.not_before + p_now - p_last),
+        wake_at = CASE WHEN l.wake_at IS NOT NULL THEN
+            greatest(p_now, l.locked_until, l.not_before + p_now - p_last)
+        END
+    WHERE l.not_before > p_now;
+    -- Before the messages that were sent since: by the earliest time of one that came after it.
+    WITH hidden AS (
+        SELECT q.instance_id, min(q.message_id) AS first_id
+        FROM orchestrator_queue q
+        WHERE q.visible_at > p_now AND q.visible_at <= q.enqueued_at
+        GROUP BY q.instance_id
+    ), freed AS (
+        UPDATE orchestrator_queue q SET visible_at = least(p_now, (
+            SELECT min(o.visible_at) FROM orchestrator_queue o
+            WHERE o.instance_id = h.instance_id AND o.message_id > h.first_id
+        ))
+        FROM hidden h
+        WHERE q.instance_id = h.instance_id
+            AND q.visible_at > p_now AND q.visible_at <= q.enqueued_at
+        RETURNING q.instance_id
+    )
+    SELECT array_agg(DISTINCT f.instance_id) INTO v_ids FROM freed f;
+    UPDATE instance_locks l SET yielded_at = p_now WHERE l.yielded_at > p_now;
+    v_ids := v_ids || ARRAY(
+        SELECT l.instance_id FROM instance_locks l WHERE l.yielded_at = p_now
+    );
+    PERFORM lock_instances(v_ids);
+    PERFORM update_readiness(v_ids);
+END $$;
+
+-- Follows a clock that has gone back by more than a second, once: a batch or a renewal was later than
+-- it is now. Returns whether it has. Every fetch calls it first.
+CREATE OR REPLACE FUNCTION follow_clock_back() RETURNS boolean
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_now bigint := now_ms();
+    v_latest bigint := latest_time();
+BEGIN
+    IF v_latest IS NULL OR v_latest <= v_now + 1000 THEN
+        RETURN false;
+    END IF;
+    PERFORM 1 FROM store FOR UPDATE;
+    v_latest := latest_time();  -- another transaction may have done it meanwhile
+    v_now := now_ms();
+    IF v_latest <= v_now + 1000 THEN
+        RETURN true;
+    END IF;
+    PERFORM follow_clock(v_latest, v_now);
+    UPDATE lanes SET used_at = v_now WHERE used_at > v_now;
+    UPDATE store SET latest_at = v_now;
+    RETURN true;
+END $$;
+
+-- Returns the latest time of a batch or a renewal; NULL if the store was moved.
+CREATE OR REPLACE FUNCTION latest_time() RETURNS bigint
+LANGUAGE sql VOLATILE AS $$
+    SELECT greatest(s.latest_at, (SELECT max(l.used_at) FROM lanes l))
+    FROM store s WHERE s.moved_to IS NULL
+$$;
+
+-- Notes the time of a renewal, about twice a second and without waiting.
+CREATE OR REPLACE FUNCTION note_time(p_now bigint) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE store SET latest_at = p_now
+    WHERE one IN (
+        SELECT s.one FROM store s
+        WHERE s.latest_at < p_now - 500 AND s.moved_to IS NULL FOR UPDATE SKIP LOCKED
+    );
 END $$;
 
 -- Lets a fetch that delivers something again wait for the disk and for synchronous standbys, as the
@@ -164,7 +239,8 @@ BEGIN
         'now', v_done.now_at, 'refused', v_done.refused, 'turns_at', v_done.turns_at,
         'work_at', v_done.work_at
     );
-    UPDATE lanes SET batch = p_batch, answer = v_answer, used_at = v_done.now_at
+    -- An earlier time would hide that the clock has gone back.
+    UPDATE lanes SET batch = p_batch, answer = v_answer, used_at = greatest(used_at, v_done.now_at)
     WHERE lane = p_lane;
     IF NOT FOUND THEN
         INSERT INTO lanes (lane, batch, answer, used_at)
@@ -249,7 +325,8 @@ BEGIN
     WITH added AS (
         INSERT INTO orchestrator_queue (
             instance_id, kind, body, visible_at, given_at, enqueued_at, attempt_count,
-            start_name, start_version, start_parent, timer_execution_id, timer_id
+            start_name, start_version, start_parent, timer_execution_id, timer_id,
+            mail_number, mail_bytes
         )
         SELECT
             m.instance_id, m.kind, m.body,
@@ -257,16 +334,17 @@ BEGIN
             m.visible_at_ms + v_behind, coalesce(m.enqueued_at_ms, p_now),
             coalesce(m.attempt_count, 0),
             m.start ->> 'name', m.start ->> 'version', m.start ->> 'parent_instance_id',
-            (m.timer ->> 'execution_id')::bigint, (m.timer ->> 'timer_id')::bigint
+            (m.timer ->> 'execution_id')::bigint, (m.timer ->> 'timer_id')::bigint,
+            m.mail_number, m.mail_bytes
         FROM ROWS FROM (
             jsonb_to_recordset(p_messages) AS (
                 instance_id text, kind text, body text, visible_at_ms bigint, delay_ms bigint,
                 resolved_at_ms bigint, enqueued_at_ms bigint, attempt_count bigint,
-                start jsonb, timer jsonb
+                start jsonb, timer jsonb, mail_number bigint, mail_bytes bigint
             )
         ) WITH ORDINALITY AS m (
             instance_id, kind, body, visible_at_ms, delay_ms, resolved_at_ms, enqueued_at_ms,
-            attempt_count, start, timer, position
+            attempt_count, start, timer, mail_number, mail_bytes, position
         )
         ORDER BY m.position
         RETURNING instance_id, message_id, visible_at, enqueued_at, start_name,

@@ -218,6 +218,7 @@ BEGIN
         FOR UPDATE SKIP LOCKED
     );
     v_now := now_ms();
+    PERFORM note_time(v_now);
     SELECT array_agg(r.token) INTO v_lost
     FROM jsonb_to_recordset(p_renewals) AS r (instance_id text, token text)
     WHERE NOT EXISTS (

@@ -178,14 +178,14 @@ BEGIN
 END $$;
 
 -- Chooses from rows, given in the order of the queue, those that fit into a batch beside those that are
--- carried already; at least one. A batch has at most 64 messages and 256 KiB (limits.py).
+-- carried already; at least one. A batch has at most 32 messages and 256 KiB (limits.py).
 CREATE OR REPLACE FUNCTION that_fit(p_ids bigint[], p_sizes bigint[], p_carried boolean[])
 RETURNS bigint[]
 LANGUAGE sql IMMUTABLE AS $$
     SELECT coalesce(array_agg(f.id ORDER BY f.place) FILTER (WHERE NOT f.carried), '{}')
     FROM (
         SELECT s.id, s.place, s.carried, bool_or(
-            NOT s.carried AND (s.place > 64 OR (s.before > 0 AND s.before + s.size > 262144))
+            NOT s.carried AND (s.place > 32 OR (s.before > 0 AND s.before + s.size > 262144))
         ) OVER (ORDER BY s.place) AS is_full
         FROM (
             SELECT
@@ -213,7 +213,7 @@ DECLARE
     v_start bigint;
 BEGIN
     SELECT array_agg(q.message_id), array_agg(q.size), array_agg(q.carried),
-        count(*) > 64 OR sum(q.size) > 262144
+        count(*) > 32 OR sum(q.size) > 262144
     INTO batch, v_sizes, v_carried, is_cut
     FROM (
         SELECT m.message_id, octet_length(m.body)::bigint AS size,
@@ -221,7 +221,7 @@ BEGIN
         FROM orchestrator_queue m
         WHERE m.instance_id = p_id AND m.visible_at <= p_now
         ORDER BY m.visible_at, m.message_id
-        LIMIT 65
+        LIMIT 33
     ) q;
     IF is_cut OR true = ANY (v_carried) THEN
         batch := that_fit(batch, v_sizes, v_carried);
@@ -248,7 +248,7 @@ BEGIN
             AND m.kind NOT IN ('ExternalRaised', 'QueueMessage')
             AND m.visible_at >= coalesce(v_since, m.visible_at) AND NOT m.message_id = ANY (batch)
         ORDER BY m.visible_at, m.message_id
-        LIMIT 65
+        LIMIT 33
     ) q;
     IF NOT EXISTS (
         SELECT FROM orchestrator_queue m
@@ -366,6 +366,9 @@ BEGIN
         pg_advisory_xact_lock(hashtextextended(p_tokens[1], 0));
     IF pg_last_xact_replay_timestamp() IS NOT NULL THEN
         PERFORM follow_promotion();
+        v_now := now_ms();
+    END IF;
+    IF follow_clock_back() THEN
         v_now := now_ms();
     END IF;
     IF p_again THEN

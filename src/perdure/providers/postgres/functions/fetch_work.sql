@@ -254,6 +254,9 @@ BEGIN
         PERFORM follow_promotion();
         v_now := now_ms();
     END IF;
+    IF follow_clock_back() THEN
+        v_now := now_ms();
+    END IF;
     IF p_again THEN
         RETURN QUERY
         SELECT

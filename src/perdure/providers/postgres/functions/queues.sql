@@ -1,8 +1,76 @@
 -- Verbs of the two queues: messages from outside and history written by tools; work items and their
 -- sessions.
 
+-- Numbers mail that joins a queue, and refuses with 'full' what makes a queue too long: all messages of
+-- that call. The caller has locked the rows in instance_locks. Mail for later is not numbered.
+CREATE OR REPLACE FUNCTION number_mail(
+    p_messages jsonb, OUT numbered jsonb, OUT refused jsonb
+)
+LANGUAGE plpgsql AS $$
+BEGIN
+    WITH mail AS (
+        SELECT
+            m.n, m.instance_id, coalesce(m.call, m.n::text) AS call, m.mail_max, m.mail_bytes_max,
+            count(*) OVER (PARTITION BY m.instance_id) AS together,
+            row_number() OVER (PARTITION BY m.instance_id ORDER BY m.n) AS number,
+            sum(octet_length(m.body)::bigint) OVER (PARTITION BY m.instance_id ORDER BY m.n) AS size
+        FROM jsonb_to_recordset(p_messages) AS m (
+            n integer, instance_id text, call text, body text, visible_at_ms bigint,
+            delay_ms bigint, mail_max bigint, mail_bytes_max bigint
+        )
+        WHERE m.mail_max IS NOT NULL AND m.visible_at_ms IS NULL AND coalesce(m.delay_ms, 0) = 0
+    ), places AS (
+        SELECT i.instance_id, l.ready_at IS NOT NULL OR coalesce(l.mail_held, false) AS has_backlog
+        FROM (SELECT DISTINCT a.instance_id FROM mail a) i
+        LEFT JOIN instance_locks l ON l.instance_id = i.instance_id
+    ), joining AS (
+        SELECT
+            m.n, m.instance_id, m.call, m.mail_max, m.mail_bytes_max,
+            coalesce(z.mail_number, 0) + m.number AS number,
+            coalesce(z.mail_bytes, 0) + m.size AS size,
+            coalesce(z.mail_number, 0) + m.number - coalesce(a.mail_number, 1) + 1 AS waiting,
+            coalesce(z.mail_bytes, 0) + m.size - coalesce(a.before, 0) AS waiting_bytes
+        FROM mail m
+        JOIN places p ON p.instance_id = m.instance_id
+        LEFT JOIN LATERAL (
+            SELECT q.mail_number, q.mail_bytes - octet_length(q.body) AS before
+            FROM orchestrator_queue q
+            WHERE p.has_backlog AND q.instance_id = m.instance_id AND q.mail_number IS NOT NULL
+            ORDER BY q.mail_number LIMIT 1
+        ) a ON true
+        LEFT JOIN LATERAL (
+            SELECT q.mail_number, q.mail_bytes
+            FROM orchestrator_queue q
+            WHERE p.has_backlog AND q.instance_id = m.instance_id AND q.mail_number IS NOT NULL
+            ORDER BY q.mail_number DESC LIMIT 1
+        ) z ON true
+        WHERE p.has_backlog OR m.together > 1
+    ), full_calls AS (
+        SELECT DISTINCT ON (j.call) j.call, jsonb_build_array(
+            j.instance_id, j.waiting, j.waiting_bytes, j.mail_max, j.mail_bytes_max
+        )::text AS reason
+        FROM joining j
+        WHERE j.waiting > j.mail_max
+            OR (j.waiting_bytes > j.mail_bytes_max AND j.waiting > 1)
+        ORDER BY j.call, j.n
+    )
+    SELECT
+        (
+            SELECT jsonb_object_agg(j.n, jsonb_build_object(
+                'mail_number', j.number, 'mail_bytes', j.size
+            ))
+            FROM joining j
+        ),
+        (
+            SELECT jsonb_object_agg(m.n, jsonb_build_array('full', f.reason))
+            FROM jsonb_to_recordset(p_messages) AS m (n integer, call text)
+            JOIN full_calls f ON f.call = coalesce(m.call, m.n::text)
+        )
+    INTO numbered, refused;
+END $$;
+
 -- Adds messages whose condition holds. Refuses with 'missing' or 'ended' if the instance must be
--- alive, with 'present' if it must be absent.
+-- alive, with 'present' if it must be absent, with 'full' if too much mail would wait.
 CREATE OR REPLACE FUNCTION enqueue_messages(
     p_messages jsonb, p_parts integer,
     OUT now_at bigint, OUT refused jsonb, OUT turns_at bigint, OUT work_at bigint
@@ -11,6 +79,7 @@ LANGUAGE plpgsql AS $$
 DECLARE
     v_fresh text[];
     v_messages jsonb;
+    v_mail record;
 BEGIN
     PERFORM lock_instances(ids_of(p_messages));
     now_at := now_ms();
@@ -49,6 +118,20 @@ BEGIN
         WHERE m.condition = 'absent' AND NOT m.instance_id = ANY (v_fresh);
     END IF;
     v_messages := not_refused(p_messages, refused);
+    IF p_parts & 4 > 0 AND v_messages IS NOT NULL THEN
+        v_mail := number_mail(v_messages);
+        v_messages := not_refused(v_messages, v_mail.refused);
+        refused := nullif(
+            coalesce(refused, '{}') || coalesce(v_mail.refused, '{}'), '{}'
+        );
+        IF v_mail.numbered IS NOT NULL THEN
+            SELECT jsonb_agg(
+                o.message || coalesce(v_mail.numbered -> (o.message ->> 'n'), '{}')
+                ORDER BY o.position
+            ) INTO v_messages
+            FROM jsonb_array_elements(v_messages) WITH ORDINALITY AS o (message, position);
+        END IF;
+    END IF;
     IF v_messages IS NOT NULL THEN
         turns_at := add_messages(v_messages, now_at);
     END IF;
@@ -240,6 +323,7 @@ BEGIN
         FOR UPDATE OF w SKIP LOCKED
     );
     v_now := now_ms();
+    PERFORM note_time(v_now);
     SELECT array_agg(r.token) INTO v_lost
     FROM jsonb_to_recordset(p_renewals) AS r (instance_id text, token text)
     WHERE NOT EXISTS (
