@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import reprlib
 import sys
+from collections.abc import Iterable as IterableABC
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast, get_origin
 
@@ -103,6 +104,8 @@ class OwnTypes:
 
     def __init__(self, types: Iterable[CodecType[Any]] = ()) -> None:
         self._types: dict[type, CodecType[Any]] = {}
+        if not isinstance(cast("object", types), IterableABC):
+            raise UsageError(f"types takes a list of CodecType(...) objects, not {shown(types)}")
         for each in types:
             if not isinstance(cast("object", each), CodecType):
                 raise UsageError(f"types takes CodecType(...) objects, not {shown(each)}")

@@ -183,6 +183,7 @@ def test_a_form_that_is_nested_too_deeply_is_refused():
         (lambda: CodecType(int, stored_as=str, encode=str, decode=int), "JSON already"),
         (lambda: Codec(types=[MONEY, MONEY]), "two CodecType.Money."),
         (lambda: Codec(types=[Money]), "types takes CodecType"),
+        (lambda: Codec(types=MONEY), "types takes a list of CodecType"),
     ],
 )
 def test_a_type_that_could_not_work_is_refused_when_it_is_made(make, words):

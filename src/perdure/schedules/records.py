@@ -10,7 +10,7 @@ import msgspec
 from perdure.arguments import Duration, check_number, to_seconds
 from perdure.authoring.definitions import Orchestration, parse_version
 from perdure.codec import JSON
-from perdure.errors import InvalidValue
+from perdure.errors import InvalidValue, shown
 from perdure.limits import ID_CHARACTERS_MAX, check_id
 from perdure.schedules.slots import check_slots
 
@@ -213,6 +213,10 @@ def schedules_in(value: object) -> list[Schedule]:
 def _name(orchestration: Any) -> str:
     if isinstance(orchestration, Orchestration):
         return cast("Orchestration[..., Any]", orchestration).name
+    if not isinstance(orchestration, str):
+        raise InvalidValue(
+            f"a schedule starts an orchestration, or its name; not {shown(orchestration)}"
+        )
     return check_id(orchestration, "orchestration")
 
 
