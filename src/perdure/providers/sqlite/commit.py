@@ -80,9 +80,8 @@ def ack(tx: Transaction, lock_token: str, commit: TurnCommit) -> None:
     if row is None or (lock := HeldLock._make(row)).locked_until <= tx.now:
         raise rules.lock_lost(_ACK, lock_token)
     plan = _Plan(tx, _ACK)
-    if not plan.goes_on(lock, commit):
+    if not plan.add_turn(lock, lock_token, commit):
         raise _event_missing(_ACK, lock_token, commit)
-    plan.add_turn(lock, lock_token, commit)
     plan.write()
 
 
@@ -106,11 +105,10 @@ def ack_many(tx: Transaction, turns: Sequence[tuple[str, TurnCommit]]) -> list[P
         lock = locks.get(token)
         if lock is None or lock.locked_until <= tx.now:
             answers.append(rules.lock_lost(_ACK, token))
-        elif not plan.goes_on(lock, commit):
-            answers.append(_event_missing(_ACK, token, commit))
-        else:
+        elif plan.add_turn(lock, token, commit):
             answers.append(None)
-            plan.add_turn(lock, token, commit)
+        else:
+            answers.append(_event_missing(_ACK, token, commit))
     plan.write()
     return answers
 
@@ -210,13 +208,6 @@ class _Plan:
 
     # --- deciding
 
-    def goes_on(self, lock: HeldLock, commit: TurnCommit) -> bool:
-        """Return whether the event that a turn goes on from is stored."""
-        needed = rules.predecessor(commit)
-        if lock.running == commit.execution_id:
-            return needed <= (lock.last_event or 0)
-        return self._has_event(lock.instance_key, commit.execution_id, needed)
-
     def _has_event(self, key: int | None, execution_id: int, event_id: int) -> bool:
         """Return whether a history goes at least so far."""
         if event_id == 0:
@@ -224,8 +215,18 @@ class _Plan:
         last = self.tx.row(instances.LAST_EVENT, (key, execution_id))[0]
         return last is not None and event_id <= last
 
-    def add_turn(self, lock: HeldLock, token: str, commit: TurnCommit) -> None:
-        """Add a turn under a live lock."""
+    def add_turn(self, lock: HeldLock, token: str, commit: TurnCommit) -> bool:
+        """Add a turn under a live lock; False, and nothing is added, if it is ahead of the store.
+
+        That is a turn that goes on from an event which is not stored.
+        """
+        key, execution_id = lock.instance_key, commit.execution_id
+        is_running, needed = lock.running == execution_id, rules.predecessor(commit)
+        if is_running:
+            if needed > (lock.last_event or 0):
+                return False
+        elif not self._has_event(key, execution_id, needed):
+            return False
         rows = self._add_contents(lock.instance_id, commit)
         if commit.consumed:
             rows[_consume] += [(each, token) for each in commit.consumed]
@@ -234,20 +235,19 @@ class _Plan:
             rows[statements.DELETE_CARRIED].append(carried)
         if commit.returned:
             rows[statements.UNTAG_MESSAGE] += [(each, token) for each in commit.returned]
-        key = lock.instance_key
-        if key is None or lock.running != commit.execution_id or _rewrites_instance(commit):
+        if key is None or not is_running or _rewrites_instance(commit):
             self._rewrite(lock, token, commit)
-            return
-        self._add_events(key, commit)
-        status = commit.metadata.status
+            return True
+        status = self._add_events(key, commit)
         if status is not None and status is not Status.RUNNING:
             output = commit.metadata.output
-            rows[_end_executions].append((key, commit.execution_id, status, output))
+            rows[_end_executions].append((key, execution_id, status, output))
         elif self._extend(lock, token, commit):
-            return
+            return True
         else:
             rows[instances.TOUCH_INSTANCE].append((self.tx.now, key))
         self._hold(self._released(lock, key, lock.name, lock.version, commit), lock, token, commit)
+        return True
 
     def add_start(
         self,
@@ -305,7 +305,8 @@ class _Plan:
             ]
         return rows
 
-    def _add_events(self, key: int, commit: TurnCommit) -> None:
+    def _add_events(self, key: int, commit: TurnCommit) -> Status | None:
+        """Add history and state, and return the status that the turn sets."""
         if commit.history_delta:
             events = event_rows(self.tx, key, commit.execution_id, commit.history_delta)
             self._rows[_insert_events] += events
@@ -314,20 +315,18 @@ class _Plan:
         status = commit.metadata.status
         if status is not None and status.ends_execution:
             self._rows[_merge_state].append(key)
+        return status
 
     def _extend(self, lock: HeldLock, token: str, commit: TurnCommit) -> bool:
         """Keep a lock that is kept already, which changes two columns of the readiness row."""
-        keep_lock_ms, now = commit.keep_lock_ms, self.tx.now
-        if (
-            keep_lock_ms is None
-            or not lock.kept
-            or now + keep_lock_ms < lock.locked_until
-            or lock.not_before is not None
-            or lock.block is not None
-        ):
+        if commit.keep_lock_ms is None or not lock.kept:
+            return False
+        locked_until = self.tx.now + commit.keep_lock_ms
+        has_hold = lock.not_before is not None or lock.block is not None
+        if has_hold or locked_until < lock.locked_until:
             return False
         # wake_at stays: early is allowed, and its index is not written.
-        self._rows[_extend_locks].append((now + keep_lock_ms, lock.instance_id))
+        self._rows[_extend_locks].append((locked_until, lock.instance_id))
         if commit.cancelled_timers or lock.mail_held:
             self._rows[_reschedule].append((lock.instance_id, token, self._yielded_at(lock)))
         return True

@@ -42,7 +42,7 @@ WHERE instance_key = ? AND execution_id = ? AND event_id > ? ORDER BY event_id L
 _SIZES: Final = (256, 64, 16, 8, 4, 2, 1)
 """Rows of one statement: few sizes, so that each is prepared once and kept."""
 
-_VALUES_MAX: Final = 1_100
+_VALUES_MAX: Final = 1_300
 """Values of one statement; preparing a longer one takes longer than running it."""
 
 _encode: Final = msgspec.json.Encoder().encode
@@ -126,6 +126,7 @@ class Transaction(Snapshot):
     """
 
     __slots__ = (
+        "_changes",
         "_hook",
         "_next_message_id",
         "_random_hex",
@@ -161,6 +162,7 @@ class Transaction(Snapshot):
         self.execute_many: Callable[..., apsw.Cursor] = connection.executemany
         # For statements without rows: a cursor for each of them costs as much as a small one.
         self._write: Callable[..., apsw.Cursor] = connection.cursor().execute
+        self._changes: Callable[[], int] = connection.changes
         self._next_message_id: int | None = None
         """None as long as no message was added."""
         self._tokens = 0
@@ -219,7 +221,7 @@ class Transaction(Snapshot):
     def change(self, sql: str, bindings: Sequence[Any]) -> int:
         """Run a statement without rows and return how many rows it touched."""
         self._write(sql, bindings)
-        return self.connection.changes()
+        return self._changes()
 
 
 # --- verbs
