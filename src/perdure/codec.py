@@ -47,7 +47,8 @@ EXACT: Final = _SCALARS | {bytes, Decimal, UUID, date, timedelta}
 _ROWS: Final = frozenset({list, tuple})
 _TEXTS: Final = frozenset({str, bytes, bytearray, memoryview})
 _NUMBERS: Final = frozenset({int, float, bool, type(None)})
-_MEASURED_MAX: Final = 10_000
+_MEASURED_MAX: Final = 20_000
+_MEASURED_IN_ROW_MAX: Final = 10_000
 _COMPRESSED: Final = 32
 _DATA: Final = _SCALARS | _ROWS | {dict}
 _MINUTE: Final = timedelta(minutes=1)
@@ -238,20 +239,26 @@ _WAY_OUT: Final = (
 
 
 def _text_size(value: Any) -> int:
-    """Return the length of all texts in the first 10,000 parts of a value."""
-    size, waiting, parts = 0, [value], 0
-    while waiting and parts < _MEASURED_MAX:
-        parts += 1
-        each = waiting.pop()
-        kind = cast("Any", type(each))
-        if kind in _TEXTS:
-            size += len(each)
-        elif kind in _ROWS:
-            waiting.extend(islice(each, _MEASURED_MAX))
-        elif kind is dict:
-            waiting.extend(islice(each.values(), _MEASURED_MAX))
-        elif kind not in _NUMBERS:
-            waiting.extend(_attributes(each))
+    """Return the length of all texts in the first 20,000 parts of a value."""
+    size, left = 0, _MEASURED_MAX
+    rows: list[Any] = [value if type(value) in _ROWS else (value,)]
+    while rows and left > 0:
+        row = rows.pop()
+        left -= len(row)
+        if _NUMBERS.issuperset(map(type, row)):
+            continue
+        for each in islice(row, _MEASURED_IN_ROW_MAX):
+            kind: Any = _kind(each)
+            if kind in _NUMBERS:
+                continue
+            if kind in _TEXTS:
+                size += len(each)
+            elif kind in _ROWS:
+                rows.append(each)
+            elif kind is dict:
+                rows.append(each.values())
+            else:
+                rows.append(_attributes(each))
     return size
 
 

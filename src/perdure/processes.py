@@ -1,4 +1,4 @@
-"""Processes and signals: what POSIX systems and Windows do in different ways."""
+"""Processes and signals: what POSIX systems and Windows do in different ways; audit events."""
 
 from __future__ import annotations
 
@@ -12,7 +12,28 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+
+_auditors: dict[str, list[Callable[[str, tuple[Any, ...]], None]]] = {}
+
+
+def on_audit_events(events: Iterable[str], handler: Callable[[str, tuple[Any, ...]], None]) -> None:
+    """Call the handler, for ever, with the name and the arguments of each of these events.
+
+    The interpreter calls every hook for every event, also for those that asyncio raises all the
+    time, so there is one hook for all handlers.
+    """
+    if not _auditors:
+        sys.addaudithook(_audit)
+    for event in events:
+        _auditors.setdefault(event, []).append(handler)
+
+
+def _audit(event: str, args: tuple[Any, ...]) -> None:
+    if event in _auditors:
+        for handler in _auditors[event]:
+            handler(event, args)
+
 
 if sys.platform == "win32":
     STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGBREAK, signal.SIGTERM)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 import pytest
@@ -10,6 +11,8 @@ from starlette.requests import Request
 from dashboard.conftest import WRITE, make_client
 from perdure.dashboard import Identity, Scope, read_tokens
 from perdure.dashboard.app import BODY_BYTES_MAX
+from perdure.dashboard.live import Counts, _tell
+from perdure.dashboard.security import RateLimit, Refused
 from perdure.errors import UsageError
 
 API = "/api/v1"
@@ -102,6 +105,29 @@ def test_payloads_can_be_hidden(shop_runtime):
 def test_a_large_body_is_refused(client):
     body = {"id": "big-1", "name": "x", "value": "x" * BODY_BYTES_MAX}
     assert client.post(f"{API}/run/send", json=body, headers=WRITE).status_code == 413
+
+
+def test_a_caller_with_too_many_requests_is_asked_to_wait():
+    rates = RateLimit(per_second=1, burst=2)
+    rates.check("ann", now=0)
+    rates.check("ann", now=0)
+    with pytest.raises(Refused, match="too many requests") as refused:
+        rates.check("ann", now=0)
+    assert refused.value.status == 429
+    rates.check("bob", now=0)
+    rates.check("ann", now=1)
+
+
+def test_a_slow_reader_keeps_no_more_than_a_few_notes():
+    news = asyncio.Queue(maxsize=8)
+    for _ in range(1000):
+        _tell(news, "counts")
+    assert news.qsize() == 8
+
+
+def test_an_event_id_of_another_server_is_not_taken_for_its_own(shop_runtime):
+    _, runtime = shop_runtime
+    assert Counts(runtime).event_id != Counts(runtime).event_id
 
 
 def test_every_write_leaves_a_line_without_payloads(client, caplog):

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from perdure.authoring.context import running
 from perdure.errors import ForbiddenInOrchestration
+from perdure.processes import on_audit_events
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -41,7 +42,7 @@ _PACKAGE = Path(__file__).parent.parent
 _LIBRARY = str(Path(asyncio.__file__).parent.parent) + os.sep
 _NOT_USERS = (
     *(f"{_PACKAGE / part}{os.sep}" for part in ("engine", "authoring", "runtime")),
-    str(_PACKAGE / "codec.py"),
+    *(str(_PACKAGE / module) for module in ("codec.py", "processes.py")),
     "<frozen ",
 )
 
@@ -228,12 +229,12 @@ _is_installed = False
 def _install() -> None:
     global _is_installed  # noqa: PLW0603
     _is_installed = True
-    sys.addaudithook(_audit)
+    on_audit_events(_REFUSED_EVENTS, _audit)
 
 
 def _audit(event: str, args: tuple[Any, ...]) -> None:
-    if running and event in _REFUSED_EVENTS and threading.get_ident() in running:
-        frame = sys._getframe(1)  # noqa: SLF001
+    if running and threading.get_ident() in running:
+        frame = sys._getframe(2)  # noqa: SLF001
         if not _is_allowed(frame) and not _is_time_zone(event, args):
             raise refusal(event, args)
 

@@ -347,7 +347,7 @@ class _Fetcher(Generic[_WantT, _ItemT]):
         tokens = tokens or [self._store.new_lock_token() for _ in range(number)]
         sent_at = time.monotonic()
         try:
-            found = await self._store.pool.fetch(
+            found = await self._store.pool.run(
                 self._operation,
                 self._store.statements(self._template),
                 lambda again: (tokens, again, *arguments),

@@ -327,11 +327,12 @@ class CommitPipeline:
     def _call_of(
         self, lane: _Lane, batch: list[Operation], *, again: bool
     ) -> tuple[bytes, tuple[bytes, ...]]:
-        parts = 0
+        parts, sets_timers = 0, False
         for position, operation in enumerate(batch):
             operation.row["n"] = position
             parts |= operation.parts
-        if any(operation.sets_timers for operation in batch):
+            sets_timers = sets_timers or operation.sets_timers
+        if sets_timers:
             batch[0].row["sent"] = self._now_ms()
         rows = _encoder.encode([operation.row for operation in batch])
         number, mark = b"%d" % lane.batch, b"t" if again else b"f"

@@ -108,7 +108,8 @@ class ConnectionPool:
 
     def adopt(self, connection: ServerConnection) -> None:
         """Make a connection from ``connect`` part of the pool."""
-        self._give_back(self._pooled(connection))
+        pooled = self._pooled(connection)
+        self._give_back(pooled, self._outdated(pooled))
 
     def leave_old_primaries(self) -> None:
         """Close connections to servers on an older timeline; their calls are repeated."""
@@ -137,39 +138,20 @@ class ConnectionPool:
         self,
         operation: str,
         statement: bytes,
-        parameters: Parameters = (),
-        *,
-        seconds: float | None = None,
-        retry_seconds: float | None = None,
-        writes: bool = False,
-    ) -> list[Row]:
-        """Return the rows of a statement that may be repeated, and is while that can help.
-
-        ``seconds``: how long an answer may take. ``retry_seconds``: 0 means to try once.
-        ``writes``: the first try may have written all that there is to write, and not have waited
-        for synchronous standbys to the end. The repeat waits for them.
-        """
-        return await self.fetch(
-            operation,
-            statement,
-            lambda _again: parameters,
-            seconds=seconds,
-            retry_seconds=retry_seconds,
-            writes=writes,
-        )
-
-    async def fetch(
-        self,
-        operation: str,
-        statement: bytes,
-        parameters: Callable[[bool], Parameters],
+        parameters: Parameters | Callable[[bool], Parameters] = (),
         *,
         seconds: float | None = None,
         retry_seconds: float | None = None,
         writes: bool = False,
         was_sent: bool = False,
     ) -> list[Row]:
-        """As ``run``; ``parameters`` is told whether the statement may have run before."""
+        """Return the rows of a statement that may be repeated, and is while that can help.
+
+        ``parameters``: a function is told whether the statement may have run before; ``was_sent``:
+        it has been sent before. ``seconds``: how long an answer may take. ``retry_seconds``: 0
+        means to try once. ``writes``: the first try may have written all that there is to write,
+        and not have waited for synchronous standbys to the end. The repeat waits for them.
+        """
         limit = self._address.answer_seconds if seconds is None else seconds
 
         async def attempt(again: bool) -> list[Row]:
@@ -178,7 +160,7 @@ class ConnectionPool:
                     await pooled.raw.call(_WAIT_FOR_STANDBYS, (), prepare=False, seconds=limit)
                 return await pooled.raw.call_for_rows(
                     statement,
-                    parameters(again),
+                    parameters(again) if callable(parameters) else parameters,
                     prepare=self._is_worth_preparing(pooled, statement),
                     seconds=limit,
                 )
@@ -390,8 +372,7 @@ class ConnectionPool:
                 self._close(pooled)
             self._close_if_broken(error)
         age = asyncio.get_running_loop().time() - pooled.opened_at
-        is_usable = age < _LIFE_SECONDS and not pooled.connection.closed
-        if self._is_open and is_usable and self._outdated(pooled) is None:
+        if self._is_open and age < _LIFE_SECONDS and not pooled.connection.closed:
             turn = self._next_turn()
             if turn is None:
                 self._free.append(pooled)

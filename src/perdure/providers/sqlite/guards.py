@@ -21,6 +21,7 @@ from typing import Any, Final, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from perdure.errors import StoreRefused, StoreUnavailable, UsageError
+from perdure.processes import on_audit_events
 from perdure.providers.local_files import (
     NETWORK_FILE_SYSTEMS,
     draft_beside,
@@ -284,7 +285,7 @@ File: TypeAlias = "tuple[int, int] | None"
 
 _open: Counter[File] = Counter()
 """Stores of this process."""
-_hooks: list[object] = []
+_is_guarding = False
 _DESCRIPTORS: Final = Path("/proc/self/fd")
 
 
@@ -307,9 +308,10 @@ def warn_if_open(path: Path) -> None:
 
 def forbid(path: Path) -> File:
     """Let ``sqlite3.connect`` of this file raise UsageError; pass the result to ``allow``."""
-    if not _hooks:
-        _hooks.append(_audit)
-        sys.addaudithook(_audit)
+    global _is_guarding  # noqa: PLW0603
+    if not _is_guarding:
+        _is_guarding = True
+        on_audit_events(("sqlite3.connect",), _refuse_open)
     file = _find(path)
     _open[file] += 1
     return file
@@ -327,8 +329,8 @@ def forget_all() -> None:
     _open.clear()
 
 
-def _audit(event: str, args: tuple[Any, ...]) -> None:
-    if event == "sqlite3.connect" and _open and _is_open(args[0]):
+def _refuse_open(_event: str, args: tuple[Any, ...]) -> None:
+    if _open and _is_open(args[0]):
         raise UsageError(
             f"{args[0]!r} is a store that this program has open: a second copy of SQLite would "
             "take its locks and its log away. Read it with the package apsw here, which shares "

@@ -110,6 +110,14 @@ SELECT l.suspended, l.block IS NOT NULL, count(*) FROM instance_locks AS l
 """
 
 
+_PENDING_AS: Final = {
+    Status.PAUSED: "l.suspended",
+    Status.BLOCKED: "(NOT l.suspended AND l.block IS NOT NULL)",
+    Status.PENDING: "(NOT l.suspended AND l.block IS NULL)",
+}
+"""The condition for each status that an instance without a turn can have."""
+
+
 def get_info(snapshot: Snapshot, instance_id: str) -> InstanceInfo:
     found = find_info(snapshot, instance_id)
     if found is None:
@@ -252,6 +260,9 @@ def _pending_source(
     where = _Conditions("l.pending_since IS NOT NULL")
     if before is not None:
         where.add("(l.pending_since, l.instance_id) < (?, ?)", *before)
+    if query.statuses is not None:
+        shown = [_PENDING_AS[each] for each in sorted(query.statuses & _PENDING_AS.keys())]
+        where.add(f"({' OR '.join(shown)})")
     # Without a name in the row there are several starts, and it is judged later.
     _add_identity(
         where, query, "(l.name = ? OR l.name IS NULL)", "(l.version = ? OR l.name IS NULL)"
