@@ -29,7 +29,7 @@ NEEDS_BROWSER = [
 HANG_MS = HANG_SECONDS * 1000
 VIEWS = [
     ("/", "Needs attention"),
-    ("/runs", "retry-1"),
+    ("/runs?q=id:retry-*", "retry-1"),
     ("/errors", "Retry all"),
     ("/inbox", "payment:o-9"),
     ("/schedules", "report-berlin"),
