@@ -22,6 +22,7 @@ EXPECTED = {
     "detached": "welcome, ada@example.org\nmail sent to ada@example.org\n",
     "eternal": "333 hits in 1000 executions\n",
     "fan_out": "sum of 10000 squares: 333283335000\n",
+    "keeping": "hello, ada\ninvoice of o-1\n['invoice-o-1']\n",
     "mailbox": "['HELLO', 'HOW ARE YOU?']\n{'replies': 2}\n",
     "retrying": "answer to weather at attempt 3\nPermissionError: not for you\n",
     "saga": "cancelled car-t-1\ncancelled flight-t-1\nno trip: fully booked\n",

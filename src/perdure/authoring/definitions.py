@@ -28,7 +28,7 @@ from typing import (
 from perdure import limits
 from perdure.authoring.context import find_recorder
 from perdure.authoring.fingerprint import fingerprint
-from perdure.authoring.policies import ActivityOptions, Executor, Retry
+from perdure.authoring.policies import ActivityOptions, Executor, Keep, Retry, parse_keep
 from perdure.authoring.signature import HandlerSignature
 from perdure.codec import JSON
 from perdure.errors import (
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from perdure.authoring.context import Step
     from perdure.codec import Codec
     from perdure.model import work
+    from perdure.model.status import Status
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -273,6 +274,7 @@ class Orchestration(_Handler[P, R]):
         *,
         name: str | None = None,
         version: str = VERSION_DEFAULT,
+        keep: Keep | None = None,
     ) -> None:
         super().__init__(fn, name)
         if not inspect.iscoroutinefunction(fn):
@@ -284,6 +286,8 @@ class Orchestration(_Handler[P, R]):
             )
         parse_version(version)
         self.version: str = version
+        self.keep = parse_keep(keep, f"keep of orchestration {self.name!r}")
+        """Milliseconds for which instances are kept, by the status with which they ended."""
         self.call = CallOptions()
         self._rebuild_dict()
 
@@ -404,7 +408,7 @@ def activity(
 def orchestration(fn: Callable[P, Coroutine[Any, Any, R]], /) -> Orchestration[P, R]: ...
 @overload
 def orchestration(
-    *, name: str | None = None, version: str = VERSION_DEFAULT
+    *, name: str | None = None, version: str = VERSION_DEFAULT, keep: Keep | None = None
 ) -> OrchestrationDecorator: ...
 def orchestration(
     fn: Callable[..., Any] | None = None,
@@ -412,17 +416,19 @@ def orchestration(
     *,
     name: str | None = None,
     version: str = VERSION_DEFAULT,
+    keep: Keep | None = None,
 ) -> Any:
     """Make an ``async def`` durable: it survives crashes and deploys.
 
-    A running instance stays on the version that it began with:
+    A running instance stays on the version that it began with. ``keep`` wins over that of the
+    runtime; that of the latest version counts:
 
-        @orchestration(version="1.1.0")
+        @orchestration(version="1.1.0", keep={"completed": "7d", "failed": "forever"})
         async def checkout(order: str) -> str: ...
     """
 
     def decorate(function: Callable[..., Any]) -> Orchestration[Any, Any]:
-        return Orchestration(function, name=name, version=version)
+        return Orchestration(function, name=name, version=version, keep=keep)
 
     return decorate if fn is None else decorate(fn)
 
@@ -521,6 +527,11 @@ class Registry:
                 f"registered versions: {known}"
             )
         return found
+
+    def keeps(self) -> dict[str, dict[Status, int | None]]:
+        """Return the ``keep`` of each orchestration that has one, by name: of its last version."""
+        latest = (self.resolve_orchestration(name, None) for name in self._orchestrations)
+        return {each.name: each.keep for each in latest if each.keep}
 
     def resolve_activity(self, name: str) -> Activity[Any, Any]:
         found = self._activities.get(name)

@@ -1,9 +1,10 @@
-"""Options of an activity: retries, time limits and routing, as frozen and checked values."""
+"""Retries, time limits and routing of activities, and how long what has ended is kept."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast
 
 from perdure import limits
 from perdure.arguments import (
@@ -12,16 +13,61 @@ from perdure.arguments import (
     check_number,
     check_real,
     check_tag,
+    parse_duration_ms,
     to_milliseconds,
     to_seconds,
 )
-from perdure.errors import InvalidValue, did_you_mean
+from perdure.errors import InvalidValue, did_you_mean, shown
 from perdure.model import work
+from perdure.model.status import Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 Executor: TypeAlias = Literal["thread", "process"]
+
+Keep: TypeAlias = Mapping[str, Duration | str]
+"""How long what has ended is kept, by status: ``{"completed": "30d", "failed": "forever"}``."""
+
+_ENDINGS: Final = {
+    status.lower(): status
+    for status in (Status.COMPLETED, Status.FAILED, Status.CANCELLED, Status.TERMINATED)
+}
+FOREVER: Final = "forever"
+
+
+def parse_keep(keep: object, what: str) -> dict[Status, int | None]:
+    """Return the milliseconds for each status of ``keep``; None stands for forever.
+
+    Raise InvalidValue for an unknown status and for what is no length of time.
+    """
+    if keep is None:
+        return {}
+    if not isinstance(keep, Mapping):
+        raise InvalidValue(
+            f'{what} must be a dict such as {{"completed": "30d", "failed": "90d"}}, not '
+            f"{shown(keep)}"
+        )
+    parsed: dict[Status, int | None] = {}
+    for word, length in cast("Mapping[object, object]", keep).items():
+        status = _ENDINGS.get(word) if isinstance(word, str) else None
+        if status is None:
+            known = ", ".join(map(repr, _ENDINGS))
+            meant = did_you_mean(str(word), list(_ENDINGS))
+            raise InvalidValue(f"{what} has {shown(word)}, which is none of {known}{meant}")
+        parsed[status] = _kept_ms(length, f"{what}[{word!r}]")
+    return parsed
+
+
+def _kept_ms(length: object, what: str) -> int | None:
+    if length == FOREVER:
+        return None
+    if not isinstance(length, str):
+        return to_milliseconds(length, what)
+    try:
+        return parse_duration_ms(length)
+    except InvalidValue as error:
+        raise InvalidValue(f"{what}: {error}, or {FOREVER!r}") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,13 @@ _ADVICE: Final = {
 }
 
 
-def print_details(details: InstanceDetails, now_ms: int, *, is_whole: bool = False) -> None:
+def print_details(
+    details: InstanceDetails,
+    now_ms: int,
+    *,
+    is_whole: bool = False,
+    deleted_ms: int | None = None,
+) -> None:
     info, insight = details.info, details.insight
     status = "Retrying" if insight.doing == "retrying" else shown_status(info)
     echo(
@@ -56,7 +62,7 @@ def print_details(details: InstanceDetails, now_ms: int, *, is_whole: bool = Fal
         Cell(f"{glyph(status)} {status.upper()}", status_style(info.status)),
     )
     echo_wrapped(Cell(insight.sentence, "red" if insight.error else ""))
-    print_facts(_facts(details, now_ms))
+    print_facts([*_facts(details, now_ms), *_kept(deleted_ms, now_ms)])
     if details.last.left_out:
         echo("  ", Cell(f"(the first {details.last.left_out} events are left out)", "dim"))
     if details.last.steps:
@@ -101,6 +107,15 @@ def _facts(details: InstanceDetails, now_ms: int) -> list[tuple[str, str]]:
         more = len(details.unread) - _UNREAD_SHOWN
         facts.append(("unread", f"{shown} and {more} more" if more > 0 else shown))
     return facts
+
+
+def _kept(deleted_ms: int | None, now_ms: int) -> list[tuple[str, str]]:
+    """Say until when the instance is kept; nothing if it stays."""
+    if deleted_ms is None:
+        return []
+    rest_ms = deleted_ms - now_ms
+    rest = f"{shown_duration(rest_ms)} more" if rest_ms > 0 else "due to be deleted"
+    return [("kept", f"until {shown_time(deleted_ms)} ({rest})")]
 
 
 def _print_trouble(details: InstanceDetails) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from perdure.cli.settings import Settings
     from perdure.client.client import Client
     from perdure.client.insights import Insight, InstanceDetails
+    from perdure.client.retention import Retention
     from perdure.providers.administration import ProviderAdmin
     from perdure.providers.contract import Provider
     from perdure.providers.migrate import Migration
@@ -78,6 +79,15 @@ class Session:
 
         info = await self.info(instance_id)
         return await read_details(self.provider, info, self.now_ms())
+
+    def retentions(self, workers: Sequence[WorkerInfo]) -> list[Retention]:
+        """Return the rules of the live workers; those of the project if no worker lives."""
+        from perdure.authoring.policies import parse_keep
+        from perdure.client.retention import Retention, keep_rules, share_out
+
+        if workers:
+            return list(share_out(workers).values())
+        return [Retention(keep_rules(parse_keep(self.settings.keep(), "keep"), {}))]
 
     async def insight(self, info: InstanceInfo, workers: Sequence[WorkerInfo]) -> Insight:
         """Describe what an instance is doing."""

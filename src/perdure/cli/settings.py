@@ -18,6 +18,8 @@ from perdure.errors import NotFound, UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from perdure.authoring.policies import Keep
+
 DEFAULT_STORE: Final = "perdure.db"
 
 
@@ -79,6 +81,15 @@ class Settings:
                 f"[tool.perdure] module in {folder}/pyproject.toml must be a text or list of them"
             )
         return tuple(_module_beside(folder, name) for name in listed)
+
+    def keep(self) -> Keep | None:
+        """Return how long what has ended is kept, from the project's ``keep``."""
+        from perdure.authoring.policies import parse_keep
+
+        folder, table = self.project
+        written: Keep | None = table.get("keep")
+        parse_keep(written, f"[tool.perdure] keep in {folder}/pyproject.toml")
+        return written
 
     def existing_store(self) -> str:
         """Return the store; raise NotFound if a local path does not exist."""

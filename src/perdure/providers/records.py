@@ -565,6 +565,15 @@ class PruneResult(Record, frozen=True):
         )
 
 
+class KeepRule(Record, frozen=True, omit_defaults=True):
+    """The time for which roots are kept that ended with a status; None: forever."""
+
+    status: Status
+    kept_ms: int | None
+    name: str | None = None
+    """The orchestration. None: each one that has no rule of its own for the status."""
+
+
 class WorkerInfo(Record, frozen=True, omit_defaults=True):
     """A runtime that serves this store."""
 
@@ -580,6 +589,7 @@ class WorkerInfo(Record, frozen=True, omit_defaults=True):
     seen_at_ms: int = 0
     schedules: tuple[str, ...] = ()
     """Ids of the schedules that its code declares."""
+    keep: tuple[KeepRule, ...] = ()
 
     @property
     def startable(self) -> frozenset[tuple[str, str]]:

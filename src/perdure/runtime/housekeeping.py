@@ -1,4 +1,4 @@
-"""Periodic work of a runtime: renews locks, announces the worker, retries Blocked instances."""
+"""Periodic work of a runtime: renews locks, announces the worker, retries and deletes instances."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from perdure.arguments import in_milliseconds, in_seconds
 from perdure.client.admin import read_instances
+from perdure.client.retention import share_out
 from perdure.errors import PerdureError, ProviderError
 from perdure.model.failures import BlockReason
 from perdure.model.status import Status
@@ -31,6 +32,9 @@ _FIRST_SECONDS = 0.25
 """Delay at the start of a runtime, so that waiting work comes first."""
 _UNBLOCK_SECONDS = 15.0
 """Repeated, because in a rolling deploy the old code goes on after the new code has started."""
+_DELETE_SECONDS = 60.0
+_PAUSE_SECONDS = 0.1
+"""Between two batches of deletions, so that the work of others comes first."""
 
 
 class LockRenewer:
@@ -180,9 +184,11 @@ class Housekeeping:
                 in_seconds(options.session_idle_timeout),
             ),
             (self.retry_blocked, later, _UNBLOCK_SECONDS),
+            (self.delete_ended, later, _DELETE_SECONDS),
         )
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._repeat(*each)) for each in periods]
+        chosen = periods if self._describe().keep else periods[:-1]
+        self._tasks = [loop.create_task(self._repeat(*each)) for each in chosen]
 
     def abort(self) -> None:
         for task in self._tasks:
@@ -257,6 +263,24 @@ class Housekeeping:
             if self._has_other_code(info):
                 log.info("trying %r again with other code", info.instance_id)
                 await admin.resume_instance(info.instance_id)
+
+    async def delete_ended(self) -> None:
+        """Delete the roots that have been kept long enough, each with its tree, in small batches.
+
+        Each tree goes in one transaction that finds all of it ended, so two workers may do this at
+        once. A worker that leaves it to another one does nothing.
+        """
+        if not self._provider.capabilities.admin:
+            return
+        admin = self._provider.admin
+        others = [each for each in await admin.list_workers() if each.worker_id != self._owner]
+        share = share_out([*others, self._describe()])[self._owner]
+        deleted = 0
+        async for batch in share.due(admin, self._clock.now_ms()):
+            deleted += (await admin.delete_instance_bulk(batch)).instances
+            await self._clock.sleep(_PAUSE_SECONDS)
+        if deleted:
+            log.info("deleted %d instances that had been kept long enough", deleted)
 
     def _has_other_code(self, info: InstanceInfo) -> bool:
         block = info.block

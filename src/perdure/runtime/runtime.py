@@ -19,8 +19,10 @@ from perdure.arguments import check_kind, in_seconds
 from perdure.authoring.asking import ask_instance
 from perdure.authoring.definitions import Registry
 from perdure.authoring.lint import findings_in
+from perdure.authoring.policies import parse_keep
 from perdure.authoring.promises import promise_instance
 from perdure.client.client import Client
+from perdure.client.retention import keep_rules
 from perdure.client.starting import TraceCarrier
 from perdure.clock import ManualClock
 from perdure.codec import JSON
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from perdure.authoring.definitions import Handler
+    from perdure.authoring.policies import Keep
     from perdure.clock import Clock
     from perdure.codec import Codec
     from perdure.errors import StoreClosed
@@ -65,6 +68,8 @@ class Runtime(Client):
     are activities. ``resources`` are the objects, such as pools, that activities take by
     annotation: ``async def load(table: str, *, pool: Pool = RESOURCE)``. A module of handlers can
     open its own resources, in ``async def lifespan(runtime)``, which yields a list of them once.
+    ``keep={"completed": "30d", "failed": "90d"}`` deletes roots that ended that long ago, each with
+    its tree; without it they stay.
     """
 
     def __init__(
@@ -74,6 +79,7 @@ class Runtime(Client):
         *,
         resources: Iterable[object] = (),
         schedules: Iterable[Schedule] = (),
+        keep: Keep | None = None,
         options: RuntimeOptions | None = None,
         codec: Codec = JSON,
         clock: Clock | None = None,
@@ -93,6 +99,7 @@ class Runtime(Client):
         )
         self.registry = Registry(handlers, built_in, self.options.pinned_versions, codec)
         self._schedules = check_schedules(schedules)
+        self._keep = keep_rules(parse_keep(keep, "keep"), self.registry.keeps())
         _check_transactions(self.registry, self.provider)
         if self.options.run_activities:
             check_process_activities(self.registry)
@@ -136,6 +143,7 @@ class Runtime(Client):
             observer=self.observer,
             unregistered=self._unregistered,
             schedules=tuple(sorted(each.id for each in self._schedules)),
+            keep=self._keep,
             on_closed=self._on_closed,
         )
         self._running = _Parts(worker)
@@ -395,6 +403,7 @@ class _Parts:
             activities=tuple(sorted(registry.activity_names)),
             slots=options.activity_slots,
             schedules=worker.schedules,
+            keep=worker.keep,
         )
         self.alerts = BackgroundTasks()
         """Calls of the callbacks of ``on_alert``."""

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from perdure.clock import Clock
     from perdure.codec import Codec
     from perdure.providers.contract import Provider
+    from perdure.providers.records import KeepRule
     from perdure.runtime.metrics import Observer, UnregisteredHandlerLog
 
 _FIRST_SECONDS = 0.05
@@ -94,7 +95,8 @@ class RuntimeOptions:
     poll_interval: Duration = 30.0
     """Longest wait of one fetch. The store wakes it as soon as there is work."""
     housekeeping: bool = True
-    """Announce this worker, renew its sessions, and retry Blocked instances with other code."""
+    """Announce this worker, renew its sessions, retry Blocked instances with other code, and delete
+    what is no longer kept."""
     always_replay: bool = False
     """Drop every instance after every turn. Finds nondeterminism in tests."""
     pinned_versions: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -143,6 +145,7 @@ class Worker:
     unregistered: UnregisteredHandlerLog
     schedules: tuple[str, ...]
     """Ids of the schedules that it declares."""
+    keep: tuple[KeepRule, ...]
     on_closed: Callable[[StoreClosed], None]
     """Called when the store has closed for good."""
 

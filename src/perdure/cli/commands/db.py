@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 import click
 import msgspec
 
+from perdure.authoring.policies import FOREVER
 from perdure.cli.command import Group, duration_option, output_option, yes_option
 from perdure.cli.exits import Exit
 from perdure.cli.inputs import is_wanted
@@ -33,7 +34,7 @@ from perdure.cli.session import (
 from perdure.cli.settings import is_empty, shown_store
 from perdure.cli.shapes import count_statuses, shown_bytes, shown_queue
 from perdure.client.damage import Damage, check_instances
-from perdure.client.durations import utc_time
+from perdure.client.durations import shown_duration, utc_time
 from perdure.client.moving import CopyReport, copy_store
 from perdure.client.search import parse_search
 from perdure.errors import AlreadyExists, CorruptData, NotFound, NotSupported, UsageError
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from perdure.cli.settings import Settings
     from perdure.providers.contract import Provider
     from perdure.providers.migrate import Migration
+    from perdure.providers.records import KeepRule
 
 db = Group("db", help="Look after the store as a whole.")
 
@@ -62,7 +64,11 @@ db = Group("db", help="Look after the store as a whole.")
 )
 @output_option("table", "json")
 async def info(session: Session, output: str) -> None:
-    """Show where the data lies, in which shape, and how much there is."""
+    """Show where the data lies, in which shape, and how much there is.
+
+    Also how long what has ended is kept, and how many roots are due to be deleted: as the workers
+    say, or keep in pyproject.toml [tool.perdure] if no worker runs.
+    """
     document = await _document(session)
     if output == "json":
         print_json(document)
@@ -77,6 +83,9 @@ async def info(session: Session, output: str) -> None:
 async def _document(session: Session) -> dict[str, Any]:
     store = await session.admin.get_store_info()
     counts = await count_statuses(session)
+    workers = await session.admin.list_workers()
+    retentions = session.retentions(workers)
+    now_ms = session.now_ms()
     return {
         **msgspec.structs.asdict(store),
         "location": shown_store(store.location),
@@ -84,8 +93,17 @@ async def _document(session: Session) -> dict[str, Any]:
         "instances": sum(counts.values()),
         "by_status": counts,
         "queues": await session.admin.get_queue_depths(),
-        "workers": len(await session.admin.list_workers()),
+        "workers": len(workers),
+        "keep": sorted({_shown_rule(rule) for each in retentions for rule in each.rules}),
+        "due": sum([await each.count_due(session.admin, now_ms) for each in retentions]),
     }
+
+
+def _shown_rule(rule: KeepRule) -> str:
+    """Return ``completed 30d``, or ``completed of report 7d`` for one orchestration."""
+    kept = FOREVER if rule.kept_ms is None else shown_duration(rule.kept_ms)
+    whose = "" if rule.name is None else f" of {rule.name}"
+    return f"{rule.status.lower()}{whose} {kept}"
 
 
 def _lines(document: dict[str, Any]) -> list[tuple[str, str]]:
@@ -105,6 +123,9 @@ def _lines(document: dict[str, Any]) -> list[tuple[str, str]]:
         lines.append((label, shown_queue(queue)))
     lines.append(("dead letters", str(queues.dead_letters)))
     lines.append(("workers", str(document["workers"])))
+    if document["keep"]:
+        lines.append(("kept", ", ".join(document["keep"])))
+        lines.append(("no longer kept", str(document["due"])))
     if document["moved_to"]:
         lines.append(("moved to", document["moved_to"]))
     return lines
@@ -267,6 +288,37 @@ async def _count(session: Session, ids: list[str], options: PruneOptions) -> int
             ended_ms = info.completed_at_ms
             number += ended_ms is not None and ended_ms < options.completed_before_ms
     return number
+
+
+@runtime_checkable
+class Vacuums(Protocol):
+    """A ProviderAdmin whose store keeps the space of what was deleted until it is asked."""
+
+    def vacuum(self) -> Awaitable[None]:
+        """Give the space back. Errors: StoreBusy, StoreFull."""
+        ...
+
+
+@db.add("vacuum", examples=["perdure db vacuum --store shop.db", "perdure db vacuum -o json"])
+@output_option("table", "json")
+async def vacuum(session: Session, output: str) -> None:
+    """Give the disk space of what was deleted back: SQLite writes its file anew.
+
+    It takes as much free space again as the file has, and workers wait meanwhile: choose a quiet
+    time. SQLite uses free space in the file again, so it is only for a file that has become much
+    too large. Directories and Postgres give space back by themselves.
+    """
+    if not isinstance(session.admin, Vacuums):
+        raise NotSupported(
+            "vacuum",
+            f"{session.provider.name} stores give space back by themselves: there is nothing to do",
+        )
+    before = (await session.admin.get_store_info()).size_bytes or 0
+    await session.admin.vacuum()
+    after = (await session.admin.get_store_info()).size_bytes or 0
+    document = {"bytes_before": before, "bytes_after": after}
+    said = f"{shown_bytes(before)} before, {shown_bytes(after)} now"
+    print_outcome(output, document, said)
 
 
 # --- copies of the whole store

@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 import click
+from msgspec.structs import asdict
 
 from perdure.cli.command import command, id_argument, module_option, output_option
 from perdure.cli.details import print_details
@@ -14,8 +15,9 @@ from perdure.cli.render import Cell, echo, glyph, note, print_ids, print_json, s
 from perdure.cli.session import current_settings, run
 from perdure.cli.shapes import shown_status
 from perdure.client.documents import details_document, tree_document, wait_document
-from perdure.client.durations import shown_duration
+from perdure.client.durations import iso_time, shown_duration
 from perdure.client.insights import read_last_steps
+from perdure.client.retention import deleted_at_ms
 from perdure.client.steps import shown_call
 from perdure.codec import JSON
 from perdure.errors import InstanceFinished, PayloadError
@@ -41,12 +43,18 @@ if TYPE_CHECKING:
 @click.option("--all", "is_whole", is_flag=True, help="Every step: nothing folded or left out.")
 @output_option("table", "json")
 async def show(session: Session, instance_id: str, is_whole: bool, output: str) -> None:
-    """Say what an instance is doing or waiting for, and since when; show its steps."""
+    """Say what an instance is doing or waiting for, and since when; show its steps.
+
+    Of one that has ended it says until when the workers keep it, or keep in pyproject.toml
+    [tool.perdure] if no worker runs.
+    """
     details = await session.details(instance_id)
+    deleted_ms = deleted_at_ms(details.info, session.retentions(details.around.workers))
     if output == "json":
-        print_json(details_document(details))
+        deleted_at = None if deleted_ms is None else iso_time(deleted_ms)
+        print_json({**asdict(details_document(details)), "deleted_at": deleted_at})
     else:
-        print_details(details, session.now_ms(), is_whole=is_whole)
+        print_details(details, session.now_ms(), is_whole=is_whole, deleted_ms=deleted_ms)
 
 
 @command("tree", examples=["perdure tree o-1", "perdure tree o-1 -o ids | wc -l"])

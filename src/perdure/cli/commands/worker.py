@@ -110,7 +110,8 @@ def worker(
     """Run the handlers of the modules: shop.flows, flows.py, or shop.flows:HANDLERS.
 
     A Codec at the top of the module is used for all payloads, each Schedule there is declared, and
-    an async def lifespan(runtime) opens pools and clients. SIGTERM or Ctrl-C drains the
+    an async def lifespan(runtime) opens pools and clients. keep in pyproject.toml [tool.perdure]
+    says how long what has ended is kept. SIGTERM or Ctrl-C drains the
     worker: running activities may finish, and no new work is taken. A second one ends it at once.
     """
     from perdure.cli.modules import load_codec, load_handlers, load_schedules
@@ -120,7 +121,7 @@ def worker(
     named = settings.modules(modules)
     handlers = load_handlers(named, "perdure worker")
     codec, schedules = load_codec(named), load_schedules(named)
-    chosen = _options(**options)
+    chosen, keep = _options(**options), settings.keep()
     start_logging(log_level, log_format)
     if processes > 1:
         sys.exit(Processes(processes, chosen).run())
@@ -128,7 +129,12 @@ def worker(
 
     async def serve() -> None:
         runtime = Runtime(
-            settings.store(), handlers, schedules=schedules, options=chosen, codec=codec
+            settings.store(),
+            handlers,
+            schedules=schedules,
+            keep=keep,
+            options=chosen,
+            codec=codec,
         )
         flush = _export_telemetry(runtime) if otel else None
         try:

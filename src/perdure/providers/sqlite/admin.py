@@ -23,7 +23,12 @@ from perdure.providers.administration import ProviderAdmin
 from perdure.providers.local_files import draft_beside
 from perdure.providers.records import StoreInfo
 from perdure.providers.sqlite import control, instances, listing, reading, snapshots
-from perdure.providers.sqlite.connection import translate
+from perdure.providers.sqlite.connection import (
+    BusyHandler,
+    connect_writer,
+    disconnect,
+    translate,
+)
 from perdure.providers.sqlite.guards import cannot_create
 from perdure.providers.sqlite.store import reads, searches, writes
 from perdure.providers.sqlite.transaction import Verb
@@ -146,6 +151,14 @@ class SqliteAdmin(EngineAdmin):
             raise _there_already(target)
         return _back_up(self._store, target)
 
+    async def vacuum(self) -> None:
+        """Write the file anew without its free pages. Writers of all processes wait meanwhile.
+
+        Errors: StoreBusy, StoreFull.
+        """
+        self._require_open("vacuum")
+        await self._store.database.system.run_in_thread(_vacuum, self._database)
+
     def describe(self, snapshot: Snapshot, format_version: int, moved_to: str | None) -> StoreInfo:
         path = self._database.path
         files = [path, path.with_name(path.name + "-wal")]
@@ -173,6 +186,22 @@ def _check_integrity(snapshot: Snapshot, label: str) -> None:
             f"{label} is damaged: {'; '.join(found)}. Keep it with its -wal, and restore a backup",
         )
     rules.check_readiness([row[0] for row in snapshot.rows(_WITHOUT_READINESS)])
+
+
+def _vacuum(database: FileDatabase) -> None:
+    try:
+        # A connection of its own: its waits for other writers disturb no other statement.
+        handler = BusyHandler(database.system)
+        connection = connect_writer(database.path, database.durability, handler)
+        try:
+            connection.pragma("temp_store", 1)  # the copy is as large as the file
+            connection.execute("VACUUM")
+            # The file shrinks when the log is copied into it.
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        finally:
+            disconnect(connection)
+    except apsw.Error as error:
+        raise translate("vacuum", error, database.label) from error
 
 
 # --- a copy of the whole file
