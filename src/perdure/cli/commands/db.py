@@ -302,7 +302,7 @@ class Vacuums(Protocol):
 @db.add("vacuum", examples=["perdure db vacuum --store shop.db", "perdure db vacuum -o json"])
 @output_option("table", "json")
 async def vacuum(session: Session, output: str) -> None:
-    """Give the disk space of what was deleted back: SQLite writes its file anew.
+    """Write the SQLite file anew, without its free space.
 
     It takes as much free space again as the file has, and workers wait meanwhile: choose a quiet
     time. SQLite uses free space in the file again, so it is only for a file that has become much
