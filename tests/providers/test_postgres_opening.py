@@ -161,7 +161,7 @@ def test_a_store_of_the_first_layout_is_read_as_it_was() -> None:
             for instance_id in infos:
                 snapshot = await admin.export_instance(instance_id)
                 assert snapshot.instance_id == instance_id
-            assert (await admin.get_store_info()).schema_version == 4
+            assert (await admin.get_store_info()).schema_version == 6
 
     with first_layout("read") as dsn:
         asyncio.run(check(dsn))
@@ -213,7 +213,9 @@ def test_what_is_due_for_the_first_layout_is_told_and_then_applied_once() -> Non
             (2, "lock_times"),
             (3, "promotions"),
             (4, "bounded_delivery"),
-            (4, "functions"),
+            (5, "waiting_mail"),
+            (6, "latest_time"),
+            (6, "functions"),
         ]
         assert applied == told
         assert await provider.migrate() == ()
@@ -222,7 +224,7 @@ def test_what_is_due_for_the_first_layout_is_told_and_then_applied_once() -> Non
         asyncio.run(check(dsn))
         with psycopg.connect(dsn) as connection:
             recorded = execute(connection, "SELECT number FROM {s}.migrations", "perdure")
-            assert sorted(recorded) == [(1,), (2,), (3,), (4,)]
+            assert sorted(recorded) == [(number,) for number in range(1, 7)]
 
 
 def test_the_first_layout_has_the_same_tables_and_functions_in_the_end(
