@@ -171,6 +171,7 @@ export function setToken(token: string): void {
 }
 
 async function answer<T>(request: Promise<Response>): Promise<T> {
+  const token = sessionStorage.getItem(TOKEN);
   let response: Response;
   try {
     response = await request;
@@ -181,7 +182,8 @@ async function answer<T>(request: Promise<Response>): Promise<T> {
   offline.value = null;
   if (response.ok) return (await response.json()) as T;
   const problem = await response.json().catch(() => ({ error: "Unknown", message: response.statusText }));
-  if (response.status === 401) needsToken.value = true;
+  // A late answer to an older token says nothing of the one that was entered since.
+  if (response.status === 401 && sessionStorage.getItem(TOKEN) === token) needsToken.value = true;
   if (response.status === 503) offline.value = problem.message;
   throw new ApiError(response.status, problem.error, problem.message, problem.near, problem.position);
 }
