@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Executor: TypeAlias = Literal["thread", "process"]
 
 Keep: TypeAlias = Mapping[str, Duration | str]
-"""How long what has ended is kept, by status: ``{"completed": "30d", "failed": "forever"}``."""
+"""Times to keep ended instances, by status: ``{"completed": "30d", "failed": "forever"}``."""
 
 _ENDINGS: Final = {
     status.lower(): status

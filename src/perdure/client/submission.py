@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from perdure.providers.contract import Provider
 
 _TRIES: Final = 20
-"""How often an instance may be ended, deleted or started by others while it is started here."""
+"""Tries to start an instance that others end, delete or start at the same time."""
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):

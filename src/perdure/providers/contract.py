@@ -53,7 +53,7 @@ class Provider(ABC):
 
     mail_max = MAIL_MAX
     mail_bytes_max = MAIL_BYTES_MAX
-    """How much mail may wait for one instance, see ``enqueue_for_orchestrator``."""
+    """The limit of mail that waits for one instance, see ``enqueue_for_orchestrator``."""
 
     @property
     @abstractmethod
