@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
+from enum import Enum
 from itertools import islice
 from typing import (
     TYPE_CHECKING,
@@ -266,6 +267,10 @@ def _attributes(value: Any) -> list[Any]:
     try:
         if isinstance(value, msgspec.Struct):
             return list(msgspec.structs.astuple(value))
+        if isinstance(value, Enum):
+            return [value.value]
+        if isinstance(value, type):
+            return []  # its attributes are code, and lead to the whole program
         attributes: dict[str, Any] = object.__getattribute__(value, "__dict__")
         return list(attributes.values())
     except Exception:  # noqa: BLE001 - it has none, or its class is unusual

@@ -26,6 +26,11 @@ class Colour(enum.Enum):
 
 
 @dataclasses.dataclass
+class Named:
+    colour: Colour
+
+
+@dataclasses.dataclass
 class Line:
     price: decimal.Decimal
     when: datetime.datetime
@@ -376,3 +381,17 @@ def test_a_giant_text_is_refused_before_it_is_encoded(shape, text):
     answer = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (answer.returncode, answer.stderr) == (0, "")
     assert answer.stdout.startswith("it has more than 1048576 characters or bytes; store it")
+
+
+@pytest.mark.parametrize(
+    ("value", "type_"),
+    [
+        (Colour.RED, Colour),
+        ([Colour.RED], list[Colour]),
+        ({"a": Colour.RED}, dict[str, Colour]),
+        (Named(Colour.RED), Named),
+    ],
+)
+def test_an_enum_is_as_large_as_its_value(value, type_):
+    """Its attributes lead to its class, and from there to the code of the whole program."""
+    Codec(payload_bytes_max=20).encode(value, fits=type_)
