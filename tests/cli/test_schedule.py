@@ -86,13 +86,13 @@ def test_trigger_prints_the_id_of_the_instance(scheduled):
 
 
 def test_backfill_shows_and_then_starts(scheduled):
-    planned = scheduled("schedule", "backfill", "hourly", "--from", "3h", "--dry-run").lines
-    assert len(planned) == 3
-    refused = scheduled("schedule", "backfill", "hourly", "--from", "3h", code=2)
-    assert "add -y" in refused.err
-    scheduled("schedule", "backfill", "hourly", "--from", "3h", "-y")
+    backfill = ["schedule", "backfill", "hourly"]
+    morning = ["--from", "2026-01-01T00:30Z", "--to", "2026-01-01T03:30Z"]
+    assert len(scheduled(*backfill, *morning, "--dry-run").lines) == 3
+    assert "add -y" in scheduled(*backfill, *morning, code=2).err
+    scheduled(*backfill, *morning, "-y")
     work(scheduled, seen=lambda info: info.id != "hourly" or len(info.recent) == 3)
-    assert scheduled("schedule", "backfill", "hourly", "--from", "3h", "--dry-run").lines == []
+    assert scheduled(*backfill, *morning, "--dry-run").lines == []
 
 
 def test_remove_leaves_the_instances(scheduled):

@@ -187,6 +187,17 @@ async def test_jitter_delays_the_start_and_not_the_slot():
     assert all(0 <= delay <= 600_000 for delay in delays)
 
 
+async def test_jitter_does_not_delay_what_was_asked_for_now():
+    spread = Schedule("s", quick, cron="0 * * * *", jitter=600)
+    async with Environment(HANDLERS, schedules=[spread], clock=at_midnight()) as env:
+        hour_before = MIDNIGHT - timedelta(hours=1)
+        handle = await env.runtime.schedules.trigger("s")
+        await env.runtime.schedules.backfill("s", hour_before, hour_before)
+        await env.advance(1)
+        for name in (handle.id, "s@2026-03-01T23:00Z"):
+            assert (await env.runtime.describe(name)).status is Status.COMPLETED
+
+
 async def test_a_pause_skips_and_a_resume_goes_on(replays):
     hourly = Schedule("s", quick, cron="0 * * * *", catch_up="all")
     async with Environment(

@@ -173,7 +173,8 @@ class _Loop:
             recorder.codec.encode(spec.args, where=f"arguments of {spec.orchestration}"),
             run.id,
             version=spec.version,
-            delay_ms=_jitter_ms(spec, run.id),
+            # The jitter spreads what is due at one moment; this one was asked for now.
+            delay_ms=0 if wanted.is_backfill else _jitter_ms(spec, run.id),
             scheduled_for_ms=wanted.slot_ms,
         )
         state.started += 1

@@ -135,7 +135,8 @@ class Schedule:
       ``allow`` both.
     - ``catch_up`` decides about slots that no worker could start in time: ``none`` of them, the
       ``latest`` one, or ``all`` (at most 100).
-    - ``jitter`` delays each start by up to that time, always the same for one slot.
+    - ``jitter`` delays each start by up to that time, always the same for one slot. What is
+      triggered or filled in starts at once.
     - ``pause_after_failures`` pauses the schedule after so many failed instances in a row.
     """
 
