@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from perdure.conformance.factories import activity
+from perdure.conformance.factories import activity, raised, start
 from perdure.providers.postgres import PostgresProvider, records, statements
 from perdure.providers.records import ActivityIdentity, TimerIdentity, TurnCommit
 from postgres_factory import new_schema
@@ -18,7 +18,9 @@ from postgres_proxy import Proxy
 from postgres_server import shared_server
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+    from perdure.providers.records import OrchestratorMessage
 
 MANY = 5_000
 ROWS_MAX = 120
@@ -148,6 +150,26 @@ def test_a_fetch_of_work_reads_few_rows_however_many_wait(
     assert read < ROWS_MAX
 
 
+def test_a_fetch_of_a_burst_of_work_reads_each_item_three_times(store: Store) -> None:
+    store.fill(
+        """
+        INSERT INTO {s}.worker_queue (
+            instance_id, execution_id, activity_id, name, route, body, visible_at, enqueued_at
+        )
+        SELECT 'x', 1, n, 'mine', {s}.route_of('mine', NULL), '{{}}', 1, 1
+        FROM generate_series(1, {many}) AS n
+        """
+    )
+    tokens = [f"{number:032}" for number in range(500)]
+    parameters = [tokens, False, 5_000, ["mine\x1f"], ["mine"], [""], None, None, False]
+
+    found, read = store.rows_read(statements.FETCH_WORK, parameters)
+
+    assert [row[2] for row in found] == list(range(1, 501))
+    # To find it, to lock it, to mark it.
+    assert read < 3 * 500 + ROWS_MAX
+
+
 HELD = """
     INSERT INTO {s}.instances (
         instance_id, name, version, named, execution_id, execution_status, status, created_at,
@@ -218,5 +240,27 @@ def test_a_burst_of_work_is_fetched_with_one_statement_and_given_back_with_anoth
 
             assert [work.identity.activity_id for work in fetched] == list(range(1, 301))
             assert (taken, given_back) == (1, 1)
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize(("message", "batches"), [(start, 3), (raised, 1)], ids=["starts", "mail"])
+def test_messages_of_a_call_share_a_commit_only_if_a_full_queue_must_refuse_all(
+    message: Callable[..., OrchestratorMessage], batches: int
+) -> None:
+    schema = new_schema()
+    sent: list[bytes] = []
+
+    async def check() -> None:
+        async with (
+            Proxy(shared_server().socket_directory, sent.append) as proxy,
+            PostgresProvider(proxy.dsn, schema=schema, pool_size=2, listen=False) as provider,
+        ):
+            taken = await provider.enqueue_many_for_orchestrator(
+                [message(f"i-{number}") for number in range(1_200)]
+            )
+
+            assert taken == [True] * 1_200
+            assert sum(b"enqueue_messages" in each for each in sent) == batches
 
     asyncio.run(check())

@@ -453,7 +453,8 @@ class PostgresProvider(Provider):
         if condition is EnqueueCondition.REPLACE:
             # A later message may delete the instance of an earlier one, so send one by one.
             return [await self._enqueue(message, delay_ms, condition) for message in messages]
-        call = new_id()
+        # A full queue refuses all messages of the call, so mail shares one batch of any size.
+        call = new_id() if any(rules.is_mail(message.kind) for message in messages) else ""
         sent = [self._enqueue(message, delay_ms, condition, call) for message in messages]
         answers = await asyncio.gather(*sent, return_exceptions=True)
         for answer in answers:

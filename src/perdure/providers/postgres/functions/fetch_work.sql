@@ -287,10 +287,10 @@ BEGIN
         IF v_sessions = '{}' THEN
             SELECT
                 array_agg(k.instance_id), array_agg(k.execution_id), array_agg(k.activity_id),
-                array_agg(k.message_id)
-            INTO v_instances, v_executions, v_activities, v_messages
+                array_agg(k.message_id), max(k.attempt_count)
+            INTO v_instances, v_executions, v_activities, v_messages, v_attempts
             FROM (
-                SELECT w.instance_id, w.execution_id, w.activity_id, w.message_id
+                SELECT w.instance_id, w.execution_id, w.activity_id, w.message_id, w.attempt_count
                 FROM work_candidates(
                     v_now, v_routes, p_names, p_suffixes, v_sessions, v_limit
                 ) c
@@ -309,6 +309,10 @@ BEGIN
                 v_now, v_routes, p_names, p_suffixes, v_sessions, p_owner, p_session_ms,
                 p_only_owned, cardinality(p_tokens), v_limit
             ) t;
+            SELECT max(w.attempt_count) INTO v_attempts
+            FROM unnest(v_instances, v_executions, v_activities, v_messages)
+                AS t (instance_id, execution_id, activity_id, message_id)
+            JOIN worker_queue w USING (instance_id, execution_id, activity_id, message_id);
         END IF;
         EXIT WHEN v_instances IS NOT NULL;
         SELECT * INTO v_first FROM work_candidates(
@@ -328,11 +332,7 @@ BEGIN
         v_now := now_ms();
     END LOOP;
 
-    SELECT max(w.attempt_count) + 1 INTO v_attempts
-    FROM unnest(v_instances, v_executions, v_activities, v_messages)
-        AS t (instance_id, execution_id, activity_id, message_id)
-    JOIN worker_queue w USING (instance_id, execution_id, activity_id, message_id);
-    PERFORM wait_if_redelivered(v_attempts);
+    PERFORM wait_if_redelivered(v_attempts + 1);
     RETURN QUERY
     WITH locked AS (
         UPDATE worker_queue w SET

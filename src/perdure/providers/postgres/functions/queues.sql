@@ -115,7 +115,8 @@ BEGIN
             '{}'
         ) INTO refused
         FROM jsonb_to_recordset(p_messages) AS m (n integer, instance_id text, condition text)
-        WHERE m.condition = 'absent' AND NOT m.instance_id = ANY (v_fresh);
+        LEFT JOIN unnest(v_fresh) AS f (instance_id) ON f.instance_id = m.instance_id
+        WHERE m.condition = 'absent' AND f.instance_id IS NULL;
     END IF;
     v_messages := not_refused(p_messages, refused);
     IF p_parts & 4 > 0 AND v_messages IS NOT NULL THEN
