@@ -26,6 +26,7 @@ from perdure.conformance.factories import (
     started,
 )
 from perdure.errors import (
+    CorruptData,
     LockLost,
     NotFound,
     StoreBusy,
@@ -444,6 +445,67 @@ def test_many_waiters_share_one_look(schema: str) -> None:
             assert [each.instance_id for each in infos] == [f"w{n % 500}" for n in range(1000)]
 
     asyncio.run(check())
+
+
+def test_an_unreadable_row_fails_its_own_look_and_no_other(schema: str) -> None:
+    dsn = shared_server().dsn
+
+    async def check() -> None:
+        async with PostgresProvider(dsn, schema=schema, listen=False) as provider:
+            await provider.enqueue_many_for_orchestrator([start("sound"), start("damaged")])
+            _spoil_text(schema)
+
+            damaged, sound = await asyncio.wait_for(
+                asyncio.gather(
+                    provider.admin.get_instance_info("damaged"),
+                    provider.admin.get_instance_info("sound"),
+                    return_exceptions=True,
+                ),
+                HANG_SECONDS,
+            )
+
+            assert isinstance(damaged, CorruptData)
+            assert isinstance(sound, InstanceInfo)
+
+    asyncio.run(check())
+
+
+def test_a_look_that_fails_unexpectedly_fails_all_that_wait_for_it(
+    schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def check() -> None:
+        async with PostgresProvider(shared_server().dsn, schema=schema, listen=False) as provider:
+
+            async def ask(*_arguments: object) -> None:
+                raise ZeroDivisionError
+
+            monkeypatch.setattr(provider.admin, "_ask", ask)
+            answers = await asyncio.wait_for(
+                asyncio.gather(
+                    *[provider.admin.get_instance_info(f"w{n}") for n in range(3)],
+                    return_exceptions=True,
+                ),
+                HANG_SECONDS,
+            )
+
+            assert [type(each) for each in answers] == [ZeroDivisionError] * 3
+
+    asyncio.run(check())
+
+
+def _spoil_text(schema: str) -> None:
+    """Store bytes that are not UTF-8 in a text, as a damaged page would have them."""
+    with psycopg.connect(shared_server().dsn) as connection:
+        connection.execute("DROP CAST IF EXISTS (bytea AS text)")
+        connection.execute("CREATE CAST (bytea AS text) WITHOUT FUNCTION")
+        connection.execute(
+            sql.SQL(
+                "UPDATE {}.instances SET custom_status = CAST(%s::bytea AS text) "
+                "WHERE instance_id = 'damaged'"
+            ).format(sql.Identifier(schema)),
+            (b"\xff\xfe",),
+        )
+        connection.execute("DROP CAST (bytea AS text)")
 
 
 @orchestration

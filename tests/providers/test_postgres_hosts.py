@@ -71,6 +71,38 @@ def test_a_list_of_servers_is_read_in_every_form_of_libpq(
     assert address.location == "postgresql://a:1,b:2/shop schema s"
 
 
+def test_a_name_that_no_server_can_have_is_refused() -> None:
+    with pytest.raises(InvalidValue, match="a server cannot have the name 'aaa"):
+        address_of(f"postgresql://b,{'a' * 64}/shop", "s", sessions=True)
+
+    assert address_of(f"host=/{'a' * 64} dbname=shop", "s", sessions=True).hosts
+
+
+def test_a_name_that_is_not_resolved_in_time_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = shared_server()
+
+    async def check() -> None:
+        async def getaddrinfo(name: str, *_: object, **__: object) -> None:
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
+        address = address_of(server.dsn, "s", sessions=True, connect_seconds=0.1)
+        silent = HostAddress("no-answer")
+        fence = Fence(lambda: None)
+
+        both = replace(address, hosts=(silent, *address.hosts))
+        connection = await Hosts(both, fence).connect()
+        assert connection.server.host == address.hosts[0]
+        await connection.close()
+
+        only = Hosts(replace(address, hosts=(silent,)), fence)
+        with pytest.raises(psycopg.OperationalError, match=r"no name was resolved within 0\.1 s"):
+            await only.connect()
+        await only.look()
+
+    asyncio.run(check())
+
+
 def test_addresses_of_servers_may_be_given_without_names(environment: pytest.MonkeyPatch) -> None:
     environment.setenv("PGPORT", "7")
 

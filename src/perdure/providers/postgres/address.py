@@ -181,6 +181,12 @@ def _hosts(known: Mapping[str, str]) -> tuple[HostAddress, ...]:
                 f"the connection string names {length} servers, but {name} has {len(values)} "
                 "values; give it one, or one for each server"
             )
+    for name in lists["host"]:
+        try:
+            name.encode("idna")
+        except UnicodeError:
+            if not name.startswith(("/", "@")):
+                raise InvalidValue(f"a server cannot have the name {name!r}") from None
     return tuple(map(HostAddress, *lists.values()))
 
 

@@ -12,7 +12,6 @@ from perdure.errors import (
     InstanceStillRunning,
     NotARoot,
     NotFound,
-    PerdureError,
 )
 from perdure.model.status import Status
 from perdure.providers import rules
@@ -134,14 +133,12 @@ class PostgresAdmin(ProviderAdmin):
     async def _read_infos(self, wanted: dict[str, asyncio.Future[Row | None]]) -> None:
         try:
             found = await self._ask("get_instance_info", statements.GET_INFOS, (list(wanted),))
-        except CorruptData as error:
-            if len(wanted) > 1:  # one of them cannot be read
-                for instance_id, future in wanted.items():
+        except Exception as error:  # noqa: BLE001 - all that wait for the look raise it
+            if isinstance(error, CorruptData) and len(wanted) > 1:
+                for instance_id, future in wanted.items():  # one of them cannot be read
                     await self._read_infos({instance_id: future})
             else:
                 _fail(wanted.values(), error)
-        except PerdureError as error:
-            _fail(wanted.values(), error)
         else:
             rows = {row[0]: row for row in found}
             for instance_id, future in wanted.items():
@@ -424,7 +421,7 @@ class PostgresAdmin(ProviderAdmin):
         await self._write("mark_moved", statements.MARK_MOVED, (location,))
 
 
-def _fail(waiting: Iterable[asyncio.Future[Row | None]], error: PerdureError) -> None:
+def _fail(waiting: Iterable[asyncio.Future[Row | None]], error: Exception) -> None:
     for future in waiting:
         future.set_exception(error)
         future.exception()  # all that waited for it may have been cancelled

@@ -164,7 +164,7 @@ async def repeat(
     while True:
         try:
             return await attempt(was_sent)
-        except (psycopg.Error, OSError) as error:
+        except (psycopg.Error, OSError, UnicodeDecodeError) as error:
             remedy = remedy_for(error)
             if remedy is Remedy.NONE or not await backoff.pause():
                 raise refusal(operation, error, location) from error

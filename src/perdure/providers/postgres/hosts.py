@@ -237,7 +237,8 @@ class Hosts:
                     finally:
                         connection.pgconn.finish()
 
-        await asyncio.gather(*[ask(host) for host in await self._resolved()])
+        with suppress(psycopg.Error):  # no name was resolved
+            await asyncio.gather(*[ask(host) for host in await self._resolved()])
 
     def _note_waiting(self, host: HostAddress, number: int, standbys: str) -> None:
         if number and not self.waiting_commits:
@@ -253,21 +254,31 @@ class Hosts:
         self.waiting_commits = number
 
     async def _resolved(self) -> list[HostAddress]:
-        """Return one entry for each address: a name can stand for several servers."""
-        found: list[HostAddress] = []
-        for host in self._address.hosts:
-            if not host.host or host.hostaddr or host.host.startswith(("/", "@")):
-                found.append(host)
-                continue
-            try:
-                places = await asyncio.get_running_loop().getaddrinfo(
-                    host.host, None, type=socket.SOCK_STREAM
-                )
-            except OSError:
-                places = []  # the driver says so when it connects
-            addresses = dict.fromkeys(str(place[4][0]) for place in places)
-            found += [replace(host, hostaddr=address) for address in addresses] or [host]
-        return found
+        """Return one entry for each address: a name can stand for several servers.
+
+        Leaves out names that are not resolved in time; raises if none is left.
+        """
+        found = await asyncio.gather(*[self._addresses_of(host) for host in self._address.hosts])
+        hosts = [host for each in found for host in each]
+        if not hosts:
+            raise psycopg.OperationalError(
+                f"no name was resolved within {self._address.connect_seconds} s"
+            )
+        return hosts
+
+    async def _addresses_of(self, host: HostAddress) -> list[HostAddress]:
+        if not host.host or host.hostaddr or host.host.startswith(("/", "@")):
+            return [host]
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._address.connect_seconds):
+                places = await loop.getaddrinfo(host.host, None, type=socket.SOCK_STREAM)
+        except TimeoutError:
+            return []
+        except OSError:
+            return [host]  # the driver says so when it connects
+        addresses = dict.fromkeys(str(place[4][0]) for place in places)
+        return [replace(host, hostaddr=address) for address in addresses]
 
     async def _connect_to(self, host: HostAddress, *, is_look: bool = False) -> ServerConnection:
         try:
