@@ -138,16 +138,15 @@ async def test_threads_that_are_taken_for_good_are_named_in_the_log(caplog):
         may_end.wait(60)
 
     flow = calling(hang, times=2)
-    try:
-        options = RuntimeOptions(threads=2, cancel_grace=60, drain_timeout=0)
-        async with Runtime("memory:", [flow, hang], options=options) as runtime:
+    options = RuntimeOptions(threads=2, cancel_grace=60, drain_timeout=0)
+    async with Runtime("memory:", [flow, hang], options=options) as runtime:
+        try:
             await (await runtime.start(flow)).result(HANG_SECONDS)
 
             assert "activity 'hang' still runs in its thread" in caplog.text
             assert "2 of 2 threads are taken" in caplog.text
-            caplog.clear()
-    finally:
-        may_end.set()
+        finally:
+            may_end.set()
 
 
 async def test_a_thread_that_does_not_end_in_time_is_named_once(caplog):
