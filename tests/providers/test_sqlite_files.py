@@ -30,7 +30,8 @@ from perdure.errors import (
     StoreUnavailable,
     UsageError,
 )
-from perdure.providers.local_files import Draft, find_file_system
+from perdure.providers import local_files
+from perdure.providers.local_files import Draft, draft_beside, find_file_system
 from perdure.providers.sqlite import SqliteProvider, connection, database, guards
 from perdure.providers.sqlite.transaction import Verb
 
@@ -506,6 +507,22 @@ def test_a_creation_that_was_cut_off_leaves_no_second_name(tmp_path):
     asyncio.run(open_and_close(path))
 
     assert not draft.exists()
+
+
+def test_processes_that_create_one_file_do_not_disturb_each_other(tmp_path, monkeypatch):
+    """A draft is unlocked before it gets its name: another process may take it for a left one."""
+    path = tmp_path / "store.db"
+    put_in_place = local_files.put_in_place
+
+    def put_in_place_late(draft, target):
+        monkeypatch.undo()
+        with draft_beside(target):
+            assert not draft.exists()
+        put_in_place(draft, target)
+
+    monkeypatch.setattr(local_files, "put_in_place", put_in_place_late)
+    asyncio.run(open_and_close(path))
+    assert [each.name for each in tmp_path.iterdir()] == ["store.db"]
 
 
 def test_a_draft_may_vanish_while_another_process_opens_the_file(tmp_path, monkeypatch):

@@ -89,13 +89,18 @@ def reserve_log(path: Path) -> None:
 
 def _create(path: Path) -> None:
     """Put an empty file in place in one step, so that it cannot have been opened before."""
-    try:
-        with draft_beside(path) as draft:
-            draft.put_in_place()
-    except FileExistsError:
-        pass  # another process was faster, and that is as good
-    except OSError as error:
-        raise cannot_create(path, error) from error
+    while path.parent.is_dir():
+        try:
+            with draft_beside(path) as draft:
+                draft.put_in_place()
+        except FileExistsError:
+            return  # another process was faster, and that is as good
+        except FileNotFoundError:
+            continue  # another process took the draft for one of a killed process
+        except OSError as error:
+            raise cannot_create(path, error) from error
+        return
+    _check_directory(path)
 
 
 def cannot_create(path: Path, error: OSError) -> StoreUnavailable:
