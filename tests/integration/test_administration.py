@@ -10,6 +10,7 @@ from patience import HANG_SECONDS
 from perdure import (
     InstanceQuery,
     OrchestrationFailed,
+    Runtime,
     Status,
     activity,
     continue_as_new,
@@ -144,8 +145,8 @@ async def test_finished_roots_are_deleted_in_bulk(make_runtime):
         assert await runtime.admin.count() == 1
 
 
-async def test_all_that_fit_are_deleted_however_many_or_up_to_the_limit(make_runtime):
-    async with make_runtime(HANDLERS) as runtime:
+async def test_all_that_fit_are_deleted_however_many_or_up_to_the_limit(make_provider):
+    async with Runtime(make_provider(), HANDLERS) as runtime:
         handles = await runtime.start_many(quick, [(f"q-{n}", (n,)) for n in range(1_050)])
         await asyncio.gather(*(handle.result(HANG_SECONDS) for handle in handles))
 

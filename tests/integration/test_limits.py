@@ -63,14 +63,15 @@ async def test_a_history_past_its_bound_blocks_the_instance_at_once(
 
 
 @pytest.mark.parametrize("bound", [{"timeout": 2}, {"heartbeat_timeout": 2}])
-async def test_a_limit_counts_from_when_a_thread_begins_the_code(make_runtime, bound):
+async def test_a_limit_counts_from_when_a_thread_begins_the_code(bound):
     @activity(**bound)
     def work(n: int) -> int:
         time.sleep(0.5)
         return n
 
     flow = calling(work, times=10)
-    async with make_runtime([flow, work], threads=2) as runtime:
+    options = RuntimeOptions(threads=2)
+    async with Runtime("memory:", [flow, work], options=options) as runtime:
         assert await (await runtime.start(flow)).result(HANG_SECONDS) == [str(n) for n in range(10)]
 
 

@@ -28,16 +28,29 @@ from perdure import (
 )
 from perdure.errors import StoreClosed, StoreUnavailable, UsageError
 from perdure.model import work
+from perdure.runtime import runtime as runtime_module
 
 HERE = Path(__file__).parent
 
 
+IMPATIENT = """
+import sys
+from perdure.cli.main import main
+from perdure.runtime import runtime, worker
+
+runtime._RELEASE_SECONDS = runtime._CLOSE_SECONDS = 0.3
+worker.RuntimeOptions.__init__.__kwdefaults__["cancel_grace"] = 0.3
+sys.exit(main())
+"""
+"""The command line, with shorter limits for what does not end."""
+
+
 @contextlib.contextmanager
 def worker_process(store):
-    """A worker with a drain of half a second."""
-    command = ["perdure", "worker", "integration.stuck_flows", "--store", str(store)]
+    """A worker that drains, cancels and closes for a moment only."""
+    arguments = ["worker", "integration.stuck_flows", "--store", str(store), "--drain", "300ms"]
     process = subprocess.Popen(
-        [sys.executable, "-m", *command, "--drain", "500ms"],
+        [sys.executable, "-c", IMPATIENT, *arguments],
         cwd=HERE.parent,
         stderr=subprocess.PIPE,
         text=True,
@@ -59,18 +72,18 @@ async def begun_in(store, name, path):
     await until(exists)
 
 
-def ended(process, seconds):
+def ended(process):
     """What it logged; fails when it lives on."""
     process.send_signal(signal.SIGTERM)
-    return process.communicate(timeout=seconds)[1]
+    return process.communicate(timeout=HANG_SECONDS)[1]
 
 
-@pytest.mark.parametrize(("name", "grace"), [("hangs", 15), ("deaf", 25)])
-async def test_a_worker_ends_although_an_activity_does_not(tmp_path, name, grace):
+@pytest.mark.parametrize("name", ["hangs", "deaf"])
+async def test_a_worker_ends_although_an_activity_does_not(tmp_path, name):
     store = tmp_path / "s.db"
     with worker_process(store) as process:
         await begun_in(store, name, tmp_path / "begun")
-        said = ended(process, grace)
+        said = ended(process)
 
     assert process.returncode == 0
     assert f"still running, and abandoned: {name} (x1)" in said
@@ -80,7 +93,7 @@ async def test_a_worker_ends_although_an_activity_holds_the_store(tmp_path):
     store = tmp_path / "s.db"
     with worker_process(store) as process:
         await begun_in(store, "holds_store", tmp_path / "begun")
-        said = ended(process, 25)
+        said = ended(process)
 
     assert process.returncode == 0
     assert "the store did not close" in said
@@ -94,7 +107,7 @@ async def test_a_worker_ends_although_its_store_is_gone(tmp_path):
             if file.is_file():
                 file.unlink()
         (tmp_path / "begun").unlink()
-        said = ended(process, 20)
+        said = ended(process)
 
     assert process.returncode in {0, 1}  # 1: it saw the loss before the signal, and says so
     assert "stopping as a crash would" in said
@@ -120,7 +133,8 @@ class GoingOut(InMemoryProvider):
 
 
 @pytest.mark.parametrize("always_replay", [False, True])
-async def test_a_runtime_stops_although_its_store_is_out(caplog, always_replay):
+async def test_a_runtime_stops_although_its_store_is_out(caplog, monkeypatch, always_replay):
+    monkeypatch.setattr(runtime_module, "_RELEASE_SECONDS", 0.1)
     provider = GoingOut()
     begun, may_end = asyncio.Event(), asyncio.Event()
 
@@ -163,11 +177,13 @@ async def test_a_stopped_runtime_tells_which_threads_it_left_behind(caplog):
     async def flow() -> None:
         await hang()
 
-    runtime = Runtime("memory:", [flow, hang], options=RuntimeOptions(drain_timeout=0))
+    runtime = Runtime(
+        "memory:", [flow, hang], options=RuntimeOptions(drain_timeout=0, cancel_grace=0.1)
+    )
     try:
         async with runtime:
             await runtime.start(flow)
-            await asyncio.to_thread(begun.wait, 10)
+            await asyncio.to_thread(begun.wait, HANG_SECONDS)
 
         assert runtime.left_behind == ("hang",)
         assert "still running, and abandoned: hang (x1)" in caplog.text
