@@ -1,8 +1,8 @@
 """Encodes user values as JSON and decodes them by the annotation of the receiving function.
 
 The data holds no type names, and there is no fallback serialiser. A value that would not come back
-equal is refused when it is written, with the path to it. A transform may wrap the bytes, for
-example to compress or to encrypt them.
+equal is refused when it is written, with the path to it. A transform may seal what is stored, for
+example to compress or to encrypt it: ``providers/sealing.py`` calls it on the way into a store.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import (
     TYPE_CHECKING,
     Any,
     Final,
+    NamedTuple,
     Protocol,
     TypeGuard,
     cast,
@@ -40,8 +41,9 @@ if TYPE_CHECKING:
 
     from perdure.own_types import CodecType
 
-_WRAPPED: Final = b'{"$perdure":'
-"""The first bytes of a wrapped payload. ``data >= _WRAPPED`` is a quick first test for them."""
+_SEALED: Final = b'{"$perdure":'
+"""The first bytes of a sealed payload. ``data >= _SEALED`` is a quick first test for them."""
+_SEALED_TEXT: Final = _SEALED.decode()
 _SCALARS: Final = frozenset({str, int, float, bool, type(None)})
 EXACT: Final = _SCALARS | {bytes, Decimal, UUID, date, timedelta}
 """A value of exactly such a class comes back equal if it is annotated with it."""
@@ -62,20 +64,33 @@ class Compared:
     """As ``fits`` of ``Codec.encode``: the caller compares the value with what comes back."""
 
 
+class PayloadContext(NamedTuple):
+    """The place for which a payload is sealed. In another place it cannot be opened."""
+
+    instance_id: str
+    field: str
+    """Such as ``input``, ``result of 1/4`` (execution and step), ``state total``."""
+
+
 class PayloadTransform(Protocol):
-    """Wraps the bytes of every payload, for example to compress or to encrypt them."""
+    """Changes the bytes of every payload, for example to compress or to encrypt them."""
 
     name: str
     """Stored with the data, so that the transform that wrapped a payload unwraps it."""
 
-    def wrap(self, data: bytes) -> bytes: ...
+    def wrap(self, data: bytes, context: PayloadContext, /) -> bytes: ...
 
-    def unwrap(self, data: bytes) -> bytes: ...
+    def unwrap(self, data: bytes, context: PayloadContext, /) -> bytes: ...
 
 
-class _Wrapped(msgspec.Struct, rename={"transform": "$perdure"}):
+class _Sealed(msgspec.Struct, rename={"transform": "$perdure"}, omit_defaults=True):
     transform: str
     data: str
+    why: str = ""
+    """Why it could not be opened. In memory only: it is not stored."""
+
+
+_SOMEWHERE: Final = PayloadContext("", "")
 
 
 class Codec:
@@ -109,6 +124,10 @@ class Codec:
         return tuple(sorted(self._by_name))
 
     @property
+    def _known(self) -> str:
+        return ", ".join(self.transform_names) or "none"
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The names of the transforms and of the author's own types."""
         return self.transform_names + self._own_types.names
@@ -134,7 +153,7 @@ class Codec:
         # written. partition() is used as "in" on bytes takes three times as long.
         if data.partition(b"null")[1] or (len(data) > JSON_DEPTH_MAX and _may_be_too_deep(data)):
             _raise_first_problem(value, where, self._own_types)
-        if data >= _WRAPPED and data.startswith(_WRAPPED):
+        if data >= _SEALED and data.startswith(_SEALED):
             raise PayloadError(f'{where}: the key "$perdure" is reserved')
         is_sure = _is_json(value) if fits is None or fits is Any else fits is Compared
         if not is_sure and fits is None:
@@ -143,11 +162,9 @@ class Codec:
             problem = difference(value, self._read(data, fits, where), where)
             if problem is not None:
                 raise PayloadError(problem)
-        if self._transforms:
-            data = self._wrap(data)
-        if len(data) > self._bytes_max:
+        if (size := self.stored_size(data, self._bytes_max)) > self._bytes_max:
             raise PayloadError(
-                f"{where} takes {len(data)} bytes, at most {self._bytes_max} are allowed; "
+                f"{where} takes {size} bytes, at most {self._bytes_max} are allowed; "
                 "store it elsewhere and pass a reference"
             )
         return msgspec.Raw(data)
@@ -155,10 +172,40 @@ class Codec:
     def decode(self, raw: msgspec.Raw, type: Any = Any, where: str = "value") -> Any:  # noqa: A002
         """Return the value, checked against the type; raise PayloadError if it does not fit."""
         data = bytes(raw)
-        if data >= _WRAPPED:
-            while data.startswith(_WRAPPED):
-                data = self._unwrap(data, where)
+        if data >= _SEALED and data.startswith(_SEALED):
+            raise self._locked(data, where)
         return self._read(data, type, where)
+
+    # --- sealing: the bytes of a payload as they are stored
+
+    def seal(self, data: bytes, context: PayloadContext) -> bytes:
+        """Return the payload as it is stored in that place. One that is sealed already stays so."""
+        if data.startswith(_SEALED):
+            sealed = msgspec.json.decode(data, type=_Sealed)
+            return msgspec.json.encode(msgspec.structs.replace(sealed, why=""))
+        for transform in self._transforms:
+            text = base64.b64encode(transform.wrap(data, context)).decode()
+            data = msgspec.json.encode(_Sealed(transform.name, text))
+        return data
+
+    def open(self, data: bytes, context: PayloadContext) -> bytes:
+        """Return the payload of that place as JSON; sealed, and with the reason, if it cannot."""
+        inner = data
+        try:
+            while inner.startswith(_SEALED):
+                inner = self._unwrap(msgspec.json.decode(inner, type=_Sealed), context)
+        except CannotUnwrap as error:
+            sealed = msgspec.json.decode(data, type=_Sealed)
+            return msgspec.json.encode(msgspec.structs.replace(sealed, why=str(error)))
+        except msgspec.MsgspecError:
+            return data
+        return inner
+
+    def stored_size(self, data: bytes, limit: int) -> int:
+        """Return the number of bytes that the payload takes in a store, exact near the limit."""
+        if not self._transforms or len(data) << len(self._transforms) <= limit:
+            return len(data)
+        return len(self.seal(data, _SOMEWHERE))
 
     def _read(self, data: bytes, type_: Any, where: str) -> Any:
         try:
@@ -203,30 +250,27 @@ class Codec:
             self._decoders[type_] = decoder
         return decoder
 
-    def _wrap(self, data: bytes) -> bytes:
-        for transform in self._transforms:
-            text = base64.b64encode(transform.wrap(data)).decode()
-            data = self._encoder.encode(_Wrapped(transform.name, text))
-        return data
-
-    def _unwrap(self, data: bytes, where: str) -> bytes:
-        try:
-            wrapped = msgspec.json.decode(data, type=_Wrapped)
-        except msgspec.MsgspecError as error:
-            raise PayloadError(f"{where}: {error}; got {_shortened(data)}") from error
-        transform = self._by_name.get(wrapped.transform)
+    def _unwrap(self, sealed: _Sealed, context: PayloadContext) -> bytes:
+        transform = self._by_name.get(sealed.transform)
         if transform is None:
-            raise CannotUnwrap(
-                f"{where} was written with the transform {wrapped.transform!r}, which this codec "
-                f"does not have; it has: {list(self.transform_names) or 'none'}"
-            )
+            raise CannotUnwrap(f"this codec has no such transform; it has: {self._known}")
         try:
-            return transform.unwrap(base64.b64decode(wrapped.data))
+            return transform.unwrap(base64.b64decode(sealed.data), context)
         except Exception as error:
             raise CannotUnwrap(
-                f"{where}: the transform {transform.name!r} cannot unwrap what it has wrapped: "
-                f"{error!r}; is it another key?"
+                f"{error!r}; was it written with another key, or for another instance or field?"
             ) from error
+
+    def _locked(self, data: bytes, where: str) -> PayloadError:
+        try:
+            sealed = msgspec.json.decode(data, type=_Sealed)
+        except msgspec.MsgspecError as error:
+            return PayloadError(f"{where}: {error}; got {_shortened(data)}")
+        why = sealed.why or f"this codec has no such transform; it has: {self._known}"
+        return CannotUnwrap(
+            f"{where} was written with the transform {sealed.transform!r}, and cannot be read "
+            f"here: {why}"
+        )
 
     def _refusal(self, value: object, where: str, error: Exception) -> PayloadError:
         problem = _first_problem(value, where, self._own_types)
@@ -382,14 +426,45 @@ def check_stored(raw: msgspec.Raw, where: str) -> None:
     data = bytes(raw)
     try:
         value = msgspec.json.decode(data)
-        if data.startswith(_WRAPPED):
-            base64.b64decode(msgspec.json.decode(data, type=_Wrapped).data, validate=True)
+        if data.startswith(_SEALED):
+            base64.b64decode(msgspec.json.decode(data, type=_Sealed).data, validate=True)
     except (ValueError, RecursionError) as error:
         raise PayloadError(f"{where}: {error}; got {_shortened(data)}") from error
     if _may_be_too_deep(data):
         problem = next(_problems(value, where, -1), None)  # -1: the arguments of a call are a list
         if problem is not None:
             raise PayloadError(problem)
+
+
+def is_sealed(data: str | bytes) -> bool:
+    """Return True for a payload, or a text of an error or a reason, that a transform has sealed."""
+    return data.startswith(_SEALED_TEXT) if isinstance(data, str) else data.startswith(_SEALED)
+
+
+def require_open(data: str | bytes, what: str) -> None:
+    """Raise CannotUnwrap for a sealed payload that is to be copied to another instance.
+
+    It was sealed for its place. Only a process that can open it can seal it for another one.
+    """
+    if is_sealed(data):
+        sealed = msgspec.json.decode(data, type=_Sealed)
+        why = sealed.why or "this process does not have it"
+        raise CannotUnwrap(
+            f"{what} was written with the transform {sealed.transform!r}, and goes to another "
+            f"instance, so it has to be read here: {why}; use a codec with it (commands take it "
+            "from -m MODULE)"
+        )
+
+
+def shown_text(text: str) -> str:
+    """Return a text of an error or a reason for people, also one that cannot be opened here."""
+    if not is_sealed(text):
+        return text
+    try:
+        sealed = msgspec.json.decode(text, type=_Sealed)
+    except msgspec.MsgspecError:
+        return text
+    return f"(sealed with {sealed.transform!r}, not readable here)"
 
 
 def _may_be_too_deep(data: bytes) -> bool:

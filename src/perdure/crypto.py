@@ -1,8 +1,9 @@
 """Encrypts payloads with AES-256-GCM: ``Codec(AesGcm({"2026-11": key}))``. Extra ``crypto``.
 
-A wrapped payload names its key, so that keys can be replaced while instances run. The name and the
-form are authenticated with the data: a changed byte is found. Ids, names, times, statuses and error
-texts are not payloads, and stay readable.
+A sealed payload names its key, so that keys can be replaced while instances run. The name, the form
+and the place of the payload are authenticated with the data: a changed byte is found, and so is a
+payload that was moved to another instance, or to another field of its instance. Ids, names, times
+and statuses are no payloads, and stay readable.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ except ModuleNotFoundError as error:
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_FORM: Final = b"\x01"
+    from perdure.codec import PayloadContext
+
+_FORM: Final = b"\x02"
 _NONCE_BYTES: Final = 12
 _KEY_BYTES: Final = 32
 
@@ -54,16 +57,20 @@ class AesGcm:
         self._ciphers = {key_id: AESGCM(key) for key_id, key in keys.items()}
         self._current = next(iter(keys))
 
-    def wrap(self, data: bytes) -> bytes:
+    def wrap(self, data: bytes, context: PayloadContext) -> bytes:
         """Return the form, the name of the key, a random nonce, and the encrypted data."""
         key_id = self._current.encode()
         head = _FORM + bytes([len(key_id)]) + key_id
         nonce = os.urandom(_NONCE_BYTES)
-        return head + nonce + self._ciphers[self._current].encrypt(nonce, data, head)
+        return (
+            head
+            + nonce
+            + self._ciphers[self._current].encrypt(nonce, data, _associated(head, context))
+        )
 
-    def unwrap(self, data: bytes) -> bytes:
+    def unwrap(self, data: bytes, context: PayloadContext) -> bytes:
         if data[:1] != _FORM:
-            raise ValueError("it is damaged, or a newer version of Perdure has written it")
+            raise ValueError("it is damaged, or another version of Perdure has written it")
         end = 2 + data[1]
         head, nonce, encrypted = (
             data[:end],
@@ -74,4 +81,9 @@ class AesGcm:
         cipher = self._ciphers.get(key_id)
         if cipher is None:
             raise LookupError(f"it needs the key {key_id!r}; there are: {', '.join(self._ciphers)}")
-        return cipher.decrypt(nonce, encrypted, head)
+        return cipher.decrypt(nonce, encrypted, _associated(head, context))
+
+
+def _associated(head: bytes, context: PayloadContext) -> bytes:
+    """Return the bytes that are authenticated with the data. No id has a control character."""
+    return head + context.instance_id.encode() + b"\0" + context.field.encode()

@@ -17,8 +17,12 @@ from perdure import Codec, activity, orchestration, wait_for_event
 
 class Squeezed:
     name = "squeezed"
-    wrap = staticmethod(zlib.compress)
-    unwrap = staticmethod(zlib.decompress)
+
+    def wrap(self, data, context):
+        return zlib.compress(data)
+
+    def unwrap(self, data, context):
+        return zlib.decompress(data)
 
 @activity
 def greet(name: str) -> str:
@@ -83,6 +87,27 @@ def test_a_worker_goes_on_with_what_the_program_wrote(sqlite_cli, squeezed, star
 
     assert output["$perdure"] == "squeezed"
     assert zlib.decompress(base64.b64decode(output["data"])) == b'"hello ann!"'
+
+
+def test_commands_without_the_codec_say_what_they_cannot_read(sqlite_cli, squeezed):
+    shown = sqlite_cli("show", "h-1").out
+    assert "input    (sealed with 'squeezed', not readable here)" in shown
+    assert "greet((sealed with 'squeezed', not readable here))" in shown
+    assert "(sealed with 'squeezed', not readable here)" in sqlite_cli("history", "h-1").out
+    assert sqlite_cli("db", "check").lines == ["✓ 1 instances read, no damage found"]
+    for flags in ((), ("--from-event", "2")):
+        refused = sqlite_cli("rerun", "h-1", "--id", "h-2", *flags, code=2)
+        assert "'squeezed', and goes to another instance, so it has to be read here" in refused.err
+
+
+def test_a_rerun_with_the_module_seals_the_copy_for_its_id(sqlite_cli, squeezed, start_process):
+    sqlite_cli("rerun", "h-1", "--id", "h-2", "--from-event", "2", "-m", squeezed)
+    sqlite_cli("send", "h-2", "go", "--data", '"!"')
+
+    start_process("worker", squeezed)
+
+    assert sqlite_cli("result", "h-2", "--timeout", "120s").out
+    assert sqlite_cli("replay", squeezed).lines[-1].endswith(" ok")
 
 
 def test_two_codecs_are_a_question(sqlite_cli, app):

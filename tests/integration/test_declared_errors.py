@@ -1,11 +1,9 @@
 """Exceptions of activities in orchestrations: as they were raised if declared, else by name."""
 
-import zlib
-
 import pytest
 
 from patience import HANG_SECONDS
-from perdure import ActivityFailed, Codec, InMemoryProvider, Runtime, activity, orchestration
+from perdure import ActivityFailed, activity, orchestration
 from perdure.errors import InvalidValue, OrchestrationFailed
 
 
@@ -28,16 +26,6 @@ class Odd(Exception):
 
     def __init__(self, one: int, two: int) -> None:
         super().__init__(one)
-
-
-class Zlib:
-    name = "zlib"
-
-    def wrap(self, data: bytes) -> bytes:
-        return zlib.compress(data)
-
-    def unwrap(self, data: bytes) -> bytes:
-        return zlib.decompress(data)
 
 
 def fail(how: str) -> str:
@@ -105,15 +93,6 @@ async def test_an_undeclared_error_arrives_as_activity_failed(make_runtime):
 async def test_an_error_that_cannot_be_made_again_says_why(make_runtime, how, said):
     _, note = await outcome(make_runtime, "in_task", how)
     assert said in note
-
-
-async def test_a_transform_wraps_the_arguments_of_an_error():
-    provider = InMemoryProvider()
-    async with Runtime(provider, [flow, in_task], codec=Codec(Zlib())) as runtime:
-        handle = await runtime.start(flow, "in_task", "own")
-        assert (await handle.result(HANG_SECONDS))[0] == "own"
-        failures = [each.failure for each in await handle.history() if hasattr(each, "failure")]
-    assert all("north" not in failure.raised for failure in failures)
 
 
 async def test_the_original_class_is_asked_for_by_is_(make_runtime):

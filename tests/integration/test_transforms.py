@@ -32,10 +32,10 @@ class Keyed:
     def __init__(self, key):
         self._key = key
 
-    def wrap(self, data):
+    def wrap(self, data, context):
         return self._key + data
 
-    def unwrap(self, data):
+    def unwrap(self, data, context):
         if not data.startswith(self._key):
             raise ValueError("another key")
         return data.removeprefix(self._key)

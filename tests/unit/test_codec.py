@@ -4,6 +4,7 @@ import dataclasses
 import datetime
 import decimal
 import enum
+import random
 import subprocess
 import sys
 import textwrap
@@ -17,8 +18,8 @@ import msgspec
 import pydantic
 import pytest
 
-from perdure.codec import JSON, Codec
-from perdure.errors import PayloadError
+from perdure.codec import JSON, Codec, PayloadContext
+from perdure.errors import CannotUnwrap, PayloadError
 
 
 class Colour(enum.Enum):
@@ -141,19 +142,75 @@ def test_a_pydantic_model_that_does_not_validate_is_a_payload_error():
 class Squeeze:
     name = "zlib"
 
-    def wrap(self, data: bytes) -> bytes:
+    def wrap(self, data: bytes, context: PayloadContext) -> bytes:
         return zlib.compress(data)
 
-    def unwrap(self, data: bytes) -> bytes:
+    def unwrap(self, data: bytes, context: PayloadContext) -> bytes:
         return zlib.decompress(data)
 
 
-def test_a_transform_wraps_the_bytes_and_is_named_in_the_payload():
-    codec = Codec(Squeeze())
-    raw = codec.encode(["a"] * 100)
+class Bound:
+    """Opens a payload only in the place for which it was sealed."""
 
-    assert bytes(raw).startswith(b'{"$perdure":"zlib"')
-    assert codec.decode(raw, list[str]) == ["a"] * 100
+    name = "bound"
+
+    def wrap(self, data: bytes, context: PayloadContext) -> bytes:
+        return f"{context.instance_id}|{context.field}|".encode() + data
+
+    def unwrap(self, data: bytes, context: PayloadContext) -> bytes:
+        head, field, rest = data.split(b"|", 2)
+        if (head.decode(), field.decode()) != tuple(context):
+            raise ValueError("it belongs elsewhere")
+        return rest
+
+
+HERE = PayloadContext("x", "input")
+
+
+def test_a_transform_seals_the_bytes_and_is_named_in_what_is_stored():
+    codec = Codec(Squeeze())
+    data = bytes(codec.encode(["a"] * 100))
+    sealed = codec.seal(data, HERE)
+
+    assert sealed.startswith(b'{"$perdure":"zlib"')
+    assert codec.open(sealed, HERE) == data == b'["a"' + b',"a"' * 99 + b"]"
+
+
+def test_the_last_transform_is_applied_last_and_undone_first():
+    codec = Codec(Squeeze(), Bound())
+    sealed = codec.seal(b"[1]", HERE)
+
+    assert sealed.startswith(b'{"$perdure":"bound"')
+    assert codec.open(sealed, HERE) == b"[1]"
+
+
+@pytest.mark.parametrize("place", [PayloadContext("y", "input"), PayloadContext("x", "output")])
+def test_a_payload_in_another_place_is_not_opened_and_says_why(place):
+    codec = Codec(Bound())
+    sealed = codec.seal(b"1", HERE)
+
+    left = codec.open(sealed, place)
+
+    with pytest.raises(CannotUnwrap, match=r"result was written with .*'bound'.*belongs"):
+        codec.decode(msgspec.Raw(left), where="result")
+    assert codec.seal(left, place) == sealed, "what is written back is what was stored"
+
+
+def test_a_payload_that_is_damaged_stays_as_it_is():
+    assert Codec(Squeeze()).open(b'{"$perdure":1}', HERE) == b'{"$perdure":1}'
+    with pytest.raises(PayloadError, match=r"\$perdure"):
+        JSON.decode(msgspec.Raw(b'{"$perdure":1}'))
+
+
+@pytest.mark.parametrize(("transform", "size"), [(Bound(), 700), (Squeeze(), 30_000)])
+def test_the_limit_of_a_payload_is_that_of_what_is_stored(transform, size):
+    codec = Codec(transform, payload_bytes_max=1024)
+
+    stored = codec.seal(bytes(codec.encode("x" * size)), PayloadContext("", ""))
+
+    assert len(stored) <= 1024
+    with pytest.raises(PayloadError, match="at most 1024 are allowed"):
+        codec.encode(random.Random(1).randbytes(800).hex())
 
 
 def test_a_value_that_was_not_awaited_says_so():
@@ -167,10 +224,10 @@ def test_a_value_that_was_not_awaited_says_so():
 
 
 def test_a_payload_of_an_unknown_transform_is_refused_by_name():
-    raw = Codec(Squeeze()).encode(1)
+    sealed = Codec(Squeeze()).seal(b"1", HERE)
 
-    with pytest.raises(PayloadError, match="'zlib'"):
-        JSON.decode(raw)
+    with pytest.raises(CannotUnwrap, match=r"'zlib'.* no such transform; it has: none"):
+        JSON.decode(msgspec.Raw(sealed))
 
 
 def test_a_value_that_looks_like_a_wrapped_payload_is_refused():

@@ -10,6 +10,7 @@ from perdure.arguments import check_reason
 from perdure.authoring.context import require_recorder
 from perdure.authoring.definitions import Activity
 from perdure.authoring.signature import HandlerSignature
+from perdure.codec import require_open
 from perdure.errors import InvalidValue, NotFound
 from perdure.limits import check_id
 from perdure.model.failures import Failure, ended_error
@@ -27,10 +28,7 @@ T = TypeVar("T")
 
 
 class _PlainSignature(HandlerSignature):
-    """Writes and reads the result of a built-in activity without the codec.
-
-    The values in it are what other instances have written: with the codec, or with another one.
-    """
+    """Writes and reads the result of a built-in activity: values of other instances, as JSON."""
 
     def __init__(self, fn: Callable[..., Any], label: str, result: Any) -> None:
         super().__init__(fn, label)
@@ -40,7 +38,7 @@ class _PlainSignature(HandlerSignature):
         return msgspec.Raw(msgspec.json.encode(value))
 
     def decode_result(self, raw: msgspec.Raw, codec: Codec) -> Any:
-        return msgspec.json.decode(raw, type=self._result)
+        return codec.decode(raw, self._result, self._result_label)
 
 
 def _built_in(fn: Callable[..., Any], name: str, result: Any) -> Activity[..., Any]:
@@ -99,6 +97,7 @@ class Instance(Generic[R_co]):
         if end.status == MISSING:
             raise NotFound(f"no instance has the id {self.id!r}: it never existed or was deleted")
         failure = msgspec.json.decode(end.output, type=Failure)
+        require_open(failure.message, f"the failure of {self.id!r}")
         raise ended_error(end.status, failure, f"instance {self.id!r}")
 
     @overload

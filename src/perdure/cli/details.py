@@ -23,7 +23,7 @@ from perdure.cli.session import suggest_commands
 from perdure.cli.shapes import named, shown_bytes, shown_status
 from perdure.client.durations import shown_duration, shown_time
 from perdure.client.insights import QUEUE_LIMIT
-from perdure.client.instance import failure_of
+from perdure.client.instance import block_of, failure_of
 from perdure.client.steps import BranchView, State, StepView, branches_of, payload_text, shortened
 from perdure.escape import clean_block
 from perdure.limits import HISTORY_EVENTS_WARN
@@ -122,7 +122,7 @@ def _print_trouble(details: InstanceDetails) -> None:
     if details.last.problem is not None:
         echo("")
         echo("  ", Cell(details.last.problem, "red"))
-    block, failure = details.info.block, failure_of(details.info)
+    block, failure = block_of(details.info), failure_of(details.info)
     if block is not None and details.info.status is Status.BLOCKED:
         if block.detail:
             _print_block(str(block.detail))

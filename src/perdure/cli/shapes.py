@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from perdure.cli.render import Cell, Column, glyph, status_style
 from perdure.client.durations import shown_age, shown_duration
 from perdure.client.steps import shortened
+from perdure.codec import shown_text
 from perdure.model.status import Status
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def _now(info: InstanceInfo, insight: Insight) -> str:
     if info.status is Status.BLOCKED and insight.error:
         said = f"{said}: {insight.error}"
     if info.custom_status is not None and info.status.of_instance is Status.RUNNING:
-        return f"{said} · {info.custom_status}"
+        return f"{said} · {shown_text(info.custom_status)}"
     return said
 
 

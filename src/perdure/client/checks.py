@@ -17,6 +17,7 @@ from perdure.errors import (
 )
 from perdure.model import events, wire
 from perdure.providers.records import KvEntry
+from perdure.providers.sealing import Sealing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -99,6 +100,20 @@ def _lacks_state(started: events.OrchestrationStarted) -> bool:
     return started.initial_state is None and started.execution_id > 1
 
 
+def opened(recorded: Recorded, codec: Codec) -> Recorded:
+    """Return the execution as the code sees it. In an export file it is sealed."""
+    sealing = Sealing(codec, is_opening=True)
+    instance_id = recorded.instance_id
+    return msgspec.structs.replace(
+        recorded,
+        history=[sealing.record(event) for event in recorded.history],
+        kv={
+            key: sealing.json_text(text, instance_id, f"state {key}")
+            for key, text in recorded.kv.items()
+        },
+    )
+
+
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """The result of one replay."""
 
@@ -119,6 +134,7 @@ def check(recorded: Recorded, registry: Registry, codec: Codec) -> Finding:
     """Replay one execution. Writes nothing and runs no activity."""
     from perdure.engine.execution import Execution  # commands that only read do not load the engine
 
+    recorded = opened(recorded, codec)
     try:
         handler = registry.resolve_orchestration(recorded.name, recorded.version)
         execution = Execution.replay(handler, recorded.history, kv=recorded.kv, codec=codec)

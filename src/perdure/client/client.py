@@ -58,6 +58,7 @@ from perdure.model.envelopes import envelope
 from perdure.model.failures import Failure, ended_error
 from perdure.model.status import Status
 from perdure.providers.records import EnqueueCondition
+from perdure.providers.sealing import sealed, stored_in
 from perdure.providers.url import open_provider
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ class Client:
         check_kind(codec, Codec, "codec", "a Codec(...)")
         if clock is not None:
             check_methods(clock, ("now_ms", "sleep"), "clock")
-        self.provider = open_provider(store, clock=clock)
+        self.provider = sealed(open_provider(store, clock=clock), codec)
         self.codec = codec
         self.clock: Clock = clock or self.provider.clock() or SystemClock()
         self._waiter = EndWaiter(self.provider, self.clock)
@@ -151,7 +152,8 @@ class Client:
 
     async def __aenter__(self) -> Self:
         await self.provider.open()
-        _users[self.provider] = _users.get(self.provider, 0) + 1
+        store = stored_in(self.provider)
+        _users[store] = _users.get(store, 0) + 1
         return self
 
     async def __aexit__(
@@ -160,9 +162,10 @@ class Client:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        others = _users.pop(self.provider, 1) - 1
+        store = stored_in(self.provider)
+        others = _users.pop(store, 1) - 1
         if others > 0:
-            _users[self.provider] = others
+            _users[store] = others
         else:
             await self.provider.close()
 

@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType
 
 from perdure.client.durations import iso_moment, iso_time
 from perdure.client.insights import Activity, Attempt
-from perdure.client.instance import InstanceStats, failure_of
+from perdure.client.instance import InstanceStats, block_of, failure_of
 from perdure.client.steps import Kind, State, Unread
 from perdure.model.failures import Block, Failure
 from perdure.model.status import Status
@@ -316,7 +316,7 @@ def _instance_fields(info: InstanceInfo, insight: Insight | None) -> dict[str, A
         "custom_status": raw(info.custom_status),
         "output": raw(info.output) if info.status is Status.COMPLETED else None,
         "failure": failure_of(info),
-        "block": info.block,
+        "block": block_of(info),
     }
     if insight is not None:
         fields |= {"doing": insight.doing, "sentence": insight.sentence}

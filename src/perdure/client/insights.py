@@ -10,7 +10,7 @@ import msgspec
 from perdure.authoring.asking import PREFIX
 from perdure.authoring.promises import is_promise, promise_key
 from perdure.client.durations import shown_duration
-from perdure.client.instance import InstanceStats, failure_of
+from perdure.client.instance import InstanceStats, block_of, failure_of
 from perdure.client.steps import Arrival, StepView, Unread, read_records, steps_and_unread
 from perdure.errors import CorruptData, NotFound
 from perdure.model import events, wire, work
@@ -301,7 +301,7 @@ def _missing_worker(info: InstanceInfo, context: QueueContext) -> str:
 
 
 def _blocked(info: InstanceInfo, now_ms: int) -> Insight:
-    block = info.block
+    block = block_of(info)
     if block is None:
         return Insight(doing="blocked", sentence="Blocked", since_ms=info.updated_at_ms)
     since_ms = block.since_ms or info.updated_at_ms

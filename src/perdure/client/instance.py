@@ -9,6 +9,7 @@ import msgspec
 
 from perdure.client.durations import utc_time
 from perdure.client.steps import OpenStep
+from perdure.codec import shown_text
 from perdure.errors import CannotUnwrap
 from perdure.model.failures import Block, Failure
 from perdure.model.status import Status
@@ -262,7 +263,7 @@ def view_of(
         status=status,
         output=_decoded(info.output, codec, "output") if completed else None,
         failure=failure_of(info),
-        block=info.block,
+        block=block_of(info),
         custom_status=_decoded(info.custom_status, codec, "custom status"),
         custom_status_version=info.custom_status_version,
         created_at=utc_time(info.created_at_ms),
@@ -271,6 +272,12 @@ def view_of(
         parent_id=info.parent_instance_id,
         waiting_for=waiting_for,
     )
+
+
+def block_of(info: InstanceInfo) -> Block | None:
+    """Return the reason of a Blocked instance, with a text for people."""
+    block = info.block
+    return block and msgspec.structs.replace(block, message=shown_text(block.message))
 
 
 def failure_of(info: InstanceInfo) -> Failure | None:
@@ -282,9 +289,10 @@ def failure_in_output(status: Status, output: str | None) -> Failure | None:
     if output is None or not status.is_final or status is Status.COMPLETED:
         return None
     try:
-        return msgspec.json.decode(output, type=Failure)
+        failure = msgspec.json.decode(output, type=Failure)
     except msgspec.MsgspecError:
         return Failure(message=output)
+    return msgspec.structs.replace(failure, message=shown_text(failure.message))
 
 
 def _decoded(text: str | None, codec: Codec, where: str) -> Any:

@@ -16,7 +16,7 @@ from types import GetSetDescriptorType, MemberDescriptorType
 from typing import TYPE_CHECKING, Any, Final
 
 from perdure.authoring.definitions import Registry
-from perdure.client.checks import read_recorded
+from perdure.client.checks import opened, read_recorded
 from perdure.engine.execution import Execution
 from perdure.errors import InstanceFinished, InvalidValue, NotFound, UsageError, shown
 
@@ -43,6 +43,7 @@ _Step = tuple[str, Any]
 @contextmanager
 def replayed(recorded: Recorded, registry: Registry, codec: Codec) -> Generator[Execution]:
     """Yield the execution as its last turn left it."""
+    recorded = opened(recorded, codec)
     handler = registry.resolve_orchestration(recorded.name, recorded.version)
     execution = Execution.replay(handler, recorded.history, kv=recorded.kv, codec=codec)
     try:

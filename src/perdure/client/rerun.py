@@ -13,6 +13,7 @@ from perdure.client.checks import initial_state
 from perdure.client.moving import current_execution
 from perdure.client.steps import RUN_BY_WORKERS, read_steps, started_of, steps_of
 from perdure.client.terminate import operator_lock
+from perdure.codec import require_open
 from perdure.errors import (
     AlreadyExists,
     InvalidValue,
@@ -33,6 +34,7 @@ from perdure.providers.records import (
     QueuedWork,
     TurnCommit,
 )
+from perdure.providers.sealing import export_opened, import_sealed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -76,6 +78,8 @@ async def rerun(
         parse_version(version)
     info = await provider.admin.get_instance_info(instance_id)
     started = await read_start(provider, instance_id, info.execution_id)
+    if input is None:
+        require_open(bytes(started.input), f"the input of {instance_id!r}")
     start = work.StartOrchestration(
         instance_id=check_id(new_id, "id"),
         name=started.name,
@@ -127,7 +131,7 @@ async def rerun_from_event(
     instance id into a payload will not repeat its history: such an instance becomes Blocked.
     """
     check_id(new_id, "id")
-    snapshot = await provider.admin.export_instance(instance_id)
+    snapshot = await export_opened(provider, instance_id)
     execution = current_execution(snapshot)
     if execution is None:
         raise InvalidValue(f"{instance_id!r} has not begun: rerun it without an event")
@@ -157,7 +161,7 @@ async def rerun_from_event(
         # Paused until its children are queued, so that a crash leaves no half-started tree.
         suspended=bool(children),
     )
-    await provider.admin.import_instance(copy)
+    await import_sealed(provider, copy)
     if children:
         async with operator_lock(provider, new_id) as (_, token):
             commit = TurnCommit(

@@ -11,6 +11,7 @@ import msgspec
 from perdure.arguments import check_number
 from perdure.authoring.asking import PREFIX, REPLY
 from perdure.client.durations import shown_duration, utc_time
+from perdure.codec import is_sealed, shown_text
 from perdure.errors import CorruptData, NotFound
 from perdure.model import events, wire
 from perdure.model.failures import Failure
@@ -376,7 +377,7 @@ def _branch(known: dict[str, BranchView], path: str) -> BranchView:
 
 
 def _awaited_id(arguments: msgspec.Raw) -> str:
-    """Return the id of the instance that the step waits for; empty if a codec wraps it."""
+    """Return the id of the instance that the step waits for; empty if it is sealed."""
     try:
         return msgspec.json.decode(arguments, type=list[str])[0]
     except (msgspec.MsgspecError, IndexError):
@@ -384,6 +385,8 @@ def _awaited_id(arguments: msgspec.Raw) -> str:
 
 
 def _shown_end(result: msgspec.Raw) -> str:
+    if is_sealed(bytes(result)):
+        return payload_text(result)
     end = msgspec.json.decode(result, type=InstanceEnd)
     if end.status == Status.COMPLETED:
         return payload_text(end.output)
@@ -408,6 +411,7 @@ def shown_call(name: str, payload: Any, limit: int = _TEXT_MAX) -> str:
 
 
 def shortened(text: str, limit: int = _TEXT_MAX) -> str:
+    text = shown_text(text)
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 

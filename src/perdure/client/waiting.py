@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeAlias, T
 import msgspec
 
 from perdure.client.insights import read_insight
+from perdure.client.instance import block_of
 from perdure.errors import ProviderError, UsageError, WaitTimeout
 from perdure.logs import get_logger
 from perdure.model.status import Status
@@ -310,6 +311,6 @@ def _may_have_been_retried(finished: Finished) -> bool:
 
 
 def _status_text(info: InstanceInfo) -> str:
-    if info.status is Status.BLOCKED and info.block is not None:
-        return f"Blocked: {info.block.message}"
+    if info.status is Status.BLOCKED and (block := block_of(info)) is not None:
+        return f"Blocked: {block.message}"
     return str(info.status)

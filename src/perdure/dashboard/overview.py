@@ -11,7 +11,7 @@ import msgspec
 
 from perdure.client.durations import iso_time, shown_duration, shown_time, utc_time
 from perdure.client.insights import read_queue_context
-from perdure.client.instance import failure_of
+from perdure.client.instance import block_of, failure_of
 from perdure.limits import PAGE_ITEMS_MAX
 from perdure.model.failures import author_line
 from perdure.model.status import Status
@@ -368,8 +368,8 @@ def _fingerprint(info: InstanceInfo) -> tuple[str, str, str]:
     if failure is not None:
         line = author_line(failure.traceback)
         return failure.type_name or str(failure.category), line, _shape(failure.message)
-    if info.block is not None:
-        return f"Blocked: {info.block.reason}", "", _shape(info.block.message)
+    if (block := block_of(info)) is not None:
+        return f"Blocked: {block.reason}", "", _shape(block.message)
     return str(info.status), "", ""
 
 
@@ -381,7 +381,8 @@ def _group(service: Service, key: tuple[str, str, str], members: list[InstanceIn
     kind, line, shape = key
     newest = members[0]
     failure = failure_of(newest)
-    message = newest.block.message if newest.block else failure.message if failure else ""
+    block = block_of(newest)
+    message = block.message if block else failure.message if failure else ""
     times = [info.completed_at_ms or info.updated_at_ms for info in members]
     names = Counter(info.name for info in members)
     status = "blocked" if kind.startswith("Blocked") else "failed"

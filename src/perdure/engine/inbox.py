@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from perdure.codec import require_open
 from perdure.errors import Nondeterminism
 from perdure.limits import UNREAD_BYTES_MAX, UNREAD_MESSAGES_MAX, WATCHERS_MAX
 from perdure.model import events, work
@@ -500,6 +501,7 @@ def _fail(
         if not operation.target._callbacks:  # noqa: SLF001
             recorder.check_awaited(operation)
         name, failure = operation.event.name, event.failure
+        require_open(failure.message, f"the failure of {name!r}")
         if operation.family is ACTIVITY:
             raises = operation.definition.settings.raises
             error = declared_error(failure, name, raises, recorder.codec)
@@ -531,6 +533,7 @@ def _cancel(recorder: CodeRecorder, event: events.OrchestrationCancelRequested) 
     root = recorder.loop.root
     if root is None or recorder.cancel_reason is not None:
         return
+    require_open(event.reason, "the reason of the cancellation")
     if recorder.continued is not None:
         recorder.cancel_next_reason = event.reason
     elif not root.done() and not recorder.loop.is_over:

@@ -364,7 +364,8 @@ class CodeRecorder:
     def set_custom_status(self, text: str | None) -> None:
         if self.is_closed:
             return
-        size = 0 if text is None else len(text.encode())
+        limit = limits.CUSTOM_STATUS_BYTES_MAX
+        size = 0 if text is None else self.codec.stored_size(text.encode(), limit)
         if size > limits.CUSTOM_STATUS_BYTES_MAX:
             raise InvalidValue(
                 f"the status takes {size} bytes, "
@@ -412,7 +413,7 @@ class CodeRecorder:
         if self.is_closed:
             return
         limits.check_id(key, "state key")
-        size = len(text.encode())
+        size = self.codec.stored_size(text.encode(), limits.KV_VALUE_BYTES_MAX)
         if size > limits.KV_VALUE_BYTES_MAX:
             raise InvalidValue(
                 f"state[{key!r}] takes {size} bytes, "

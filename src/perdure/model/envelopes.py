@@ -115,8 +115,10 @@ def end_notices(
     watchers: Iterable[events.Watcher], instance_id: str, status: Status, output: str | None
 ) -> list[OrchestratorMessage]:
     """Return the messages that tell the watchers of an instance about its end."""
-    end = work.InstanceEnd(status=status, output=msgspec.Raw((output or "null").encode()))
-    result = msgspec.Raw(msgspec.json.encode(end))
+    watchers = list(watchers)
+    if not watchers:
+        return []
+    result = msgspec.Raw(msgspec.json.encode(work.instance_end(instance_id, status, output)))
     return [
         envelope(
             work.ActivityCompleted(

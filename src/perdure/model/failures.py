@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 import msgspec
 
 from perdure import errors
+from perdure.codec import shown_text
 from perdure.errors import PayloadError
 from perdure.limits import ERROR_TEXT_CHARACTERS_MAX
 
@@ -55,7 +56,8 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """JSON text of the arguments and attributes of an exception that its activity declares."""
 
     def __str__(self) -> str:
-        head = f"{self.type_name}: {self.message}" if self.type_name else self.message
+        message = shown_text(self.message)
+        head = f"{self.type_name}: {message}" if self.type_name else message
         if self.category in {Category.APPLICATION, Category.TIMEOUT}:
             return head
         return f"{self.category}: {head}" if head else str(self.category)

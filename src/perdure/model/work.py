@@ -6,16 +6,19 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 
+from perdure.codec import require_open
 from perdure.ids import new_id
 from perdure.model import events
 from perdure.model.events import NULL
 from perdure.model.failures import Failure
+from perdure.model.status import Status
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
 _SEED_CHARACTERS: Final = 8
+_BAD_ENDS: Final = frozenset({Status.FAILED, Status.CANCELLED, Status.TERMINATED})
 
 
 class Item(
@@ -226,13 +229,20 @@ answer."""
 class InstanceEnd(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The result of the activity by which an instance waits for another one.
 
-    It is not wrapped by the codec, so that every process can write it. ``output`` is as stored: the
-    wrapped result, or the failure.
+    ``output`` is the result, or the failure.
     """
 
     status: str
     """The final status, or ``MISSING``."""
     output: msgspec.Raw = NULL
+
+
+def instance_end(instance_id: str, status: str, output: str | None) -> InstanceEnd:
+    """Return the end of an instance for another one that waits for it."""
+    text = output or "null"
+    failure = msgspec.json.decode(text, type=Failure) if status in _BAD_ENDS else None
+    require_open(text if failure is None else failure.message, f"the end of {instance_id!r}")
+    return InstanceEnd(status=status, output=msgspec.Raw(text.encode()))
 
 
 JOB_PREFIX: Final = "activity:"
@@ -350,6 +360,7 @@ def child_item(
 
 def child_completed(parent: ParentLink, child_id: str, result: msgspec.Raw) -> SubOrchCompleted:
     """Return the message by which a child completes the step of its parent."""
+    require_open(bytes(result), f"the result of {child_id!r}")
     return SubOrchCompleted(
         instance_id=parent.instance_id,
         execution_id=parent.execution_id,
@@ -361,6 +372,7 @@ def child_completed(parent: ParentLink, child_id: str, result: msgspec.Raw) -> S
 
 def child_failed(parent: ParentLink, child_id: str, failure: Failure) -> SubOrchFailed:
     """Return the message by which a child fails the step of its parent."""
+    require_open(failure.message, f"the failure of {child_id!r}")
     return SubOrchFailed(
         instance_id=parent.instance_id,
         execution_id=parent.execution_id,

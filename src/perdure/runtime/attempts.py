@@ -16,11 +16,11 @@ import msgspec
 
 from perdure.arguments import in_seconds
 from perdure.authoring.context import ActivityInfo, enter_scope
-from perdure.codec import JSON
 from perdure.engine.user_code import is_interruption
 from perdure.errors import CannotUnwrap, LockLost, PerdureError, ProviderError, UsageError
 from perdure.model import work
 from perdure.model.envelopes import envelope
+from perdure.providers.sealing import Sealing
 from perdure.runtime.executors import (
     NotBegun,
     ProcessPool,
@@ -131,7 +131,8 @@ class AttemptScope(msgspec.Struct, eq=False):
     def heartbeat(self, details: object) -> None:
         attempts = self._attempts
         raw = attempts.codec.encode(details, where=f"heartbeat of {self.running.item.name}")
-        self.running.heartbeat = bytes(raw).decode()
+        item = self.running.item
+        self.running.heartbeat = Sealing(attempts.codec).heartbeat(bytes(raw).decode(), item)
         if self._is_heartbeat_seen:  # otherwise a call of _on_heartbeat is on its way already
             self._is_heartbeat_seen = False
             with contextlib.suppress(RuntimeError):  # the loop is closed
@@ -225,17 +226,9 @@ class Attempts:
             if isinstance(error, asyncio.CancelledError) and running.cancelled:
                 return None, None
             if isinstance(error, RecordedFailure):
-                return self._recorded(error.failure, item.attempt), None
+                return msgspec.structs.replace(error.failure, attempts=item.attempt), None
             raises = activity.settings.raises
             return failure_from(error, item.attempt, raises, self.codec), None
-
-    def _recorded(self, failure: Failure, attempt: int) -> Failure:
-        """Return a failure of a child process, which knows neither attempts nor the codec."""
-        raised = failure.raised
-        if raised is not None:
-            members = JSON.decode(msgspec.Raw(raised))
-            raised = bytes(self.codec.encode(members, failure.type_name)).decode()
-        return msgspec.structs.replace(failure, attempts=attempt, raised=raised)
 
     def _is_stopped(self, running: RunningActivity, error: BaseException) -> bool:
         """Return True if the attempt has no outcome because the worker stops."""
@@ -266,7 +259,8 @@ class Attempts:
             except PerdureError as error:
                 # Recorded here, so that it is not taken for an error of the store below.
                 raises = activity.settings.raises
-                raise RecordedFailure(failure_from(error, item.attempt, raises)) from error
+                failure = failure_from(error, item.attempt, raises, self.codec)
+                raise RecordedFailure(failure) from error
             finally:
                 scope.store_connection = None
             return envelope(completed(item, result))

@@ -14,6 +14,7 @@ import msgspec
 from perdure.arguments import in_seconds
 from perdure.authoring.context import require_scope
 from perdure.authoring.instances import instance_result, instance_state
+from perdure.codec import require_open
 from perdure.errors import InstanceFinished, NotFound
 from perdure.limits import check_id
 from perdure.model import events, work
@@ -44,7 +45,10 @@ def instance_state_activity(provider: Provider) -> Activity[..., Any]:
     """Return the activity of one runtime that reads a key of the state of an instance."""
 
     async def read(id: str, key: str) -> Any:  # noqa: A002
-        return await provider.get_kv_value(check_id(id, "id"), key)
+        value = await provider.get_kv_value(check_id(id, "id"), key)
+        if value is not None:
+            require_open(value, f"state[{key!r}] of {id!r}")
+        return value
 
     return instance_state(read)
 
@@ -62,8 +66,7 @@ def instance_result_activity(provider: Provider, options: RuntimeOptions) -> Act
             try:
                 info = await provider.admin.get_instance_info(id)
                 if info.status.is_final:
-                    output = msgspec.Raw((info.output or "null").encode())
-                    return work.InstanceEnd(status=info.status, output=output)
+                    return work.instance_end(id, info.status, info.output)
                 if asked != (watcher, info.created_at_ms):
                     request = work.WatchEnd(instance_id=id, watcher=watcher)
                     await provider.enqueue_for_orchestrator(

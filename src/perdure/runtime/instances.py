@@ -27,6 +27,7 @@ from perdure.model.envelopes import end_notices
 from perdure.model.failures import Block, BlockReason, bounded_text, describe_exception
 from perdure.model.work import started_by
 from perdure.providers.records import ExecutionMetadata, OrchestratorMessage, TurnCommit
+from perdure.providers.sealing import Sealing
 from perdure.runtime.commit_builder import replies_to, stored_end
 from perdure.runtime.metrics import log
 from perdure.version import VERSION
@@ -426,6 +427,7 @@ class LockReleaser:
 
     def __init__(self, worker: Worker, background: BackgroundTasks) -> None:
         self._provider = worker.provider
+        self._codec = worker.codec
         self._clock = worker.clock
         self._observer = worker.observer
         self._background = background
@@ -472,12 +474,15 @@ class LockReleaser:
         self._background.spawn_logged(self._block(instance_id, lock_token, block))
 
     async def _block(self, instance_id: str, lock_token: str, block: Block) -> None:
+        stored = msgspec.structs.replace(block, since_ms=self._clock.now_ms())
+        if self._codec.transform_names:
+            stored = Sealing(self._codec).block(stored, instance_id)
         try:
             await self._provider.abandon_orchestration_item(
                 lock_token,
                 _BLOCKED_MS[block.reason],
                 ignore_attempt=block.reason not in _COUNTED_REASONS,
-                block=msgspec.structs.replace(block, since_ms=self._clock.now_ms()),
+                block=stored,
             )
         except LockLost:
             if block.reason is BlockReason.LIMIT:

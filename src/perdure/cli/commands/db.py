@@ -183,7 +183,10 @@ class ChecksItself(Protocol):
 @click.option("--quick", is_flag=True, help="Only the store itself, not every history.")
 @output_option("table", "json")
 async def check(session: Session, quick: bool, output: str) -> int:
-    """Read the whole store and say what is damaged. Nothing is changed; exit code 1 if so."""
+    """Read the whole store and say what is damaged. Nothing is changed; exit code 1 if so.
+
+    Payloads that a codec has sealed are checked for their form only.
+    """
     damages = await quick_check(session)
     checked = 0
     if not quick:

@@ -13,6 +13,7 @@ from perdure.cli.command import command, execution_option, id_argument, output_o
 from perdure.cli.render import Cell, echo, note, terminal_width
 from perdure.client.durations import shown_duration
 from perdure.client.steps import payload_text, read_records, shortened, shown_call
+from perdure.codec import shown_text
 from perdure.errors import CorruptData, InvalidValue, NotFound, UsageError
 from perdure.escape import clean_json
 from perdure.model import events, wire
@@ -47,7 +48,7 @@ def content_of(event: events.Event) -> str:
         case events.TimerCreated():
             return shown_duration(event.fire_at_ms - event.timestamp_ms)
         case events.CustomStatusUpdated():
-            return event.status or "None"
+            return shown_text(event.status or "None")
         case events.KeyValueSet():
             return f"{event.key} = {shortened(event.value)}"
         case events.ExternalEvent() | events.QueueEventDelivered():
@@ -73,7 +74,7 @@ def _shown_fields(event: events.Event) -> str:
         value: Any = getattr(event, name, None)
         if value in {None, ""} if not isinstance(value, msgspec.Raw) else False:
             continue
-        shown = payload_text(value) if isinstance(value, msgspec.Raw) else str(value)
+        shown = payload_text(value) if isinstance(value, msgspec.Raw) else shown_text(str(value))
         parts.append(f"of {shown}" if name == "source_event_id" else shown)
     return " ".join(parts)
 

@@ -13,12 +13,14 @@ from perdure.cli.render import Cell, counted, print_ids, print_outcome
 from perdure.cli.session import current_settings, run, suggest_commands
 from perdure.client import rerun as rerunning
 from perdure.errors import NotRegistered, UsageError
+from perdure.providers.sealing import sealed
 
 if TYPE_CHECKING:
     import msgspec
 
     from perdure.cli.session import Session
     from perdure.client.rerun import Bounds
+    from perdure.codec import Codec
 
 
 @command(
@@ -56,23 +58,27 @@ def rerun(
 
     With --from-event, steps that were open then are asked for again and everything later is
     forgotten. Name the code with -m so that these steps get back their retries and time limits.
+    Payloads that a codec seals are copied with the codec at the top of that module.
     """
     if from_event is not None and (input_text is not None or version is not None):
         raise UsageError("--from-event keeps input and version: the past was made with them")
-    bounds = None if from_event is None else _bounds(current_settings().modules(modules))
+    named = current_settings().modules(modules)
+    bounds = None if from_event is None else _bounds(named)
+    codec = _codec(named)
 
     async def body(session: Session) -> None:
         await session.info(instance_id)
+        provider = session.provider if codec is None else sealed(session.provider, codec)
         chosen = rerunning.fresh_id(instance_id) if new_id is None else new_id
         if from_event is None:
             changed = _encoded(session, input_text)
             again = await rerunning.rerun(
-                session.provider, instance_id, chosen, input=changed, version=version
+                provider, instance_id, chosen, input=changed, version=version
             )
             copied = rerunning.Copied(events_kept=0, steps_again=again)
         else:
             copied = await rerunning.rerun_from_event(
-                session.provider,
+                provider,
                 instance_id,
                 chosen,
                 from_event,
@@ -82,6 +88,14 @@ def rerun(
         _print(instance_id, chosen, copied, output)
 
     run(body)
+
+
+def _codec(modules: tuple[str, ...]) -> Codec | None:
+    if not modules:
+        return None
+    from perdure.cli.modules import load_codec
+
+    return load_codec(modules)
 
 
 def _encoded(session: Session, text: str | None) -> msgspec.Raw | None:

@@ -23,7 +23,7 @@ from perdure.cli.render import Cell, print_document, print_done, print_ids, prin
 from perdure.cli.session import current_settings, run, suggest_commands
 from perdure.cli.settings import shown_store
 from perdure.client.documents import instance_document, raw, started_document
-from perdure.client.instance import failure_of
+from perdure.client.instance import block_of, failure_of
 from perdure.client.waiting import timed_out
 from perdure.errors import AlreadyExists, NotFound, UsageError
 from perdure.escape import clean_block
@@ -287,7 +287,8 @@ async def wait_for_end(
                 return info
             if info.status is Status.BLOCKED and not has_warned:
                 has_warned = True
-                reason = "" if info.block is None else f": {info.block.message}"
+                block = block_of(info)
+                reason = "" if block is None else f": {block.message}"
                 warn(f"{instance_id} is Blocked{reason}; still waiting")
             patience_ms = _WATCH_MS
             if deadline_ms is not None:

@@ -1,0 +1,556 @@
+"""Seals payloads on their way into a store, and opens them on their way out.
+
+The only place where the transforms of a codec are applied: runtimes, clients and the engine see
+plain JSON. So a payload that moves to another instance is sealed for its new place by itself.
+Sealed are payloads, state, custom status, heartbeats, the texts of failures, blocks and reasons.
+Exports and imports pass as they are stored. What cannot be opened stays sealed; a reader that
+needs it raises CannotUnwrap.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+
+import msgspec
+from msgspec.structs import replace
+
+from perdure.codec import PayloadContext, is_sealed, require_open
+from perdure.errors import CorruptData, InternalError
+from perdure.model import events, wire, work
+from perdure.model.failures import Block, Failure, Mismatch
+from perdure.model.status import Status
+from perdure.providers.contract import Provider
+from perdure.providers.records import (
+    CustomStatusChange,
+    ExecutionInfo,
+    ExecutionSnapshot,
+    HistoryRecord,
+    InstanceInfo,
+    KvEntry,
+    KvSet,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+    from perdure.codec import Codec
+    from perdure.providers.administration import ProviderAdmin
+    from perdure.providers.records import (
+        DeadLetter,
+        FetchedOrchestration,
+        FetchedWork,
+        InstancePage,
+        InstanceSnapshot,
+        OrchestratorMessage,
+        QueuedMessage,
+        QueuedWork,
+        TurnCommit,
+        WorkerMessage,
+    )
+
+R = TypeVar("R", bound=msgspec.Struct)
+I = TypeVar("I", InstanceInfo, ExecutionInfo, ExecutionSnapshot)  # noqa: E741
+T = TypeVar("T")
+
+_MARK: Final = "$perdure"
+_STATUS: Final = "custom status"
+_JSON_TEXTS: Final = {
+    "value": None,
+    "status": _STATUS,
+    "custom_status": _STATUS,
+    "initial_custom_status": _STATUS,
+    "last_heartbeat": "heartbeat",
+}
+"""Fields of events and work items with JSON as text, and the words for their places."""
+_FAILED: Final = frozenset({Status.FAILED, Status.CANCELLED, Status.TERMINATED})
+_BLOCK_DETAIL: Final = msgspec.json.Decoder(tuple[str, str | Mismatch])
+_FAILURE_TEXTS: Final = msgspec.json.Decoder(tuple[str, str, str, str, str | None])
+
+
+class Sealing:
+    """Seals or opens what records hold, for one codec."""
+
+    def __init__(self, codec: Codec, *, is_opening: bool = False) -> None:
+        self._codec = codec
+        self._is_opening = is_opening
+        self._change = codec.open if is_opening else codec.seal
+
+    # --- values
+
+    def json_text(self, text: str, instance_id: str, field: str) -> str:
+        """Return a payload that is kept as text."""
+        return self._change(text.encode(), PayloadContext(instance_id, field)).decode()
+
+    def _packed(self, value: Any, text: str, instance_id: str, field: str) -> str:
+        """Return ``value`` sealed as one text, unless the text that stands for it is sealed."""
+        data = text.encode() if is_sealed(text) else msgspec.json.encode(value)
+        return self._codec.seal(data, PayloadContext(instance_id, field)).decode()
+
+    def text(self, text: str, instance_id: str, field: str) -> str:
+        """Return a text that is no JSON."""
+        if not self._is_opening:
+            return self._packed(text, text, instance_id, field) if text else text
+        if not is_sealed(text):
+            return text
+        opened = self.json_text(text, instance_id, field)
+        return opened if is_sealed(opened) else msgspec.json.decode(opened, type=str)
+
+    def failure(self, failure: Failure, instance_id: str, field: str) -> Failure:
+        """Return the failure; category, type and counts stay readable."""
+        if not self._is_opening:
+            texts = (
+                failure.message,
+                failure.traceback,
+                failure.detail,
+                failure.origin,
+                failure.raised,
+            )
+            sealed = self._packed(texts, failure.message, instance_id, field)
+            return replace(failure, message=sealed, traceback="", detail="", origin="", raised=None)
+        if not is_sealed(failure.message):
+            return failure
+        opened = self.json_text(failure.message, instance_id, field)
+        if is_sealed(opened):
+            return replace(failure, message=opened)
+        message, traceback, detail, origin, raised = _FAILURE_TEXTS.decode(opened)
+        return replace(
+            failure,
+            message=message,
+            traceback=traceback,
+            detail=detail,
+            origin=origin,
+            raised=raised,
+        )
+
+    def block(self, block: Block, instance_id: str) -> Block:
+        """Return the block; its reason and the fingerprint of the code stay readable."""
+        if not self._is_opening:
+            content = (block.message, block.detail)
+            sealed = self._packed(content, block.message, instance_id, "block")
+            return replace(block, message=sealed, detail="")
+        if not is_sealed(block.message):
+            return block
+        opened = self.json_text(block.message, instance_id, "block")
+        if is_sealed(opened):
+            return replace(block, message=opened)
+        message, detail = _BLOCK_DETAIL.decode(opened)
+        return replace(block, message=message, detail=detail)
+
+    def state(self, values: dict[str, KvEntry], instance_id: str) -> dict[str, KvEntry]:
+        return {
+            key: replace(entry, value=self.json_text(entry.value, instance_id, f"state {key}"))
+            for key, entry in values.items()
+        }
+
+    def output(self, status: Status | None, output: str | None, instance_id: str) -> str | None:
+        """Return the output of an execution: a payload, the next input, or a failure."""
+        if output is None:
+            return None
+        if status in _FAILED:
+            try:
+                failure = msgspec.json.decode(output, type=Failure)
+            except msgspec.MsgspecError:
+                return output
+            return msgspec.json.encode(self.failure(failure, instance_id, "failure")).decode()
+        field = "input" if status is Status.CONTINUED_AS_NEW else "output"
+        return self.json_text(output, instance_id, field)
+
+    # --- events and work items
+
+    def record(self, record: R) -> R:
+        """Return the event or work item with all that it holds."""
+        instance_id: str = cast("Any", record).instance_id
+        changes: dict[str, Any] = {}
+        for name in record.__struct_fields__:
+            value: Any = getattr(record, name)
+            kind = cast("Any", type(value))
+            if kind is msgspec.Raw:
+                place = PayloadContext(instance_id, _field(record, name))
+                changes[name] = msgspec.Raw(self._change(bytes(value), place))
+            elif kind is Failure:
+                changes[name] = self.failure(value, instance_id, _field(record, "failure"))
+            elif kind is str and name in _JSON_TEXTS:
+                changes[name] = self.json_text(value, instance_id, _field(record, name))
+            elif kind is str and name == "reason":
+                changes[name] = self.text(value, instance_id, name)
+            elif name == "initial_state" and value:
+                changes[name] = {
+                    key: self.json_text(text, instance_id, f"state {key}")
+                    for key, text in value.items()
+                }
+            elif name == "carried":
+                changes[name] = tuple(self._carried(each, instance_id) for each in value)
+        return replace(record, **changes) if changes else record
+
+    def _carried(self, mail: work.CarriedMessage, instance_id: str) -> work.CarriedMessage:
+        field = f"message {mail.name}" if mail.mailbox else f"event {mail.name}"
+        data = self._change(bytes(mail.data), PayloadContext(instance_id, field))
+        return replace(mail, data=msgspec.Raw(data))
+
+    def _body(self, text: str, decode: Callable[[str], Any]) -> str:
+        if self._is_opening and _MARK not in text:
+            return text
+        try:
+            return wire.encode(self.record(decode(text)))
+        except CorruptData:
+            return text  # readers say what is wrong with it
+
+    def history(self, records: Iterable[HistoryRecord]) -> tuple[HistoryRecord, ...]:
+        return tuple(
+            [replace(each, data=self._body(each.data, wire.decode_event)) for each in records]
+        )
+
+    def message(self, message: OrchestratorMessage) -> OrchestratorMessage:
+        return replace(message, body=self._body(message.body, wire.decode_item))
+
+    def work(self, message: WorkerMessage) -> WorkerMessage:
+        return replace(message, body=self._body(message.body, wire.decode_activity))
+
+    def heartbeat(self, text: str | None, item: Any) -> str | None:
+        """Return the heartbeat of an activity, or of its identity."""
+        if text is None:
+            return None
+        field = f"heartbeat of {item.execution_id}/{item.activity_id}"
+        return self.json_text(text, item.instance_id, field)
+
+    # --- records of the contract
+
+    def commit(self, commit: TurnCommit, instance_id: str | None = None) -> TurnCommit:
+        owner = instance_id or _owner(commit)
+        status = commit.custom_status
+        if status is not None and status.value is not None:
+            text = self.json_text(status.value, owner, _STATUS)
+            status = CustomStatusChange(value=text)
+        metadata = commit.metadata
+        if metadata.output is not None:
+            output = self.output(metadata.status, metadata.output, owner)
+            metadata = replace(metadata, output=output)
+        return replace(
+            commit,
+            history_delta=self.history(commit.history_delta),
+            worker_items=tuple([self.work(each) for each in commit.worker_items]),
+            orchestrator_items=tuple([self.message(each) for each in commit.orchestrator_items]),
+            metadata=metadata,
+            custom_status=status,
+            kv_changes=tuple(
+                [
+                    replace(each, value=self.json_text(each.value, owner, f"state {each.key}"))
+                    if isinstance(each, KvSet)
+                    else each
+                    for each in commit.kv_changes
+                ]
+            ),
+        )
+
+    def fetched(self, fetched: FetchedOrchestration | None) -> FetchedOrchestration | None:
+        if fetched is None:
+            return None
+        item = fetched.item
+        messages = [
+            replace(each, body=self._body(each.body, wire.decode_item)) for each in item.messages
+        ]
+        opened = replace(
+            item,
+            history=self.history(item.history),
+            messages=tuple(messages),
+            kv_snapshot=self.state(item.kv_snapshot, item.instance_id),
+        )
+        return replace(fetched, item=opened)
+
+    def fetched_work(self, fetched: list[FetchedWork]) -> list[FetchedWork]:
+        return [
+            replace(
+                each,
+                body=self._body(each.body, wire.decode_activity),
+                heartbeat=self.heartbeat(each.heartbeat, each.identity),
+            )
+            for each in fetched
+        ]
+
+    def queued(self, entries: Iterable[QueuedMessage]) -> list[QueuedMessage]:
+        return [replace(each, message=self.message(each.message)) for each in entries]
+
+    def queued_work(self, entries: Iterable[QueuedWork]) -> list[QueuedWork]:
+        return [
+            replace(
+                each,
+                message=self.work(each.message),
+                heartbeat=self.heartbeat(each.heartbeat, each.message.identity),
+            )
+            for each in entries
+        ]
+
+    def ended(self, info: I, instance_id: str) -> I:
+        """Return the record of an execution with its output."""
+        return replace(info, output=self.output(info.status, info.output, instance_id))
+
+    def info(self, info: InstanceInfo) -> InstanceInfo:
+        status, block = info.custom_status, info.block
+        return replace(
+            self.ended(info, info.instance_id),
+            custom_status=status and self.json_text(status, info.instance_id, _STATUS),
+            block=block and self.block(block, info.instance_id),
+        )
+
+    def snapshot(self, snapshot: InstanceSnapshot) -> InstanceSnapshot:
+        """Return the whole instance: for a copy under another id, and for a replay."""
+        instance_id, status, block = snapshot.instance_id, snapshot.custom_status, snapshot.block
+        changed = {key: entry for key, entry in snapshot.kv_delta.items() if entry is not None}
+        return replace(
+            snapshot,
+            custom_status=status and self.json_text(status, instance_id, _STATUS),
+            block=block and self.block(block, instance_id),
+            executions=tuple(
+                replace(self.ended(each, instance_id), history=self.history(each.history))
+                for each in snapshot.executions
+            ),
+            kv_store=self.state(snapshot.kv_store, instance_id),
+            kv_delta={**snapshot.kv_delta, **self.state(changed, instance_id)},
+            messages=tuple(self.queued(snapshot.messages)),
+            work=tuple(self.queued_work(snapshot.work)),
+        )
+
+
+def _field(record: Any, name: str) -> str:
+    """Return the words for the place of a value. An answer has the same ones in queue and history.
+
+    Steps have the number of their execution and event, so that two of them cannot be exchanged.
+    """
+    step: int | None = None
+    match record:
+        case events.ExternalEvent() | work.ExternalRaised():
+            return f"event {record.name}"
+        case events.QueueEventDelivered() | work.QueueMessage():
+            return f"message {record.name}"
+        case events.KeyValueSet():
+            return f"state {record.key}"
+        case events.Resolving():
+            step = record.source_event_id
+        case events.Scheduled():
+            step = record.event_id
+        case work.Item():
+            step = getattr(record, "activity_id", getattr(record, "event_id", None))
+        case _:
+            pass
+    word = _JSON_TEXTS.get(name) or name
+    if step is None or word == _STATUS:
+        return word
+    return f"{word} of {getattr(record, 'execution_id', 0)}/{step}"
+
+
+def _owner(commit: TurnCommit) -> str:
+    """Return the instance of a turn. Each turn that writes something to seal has an event."""
+    for record in commit.history_delta:
+        return wire.decode_event(record.data).instance_id
+    for message in commit.orchestrator_items:
+        if message.kind == work.ContinueAsNew.__name__:
+            return message.instance_id
+    values = (commit.metadata.output, commit.custom_status)
+    if any(values) or any(isinstance(each, KvSet) for each in commit.kv_changes):
+        raise InternalError("a commit without events writes values: their instance is not known")
+    return ""
+
+
+async def _then(answer: Awaitable[T], change: Callable[[T], T]) -> T:
+    return change(await answer)
+
+
+class SealedProvider:
+    """A provider as it was given, with payloads sealed by a codec. It has all of its verbs."""
+
+    def __init__(self, inner: Provider, codec: Codec) -> None:
+        self.inner = inner
+        self.sealing = Sealing(codec)
+        self.opening = Sealing(codec, is_opening=True)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    @property
+    def admin(self) -> Any:
+        return _SealedAdmin(self.inner.admin, self.opening)
+
+    # A verb calls the one inside at once, so that concurrent calls keep their order.
+
+    def fetch_orchestration_item(self, *args: Any, **kwargs: Any) -> Awaitable[Any]:
+        return _then(self.inner.fetch_orchestration_item(*args, **kwargs), self.opening.fetched)
+
+    def ack_orchestration_item(self, lock_token: str, commit: TurnCommit) -> Awaitable[None]:
+        return self.inner.ack_orchestration_item(lock_token, self.sealing.commit(commit))
+
+    def start_orchestration_item(
+        self, start: OrchestratorMessage, commit: TurnCommit, lock_token: str, owner: str
+    ) -> Awaitable[bool]:
+        sealed = self.sealing.commit(commit, start.instance_id)
+        message = self.sealing.message(start)
+        return self.inner.start_orchestration_item(message, sealed, lock_token, owner)
+
+    def read(self, instance_id: str) -> Awaitable[Any]:
+        return _then(self.inner.read(instance_id), self._read)
+
+    def read_with_execution(self, *args: Any, **kwargs: Any) -> Awaitable[Any]:
+        return _then(self.inner.read_with_execution(*args, **kwargs), self._read)
+
+    def _read(self, records: list[HistoryRecord]) -> list[HistoryRecord]:
+        return list(self.opening.history(records))
+
+    def append_with_execution(
+        self, instance_id: str, execution_id: int, records: Sequence[HistoryRecord]
+    ) -> Awaitable[None]:
+        sealed = self.sealing.history(records)
+        return self.inner.append_with_execution(instance_id, execution_id, sealed)
+
+    def enqueue_for_worker(self, message: WorkerMessage) -> Awaitable[None]:
+        return self.inner.enqueue_for_worker(self.sealing.work(message))
+
+    def fetch_work_item(self, *args: Any, **kwargs: Any) -> Awaitable[Any]:
+        def opened(found: FetchedWork | None) -> FetchedWork | None:
+            return None if found is None else self.opening.fetched_work([found])[0]
+
+        return _then(self.inner.fetch_work_item(*args, **kwargs), opened)
+
+    def fetch_work_items(self, *args: Any, **kwargs: Any) -> Awaitable[Any]:
+        return _then(self.inner.fetch_work_items(*args, **kwargs), self.opening.fetched_work)
+
+    def ack_work_item(
+        self,
+        lock_token: str,
+        completion: OrchestratorMessage | None = None,
+        retry: WorkerMessage | None = None,
+    ) -> Awaitable[None]:
+        return self.inner.ack_work_item(
+            lock_token,
+            None if completion is None else self.sealing.message(completion),
+            None if retry is None else self.sealing.work(retry),
+        )
+
+    def settle_in_transaction(
+        self, lock_token: str, settle: Callable[[Any], OrchestratorMessage]
+    ) -> Awaitable[None]:
+        return self.inner.settle_in_transaction(
+            lock_token, lambda connection: self.sealing.message(settle(connection))
+        )
+
+    def enqueue_for_orchestrator(
+        self, message: OrchestratorMessage, *args: Any, **kwargs: Any
+    ) -> Awaitable[bool]:
+        return self.inner.enqueue_for_orchestrator(self.sealing.message(message), *args, **kwargs)
+
+    def enqueue_many_for_orchestrator(
+        self, messages: Sequence[OrchestratorMessage], *args: Any, **kwargs: Any
+    ) -> Awaitable[list[bool]]:
+        sealed = [self.sealing.message(each) for each in messages]
+        return self.inner.enqueue_many_for_orchestrator(sealed, *args, **kwargs)
+
+    def get_custom_status(self, instance_id: str, last_seen_version: int = 0) -> Awaitable[Any]:
+        def opened(found: tuple[str | None, int] | None) -> tuple[str | None, int] | None:
+            if found is None or found[0] is None:
+                return found
+            return self.opening.json_text(found[0], instance_id, _STATUS), found[1]
+
+        return _then(self.inner.get_custom_status(instance_id, last_seen_version), opened)
+
+    def get_kv_value(self, instance_id: str, key: str) -> Awaitable[str | None]:
+        def opened(text: str | None) -> str | None:
+            return text and self.opening.json_text(text, instance_id, f"state {key}")
+
+        return _then(self.inner.get_kv_value(instance_id, key), opened)
+
+    def get_kv_all_values(self, instance_id: str) -> Awaitable[dict[str, KvEntry]]:
+        return _then(
+            self.inner.get_kv_all_values(instance_id),
+            lambda values: self.opening.state(values, instance_id),
+        )
+
+
+class _SealedAdmin:
+    """The administration of a sealed provider. Exports and imports pass as they are."""
+
+    def __init__(self, inner: ProviderAdmin, opening: Sealing) -> None:
+        self._inner = inner
+        self._open = opening
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def list_instances(self, *args: Any, **kwargs: Any) -> Awaitable[InstancePage]:
+        def opened(page: InstancePage) -> InstancePage:
+            return replace(page, instances=tuple(map(self._open.info, page.instances)))
+
+        return _then(self._inner.list_instances(*args, **kwargs), opened)
+
+    def get_instance_info(self, instance_id: str) -> Awaitable[InstanceInfo]:
+        return _then(self._inner.get_instance_info(instance_id), self._open.info)
+
+    def get_execution_info(self, instance_id: str, execution_id: int) -> Awaitable[ExecutionInfo]:
+        return _then(
+            self._inner.get_execution_info(instance_id, execution_id),
+            lambda info: self._open.ended(info, instance_id),
+        )
+
+    def read_history_with_execution_id(
+        self, instance_id: str, execution_id: int
+    ) -> Awaitable[list[HistoryRecord]]:
+        return _then(
+            self._inner.read_history_with_execution_id(instance_id, execution_id),
+            lambda records: list(self._open.history(records)),
+        )
+
+    def lock_instance(self, instance_id: str, lock_timeout_ms: int) -> Awaitable[Any]:
+        return _then(self._inner.lock_instance(instance_id, lock_timeout_ms), self._open.fetched)
+
+    def list_messages(self, *args: Any, **kwargs: Any) -> Awaitable[list[QueuedMessage]]:
+        return _then(self._inner.list_messages(*args, **kwargs), self._open.queued)
+
+    def list_work(self, *args: Any, **kwargs: Any) -> Awaitable[list[QueuedWork]]:
+        return _then(self._inner.list_work(*args, **kwargs), self._open.queued_work)
+
+    def list_dead_letters(self, **kwargs: Any) -> Awaitable[list[DeadLetter]]:
+        def opened(letters: list[DeadLetter]) -> list[DeadLetter]:
+            return [replace(each, message=self._open.message(each.message)) for each in letters]
+
+        return _then(self._inner.list_dead_letters(**kwargs), opened)
+
+
+Provider.register(SealedProvider)
+
+
+def sealed(provider: Provider, codec: Codec) -> Provider:
+    """Return the provider for a runtime or client with this codec."""
+    inner = stored_in(provider)
+    return cast("Provider", SealedProvider(inner, codec)) if codec.transform_names else inner
+
+
+async def export_opened(provider: Provider, instance_id: str) -> InstanceSnapshot:
+    """Return an instance that is to be copied under another id.
+
+    Raises CannotUnwrap if it has payloads that cannot be opened: the copy could not read them.
+    """
+    snapshot = await provider.admin.export_instance(instance_id)
+    if isinstance(provider, SealedProvider):
+        snapshot = provider.opening.snapshot(snapshot)
+    for execution in snapshot.executions:
+        for record in execution.history:
+            _require_open(wire.decode_event(record.data))
+    return snapshot
+
+
+async def import_sealed(provider: Provider, snapshot: InstanceSnapshot) -> None:
+    """Store an instance that was built from opened payloads."""
+    if isinstance(provider, SealedProvider):
+        snapshot = provider.sealing.snapshot(snapshot)
+    await provider.admin.import_instance(snapshot)
+
+
+def _require_open(event: Any) -> None:
+    for name in event.__struct_fields__:
+        value: Any = getattr(event, name)
+        text = value.message if isinstance(value, Failure) else value
+        if isinstance(text, str | msgspec.Raw):
+            data = text if isinstance(text, str) else bytes(text)
+            require_open(data, f"{name} of event {event.event_id} of {event.instance_id!r}")
+
+
+def stored_in(provider: Provider) -> Provider:
+    """Return the provider that stores, without the sealing of a codec."""
+    return provider.inner if isinstance(provider, SealedProvider) else provider
