@@ -388,10 +388,18 @@ def acknowledged_without_standby(*, starts: int = 5) -> str:
     The standby dies, the connections of the hanging commits are ended, the primary dies, and the
     standby is promoted.
     """
-    return run_and_watch(_start_without_standby(starts))
+    return run_and_watch(_start_without_standby(starts, end_hanging_commits))
 
 
-async def _start_without_standby(starts: int) -> str:
+def acknowledged_when_cancelled(*, starts: int = 5) -> str:
+    """A commit whose wait for the standby is cancelled is not acknowledged.
+
+    The server commits it, warns, and reports success.
+    """
+    return run_and_watch(_start_without_standby(starts, cancel_hanging_commits))
+
+
+async def _start_without_standby(starts: int, end: Callable[[Node], None]) -> str:
     with Cluster(synchronous=True) as cluster:
         async with PostgresProvider(cluster.dsn) as provider:
             cluster.standby.kill()
@@ -402,7 +410,7 @@ async def _start_without_standby(starts: int) -> str:
                 for number in range(starts)
             ]
             await asyncio.to_thread(_await_hanging_commit, cluster.primary)
-            end_hanging_commits(cluster.primary)
+            end(cluster.primary)
             await asyncio.wait(calls, timeout=3)
             acknowledged = sum(call.done() and call.exception() is None for call in calls)
             cluster.primary.kill()
@@ -450,6 +458,7 @@ CASES: dict[str, tuple[int, Callable[[], str]]] = {
     "hole_in_history": (4, hole_in_history),
     "stuck_after_lost_turn": (4, stuck_after_lost_turn),
     "acknowledged_without_standby": (5, acknowledged_without_standby),
+    "acknowledged_when_cancelled": (5, acknowledged_when_cancelled),
     "verb_without_standby": (5, verb_without_standby),
 }
 
@@ -513,6 +522,11 @@ def _hanging(primary: Node) -> list[tuple[Any, ...]]:
 def end_hanging_commits(primary: Node) -> None:
     for (process_id,) in _hanging(primary):
         primary.ask("SELECT pg_terminate_backend(%s)", process_id)
+
+
+def cancel_hanging_commits(primary: Node) -> None:
+    for (process_id,) in _hanging(primary):
+        primary.ask("SELECT pg_cancel_backend(%s)", process_id)
 
 
 def _store_ms(node: Node) -> int:

@@ -288,6 +288,10 @@ def test_deliveries_whose_turns_cannot_be_committed_are_not_counted() -> None:
     failover_cases.counted_while_standby_is_away()
 
 
+def test_a_commit_whose_wait_for_the_standby_was_cancelled_is_not_acknowledged() -> None:
+    failover_cases.acknowledged_when_cancelled(starts=2)
+
+
 def test_a_standby_that_is_away_is_named_and_sessions_do_not_grow() -> None:
     failover_hosts.standby_away_said(seconds=14)
 

@@ -19,6 +19,7 @@ from psycopg.pq import ExecStatus
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
+    from psycopg.errors import Diagnostic
     from psycopg.pq.abc import PGresult
 
 Parameters: TypeAlias = "Sequence[str | int | Sequence[str] | None]"
@@ -71,7 +72,8 @@ class RawConnection:
     Stays registered with the event loop between two answers. Other code that reads from the
     connection must call ``stop`` first.
     A statement has ``$1`` for its first parameter. Its errors are those of the driver, or
-    TimeoutError if there is no answer.
+    TimeoutError if there is no answer. A commit that no synchronous standby has confirmed counts
+    as a lost connection, so it is repeated.
     """
 
     def __init__(self, connection: psycopg.AsyncConnection[Any]) -> None:
@@ -84,6 +86,8 @@ class RawConnection:
         self._is_reading = False
         self._is_writing = False
         self._results: list[PGresult] = []
+        self._is_unconfirmed = False
+        connection.add_notice_handler(self._noticed)
         self._answered: _Answered | None = None
         self._give_up_at = 0.0
         self._alarm: asyncio.TimerHandle | None = None
@@ -194,7 +198,7 @@ class RawConnection:
             # The socket did not take the whole statement at once.
             self._is_writing = True
             self._loop.add_writer(self._socket, self._write)
-        self._results, self._answered = [], answered
+        self._results, self._is_unconfirmed, self._answered = [], False, answered
         self._give_up_at = self._loop.time() + seconds
         if self._alarm is not None and self._alarm.when() > self._give_up_at:
             self._alarm.cancel()
@@ -235,10 +239,17 @@ class RawConnection:
         answered, self._answered = self._answered, None
         try:
             first = _first(self._results)
+            if self._is_unconfirmed:
+                raise psycopg.OperationalError("the wait for a synchronous standby was cancelled")
         except psycopg.Error as error:
             answered(None, error)
         else:
             answered(first, None)
+
+    def _noticed(self, notice: Diagnostic) -> None:
+        # An operator has cancelled a commit that hung. The server only warns, and reports success.
+        if notice.source_function == "SyncRepWaitForLSN":
+            self._is_unconfirmed = True
 
     def _check(self) -> None:
         self._alarm = None
