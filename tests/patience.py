@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 _Result = TypeVar("_Result")
 
-HANG_SECONDS = 120.0
+HANG_SECONDS = 120
 """Far more than any wait takes on a busy machine, and less than the limit of a whole test."""
 
 

@@ -21,13 +21,12 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import psycopg
 
+from patience import HANG_SECONDS
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import TracebackType
     from typing import Self
-
-PATIENCE_SECONDS = 60.0
-"""For a server to start, to be promoted, to catch up."""
 
 _SETTINGS = """
 listen_addresses = '127.0.0.1'
@@ -70,7 +69,7 @@ def missing_faketime() -> str | None:
     return None
 
 
-def await_that(is_so: Callable[[], bool], what: str, seconds: float = PATIENCE_SECONDS) -> None:
+def await_that(is_so: Callable[[], bool], what: str, seconds: float = HANG_SECONDS) -> None:
     """Return as soon as the condition holds; AssertionError after that time."""
     give_up_at = time.monotonic() + seconds
     while not is_so():
@@ -230,7 +229,7 @@ class Node(Server):
         file.unlink(missing_ok=True)
 
     def _control(self, *arguments: str, environment: dict[str, str] | None = None) -> None:
-        wait = f"{PATIENCE_SECONDS:.0f}"
+        wait = f"{HANG_SECONDS:.0f}"
         self._run("pg_ctl", "-w", "-t", wait, "-D", self._data, *arguments, more=environment)
 
     def _run(self, program: str, *arguments: str, more: dict[str, str] | None = None) -> None:
@@ -241,7 +240,7 @@ class Node(Server):
                 check=False,
                 stdout=output,
                 stderr=output,
-                timeout=2 * PATIENCE_SECONDS,
+                timeout=2 * HANG_SECONDS,
                 cwd=self._home,
                 user=self.user,
                 env={**os.environ, "LC_ALL": "C.UTF-8", **(more or {})},

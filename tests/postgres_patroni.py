@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from patience import HANG_SECONDS
 from postgres_cluster import Server, await_that, free_port
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 _USER = "postgres"
 _BINARIES = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
-PATIENCE_SECONDS = 120.0
 """The lock of a dead primary in etcd ends after 20 seconds at the earliest."""
 
 
@@ -160,7 +160,7 @@ class PatroniCluster:
             found[:] = [each for each in self.members if each.state().get("role") == "master"]
             return len(found) == 1
 
-        await_that(is_there, "Patroni has made a server the primary", PATIENCE_SECONDS)
+        await_that(is_there, "Patroni has made a server the primary", HANG_SECONDS)
         return found[0]
 
     @property
@@ -175,13 +175,13 @@ class PatroniCluster:
             known = self.primary.state("cluster").get("members", [])
             return any(each["role"] == "sync_standby" for each in known)
 
-        await_that(is_there, "the standby is synchronous", PATIENCE_SECONDS)
+        await_that(is_there, "the standby is synchronous", HANG_SECONDS)
 
     def kill_primary(self) -> Member:
         """Kill the machine of the primary, wait for the promotion, and return the dead member."""
         old = self.primary
         old.kill()
-        await_that(lambda: self.primary is not old, "a promotion", PATIENCE_SECONDS)
+        await_that(lambda: self.primary is not old, "a promotion", HANG_SECONDS)
         return old
 
     def switch(self) -> None:
@@ -189,9 +189,9 @@ class PatroniCluster:
         old, new = self.primary, self.standby
         order = json.dumps({"leader": old.name, "candidate": new.name}).encode()
         request = urllib.request.Request(f"{old.interface}switchover", order, method="POST")
-        with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS):
+        with urllib.request.urlopen(request, timeout=HANG_SECONDS):
             pass
-        await_that(lambda: self.primary is new, "the standby is the primary", PATIENCE_SECONDS)
+        await_that(lambda: self.primary is new, "the standby is the primary", HANG_SECONDS)
 
     def __enter__(self) -> Self:
         with (self.home / "etcd.log").open("ab") as log:

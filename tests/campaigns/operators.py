@@ -17,6 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from patience import HANG_SECONDS
 from perdure import (
     Client,
     InMemoryProvider,
@@ -38,7 +39,6 @@ from perdure.providers.sqlite.memory import MemoryStore
 STORES = ("memory", "sqlite", "postgres")
 MAILBOXES = 6
 MESSAGES = 20
-ROUND_SECONDS_MAX = 60.0
 
 
 @activity
@@ -128,7 +128,7 @@ class _Round:
             helpers += [asyncio.ensure_future(self._operate(client)) for _ in range(2)]
             helpers.append(asyncio.ensure_future(self._terminate(client)))
             try:
-                async with asyncio.timeout(ROUND_SECONDS_MAX):
+                async with asyncio.timeout(HANG_SECONDS):
                     await asyncio.gather(*(self._send(client, handle.id) for handle in handles))
                     results = await asyncio.gather(*(handle.result() for handle in handles))
             finally:
@@ -200,7 +200,7 @@ class _Round:
 
     async def _check_rest(self, client: Client) -> None:
         """With one quiet worker, everything comes to rest."""
-        async with Runtime(self._make(), HANDLERS), asyncio.timeout(ROUND_SECONDS_MAX):
+        async with Runtime(self._make(), HANDLERS), asyncio.timeout(HANG_SECONDS):
             for number in range(self._wheels):
                 if f"w-{number}" not in self._deleted:
                     await self._check_end(client, f"w-{number}")

@@ -23,6 +23,7 @@ from campaigns.mixed_load import HANDLERS, load, mailbox
 from campaigns.runtime_kill import _check_history as check_history
 from campaigns.runtime_kill import _fork as fork
 from campaigns.runtime_kill import _in_child as in_child
+from patience import HANG_SECONDS
 from perdure import Client, Runtime, RuntimeOptions
 from perdure.providers.postgres import PostgresProvider
 from postgres_server import PostgresServer
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 INSTANCES = 70
 KILLS_PER_ROUND = 25
-ROUND_SECONDS_MAX = 120.0
 
 
 def main() -> None:
@@ -117,7 +117,7 @@ async def _work(place: str) -> None:
 async def _finish(place: str) -> None:
     async with _runtime(place) as runtime:
         for _, _, instance_id, expected in load(_instances(place)):
-            result = await runtime.get(instance_id).result(ROUND_SECONDS_MAX)
+            result = await runtime.get(instance_id).result(HANG_SECONDS)
             assert result == expected, f"{instance_id}: {result!r} instead of {expected!r}"
 
 

@@ -20,13 +20,13 @@ from itertools import cycle
 from pathlib import Path
 
 from campaigns.mixed_load import HANDLERS, load, lone, mailbox
+from patience import HANG_SECONDS
 from perdure import Client, Runtime, RuntimeOptions, SqliteProvider
 from perdure.model import events
 
 INSTANCES = 28
 STEPS = 3_000
 KILLS_PER_ROUND = 12
-ROUND_SECONDS_MAX = 90.0
 
 
 def main() -> None:
@@ -108,7 +108,7 @@ async def _work(path: Path) -> None:
 async def _finish(path: Path, given) -> None:
     async with _runtime(path) as runtime:
         for _, _, instance_id, expected in given:
-            result = await runtime.get(instance_id).result(ROUND_SECONDS_MAX)
+            result = await runtime.get(instance_id).result(HANG_SECONDS)
             assert result == expected, f"{instance_id}: {result!r} instead of {expected!r}"
 
 

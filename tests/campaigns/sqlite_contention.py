@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 from campaigns.children import Child, await_deaths
 from campaigns.sqlite_audit import audit
 from campaigns.sqlite_workload import Ledger, Workload
+from patience import HANG_SECONDS
 from perdure.providers.sqlite import SqliteProvider
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 PROCESSES = 8
-PATIENCE_SECONDS = 60.0
 LOCK_MS = 120_000
 """Longer than any campaign waits for a process: a lock that is lost is an error here."""
 
@@ -48,7 +48,7 @@ def run(seconds: float, processes: int = PROCESSES) -> str:
 
         # Nobody has made the file yet: they all try to, at once.
         children = [Child(_work, path, seconds) for _ in range(processes)]
-        await_deaths(children, seconds + PATIENCE_SECONDS)
+        await_deaths(children, seconds + HANG_SECONDS)
         for child in children:
             child.collect(note)
         finisher = Child(_finish, path)

@@ -26,6 +26,7 @@ from campaigns.children import Child, await_deaths
 from campaigns.sqlite_audit import audit
 from campaigns.sqlite_workload import Ledger, ShiftedClock, Workload
 from commit_points import ObservedProvider
+from patience import HANG_SECONDS
 from perdure.providers.sqlite import SqliteProvider
 
 if TYPE_CHECKING:
@@ -37,7 +38,6 @@ LOCK_MS = 30_000
 SHIFT_MS = 60_000
 """How far each life is ahead of the one before: its locks have expired."""
 LIFE_SECONDS_MAX = 10.0
-FINISH_SECONDS_MAX = 60.0
 RANDOM = "at a random moment"
 POINTS = ("begun", "before commit", "after commit")
 
@@ -157,7 +157,7 @@ async def _do_the_rest(report: Callable[..., None], path: Path, life: int) -> No
 
 def _finish(path: Path, life: int, ledger: Ledger) -> None:
     child = Child(_do_the_rest, path, life)
-    await_deaths([child], FINISH_SECONDS_MAX)
+    await_deaths([child], HANG_SECONDS)
     assert child.is_dead, "the rest was not done in time"
     child.collect(ledger.note)
 

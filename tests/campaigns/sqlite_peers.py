@@ -27,12 +27,12 @@ from pathlib import Path
 
 from campaigns.mixed_load import HANDLERS, load
 from campaigns.runtime_kill import _check, _fork, _in_child, _start_load
+from patience import HANG_SECONDS
 from perdure import Client, Runtime, RuntimeOptions, SqliteProvider
 
 INSTANCES = 28
 WORKERS = 4
 KILLS_PER_ROUND = 10
-ROUND_SECONDS_MAX = 90.0
 LOST = "lost-locks"
 
 
@@ -164,7 +164,7 @@ async def _work(path: Path, lock_seconds: float) -> None:
 async def _wait_for_results(path: Path, given) -> None:
     async with Client(SqliteProvider(path)) as client:
         for _, _, instance_id, expected in given:
-            result = await client.get(instance_id).result(ROUND_SECONDS_MAX)
+            result = await client.get(instance_id).result(HANG_SECONDS)
             assert result == expected, f"{instance_id}: {result!r} instead of {expected!r}"
 
 

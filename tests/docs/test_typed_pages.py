@@ -22,6 +22,8 @@ from pathlib import Path
 import pytest
 from doc_pages import DOCS, PAGES, Block, blocks, name_of
 
+from patience import HANG_SECONDS
+
 TYPED = [page for page in PAGES if any(block.title for block in blocks(page))]
 NEEDS = {
     "django.md": ("django",),
@@ -45,7 +47,6 @@ PORTS = re.compile(r"\b800[0-9]\b")
 KILL = "kill -9"
 """How far a program came before it was killed depends on the machine."""
 
-SECONDS = 100
 TIMES = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d|\b\d+(\.\d+)?(ms|s)\b")
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
@@ -91,10 +92,10 @@ class Shell:
 
     def _run(self, command: str, output: str) -> None:
         """Run a command; repeat a request or a look until its server or worker has come so far."""
-        until = time.monotonic() + SECONDS
+        until = time.monotonic() + HANG_SECONDS
         while True:
             process = self._start(command, subprocess.PIPE)
-            said, complaint = (text.decode() for text in process.communicate(timeout=SECONDS))
+            said, complaint = (text.decode() for text in process.communicate(timeout=HANG_SECONDS))
             if process.returncode == 0 and (KILL in command or is_alike(output, said)):
                 return
             if not command.startswith(REPEATED) or time.monotonic() > until:
@@ -119,7 +120,7 @@ class Shell:
             server.send_signal(signal.SIGTERM)
         for server in self._servers:
             try:
-                server.wait(timeout=SECONDS)
+                server.wait(timeout=HANG_SECONDS)
             except subprocess.TimeoutExpired:
                 server.kill()
                 server.wait()

@@ -42,10 +42,19 @@ def short_deadlines(tree: ast.AST) -> Iterator[tuple[int, float]]:
             continue
         given = [word.value for word in call.keywords if word.arg == "timeout"]
         given += call.args[PLACES[name] : PLACES[name] + 1]
-        for value in given:
-            seconds = value.value if isinstance(value, ast.Constant) else None
-            if type(seconds) in {int, float} and EXPIRING_MAX <= seconds < HANG_SECONDS:
-                yield value.lineno, seconds
+        yield from _short(*given)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.BinOp) and ast.unparse(node.left).endswith(("time()", "tonic()")):
+            yield from _short(node.right)
+        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]).endswith("_SECONDS"):
+            yield from _short(node.value)
+
+
+def _short(*values: ast.AST) -> Iterator[tuple[int, float]]:
+    for value in values:
+        seconds = value.value if isinstance(value, ast.Constant) else None
+        if type(seconds) in {int, float} and EXPIRING_MAX <= seconds < HANG_SECONDS:
+            yield value.lineno, seconds
 
 
 def _calls_outside_of_definitions(node: ast.AST) -> Iterator[ast.Call]:
@@ -67,10 +76,18 @@ def test_waits_have_the_one_deadline(path: Path):
     assert found == [], "use HANG_SECONDS of tests/patience.py"
 
 
-def test_a_short_deadline_is_found():
-    source = "async def test():\n    await handle.result(10)\n    process.communicate(timeout=30)\n"
-
-    assert list(short_deadlines(ast.parse(source))) == [(2, 10), (3, 30)]
+@pytest.mark.parametrize(
+    "line",
+    [
+        "await handle.result(10)",
+        "process.communicate(timeout=10)",
+        "deadline = asyncio.get_running_loop().time() + 10",
+        "until = time.monotonic() + 10",
+        "PATIENCE_SECONDS = 10",
+    ],
+)
+def test_a_short_deadline_is_found(line: str):
+    assert list(short_deadlines(ast.parse(f"async def test():\n    {line}\n"))) == [(2, 10)]
 
 
 def _parsed(path: Path) -> Any:

@@ -1,15 +1,16 @@
 """Waiting on conditions: a time only ever bounds a failure."""
 
 import asyncio
+import inspect
 
 from patience import HANG_SECONDS
 from perdure.errors import NotFound
 
 
 async def until(condition, seconds=HANG_SECONDS):
-    """Wait until the async condition holds."""
+    """Wait until the condition, a function or an async one, holds."""
     deadline = asyncio.get_running_loop().time() + seconds
-    while not await condition():
+    while not (await found if inspect.isawaitable(found := condition()) else found):
         assert asyncio.get_running_loop().time() < deadline, "the condition never came true"
         await asyncio.sleep(0.005)
 

@@ -13,6 +13,7 @@ from campaigns.filesystem_workload import (
     start_instances,
     take_some_steps,
 )
+from integration.conditions import until
 from perdure.clock import ManualClock
 from perdure.conformance import factories
 from perdure.providers.directory import FileSystemProvider, layout
@@ -60,18 +61,13 @@ class GatedFileOps(CountedFileOps):
         super().fdatasync(descriptor)
 
 
-async def until(condition: threading.Event) -> None:
-    while not condition.is_set():  # noqa: ASYNC110 - it is set by a thread
-        await asyncio.sleep(0)
-
-
 def test_whatever_arrives_during_a_flush_shares_the_next(tmp_path: Path) -> None:
     async def scenario() -> None:
         ops = GatedFileOps()
         async with FileSystemProvider(tmp_path / "store", file_ops=ops) as provider:
             ops.gate.clear()
             first = asyncio.ensure_future(provider.enqueue_for_orchestrator(factories.start("a")))
-            await until(ops.is_waiting)
+            await until(ops.is_waiting.is_set)
             others = [
                 asyncio.ensure_future(provider.enqueue_for_orchestrator(factories.start(f"{n}")))
                 for n in range(200)
@@ -94,7 +90,7 @@ def test_nothing_is_answered_before_it_is_durable(tmp_path: Path) -> None:
                 asyncio.ensure_future(provider.enqueue_for_orchestrator(factories.start("a"))),
                 asyncio.ensure_future(provider.fetch_orchestration_item(1000, 0)),
             ]
-            await until(ops.is_waiting)
+            await until(ops.is_waiting.is_set)
             calls.append(asyncio.ensure_future(provider.admin.count_instances()))
             for _ in range(100):
                 await asyncio.sleep(0)
@@ -121,7 +117,7 @@ def test_a_fetch_that_is_cancelled_gives_back_what_it_took(tmp_path: Path) -> No
                 asyncio.ensure_future(provider.fetch_orchestration_item(60_000, 0)),
                 asyncio.ensure_future(provider.fetch_work_item(60_000, 0)),
             ]
-            await until(ops.is_waiting)
+            await until(ops.is_waiting.is_set)
             for call in calls:
                 call.cancel()
             await asyncio.wait(calls)

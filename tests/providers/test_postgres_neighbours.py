@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import msgspec
 import pytest
 
+from patience import HANG_SECONDS
 from perdure.conformance.factories import activity, start
 from perdure.providers.postgres import PostgresProvider, neighbours
 from perdure.providers.postgres.neighbours import Neighbours, is_dead, this_process
@@ -18,7 +19,6 @@ from perdure.providers.records import SessionFetch, WorkerInfo
 from postgres_factory import new_schema
 from postgres_server import shared_server
 
-HANG_SECONDS = 60
 HOUR_MS = 3_600_000
 ME = WorkerInfo(
     worker_id="me", host="h", process_id=os.getpid(), started_at_ms=1, framework_version="1.0.0"

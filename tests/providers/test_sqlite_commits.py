@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from commit_points import ObservedProvider
+from integration.conditions import until
 from patience import HANG_SECONDS
 from perdure.conformance.factories import (
     LOCK_MS,
@@ -52,13 +53,6 @@ def run(path, function, **options):
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "store.db"
-
-
-async def until(condition):
-    deadline = asyncio.get_running_loop().time() + 10
-    while not condition():
-        assert asyncio.get_running_loop().time() < deadline
-        await asyncio.sleep(0)
 
 
 async def outcomes(*calls):

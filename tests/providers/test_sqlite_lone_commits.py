@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from commit_points import ObservedProvider
+from integration.conditions import until
 from perdure.conformance.factories import LOCK_MS, event, raised, start, started
 from perdure.errors import DuplicateEvent, LockLost, StoreBusy, StoreUnavailable
 from perdure.providers.records import EnqueueCondition, ExecutionMetadata, TurnCommit
@@ -329,13 +330,6 @@ def test_an_idle_store_has_copied_what_was_written_here(path):
         await until(lambda: count_rows(path, "instance_locks") > writer.QUICK_COMMITS_MIN + 1)
 
     run(path, write)
-
-
-async def until(condition):
-    deadline = asyncio.get_running_loop().time() + 20
-    while not condition():
-        assert asyncio.get_running_loop().time() < deadline
-        await asyncio.sleep(0.02)
 
 
 def count_rows(path, table):

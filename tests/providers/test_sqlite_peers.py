@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from patience import HANG_SECONDS
 from perdure.conformance.factories import activity, start, started
 from perdure.providers.records import ExecutionMetadata, SessionFetch, TurnCommit
 from perdure.providers.sqlite import SqliteProvider, database, peers
 from perdure.providers.sqlite.peers import EVERYTHING, TURNS, WORK, Peers, topic_of
 
-HANG_SECONDS = 60
 HOUR_MS = 3_600_000
 
 HOLDER = """
