@@ -8,7 +8,7 @@ from integration.conditions import until
 from patience import HANG_SECONDS
 from perdure import activity, continue_as_new, orchestration, state, wait_for_event
 from perdure.authoring.definitions import Registry
-from perdure.client.checks import check, read_recorded, recorded_history, recorded_in
+from perdure.client.recorded import check, read_recorded, recorded_history, recorded_in
 from perdure.client.rerun import rerun_from_event
 from perdure.codec import JSON
 from perdure.testing.replay import assert_replays

@@ -22,7 +22,7 @@ from perdure import (
     orchestration,
     wait_for_event,
 )
-from perdure.client.peeking import parse
+from perdure.client.recorded import parse
 from perdure.errors import Nondeterminism, NotRegistered
 
 ran: list[str] = []

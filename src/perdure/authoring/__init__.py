@@ -2,6 +2,7 @@
 
 from perdure.authoring.api import (
     Current,
+    Saga,
     activity_info,
     continue_as_new,
     current,
@@ -12,6 +13,7 @@ from perdure.authoring.api import (
     now,
     patched,
     random,
+    saga,
     set_custom_status,
     side_effect,
     start_detached,
@@ -20,8 +22,18 @@ from perdure.authoring.api import (
     uuid4,
     wait_for_event,
 )
-from perdure.authoring.asking import Request, Requests, requests
-from perdure.authoring.compensations import Saga, saga
+from perdure.authoring.communication import (
+    Instance,
+    Promise,
+    Request,
+    Requests,
+    cancel_instance,
+    instance,
+    promise,
+    raise_event_to,
+    requests,
+    send_message_to,
+)
 from perdure.authoring.context import ActivityInfo, Step
 from perdure.authoring.definitions import (
     Activity,
@@ -31,15 +43,7 @@ from perdure.authoring.definitions import (
     activity,
     orchestration,
 )
-from perdure.authoring.instances import (
-    Instance,
-    cancel_instance,
-    instance,
-    raise_event_to,
-    send_message_to,
-)
 from perdure.authoring.policies import ActivityOptions, Retry
-from perdure.authoring.promises import Promise, promise
 from perdure.authoring.signature import RESOURCE
 
 __all__ = [

@@ -32,6 +32,8 @@ from perdure.client.instance import (
 from perdure.client.starting import (
     IfChanged,
     IfExists,
+    Start,
+    Submissions,
     TraceCarrier,
     carried_message,
     check_if_changed,
@@ -45,7 +47,6 @@ from perdure.client.starting import (
     time_of_start,
 )
 from perdure.client.steps import read_history, read_open_steps
-from perdure.client.submission import Start, Submissions
 from perdure.client.terminate import cancel_delayed, terminate
 from perdure.client.waiting import EndWaiter
 from perdure.clock import SystemClock
@@ -78,7 +79,7 @@ if TYPE_CHECKING:
 
     from perdure.arguments import Duration
     from perdure.authoring import Activity, Orchestration
-    from perdure.client.promises import PromiseInfo
+    from perdure.client.answers import PromiseInfo
     from perdure.client.schedules import Schedules
     from perdure.client.starting import StartOptions
     from perdure.client.steps import OpenStep
@@ -526,20 +527,20 @@ class Client:
         The first answer counts. The same one again changes nothing. Another one raises
         AlreadyResolved, if the first has been taken up.
         """
-        from perdure.authoring.promises import Answer
-        from perdure.client.promises import answer
+        from perdure.authoring.communication import Answer
+        from perdure.client.answers import answer
 
         await answer(self, key, Answer(value=value))
 
     async def reject(self, key: str, reason: str = "") -> None:
         """Let ``await promise(key)`` raise PromiseRejected, as ``resolve`` lets it return."""
-        from perdure.client.promises import answer, rejection
+        from perdure.client.answers import answer, rejection
 
         await answer(self, key, rejection(reason))
 
     def promises(self) -> AsyncIterator[PromiseInfo]:
         """Yield the promises without an answer, and the instances that await them."""
-        from perdure.client.promises import open_promises
+        from perdure.client.answers import open_promises
 
         return open_promises(self)
 

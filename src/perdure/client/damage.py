@@ -11,7 +11,7 @@ import msgspec
 
 from perdure.client.admin import read_instances
 from perdure.client.moving import current_execution
-from perdure.client.retry import state_after
+from perdure.client.recorded import state_after
 from perdure.client.steps import RUN_BY_WORKERS, steps_of
 from perdure.codec import check_stored, is_sealed
 from perdure.errors import CorruptData, InvalidValue, NotFound, PayloadError, PerdureError
@@ -21,6 +21,7 @@ from perdure.model.envelopes import open_activity, open_message
 from perdure.model.failures import Failure
 from perdure.model.status import Status
 from perdure.model.work import parent_link
+from perdure.providers.rules import merge_kv
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
@@ -398,13 +399,9 @@ def _stuck_steps(snapshot: InstanceSnapshot, history: Sequence[events.Event]) ->
 
 def _state_faults(snapshot: InstanceSnapshot, history: Sequence[events.Event]) -> Iterator[str]:
     """Yield where the state and the custom status differ from what the history wrote."""
-    state, custom_status = state_after(events.without_undone(history))
-    stored = {key: entry.value for key, entry in snapshot.kv_store.items()}
-    for key, change in snapshot.kv_delta.items():
-        if change is None:
-            stored.pop(key, None)
-        else:
-            stored[key] = change.value
+    state, custom_status = state_after(history)
+    live = merge_kv(snapshot.kv_store, snapshot.kv_delta)
+    stored = {key: entry.value for key, entry in live.items()}
     pairs = {} if state is None else {key: state.get(key) for key in {*state, *stored}}
     if keys := sorted(key for key in pairs if not _may_be_same(stored.get(key), pairs[key])):
         yield f"its state is not what its history wrote: {', '.join(map(repr, keys[:5]))}"

@@ -20,8 +20,8 @@ from perdure.model.status import Status
 from perdure.schedules.records import Run, Spec
 
 if TYPE_CHECKING:
+    from perdure.client.answers import PromiseInfo
     from perdure.client.insights import Insight, InstanceDetails
-    from perdure.client.promises import PromiseInfo
     from perdure.client.schedules import ScheduleInfo
     from perdure.client.steps import StepView
     from perdure.engine.waits import Wait

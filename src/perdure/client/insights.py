@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import msgspec
 
-from perdure.authoring.asking import PREFIX
-from perdure.authoring.promises import is_promise, promise_key
+from perdure.authoring.communication import ASK_PREFIX, is_promise, promise_key
 from perdure.client.durations import shown_duration
 from perdure.client.instance import InstanceStats, block_of, failure_of
 from perdure.client.steps import Arrival, StepView, Unread, read_records, steps_and_unread
@@ -406,8 +405,8 @@ def _single(
             return Insight(doing=doing, sentence=sentence, since_ms=step.since_ms, due_ms=due_ms)
         case "event":
             sentence = f"Waiting {waited} for event '{step.name}'"
-        case "message" if step.name.startswith(PREFIX):
-            sentence = f"Waiting {waited} for a request '{step.name.removeprefix(PREFIX)}'"
+        case "message" if step.name.startswith(ASK_PREFIX):
+            sentence = f"Waiting {waited} for a request '{step.name.removeprefix(ASK_PREFIX)}'"
         case "message":
             sentence = f"Waiting {waited} for a message in '{step.name}'"
         case "instance":

@@ -116,7 +116,7 @@ class Handle(Generic[R_co]):
         the same ``id`` waits for the reply of the first time. Raises RequestRejected, WaitTimeout
         after ``timeout``, InstanceFinished or NotFound if no reply can come any more.
         """
-        from perdure.client.asking import ask
+        from perdure.client.answers import ask
 
         return await ask(self._client, self.id, name, value, type, timeout=timeout, given_id=id)
 
@@ -126,7 +126,7 @@ class Handle(Generic[R_co]):
         The stored history is replayed here, with the code of the runtime or of
         ``client.get(id, orchestration)``. No worker is needed, and nothing is written.
         """
-        from perdure.client.peeking import peek
+        from perdure.client.recorded import peek
 
         return await peek(self._client, self.id, expression, self._orchestration)
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 
 from perdure.authoring.definitions import parse_version
-from perdure.client.checks import initial_state
 from perdure.client.moving import current_execution
+from perdure.client.recorded import written_by
 from perdure.client.steps import RUN_BY_WORKERS, read_steps, started_of, steps_of
 from perdure.client.terminate import operator_lock
 from perdure.codec import require_open
@@ -29,7 +29,6 @@ from perdure.providers.records import (
     ExecutionSnapshot,
     HistoryRecord,
     InstanceSnapshot,
-    KvEntry,
     QueuedMessage,
     QueuedWork,
     TurnCommit,
@@ -220,21 +219,7 @@ def _copy(
 ) -> InstanceSnapshot:
     """Return the instance as it was after that history, without queued messages and work."""
     started = started_of(history, "rerun")
-    custom_status, changes = started.initial_custom_status, 0
-    kv_store = initial_state(started, snapshot)
-    delta: dict[str, KvEntry | None] = {}
-    for event in events.without_undone(history):
-        match event:
-            case events.CustomStatusUpdated():
-                custom_status, changes = event.status, changes + 1
-            case events.KeyValueSet():
-                delta[event.key] = KvEntry(value=event.value, updated_at_ms=event.timestamp_ms)
-            case events.KeyValueCleared():
-                delta[event.key] = None
-            case events.KeyValuesCleared():
-                delta = dict.fromkeys({*kv_store, *delta})
-            case _:
-                pass
+    written = written_by(history, snapshot)
     records = (HistoryRecord(event_id=each.event_id, data=wire.encode(each)) for each in history)
     return InstanceSnapshot(
         instance_id=started.instance_id,
@@ -244,8 +229,8 @@ def _copy(
         created_at_ms=now_ms,
         updated_at_ms=now_ms,
         parent_instance_id=None,
-        custom_status=custom_status,
-        custom_status_version=changes,
+        custom_status=written.custom_status,
+        custom_status_version=written.status_changes,
         suspended=False,
         block=None,
         not_before_ms=None,
@@ -259,8 +244,8 @@ def _copy(
                 history=tuple(records),
             ),
         ),
-        kv_store=kv_store,
-        kv_delta=delta,
+        kv_store=written.kv_store,
+        kv_delta=written.kv_delta,
         messages=(),
         work=(),
     )

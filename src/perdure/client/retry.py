@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from perdure.client.recorded import state_after
 from perdure.client.rerun import finished_steps
 from perdure.client.steps import RUN_BY_WORKERS, started_of, steps_of
 from perdure.client.terminate import QUEUE_LIMIT, operator_lock
@@ -341,29 +342,6 @@ async def _is_being_cancelled(provider: Provider, info: InstanceInfo) -> bool:
 
 def _fire(timer: events.TimerCreated, due_ms: int) -> OrchestratorMessage:
     return msgspec.structs.replace(envelope(work.timer_item(timer)), visible_at_ms=due_ms)
-
-
-def state_after(history: Sequence[events.Event]) -> tuple[dict[str, str] | None, str | None]:
-    """Return the state and the custom status after that history.
-
-    The state is None if an old history does not hold the one that it began with.
-    """
-    started = started_of(history, "retry")
-    state, custom_status = dict(started.initial_state or {}), started.initial_custom_status
-    for event in history:
-        match event:
-            case events.CustomStatusUpdated():
-                custom_status = event.status
-            case events.KeyValueSet():
-                state[event.key] = event.value
-            case events.KeyValueCleared():
-                state.pop(event.key, None)
-            case events.KeyValuesCleared():
-                state.clear()
-            case _:
-                pass
-    is_known = started.initial_state is not None or started.execution_id == 1
-    return state if is_known else None, custom_status
 
 
 def _changes_to(state: dict[str, str] | None, now_ms: int) -> tuple[KvChange, ...]:

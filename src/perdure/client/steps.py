@@ -1,4 +1,4 @@
-"""The steps of an execution, read from its history: calls, branches, outcomes, open waits."""
+"""The steps of an execution, read from its history: calls, outcomes, open waits, differences."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 import msgspec
 
 from perdure.arguments import check_number
-from perdure.authoring.asking import PREFIX, REPLY
+from perdure.authoring.communication import ASK_PREFIX, REPLY
 from perdure.client.durations import shown_duration, utc_time
 from perdure.codec import is_sealed, shown_text
 from perdure.errors import CorruptData, NotFound
@@ -19,7 +19,7 @@ from perdure.model.status import Status
 from perdure.model.work import INSTANCE_RESULT, MISSING, InstanceEnd
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import AsyncIterator, Iterable, Sequence
 
     from perdure.providers.contract import Provider
     from perdure.providers.records import HistoryRecord
@@ -104,8 +104,8 @@ class StepView(msgspec.Struct, kw_only=True):
                 return f"timer {shown_duration(self.event.fire_at_ms - self.since_ms)}"
             case "event":
                 return f'wait_for_event("{self.name}")'
-            case "message" if self.name.startswith(PREFIX):
-                return f'requests("{self.name.removeprefix(PREFIX)}")'
+            case "message" if self.name.startswith(ASK_PREFIX):
+                return f'requests("{self.name.removeprefix(ASK_PREFIX)}")'
             case "message":
                 return f'next_message("{self.name}")'
             case "instance":
@@ -425,3 +425,79 @@ def started_of(history: Iterable[events.Event], operation: str) -> events.Orches
     if not isinstance(first, events.OrchestrationStarted):
         raise CorruptData(operation, f"the history begins with {type(first).__name__}")
     return first
+
+
+# --- two executions side by side
+
+
+class ComparedStep(msgspec.Struct, frozen=True, kw_only=True):
+    """The calls of both sides under one operation key; None for a side that made none."""
+
+    op: str
+    left: str | None
+    right: str | None
+
+    @property
+    def is_same(self) -> bool:
+        return self.left == self.right
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """The calls of both sides, in the order of the left one, then the rest of the right one."""
+
+    steps: tuple[ComparedStep, ...]
+    ends: ComparedStep
+
+    @property
+    def first_difference(self) -> ComparedStep | None:
+        different = (step for step in (*self.steps, self.ends) if not step.is_same)
+        return next(different, None)
+
+
+def compare(left: Sequence[events.Event], right: Sequence[events.Event]) -> Comparison:
+    """Compare two histories. Times and event ids always differ and are not compared."""
+    left_steps = {step.op: _line(step) for step in steps_of(left)}
+    right_steps = {step.op: _line(step) for step in steps_of(right)}
+    keys = [*left_steps, *(key for key in right_steps if key not in left_steps)]
+    beginnings = ComparedStep(op="input", left=_beginning(left), right=_beginning(right))
+    steps = (
+        ComparedStep(op=key, left=left_steps.get(key), right=right_steps.get(key)) for key in keys
+    )
+    return Comparison(
+        steps=(beginnings, *steps),
+        ends=ComparedStep(op="end", left=_end(left), right=_end(right)),
+    )
+
+
+def _line(step: StepView) -> str:
+    match step.state:
+        case "done":
+            outcome = "" if step.result is None else f" -> {step.result}"
+        case "failed":
+            outcome = f" -> raised {step.error}"
+        case "dropped":
+            outcome = " (not needed)"
+        case "open":
+            outcome = " (open)"
+    return step.call + outcome
+
+
+def _beginning(history: Sequence[events.Event]) -> str | None:
+    first = history[0] if history else None
+    if not isinstance(first, events.OrchestrationStarted):
+        return None
+    return f"{first.name}@{first.version} {bytes(first.input).decode()}"
+
+
+def _end(history: Sequence[events.Event]) -> str | None:
+    match history[-1] if history else None:
+        case events.OrchestrationCompleted(output=output):
+            return f"return {bytes(output).decode()}"
+        case events.OrchestrationFailed(failure=failure):
+            return f"raise {failure}"
+        case events.OrchestrationContinuedAsNew(input=input):
+            return f"continue_as_new {bytes(input).decode()}"
+        case events.OrchestrationCancelled() | events.OrchestrationTerminated() as event:
+            return type(event).__name__.removeprefix("Orchestration").lower()
+        case _:
+            return None

@@ -9,7 +9,6 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from perdure.client.checks import compare, read_recorded
 from perdure.client.documents import (
     DetailsDocument,
     StepDocument,
@@ -27,11 +26,11 @@ from perdure.client.insights import (
     read_details,
     read_queue_context,
 )
-from perdure.client.steps import StepView, steps_of
+from perdure.client.recorded import read_recorded, replayed
+from perdure.client.steps import StepView, compare, steps_of
 from perdure.dashboard.endpoints import Given, get
 from perdure.dashboard.service import Service
 from perdure.dashboard.views import bounded, schema_of
-from perdure.engine.execution import Execution
 from perdure.errors import InvalidValue, NotRegistered, PerdureError
 from perdure.model import wire
 from perdure.model.failures import Failure, own_frames
@@ -323,19 +322,11 @@ async def forms(service: Service, given: One) -> Forms:
         return Forms([])
     recorded = await read_recorded(service.provider, info)
     try:
-        handler = service.registry.resolve_orchestration(recorded.name, recorded.version)
-        execution = Execution.replay(
-            handler, recorded.history, kv=recorded.kv, codec=service.client.codec
-        )
+        with replayed(recorded, service.registry, service.client.codec) as execution:
+            waits = [each for each in execution.waits() if each.kind in {"event", "message"}]
     except PerdureError:
         return Forms([])
-    try:
-        return Forms(
-            [Form(each.kind, each.name, schema_of(each.type)) for each in execution.waits()
-             if each.kind in {"event", "message"}]
-        )  # fmt: skip
-    finally:
-        execution.close()
+    return Forms([Form(each.kind, each.name, schema_of(each.type)) for each in waits])
 
 
 @get("/run/state")
@@ -437,14 +428,8 @@ async def source(service: Service, given: One) -> Source:
     if info.status.is_final:
         return found
     try:
-        execution = Execution.replay(
-            handler, recorded.history, kv=recorded.kv, codec=service.client.codec
-        )
+        with replayed(recorded, service.registry, service.client.codec) as execution:
+            found.waits = [wait_document(wait) for wait in execution.waits()]
     except PerdureError as error:
         found.why_not = str(error)
-        return found
-    try:
-        found.waits = [wait_document(wait) for wait in execution.waits()]
-    finally:
-        execution.close()
     return found

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from perdure.arguments import in_seconds
+from perdure.authoring.communication import instance_result, instance_state
 from perdure.authoring.context import require_scope
-from perdure.authoring.instances import instance_result, instance_state
 from perdure.codec import require_open
 from perdure.errors import InstanceFinished, NotFound
 from perdure.limits import check_id

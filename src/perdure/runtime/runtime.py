@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from perdure.arguments import check_kind, in_seconds
-from perdure.authoring.asking import ask_instance
+from perdure.authoring.communication import ask_instance, promise_instance
 from perdure.authoring.definitions import Registry
 from perdure.authoring.lint import findings_in
 from perdure.authoring.policies import parse_keep
-from perdure.authoring.promises import promise_instance
 from perdure.client.client import Client
 from perdure.client.retention import keep_rules
 from perdure.client.starting import TraceCarrier

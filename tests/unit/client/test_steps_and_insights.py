@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from perdure.client import steps
-from perdure.client.checks import compare
 from perdure.client.insights import Attempt, QueueContext, explain
 from perdure.client.steps import (
     BranchView,
     branches_of,
+    compare,
     read_open_steps,
     steps_and_unread,
     steps_of,

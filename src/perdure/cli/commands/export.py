@@ -23,7 +23,6 @@ from perdure.cli.render import (
     warn,
 )
 from perdure.cli.session import run
-from perdure.client.checks import Recorded, recorded_history, recorded_in
 from perdure.client.damage import damages_in, link_fault, open_children, parent_of
 from perdure.client.moving import (
     EXPORT_END,
@@ -35,6 +34,7 @@ from perdure.client.moving import (
     stored_hash,
     trees_of,
 )
+from perdure.client.recorded import Recorded, recorded_history, recorded_in
 from perdure.client.search import parse_search
 from perdure.errors import (
     AlreadyExists,

@@ -15,7 +15,7 @@ from perdure.errors import UsageError
 
 if TYPE_CHECKING:
     from perdure.cli.session import Session
-    from perdure.client.promises import PromiseInfo
+    from perdure.client.answers import PromiseInfo
 
 _COLUMNS = (
     Column("KEY"),

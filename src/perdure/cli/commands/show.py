@@ -177,8 +177,7 @@ def stack(instance_id: str, modules: tuple[str, ...], output: str) -> None:
     codec = load_codec(named)
 
     async def body(session: Session) -> None:
-        from perdure.client.checks import read_recorded
-        from perdure.client.peeking import replayed
+        from perdure.client.recorded import read_recorded, replayed
 
         info = await session.info(instance_id)
         if info.status.is_final:
@@ -219,7 +218,7 @@ def peek(instance_id: str, expression: str, modules: tuple[str, ...]) -> None:
     codec = load_codec(named)
 
     async def body(session: Session) -> None:
-        from perdure.client.peeking import read_variable
+        from perdure.client.recorded import read_variable
 
         await session.info(instance_id)
         value = await read_variable(session.provider, instance_id, expression, registry, codec)
