@@ -355,7 +355,7 @@ def test_an_open_child_without_its_parent_is_purged_only_by_force(orphans):
 def test_an_interrupted_bulk_command_says_how_far_it_came(sqlite_cli, monkeypatch):
     sqlite_cli.run(*((f"h-{number}", flows.hello, "ann") for number in range(7)))
     delete, deleted = SqliteAdmin.delete_instance, []
-    monkeypatch.setattr("perdure.cli.commands.control._AT_ONCE", 2)
+    monkeypatch.setattr("perdure.cli.commands.act._AT_ONCE", 2)
 
     async def commit(self, instance_id, **options):
         await delete(self, instance_id, **options)

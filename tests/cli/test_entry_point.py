@@ -13,10 +13,10 @@ import click
 import pytest
 
 from cli import flows
+from cli.reference import reference
 from patience import HANG_SECONDS
 from perdure.cli.command import Command
 from perdure.cli.main import SECTIONS, report, root
-from perdure.cli.reference import reference
 from perdure.cli.settings import Settings
 
 PERDURE = [sys.executable, "-m", "perdure"]
@@ -106,7 +106,7 @@ def test_examples_use_options_that_exist(path, command):
 def test_the_reference_page_lists_the_same_commands_and_options():
     page = Path(__file__).parents[2] / "docs" / "reference" / "commands.md"
 
-    assert page.read_text() == reference(), "run: python -m perdure.cli.reference > that page"
+    assert page.read_text() == reference(), "run tests/cli/reference.py"
 
 
 def test_no_arguments_show_the_help(sqlite_cli):

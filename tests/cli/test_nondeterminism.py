@@ -15,7 +15,7 @@ import perdure
 from perdure import Runtime, activity, orchestration, side_effect
 from perdure.authoring.definitions import Registry
 from perdure.authoring.lint import findings_in
-from perdure.cli.commands import worker
+from perdure.cli.commands import workers as worker
 from perdure.cli.main import root
 from perdure.errors import ForbiddenInOrchestration
 from perdure.testing import Environment

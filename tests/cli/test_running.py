@@ -18,7 +18,7 @@ from cli import flows
 from cli.conftest import FLOWS, Cli
 from patience import HANG_SECONDS
 from perdure.cli.commands.setup import TEMPLATES
-from perdure.cli.commands.worker import SourceWatch
+from perdure.cli.commands.workers import SourceWatch
 
 
 def wait_for_line(process, text, seconds=HANG_SECONDS):

@@ -237,7 +237,7 @@ def test_a_store_that_cannot_be_used_is_one_line(sqlite_cli, tmp_path, store, co
 
 WITHOUT_RIGHTS = """
 import os, sys
-import perdure.cli.commands.listing, perdure.providers.sqlite
+import perdure.cli.commands.list, perdure.providers.sqlite
 from perdure.cli.main import root
 if os.geteuid() == 0:  # root may read everything
     os.setgroups([])

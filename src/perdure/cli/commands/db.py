@@ -11,6 +11,7 @@ import msgspec
 
 from perdure.authoring.policies import FOREVER
 from perdure.cli.command import Group, duration_option, output_option, yes_option
+from perdure.cli.details import count_statuses, shown_bytes, shown_queue
 from perdure.cli.exits import Exit
 from perdure.cli.inputs import is_wanted
 from perdure.cli.render import (
@@ -32,7 +33,6 @@ from perdure.cli.session import (
     run,
 )
 from perdure.cli.settings import is_empty, shown_store
-from perdure.cli.shapes import count_statuses, shown_bytes, shown_queue
 from perdure.client.damage import Damage, check_instances
 from perdure.client.durations import shown_duration, utc_time
 from perdure.client.moving import CopyReport, copy_store

@@ -10,10 +10,9 @@ import click
 from msgspec.structs import asdict
 
 from perdure.cli.command import command, id_argument, module_option, output_option
-from perdure.cli.details import print_details
+from perdure.cli.details import print_details, shown_status
 from perdure.cli.render import Cell, echo, glyph, note, print_ids, print_json, status_style
 from perdure.cli.session import current_settings, run
-from perdure.cli.shapes import shown_status
 from perdure.client.documents import details_document, tree_document, wait_document
 from perdure.client.durations import iso_time, shown_duration
 from perdure.client.insights import read_last_steps

@@ -1,4 +1,4 @@
-"""``perdure start``, ``send``, ``ask``, ``result``: begin an instance, talk to it."""
+"""``perdure start``, ``send``, ``ask``, ``result``, ``promises``, ``resolve``: begin, and talk."""
 
 from __future__ import annotations
 
@@ -19,12 +19,22 @@ from perdure.cli.command import (
 )
 from perdure.cli.exits import Exit
 from perdure.cli.inputs import read_arguments, read_json, read_time
-from perdure.cli.render import Cell, print_document, print_done, print_ids, print_json, warn
+from perdure.cli.render import (
+    Cell,
+    Column,
+    print_document,
+    print_done,
+    print_ids,
+    print_json,
+    print_records,
+    warn,
+)
 from perdure.cli.session import current_settings, run, suggest_commands
 from perdure.cli.settings import shown_store
-from perdure.client.documents import instance_document, raw, started_document
+from perdure.client.documents import instance_document, promise_document, raw, started_document
+from perdure.client.durations import shown_age
 from perdure.client.instance import block_of, failure_of
-from perdure.client.waiting import timed_out
+from perdure.client.waiting import EndWaiter
 from perdure.errors import AlreadyExists, NotFound, UsageError
 from perdure.escape import clean_block
 from perdure.limits import check_id
@@ -32,6 +42,7 @@ from perdure.model.status import Status
 
 if TYPE_CHECKING:
     from perdure.cli.session import Session
+    from perdure.client.answers import PromiseInfo
     from perdure.client.instance import InstanceStatus
     from perdure.client.steps import OpenStep
     from perdure.providers.records import InstanceInfo
@@ -270,32 +281,24 @@ async def result(session: Session, instance_id: str, timeout_ms: int | None, out
     return _print_end(await wait_for_end(session, instance_id, timeout_ms), output)
 
 
-# The store reports changes of other processes; this bounds the wait if a report is missed.
-_WATCH_MS = 2_000
-
-
 async def wait_for_end(
     session: Session, instance_id: str, timeout_ms: int | None = None
 ) -> InstanceInfo:
     """Wait for the end of the instance and return it; warn if it is Blocked meanwhile."""
-    has_warned = False
+    await session.info(instance_id)  # names similar ids
+    warnings: set[str] = set()
+
+    async def ended(info: InstanceInfo) -> InstanceInfo | None:
+        if info.status is Status.BLOCKED and not warnings:
+            block = block_of(info)
+            reason = "" if block is None else f": {block.message}"
+            warnings.add(reason)
+            warn(f"{instance_id} is Blocked{reason}; still waiting")
+        return info if info.status.is_final else None
+
+    waiter = EndWaiter(session.provider, session.client.clock)
     deadline_ms = None if timeout_ms is None else session.now_ms() + timeout_ms
-    with session.provider.watch(instance_id) as watch:
-        while True:
-            info = await session.info(instance_id)
-            if info.status.is_final:
-                return info
-            if info.status is Status.BLOCKED and not has_warned:
-                has_warned = True
-                block = block_of(info)
-                reason = "" if block is None else f": {block.message}"
-                warn(f"{instance_id} is Blocked{reason}; still waiting")
-            patience_ms = _WATCH_MS
-            if deadline_ms is not None:
-                patience_ms = min(patience_ms, deadline_ms - session.now_ms())
-                if patience_ms <= 0:
-                    raise await timed_out(session.provider, info, session.now_ms())
-            await watch.wait(patience_ms)
+    return await waiter.until(instance_id, ended, deadline_ms, "ended")
 
 
 def _print_end(info: InstanceInfo, output: str) -> Exit:
@@ -315,3 +318,56 @@ def _print_end(info: InstanceInfo, output: str) -> Exit:
         if failure is not None and failure.traceback and current_settings().traceback:
             sys.stderr.write(clean_block(failure.traceback.rstrip()) + "\n")
     return Exit.FAILED
+
+
+_PROMISE_COLUMNS = (
+    Column("KEY"),
+    Column("SINCE", is_right=True),
+    Column("AWAITED BY", is_flexible=True),
+)
+
+
+@command("promises", examples=["perdure promises", "perdure promises -o json | jq '.[].key'"])
+@output_option("table", "json", "ids")
+async def promises(session: Session, output: str) -> None:
+    """List the promises without an answer, and the instances that await them."""
+    now_ms = session.now_ms()
+    print_records(
+        output,
+        [each async for each in session.client.promises()],
+        id_of=lambda info: info.key,
+        document=promise_document,
+        columns=_PROMISE_COLUMNS,
+        row=lambda info: _promise_row(info, now_ms),
+        if_none="none: every promise has its answer",
+    )
+
+
+@command(
+    "resolve",
+    examples=[
+        "perdure resolve approval:o-1 --data true",
+        "perdure resolve stripe:pi_42 --data @payment.json",
+        "perdure resolve approval:o-1 --reject 'over the limit'",
+    ],
+)
+@click.argument("key", metavar="KEY")
+@click.option("--data", metavar="JSON", help="The value. Default: null. @FILE or - reads it.")
+@click.option("--reject", "reason", metavar="REASON", help="Reject the promise instead.")
+async def resolve(session: Session, key: str, data: str | None, reason: str | None) -> None:
+    """Give a promise its value, before or after an instance awaits it. The first answer counts."""
+    if reason is not None:
+        if data is not None:
+            raise UsageError("a promise gets --data or --reject, not both")
+        await session.client.reject(key, reason)
+        print_done(f"rejected {key}")
+        return
+    value = None if data is None else read_json(data, "--data")
+    await session.client.resolve(key, value)
+    print_done(f"resolved {key}")
+
+
+def _promise_row(info: PromiseInfo, now_ms: int) -> list[str | Cell]:
+    since_ms = round(info.since.timestamp() * 1000)
+    awaited = ", ".join(info.awaited_by) or "-"
+    return [Cell(info.key, "bold"), f"{shown_age(now_ms - since_ms)} ago", awaited]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from perdure.cli.command import command, complete_ids
-from perdure.cli.details import lines_of, print_details
+from perdure.cli.details import COLUMNS, count_statuses, lines_of, named, print_details, row_of
 from perdure.cli.exits import Exit
 from perdure.cli.render import (
     Cell,
@@ -25,7 +25,6 @@ from perdure.cli.render import (
     text_of,
 )
 from perdure.cli.settings import shown_store
-from perdure.cli.shapes import COLUMNS, count_statuses, named, row_of
 from perdure.model.status import Status
 
 if TYPE_CHECKING:

@@ -134,7 +134,7 @@ async def list_command(
         print_ids(info.instance_id for info in infos)
         _print_footer(selection, len(infos), following, limit)
         return
-    from perdure.cli.shapes import COLUMNS, row_of
+    from perdure.cli.details import COLUMNS, row_of
     from perdure.client.documents import instance_document
 
     workers = await session.admin.list_workers()
@@ -201,7 +201,7 @@ async def count(session: Session, by: str | None, output: str, **filters: Any) -
 
 
 async def _by_status(session: Session, selection: Selection) -> dict[str, int]:
-    from perdure.cli.shapes import merged
+    from perdure.cli.details import merged
 
     asked = selection.query.statuses
     counts: dict[Status, int] = {}

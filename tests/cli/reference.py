@@ -1,6 +1,6 @@
 """Write the reference page of the command line from the commands' own help.
 
-``python -m perdure.cli.reference > docs/reference/commands.md``
+``PYTHONPATH=tests .venv/bin/python -m cli.reference > docs/reference/commands.md``
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _HEAD = """\
 # Commands
 
-Written by `python -m perdure.cli.reference` from the commands' own help.
+Written by `tests/cli/reference.py` from the commands' own help.
 
 Every command takes `--store URL` and `--traceback`. The store is the one of the flag, else of
 `$PERDURE_STORE`, else of `store` in the table `[tool.perdure]` of `pyproject.toml`, else
