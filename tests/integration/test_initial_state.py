@@ -11,7 +11,7 @@ from perdure.authoring.definitions import Registry
 from perdure.client.recorded import check, read_recorded, recorded_history, recorded_in
 from perdure.client.rerun import rerun_from_event
 from perdure.codec import JSON
-from perdure.testing.replay import assert_replays
+from perdure.testing.environment import assert_replays
 
 paid: list[str] = []
 

@@ -21,7 +21,7 @@ from perdure.errors import Nondeterminism, OrchestrationTerminated, UsageError
 from perdure.model import wire
 from perdure.providers.sqlite.memory import InMemoryProvider
 from perdure.testing import Environment, Stuck, assert_crash_safe, assert_replays
-from perdure.testing.faults import intercept
+from perdure.testing.crashes import intercept
 
 
 @activity

@@ -28,7 +28,7 @@ from perdure.providers.records import (
     StoreInfo,
     SystemMetrics,
 )
-from perdure.providers.whole import WholeAdmin
+from perdure.testing.crashes import WholeAdmin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

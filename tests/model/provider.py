@@ -18,7 +18,7 @@ from perdure.errors import (
 )
 from perdure.limits import ORPHAN_GRACE_MS, check_id
 from perdure.providers.records import Capabilities, EnqueueCondition, TagFilter, TagMode
-from perdure.providers.whole import WholeProvider
+from perdure.testing.crashes import WholeProvider
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

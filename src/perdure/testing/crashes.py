@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from perdure.clock import ManualClock
-from perdure.errors import RemoteFailure
+from perdure.errors import InternalError, RemoteFailure
+from perdure.providers.administration import ProviderAdmin
+from perdure.providers.contract import Provider
 from perdure.providers.sqlite.memory import InMemoryProvider, MemoryStore
 from perdure.testing.environment import Environment
-from perdure.testing.faults import intercept
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from perdure.authoring import Orchestration
-    from perdure.providers.contract import Provider
 
 Phase: TypeAlias = Literal["before", "after"]
 
@@ -149,3 +151,85 @@ class _Process:
         self._environment.runtime.abort()
         running.cancel()
         await asyncio.wait((running,))
+
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    Around: TypeAlias = Callable[[str, Callable[[], Awaitable[Any]]], Awaitable[Any]]
+
+
+# --- a provider with a hook around every verb
+
+
+def intercept(inner: Provider, around: Around) -> Provider:
+    """Return a provider whose every verb goes through ``around(verb, call)``.
+
+    ``around`` may make the call, skip it, repeat it, or fail before or after it. Members that are
+    not awaited, such as ``clock`` and ``watch``, are passed on as they are.
+    """
+    members: dict[str, Any] = {verb: _passed_on(verb) for verb in _verbs()}
+    kind: Any = type("InterceptedProvider", (WholeProvider,), members)
+    provider = kind()
+    provider.inner = inner
+    provider.around = around
+    return provider  # type: ignore[no-any-return]
+
+
+def _verbs() -> list[str]:
+    return [
+        name
+        for name, member in inspect.getmembers(Provider)
+        if not name.startswith("_") and (callable(member) or isinstance(member, property))
+    ]
+
+
+def _is_awaited(verb: str) -> bool:
+    member = getattr(Provider, verb)
+    returned = str(member.__annotations__.get("return", ""))
+    return inspect.iscoroutinefunction(member) or returned.startswith("Awaitable")
+
+
+def _passed_on(verb: str) -> Any:
+    if isinstance(getattr(Provider, verb), property):
+        return property(attrgetter(f"inner.{verb}"))
+    if not _is_awaited(verb):
+
+        def pass_on(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return getattr(self.inner, verb)(*args, **kwargs)
+
+        return pass_on
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Awaitable[Any]:
+        answer: Awaitable[Any] = self.around(
+            verb, lambda: getattr(self.inner, verb)(*args, **kwargs)
+        )
+        return answer
+
+    return call
+
+
+def _whole(base: type[Any]) -> Any:
+    """Return a base class for a provider that implements the public verbs itself.
+
+    The contract's own checks are then not used: a wrapper passes every verb on to another provider,
+    and a reference that other stores are compared with must not share their checks.
+    """
+    below = [name for name in base.__abstractmethods__ if name.startswith("_")]
+    members = {name: _unused(name) for name in below} | {"_require_open": _accept}
+    return type(f"Whole{base.__name__}", (base,), members)
+
+
+def _unused(name: str) -> Any:
+    def refuse(self: object, *_: object, **__: object) -> Any:
+        raise InternalError(f"{type(self).__name__} has no {name}: it implements the public verb")
+
+    return refuse
+
+
+def _accept(self: object, operation: str) -> None:
+    """Do not check: each public verb of such a provider does so itself."""
+
+
+WholeProvider: Any = _whole(Provider)
+WholeAdmin: Any = _whole(ProviderAdmin)

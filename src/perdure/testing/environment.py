@@ -1,8 +1,10 @@
-"""Runs orchestrations in a test, with a store in memory and a clock that jumps over waits."""
+"""Runs orchestrations in a test: with a clock that jumps over waits, or from recorded histories."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 from perdure.arguments import Duration, to_seconds
@@ -11,7 +13,9 @@ from perdure.authoring.definitions import Registry, definitions_in
 from perdure.authoring.lint import check_lines
 from perdure.clock import ManualClock
 from perdure.codec import JSON
+from perdure.engine.execution import Execution
 from perdure.errors import PerdureError, UsageError
+from perdure.model import events, wire
 from perdure.model.status import Status
 from perdure.providers.records import InstanceQuery
 from perdure.providers.sqlite.memory import InMemoryProvider, MemoryStore
@@ -19,7 +23,7 @@ from perdure.runtime.runtime import Runtime
 from perdure.runtime.worker import RuntimeOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
     from types import TracebackType
     from typing import Self
 
@@ -28,7 +32,6 @@ if TYPE_CHECKING:
     from perdure.client.steps import OpenStep
     from perdure.client.waiting import Ending, Finished
     from perdure.codec import Codec
-    from perdure.model import events
     from perdure.providers.contract import Provider
     from perdure.schedules.records import Schedule
 
@@ -281,3 +284,27 @@ def _substituted(
         for activity, function in substitutes.items()
     ]
     return chosen
+
+
+def assert_replays(
+    history: Sequence[events.Event] | str | os.PathLike[str],
+    *handlers: Handler,
+    state: Mapping[str, Any] | None = None,
+    codec: Codec = JSON,
+) -> None:
+    """Raise Nondeterminism, with a report, unless the code repeats what the history says.
+
+    ``history`` is a list of events (``await handle.history()``) or a file with one JSON event a
+    line. ``state`` is the state at the start of the execution, for a history that does not hold it.
+    """
+    recorded = _read(Path(history)) if isinstance(history, (str, os.PathLike)) else history
+    started = recorded[0] if recorded else None
+    if not isinstance(started, events.OrchestrationStarted):
+        raise UsageError("a history begins with OrchestrationStarted")
+    handler = Registry(handlers, codec=codec).resolve_orchestration(started.name, started.version)
+    kv = {key: bytes(codec.encode(value)).decode() for key, value in (state or {}).items()}
+    Execution.replay(handler, recorded, kv=kv, codec=codec).close()
+
+
+def _read(path: Path) -> list[events.Event]:
+    return wire.decode_history(line for line in path.read_text().splitlines() if line.strip())
