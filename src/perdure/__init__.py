@@ -91,42 +91,28 @@ if TYPE_CHECKING:
 # The modules of the names that are not in perdure.authoring. Modules are loaded on first use, so
 # that importing the package is quick and loads no backend that is not used.
 _HOMES = {
-    "ActivityFailed": "perdure.errors",
-    "AlreadyExists": "perdure.errors",
-    "BlockingClient": "perdure.client.blocking",
-    "BlockingHandle": "perdure.client.blocking",
-    "Client": "perdure.client.client",
-    "Codec": "perdure.codec",
-    "CodecType": "perdure.own_types",
-    "CompensationFailed": "perdure.errors",
-    "FileSystemProvider": "perdure.providers.directory",
-    "Handle": "perdure.client.instance",
-    "InMemoryProvider": "perdure.providers.sqlite.memory",
-    "InstanceFinished": "perdure.errors",
-    "InstanceQuery": "perdure.providers.records",
-    "InstanceStatus": "perdure.client.instance",
-    "InvalidValue": "perdure.errors",
-    "NotFound": "perdure.errors",
-    "OrchestrationCancelled": "perdure.errors",
-    "OrchestrationFailed": "perdure.errors",
-    "OrchestrationTerminated": "perdure.errors",
-    "PerdureError": "perdure.errors",
-    "PromiseRejected": "perdure.errors",
-    "RequestRejected": "perdure.errors",
-    "PostgresProvider": "perdure.providers.postgres",
-    "Provider": "perdure.providers.contract",
-    "QueueFull": "perdure.errors",
-    "PruneOptions": "perdure.providers.records",
-    "Runtime": "perdure.runtime.runtime",
-    "RuntimeOptions": "perdure.runtime.worker",
-    "Schedule": "perdure.schedules.records",
-    "SqliteProvider": "perdure.providers.sqlite",
-    "Status": "perdure.model.status",
-    "TagFilter": "perdure.providers.records",
-    "UsageError": "perdure.errors",
-    "WaitTimeout": "perdure.errors",
-    "activity_client": "perdure.client.client",
-    "blocking_activity_client": "perdure.client.blocking",
+    name: f"perdure.{home}"
+    for home, names in {
+        "client.blocking": "BlockingClient BlockingHandle blocking_activity_client",
+        "client.client": "Client activity_client",
+        "client.instance": "Handle InstanceStatus",
+        "codec": "Codec",
+        "errors": "ActivityFailed AlreadyExists CompensationFailed InstanceFinished InvalidValue "
+        "NotFound OrchestrationCancelled OrchestrationFailed OrchestrationTerminated PerdureError "
+        "PromiseRejected QueueFull RequestRejected UsageError WaitTimeout",
+        "model.status": "Status",
+        "own_types": "CodecType",
+        "providers.contract": "Provider",
+        "providers.directory": "FileSystemProvider",
+        "providers.postgres": "PostgresProvider",
+        "providers.records": "InstanceQuery PruneOptions TagFilter",
+        "providers.sqlite": "SqliteProvider",
+        "providers.sqlite.memory": "InMemoryProvider",
+        "runtime.runtime": "Runtime",
+        "runtime.worker": "RuntimeOptions",
+        "schedules.records": "Schedule",
+    }.items()
+    for name in names.split()
 }
 
 # Some names can be imported but are not listed here. PostgresProvider needs an extra, which

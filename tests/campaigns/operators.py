@@ -216,7 +216,7 @@ class _Round:
         ended = (await handle.describe()).status
         assert ended in {Status.TERMINATED, Status.CANCELLED}, (instance_id, ended)
         last = events.without_undone(await handle.history())
-        ends = [event for event in last if isinstance(event, events.TERMINAL_KINDS)]
+        ends = [event for event in last if isinstance(event, events.Terminal)]
         assert ends == last[-1:], (instance_id, ends)
 
 

@@ -145,7 +145,7 @@ def _check_history(history: list[events.Event]) -> None:
         ):
             assert event.source_event_id not in completed, f"a result twice: {event}"
             completed.add(event.source_event_id)
-    ends = [event for event in history if isinstance(event, events.TERMINAL_KINDS)]
+    ends = [event for event in history if isinstance(event, events.Terminal)]
     assert ends == history[-1:], "a terminal event is last and alone"
 
 

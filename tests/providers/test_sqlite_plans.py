@@ -8,7 +8,7 @@ import re
 import apsw
 import pytest
 
-from perdure.client.durations import utc_time
+from perdure.client.formats import utc_time
 from perdure.model.status import Status
 from perdure.providers.records import InstanceQuery
 from perdure.providers.sqlite import (

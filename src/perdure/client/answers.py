@@ -26,7 +26,7 @@ from perdure.authoring.communication import (
     value_of,
 )
 from perdure.client.admin import read_instances
-from perdure.client.durations import utc_time
+from perdure.client.formats import utc_time
 from perdure.client.instance import OPEN
 from perdure.client.waiting import timed_out
 from perdure.errors import (

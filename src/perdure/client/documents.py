@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from perdure.client.durations import iso_moment, iso_time
+from perdure.client.formats import filled, iso_moment, iso_time
 from perdure.client.insights import Activity, Attempt
 from perdure.client.instance import InstanceStats, block_of, failure_of
 from perdure.client.steps import Kind, State, Unread
@@ -207,20 +207,14 @@ def details_document(details: InstanceDetails) -> DetailsDocument:
 
 
 def step_document(step: StepView) -> StepDocument:
-    return StepDocument(
+    return filled(
+        StepDocument,
+        step,
         event=step.event_id,
-        op=step.op,
-        kind=step.kind,
-        call=step.call,
-        state=step.state,
         since=iso_time(step.since_ms),
         ended_at=_time(step.ended_ms),
         due_at=_time(step.due_ms),
-        result=step.result,
-        error=step.error,
-        attempts=step.attempts,
         child=step.child_id,
-        site=step.site,
     )
 
 
@@ -231,25 +225,18 @@ def wait_document(wait: Wait) -> WaitDocument:
         called_at=wait.site,
         since=iso_time(wait.since_ms),
         due_at=_time(wait.due_ms),
-        frames=[
-            FrameDocument(
-                file=frame.file, line=frame.line, function=frame.function, locals=frame.locals
-            )
-            for frame in wait.frames
-        ],
+        frames=[filled(FrameDocument, frame) for frame in wait.frames],
     )
 
 
 def worker_document(worker: WorkerInfo) -> WorkerDocument:
-    return WorkerDocument(
+    return filled(
+        WorkerDocument,
+        worker,
         id=worker.worker_id,
-        host=worker.host,
-        process_id=worker.process_id,
         started_at=iso_time(worker.started_at_ms),
         seen_at=iso_time(worker.seen_at_ms),
         version=worker.framework_version,
-        slots=worker.slots,
-        busy=worker.busy,
         handlers=[f"{name}@{version}" for name, version in worker.handlers],
         activities=list(worker.activities),
     )
@@ -267,18 +254,11 @@ def letter_document(letter: DeadLetter) -> LetterDocument:
 
 
 def schedule_document(info: ScheduleInfo) -> ScheduleDocument:
-    return ScheduleDocument(
-        id=info.id,
-        spec=info.spec,
+    return filled(
+        ScheduleDocument,
+        info,
         rhythm=info.spec.rhythm,
-        status=info.status,
         next=None if info.next_at is None else iso_moment(info.next_at),
-        paused=info.paused,
-        is_declared=info.is_declared,
-        has_vanished=info.has_vanished,
-        failures=info.failures,
-        started=info.started,
-        skipped=info.skipped,
         running=list(info.running),
         queued=[iso_moment(slot) for slot in info.queued],
         recent=list(info.recent),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 import msgspec
 
 from perdure.authoring.communication import ASK_PREFIX, is_promise, promise_key
-from perdure.client.durations import shown_duration
+from perdure.client.formats import shown_duration
 from perdure.client.instance import InstanceStats, block_of, failure_of
 from perdure.client.steps import Arrival, StepView, Unread, read_records, steps_and_unread
 from perdure.errors import CorruptData, NotFound

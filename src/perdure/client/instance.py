@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
 
 import msgspec
 
-from perdure.client.durations import utc_time
+from perdure.client.formats import filled, utc_time
 from perdure.client.steps import OpenStep
 from perdure.codec import shown_text
 from perdure.errors import CannotUnwrap
@@ -255,17 +255,15 @@ def view_of(
 ) -> InstanceStatus:
     status = info.status.of_instance
     completed = status is Status.COMPLETED and info.output is not None
-    return InstanceStatus(
+    return filled(
+        InstanceStatus,
+        info,
         id=info.instance_id,
-        name=info.name,
-        version=info.version,
-        execution_id=info.execution_id,
         status=status,
         output=_decoded(info.output, codec, "output") if completed else None,
         failure=failure_of(info),
         block=block_of(info),
         custom_status=_decoded(info.custom_status, codec, "custom status"),
-        custom_status_version=info.custom_status_version,
         created_at=utc_time(info.created_at_ms),
         updated_at=utc_time(info.updated_at_ms),
         completed_at=None if info.completed_at_ms is None else utc_time(info.completed_at_ms),

@@ -179,7 +179,7 @@ def _prefix(instance_id: str, history: Sequence[events.Event], event_id: int) ->
             f"{instance_id!r} has no event {event_id}; its history has 1 to {len(history)}"
         )
     kept = [event for event in history if event.turn <= chosen.turn]
-    if isinstance(kept[-1], events.TERMINAL_KINDS):
+    if isinstance(kept[-1], events.Terminal):
         first = next(event.event_id for event in history if event.turn == chosen.turn)
         earlier = f"an event before {first}" if first > 1 else "none: rerun it without an event"
         raise InvalidValue(

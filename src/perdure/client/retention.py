@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from perdure.client.durations import utc_time
+from perdure.client.formats import utc_time
 from perdure.providers.records import InstanceQuery, KeepRule
 
 if TYPE_CHECKING:

@@ -131,7 +131,7 @@ def _history_of(item: OrchestrationItem) -> list[events.Event]:
     if item.history_error is not None or not item.history:
         raise CorruptData("retry", item.history_error or f"{item.instance_id!r} has no history")
     history = wire.decode_history(record.data for record in item.history)
-    if not isinstance(history[-1], events.TERMINAL_KINDS):
+    if not isinstance(history[-1], events.Terminal):
         raise InstanceStillRunning(f"{item.instance_id!r} is running again; look at it first")
     if isinstance(history[-1], events.OrchestrationCompleted):
         raise InstanceFinished(f"{item.instance_id!r} has completed meanwhile")

@@ -17,6 +17,7 @@ from perdure.arguments import (
     whole_milliseconds,
 )
 from perdure.client.admin import read_instances
+from perdure.client.formats import filled
 from perdure.client.rerun import read_start
 from perdure.errors import AlreadyExists, CannotUnwrap, InstanceFinished, InvalidValue, NotFound
 from perdure.model.status import Status
@@ -254,19 +255,15 @@ class Schedules:
         next_ms = None if is_off else state.next_ms
         if next_ms is None and not is_off:
             next_ms = next(slots_after(state.spec, state.decided_ms), None)
-        return ScheduleInfo(
+        return filled(
+            ScheduleInfo,
+            state,
             id=info.instance_id,
-            spec=state.spec,
             status=status,
             next_at=None if next_ms is None else moment_of(next_ms),
-            paused=state.paused,
-            is_declared=state.is_declared,
             has_vanished=(
                 state.is_declared and declared is not None and info.instance_id not in declared
             ),
-            failures=state.failures,
-            started=state.started,
-            skipped=state.skipped,
             running=tuple(state.running),
             queued=tuple(moment_of(wanted.slot_ms) for wanted in state.queued),
             recent=tuple(state.recent),

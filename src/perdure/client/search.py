@@ -16,7 +16,7 @@ import msgspec
 
 from perdure.arguments import parse_duration_ms
 from perdure.client.admin import read_instances
-from perdure.client.durations import parse_moment, utc_time
+from perdure.client.formats import parse_moment, utc_time
 from perdure.client.instance import ENDED, OPEN
 from perdure.errors import InvalidValue, did_you_mean
 from perdure.limits import PAGE_ITEMS_MAX

@@ -10,7 +10,7 @@ import msgspec
 
 from perdure.arguments import check_number
 from perdure.authoring.communication import ASK_PREFIX, REPLY
-from perdure.client.durations import shown_duration, utc_time
+from perdure.client.formats import filled, shown_duration, utc_time
 from perdure.codec import is_sealed, shown_text
 from perdure.errors import CorruptData, NotFound
 from perdure.model import events, wire
@@ -210,7 +210,7 @@ class _Pairing:
                 step.end(event, event.timestamp_ms)
         elif isinstance(event, (events.ExternalEvent, events.QueueEventDelivered)):
             self._receive(event)
-        elif isinstance(event, events.TERMINAL_KINDS):
+        elif isinstance(event, events.Terminal):
             for step in self.open.values():
                 step.end(event, event.timestamp_ms)
             self.open.clear()
@@ -311,15 +311,11 @@ async def read_open_steps(
 
 def _opened_steps(steps: Iterable[StepView]) -> tuple[OpenStep, ...]:
     return tuple(
-        OpenStep(
-            kind=step.kind,
-            name=step.name,
-            event_id=step.event_id,
-            op=step.op,
-            site=step.site,
+        filled(
+            OpenStep,
+            step,
             since=utc_time(step.since_ms),
             due_at=None if step.due_ms is None else utc_time(step.due_ms),
-            child_id=step.child_id,
         )
         for step in steps
     )

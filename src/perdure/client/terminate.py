@@ -226,7 +226,7 @@ def _place_to_end(
             return _before_it_begins(start, start.version or "", now_ms, {})
     first = history[0] if history else None
     started = first if isinstance(first, events.OrchestrationStarted) else None
-    if started is None or not isinstance(history[-1], events.TERMINAL_KINDS):
+    if started is None or not isinstance(history[-1], events.Terminal):
         turn = max((event.turn for event in history), default=0)
         parent = None if started is None else parent_link(started)
         children = frozenset(

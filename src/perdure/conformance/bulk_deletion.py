@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from perdure.client.durations import utc_time
+from perdure.client.formats import utc_time
 from perdure.conformance.factories import (
     activity,
     continue_as_new,

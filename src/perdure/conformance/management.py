@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from perdure.client.durations import utc_time
+from perdure.client.formats import utc_time
 from perdure.conformance.factories import (
     activity,
     create,

@@ -19,7 +19,7 @@ from perdure.client.documents import (
     tree_document,
     wait_document,
 )
-from perdure.client.durations import iso_time
+from perdure.client.formats import filled, iso_time
 from perdure.client.insights import (
     DETAILS_EVENTS,
     Attempt,
@@ -169,9 +169,9 @@ async def run(service: Service, given: One) -> Details:
     document = service.shown(details_document(details))
     service.hide(document.steps)
     failure = document.failure
-    fields = {name: getattr(document, name) for name in document.__struct_fields__}
-    return Details(
-        **fields,
+    return filled(
+        Details,
+        document,
         executions=list(executions),
         commands=_commands(info),
         traceback=None if failure is None else own_frames(failure.traceback) or None,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from perdure.client.durations import iso_time, shown_duration, shown_time, utc_time
+from perdure.client.formats import iso_time, shown_duration, shown_time, utc_time
 from perdure.client.insights import read_queue_context
 from perdure.client.instance import block_of, failure_of
 from perdure.limits import PAGE_ITEMS_MAX

@@ -14,7 +14,7 @@ import msgspec
 
 from perdure.client.client import Client
 from perdure.client.documents import TreeDocument
-from perdure.client.durations import iso_time
+from perdure.client.formats import iso_time
 from perdure.client.moving import EXPORT_END, decode_snapshot
 from perdure.dashboard import one_run
 from perdure.dashboard.one_run import Details, Event, One, State, Window

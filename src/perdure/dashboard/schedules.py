@@ -12,7 +12,7 @@ from perdure.client.documents import (
     promise_document,
     schedule_document,
 )
-from perdure.client.durations import iso_moment, parse_moment
+from perdure.client.formats import filled, iso_moment, parse_moment
 from perdure.dashboard.endpoints import Given, get, post
 from perdure.dashboard.security import Scope
 from perdure.dashboard.service import Service
@@ -79,10 +79,9 @@ async def schedules(service: Service) -> Schedules:
         if not info.status.is_final:
             slots = await service.client.schedules.next(info.id, _COMING)
             coming = [iso_moment(slot) for slot in slots]
-        fields = {name: getattr(document, name) for name in document.__struct_fields__}
         args = service.payload("input", document.spec.args)
-        fields["spec"] = msgspec.structs.replace(document.spec, args=args)
-        found.append(ShownSchedule(**fields, coming=coming))
+        spec = msgspec.structs.replace(document.spec, args=args)
+        found.append(filled(ShownSchedule, document, spec=spec, coming=coming))
     return Schedules(found)
 
 

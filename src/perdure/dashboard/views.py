@@ -16,7 +16,7 @@ from perdure.client.documents import (
     letter_document,
     worker_document,
 )
-from perdure.client.durations import utc_time
+from perdure.client.formats import utc_time
 from perdure.client.instance import ENDED, OPEN
 from perdure.client.search import Selection, parse_search
 from perdure.client.steps import read_open_steps

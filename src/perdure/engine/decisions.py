@@ -271,7 +271,7 @@ def key_of(event: events.Event) -> str | None:
         return event.op
     if isinstance(event, events.Cancelling):
         return f"cancel {event.source_event_id}"
-    if isinstance(event, events.TERMINAL_KINDS):
+    if isinstance(event, events.Terminal):
         return "end"
     return None
 

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("perdure.orchestration")
 
-_TERMINAL = frozenset(events.TERMINAL_KINDS)
+_TERMINAL = frozenset(events.Terminal.__subclasses__())
 _CLEANUP_ERROR_CHARACTERS_MAX = 500
 _FOREIGN = ("attached to a different loop", "bound to a different event loop", "Task got bad yield")
 _REASONS: dict[type[Any], str] = {

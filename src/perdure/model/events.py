@@ -326,14 +326,6 @@ Event: TypeAlias = (
     | PatchMarked
 )
 
-TERMINAL_KINDS = (
-    OrchestrationCompleted,
-    OrchestrationFailed,
-    OrchestrationCancelled,
-    OrchestrationTerminated,
-    OrchestrationContinuedAsNew,
-)
-
 
 def without_undone(history: Iterable[Event]) -> list[Event]:
     """Return the history without the turns that a retry has undone. Event ids then have gaps."""

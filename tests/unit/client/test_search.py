@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.client.durations import utc_time
+from perdure.client.formats import utc_time
 from perdure.client.instance import OPEN
 from perdure.client.search import count_names, parse_search, parse_statuses
 from perdure.clock import ManualClock

@@ -437,7 +437,7 @@ def check(run: Driver) -> None:
     """What must hold for every history that has ended."""
     history = run.history
     assert [event.event_id for event in history] == list(range(1, len(history) + 1))
-    ends = [event for event in history if isinstance(event, events.TERMINAL_KINDS)]
+    ends = [event for event in history if isinstance(event, events.Terminal)]
     assert ends == [history[-1]]
     completions = [
         event.source_event_id

@@ -248,7 +248,7 @@ def test_there_is_exactly_one_terminal_event_and_it_is_last(end):
 
     run = run_to_end(code)
 
-    terminal = [event for event in run.history if isinstance(event, events.TERMINAL_KINDS)]
+    terminal = [event for event in run.history if isinstance(event, events.Terminal)]
     assert terminal == [run.history[-1]]
 
 

@@ -70,7 +70,7 @@ def replay_edited(run: Driver, tree, end: int) -> bool:
 
 
 def _must_be_open(history) -> set[str]:
-    if isinstance(history[-1], events.TERMINAL_KINDS):
+    if isinstance(history[-1], events.Terminal):
         return set()
     closed = {e.source_event_id for e in history if isinstance(e, events.Resolving)}
     steps = (events.ActivityScheduled, events.TimerCreated, events.SubOrchestrationScheduled)

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from perdure.client.durations import utc_time
+from perdure.client.formats import utc_time
 from perdure.errors import InvalidValue, LockLost
 from perdure.model.status import Status
 from perdure.providers import rules, validation

@@ -39,7 +39,7 @@ from perdure.cli.render import (
 )
 from perdure.cli.session import Session, current_settings, run, suggest_commands
 from perdure.client import rerun as rerunning
-from perdure.client.durations import shown_duration
+from perdure.client.formats import shown_duration
 from perdure.client.instance import ENDED, OPEN
 from perdure.client.search import parse_search
 from perdure.errors import (

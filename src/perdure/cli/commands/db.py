@@ -34,7 +34,7 @@ from perdure.cli.session import (
 )
 from perdure.cli.settings import is_empty, shown_store
 from perdure.client.damage import Damage, check_instances
-from perdure.client.durations import shown_duration, utc_time
+from perdure.client.formats import shown_duration, utc_time
 from perdure.client.moving import CopyReport, copy_store
 from perdure.client.search import parse_search
 from perdure.errors import AlreadyExists, CorruptData, NotFound, NotSupported, UsageError

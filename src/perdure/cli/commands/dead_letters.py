@@ -20,7 +20,7 @@ from perdure.cli.render import (
     warn,
 )
 from perdure.client.documents import letter_document
-from perdure.client.durations import shown_age, shown_time
+from perdure.client.formats import shown_age, shown_time
 from perdure.client.steps import shortened
 from perdure.errors import NotFound, UsageError
 

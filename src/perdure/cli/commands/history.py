@@ -11,7 +11,7 @@ import msgspec
 
 from perdure.cli.command import command, execution_option, id_argument, output_option
 from perdure.cli.render import Cell, echo, note, terminal_width
-from perdure.client.durations import shown_duration
+from perdure.client.formats import shown_duration
 from perdure.client.steps import payload_text, read_records, shortened, shown_call
 from perdure.codec import shown_text
 from perdure.errors import CorruptData, InvalidValue, NotFound, UsageError

@@ -19,7 +19,7 @@ from perdure.cli.render import (
     print_table,
     warn,
 )
-from perdure.client.durations import parse_moment
+from perdure.client.formats import parse_moment
 from perdure.client.search import QUALIFIERS, parse_search
 from perdure.errors import InvalidValue
 from perdure.model.status import Status

@@ -23,7 +23,7 @@ from perdure.cli.render import (
     warn,
 )
 from perdure.client.documents import schedule_document
-from perdure.client.durations import iso_moment, parse_moment, shown_duration, shown_time
+from perdure.client.formats import iso_moment, parse_moment, shown_duration, shown_time
 from perdure.client.steps import shortened
 
 if TYPE_CHECKING:

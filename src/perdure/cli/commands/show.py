@@ -14,7 +14,7 @@ from perdure.cli.details import print_details, shown_status
 from perdure.cli.render import Cell, echo, glyph, note, print_ids, print_json, status_style
 from perdure.cli.session import current_settings, run
 from perdure.client.documents import details_document, tree_document, wait_document
-from perdure.client.durations import iso_time, shown_duration
+from perdure.client.formats import iso_time, shown_duration
 from perdure.client.insights import read_last_steps
 from perdure.client.retention import deleted_at_ms
 from perdure.client.steps import shown_call

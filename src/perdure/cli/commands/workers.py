@@ -20,7 +20,7 @@ from perdure.cli.command import command, duration_option, log_option, output_opt
 from perdure.cli.render import Cell, Column, echo, glyph, note, print_records
 from perdure.cli.session import current_settings
 from perdure.cli.settings import shown_store
-from perdure.client.durations import shown_duration
+from perdure.client.formats import shown_duration
 from perdure.errors import UsageError
 from perdure.escape import clean, clean_block
 from perdure.logs import JsonFormatter

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from hypothesis import strategies as st
 
-from perdure.client.durations import utc_time
+from perdure.client.formats import utc_time
 from perdure.conformance._machine import plans
 from perdure.conformance._machine.comparison import MODEL, SUBJECT, Side, action
 from perdure.conformance._machine.working import WorkRules

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.arguments import parse_duration_ms
-from perdure.client.durations import (
+from perdure.client.formats import (
     iso_time,
     parse_moment,
     shown_age,

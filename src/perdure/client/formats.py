@@ -1,13 +1,24 @@
-"""Parse and show lengths of time and moments: ``2h30m`` in, ``2h 30m`` out."""
+"""Forms of values: lengths of time and moments as texts, and a record in the form of another."""
 
 from __future__ import annotations
 
 import datetime
 from contextlib import suppress
+from typing import Any, TypeVar
+
+import msgspec
 
 from perdure.arguments import UNITS_MS, moment_of, parse_duration_ms
 from perdure.errors import InvalidValue
 from perdure.limits import TIME_MS_MAX
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+def filled(kind: type[S], source: object, **given: Any) -> S:
+    """Return a record of the kind. Fields that are not given have the values of the source."""
+    names = [name for name in kind.__struct_fields__ if name not in given and hasattr(source, name)]
+    return kind(**{name: getattr(source, name) for name in names}, **given)
 
 
 def parse_moment(text: str, now_ms: int) -> datetime.datetime:
