@@ -30,6 +30,16 @@ T = TypeVar("T")
 
 ENDED: Final = frozenset(status for status in Status if status.is_final)
 OPEN: Final = frozenset(Status) - ENDED
+ACTS_ON: Final = {
+    "cancel": OPEN,
+    "terminate": OPEN,
+    "pause": OPEN - {Status.PAUSED},
+    "resume": frozenset({Status.PAUSED, Status.BLOCKED}),
+    "retry": frozenset({Status.BLOCKED, Status.FAILED}),
+    "purge": ENDED,
+}
+"""The instances that each action takes from a query; one that is named by its id is always tried.
+"""
 
 
 def is_given(_value: object) -> bool:

@@ -17,7 +17,7 @@ import msgspec
 from perdure.arguments import parse_duration_ms
 from perdure.client.admin import read_instances
 from perdure.client.formats import parse_moment, utc_time
-from perdure.client.instance import ENDED, OPEN
+from perdure.client.instance import ACTS_ON, ENDED, OPEN
 from perdure.errors import InvalidValue, did_you_mean
 from perdure.limits import PAGE_ITEMS_MAX
 from perdure.model.status import Status
@@ -65,6 +65,21 @@ class Selection:
 
     def with_query(self, **changes: Any) -> Selection:
         return replace(self, query=msgspec.structs.replace(self.query, **changes))
+
+    def for_action(self, action: str, statuses: frozenset[Status] | None = None) -> Selection:
+        """Return the part that the action takes: of its statuses, and roots if it deletes.
+
+        Raises InvalidValue if it takes nothing.
+        """
+        fitting = ACTS_ON[action] if statuses is None else statuses
+        asked = self.query.statuses
+        chosen = fitting if asked is None else asked & fitting
+        if not chosen:
+            raise InvalidValue(
+                f"the query fits nothing for {action}: that takes only {', '.join(sorted(fitting))}"
+            )
+        roots_only = action == "purge" or self.query.roots_only
+        return self.with_query(statuses=chosen, roots_only=roots_only)
 
     async def page(
         self, admin: ProviderAdmin, *, cursor: str | None = None, limit: int

@@ -1,4 +1,4 @@
-"""The endpoints that write: control one instance, send to it, start one, act on many."""
+"""The endpoints that write: instances, one or many; schedules, promises, dead letters."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import msgspec
 
 from perdure.client.documents import StartedDocument, started_document
-from perdure.client.instance import ENDED, OPEN
+from perdure.client.formats import iso_moment, parse_moment
 from perdure.client.rerun import fresh_id, rerun, rerun_from_event
 from perdure.client.retry import retry
 from perdure.dashboard.endpoints import Given, post
 from perdure.dashboard.security import Scope
 from perdure.dashboard.service import Service
 from perdure.dashboard.views import selection
-from perdure.errors import InvalidValue, NotFound, PerdureError, UsageError
-from perdure.model.status import Status
+from perdure.errors import NotFound, PerdureError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -27,15 +26,6 @@ _AT_ONCE: Final = 32
 _TYPED_ABOVE: Final = 100
 """Above this many instances, the number must be typed as confirmation."""
 _BULK_MAX: Final = 10_000
-_STATUSES: Final[dict[str, frozenset[Status]]] = {
-    "cancel": OPEN,
-    "terminate": OPEN,
-    "pause": OPEN - {Status.PAUSED},
-    "resume": frozenset({Status.PAUSED, Status.BLOCKED}),
-    "retry": frozenset({Status.BLOCKED, Status.FAILED}),
-    "delete": ENDED,
-}
-_ADMIN_ACTIONS: Final = frozenset({"terminate", "delete"})
 
 
 class Target(Given):
@@ -219,21 +209,14 @@ async def bulk(service: Service, given: Bulk) -> BulkDone:
 async def _matching(service: Service, action: Action, query: str) -> list[str]:
     if not query.strip():
         raise UsageError("the query is empty; to take all, write status:open or status:ended")
-    chosen = selection(service, query)
-    asked = chosen.query.statuses
-    statuses = _STATUSES[action] if asked is None else asked & _STATUSES[action]
-    if not statuses:
-        fitting = ", ".join(sorted(_STATUSES[action]))
-        raise InvalidValue(f"the query fits nothing for {action}: that takes only {fitting}")
-    roots = action == "delete" or chosen.query.roots_only
-    narrowed = chosen.with_query(statuses=statuses, roots_only=roots)
+    command = "purge" if action == "delete" else action
     found: list[str] = []
-    async for info in narrowed.instances(service.admin):
+    async for info in selection(service, query).for_action(command).instances(service.admin):
         found.append(info.instance_id)
         if len(found) > _BULK_MAX:
             raise UsageError(
                 f"the query fits more than {_BULK_MAX:,} instances; narrow it, or use the command "
-                f"perdure {action} --query"
+                f"perdure {command} --query"
             )
     return found
 
@@ -275,3 +258,85 @@ async def delete_letter(service: Service, given: Letter) -> LetterDone:
     """Delete a dead letter."""
     await service.admin.delete_dead_letter(given.letter)
     return LetterDone(given.letter, "deleted")
+
+
+# --- schedules and promises
+
+
+class Backfill(Target):
+    """A time in the past, as a date or as an age such as ``7d``."""
+
+    start: str
+    end: str = "0s"
+    dry_run: bool = True
+
+
+class ScheduleDone(Done):
+    slots: list[str] = []
+    """Of a backfill: the slots without an instance."""
+
+
+class Resolved(Given):
+    key: str
+    value: Any = None
+
+
+class Rejected(Given):
+    key: str
+    reason: str = ""
+
+
+@post("/schedule/pause")
+async def pause_schedule(service: Service, given: TargetWithReason) -> ScheduleDone:
+    """Start no more instances of a schedule until it is resumed."""
+    await service.client.schedules.pause(given.id, given.reason)
+    return ScheduleDone(given.id, "paused; slots of the meantime are skipped")
+
+
+@post("/schedule/resume")
+async def resume_schedule(service: Service, given: Target) -> ScheduleDone:
+    """Let a paused schedule go on with its next slot."""
+    await service.client.schedules.resume(given.id)
+    return ScheduleDone(given.id, "goes on with its next slot")
+
+
+@post("/schedule/trigger")
+async def trigger_schedule(service: Service, given: Target) -> ScheduleDone:
+    """Start an instance of a schedule now, also of a paused one."""
+    handle = await service.client.schedules.trigger(given.id)
+    return ScheduleDone(given.id, f"started {handle.id}")
+
+
+@post("/schedule/backfill")
+async def backfill_schedule(service: Service, given: Backfill) -> ScheduleDone:
+    """Name the slots of a past time that have no instance, or start them."""
+    now_ms = service.now_ms()
+    start, end = parse_moment(given.start, now_ms), parse_moment(given.end, now_ms)
+    if start >= end:
+        raise UsageError(
+            f"a backfill from {given.start} to {given.end} has no time: give from < to"
+        )
+    missing = await service.client.schedules.backfill(given.id, start, end, dry_run=given.dry_run)
+    said = f"{len(missing)} slots {'without an instance' if given.dry_run else 'started'}"
+    return ScheduleDone(given.id, said, [iso_moment(slot) for slot in missing])
+
+
+@post("/schedule/remove", Scope.ADMIN)
+async def remove_schedule(service: Service, given: Target) -> ScheduleDone:
+    """Delete a schedule. The instances that it has started stay."""
+    await service.client.schedules.remove(given.id)
+    return ScheduleDone(given.id, "removed; a worker whose code declares it creates it again")
+
+
+@post("/promise/resolve")
+async def resolve_promise(service: Service, given: Resolved) -> ScheduleDone:
+    """Give a promise its value. The first answer counts."""
+    await service.client.resolve(given.key, given.value)
+    return ScheduleDone(given.key, "resolved")
+
+
+@post("/promise/reject")
+async def reject_promise(service: Service, given: Rejected) -> ScheduleDone:
+    """Reject a promise: the code that awaits it gets PromiseRejected."""
+    await service.client.reject(given.key, given.reason)
+    return ScheduleDone(given.key, "rejected")

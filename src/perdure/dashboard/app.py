@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from perdure.client.client import Client
-from perdure.dashboard import actions, one_run, schedules
+from perdure.dashboard import actions, one_run
 from perdure.dashboard.endpoints import ENDPOINTS, PREFIX, Endpoint, Problem, get, openapi
 from perdure.dashboard.live import STREAMS_MAX, Counts, stream
 from perdure.dashboard.reports import FILE_BYTES_MAX, html_of, report_of, report_of_file
@@ -87,7 +87,6 @@ Or install a released wheel, which holds the page.
 
 assert actions  # these declare their endpoints
 assert one_run
-assert schedules
 
 
 def dashboard(

@@ -1,4 +1,4 @@
-"""The endpoints that read lists: home, runs, errors, inbox, workers, definitions, the store."""
+"""The endpoints that read lists: runs, errors, workers, definitions, schedules, the store."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ import msgspec
 from perdure.client.documents import (
     InstanceDocument,
     LetterDocument,
+    PromiseDocument,
+    ScheduleDocument,
     WorkerDocument,
     instance_document,
     letter_document,
+    promise_document,
+    schedule_document,
     worker_document,
 )
-from perdure.client.formats import utc_time
+from perdure.client.formats import filled, iso_moment, utc_time
 from perdure.client.instance import ENDED, OPEN
 from perdure.client.search import Selection, parse_search
 from perdure.client.steps import read_open_steps
@@ -27,6 +31,8 @@ from perdure.dashboard.service import BadQuery, Service
 from perdure.errors import InvalidValue, NotRegistered
 from perdure.providers.records import InstanceInfo, InstanceQuery
 
+_COMING: Final = 5
+"""Slots of a schedule that are shown."""
 _INBOX_SCANNED: Final = 200
 _KEPT_DAYS: Final = (7, 30, 90)
 _RESERVED: Final = ("perdure.",)
@@ -140,6 +146,21 @@ class Settings(msgspec.Struct):
     scope: str
     has_code: bool
     version: str
+
+
+class ShownSchedule(ScheduleDocument, kw_only=True):
+    """A schedule for the page."""
+
+    coming: list[str]
+    """The next slots; those of a paused schedule begin when it is resumed."""
+
+
+class Schedules(msgspec.Struct):
+    schedules: list[ShownSchedule]
+
+
+class Promises(msgspec.Struct):
+    promises: list[PromiseDocument]
 
 
 # --- lists
@@ -278,6 +299,28 @@ def schema_of(type_: Any) -> dict[str, Any] | None:
 async def letters(service: Service) -> Letters:
     """List the dead letters: messages whose instance never started."""
     return Letters([letter_document(each) for each in await service.admin.list_dead_letters()])
+
+
+@get("/schedules")
+async def schedules(service: Service) -> Schedules:
+    """List the schedules of the store, with their next and last slots."""
+    found: list[ShownSchedule] = []
+    for info in await service.client.schedules.list():
+        document = schedule_document(info)
+        coming: list[str] = []
+        if not info.status.is_final:
+            slots = await service.client.schedules.next(info.id, _COMING)
+            coming = [iso_moment(slot) for slot in slots]
+        args = service.payload("input", document.spec.args)
+        spec = msgspec.structs.replace(document.spec, args=args)
+        found.append(filled(ShownSchedule, document, spec=spec, coming=coming))
+    return Schedules(found)
+
+
+@get("/promises")
+async def promises(service: Service) -> Promises:
+    """List the promises without an answer, and the instances that await them."""
+    return Promises([promise_document(each) async for each in service.client.promises()])
 
 
 @get("/store")

@@ -6,7 +6,7 @@ import asyncio
 import shlex
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -40,7 +40,6 @@ from perdure.cli.render import (
 from perdure.cli.session import Session, current_settings, run, suggest_commands
 from perdure.client import rerun as rerunning
 from perdure.client.formats import shown_duration
-from perdure.client.instance import ENDED, OPEN
 from perdure.client.search import parse_search
 from perdure.errors import (
     InstanceFinished,
@@ -79,9 +78,6 @@ class Verb:
     done: str
     said: str = ""
     """Replaces ``done`` in messages where ``done`` would promise too much."""
-    statuses: frozenset[Status]
-    """Limits what a query selects; an id given by name is always tried."""
-    roots_only: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,37 +124,29 @@ def action(verb: Verb, *, examples: Sequence[str]) -> Callable[[Apply], Command]
         def callback(**given: Any) -> int:
             targets = Targets(**{each.name: given.pop(each.name) for each in fields(Targets)})
             targets.check(verb.word)
-            chosen = replace(verb, statuses=ENDED | OPEN) if given.get("force") else verb
-            return run(lambda session: _act(session, chosen, partial(apply, **given), targets))
+            action, is_forced = partial(apply, **given), bool(given.get("force"))
+            return run(lambda session: _act(session, verb, action, targets, is_forced))
 
         return command(verb.word, examples=examples)(_target_options(callback))
 
     return decorate
 
 
-async def _act(session: Session, verb: Verb, apply: Apply, targets: Targets) -> int:
+async def _act(
+    session: Session, verb: Verb, apply: Apply, targets: Targets, is_forced: bool
+) -> int:
     infos: list[InstanceInfo] | None = None
     ids = list(targets.instance_ids)
     if targets.query is not None:
-        infos = await _matching(session, verb, targets.query)
+        statuses = frozenset(Status) if is_forced else None
+        selection = parse_search(targets.query, session.now_ms()).for_action(verb.word, statuses)
+        infos = [info async for info in selection.instances(session.admin)]
         ids = [info.instance_id for info in infos]
     elif targets.dry_run:
         infos = [await session.info(instance_id) for instance_id in ids]
     if infos is not None and not _confirmed(verb, infos, targets, session.now_ms()):
         return Exit.OK
     return await _apply(session, verb, apply, ids, targets)
-
-
-async def _matching(session: Session, verb: Verb, query: str) -> list[InstanceInfo]:
-    selection = parse_search(query, session.now_ms())
-    asked = selection.query.statuses
-    statuses = verb.statuses if asked is None else asked & verb.statuses
-    if not statuses:
-        shown = ", ".join(sorted(verb.statuses))
-        raise InvalidValue(f"the query fits nothing that can be {verb.done}: that is only {shown}")
-    roots_only = verb.roots_only or selection.query.roots_only
-    narrowed = selection.with_query(statuses=statuses, roots_only=roots_only)
-    return [info async for info in narrowed.instances(session.admin)]
 
 
 def _confirmed(verb: Verb, infos: list[InstanceInfo], targets: Targets, now_ms: int) -> bool:
@@ -273,7 +261,7 @@ _REASON: Final = click.option(
 
 
 @action(
-    Verb(word="cancel", done="cancelled", said="asked to stop:", statuses=OPEN),
+    Verb(word="cancel", done="cancelled", said="asked to stop:"),
     examples=[
         "perdure cancel o-1 --reason 'ordered twice'",
         "perdure cancel --query 'status:running name:import_*' --dry-run",
@@ -286,7 +274,7 @@ async def cancel(session: Session, instance_id: str, *, reason: str) -> None:
 
 
 @action(
-    Verb(word="terminate", done="terminated", statuses=OPEN),
+    Verb(word="terminate", done="terminated"),
     examples=[
         "perdure terminate o-1",
         "perdure terminate --query 'status:blocked created:>7d' --dry-run",
@@ -299,7 +287,7 @@ async def terminate(session: Session, instance_id: str, *, reason: str) -> None:
 
 
 @action(
-    Verb(word="pause", done="paused", statuses=OPEN - {Status.PAUSED}),
+    Verb(word="pause", done="paused"),
     examples=["perdure pause o-1", "perdure pause --query 'name:import_feed status:open' -y"],
 )
 async def pause(session: Session, instance_id: str) -> None:
@@ -308,7 +296,7 @@ async def pause(session: Session, instance_id: str) -> None:
 
 
 @action(
-    Verb(word="resume", done="resumed", statuses=frozenset({Status.PAUSED, Status.BLOCKED})),
+    Verb(word="resume", done="resumed"),
     examples=["perdure resume o-1", "perdure resume --query status:paused -y"],
 )
 async def resume(session: Session, instance_id: str) -> None:
@@ -317,7 +305,7 @@ async def resume(session: Session, instance_id: str) -> None:
 
 
 @action(
-    Verb(word="retry", done="retried", statuses=frozenset({Status.BLOCKED, Status.FAILED})),
+    Verb(word="retry", done="retried"),
     examples=[
         "perdure retry o-1",
         "perdure retry --query 'status:blocked name:order' --dry-run",
@@ -334,7 +322,7 @@ async def retry(session: Session, instance_id: str) -> Retried | None:
 
 
 @action(
-    Verb(word="purge", done="purged", statuses=ENDED, roots_only=True),
+    Verb(word="purge", done="purged"),
     examples=[
         "perdure purge o-1",
         "perdure purge --query 'status:completed completed:>30d' --dry-run",
