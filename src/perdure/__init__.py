@@ -86,7 +86,7 @@ if TYPE_CHECKING:
     from perdure.providers.sqlite.memory import InMemoryProvider
     from perdure.runtime.runtime import Runtime
     from perdure.runtime.worker import RuntimeOptions
-    from perdure.schedules.records import Schedule
+    from perdure.schedules.spec import Schedule
 
 # The modules of the names that are not in perdure.authoring. Modules are loaded on first use, so
 # that importing the package is quick and loads no backend that is not used.
@@ -110,7 +110,7 @@ _HOMES = {
         "providers.sqlite.memory": "InMemoryProvider",
         "runtime.runtime": "Runtime",
         "runtime.worker": "RuntimeOptions",
-        "schedules.records": "Schedule",
+        "schedules.spec": "Schedule",
     }.items()
     for name in names.split()
 }

@@ -273,7 +273,7 @@ def test_a_removed_schedule_is_gone(shop_runtime, client):
 def test_a_late_schedule_needs_attention(shop_runtime):
     from perdure.client.schedules import ScheduleInfo
     from perdure.dashboard.overview import _late
-    from perdure.schedules.records import Run
+    from perdure.schedules.spec import Run
 
     loop, runtime = shop_runtime
     info: ScheduleInfo = loop.run(runtime.schedules.describe("sync"))

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 from perdure.authoring.definitions import Activity, Orchestration, Registry
 from perdure.codec import JSON, Codec
 from perdure.errors import UsageError
-from perdure.schedules.records import schedules_in
+from perdure.schedules.spec import schedules_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from perdure.authoring.definitions import Handler
-    from perdure.schedules.records import Schedule
+    from perdure.schedules.spec import Schedule
 
 
 def load_registry(names: Sequence[str], command: str) -> Registry:

@@ -26,9 +26,9 @@ from perdure.authoring.communication import (
     value_of,
 )
 from perdure.client.admin import read_instances
+from perdure.client.endings import timed_out
 from perdure.client.formats import utc_time
 from perdure.client.instance import OPEN
-from perdure.client.waiting import timed_out
 from perdure.errors import (
     AlreadyResolved,
     InstanceFinished,

@@ -20,6 +20,7 @@ from perdure.arguments import (
 from perdure.authoring.context import require_scope
 from perdure.authoring.definitions import parse_version
 from perdure.client.admin import Administration
+from perdure.client.endings import EndWaiter
 from perdure.client.insights import read_stats
 from perdure.client.instance import (
     Handle,
@@ -48,7 +49,6 @@ from perdure.client.starting import (
 )
 from perdure.client.steps import read_history, read_open_steps
 from perdure.client.terminate import cancel_delayed, terminate
-from perdure.client.waiting import EndWaiter
 from perdure.clock import SystemClock
 from perdure.codec import JSON, Codec
 from perdure.errors import InstanceFinished, UsageError
@@ -80,10 +80,10 @@ if TYPE_CHECKING:
     from perdure.arguments import Duration
     from perdure.authoring import Activity, Orchestration
     from perdure.client.answers import PromiseInfo
+    from perdure.client.endings import Ending, Finished, LocalInstances
     from perdure.client.schedules import Schedules
     from perdure.client.starting import StartOptions
     from perdure.client.steps import OpenStep
-    from perdure.client.waiting import Ending, Finished, LocalInstances
     from perdure.clock import Clock
     from perdure.providers.contract import Provider
     from perdure.providers.records import InstanceInfo

@@ -23,8 +23,9 @@ from perdure.errors import (
     UsageError,
 )
 from perdure.limits import HISTORY_EVENTS_MAX, KV_KEYS_MAX, KV_VALUE_BYTES_MAX, TIME_MS_MAX
-from perdure.providers import documents, rules, validation
-from perdure.providers.documents import Document, extract
+from perdure.providers import record_documents as documents
+from perdure.providers import rules, validation
+from perdure.providers.record_documents import Document, extract
 from perdure.providers.records import (
     ExecutionSnapshot,
     HistoryRecord,

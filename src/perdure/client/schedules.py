@@ -23,8 +23,8 @@ from perdure.errors import AlreadyExists, CannotUnwrap, InstanceFinished, Invali
 from perdure.model.status import Status
 from perdure.providers.records import InstanceQuery
 from perdure.schedules.orchestration import schedule_loop
-from perdure.schedules.records import SCHEDULE, Command, Run, Schedule, ScheduleState, Spec
 from perdure.schedules.slots import slot_name, slots_after
+from perdure.schedules.spec import SCHEDULE, Command, Run, Schedule, ScheduleState, Spec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from perdure.client.client import Client
     from perdure.client.instance import Handle
     from perdure.providers.records import InstanceInfo
-    from perdure.schedules.records import ScheduleOptions
+    from perdure.schedules.spec import ScheduleOptions
 
 BACKFILL_MAX: Final = 1_000
 _PAGE: Final = 200

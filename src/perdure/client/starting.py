@@ -25,7 +25,7 @@ import msgspec
 
 from perdure.arguments import check_moment, check_string, to_seconds, whole_milliseconds
 from perdure.authoring import Activity, Orchestration
-from perdure.client.waiting import check_loop
+from perdure.client.endings import check_loop
 from perdure.engine.decisions import is_same_payload
 from perdure.errors import (
     AlreadyExists,
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from perdure.arguments import Duration
-    from perdure.client.waiting import EndWaiter, Finished, PendingStart
+    from perdure.client.endings import EndWaiter, Finished, PendingStart
     from perdure.codec import Codec
     from perdure.providers.contract import Provider
 

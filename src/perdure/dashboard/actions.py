@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
-from perdure.client.documents import StartedDocument, started_document
 from perdure.client.formats import iso_moment, parse_moment
+from perdure.client.json_documents import StartedDocument, started_document
 from perdure.client.rerun import fresh_id, rerun, rerun_from_event
 from perdure.client.retry import retry
 from perdure.dashboard.endpoints import Given, post

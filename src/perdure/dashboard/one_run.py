@@ -9,7 +9,14 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from perdure.client.documents import (
+from perdure.client.formats import filled, iso_time
+from perdure.client.insights import (
+    DETAILS_EVENTS,
+    Attempt,
+    read_details,
+    read_queue_context,
+)
+from perdure.client.json_documents import (
     DetailsDocument,
     StepDocument,
     TreeDocument,
@@ -18,13 +25,6 @@ from perdure.client.documents import (
     step_document,
     tree_document,
     wait_document,
-)
-from perdure.client.formats import filled, iso_time
-from perdure.client.insights import (
-    DETAILS_EVENTS,
-    Attempt,
-    read_details,
-    read_queue_context,
 )
 from perdure.client.recorded import read_recorded, replayed
 from perdure.client.steps import StepView, compare, steps_of

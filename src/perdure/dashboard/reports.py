@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from perdure.client.client import Client
-from perdure.client.documents import TreeDocument
 from perdure.client.formats import iso_time
+from perdure.client.json_documents import TreeDocument
 from perdure.client.moving import EXPORT_END, decode_snapshot
 from perdure.dashboard import one_run
 from perdure.dashboard.one_run import Details, Event, One, State, Window
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from perdure.client.documents import StepDocument
+    from perdure.client.json_documents import StepDocument
     from perdure.dashboard.service import Service
 
 FILE_BYTES_MAX: Final = 32 * 1024 * 1024

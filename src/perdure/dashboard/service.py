@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from perdure.authoring.definitions import Registry
     from perdure.client.client import Client
-    from perdure.client.documents import InstanceDocument, StepDocument
     from perdure.client.insights import Insight
+    from perdure.client.json_documents import InstanceDocument, StepDocument
     from perdure.dashboard.security import Identity
     from perdure.model.failures import Failure
     from perdure.providers.administration import ProviderAdmin

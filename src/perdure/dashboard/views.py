@@ -8,7 +8,9 @@ from typing import Any, Final, get_type_hints
 
 import msgspec
 
-from perdure.client.documents import (
+from perdure.client.formats import filled, iso_moment, utc_time
+from perdure.client.instance import ENDED, OPEN
+from perdure.client.json_documents import (
     InstanceDocument,
     LetterDocument,
     PromiseDocument,
@@ -20,8 +22,6 @@ from perdure.client.documents import (
     schedule_document,
     worker_document,
 )
-from perdure.client.formats import filled, iso_moment, utc_time
-from perdure.client.instance import ENDED, OPEN
 from perdure.client.search import Selection, parse_search
 from perdure.client.steps import read_open_steps
 from perdure.dashboard import overview

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from perdure.authoring.definitions import Orchestration
-    from perdure.client.waiting import Ending, Finished
+    from perdure.client.endings import Ending, Finished
     from perdure.model.failures import Mismatch
     from perdure.providers.records import FetchedOrchestration, OrchestrationItem
     from perdure.runtime.metrics import Code

@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
 from perdure.arguments import in_milliseconds, in_seconds
-from perdure.client.waiting import PendingStart
+from perdure.client.endings import PendingStart
 from perdure.engine.inbox import is_mail
 from perdure.errors import CorruptData, NotRegistered
 from perdure.ids import new_id
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from perdure.authoring.definitions import Orchestration
-    from perdure.client.waiting import Finished
+    from perdure.client.endings import Finished
     from perdure.model import work
     from perdure.runtime.activities import ActivityDispatcher
     from perdure.runtime.instances import IntakeResult

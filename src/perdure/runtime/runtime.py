@@ -37,7 +37,7 @@ from perdure.runtime.metrics import Observer, UnregisteredHandlerLog, log
 from perdure.runtime.orchestrations import OrchestrationDispatcher
 from perdure.runtime.worker import BackgroundTasks, RuntimeOptions, Worker
 from perdure.schedules.orchestration import loop_handlers
-from perdure.schedules.records import check_schedules
+from perdure.schedules.spec import check_schedules
 from perdure.version import VERSION
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from perdure.errors import StoreClosed
     from perdure.providers.contract import Provider
     from perdure.runtime.metrics import Alert, Gauge, Sink, SpanMaker
-    from perdure.schedules.records import Schedule
+    from perdure.schedules.spec import Schedule
 
 _RELEASE_SECONDS = 5.0
 """Time for the store to release the locks, after the time to drain."""

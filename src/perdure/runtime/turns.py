@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from perdure.arguments import in_seconds
-from perdure.client.waiting import Ending
+from perdure.client.endings import Ending
 from perdure.engine.outcome import ContinuedAsNew, Failed
 from perdure.engine.user_code import is_boundary
 from perdure.errors import (
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
     from types import FrameType
 
-    from perdure.client.waiting import PendingStart
+    from perdure.client.endings import PendingStart
     from perdure.clock import Clock
     from perdure.engine.outcome import TurnOutcome
     from perdure.providers.records import Claim, TurnCommit

@@ -27,8 +27,8 @@ from perdure.authoring import (
 from perdure.authoring.context import require_recorder
 from perdure.errors import NotFound, OrchestrationCancelled, RemoteFailure
 from perdure.model.status import Status
-from perdure.schedules.records import SCHEDULE, Command, Run, ScheduleState, Spec, Wanted
 from perdure.schedules.slots import latest_slots, next_slot, slot_name
+from perdure.schedules.spec import SCHEDULE, Command, Run, ScheduleState, Spec, Wanted
 
 if TYPE_CHECKING:
     from perdure.authoring import Orchestration

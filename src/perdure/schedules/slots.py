@@ -16,7 +16,7 @@ from perdure.errors import InvalidValue, UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from perdure.schedules.records import Spec
+    from perdure.schedules.spec import Spec
 
 _COUNTED_MAX: Final = 20_000
 """After so many slots of a long outage the older ones are not computed any more."""

@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from typing import Self
 
     from perdure.authoring.definitions import Handler
+    from perdure.client.endings import Ending, Finished
     from perdure.client.instance import Handle
     from perdure.client.steps import OpenStep
-    from perdure.client.waiting import Ending, Finished
     from perdure.codec import Codec
     from perdure.providers.contract import Provider
-    from perdure.schedules.records import Schedule
+    from perdure.schedules.spec import Schedule
 
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")

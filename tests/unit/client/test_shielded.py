@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from perdure.client.waiting import Shielded
+from perdure.client.endings import Shielded
 
 TASKS = [asyncio.Task, asyncio.tasks._PyTask]  # in C, and what takes its place where there is none
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from perdure.providers.documents import NO_JSON, embed, extract
+from perdure.providers.record_documents import NO_JSON, embed, extract
 
 
 @pytest.mark.parametrize("text", ['{"a":[1,2]}', '"x"', "null", "1.50", "[" * 60 + "]" * 60])

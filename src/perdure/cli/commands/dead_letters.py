@@ -19,8 +19,8 @@ from perdure.cli.render import (
     print_records,
     warn,
 )
-from perdure.client.documents import letter_document
 from perdure.client.formats import shown_age, shown_time
+from perdure.client.json_documents import letter_document
 from perdure.client.steps import shortened
 from perdure.errors import NotFound, UsageError
 

@@ -135,7 +135,7 @@ async def list_command(
         _print_footer(selection, len(infos), following, limit)
         return
     from perdure.cli.details import COLUMNS, row_of
-    from perdure.client.documents import instance_document
+    from perdure.client.json_documents import instance_document
 
     workers = await session.admin.list_workers()
     pairs = [(info, await session.insight(info, workers)) for info in infos]

@@ -22,8 +22,8 @@ from perdure.cli.render import (
     print_records,
     warn,
 )
-from perdure.client.documents import schedule_document
 from perdure.client.formats import iso_moment, parse_moment, shown_duration, shown_time
+from perdure.client.json_documents import schedule_document
 from perdure.client.steps import shortened
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from perdure.cli.session import Session
     from perdure.client.schedules import ScheduleInfo
-    from perdure.schedules.records import Run
+    from perdure.schedules.spec import Run
 
 _COLUMNS = (
     Column("SCHEDULE"),

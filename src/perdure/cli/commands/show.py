@@ -13,9 +13,9 @@ from perdure.cli.command import command, id_argument, module_option, output_opti
 from perdure.cli.details import print_details, shown_status
 from perdure.cli.render import Cell, echo, glyph, note, print_ids, print_json, status_style
 from perdure.cli.session import current_settings, run
-from perdure.client.documents import details_document, tree_document, wait_document
 from perdure.client.formats import iso_time, shown_duration
 from perdure.client.insights import read_last_steps
+from perdure.client.json_documents import details_document, tree_document, wait_document
 from perdure.client.retention import deleted_at_ms
 from perdure.client.steps import shown_call
 from perdure.codec import JSON
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from perdure.cli.session import Session
-    from perdure.client.documents import TreeDocument
+    from perdure.client.json_documents import TreeDocument
     from perdure.engine.waits import Wait
     from perdure.providers.records import InstanceInfo, WorkerInfo
 

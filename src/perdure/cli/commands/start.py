@@ -31,10 +31,10 @@ from perdure.cli.render import (
 )
 from perdure.cli.session import current_settings, run, suggest_commands
 from perdure.cli.settings import shown_store
-from perdure.client.documents import instance_document, promise_document, raw, started_document
+from perdure.client.endings import EndWaiter
 from perdure.client.formats import shown_age
 from perdure.client.instance import block_of, failure_of
-from perdure.client.waiting import EndWaiter
+from perdure.client.json_documents import instance_document, promise_document, raw, started_document
 from perdure.errors import AlreadyExists, NotFound, UsageError
 from perdure.escape import clean_block
 from perdure.limits import check_id

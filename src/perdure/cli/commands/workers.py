@@ -271,7 +271,7 @@ def start_logging(level: str, form: str) -> None:
 @output_option("table", "json", "jsonl", "ids")
 async def workers(session: Session, output: str) -> None:
     """List the running workers of the store."""
-    from perdure.client.documents import worker_document
+    from perdure.client.json_documents import worker_document
 
     now_ms = session.now_ms()
     print_records(

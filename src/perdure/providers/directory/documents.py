@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 
-from perdure.providers.documents import NO_JSON, embed, extract, is_deep
+from perdure.providers.record_documents import NO_JSON, embed, extract, is_deep
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

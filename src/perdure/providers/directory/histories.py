@@ -28,7 +28,7 @@ from perdure.providers.directory.documents import (
     ranges_text,
     unseal,
 )
-from perdure.providers.documents import NO_JSON, embed, extract
+from perdure.providers.record_documents import NO_JSON, embed, extract
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

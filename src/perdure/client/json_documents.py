@@ -17,7 +17,7 @@ from perdure.client.instance import InstanceStats, block_of, failure_of
 from perdure.client.steps import Kind, State, Unread
 from perdure.model.failures import Block, Failure
 from perdure.model.status import Status
-from perdure.schedules.records import Run, Spec
+from perdure.schedules.spec import Run, Spec
 
 if TYPE_CHECKING:
     from perdure.client.answers import PromiseInfo
