@@ -1,4 +1,4 @@
-"""What an orchestration exchanges with others: with instances by their id, requests, promises.
+"""Exchanges of an orchestration with others: instances by their id, requests, promises.
 
 A request is an instance of a built-in orchestration with the id ``ask:ID``. It sends the request to
 the mailbox ``ask:NAME`` of the asked instance, waits for the reply and returns it. Both messages
