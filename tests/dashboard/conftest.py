@@ -8,9 +8,11 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from dashboard import shop, shop_before
+from dashboard.browsing import Served, Tab, launched, serving
 from patience import HANG_SECONDS
 from perdure import Client, OrchestrationFailed, Runtime
 from perdure.dashboard import dashboard
@@ -108,18 +110,18 @@ class OnLoop:
         await asyncio.wrap_future(there)
 
 
-STORES = ["memory", "sqlite", "postgres"]
+STORES = ["sqlite", "memory", "postgres"]
 
 
 def store_of(kind: str, tmp_path_factory: Any) -> str:
-    """Return the place of a new store of one kind."""
+    """Return the place of a new store of one kind, in which a lost message is dead at once."""
     match kind:
         case "memory":
-            return "memory:"
+            return "memory:?orphan_grace=0s"
         case "sqlite":
-            return str(tmp_path_factory.mktemp("dashboard") / "shop.db")
+            return f"sqlite:///{tmp_path_factory.mktemp('dashboard')}/shop.db?orphan_grace=0s"
         case _:
-            return f"{shared_server().dsn}&schema={new_schema()}"
+            return f"{shared_server().dsn}&schema={new_schema()}&orphan_grace=0s"
 
 
 @pytest.fixture(scope="module", params=STORES)
@@ -141,45 +143,55 @@ def make_client(loop: Loop, runtime: Runtime, **options: Any) -> TestClient:
 WRITE = {"X-Perdure-Write": "1"}
 
 
+# --- the browser: one for a module, and one tab for each store
+
+
 @pytest.fixture(scope="module")
-def browser():
-    from playwright.sync_api import sync_playwright
-
-    from dashboard.browsing import CHROMIUM
-
-    with sync_playwright() as playwright:
-        found = playwright.chromium.launch(
-            executable_path=CHROMIUM,
-            args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"],
-        )
+def browser() -> Any:
+    with launched() as found:
         yield found
-        found.close()
+
+
+@pytest.fixture(scope="module", params=STORES)
+def served(request: Any, tmp_path_factory: Any, browser: Any) -> Any:
+    """A server on each store, under a prefix as in a larger application, and a tab."""
+    place = store_of(request.param, tmp_path_factory)
+    with running_shop(place) as (loop, runtime):
+        app = Starlette()
+        app.mount("/ops", dashboard(runtime, hosts=["127.0.0.1"]))
+        with serving(app, loop) as address, Tab(browser, f"{address}/ops") as tab:
+            yield Served(tab, loop, runtime)
 
 
 @pytest.fixture
-def page(browser):
-    """A tab that fails the test if the page logs an error or asks another server."""
-    context = browser.new_context(viewport={"width": 1440, "height": 900})
-    tab = context.new_page()
-    tab.set_default_timeout(HANG_SECONDS * 1000)
-    troubles = []
-    tab.on("pageerror", lambda error: troubles.append(str(error)))
-    tab.on(
-        "console",
-        lambda said: (
-            troubles.append(said.text)
-            if said.type == "error" and "404" not in said.text and "400" not in said.text
-            else None
-        ),
-    )
-    tab.on(
-        "request",
-        lambda asked: (
-            troubles.append(asked.url)
-            if not asked.url.startswith(("http://127.0.0.1", "data:"))
-            else None
-        ),
-    )
-    yield tab
-    context.close()
-    assert troubles == []
+def tab(served: Any, request: Any) -> Any:
+    """The tab of the store. The page may log no error and may ask no other server."""
+    found: Tab = served.tab
+    request.node.tabs = [found]
+    found.forget()
+    yield found
+    assert found.troubles == []
+
+
+@pytest.fixture
+def new_tab(browser: Any, request: Any) -> Any:
+    """Open further tabs, each with its own session: ``new_tab(address, **options)``."""
+    request.node.tabs = opened = []
+
+    def open_tab(address: str, **options: Any) -> Tab:
+        opened.append(Tab(browser, address, **options))
+        return opened[-1]
+
+    yield open_tab
+    for each in opened:
+        each.close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: Any, call: Any) -> Any:
+    """Print what the page showed when a test of it fails."""
+    report = yield
+    if report.when == "call" and report.failed:
+        for number, each in enumerate(getattr(item, "tabs", ()), 1):
+            report.sections.append((f"tab {number}", each.describe()))
+    return report

@@ -9,9 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from playwright.sync_api import sync_playwright
-
-from dashboard.browsing import CHROMIUM, expect_text, serving
+from dashboard.browsing import Tab, launched, serving
 from dashboard.conftest import running_shop
 from perdure.dashboard import dashboard
 
@@ -32,20 +30,14 @@ def main() -> None:
         tempfile.TemporaryDirectory() as folder,
         running_shop(f"{folder}/shop.db") as (loop, shop),
         serving(dashboard(shop), loop) as address,
-        sync_playwright() as playwright,
+        launched() as browser,
     ):
-        browser = playwright.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"]
-        )
         for name, (view, words, height) in PICTURES.items():
-            tab = browser.new_page(viewport={"width": 1120, "height": height})
-            tab.goto(address + view)
-            expect_text(tab, words)
-            tab.wait_for_load_state("load")
-            tab.evaluate("document.fonts.ready")
-            tab.screenshot(path=target / f"dashboard-{name}.png")
-            tab.close()
-        browser.close()
+            with Tab(browser, address, viewport={"width": 1120, "height": height}) as tab:
+                tab.load(view)
+                tab.see(words)
+                tab.page.evaluate("document.fonts.ready")
+                tab.page.screenshot(path=target / f"dashboard-{name}.png")
 
 
 if __name__ == "__main__":

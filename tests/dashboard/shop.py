@@ -94,6 +94,16 @@ async def report(city: str) -> str:
     return f"report of {city}"
 
 
+@activity
+async def copy(size: int) -> str:
+    return "x" * size
+
+
+@orchestration
+async def large_values(count: int, size: int) -> int:
+    return sum([len(await copy(size)) for _ in range(count)])
+
+
 @orchestration
 async def long_history(rounds: int) -> int:
     """Wait for an activity again and again: three events for each."""

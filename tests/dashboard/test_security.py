@@ -8,7 +8,7 @@ import logging
 import pytest
 from starlette.requests import Request
 
-from dashboard.conftest import WRITE, make_client
+from dashboard.conftest import WRITE, make_client, running_shop
 from perdure.dashboard import Identity, Scope, read_tokens
 from perdure.dashboard.app import BODY_BYTES_MAX
 from perdure.dashboard.live import Counts, _tell
@@ -17,6 +17,13 @@ from perdure.errors import UsageError
 
 API = "/api/v1"
 SECRETS = {scope: f"{scope}-" + "x" * 30 for scope in ("read", "operate", "admin")}
+
+
+@pytest.fixture(scope="module")
+def shop_runtime():
+    """One store: what is checked here comes before any store."""
+    with running_shop("memory:") as found:
+        yield found
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 // Actions on runs: each asks first, and shows its command and Python forms.
 import { useEffect, useState } from "preact/hooks";
 import { type Details, read, settings, write } from "./api";
-import { type Entered, Field, type Schema, valueOf } from "./form";
+import { type Entered, Field, type Schema, blank, valueOf } from "./form";
 import { counted, json, quoted } from "./format";
 import { go, inFile, link } from "./place";
 import { Code, type Progress, ask, say } from "./parts";
@@ -126,7 +126,8 @@ async function inParts(action: string, ids: string[], progress: Progress, done: 
 // A form that sends an event or a message to a run, made from the type that its code waits for.
 export function SendForm({ id, name, kind, done }: { id: string; name: string; kind: string; done: () => void }) {
   const [schema, setSchema] = useState<Schema | null | undefined>(settings.value?.has_code ? undefined : null);
-  const [entered, setEntered] = useState<Entered>({ value: true });
+  const [changed, setChanged] = useState<Entered | null>(null);
+  const entered = changed ?? { value: schema ? blank(schema) : true };
   const isMailbox = kind === "message";
   useEffect(() => {
     if (schema !== undefined) return;
@@ -153,7 +154,7 @@ export function SendForm({ id, name, kind, done }: { id: string; name: string; k
         void send();
       }}
     >
-      <Field label={name} hint={schema ? kind : `${kind}, JSON`} schema={schema} initial={schema ? undefined : true} change={setEntered} />
+      <Field label={name} hint={schema ? kind : `${kind}, JSON`} schema={schema} initial={schema ? undefined : true} change={setChanged} />
       <button class="primary" disabled={!may("operate")}>
         Send
       </button>

@@ -156,7 +156,8 @@ export class ApiError extends Error {
 }
 
 const TOKEN = "perdure-token";
-export const needsToken = signal(false);
+// Why a token is asked for; null: it is not.
+export const needsToken = signal<string | null>(null);
 export const settings = signal<Settings | null>(null);
 export const offline = signal<string | null>(null);
 
@@ -167,7 +168,7 @@ function headers(): Record<string, string> {
 
 export function setToken(token: string): void {
   sessionStorage.setItem(TOKEN, token);
-  needsToken.value = false;
+  needsToken.value = null;
 }
 
 async function answer<T>(request: Promise<Response>): Promise<T> {
@@ -183,7 +184,7 @@ async function answer<T>(request: Promise<Response>): Promise<T> {
   if (response.ok) return (await response.json()) as T;
   const problem = await response.json().catch(() => ({ error: "Unknown", message: response.statusText }));
   // A late answer to an older token says nothing of the one that was entered since.
-  if (response.status === 401 && sessionStorage.getItem(TOKEN) === token) needsToken.value = true;
+  if (response.status === 401 && sessionStorage.getItem(TOKEN) === token) needsToken.value = token ? "This token is not known here, or it has expired." : "";
   if (response.status === 503) offline.value = problem.message;
   throw new ApiError(response.status, problem.error, problem.message, problem.near, problem.position);
 }

@@ -86,14 +86,14 @@ function Shell() {
       if (event.key === "/") {
         event.preventDefault();
         if (place.value.view !== "runs") go(link("runs"));
-        setTimeout(() => document.getElementById("search")?.focus(), 30);
+        setTimeout(() => document.getElementById("search")?.focus());
       } else if (event.key === "?") setKeys(true);
       else if (event.key === "t") otherTheme();
     };
     addEventListener("keydown", press);
     return () => removeEventListener("keydown", press);
   }, []);
-  if (needsToken.value) return <TokenForm />;
+  if (needsToken.value !== null) return <TokenForm />;
   return (
     <>
       <a class="skip" href="#content">
@@ -128,7 +128,12 @@ function Shell() {
       {isOver && <div class="over">Drop an export file to look at it. Nothing is stored.</div>}
       <main id="content">{Page ? <Page /> : <p class="calm">There is no page {view}.</p>}</main>
       <div class="toast" role="status" aria-live="polite">
-        {said.value && <p class={said.value.bad ? "bad" : ""}>{said.value.text}</p>}
+        {said.value && (
+          <p class={said.value.bad ? "bad" : ""}>
+            {said.value.text}
+            {said.value.bad && <button onClick={() => (said.value = null)}>close</button>}
+          </p>
+        )}
       </div>
       <Dialog />
       {keys && <Keys close={() => setKeys(false)} />}
@@ -148,6 +153,11 @@ function TokenForm() {
           setToken(text.trim());
         }}
       >
+        {needsToken.value && (
+          <p class="problem" role="alert">
+            {needsToken.value}
+          </p>
+        )}
         <label>
           This server asks for a token.
           <input type="password" autocomplete="off" value={text} onInput={(event) => setText(event.currentTarget.value)} />

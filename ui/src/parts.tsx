@@ -145,8 +145,13 @@ export function ask(what: Ask): void {
   asked.value = what;
 }
 
+// A question does not outlive the view that asked it.
+addEventListener("popstate", () => (asked.value = null));
+
+// Say what was done for some seconds, or what went wrong until it is closed.
 export function say(text: string, bad = false): void {
   said.value = { text, bad };
+  if (bad) return;
   setTimeout(() => {
     if (said.value?.text === text) said.value = null;
   }, 8000);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final, get_type_hints
 
@@ -86,7 +87,7 @@ class Parameter(msgspec.Struct):
     type: str
     required: bool
     schema: dict[str, Any] | None
-    """JSON Schema of the type, if it has one."""
+    """JSON Schema of the type, if it has one, with the default of the parameter."""
 
 
 class Definition(msgspec.Struct):
@@ -274,14 +275,18 @@ async def _definition(service: Service, name: str, version: str, served: int) ->
 
 
 def _parameter(parameter: inspect.Parameter, type_: Any) -> Parameter:
-    annotation = parameter.annotation
+    annotation, schema = parameter.annotation, schema_of(type_)
+    required = parameter.default is inspect.Parameter.empty
+    if not required:
+        with suppress(TypeError):  # a default that JSON does not know is not shown
+            schema = {**(schema or {}), "default": msgspec.to_builtins(parameter.default)}
     text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
     is_any = annotation is inspect.Parameter.empty
     return Parameter(
         parameter.name,
         "any" if is_any else text or str(annotation),
-        parameter.default is inspect.Parameter.empty,
-        schema_of(type_),
+        required,
+        schema,
     )
 
 

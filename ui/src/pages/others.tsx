@@ -2,7 +2,7 @@
 import { useState } from "preact/hooks";
 import { type Run, read, report } from "../api";
 import { SendForm, bulk, may, perform, startRun } from "../actions";
-import { type Entered, Field, type Schema, valueOf } from "../form";
+import { type Entered, Field, type Schema, blank, valueOf } from "../form";
 import { ago, bytes, clock, counted, json, quoted, short } from "../format";
 import { link, place } from "../place";
 import { Code, Copy, Json, Loading, Problem, RunLink, Status, ask, say, useRead } from "../parts";
@@ -287,7 +287,7 @@ function StartForm({ each }: { each: Definition }) {
       if (!Array.isArray(values)) throw new Error("the arguments are a JSON list, such as [\"o-1\", 3]");
       return values;
     }
-    return parameters.map((parameter) => valueOf(entered[parameter.name] ?? { value: null }));
+    return parameters.map((parameter) => valueOf(entered[parameter.name] ?? { value: blank(parameter.schema) }));
   };
   let shown = "…";
   try {
@@ -316,7 +316,6 @@ function StartForm({ each }: { each: Definition }) {
               label={parameter.name}
               hint={`${parameter.type}${parameter.required ? "" : ", may be left out"}`}
               schema={parameter.schema}
-              initial={parameter.schema ? undefined : ""}
               change={(next) => setEntered((before) => ({ ...before, [parameter.name]: next }))}
             />
           ))

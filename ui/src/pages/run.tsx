@@ -107,7 +107,7 @@ function Now({ run, again }: { run: Details; again: () => void }) {
   return (
     <section class={`now-card ${word}`} aria-label="What it is doing">
       <p class="sentence">
-        <Status run={run} />
+        <Status run={run} />{" "}
         <Sentence text={sentence(run, word)} due={inFile() ? null : run.due_at} />
       </p>
       <Why run={run} />

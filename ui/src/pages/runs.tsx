@@ -45,39 +45,43 @@ export function RunsPage() {
   const [news, setNews] = useState(0);
   const [chosen, setChosen] = useState(new Set<string>());
   const at = useSignal(-1);
-  const shown = useRef(q);
+  const [isBusy, setBusy] = useState(true);
+  const serial = useRef(0);
 
+  // A late answer to an older question is dropped. The list stays until the next one is there.
   const load = async (more = false) => {
+    const mine = ++serial.current;
+    setBusy(true);
     try {
       const page = await read<Page>("/runs", { q, cursor: more ? cursor : null });
+      if (mine !== serial.current) return;
       setRuns((before) => (more ? [...(before ?? []), ...page.runs] : page.runs));
       setCursor(page.next_cursor);
       setError(null);
       setNews(0);
+      if (!more) at.value = -1;
     } catch (caught) {
+      if (mine !== serial.current) return;
       setError(caught as ApiError);
     }
+    setBusy(false);
   };
   useEffect(() => {
-    if (shown.current !== q) {
-      setText(q);
-      setChosen(new Set());
-      at.value = -1;
-      setRuns(null);
-      shown.current = q;
-    }
+    setText(q);
+    setChosen(new Set());
     void load();
   }, [q]);
 
   // Rows do not move under the pointer: what is shown is read again in place, new runs are counted.
   const latest = useRef<() => void>(() => {});
   latest.current = async () => {
+    const mine = serial.current;
     const page = await read<Page>("/runs", { q }).catch(() => null);
-    if (!page || !runs) return;
+    if (!page || !runs || mine !== serial.current) return;
     const known = new Map(page.runs.map((run) => [run.id, run]));
-    const mine = new Set(runs.map((run) => run.id));
+    const shown = new Set(runs.map((run) => run.id));
     setRuns((before) => before?.map((run) => known.get(run.id) ?? run) ?? null);
-    setNews(page.runs.filter((run) => !mine.has(run.id)).length);
+    setNews(page.runs.filter((run) => !shown.has(run.id)).length);
   };
   useEffect(() => follow(null, () => latest.current()), []);
   // An effect runs after the rows are painted, so it would handle a quick key with old values.
@@ -164,7 +168,7 @@ export function RunsPage() {
       ) : runs.length === 0 ? (
         <p class="calm">No run fits.</p>
       ) : (
-        <table class="runs">
+        <table class="runs" aria-busy={isBusy}>
           <thead>
             <tr>
               {may("admin") && <th class="check"><span class="unseen">Select</span></th>}
