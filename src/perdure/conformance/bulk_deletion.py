@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from perdure.client.formats import utc_time
 from perdure.conformance.factories import (
@@ -99,6 +100,29 @@ class TestBulkDeletion:
 
         after = InstanceQuery(completed_before=utc_time(completed_at + 1))
         assert (await store.admin.delete_instance_bulk(after)).instances == 1
+
+    async def test_a_root_that_ended_again_since_it_was_listed_stays(self, store: Store) -> None:
+        await ended(store, "again", "other")
+        await store.advance(store.tick_ms)
+        await ended(store, "later")
+        bound = (await store.admin.get_instance_info("later")).completed_at_ms
+        assert bound is not None
+        list_oldest = store.admin._list_oldest  # noqa: SLF001 - to act right after the listing
+        restarted: list[str] = []
+
+        async def list_and_restart(*args: Any, **named: Any) -> list[tuple[int, str]]:
+            found = await list_oldest(*args, **named)
+            if not restarted:
+                await store.admin.delete_instances_atomic(["again"])
+                await ended(store, "again")
+                restarted.append("again")
+            return found
+
+        query = InstanceQuery(completed_before=utc_time(bound))
+        with patch.object(store.admin, "_list_oldest", list_and_restart):
+            await store.admin.delete_instance_bulk(query)
+        # A store that lists and deletes in one transaction leaves no moment to restart it.
+        assert await left(store) == [*restarted, "later"]
 
     async def test_any_query_selects_the_roots_and_the_oldest_go_first(self, store: Store) -> None:
         for instance in ("a-3", "a-1", "b-1", "a-2"):

@@ -327,7 +327,7 @@ class ProviderAdmin(ABC):
         validation.check_bulk_limit(limit)
         deleted, roots = DeleteResult(), 0
         async for root_id in self._oldest(query, finished_roots=True):
-            result = await self._delete_finished_tree(root_id)
+            result = await self._delete_finished_tree(root_id, query.completed_before_ms)
             deleted = deleted.plus(result)
             roots += bool(result.instances)
             if roots == limit:
@@ -335,11 +335,14 @@ class ProviderAdmin(ABC):
         return deleted
 
     @abstractmethod
-    def _delete_finished_tree(self, root_id: str) -> Awaitable[DeleteResult]:
+    def _delete_finished_tree(
+        self, root_id: str, completed_before_ms: int | None
+    ) -> Awaitable[DeleteResult]:
         """Delete a root with its tree, atomically.
 
         Return an empty result, and delete nothing, if it is no root, if one of the tree has not
-        ended, or if there is none.
+        ended, if there is none, or if the root was not completed before that time: it may have been
+        restarted since it was listed.
         """
 
     async def _oldest(self, query: InstanceQuery, *, finished_roots: bool) -> AsyncIterator[str]:

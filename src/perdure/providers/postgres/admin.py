@@ -10,8 +10,8 @@ import msgspec
 from perdure.errors import (
     CorruptData,
     InstanceStillRunning,
-    NotARoot,
     NotFound,
+    TreeChanged,
 )
 from perdure.model.status import Status
 from perdure.providers import rules
@@ -288,9 +288,21 @@ class PostgresAdmin(ProviderAdmin):
     async def _delete_instances_atomic(
         self, instance_ids: tuple[str, ...], *, force: bool
     ) -> DeleteResult:
+        return await self._delete(instance_ids, force=force)
+
+    async def _delete(
+        self,
+        instance_ids: tuple[str, ...],
+        *,
+        force: bool = False,
+        root_id: str | None = None,
+        completed_before_ms: int | None = None,
+    ) -> DeleteResult:
         named = sorted(set(instance_ids))
         ((text,),) = await self._write(
-            "delete_instances_atomic", statements.DELETE_INSTANCES, (named, force)
+            "delete_instances_atomic",
+            statements.DELETE_INSTANCES,
+            (named, force, root_id, completed_before_ms),
         )
         answer: dict[str, Any] = msgspec.json.decode(text)
         match answer.get("refused"):
@@ -321,11 +333,19 @@ class PostgresAdmin(ProviderAdmin):
         )
         return [(created_at_ms, instance_id) for created_at_ms, instance_id in found]
 
-    async def _delete_finished_tree(self, root_id: str) -> DeleteResult:
-        try:
-            return await self.delete_instance(root_id)
-        except (NotFound, NotARoot, InstanceStillRunning):
-            return DeleteResult()
+    async def _delete_finished_tree(
+        self, root_id: str, completed_before_ms: int | None
+    ) -> DeleteResult:
+        while True:
+            try:
+                tree = await self._get_instance_tree(root_id)
+                return await self._delete(
+                    tree.instance_ids, root_id=root_id, completed_before_ms=completed_before_ms
+                )
+            except (NotFound, InstanceStillRunning):
+                return DeleteResult()
+            except TreeChanged:
+                continue
 
     async def _prune_executions(self, instance_id: str, options: PruneOptions) -> PruneResult:
         ((text,),) = await self._write(

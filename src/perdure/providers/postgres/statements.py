@@ -173,7 +173,7 @@ LIST_DEAD_LETTERS: Final = """
 """
 REQUEUE_LETTER: Final = "SELECT {schema}.requeue_letter($1)"
 DELETE_LETTER: Final = "DELETE FROM {schema}.dead_letters WHERE letter_id = $1 RETURNING letter_id"
-DELETE_INSTANCES: Final = "SELECT {schema}.delete_instances($1, $2)::text"
+DELETE_INSTANCES: Final = "SELECT {schema}.delete_instances($1, $2, $3, $4)::text"
 _LIST_MATCHING: Final[LiteralString] = """
     SELECT i.created_at, i.instance_id FROM {schema}.instances i
     WHERE ($1::text[] IS NULL OR i.instance_id = ANY ($1))

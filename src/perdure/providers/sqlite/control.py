@@ -260,10 +260,14 @@ def list_oldest(
     return sorted(found)[:limit]
 
 
-def delete_finished_tree(tx: Transaction, root_id: str) -> DeleteResult:
+def delete_finished_tree(
+    tx: Transaction, root_id: str, completed_before_ms: int | None
+) -> DeleteResult:
     """Delete a root with its tree, or nothing if it is none or any of them has not ended."""
     root = listing.find_info(tx, root_id)
     if root is None or root.parent_instance_id is not None:
+        return DeleteResult()
+    if not rules.is_before(root.completed_at_ms, completed_before_ms):
         return DeleteResult()
     tree = instances.tree_of(tx, root_id)
     if not all(instances.has_ended(tx, member) for member in tree):

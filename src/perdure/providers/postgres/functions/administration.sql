@@ -95,8 +95,10 @@ BEGIN
 END $$;
 
 -- Deletes instances. Returns {instances, executions, events, messages}, or {refused, instance_id,
--- status}.
-CREATE OR REPLACE FUNCTION delete_instances(p_ids text[], p_force boolean) RETURNS jsonb
+-- status}. p_root, if given, must be a root that was completed before p_before; NULL is no bound.
+CREATE OR REPLACE FUNCTION delete_instances(
+    p_ids text[], p_force boolean, p_root text, p_before bigint
+) RETURNS jsonb
 LANGUAGE plpgsql SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -110,7 +112,13 @@ BEGIN
         'refused', 'running', 'instance_id', i.instance_id, 'status', i.status
     ) INTO v_refused
     FROM instances i
-    WHERE i.instance_id = ANY (p_ids) AND NOT p_force AND NOT has_ended(i)
+    WHERE i.instance_id = ANY (p_ids) AND NOT p_force AND (
+        NOT has_ended(i)
+        OR i.instance_id = p_root AND (
+            i.parent_instance_id IS NOT NULL
+            OR NOT coalesce(i.completed_at < p_before, p_before IS NULL)
+        )
+    )
     LIMIT 1;
     IF v_refused IS NULL THEN
         SELECT jsonb_build_object(
