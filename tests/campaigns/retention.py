@@ -4,15 +4,16 @@
 
 Trees of four instances end. Others run: their children have ended, and they wait. Then two workers
 (one on a directory) that keep nothing delete the ended trees, while more trees start and end, and
-short instances are started one after the other and timed. Every running tree stays whole, answers
-afterwards, and the latency of the short ones is compared with that before.
+short instances are started one after the other and timed. Deletions are held up now and then,
+so that the latency beside them is compared with that of the same minutes. Every running tree
+stays whole and answers afterwards.
 """
 
 import argparse
 import asyncio
 import tempfile
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from pathlib import Path
 from unittest.mock import patch
@@ -27,10 +28,13 @@ from perdure import (
     orchestration,
     wait_for_event,
 )
-from perdure.providers.records import InstanceQuery
+from perdure.providers.administration import ProviderAdmin
+from perdure.providers.records import DeleteResult, InstanceQuery
 from perdure.runtime import housekeeping
 
-ROUNDS = 20
+ROUND_PROBES = 60
+ROUNDS_BESIDE = 3
+"""Rounds of probes beside deletions, after each round without."""
 
 
 @activity
@@ -79,9 +83,13 @@ def run(store: str, trees: int, running: int) -> None:
         server = PostgresServer()
     with server as opened, tempfile.TemporaryDirectory() as directory:
         place = opened.dsn if store == "postgres" else Path(directory) / "store"
+        campaign = Campaign(store, place)
         # Trees that end while others are deleted go in a later round.
-        with patch.object(housekeeping, "_DELETE_SECONDS", 0.5):
-            asyncio.run(Campaign(store, place).run(trees, running))
+        with (
+            patch.object(housekeeping, "_DELETE_SECONDS", 0.5),
+            patch.object(ProviderAdmin, "delete_instance_bulk", campaign.deleting()),
+        ):
+            asyncio.run(campaign.run(trees, running))
 
 
 class Campaign:
@@ -90,6 +98,18 @@ class Campaign:
     def __init__(self, store: str, place: object) -> None:
         self._store = store
         self._place = place
+        self._deletion = asyncio.Lock()
+        """Held while one tree is deleted, and while none may be."""
+
+    def deleting(self) -> Callable[..., Coroutine[None, None, DeleteResult]]:
+        """Return the bulk deletion for ``ProviderAdmin``, which waits while it is held up."""
+        delete = ProviderAdmin.delete_instance_bulk
+
+        async def delete_instance_bulk(admin: ProviderAdmin, query: InstanceQuery) -> DeleteResult:
+            async with self._deletion:
+                return await delete(admin, query)
+
+        return delete_instance_bulk
 
     def _runtime(self, keep: dict[str, float] | None = None) -> Runtime:
         if self._store == "postgres":
@@ -106,18 +126,16 @@ class Campaign:
             ended, count = 4 * trees + running, 4 * trees + 2 * running
             await _until(runtimes[0], InstanceQuery(), count)
             await _until(runtimes[0], InstanceQuery(statuses=frozenset({Status.COMPLETED})), ended)
-            before: list[float] = []
-            for each in range(ROUNDS):
-                before += await _probe(runtimes, f"before-{each}", 20)
         begun = time.monotonic()
         async with self._workers({"completed": 0}) as runtimes:
-            during = await self._delete(runtimes, running)
+            without, beside = await self._delete(runtimes, running)
             took = time.monotonic() - begun
             await _until(runtimes[0], InstanceQuery(name="tree"), 0)
             await self._check(runtimes[0], running)
         print(
             f"{self._store}: {trees} ended trees gone in {took:.0f} s, {running} running "
-            f"ones whole; p99 {_p99(before):.1f} ms before, {_p99(during):.1f} ms during",
+            f"ones whole; {_figures(without)} without deletions, {_figures(beside)} beside them: "
+            f"p99 {_quantile(beside, 99) / _quantile(without, 99):.2f} x",
             flush=True,
         )
 
@@ -128,13 +146,22 @@ class Campaign:
             number = 1 if self._store == "filesystem" else 2
             yield [await opened.enter_async_context(self._runtime(keep)) for _ in range(number)]
 
-    async def _delete(self, runtimes: list[Runtime], running: int) -> list[float]:
-        """Probe until no ended tree is left but the last ones that began. Return the latencies."""
-        latencies: list[float] = []
+    async def _delete(
+        self, runtimes: list[Runtime], running: int
+    ) -> tuple[list[float], list[float]]:
+        """Probe until no ended tree is left but the last ones that began.
+
+        Return the latencies without deletions and beside them.
+        """
+        without: list[float] = []
+        beside: list[float] = []
         while await runtimes[0].admin.count(InstanceQuery(name="tree", id_prefix="tree-")):
-            latencies += await _probe(runtimes, f"during-{len(latencies)}", 20)
             assert await runtimes[0].admin.count(InstanceQuery(name="long")) == running
-        return latencies
+            async with self._deletion:
+                without += await _probe(runtimes, f"without-{len(without)}", ROUND_PROBES)
+            for _ in range(ROUNDS_BESIDE):
+                beside += await _probe(runtimes, f"beside-{len(beside)}", ROUND_PROBES)
+        return without, beside
 
     async def _check(self, runtime: Runtime, running: int) -> None:
         for each in range(running):
@@ -173,8 +200,13 @@ async def _probe(runtimes: list[Runtime], prefix: str, number: int) -> list[floa
     return latencies
 
 
-def _p99(latencies: list[float]) -> float:
-    return sorted(latencies)[len(latencies) * 99 // 100]
+def _quantile(latencies: list[float], percent: int) -> float:
+    return sorted(latencies)[len(latencies) * percent // 100]
+
+
+def _figures(latencies: list[float]) -> str:
+    p50, p99 = _quantile(latencies, 50), _quantile(latencies, 99)
+    return f"p50 {p50:.1f} and p99 {p99:.1f} ms of {len(latencies)}"
 
 
 if __name__ == "__main__":

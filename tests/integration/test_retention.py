@@ -2,6 +2,7 @@
 
 import asyncio
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 
@@ -73,10 +74,10 @@ HANDLERS = [echo, leaf, tree, fails, waits, awaits, own, leaves_a_child]
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Let housekeeping look all the time, in batches of two."""
+    """Let housekeeping look all the time, in pages of two, and hardly pause."""
     monkeypatch.setattr(housekeeping, "_DELETE_SECONDS", 0.02)
     monkeypatch.setattr(housekeeping, "_PAUSE_SECONDS", 0.001)
-    monkeypatch.setattr("perdure.client.retention.BATCH_ROOTS", 2)
+    monkeypatch.setattr("perdure.client.retention._PAGE_ITEMS", 2)
 
 
 async def ids(runtime):
@@ -200,6 +201,51 @@ async def test_the_bound_is_exact_on_every_store(make_every_store):
         assert "tree" not in await due(ended["tree"] + 30 * DAY_MS)
         assert "tree" in await due(ended["tree"] + 30 * DAY_MS + 1)
         assert sorted(await due(ended["tree"] + 9_000 * DAY_MS)) == ["own", "tree"]
+
+
+async def test_instances_that_are_kept_forever_are_not_read_again_and_again(make_every_store):
+    own_keep = {"own": {Status.COMPLETED: None}}
+    rules = keep_rules({Status.COMPLETED: 0}, own_keep)
+    retention = Retention(rules, frozenset({"own", "leaf", "tree"}))
+    async with Runtime(make_every_store(), HANDLERS) as runtime:
+        for each in range(3):
+            await (await runtime.start(own, False, id=f"own-{each}")).result()
+        await (await runtime.start(leaf, "x", id="leaf")).result()
+        admin = runtime.provider.admin
+        list_instances, read = admin.list_instances, []
+
+        async def noted(*args, **named):
+            page = await list_instances(*args, **named)
+            read.extend(each.instance_id for each in page.instances)
+            return page
+
+        admin.list_instances = noted
+        found = [each async for each in retention.due(admin, 2**42)]
+        assert [each.instance_ids for each in found] == [("leaf",)]
+        assert read == ["leaf"]
+
+
+async def test_a_store_that_answers_slowly_is_asked_less_often(monkeypatch):
+    slept = []
+    clock = ManualClock()
+    monkeypatch.setattr(clock, "sleep", noting(clock.sleep, slept))
+    times = iter(range(0, 1_000_000, 3))  # each look at the time is three seconds later
+    monkeypatch.setattr(housekeeping, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    provider = InMemoryProvider(clock=clock)
+    async with Runtime(provider, HANDLERS) as runtime:
+        await (await runtime.start(leaf, "x", id="leaf")).result()
+    clock.advance(1)
+    async with Runtime(provider, HANDLERS, keep={"completed": 0}) as runtime:
+        await passing_until_only(runtime, clock, set())
+    assert 12 in slept
+
+
+def noting(sleep, slept):
+    async def noted(seconds):
+        slept.append(seconds)
+        await sleep(seconds)
+
+    return noted
 
 
 async def test_two_workers_at_once_do_no_harm(make_every_store, quick):

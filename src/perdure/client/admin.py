@@ -198,12 +198,12 @@ class Administration:
 
 
 async def read_instances(
-    admin: ProviderAdmin, query: InstanceQuery | None = None
+    admin: ProviderAdmin, query: InstanceQuery | None = None, page_items: int = PAGE_ITEMS_MAX
 ) -> AsyncIterator[InstanceInfo]:
     """Iterate over all instances that fit, newest first, page by page."""
     cursor: str | None = None
     while True:
-        page = await admin.list_instances(query, cursor=cursor, limit=PAGE_ITEMS_MAX)
+        page = await admin.list_instances(query, cursor=cursor, limit=page_items)
         for info in page.instances:
             yield info
         if (cursor := page.next_cursor) is None:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from perdure.client.admin import read_instances
 from perdure.client.formats import utc_time
 from perdure.providers.records import InstanceQuery, KeepRule
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Mapping
+    from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
     from perdure.model.status import Status
     from perdure.providers.administration import ProviderAdmin
     from perdure.providers.records import InstanceInfo, WorkerInfo
 
-BATCH_ROOTS: Final = 20
-"""Roots that are deleted between two pauses."""
+_PAGE_ITEMS: Final = 20
+"""Few at a time: an instance is listed with its output, which may be large."""
 
 
 def keep_rules(
@@ -46,7 +47,7 @@ class Retention:
         return self._kept.get((None, status))
 
     async def due(self, admin: ProviderAdmin, now_ms: int) -> AsyncIterator[InstanceQuery]:
-        """Yield queries, each for a batch of roots that have been kept long enough.
+        """Yield a query for each root that has been kept long enough.
 
         A query does not fit a root that has gone on since.
         """
@@ -54,31 +55,32 @@ class Retention:
             if rule.kept_ms is None:
                 continue
             bound = utc_time(now_ms - rule.kept_ms)
-            # One that was created later has ended later: a store need not look at it.
-            query = InstanceQuery(
-                statuses=frozenset({rule.status}),
-                name=rule.name,
-                roots_only=True,
-                created_before=bound,
-                completed_before=bound,
-            )
-            cursor: str | None = None
-            while True:
-                page = await admin.list_instances(query, cursor=cursor, limit=BATCH_ROOTS)
-                fitting = (each for each in page.instances if self._is_under(rule, each))
-                ids = tuple(each.instance_id for each in fitting)
-                if ids:
-                    yield InstanceQuery(instance_ids=ids, completed_before=bound)
-                if (cursor := page.next_cursor) is None:
-                    break
+            for name in self._names_under(rule):
+                # One that was created later has ended later: a store need not look at it.
+                query = InstanceQuery(
+                    statuses=frozenset({rule.status}),
+                    name=name,
+                    roots_only=True,
+                    created_before=bound,
+                    completed_before=bound,
+                )
+                async for info in read_instances(admin, query, _PAGE_ITEMS):
+                    if name is not None or (info.name, rule.status) not in self._kept:
+                        yield InstanceQuery(
+                            instance_ids=(info.instance_id,), completed_before=bound
+                        )
 
     async def count_due(self, admin: ProviderAdmin, now_ms: int) -> int:
         """Return the number of roots that have been kept long enough."""
-        return sum([len(batch.instance_ids or ()) async for batch in self.due(admin, now_ms)])
+        return sum([1 async for _ in self.due(admin, now_ms)])
 
-    def _is_under(self, rule: KeepRule, info: InstanceInfo) -> bool:
-        is_own = self._names is None or info.name in self._names
-        return is_own and (rule.name is not None or (info.name, rule.status) not in self._kept)
+    def _names_under(self, rule: KeepRule) -> Sequence[str | None]:
+        """Return the names to look for: a store finds a name without reading others' instances."""
+        if self._names is None:
+            return (rule.name,)
+        if rule.name is not None:
+            return (rule.name,) if rule.name in self._names else ()
+        return sorted(each for each in self._names if (each, rule.status) not in self._kept)
 
 
 def deleted_at_ms(info: InstanceInfo, retentions: Iterable[Retention]) -> int | None:

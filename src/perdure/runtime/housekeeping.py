@@ -33,8 +33,10 @@ _FIRST_SECONDS = 0.25
 _UNBLOCK_SECONDS = 15.0
 """Repeated, because in a rolling deploy the old code goes on after the new code has started."""
 _DELETE_SECONDS = 60.0
-_PAUSE_SECONDS = 0.1
-"""Between two batches of deletions, so that the work of others comes first."""
+_PAUSE_SECONDS = 0.005
+_PAUSES = 4
+"""After each tree, a pause of so many times as long as its deletion took, at least
+``_PAUSE_SECONDS``: others meet one small commit at most, and a busy store is asked less often."""
 
 
 class LockRenewer:
@@ -265,7 +267,7 @@ class Housekeeping:
                 await admin.resume_instance(info.instance_id)
 
     async def delete_ended(self) -> None:
-        """Delete the roots that have been kept long enough, each with its tree, in small batches.
+        """Delete the roots that have been kept long enough, one by one, each with its tree.
 
         Each tree goes in one transaction that finds all of it ended, so two workers may do this at
         once. A worker that leaves it to another one does nothing.
@@ -276,9 +278,11 @@ class Housekeeping:
         others = [each for each in await admin.list_workers() if each.worker_id != self._owner]
         share = share_out([*others, self._describe()])[self._owner]
         deleted = 0
-        async for batch in share.due(admin, self._clock.now_ms()):
-            deleted += (await admin.delete_instance_bulk(batch)).instances
-            await self._clock.sleep(_PAUSE_SECONDS)
+        async for root in share.due(admin, self._clock.now_ms()):
+            began = time.monotonic()
+            deleted += (await admin.delete_instance_bulk(root)).instances
+            took = time.monotonic() - began
+            await self._clock.sleep(max(_PAUSE_SECONDS, _PAUSES * took))
         if deleted:
             log.info("deleted %d instances that had been kept long enough", deleted)
 
