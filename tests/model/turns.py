@@ -235,7 +235,7 @@ def _carry_visible(instance: Instance, lock: Lock, now_ms: int) -> list[Message]
         known = {each.message_id for each in batch}
         others = [
             each
-            for each in visible
+            for each in free
             if not each.is_mail and each.message_id not in known and each.visible_at_ms >= since_ms
         ]
         batch += _that_fit(others, lock)

@@ -423,6 +423,32 @@ class TestBoundedContinuation:
 
         assert (third.continues, bodies(third)) == (True, [completion("a").body])
 
+    async def test_a_keeper_hears_any_number_of_completions_before_its_commit(
+        self, store: Store
+    ) -> None:
+        await create(store, "a")
+        await enqueue(store, raised("a"))
+        first = await take(store, "a", owner=OWNER)
+        await store.provider.ack_orchestration_item(
+            first.lock_token,
+            TurnCommit(execution_id=1, consumed=ids(first), keep_lock_ms=LOCK_MS),
+        )
+        heard: list[str] = []
+        done = [completion("a", result=number) for number in range(3 * BATCH_MESSAGES_MAX)]
+        for start_at in range(0, len(done), BATCH_MESSAGES_MAX):
+            part = done[start_at : start_at + BATCH_MESSAGES_MAX]
+            await store.provider.enqueue_many_for_orchestrator(part)
+            given = await take(store, "a", owner=OWNER)
+            assert given.continues
+            heard += bodies(given)
+        await store.provider.enqueue_many_for_orchestrator(mails("a", 1))
+
+        assert heard == texts(done)
+        assert await fetch(store, owner=OWNER) is None
+        await create(store, "b")
+        await enqueue(store, raised("b"))
+        assert (await take(store, "b", owner=OWNER)).item.instance_id == "b"
+
     async def test_a_released_rest_goes_to_the_next_worker(self, store: Store) -> None:
         sent = await flood(store, "a", BATCH_MESSAGES_MAX + 1)
         first = await take(store, "a", owner=OWNER)

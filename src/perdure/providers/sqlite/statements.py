@@ -444,7 +444,8 @@ MESSAGES_BY_TIME: Final = f"{_MESSAGE} ORDER BY visible_at, message_id"
 """Rows of MessageRow, as in the next two."""
 
 WITHOUT_MAIL: Final = f"""
-{_MESSAGE} AND {_WITHOUT_MAIL} AND visible_at >= ?3 ORDER BY visible_at, message_id
+{_MESSAGE} AND {_WITHOUT_MAIL} AND visible_at >= ?3 AND lock_token IS NOT ?2
+ORDER BY visible_at, message_id
 """
 
 GATHERED_AT_MOST: Final = 128

@@ -238,13 +238,13 @@ BEGIN
     END IF;
     SELECT m.visible_at INTO v_since FROM orchestrator_queue m
     WHERE m.instance_id = p_id AND m.message_id = batch[cardinality(batch)];
-    SELECT batch || that_fit(array_agg(q.message_id), array_agg(q.size), array_agg(q.carried))
+    SELECT batch || that_fit(array_agg(q.message_id), array_agg(q.size), array_agg(false))
     INTO batch
     FROM (
-        SELECT m.message_id, octet_length(m.body)::bigint AS size,
-            m.lock_token IS NOT DISTINCT FROM p_token AS carried
+        SELECT m.message_id, octet_length(m.body)::bigint AS size
         FROM orchestrator_queue m
         WHERE m.instance_id = p_id AND m.visible_at <= p_now
+            AND m.lock_token IS DISTINCT FROM p_token
             AND m.kind NOT IN ('ExternalRaised', 'QueueMessage')
             AND m.visible_at >= coalesce(v_since, m.visible_at) AND NOT m.message_id = ANY (batch)
         ORDER BY m.visible_at, m.message_id
