@@ -151,12 +151,16 @@ class Campaign:
                 await client.schedules.resume("tick")
 
     async def _settle(self) -> None:
-        async with self._runtime() as runtime, asyncio.timeout(LATE_SECONDS):
+        deadline = time.monotonic() + LATE_SECONDS
+        async with self._runtime() as runtime:
             while True:
                 info = await runtime.schedules.describe("tick")
                 is_last = info.paused == str(len(self._settings) - 1)
                 if is_last and not info.running and not info.queued:
                     return
+                if time.monotonic() > deadline:
+                    await self._tell(runtime, time.time())
+                    raise AssertionError(f"it does not settle: {info}")
                 await asyncio.sleep(0.05)
 
     async def check(self) -> None:
@@ -178,14 +182,16 @@ class Campaign:
         assert not found & refused, f"not wanted: {sorted(found & refused)}"
         self._count.write_text(str(len(found)))
 
-    async def _tell(self, client: Client, second: int) -> None:
-        """Print what the schedule did around that second."""
+    async def _tell(self, client: Client, second: float) -> None:
+        """Print what the schedule did around that second, and what has not ended."""
         print("settings", [each for each in self._settings if abs(each[0] - second) < 30])
+        async for view in client.admin.instances():
+            if not view.status.is_final:
+                print(view, await client.provider.admin.list_messages(view.id))
         for execution in await client.admin.executions("tick"):
             for event in await client.history("tick", execution.execution_id):
-                if abs(event.timestamp_ms / 1000 - second) > 8:
-                    continue
-                if not isinstance(event, (events.ActivityScheduled, events.ActivityCompleted)):
+                is_step = isinstance(event, (events.ActivityScheduled, events.ActivityCompleted))
+                if not is_step and abs(event.timestamp_ms / 1000 - second) < LATE_SECONDS + 8:
                     print(event)
 
     def _expected(self) -> tuple[set[int], set[int]]:
