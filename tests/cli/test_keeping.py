@@ -8,7 +8,8 @@ import pytest
 
 from cli import flows
 from integration.conditions import until
-from perdure import Runtime
+from perdure import Runtime, Status
+from perdure.client.retention import Retention, keep_rules
 from perdure.providers.records import InstanceQuery
 
 
@@ -101,6 +102,47 @@ def test_vacuum_gives_space_back(sqlite_cli):
     assert Path("store.db").stat().st_size <= document["bytes_after"]
     sqlite_cli("db", "check")
     assert sqlite_cli("list", "-o", "ids").lines == ["a-1"]
+
+
+def test_an_incremental_store_shrinks_as_instances_are_deleted(sqlite_cli):
+    sqlite_cli.run(*((f"h-{each}", flows.hello, "x" * 20_000) for each in range(40)))
+    assert "kept for new instances" in sqlite_cli("db", "info").out
+    sqlite_cli("db", "vacuum", "--incremental")
+    assert "given back bit by bit" in sqlite_cli("db", "info").out
+    before = Path("store.db").stat().st_size
+
+    sqlite_cli.call(delete_all_by_retention)
+
+    assert Path("store.db").stat().st_size < before / 2
+    sqlite_cli("db", "check")
+    sqlite_cli.run(("h-new", flows.hello, "x" * 20_000))
+    sqlite_cli("db", "vacuum")  # stays incremental
+    assert "given back bit by bit" in sqlite_cli("db", "info").out
+    sqlite_cli("db", "vacuum", "--no-incremental")
+    assert "kept for new instances" in sqlite_cli("db", "info").out
+    assert sqlite_cli("list", "-o", "ids").lines == ["h-new"]
+
+
+def test_a_worker_learns_of_a_store_that_becomes_incremental(sqlite_cli):
+    sqlite_cli.run(*((f"h-{each}", flows.hello, "x" * 20_000) for each in range(40)))
+    before = Path("store.db").stat().st_size
+
+    async def make_incremental_and_delete(client):
+        said = await asyncio.to_thread(sqlite_cli, "db", "vacuum", "--incremental")
+        assert "now" in said.out
+        await delete_all_by_retention(client)
+        info = await client.provider.admin.get_store_info()
+        assert info.details["free_space"] == "given back bit by bit"
+
+    sqlite_cli.call(make_incremental_and_delete)
+    assert Path("store.db").stat().st_size < before / 2
+    sqlite_cli("db", "check")
+
+
+async def delete_all_by_retention(client):
+    retention = Retention(keep_rules({Status.COMPLETED: 0}, {}))
+    async for root in retention.due(client.provider.admin, client.clock.now_ms() + 1):
+        await client.provider.admin.delete_instance_bulk(root)
 
 
 def test_vacuum_while_a_worker_runs(sqlite_cli, start_process):

@@ -297,14 +297,19 @@ async def _count(session: Session, ids: list[str], options: PruneOptions) -> int
 class Vacuums(Protocol):
     """A ProviderAdmin whose store keeps the space of what was deleted until it is asked."""
 
-    def vacuum(self) -> Awaitable[None]:
-        """Give the space back. Errors: StoreBusy, StoreFull."""
+    def vacuum(self, *, incremental: bool | None = None) -> Awaitable[None]:
+        """Give the space back, and from now on bit by bit or not. Errors: StoreBusy, StoreFull."""
         ...
 
 
-@db.add("vacuum", examples=["perdure db vacuum --store shop.db", "perdure db vacuum -o json"])
+@db.add("vacuum", examples=["perdure db vacuum --store shop.db", "perdure db vacuum --incremental"])
+@click.option(
+    "--incremental/--no-incremental",
+    default=None,
+    help="From now on let deletions make the file smaller bit by bit, or no longer.",
+)
 @output_option("table", "json")
-async def vacuum(session: Session, output: str) -> None:
+async def vacuum(session: Session, incremental: bool | None, output: str) -> None:
     """Write the SQLite file anew, without its free space.
 
     It takes as much free space again as the file has, and workers wait meanwhile: choose a quiet
@@ -317,7 +322,7 @@ async def vacuum(session: Session, output: str) -> None:
             f"{session.provider.name} stores give space back by themselves: there is nothing to do",
         )
     before = (await session.admin.get_store_info()).size_bytes or 0
-    await session.admin.vacuum()
+    await session.admin.vacuum(incremental=incremental)
     after = (await session.admin.get_store_info()).size_bytes or 0
     document = {"bytes_before": before, "bytes_after": after}
     said = f"{shown_bytes(before)} before, {shown_bytes(after)} now"

@@ -24,6 +24,7 @@ from perdure.providers.local_files import draft_beside
 from perdure.providers.records import StoreInfo
 from perdure.providers.sqlite import control, instances, listing, reading, snapshots
 from perdure.providers.sqlite.connection import (
+    INCREMENTAL,
     BusyHandler,
     connect_writer,
     disconnect,
@@ -151,13 +152,15 @@ class SqliteAdmin(EngineAdmin):
             raise _there_already(target)
         return _back_up(self._store, target)
 
-    async def vacuum(self) -> None:
+    async def vacuum(self, *, incremental: bool | None = None) -> None:
         """Write the file anew without its free pages. Writers of all processes wait meanwhile.
 
-        Errors: StoreBusy, StoreFull.
+        From then on deletions give free pages back bit by bit if ``incremental`` is True, and keep
+        them for new instances if it is False; None: as before. Errors: StoreBusy, StoreFull.
         """
         self._require_open("vacuum")
-        await self._store.database.system.run_in_thread(_vacuum, self._database)
+        system = self._store.database.system
+        await system.run_in_thread(_vacuum, self._database, incremental)
 
     def describe(self, snapshot: Snapshot, format_version: int, moved_to: str | None) -> StoreInfo:
         path = self._database.path
@@ -174,8 +177,15 @@ class SqliteAdmin(EngineAdmin):
                 "durability": self._database.durability,
                 "sqlite": apsw.sqlite_lib_version(),
                 "journal_mode": snapshot.row("PRAGMA journal_mode")[0],
+                "free_space": _given_back(snapshot),
             },
         )
+
+
+def _given_back(snapshot: Snapshot) -> str:
+    """Say what becomes of the space of instances that are deleted."""
+    is_incremental = snapshot.row("PRAGMA auto_vacuum")[0] == INCREMENTAL
+    return "given back bit by bit" if is_incremental else "kept for new instances"
 
 
 def _check_integrity(snapshot: Snapshot, label: str) -> None:
@@ -188,13 +198,15 @@ def _check_integrity(snapshot: Snapshot, label: str) -> None:
     rules.check_readiness([row[0] for row in snapshot.rows(_WITHOUT_READINESS)])
 
 
-def _vacuum(database: FileDatabase) -> None:
+def _vacuum(database: FileDatabase, incremental: bool | None) -> None:
     try:
         # A connection of its own: its waits for other writers disturb no other statement.
         handler = BusyHandler(database.system)
         connection = connect_writer(database.path, database.durability, handler)
         try:
             connection.pragma("temp_store", 1)  # the copy is as large as the file
+            if incremental is not None:
+                connection.pragma("auto_vacuum", INCREMENTAL if incremental else 0)
             connection.execute("VACUUM")
             # The file shrinks when the log is copied into it.
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()

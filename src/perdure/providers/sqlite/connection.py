@@ -55,6 +55,9 @@ puts it into the next slot in turn, so that each execution searches half of the 
 search took 5 % of a step.
 """
 
+INCREMENTAL: Final = 2
+"""The value of PRAGMA auto_vacuum for a file whose free pages are given back bit by bit."""
+
 _SYNCHRONOUS: Final = {"full": 2, "relaxed": 1}
 
 MIGRATIONS: Final = load_migrations("perdure.providers.sqlite")

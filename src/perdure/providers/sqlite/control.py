@@ -235,7 +235,7 @@ def delete_atomic(tx: Transaction, instance_ids: Sequence[str], force: bool) -> 
         for child_id in instances.list_children(tx, instance_id):
             if child_id not in named:
                 raise rules.would_orphan(child_id, instance_id)
-    return instances.add_up([instances.delete_instance(tx, each) for each in found], DeleteResult)
+    return _delete(tx, found)
 
 
 def list_oldest(
@@ -272,7 +272,13 @@ def delete_finished_tree(
     tree = instances.tree_of(tx, root_id)
     if not all(instances.has_ended(tx, member) for member in tree):
         return DeleteResult()
-    return instances.add_up([instances.delete_instance(tx, each) for each in tree], DeleteResult)
+    return _delete(tx, tree)
+
+
+def _delete(tx: Transaction, instance_ids: Sequence[str]) -> DeleteResult:
+    deleted = [instances.delete_instance(tx, each) for each in instance_ids]
+    tx.give_back_pages()
+    return instances.add_up(deleted, DeleteResult)
 
 
 def prune(tx: Transaction, instance_id: str, options: PruneOptions) -> PruneResult:

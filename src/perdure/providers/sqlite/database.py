@@ -68,6 +68,11 @@ PAGES_TO_WARN: Final = 14_000
 _PAGE_BYTES: Final = 4_120
 """Of a page and its header in the log."""
 
+_FREE_PART: Final = 10
+"""A tenth of the pages may be free: new instances take them without making the file longer."""
+_PAGES_GIVEN_BACK: Final = 16
+"""At most so many in a transaction, so that others hardly wait for it."""
+
 _WRITABLE_BY_OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
 
 _SETTLED_NS: Final = 100_000_000
@@ -305,6 +310,14 @@ class FileTransaction(Transaction):
     __slots__ = ()
 
     keeps_checksums = True
+
+    def give_back_pages(self) -> None:
+        """Only for a file that ``SqliteAdmin.vacuum(incremental=True)`` has written anew."""
+        if self.row("PRAGMA auto_vacuum")[0] != connections.INCREMENTAL:
+            return
+        free, pages = (self.row(f"PRAGMA {each}")[0] for each in ("freelist_count", "page_count"))
+        if free > pages // _FREE_PART:
+            self.rows(f"PRAGMA incremental_vacuum({_PAGES_GIVEN_BACK})")
 
 
 class FileDatabase(Database):

@@ -218,6 +218,9 @@ class Transaction(Snapshot):
         self._tokens += count
         return [self.holder + token for token in tokens] if self.holder else tokens
 
+    def give_back_pages(self) -> None:
+        """Make the store smaller by a few free pages; called after a deletion."""
+
     def change(self, sql: str, bindings: Sequence[Any]) -> int:
         """Run a statement without rows and return how many rows it touched."""
         self._write(sql, bindings)
