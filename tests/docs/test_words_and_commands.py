@@ -50,9 +50,11 @@ def test_commands_and_their_options_exist(page):
             found = command.get_command(context, words[0].rstrip(",.:"))
             assert found is not None, f"{page.name}: {line!r}"
             command, words = found, words[1:]
-        known = {name for option in command.get_params(context) for name in option.opts} | {
-            "--help"
-        }
+        known = {
+            name
+            for option in command.get_params(context)
+            for name in (*option.opts, *option.secondary_opts)
+        } | {"--help"}
         words = words[: words.index("--")] if "--" in words else words
         options = {word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)}
         assert options <= known, f"{page.name}: {line!r} has unknown options {options - known}"
