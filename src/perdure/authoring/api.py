@@ -60,6 +60,7 @@ def wait_for_event(name: str, type: Any = Any) -> Step[Any]:  # noqa: A002
     Data that does not fit the type raises PayloadError at the ``await``.
     """
     recorder = require_recorder("wait_for_event()")
+    _check_type(type)
     return recorder.wait(check_id(name, "event name"), type, is_message=False)
 
 
@@ -77,7 +78,13 @@ def next_message(queue: str, type: Any = Any) -> Step[Any]:  # noqa: A002
     Data that does not fit the type raises PayloadError at the ``await``.
     """
     recorder = require_recorder("next_message()")
+    _check_type(type)
     return recorder.wait(check_id(queue, "queue name"), type, is_message=True)
+
+
+def _check_type(type: object) -> None:  # noqa: A002
+    if isinstance(type, str):
+        raise UsageError(f"the second argument is a type, such as bool, not the text {type!r}")
 
 
 def now() -> datetime.datetime:
@@ -297,6 +304,14 @@ class State:
     """
 
     __slots__ = ()
+
+    if not TYPE_CHECKING:  # a type checker finds these by itself
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(f'state has no attribute {name!r}; write state["{name}"]')
+
+        def __setattr__(self, name: str, value: object) -> None:
+            raise AttributeError(f'state has no attribute {name!r}; write state["{name}"] = ...')
 
     def __getitem__(self, key: str) -> Any:
         return require_recorder("state").state_read(key, Any)

@@ -441,11 +441,10 @@ class Promise(Generic[R_co]):
     async def _wait(self) -> R_co:
         raw = await Instance[msgspec.Raw](promise_id(self.key), msgspec.Raw).result()
         recorder, where = require_recorder("promise()"), f"promise {self.key!r}"
-        rejected = recorder.decode(raw, Answer[Any], where=where).rejected
-        if rejected is not None:
-            raise PromiseRejected(rejected)
-        answer: Any = Answer
-        value: R_co = recorder.decode(raw, answer[self._type], where=where).value
+        answer: Answer[msgspec.Raw] = recorder.decode(raw, Answer[msgspec.Raw], where=where)
+        if answer.rejected is not None:
+            raise PromiseRejected(answer.rejected)
+        value: R_co = recorder.decode(answer.value, self._type, where=where)
         return value
 
     def __repr__(self) -> str:

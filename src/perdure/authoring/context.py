@@ -318,6 +318,8 @@ def require_scope(what: str) -> ActivityScope:
     """Return the attempt of the current context; raise UsageError if there is none."""
     scope = _scope.get(None)
     if scope is None:
+        if find_recorder() is not None:
+            raise UsageError(f"{what} works only inside an activity, and this is an orchestration")
         raise UsageError(
             f"{what} works only inside an activity that a runtime started; in a thread that the "
             "activity starts, it works with contextvars.copy_context().run(...) or "

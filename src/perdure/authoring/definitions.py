@@ -85,7 +85,8 @@ class _Handler(Generic[P, R]):
 
     def __init__(self, fn: Callable[..., Any], name: str | None) -> None:
         if not inspect.isfunction(fn):
-            raise UsageError(f"@{self.kind} takes a plain function, not {fn!r}")
+            named = f"; write @{self.kind}(name={fn!r})" if isinstance(fn, str) else ""
+            raise UsageError(f"@{self.kind} takes a plain function, not {fn!r}{named}")
         self.fn: Callable[P, Any] = fn
         """The plain function; if it is async, it returns a coroutine."""
         self.name: str = limits.check_id(fn.__name__ if name is None else name, "name")

@@ -1,12 +1,14 @@
 """Finds likely mistakes in orchestrations: by reading the source, without running it.
 
-Two kinds are found: calls that return another value on replay, and steps that are not awaited.
+Found are calls that return another value on replay, steps that are not awaited, and locks that all
+instances share.
 A line with the comment ``# perdure: allow`` is left out.
 """
 
 from __future__ import annotations
 
 import ast
+import asyncio
 import datetime
 import inspect
 import os
@@ -20,6 +22,7 @@ from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from perdure.authoring import api
+from perdure.authoring.communication import instance
 from perdure.authoring.definitions import Activity, Orchestration
 from perdure.errors import ForbiddenInOrchestration
 
@@ -54,6 +57,10 @@ _INSTEAD: Final[Mapping[Callable[..., Any], str]] = {
     os.getenv: "side_effect(), or pass it as an argument",
 }
 _STEPS: Final = (api.wait_for_event, api.next_message)
+_SHARED: Final = (
+    *(asyncio.Lock, asyncio.Event, asyncio.Condition, asyncio.Semaphore, asyncio.Barrier),
+    *(asyncio.Queue, asyncio.Future),
+)
 _SETS: Final = (set, frozenset)
 _IN_ORDER: Final = (list, tuple, enumerate, iter, reversed, zip, map)
 _FUNCTIONS_MAX: Final = 200
@@ -172,6 +179,9 @@ class _Reader:
                     f"calls {shown}() {{at}} without await: its result and its errors are lost, "
                     f"and it is cancelled when the function ends; write await {shown}(...)"
                 )
+            case ast.Expr(value=ast.Call() as call) if self._is_coroutine(call):
+                shown = ast.unparse(call.func)
+                return f"calls {shown}() {{at}} without await, so it does not run; write await"
             case ast.Call():
                 called = self.named(node.func)
                 if isinstance(called, FunctionType):
@@ -185,6 +195,11 @@ class _Reader:
                 return (
                     "reads os.environ {at}, which another worker may have with other values; use "
                     "perdure's side_effect(), or pass it as an argument"
+                )
+            case ast.Name() | ast.Attribute() if isinstance(self.named(node), _SHARED):
+                return (
+                    f"uses {ast.unparse(node)} {{at}}, which all instances of this process share "
+                    "and which is lost when the process ends; make it inside of the orchestration"
                 )
             case ast.For(iter=source) if self._is_set(source) and self._takes_steps(node):
                 return _SET_TEXT
@@ -208,6 +223,13 @@ class _Reader:
         return isinstance(called, (Activity, Orchestration)) or any(
             called is each for each in _STEPS
         )
+
+    def _is_coroutine(self, call: ast.Call) -> bool:
+        """Return True for a call of an async function, or of a method of ``instance(...)``."""
+        func = call.func
+        if isinstance(func, ast.Attribute) and isinstance(func.value, ast.Call):
+            return self.named(func.value.func) is instance
+        return inspect.iscoroutinefunction(self.named(func))
 
     def _takes_steps(self, loop: ast.AST) -> bool:
         return any(

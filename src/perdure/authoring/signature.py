@@ -156,7 +156,12 @@ class HandlerSignature:
         """Resolve every annotation; raise UsageError for one that no value can be read as."""
         types = self._types or self._resolve()
         for parameter, annotation in zip(self._parameters, types.arguments, strict=True):
-            codec.check_type(annotation, where=f"argument {parameter.name!r} of {self._label}")
+            try:
+                codec.check_type(annotation, where=f"argument {parameter.name!r} of {self._label}")
+            except PayloadError as error:
+                shown = f"{parameter.name}: {getattr(annotation, '__name__', '...')} = RESOURCE"
+                error.add_note(f"a pool or client of the worker is not an argument: write {shown}")
+                raise
         codec.check_type(types.result, where=self._result_label)
         for name, annotation in types.resources.items():
             if not isinstance(annotation, type) or annotation is object:

@@ -97,7 +97,8 @@ def _now(info: InstanceInfo, insight: Insight) -> str:
     said = insight.sentence
     if info.status is Status.BLOCKED and insight.error:
         said = f"{said}: {insight.error}"
-    if info.custom_status is not None and info.status.of_instance is Status.RUNNING:
+    is_own = info.name.startswith("perdure.")  # its status is for perdure schedule, not for people
+    if info.custom_status is not None and info.status.of_instance is Status.RUNNING and not is_own:
         return f"{said} · {shown_text(info.custom_status)}"
     return said
 

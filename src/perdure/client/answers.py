@@ -109,8 +109,8 @@ async def _withdraw(client: Client, handle: Handle[Reply], question: Ask) -> Rep
     except InstanceFinished:
         return await handle.result()
     note = (
-        "the request is still in its mailbox, and a late reply is dropped; give the request an id "
-        "to ask for its reply again"
+        "the code may still read the request, and a late reply is dropped; answer each request "
+        "with reply() or reject(), and give it an id to ask for its reply again"
     )
     raise await _unanswered(client, question, note) from None
 

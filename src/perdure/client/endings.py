@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeAlias, T
 
 import msgspec
 
+from perdure.authoring.context import find_recorder
 from perdure.client.insights import read_insight
 from perdure.client.instance import block_of
 from perdure.errors import ProviderError, UsageError, WaitTimeout
@@ -297,6 +298,11 @@ async def timed_out(
 
 def check_loop(loop: asyncio.AbstractEventLoop) -> None:
     """Raise UsageError on another event loop: instances of this process run and end on one."""
+    if find_recorder() is not None:
+        raise UsageError(
+            "an orchestration uses no runtime and no client: call the other orchestration "
+            "(await child(...)), or use start_detached(), raise_event_to() or instance(id).result()"
+        )
     if asyncio.get_running_loop() is not loop:
         raise UsageError(
             "this runtime runs on another event loop: from here, hand the call over to it with "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import traceback
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +30,7 @@ from perdure.engine.outcome import (
 )
 from perdure.engine.recorder import CodeRecorder
 from perdure.engine.tasks import Unwinding
-from perdure.engine.user_code import boundary
+from perdure.engine.user_code import boundary, explain_foreign
 from perdure.engine.waits import Scope, Wait, list_scopes, list_sites, list_waits
 from perdure.errors import (
     CannotUnwrap,
@@ -56,7 +55,6 @@ _log = logging.getLogger("perdure.orchestration")
 
 _TERMINAL = frozenset(events.Terminal.__subclasses__())
 _CLEANUP_ERROR_CHARACTERS_MAX = 500
-_FOREIGN = ("attached to a different loop", "bound to a different event loop", "Task got bad yield")
 _REASONS: dict[type[Any], str] = {
     Completed: "completed",
     Failed: "failed",
@@ -566,7 +564,7 @@ class TurnEnding:
             return Failed(describe_exception(error))
         failure = root.exception()
         if failure is not None:
-            return Failed(describe_exception(_explained(failure)))
+            return Failed(describe_exception(explain_foreign(failure)))
         try:
             output = recorder.handler.signature.encode_result(root.result(), recorder.codec)
         except PayloadError as error:
@@ -629,19 +627,3 @@ def _stuck(recorder: CodeRecorder) -> ForbiddenInOrchestration:
         f"the orchestration waits at {places}, but no step is open that could ever wake it: "
         "await steps, timers, events or messages; to wait until it is cancelled, await an event"
     )
-
-
-def _explained(error: BaseException) -> BaseException:
-    """Replace asyncio's error for a foreign awaitable by one that says what to do."""
-    text = str(error) if type(error) is RuntimeError else ""
-    if not any(words in text for words in _FOREIGN):
-        return error
-    places = [summary for summary in traceback.extract_tb(error.__traceback__) if summary.line]
-    last = places[-1] if places else None
-    where = f" at {last.filename}:{last.lineno}" if last is not None else ""
-    explained = ForbiddenInOrchestration(
-        f"the orchestration awaited something foreign{where}; "
-        "only steps and asyncio's own awaitables can be awaited, make it an activity"
-    )
-    explained.__cause__ = error
-    return explained

@@ -18,12 +18,14 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from perdure.authoring.context import running
 from perdure.errors import ForbiddenInOrchestration
+from perdure.model.failures import author_line
 from perdure.processes import on_audit_events
 
 if TYPE_CHECKING:
@@ -41,8 +43,11 @@ F = TypeVar("F", bound="Callable[..., Any]")
 _PACKAGE = Path(__file__).parent.parent
 _LIBRARY = str(Path(asyncio.__file__).parent.parent) + os.sep
 _NOT_USERS = (
-    *(f"{_PACKAGE / part}{os.sep}" for part in ("engine", "authoring", "runtime")),
-    *(str(_PACKAGE / module) for module in ("codec.py", "processes.py")),
+    *(
+        f"{_PACKAGE / part}{os.sep}"
+        for part in ("engine", "authoring", "runtime", "client", "providers")
+    ),
+    *(str(_PACKAGE / module) for module in ("codec.py", "limits.py", "processes.py")),
     "<frozen ",
 )
 
@@ -397,3 +402,29 @@ def _handlers() -> Iterator[Any]:
             code = getattr(each, "__code__", None)
             if code is not None:
                 yield code
+
+
+# --- awaitables of others
+
+_SHARED = "bound to a different event loop"
+_SHARED_ADVICE = (
+    "the orchestration waited for a lock, queue or event that the program or other instances share",
+    "make it inside of the orchestration",
+)
+_FOREIGN_ADVICE = (
+    "the orchestration awaited something foreign",
+    "only steps and asyncio's own awaitables can be awaited, make it an activity",
+)
+_FOREIGN = ("attached to a different loop", _SHARED, "Task got bad yield")
+
+
+def explain_foreign(error: BaseException) -> BaseException:
+    """Replace asyncio's error for a foreign awaitable by one that says what to do."""
+    text = str(error) if type(error) is RuntimeError else ""
+    if not any(words in text for words in _FOREIGN):
+        return error
+    line = author_line("".join(traceback.format_tb(error.__traceback__)))
+    advice = _SHARED_ADVICE if _SHARED in text else _FOREIGN_ADVICE
+    explained = ForbiddenInOrchestration(f"{advice[0]}{line and f' at {line}'}; {advice[1]}")
+    explained.__cause__ = error
+    return explained

@@ -260,7 +260,8 @@ _OURS: Final = re.compile(
     r"|[/\\]concurrent[/\\]futures[/\\]|[/\\]asyncio[/\\]"
 )
 _LIBRARY: Final = re.compile(
-    r"^<|[/\\]perdure[/\\]authoring|[/\\]site-packages[/\\]|[/\\]lib[/\\]python3[^/\\]*[/\\]"
+    r"^<|[/\\]perdure[/\\]((authoring|client|providers)[/\\]|limits\.py)"
+    r"|[/\\]site-packages[/\\]|[/\\]lib[/\\]python3[^/\\]*[/\\]"
 )
 
 

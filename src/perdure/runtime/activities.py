@@ -191,12 +191,11 @@ class ActivityDispatcher:
         if event.name not in self._names:
             self._unregistered.check_activity(event.name)
             return None
-        if (
-            self._free_slots <= 0
-            or self._stopping
-            or event.session_id is not None
-            or not (self._takes_untagged if event.tag is None else self._takes(event.tag))
-        ):
+        if not (self._takes_untagged if event.tag is None else self._takes(event.tag)):
+            if event.tag is not None:
+                self._unregistered.note_tag(event.name, event.tag)
+            return None
+        if self._free_slots <= 0 or self._stopping or event.session_id is not None:
             return None
         self._free_slots -= 1
         return Claim(lock_token=self._provider.new_lock_token(), lock_timeout_ms=self._lock_ms)
@@ -460,7 +459,10 @@ class ActivityDispatcher:
         if not self.complete_here(completion, running.lock_token):
             self._background.spawn(self._commit(running, completion=completion))
         if isinstance(completion, work.ActivityFailed):
-            log_failed_activity(running.item, completion.failure)
+            name = running.item.name
+            is_known = name in self._names
+            place = self._registry.resolve_activity(name).place if is_known else ""
+            log_failed_activity(running.item, completion.failure, place)
 
     async def _commit(
         self,

@@ -290,7 +290,7 @@ class Observer:
 def log_failed_orchestration(execution: Execution, failure: Failure) -> None:
     """Log the failure of an instance. No code can catch that of a root: it has a traceback."""
     handler, is_root = execution.handler, execution.started.parent_instance_id is None
-    line, fields = _fields(failure)
+    line, fields = _fields(failure, handler.place)
     level = logging.WARNING if failure.levels < 2 else logging.DEBUG  # the origin was logged
     log.log(
         logging.ERROR if is_root else level,
@@ -310,10 +310,10 @@ def log_failed_orchestration(execution: Execution, failure: Failure) -> None:
     )
 
 
-def log_failed_activity(item: work.ActivityExecute, failure: Failure) -> None:
+def log_failed_activity(item: work.ActivityExecute, failure: Failure, place: str) -> None:
     """Log the last failure of an activity. Its orchestration may catch it."""
     attempts = f" of {item.retry.max_attempts}" if item.retry is not None else ""
-    line, fields = _fields(failure)
+    line, fields = _fields(failure, place)
     log.warning(
         "activity %r of instance %r failed%s, attempt %d%s: %s",
         item.name,
@@ -335,11 +335,20 @@ def log_failed_activity(item: work.ActivityExecute, failure: Failure) -> None:
     )
 
 
-def _fields(failure: Failure) -> tuple[str, dict[str, Any]]:
-    """Return the author's line for the message, and the fields that describe the failure."""
+def _fields(failure: Failure, place: str) -> tuple[str, dict[str, Any]]:
+    """Return the author's line for the message, and the fields that describe the failure.
+
+    A failure without a line of the author, such as a result of another type, has the line of the
+    handler.
+    """
     line = author_line(failure.traceback)
-    fields = {"error_type": failure.type_name, "error_category": failure.category, "line": line}
-    return f" at {line}" if line else "", fields
+    fields = {
+        "error_type": failure.type_name,
+        "error_category": failure.category,
+        "line": line or place,
+    }
+    at = f" at {line}" if line else f" (it is defined at {place})" if place else ""
+    return at, fields
 
 
 class UnregisteredHandlerLog:
@@ -355,6 +364,19 @@ class UnregisteredHandlerLog:
 
     def check_activity(self, name: str) -> None:
         self._check(self._registry.resolve_activity, name)
+
+    def note_tag(self, name: str, tag: str) -> None:
+        """Log that an activity has a tag which this runtime does not take."""
+        if (name, tag) not in self._checked:
+            self._checked.add((name, tag))
+            log.warning(
+                "activity %r has the tag %r, which this runtime does not take; it waits for a "
+                "worker with --tag %s, or RuntimeOptions(tags=TagFilter.default_and(%r))",
+                name,
+                tag,
+                tag,
+                tag,
+            )
 
     def check_orchestration(self, name: str, version: str | None) -> None:
         self._check(self._registry.resolve_orchestration, name, version)

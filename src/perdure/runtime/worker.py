@@ -17,7 +17,7 @@ from perdure.arguments import (
     in_seconds,
     to_seconds,
 )
-from perdure.errors import InvalidValue, PerdureError, ProviderError, StoreClosed
+from perdure.errors import InvalidValue, LockLost, PerdureError, ProviderError, StoreClosed
 from perdure.providers.records import TagFilter
 from perdure.runtime.health import parse_address
 from perdure.runtime.metrics import log
@@ -178,6 +178,8 @@ async def log_failure(answer: Awaitable[object]) -> None:
     """Await a call to the store; log its error instead of raising it."""
     try:
         await answer
+    except LockLost as error:  # usual: the lock has ended, or another call has released it
+        log.debug("%s", error)
     except PerdureError as error:
         log.info("%s", error)
 
