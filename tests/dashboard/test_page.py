@@ -195,7 +195,7 @@ def test_dead_letters_are_deleted_and_requeued(served, tab):
         await provider.enqueue_for_orchestrator(raised(instance_id, "paid", 12))
         while True:
             letters = await provider.admin.list_dead_letters()
-            if instance_id in {each.instance_id for each in letters}:
+            if instance_id in {each.message.instance_id for each in letters}:
                 return
             await asyncio.sleep(0.01)
 
