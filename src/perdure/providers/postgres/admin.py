@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     )
 
 _PAGE_ROWS: Final = 500
-_BEFORE_ALL: Final = (-(2**63), "")
 _NO_DEPTH: Final = QueueDepth(visible=0, delayed=0, locked=0, oldest_visible_age_ms=None)
 
 

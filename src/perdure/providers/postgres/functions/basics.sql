@@ -17,11 +17,10 @@ CREATE OR REPLACE FUNCTION follow_promotion() RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     v_replayed timestamptz := pg_last_xact_replay_timestamp();
-    v_last bigint := floor(extract(epoch FROM v_replayed) * 1000)::bigint;
-    v_now bigint;
-    v_ids text[];
 BEGIN
-    IF v_replayed IS NULL OR EXISTS (SELECT FROM store s WHERE s.replayed_until = v_replayed) THEN
+    IF v_replayed IS NULL THEN
+        RETURN;
+    ELSIF EXISTS (SELECT FROM store s WHERE s.replayed_until = v_replayed) THEN
         RETURN;
     END IF;
     PERFORM 1 FROM store FOR UPDATE;
@@ -29,8 +28,7 @@ BEGIN
         RETURN;  -- another transaction has done it meanwhile
     END IF;
     UPDATE store SET replayed_until = v_replayed;
-    v_now := now_ms();
-    PERFORM follow_clock(v_last, v_now);
+    PERFORM follow_clock(floor(extract(epoch FROM v_replayed) * 1000)::bigint, now_ms());
 END $$;
 
 -- Lets locks, sessions and delays that were live at p_last last as long from p_now on. If the clock is
@@ -96,7 +94,7 @@ BEGIN
 END $$;
 
 -- Follows a clock that has gone back by more than a second, once: a batch or a renewal was later than
--- it is now. Returns whether it has. Every fetch calls it first.
+-- it is now.
 CREATE OR REPLACE FUNCTION follow_clock_back() RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -109,13 +107,23 @@ BEGIN
     PERFORM 1 FROM store FOR UPDATE;
     v_latest := latest_time();  -- another transaction may have done it meanwhile
     v_now := now_ms();
-    IF v_latest <= v_now + 1000 THEN
-        RETURN true;
+    IF v_latest > v_now + 1000 THEN
+        PERFORM follow_clock(v_latest, v_now);
+        UPDATE lanes SET used_at = v_now WHERE used_at > v_now;
+        UPDATE store SET latest_at = v_now;
     END IF;
-    PERFORM follow_clock(v_latest, v_now);
-    UPDATE lanes SET used_at = v_now WHERE used_at > v_now;
-    UPDATE store SET latest_at = v_now;
     RETURN true;
+END $$;
+
+-- Begins a fetch and returns the time. The fetch does not wait for the disk: a lock that a crash of the
+-- server loses is like one that has expired. Of two fetches with the same tokens, the second waits.
+CREATE OR REPLACE FUNCTION begin_fetch(p_tokens text[]) RETURNS bigint
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM set_config('synchronous_commit', 'off', true),
+        pg_advisory_xact_lock(hashtextextended(p_tokens[1], 0)), follow_promotion(),
+        follow_clock_back();
+    RETURN now_ms();
 END $$;
 
 -- Returns the latest time of a batch or a renewal; NULL if the store was moved.
@@ -208,10 +216,7 @@ DECLARE
     v_answer text;
     v_behind bigint := now_ms() - (p_operations #>> '{0,sent}')::bigint;
 BEGIN
-    PERFORM pg_advisory_xact_lock(hashtextextended(p_lane, 0));
-    IF pg_last_xact_replay_timestamp() IS NOT NULL THEN
-        PERFORM follow_promotion();
-    END IF;
+    PERFORM pg_advisory_xact_lock(hashtextextended(p_lane, 0)), follow_promotion();
     IF v_behind > 0 THEN
         PERFORM set_config('perdure_client.behind_ms', v_behind::text, true);
     END IF;
@@ -295,6 +300,25 @@ BEGIN
     END;
 END $$;
 
+-- Returns the route of an instance: that of the turn or the start that has named it, or an undecided
+-- one.
+CREATE OR REPLACE FUNCTION route_of_instance(
+    p_id text, i instances, p_is_open boolean, p_new_starts bigint
+) RETURNS text
+LANGUAGE sql STABLE AS $$
+    SELECT CASE
+        WHEN i.named OR i.started THEN route_of(i.name, i.version)
+        ELSE undecided_route(p_id, i.name, i.version, p_is_open, p_new_starts)
+    END
+$$;
+
+-- Tells whether the row of an instance in instance_locks is in the index instance_locks_awake, if a
+-- message waits: it has no lock, no delay and no pause.
+CREATE OR REPLACE FUNCTION is_awake(l instance_locks) RETURNS boolean
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT l.lock_token IS NULL AND l.not_before IS NULL AND NOT l.suspended
+$$;
+
 -- Adds messages in their order. A start also adds its instance to the list of instances. The caller
 -- has locked the rows in instance_locks. Returns the earliest time at which one of these instances
 -- is ready, locks and delays ignored.
@@ -348,7 +372,7 @@ BEGIN
         )
         ORDER BY m.position
         RETURNING instance_id, message_id, visible_at, enqueued_at, start_name,
-            kind IN ('ExternalRaised', 'QueueMessage') AS is_mail
+            is_mail(kind) AS is_mail
     ), arrivals AS (
         SELECT
             a.instance_id,
@@ -366,10 +390,7 @@ BEGIN
     ), known AS (
         SELECT
             a.*, i.instance_id IS NOT NULL AS is_listed, h.is_open, x.framework_version,
-            CASE
-                WHEN i.named OR i.started THEN route_of(i.name, i.version)
-                ELSE undecided_route(a.instance_id, i.name, i.version, h.is_open, a.starts)
-            END AS route
+            route_of_instance(a.instance_id, i, h.is_open, a.starts) AS route
         FROM arrivals a
         LEFT JOIN instances i ON i.instance_id = a.instance_id
         LEFT JOIN executions x
@@ -430,6 +451,26 @@ BEGIN
     RETURN v_ready_at;
 END $$;
 
+-- Tells whether a message is mail, which more important messages overtake and which may be held.
+CREATE OR REPLACE FUNCTION is_mail(kind text) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT kind IN ('ExternalRaised', 'QueueMessage')
+$$;
+
+-- Returns the oldest message of an instance that does not carry the token; with p_holds_mail, that is
+-- no mail.
+CREATE OR REPLACE FUNCTION first_message(p_id text, p_token text, p_holds_mail boolean)
+RETURNS TABLE (visible_at bigint, message_id bigint)
+LANGUAGE sql STABLE AS $$
+    SELECT q.visible_at, q.message_id
+    FROM orchestrator_queue q
+    WHERE q.instance_id = p_id
+        AND (p_token IS NULL OR q.lock_token IS DISTINCT FROM p_token)
+        AND NOT (p_holds_mail AND is_mail(q.kind))
+    ORDER BY q.visible_at, q.message_id
+    LIMIT 1
+$$;
+
 -- Computes readiness again from the queued messages, after some were removed or unlocked. The
 -- caller has locked the rows. Returns the earliest time at which one of these instances is ready.
 CREATE OR REPLACE FUNCTION update_readiness(p_ids text[]) RETURNS bigint
@@ -439,10 +480,7 @@ DECLARE
 BEGIN
     WITH updated AS (
         UPDATE instance_locks l SET
-            route = CASE
-                WHEN i.named OR i.started THEN route_of(i.name, i.version)
-                ELSE undecided_route(o.instance_id, i.name, i.version, h.is_open, 0)
-            END,
+            route = route_of_instance(o.instance_id, i, h.is_open, 0),
             framework_version = x.framework_version,
             opens_at = CASE WHEN NOT h.is_open THEN s.visible_at END,
             ready_at = CASE WHEN f.message_id IS NOT NULL THEN
@@ -479,15 +517,8 @@ BEGIN
                 )
             END AS is_valid
         ) b
-        LEFT JOIN LATERAL (
-            SELECT q.visible_at, q.message_id
-            FROM orchestrator_queue q
-            WHERE q.instance_id = o.instance_id
-                AND (o.lock_token IS NULL OR q.lock_token IS DISTINCT FROM o.lock_token)
-                AND (NOT (o.mail_held AND b.is_valid)
-                    OR q.kind NOT IN ('ExternalRaised', 'QueueMessage'))
-            ORDER BY q.visible_at, q.message_id
-            LIMIT 1
+        LEFT JOIN LATERAL first_message(
+            o.instance_id, o.lock_token, o.mail_held AND b.is_valid
         ) f ON true
         LEFT JOIN LATERAL (
             SELECT min(q.visible_at) AS visible_at

@@ -147,11 +147,7 @@ BEGIN
     SELECT t.instance_id, t.execution_id, 'Running', t.framework_version, p_now
     FROM jsonb_to_recordset(p_turns)
         AS t (instance_id text, execution_id bigint, framework_version bigint[]);
-    INSERT INTO history (instance_id, execution_id, event_id, data)
-    SELECT t.instance_id, t.execution_id, e.event_id, e.data
-    FROM jsonb_to_recordset(p_turns)
-        AS t (instance_id text, execution_id bigint, history_delta jsonb)
-    CROSS JOIN LATERAL jsonb_to_recordset(t.history_delta) AS e (event_id bigint, data text);
+    PERFORM add_history(p_turns);
     RETURN add_work(jsonb_path_query_array(p_turns, '$[*].worker_items[*]'), p_now);
 END $$;
 

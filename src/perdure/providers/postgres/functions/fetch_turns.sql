@@ -9,15 +9,13 @@ BEGIN
         WITH RECURSIVE found (route) AS (
             (
                 SELECT l.route FROM instance_locks l
-                WHERE l.route IS NOT NULL AND l.ready_at IS NOT NULL
-                    AND l.lock_token IS NULL AND l.not_before IS NULL AND NOT l.suspended
+                WHERE l.route IS NOT NULL AND l.ready_at IS NOT NULL AND is_awake(l)
                 ORDER BY l.route LIMIT 1
             )
             UNION ALL
             SELECT (
                 SELECT l.route FROM instance_locks l
-                WHERE l.route > f.route AND l.ready_at IS NOT NULL
-                    AND l.lock_token IS NULL AND l.not_before IS NULL AND NOT l.suspended
+                WHERE l.route > f.route AND l.ready_at IS NOT NULL AND is_awake(l)
                 ORDER BY l.route LIMIT 1
             )
             FROM found f
@@ -68,8 +66,7 @@ BEGIN
             CROSS JOIN LATERAL (
                 SELECT l.instance_id, l.ready_at, l.ready_id
                 FROM instance_locks l
-                WHERE l.route = r.route AND l.ready_at <= p_now
-                    AND l.lock_token IS NULL AND l.not_before IS NULL AND NOT l.suspended
+                WHERE l.route = r.route AND l.ready_at <= p_now AND is_awake(l)
                     AND (l.opens_at IS NULL OR l.opens_at <= p_now)
                     AND has_route(l.instance_id, l.route, p_routes, p_now)
                     AND fits_versions(l.framework_version, p_ranges)
@@ -118,8 +115,7 @@ BEGIN
                 (
                     SELECT greatest(l.ready_at, l.opens_at) AS due_at
                     FROM instance_locks l
-                    WHERE l.route = r.route AND l.ready_at > p_now
-                        AND l.lock_token IS NULL AND l.not_before IS NULL AND NOT l.suspended
+                    WHERE l.route = r.route AND l.ready_at > p_now AND is_awake(l)
                     ORDER BY l.ready_at
                     LIMIT 1
                 )
@@ -127,7 +123,7 @@ BEGIN
                 SELECT min(l.opens_at)
                 FROM instance_locks l
                 WHERE l.route = r.route AND l.ready_at <= p_now AND l.opens_at > p_now
-                    AND l.lock_token IS NULL AND l.not_before IS NULL AND NOT l.suspended
+                    AND is_awake(l)
             ) h
         ),
         (
@@ -244,8 +240,7 @@ BEGIN
         SELECT m.message_id, octet_length(m.body)::bigint AS size
         FROM orchestrator_queue m
         WHERE m.instance_id = p_id AND m.visible_at <= p_now
-            AND m.lock_token IS DISTINCT FROM p_token
-            AND m.kind NOT IN ('ExternalRaised', 'QueueMessage')
+            AND m.lock_token IS DISTINCT FROM p_token AND NOT is_mail(m.kind)
             AND m.visible_at >= coalesce(v_since, m.visible_at) AND NOT m.message_id = ANY (batch)
         ORDER BY m.visible_at, m.message_id
         LIMIT 33
@@ -314,7 +309,7 @@ BEGIN
             SELECT q.visible_at, q.message_id
             FROM orchestrator_queue q
             WHERE t.is_cut AND q.instance_id = t.instance_id
-                AND q.kind NOT IN ('ExternalRaised', 'QueueMessage')
+                AND NOT is_mail(q.kind)
                 AND NOT q.message_id = ANY (t.batch::bigint[])
                 AND (NOT t.continues OR q.lock_token IS DISTINCT FROM o.lock_token)
             ORDER BY q.visible_at, q.message_id
@@ -352,7 +347,7 @@ LANGUAGE plpgsql SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
-    v_now bigint := now_ms();
+    v_now bigint := begin_fetch(p_tokens);
     v_routes text[] := array_append(p_routes, '');
     v_candidates text[];
     v_ids text[];
@@ -360,17 +355,6 @@ DECLARE
     v_deliveries text[];
     v_batches text[];
 BEGIN
-    -- Do not wait for the disk: a lock that a crash of the server loses is like one that has
-    -- expired.
-    PERFORM set_config('synchronous_commit', 'off', true),
-        pg_advisory_xact_lock(hashtextextended(p_tokens[1], 0));
-    IF pg_last_xact_replay_timestamp() IS NOT NULL THEN
-        PERFORM follow_promotion();
-        v_now := now_ms();
-    END IF;
-    IF follow_clock_back() THEN
-        v_now := now_ms();
-    END IF;
     IF p_again THEN
         SELECT array_agg(d.instance_id), array_agg(d.delivery),
             array_agg(l.lock_token <> d.delivery), array_agg(d.batch)

@@ -235,7 +235,7 @@ LANGUAGE plpgsql SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
-    v_now bigint := now_ms();
+    v_now bigint := begin_fetch(p_tokens);
     v_routes text[] := p_routes;
     v_sessions text[] := '{}';
     v_limit integer := cardinality(p_tokens) + 16;
@@ -246,17 +246,6 @@ DECLARE
     v_messages bigint[];
     v_attempts bigint;
 BEGIN
-    -- Do not wait for the disk: a lock that a crash of the server loses is like one that has
-    -- expired.
-    PERFORM set_config('synchronous_commit', 'off', true),
-        pg_advisory_xact_lock(hashtextextended(p_tokens[1], 0));
-    IF pg_last_xact_replay_timestamp() IS NOT NULL THEN
-        PERFORM follow_promotion();
-        v_now := now_ms();
-    END IF;
-    IF follow_clock_back() THEN
-        v_now := now_ms();
-    END IF;
     IF p_again THEN
         RETURN QUERY
         SELECT

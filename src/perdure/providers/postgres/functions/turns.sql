@@ -48,12 +48,7 @@ BEGIN
             AND (t.status IS NOT NULL OR t.output IS NOT NULL OR t.framework_version IS NOT NULL);
     END IF;
     PERFORM write_instances(p_turns, p_now);
-    INSERT INTO history (instance_id, execution_id, event_id, data)
-    SELECT t.instance_id, t.execution_id, e.event_id, e.data
-    FROM jsonb_to_recordset(p_turns)
-        AS t (instance_id text, execution_id bigint, history_delta jsonb)
-    CROSS JOIN LATERAL jsonb_to_recordset(t.history_delta) AS e (event_id bigint, data text);
-
+    PERFORM add_history(p_turns);
     IF p_parts & 8 > 0 THEN
         PERFORM apply_state(p_turns);
     END IF;
@@ -95,6 +90,16 @@ BEGIN
     IF p_parts & 16 > 0 THEN
         PERFORM delete_idle_locks(ids_of(p_turns));
     END IF;
+END $$;
+
+CREATE OR REPLACE FUNCTION add_history(p_turns jsonb) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO history (instance_id, execution_id, event_id, data)
+    SELECT t.instance_id, t.execution_id, e.event_id, e.data
+    FROM jsonb_to_recordset(p_turns)
+        AS t (instance_id text, execution_id bigint, history_delta jsonb)
+    CROSS JOIN LATERAL jsonb_to_recordset(t.history_delta) AS e (event_id bigint, data text);
 END $$;
 
 -- Refuses a turn that goes on from an event which is not stored: after a failover to a standby that
@@ -333,10 +338,7 @@ DECLARE
 BEGIN
     WITH updated AS (
         UPDATE instance_locks l SET
-            route = CASE
-                WHEN i.named OR i.started THEN route_of(i.name, i.version)
-                ELSE undecided_route(i.instance_id, i.name, i.version, true, 0)
-            END,
+            route = route_of_instance(i.instance_id, i, true, 0),
             framework_version = x.framework_version,
             opens_at = NULL,
             orphaned_at = NULL,
@@ -356,9 +358,7 @@ BEGIN
             yielded_at = CASE WHEN t.keep_lock_ms IS NOT NULL OR y.has_messages THEN
                 y.yielded_at
             END,
-            wake_at = CASE WHEN t.keep_lock_ms IS NOT NULL AND EXISTS (
-                SELECT FROM orchestrator_queue q WHERE q.instance_id = t.instance_id
-            ) THEN p_now + t.keep_lock_ms END
+            wake_at = CASE WHEN y.has_messages THEN p_now + t.keep_lock_ms END
         FROM jsonb_to_recordset(p_turns) AS t (
             instance_id text, token text, keep_lock_ms bigint, status text, returned bigint[]
         )
@@ -376,14 +376,8 @@ BEGIN
         ) y
         JOIN instances i ON i.instance_id = t.instance_id
         JOIN executions x ON x.instance_id = i.instance_id AND x.execution_id = i.execution_id
-        LEFT JOIN LATERAL (
-            SELECT q.visible_at, q.message_id
-            FROM orchestrator_queue q
-            WHERE q.instance_id = t.instance_id
-                AND (t.keep_lock_ms IS NULL OR q.lock_token IS DISTINCT FROM t.token)
-                AND (NOT y.mail_held OR q.kind NOT IN ('ExternalRaised', 'QueueMessage'))
-            ORDER BY q.visible_at, q.message_id
-            LIMIT 1
+        LEFT JOIN LATERAL first_message(
+            t.instance_id, CASE WHEN t.keep_lock_ms IS NOT NULL THEN t.token END, y.mail_held
         ) f ON true
         WHERE l.instance_id = t.instance_id
         RETURNING l.ready_at, l.suspended
