@@ -13,6 +13,7 @@ import pytest
 
 from commit_points import ObservedProvider
 from integration.conditions import until
+from patience import HANG_SECONDS
 from perdure.conformance.factories import LOCK_MS, event, raised, start, started
 from perdure.errors import DuplicateEvent, LockLost, StoreBusy, StoreUnavailable
 from perdure.providers.records import EnqueueCondition, ExecutionMetadata, TurnCommit
@@ -193,6 +194,30 @@ def test_another_process_that_writes_is_waited_for_in_the_thread(path):
         return provider.last_was_here
 
     assert not run(path, write)
+
+
+def test_a_store_that_was_opened_again_waits_for_another_process(path, monkeypatch):
+    is_busy = threading.Event()
+    wait = connection.BusyHandler.__call__
+
+    def note(handler, attempts):
+        is_busy.set()
+        return wait(handler, attempts)
+
+    async def write(provider):
+        await provider.close()
+        await provider.open()
+        monkeypatch.setattr(connection.BusyHandler, "__call__", note)
+        other = apsw.Connection(str(path))
+        other.execute("BEGIN IMMEDIATE")
+        calls = [provider.enqueue_for_orchestrator(start(name)) for name in ("x", "y")]
+        answers = asyncio.gather(*calls)
+        await asyncio.to_thread(is_busy.wait, HANG_SECONDS)
+        other.execute("ROLLBACK")
+        other.close()
+        return await answers
+
+    assert run(path, write) == [True, True]
 
 
 def test_another_process_that_never_ends_is_an_error_in_time(path, monkeypatch):

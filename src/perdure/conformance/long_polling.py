@@ -23,7 +23,7 @@ from perdure.conformance.factories import (
     take,
     take_work,
 )
-from perdure.conformance.harness import checks
+from perdure.conformance.harness import UNTIL_SECONDS_MAX, checks
 from perdure.conformance.requires import requires, requires_absent
 from perdure.providers.records import TagFilter, TurnCommit
 
@@ -36,7 +36,6 @@ OWN_CLOCK_SLACK_MS: Final = 20
 """Two clocks that are not in step may differ by this much about how long a wait was."""
 LONG_MS: Final = 30_000
 _MOMENT_SECONDS: Final = 0.03
-_PATIENCE_SECONDS: Final = 5.0
 
 
 async def settled(task: asyncio.Task[Any], seconds: float = _MOMENT_SECONDS) -> bool:
@@ -72,13 +71,13 @@ async def waited_ms(store: Store, task: asyncio.Task[Any], timeout_ms: int) -> i
     if await settled(task, 1.0):
         return timeout_ms
     await store.advance(TOLERANCE_MS)
-    assert await settled(task, _PATIENCE_SECONDS), "the fetch waited beyond its poll timeout"
+    assert await settled(task, UNTIL_SECONDS_MAX), "the fetch waited beyond its poll timeout"
     return timeout_ms + TOLERANCE_MS
 
 
 async def woken(task: asyncio.Task[Any]) -> Any:
     """Return the answer of the fetch while the store's clock stands still."""
-    assert await settled(task, _PATIENCE_SECONDS), "the fetch was not woken"
+    assert await settled(task, UNTIL_SECONDS_MAX), "the fetch was not woken"
     return task.result()
 
 
@@ -177,6 +176,19 @@ class TestWakingForATurn:
         await store.advance(2_000)
 
         assert (await woken(task)).item.instance_id == "x"
+
+    @requires("hot_path")
+    async def test_a_timer_that_comes_due_wakes_the_owner_of_a_kept_lock(
+        self, store: Store
+    ) -> None:
+        await create(store, "x", owner="me", keep_lock_ms=LONG_MS)
+        await store.provider.enqueue_for_orchestrator(raised("x"), delay_ms=400)
+        task = asyncio.create_task(fetch(store, poll_ms=LONG_MS, owner="me"))
+        await waiting(store, task)
+
+        await store.advance(400)
+
+        assert (await woken(task)).continues
 
     async def test_a_lock_that_expires_frees_its_instance_for_who_waits(self, store: Store) -> None:
         await enqueue(store, start("x"))

@@ -84,6 +84,15 @@ class TestPruning:
         assert await store.admin.list_executions("one") == [3]
         assert await store.admin.list_executions("other") == [1, 2, 3]
 
+    async def test_more_instances_than_a_page_are_each_pruned_once(self, store: Store) -> None:
+        named = [f"i-{number}" for number in range(203)]
+        for instance in named:
+            await create(store, instance)
+
+        for query in (InstanceQuery(instance_ids=tuple(named)), InstanceQuery()):
+            result = await store.admin.prune_executions_bulk(query, PruneOptions())
+            assert (result.instances_processed, result.executions) == (len(named), 0)
+
     async def test_any_query_selects_what_is_pruned_and_the_limit_counts_instances(
         self, store: Store
     ) -> None:
