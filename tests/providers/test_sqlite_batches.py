@@ -12,7 +12,7 @@ import pytest
 from model import ModelProvider
 from perdure.clock import ManualClock
 from perdure.conformance.observation import details, look, totals
-from perdure.errors import PerdureError
+from perdure.errors import DuplicateEvent, PerdureError
 from perdure.model.status import Status
 from perdure.providers.records import (
     ActivityIdentity,
@@ -467,3 +467,35 @@ def test_first_turns_from_the_queue_do_what_the_model_does(tmp_path, before, aft
 
     assert answers.count(None) >= 5
     assert any(each is not None and each[-1] for each in more)
+
+
+async def two_turns_of_one_lock(path):
+    def turn(*event_ids, **fields):
+        records = tuple(HistoryRecord(event_id=each, data="{}") for each in event_ids)
+        return TurnCommit(execution_id=1, history_delta=records, keep_lock_ms=KEEP_MS, **fields)
+
+    named = ExecutionMetadata(name="Shop", version="1.0.0")
+    async with SqliteProvider(path, clock=ManualClock()) as provider:
+        for name in ("x", "y"):
+            first = turn(1, metadata=named)
+            assert await provider.start_orchestration_item(start_of(name), first, name, "me")
+
+        answers = await asyncio.gather(
+            *(
+                provider.ack_orchestration_item(name, turn(event_id))
+                for name, event_id in (("x", 2), ("y", 2), ("x", 3), ("x", 3), ("y", 3))
+            ),
+            return_exceptions=True,
+        )
+
+        assert [type(answer) for answer in answers] == [
+            *[type(None)] * 3,
+            DuplicateEvent,
+            type(None),
+        ]
+        for name in ("x", "y"):
+            assert [record.event_id for record in await provider.read(name)] == [1, 2, 3]
+
+
+def test_two_turns_of_one_lock_in_a_burst_are_committed_one_after_the_other(tmp_path):
+    asyncio.run(two_turns_of_one_lock(tmp_path / "store.db"))

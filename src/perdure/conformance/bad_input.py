@@ -39,6 +39,7 @@ from perdure.providers.records import (
     OrchestratorMessage,
     SessionFetch,
     TagFilter,
+    TimerIdentity,
     TurnCommit,
 )
 
@@ -92,6 +93,13 @@ class TestBadIds:
     async def test_of_an_instance(self, store: Store, bad: Any) -> None:
         with pytest.raises(InvalidValue):
             await store.provider.enqueue_for_orchestrator(changed(start("x"), instance_id=bad))
+
+        await assert_nothing_queued(store)
+
+    @bad_ids
+    async def test_of_a_kind(self, store: Store, bad: Any) -> None:
+        with pytest.raises(InvalidValue):
+            await store.provider.enqueue_for_orchestrator(changed(start("x"), kind=bad))
 
         await assert_nothing_queued(store)
 
@@ -284,6 +292,30 @@ class TestBadNumbersAndTags:
 
         await assert_nothing_queued(store)
 
+    @pytest.mark.parametrize("part", ["execution_id", "timer_id"])
+    async def test_numbers_of_timers_begin_with_one(self, store: Store, part: str) -> None:
+        identity = changed(TimerIdentity(execution_id=1, timer_id=1), **{part: 0})
+
+        with pytest.raises(InvalidValue):
+            await store.provider.enqueue_for_orchestrator(changed(raised("x"), timer=identity))
+
+        await assert_nothing_queued(store)
+
+    @pytest.mark.parametrize("time", [2**63, -1, "5", 1.5], ids=str)
+    async def test_a_time_of_state_that_no_store_can_keep_is_refused(
+        self, store: Store, time: Any
+    ) -> None:
+        await enqueue(store, start("x"))
+        held = await take(store, "x")
+        change = changed(put("k", "1"), updated_at_ms=time)
+
+        with pytest.raises(InvalidValue):
+            await store.provider.ack_orchestration_item(
+                held.lock_token, TurnCommit(execution_id=1, kv_changes=(change,))
+            )
+
+        assert await store.reader.get_kv_value("x", "k") is None
+
     @pytest.mark.parametrize("event_id", [0, -1])
     async def test_event_ids_begin_with_one(self, store: Store, event_id: int) -> None:
         await enqueue(store, start("x"))
@@ -354,6 +386,18 @@ class TestBadNumbersAndTags:
             await store.provider.enqueue_for_worker(activity("x", claim=claim))
 
         await assert_nothing_queued(store)
+
+    async def test_a_work_item_is_retried_as_itself(self, store: Store) -> None:
+        await enqueue_work(store, activity("x"))
+        work = await take_work(store)
+
+        for other in (activity("y"), activity("x", activity_id=99)):
+            with pytest.raises(InvalidValue):
+                await store.provider.ack_work_item(work.lock_token, None, other)
+
+        await store.provider.ack_work_item(work.lock_token, None, activity("x"))
+        assert (await take_work(store)).identity == activity("x").identity
+        assert await fetch_work(store) is None
 
     async def test_a_work_item_is_completed_or_retried_but_not_both(self, store: Store) -> None:
         await enqueue_work(store, activity("x"))

@@ -271,6 +271,23 @@ class TestOvertaking:
         assert sorted(bodies(first)[BATCH_MESSAGES_MAX:]) == sorted(texts(others))
         assert bodies(await take(store, "a")) == texts(sent[BATCH_MESSAGES_MAX:])
 
+    async def test_one_inside_of_the_batch_does_not_hide_one_behind_it(self, store: Store) -> None:
+        half = BATCH_MESSAGES_MAX // 2
+        sent = await flood(store, "a", half)
+        await enqueue(store, completion("a", result="inside"))
+        behind = mails("a", BATCH_MESSAGES_MAX)
+        await store.provider.enqueue_many_for_orchestrator(behind)
+        await enqueue(store, completion("a", result="behind"))
+
+        first = await take(store, "a")
+
+        assert bodies(first) == [
+            *texts(sent),
+            completion("a", result="inside").body,
+            *texts(behind[: half - 1]),
+            completion("a", result="behind").body,
+        ]
+
     async def test_those_that_overtake_are_bounded_too(self, store: Store) -> None:
         await flood(store, "a", BATCH_MESSAGES_MAX + 1)
         done = [completion("a", result=number) for number in range(BATCH_MESSAGES_MAX + 1)]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from perdure.conformance.factories import (
+    LOCK_MS,
     NAME,
     activity,
     bodies,
@@ -168,6 +169,15 @@ class TestBlocking:
         info = await store.admin.get_instance_info("x")
         assert (info.status, info.block) == (Status.BLOCKED, BLOCK)
         assert await store.admin.list_instances_by_status(Status.BLOCKED) == ["x"]
+
+    async def test_an_instance_without_messages_can_be_blocked(self, store: Store) -> None:
+        await create(store, "x")
+        held = await store.provider.admin.lock_instance("x", LOCK_MS)
+
+        await store.provider.abandon_orchestration_item(held.lock_token, block=BLOCK)
+
+        info = await store.admin.get_instance_info("x")
+        assert (info.status, info.block) == (Status.BLOCKED, BLOCK)
 
     async def test_its_messages_and_history_are_intact(self, store: Store) -> None:
         await create(store, "x", history_delta=(event("x", 2),))

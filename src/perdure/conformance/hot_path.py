@@ -344,6 +344,41 @@ class TestKeptLocks:
         await store.provider.abandon_orchestration_item(token)
         assert bodies(await take(store, "a")) == [raised("a").body]
 
+    async def test_a_lock_that_is_not_known_takes_no_other_turn_along(self, store: Store) -> None:
+        for instance_id in ("a", "b"):
+            await create(store, instance_id)
+            await enqueue(store, raised(instance_id))
+        held = [await take(store) for _ in range(2)]
+        tokens = [held[0].lock_token, "not a lock", held[1].lock_token]
+
+        answers = await outcomes(
+            *(
+                store.provider.ack_orchestration_item(token, TurnCommit(execution_id=1))
+                for token in tokens
+            )
+        )
+
+        assert [type(answer) for answer in answers] == [type(None), LockLost, type(None)]
+        assert await fetch(store) is None
+
+    async def test_an_execution_without_events_cannot_begin_in_its_middle(
+        self, store: Store
+    ) -> None:
+        await enqueue(store, start("b"))
+        held = await take(store, "b")
+        named = ExecutionMetadata(name="TestOrch", version="1.0.0")
+        first = TurnCommit(execution_id=1, metadata=named)
+        await store.provider.ack_orchestration_item(held.lock_token, first)
+        await enqueue(store, raised("b"))
+        held = await take(store, "b")
+
+        with pytest.raises(LockLost):
+            await store.provider.ack_orchestration_item(
+                held.lock_token, TurnCommit(execution_id=1, history_delta=(event("b", 2),))
+            )
+
+        assert await store.reader.read("b") == []
+
     async def test_a_turn_that_skips_an_event_takes_no_other_along(self, store: Store) -> None:
         for instance_id in ("a", "b", "c"):
             await create(store, instance_id)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from perdure.conformance.factories import (
     create,
     enqueue,
@@ -20,6 +22,7 @@ from perdure.conformance.factories import (
 from perdure.conformance.harness import checks
 from perdure.conformance.key_value import CLEAR_ALL, clear, put, values
 from perdure.model.status import Status
+from perdure.providers.records import ExecutionMetadata
 
 if TYPE_CHECKING:
     from perdure.conformance.harness import Store
@@ -64,10 +67,13 @@ class TestSnapshots:
 
         assert await snapshot(store, "x") == {"first": "1"}
 
+    @pytest.mark.parametrize("status", [None, Status.RUNNING])
     async def test_a_key_of_the_running_execution_is_seen_by_clients_only(
-        self, store: Store
+        self, store: Store, status: Status | None
     ) -> None:
-        await create(store, "x", kv_changes=(put("k", "1"),))
+        await create(store, "x")
+        metadata = ExecutionMetadata(status=status)
+        await turn(store, "x", kv_changes=(put("k", "1"),), metadata=metadata)
 
         assert await store.reader.get_kv_value("x", "k") == "1"
         assert await snapshot(store, "x") == {}

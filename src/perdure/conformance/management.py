@@ -84,6 +84,7 @@ class TestListing:
                 break
 
         assert sorted(seen) == [f"i-{index}" for index in range(7)]
+        assert (await store.admin.list_instances(limit=7)).next_cursor is None
 
     async def test_a_newcomer_does_not_disturb_the_pages_of_others(self, store: Store) -> None:
         for index in range(4):

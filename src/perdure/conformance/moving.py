@@ -185,6 +185,42 @@ class TestImport:
 
         assert await store.admin.count_instances() == 0
 
+    @pytest.mark.parametrize("part", ["messages", "work"])
+    async def test_a_snapshot_with_parts_of_another_instance_is_refused(
+        self, store: Store, part: str
+    ) -> None:
+        for name in ("x", "y"):
+            await create(store, name, worker_items=(activity(name),))
+            await enqueue(store, raised(name))
+        snapshot = await store.admin.export_instance("x")
+        foreign = getattr(await store.admin.export_instance("y"), part)
+        for name in ("x", "y"):
+            await store.admin.delete_instances_atomic([name], force=True)
+
+        with pytest.raises(InvalidValue):
+            await store.admin.import_instance(msgspec.structs.replace(snapshot, **{part: foreign}))
+
+        assert await store.admin.count_instances() == 0
+        assert await fetch(store) is None
+        assert await fetch_work(store) is None
+
+    async def test_a_snapshot_with_a_bad_message_is_refused(self, store: Store) -> None:
+        await create(store, "x")
+        await enqueue(store, raised("x"))
+        snapshot = await store.admin.export_instance("x")
+        await store.admin.delete_instances_atomic(["x"], force=True)
+        (queued,) = snapshot.messages
+        bad = msgspec.structs.replace(queued.message, kind="")
+
+        with pytest.raises(InvalidValue):
+            await store.admin.import_instance(
+                msgspec.structs.replace(
+                    snapshot, messages=(msgspec.structs.replace(queued, message=bad),)
+                )
+            )
+
+        assert await store.admin.count_instances() == 0
+
     async def test_an_instance_survives_the_way_to_another_store_and_back(
         self, store: Store
     ) -> None:

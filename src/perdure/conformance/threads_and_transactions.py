@@ -6,6 +6,7 @@ import asyncio
 import threading
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from perdure.conformance.factories import (
@@ -173,6 +174,17 @@ class TestUserTransactions:
             await store.provider.settle_in_transaction(item.lock_token, lambda _: completion("a"))
 
         assert len((await take(store, "a")).item.messages) == 1
+
+    async def test_a_completion_that_is_not_valid_is_refused(self, store: Store) -> None:
+        await create(store, "a", worker_items=(activity("a"),))
+        item = await take_work(store)
+        bad = msgspec.structs.replace(completion("a"), kind="")
+
+        with pytest.raises(InvalidValue):
+            await store.provider.settle_in_transaction(item.lock_token, lambda _: bad)
+
+        assert await fetch(store) is None
+        await store.provider.ack_work_item(item.lock_token, completion("a"))
 
     async def test_a_completion_for_another_instance_is_refused(self, store: Store) -> None:
         await create(store, "a", worker_items=(activity("a"),))

@@ -6,7 +6,7 @@ import asyncio
 
 from patience import HANG_SECONDS
 from perdure.clock import ManualClock
-from perdure.providers.waiting import Poll, Signal
+from perdure.providers.waiting import ChangeHub, Poll, Signal
 
 
 def test_what_came_due_after_the_look_is_looked_for_at_once() -> None:
@@ -36,5 +36,21 @@ def test_a_time_under_which_nothing_is_found_is_not_asked_for_without_a_pause() 
         assert clock.next_due_ms() == due_ms + 1
         clock.advance(1)
         assert await again
+
+    asyncio.run(scenario())
+
+
+def test_a_watch_tells_of_each_change_once_and_is_forgotten_with_its_last_reader() -> None:
+    async def scenario() -> None:
+        clock = ManualClock()
+        hub = ChangeHub(clock)
+        with hub.watch("x") as first, hub.watch("x") as second:
+            hub.notify(["x"])
+            for watch in (first, second):
+                assert await watch.wait(0)
+                assert not await watch.wait(0)
+            hub.notify(["y"])
+            assert not await first.wait(0)
+        assert hub._signals == {}
 
     asyncio.run(scenario())
