@@ -31,7 +31,7 @@ SECTIONS = {
         "list": ("list:list_command", "List instances, newest first. Short: ls."),
         "count": ("list:count", "Count instances."),
         "show": ("show:show", "Say what an instance is doing, and show its steps."),
-        "history": ("history:history", "Print the events of an instance."),
+        "history": ("show:history", "Print the events of an instance."),
         "tree": ("show:tree", "Show an instance with its children."),
         "stack": ("show:stack", "Show the line where each branch of the code waits."),
         "peek": ("show:peek", "Print a local variable of the code of an instance."),

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from perdure.schedules.spec import Schedule
 
 
-def load_registry(names: Sequence[str], command: str) -> Registry:
-    return Registry(load_handlers(names, command), codec=load_codec(names))
+def load_code(names: Sequence[str], command: str) -> tuple[Registry, Codec]:
+    """Return the handlers of the modules, and the codec of their payloads."""
+    handlers, codec = load_handlers(names, command), load_codec(names)
+    return Registry(handlers, codec=codec), codec
 
 
 def load_handlers(names: Sequence[str], command: str) -> list[Handler | ModuleType]:

@@ -28,7 +28,6 @@ from perdure.errors import UsageError, shown
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
-    from types import TracebackType
     from typing import Self
 
     from perdure.arguments import Duration
@@ -172,14 +171,9 @@ class BlockingClient(Generic[C]):
             raise
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         try:
-            self.call(self.client.__aexit__, exc_type, exc, traceback)
+            self.call(self.client.__aexit__, *exception)
         finally:
             self._end()
 

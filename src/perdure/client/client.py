@@ -19,6 +19,7 @@ from perdure.arguments import (
 )
 from perdure.authoring.context import require_scope
 from perdure.authoring.definitions import parse_version
+from perdure.client import starting
 from perdure.client.admin import Administration
 from perdure.client.endings import EndWaiter
 from perdure.client.insights import read_stats
@@ -30,23 +31,7 @@ from perdure.client.instance import (
     is_given,
     view_of,
 )
-from perdure.client.starting import (
-    IfChanged,
-    IfExists,
-    Start,
-    Submissions,
-    TraceCarrier,
-    carried_message,
-    check_if_changed,
-    check_kwargs,
-    condition_of,
-    current_trace,
-    delay_ms,
-    pairs_of,
-    refuse_options,
-    target_of,
-    time_of_start,
-)
+from perdure.client.starting import IfChanged, IfExists, Submissions, TraceCarrier
 from perdure.client.steps import read_history, read_open_steps
 from perdure.client.terminate import cancel_delayed, terminate
 from perdure.clock import SystemClock
@@ -74,7 +59,6 @@ if TYPE_CHECKING:
         Iterable,
         Mapping,
     )
-    from types import TracebackType
     from typing import Self
 
     from perdure.arguments import Duration
@@ -157,12 +141,7 @@ class Client:
         _users[store] = _users.get(store, 0) + 1
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         store = stored_in(self.provider)
         others = _users.pop(store, 1) - 1
         if others > 0:
@@ -180,7 +159,7 @@ class Client:
         """Close what ``open()`` has opened. A second call does nothing."""
         if self._is_open:
             self._is_open = False
-            await self.__aexit__(None, None, None)
+            await self.__aexit__()
 
     @asynccontextmanager
     async def lifespan(self, app: object = None) -> AsyncGenerator[None]:
@@ -254,20 +233,20 @@ class Client:
         ``message`` is a mailbox and a value: the instance gets it with its start, or, if it exists,
         at once. ``delay`` is a number of seconds, or a timedelta; ``at`` is a time with a zone.
         """
-        refuse_options(unknown, self.start)
-        check_if_changed(if_changed)
-        target = target_of(orchestration)
+        starting.refuse_options(unknown, self.start)
+        starting.check_if_changed(if_changed)
+        target = starting.target_of(orchestration)
         item = self._start_item(target, args, kwargs, id, version)
         if message is not None:
-            carried = carried_message(message, self.codec)
+            carried = starting.carried_message(message, self.codec)
             item = msgspec.structs.replace(item, carried=(carried,))
-        at_ms = time_of_start(at, delay)
+        at_ms = starting.time_of_start(at, delay)
         if at_ms is not None:
             item = msgspec.structs.replace(item, scheduled_for_ms=at_ms)
-        start = Start(
+        start = starting.Start(
             item=item,
             target=target,
-            delay_ms=delay_ms(delay),
+            delay_ms=starting.delay_ms(delay),
             at_ms=None if at_ms is None or at_ms <= self.clock.now_ms() else at_ms,
             if_exists=if_exists,
             if_changed=if_changed,
@@ -301,7 +280,7 @@ class Client:
             name=target if isinstance(target, str) else target.name,
             input=self._arguments(target, args, kwargs),
             version=version,
-            trace=None if self._traces is None else current_trace(self._traces),
+            trace=None if self._traces is None else starting.current_trace(self._traces),
         )
 
     def _arguments(
@@ -311,7 +290,7 @@ class Client:
         kwargs: Mapping[str, Any] | None,
     ) -> msgspec.Raw:
         if kwargs is not None:
-            check_kwargs(kwargs, target)
+            starting.check_kwargs(kwargs, target)
         if isinstance(target, str):
             return self.codec.encode(args, where=f"arguments of {target}")
         signature, named = target.signature, kwargs or {}
@@ -354,14 +333,17 @@ class Client:
         ``inputs`` are pairs of an id and a tuple of arguments. The arguments of an instance that
         exists already are not compared.
         """
-        target = target_of(orchestration)
+        target = starting.target_of(orchestration)
         items = [
-            self._start_item(target, args, None, each, version) for each, args in pairs_of(inputs)
+            self._start_item(target, args, None, each, version)
+            for each, args in starting.pairs_of(inputs)
         ]
         definition = None if isinstance(target, str) else target
-        if condition_of(if_exists) and if_exists == "restart":
+        if starting.condition_of(if_exists) and if_exists == "restart":
             raise UsageError("start_many has no if_exists='restart'; start each of them")
-        ended = await self._submissions.submit_many(items, target, delay_ms(delay), if_exists)
+        ended = await self._submissions.submit_many(
+            items, target, starting.delay_ms(delay), if_exists
+        )
         return [
             Handle(self, item.instance_id, definition, ended.get(item.instance_id))
             for item in items

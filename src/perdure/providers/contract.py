@@ -21,7 +21,6 @@ from perdure.providers.records import EnqueueCondition, TagFilter, TagMode
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
-    from types import TracebackType
     from typing import Self
 
     from perdure.clock import Clock
@@ -113,12 +112,7 @@ class Provider(ABC):
         await self.open()
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         await self.close()
 
     # --- turns

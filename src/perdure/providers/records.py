@@ -12,6 +12,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
+from msgspec.structs import astuple
+
 from perdure.arguments import (
     check_flag,
     check_ids,
@@ -521,20 +523,19 @@ class InstanceTree(Record, frozen=True):
     """All of them, the root included, parents before their children."""
 
 
-class DeleteResult(Record, frozen=True):
+class Counts(Record, frozen=True):
+    """Numbers of what a call has changed."""
+
+    def plus(self, other: Self) -> Self:
+        """Return the sum of both, field by field."""
+        return type(self)(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+
+class DeleteResult(Counts, frozen=True):
     instances: int = 0
     executions: int = 0
     events: int = 0
     messages: int = 0
-
-    def plus(self, other: DeleteResult) -> DeleteResult:
-        """Both together."""
-        return DeleteResult(
-            instances=self.instances + other.instances,
-            executions=self.executions + other.executions,
-            events=self.events + other.events,
-            messages=self.messages + other.messages,
-        )
 
 
 class PruneOptions(Record, frozen=True, omit_defaults=True):
@@ -551,18 +552,10 @@ class PruneOptions(Record, frozen=True, omit_defaults=True):
         return _before_ms(self.completed_before)
 
 
-class PruneResult(Record, frozen=True):
+class PruneResult(Counts, frozen=True):
     instances_processed: int = 0
     executions: int = 0
     events: int = 0
-
-    def plus(self, other: PruneResult) -> PruneResult:
-        """Return the sum of both results."""
-        return PruneResult(
-            instances_processed=self.instances_processed + other.instances_processed,
-            executions=self.executions + other.executions,
-            events=self.events + other.events,
-        )
 
 
 class KeepRule(Record, frozen=True, omit_defaults=True):

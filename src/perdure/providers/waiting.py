@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from types import TracebackType
     from typing import Self
 
     from perdure.clock import Clock
@@ -144,12 +143,7 @@ class Watch:
         self._seen = self._signal.generation
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._signal = None
         self._hub._leave(self._instance_id)  # noqa: SLF001
 

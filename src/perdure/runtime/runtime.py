@@ -42,7 +42,7 @@ from perdure.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from types import ModuleType, TracebackType
+    from types import ModuleType
     from typing import Self
 
     from perdure.authoring.definitions import Handler
@@ -161,7 +161,7 @@ class Runtime(Client):
             for schedule in self._schedules:
                 await self.schedules.declare(schedule)
         except BaseException:
-            await self.__aexit__(None, None, None)
+            await self.__aexit__()
             raise
         return self
 
@@ -218,12 +218,7 @@ class Runtime(Client):
         takes = self.options.run_activities
         return self.registry.with_resources(resources) if takes else self.registry
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         self._is_stopping = True
         running, self._local = self._running, None
         try:

@@ -24,7 +24,6 @@ from perdure.runtime.worker import RuntimeOptions
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-    from types import TracebackType
     from typing import Self
 
     from perdure.authoring.definitions import Handler
@@ -99,13 +98,8 @@ class Environment:
         await self.runtime.__aenter__()
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.runtime.__aexit__(exc_type, exc, traceback)
+    async def __aexit__(self, *exception: object) -> None:
+        await self.runtime.__aexit__(*exception)
 
     async def start(
         self,

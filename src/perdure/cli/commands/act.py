@@ -397,9 +397,7 @@ def rerun(
     """
     if from_event is not None and (input_text is not None or version is not None):
         raise UsageError("--from-event keeps input and version: the past was made with them")
-    named = current_settings().modules(modules)
-    bounds = None if from_event is None else _bounds(named)
-    codec = _codec(named)
+    bounds, codec = _load(current_settings().modules(modules), from_event)
 
     async def body(session: Session) -> None:
         await session.info(instance_id)
@@ -425,26 +423,21 @@ def rerun(
     run(body)
 
 
-def _codec(modules: tuple[str, ...]) -> Codec | None:
-    if not modules:
-        return None
-    from perdure.cli.modules import load_codec
-
-    return load_codec(modules)
-
-
 def _encoded(session: Session, text: str | None) -> msgspec.Raw | None:
     if text is None:
         return None
     return session.client.codec.encode(read_arguments(text, "--input"), where="--input")
 
 
-def _bounds(modules: tuple[str, ...]) -> Bounds | None:
+def _load(modules: tuple[str, ...], from_event: int | None) -> tuple[Bounds | None, Codec | None]:
+    """Return the limits of activities and the codec of the modules; None if none is named."""
     if not modules:
-        return None
-    from perdure.cli.modules import load_registry
+        return None, None
+    from perdure.cli.modules import load_code, load_codec
 
-    registry = load_registry(modules, "perdure rerun -m")
+    if from_event is None:
+        return None, load_codec(modules)
+    registry, codec = load_code(modules, "perdure rerun -m")
 
     def bounds(name: str) -> tuple[Any, ...]:
         try:
@@ -452,7 +445,7 @@ def _bounds(modules: tuple[str, ...]) -> Bounds | None:
         except NotRegistered:
             return ()
 
-    return bounds
+    return bounds, codec
 
 
 def _print_rerun(old_id: str, new_id: str, copied: rerunning.Copied, output: str) -> None:

@@ -52,10 +52,9 @@ def replay(module: str, sources: tuple[str, ...], query: str, is_long: bool, out
     by perdure export or perdure history -o jsonl. Nothing is written and no activity runs. A Codec
     at the top of MODULE is used for all payloads. Exit code 1 if one would not go on.
     """
-    from perdure.cli.modules import load_codec, load_registry
+    from perdure.cli.modules import load_code
 
-    registry = load_registry([module], "perdure replay")
-    codec = load_codec([module])
+    registry, codec = load_code([module], "perdure replay")
     files = [source for source in sources if _is_file(source)]
     ids = [source for source in sources if source not in files]
     findings: list[Finding] = []

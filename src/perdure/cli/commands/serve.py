@@ -73,9 +73,9 @@ def serve(
     registry: Any = None
     named = current_settings().modules(modules) if modules else ()
     if named:
-        from perdure.cli.modules import load_registry
+        from perdure.cli.modules import load_code
 
-        registry = load_registry(named, "perdure serve -m")
+        registry, _ = load_code(named, "perdure serve -m")
 
     async def body(session: Session) -> None:
         app = dashboard(

@@ -43,7 +43,6 @@ from perdure.providers.waiting import ChangeHub, Signal, Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from types import TracebackType
     from typing import Self
 
     from perdure.clock import Clock
@@ -475,13 +474,8 @@ class _StoreWatch(Watch):
         self._store.want_changes(self._instance_id)
         return super().__enter__()
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        super().__exit__(exc_type, exc, traceback)
+    def __exit__(self, *exception: object) -> None:
+        super().__exit__(*exception)
         self._store.release_changes(self._instance_id)
         self._store.add_watcher(-1)
 
