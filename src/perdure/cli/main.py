@@ -87,7 +87,8 @@ class _Ended(Exception):
 
 
 @contextmanager
-def _telling_the_end() -> Generator[None]:
+def _catching_interruptions() -> Generator[None]:
+    """Raise ``_Ended`` with the exit code of Ctrl-C, and of a pipe that its reader has closed."""
     try:
         yield
     except BrokenPipeError:
@@ -100,11 +101,11 @@ class Root(LazyGroup):
     """Runs commands with Perdure's messages and exit codes instead of click's."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
-        with _telling_the_end():  # --help and --version print here
+        with _catching_interruptions():  # --help and --version print here
             return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: click.Context) -> Any:
-        with _telling_the_end():
+        with _catching_interruptions():
             return super().invoke(ctx)
 
     def main(self, args: Sequence[str] | None = None, *_ignored: Any, **extra: Any) -> NoReturn:

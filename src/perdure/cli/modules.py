@@ -168,10 +168,10 @@ def _broken(place: str, error: BaseException, verb: str = "importing") -> UsageE
             f"{verb} {place} failed{at}: it calls sys.exit({error.code!r}); put that line under "
             'if __name__ == "__main__":'
         )
-    return UsageError(f"{verb} {place} failed{at}: {_told(error)}")
+    return UsageError(f"{verb} {place} failed{at}: {_text_of(error)}")
 
 
-def _told(error: BaseException) -> str:
+def _text_of(error: BaseException) -> str:
     try:
         return f"{type(error).__name__}: {error}"
     except Exception:  # noqa: BLE001 - of its own text

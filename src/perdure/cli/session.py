@@ -141,7 +141,7 @@ async def open_session(
 ) -> T:
     from perdure.providers.url import open_provider
 
-    refuse_forgetful(url)
+    refuse_memory(url)
     provider = open_provider(url)
     if not creates:
         await refuse_absent(provider, url)
@@ -164,7 +164,7 @@ async def due_migrations(provider: Migrates) -> Sequence[Migration]:
     return await provider.migrate(dry_run=True)
 
 
-def refuse_forgetful(url: str) -> None:
+def refuse_memory(url: str) -> None:
     if url.startswith("memory:"):
         raise UsageError(
             "a memory: store is gone with its process; name a file, e.g. --store shop.db"

@@ -33,7 +33,7 @@ T = TypeVar("T")
 log = get_logger("perdure.client")
 
 _LOOK_SECONDS = 1.0
-"""A look at the store may end so long after the deadline: a caller without patience looks once."""
+"""Time for a look at the store after the deadline, so that a timeout of 0 looks once."""
 _PAUSE_SECONDS = 0.5
 """Between two looks at a store that is busy or away."""
 

@@ -43,7 +43,7 @@ ACTS_ON: Final = {
 
 
 def is_given(_value: object) -> bool:
-    """Return True: every value is waited for."""
+    """Return True: any value ends the wait."""
     return True
 
 

@@ -6,7 +6,7 @@ in ISO 8601.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -48,6 +48,9 @@ class InstanceDocument(msgspec.Struct, kw_only=True):
     doing: Activity | UnsetType = UNSET
     sentence: str | UnsetType = UNSET
     due_at: str | UnsetType | None = UNSET
+
+
+D = TypeVar("D", bound=InstanceDocument)
 
 
 class StartedDocument(InstanceDocument, kw_only=True):
@@ -177,23 +180,25 @@ class PromiseDocument(msgspec.Struct, kw_only=True):
 
 
 def instance_document(info: InstanceInfo, insight: Insight | None = None) -> InstanceDocument:
-    return InstanceDocument(**_instance_fields(info, insight))
+    return _described(InstanceDocument, info, insight)
 
 
 def started_document(info: InstanceInfo, *, created: bool) -> StartedDocument:
-    return StartedDocument(**_instance_fields(info, None), created=created)
+    return _described(StartedDocument, info, None, created=created)
 
 
 def tree_document(
     info: InstanceInfo, insight: Insight, children: list[TreeDocument]
 ) -> TreeDocument:
-    return TreeDocument(**_instance_fields(info, insight), children=children)
+    return _described(TreeDocument, info, insight, children=children)
 
 
 def details_document(details: InstanceDetails) -> DetailsDocument:
     last, around = details.last, details.around
-    return DetailsDocument(
-        **_instance_fields(details.info, details.insight),
+    return _described(
+        DetailsDocument,
+        details.info,
+        details.insight,
         input=last.input,
         events=last.event_count,
         events_left_out=last.left_out,
@@ -282,26 +287,27 @@ def raw(text: str | None) -> Any:
     return msgspec.Raw(text)
 
 
-def _instance_fields(info: InstanceInfo, insight: Insight | None) -> dict[str, Any]:
-    fields: dict[str, Any] = {
-        "id": info.instance_id,
-        "name": info.name,
-        "version": info.version,
-        "status": info.status.of_instance,
-        "execution": info.execution_id,
-        "parent": info.parent_instance_id,
-        "created_at": iso_time(info.created_at_ms),
-        "updated_at": iso_time(info.updated_at_ms),
-        "completed_at": _time(info.completed_at_ms),
-        "custom_status": raw(info.custom_status),
-        "output": raw(info.output) if info.status is Status.COMPLETED else None,
-        "failure": failure_of(info),
-        "block": block_of(info),
-    }
+def _described(kind: type[D], info: InstanceInfo, insight: Insight | None, **more: Any) -> D:
+    """Return a document of the instance. Fields of the same name are those of the record."""
     if insight is not None:
-        fields |= {"doing": insight.doing, "sentence": insight.sentence}
-        fields["due_at"] = _time(insight.due_ms)
-    return fields
+        more |= {"doing": insight.doing, "sentence": insight.sentence}
+        more["due_at"] = _time(insight.due_ms)
+    return filled(
+        kind,
+        info,
+        id=info.instance_id,
+        status=info.status.of_instance,
+        execution=info.execution_id,
+        parent=info.parent_instance_id,
+        created_at=iso_time(info.created_at_ms),
+        updated_at=iso_time(info.updated_at_ms),
+        completed_at=_time(info.completed_at_ms),
+        custom_status=raw(info.custom_status),
+        output=raw(info.output) if info.status is Status.COMPLETED else None,
+        failure=failure_of(info),
+        block=block_of(info),
+        **more,
+    )
 
 
 def _time(milliseconds: int | None) -> str | None:

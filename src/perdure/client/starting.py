@@ -109,7 +109,7 @@ async def other_names(
 
 
 async def has_begun(pending: PendingStart | None, provider: Provider) -> bool:
-    """Return True if the instance with the id was created by this start, unheard."""
+    """Return True if this start created the instance, although its answer was lost."""
     if pending is None or pending.unsure is None:
         return False
     instance_id = pending.item.instance_id

@@ -29,7 +29,7 @@ from perdure.cli.session import (
     current_settings,
     due_migrations,
     refuse_absent,
-    refuse_forgetful,
+    refuse_memory,
     run,
 )
 from perdure.cli.settings import is_empty, shown_store
@@ -421,7 +421,7 @@ def copy(source: str, target: str, move: bool, replace: bool, output: str) -> No
 
 def _check_places(settings: Settings, source: str, target: str) -> None:
     for each in (source, target):
-        refuse_forgetful(each)
+        refuse_memory(each)
     origin, destination = settings.place(source), settings.place(target)
     if origin is not None and is_empty(origin):
         raise NotFound(f"there is no store at {shown_store(source)}")
@@ -459,7 +459,7 @@ def unmove(yes: bool, output: str) -> None:
     gone on at the new place would be done a second time here.
     """
     url = current_settings().existing_store()
-    refuse_forgetful(url)
+    refuse_memory(url)
 
     async def body() -> None:
         async with open_provider(url, allow_moved=True) as provider:
