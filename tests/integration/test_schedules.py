@@ -314,6 +314,37 @@ async def test_commands_of_an_outage_take_effect_at_their_times_after_a_pause():
     assert [slot[11:16] for slot in slots] == ["01:00", "03:10", "04:10", "05:10"]
 
 
+@pytest.mark.parametrize("flood", [40, 200])
+async def test_commands_behind_a_flood_of_messages_take_effect_at_their_times(flood, replays):
+    """More messages wait than a turn gets; timers and ends come before messages."""
+    clock = at_midnight()
+    store = MemoryStore(clock)
+    late = {"catch_up": "all", "overlap": "allow"}
+    env = Environment(
+        HANDLERS, provider=InMemoryProvider(store=store), clock=clock, always_replay=replays
+    )
+    async with env:
+        await env.runtime.schedules.create("s", quick, cron="0 * * * *", **late)
+        await env.advance(timedelta(minutes=90))
+    async with Client(InMemoryProvider(store=store), clock=clock) as client:
+        for each in range(flood):
+            await client.send_message("s", "not read", each)
+        clock.advance(3_600_000)
+        await client.schedules.pause("s")
+        clock.advance(2 * 3_600_000)
+        await client.schedules.update(Schedule("s", quick, cron="20 * * * *", **late))
+        await client.schedules.resume("s")
+        clock.advance(3_600_000)
+    clock.tick_ms = 2
+    env = Environment(
+        HANDLERS, provider=InMemoryProvider(store=store), clock=clock, always_replay=replays
+    )
+    async with env:
+        await env.advance(timedelta(minutes=1))
+        slots = await started(env.runtime, "s")
+    assert [slot[11:16] for slot in slots] == ["01:00", "02:00", "05:20"]
+
+
 async def test_a_declared_schedule_that_changed_is_updated_and_one_that_vanished_is_shown(tmp_path):
     store = tmp_path / "store.db"
     first = Schedule("a", quick, cron="0 * * * *"), Schedule("b", quick, cron="0 * * * *")

@@ -21,6 +21,7 @@ from perdure.authoring import (
     next_message,
     now,
     orchestration,
+    send_message_to,
     set_custom_status,
     side_effect,
 )
@@ -65,19 +66,24 @@ class _Loop:
         state = self._state
         command = next_message(SCHEDULE, Command)
         is_late = False
+        mark: Command | None = None
         for _ in range(ROUNDS_MAX):
             due_ms = state.decided_ms if state.next_ms is None else state.next_ms
-            is_late = is_late or _now_ms() - due_ms > OUTAGE_MS
-            if is_late:
-                # Commands of the outage arrive in this turn. Each takes effect at its time, so they
-                # go first.
-                await asyncio.wait([command], timeout=0.001)
-                if command.done():
-                    await self._obey(command.result())
-                    command = next_message(SCHEDULE, Command)
+            if is_late or _now_ms() - due_ms > OUTAGE_MS:
+                # Each command takes effect at its time, so those that were sent before now go
+                # first. Messages keep their order: a mark comes after all of them.
+                if mark is None:
+                    mark = Command(kind="mark", at_ms=_now_ms())
+                    await send_message_to(self._id, SCHEDULE, mark)
+                heard = await command
+                command = next_message(SCHEDULE, Command)
+                await self._obey(heard)
+                is_late = heard != mark
+                if is_late:
                     continue
-                is_late = False
-            self._decide(_now_ms())
+                mark = None
+            else:
+                self._decide(_now_ms())
             await self._start_queued()
             spec, decided_ms = state.spec, state.decided_ms
             state.next_ms = None
@@ -237,6 +243,8 @@ class _Loop:
                         self._start(wanted)
                     elif wanted not in state.queued and self._name(wanted) not in self._ends:
                         state.queued.append(wanted)
+            case "mark":
+                pass
 
 
 def _recorded_next(spec: Spec, after_ms: int) -> int | None:

@@ -94,9 +94,9 @@ class ScheduleState(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A request of a client to a schedule."""
+    """A request of a client to a schedule, or a mark that a schedule sends itself."""
 
-    kind: Literal["update", "pause", "resume", "trigger", "backfill"]
+    kind: Literal["update", "pause", "resume", "trigger", "backfill", "mark"]
     at_ms: int
     """The time of the request. Slots up to it are decided before the command takes effect."""
     reason: str = ""
