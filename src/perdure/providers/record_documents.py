@@ -2,7 +2,7 @@
 
 Exports and copies write a record (an instance, an execution, an event, a message, a work item) as a
 JSON document. ``Field`` says for each value how the document writes it and where a snapshot holds
-it. A new field of a record is one new line here.
+it. A new field of a record is one new line here. One of an instance, with a default, needs none.
 
 A payload is a JSON text inside such a document: shown as what it is, and given back to the letter.
 """
@@ -19,7 +19,7 @@ import msgspec
 
 from perdure.model.failures import Block
 from perdure.model.status import Status
-from perdure.providers.records import StartRouting, TimerIdentity, Version
+from perdure.providers.records import InstanceSnapshot, StartRouting, TimerIdentity, Version
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -206,7 +206,7 @@ WORK: Final = (
     _payload("body", path="message.body"),
 )
 
-INSTANCE: Final = (
+_INSTANCE: Final = (
     _plain("instance_id", str),
     _plain("name", str | None, None),
     _plain("version", str | None, None),
@@ -220,3 +220,13 @@ INSTANCE: Final = (
     _plain("block", Block | None, None),
     _plain("not_before_ms", int | None, None),
 )
+_KNOWN: Final = frozenset(field.name for field in _INSTANCE)
+INSTANCE: Final = (
+    *_INSTANCE,
+    *(
+        _plain(each.name, each.type, each.default)
+        for each in msgspec.structs.fields(InstanceSnapshot)
+        if each.default is not msgspec.NODEFAULT and each.name not in _KNOWN
+    ),
+)
+"""The fields of the first version, and each that was added later: those have defaults."""

@@ -116,7 +116,9 @@ def check_metadata(metadata: ExecutionMetadata) -> None:
     status = metadata.status
     if status is not None and status is not Status.RUNNING and not status.ends_execution:
         raise InvalidValue(f"a turn leaves its execution running or ended, not {status}")
-    check_text(metadata.output, "output")
+    for name in metadata.__struct_fields__:
+        if isinstance(value := getattr(metadata, name), str):
+            check_text(value, name)
     for part in metadata.framework_version or ():
         check_number(part, "framework_version", minimum=0)
 
