@@ -1,11 +1,11 @@
-"""Damage: what is wrong with a stored instance, found in a snapshot of it.
+"""Damage: what is wrong with a store, and with an instance, found in a snapshot of it.
 
 ``perdure db check`` reports it, and ``perdure import`` refuses a file that has it.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
@@ -24,7 +24,7 @@ from perdure.model.work import parent_link
 from perdure.providers.rules import merge_kv
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 
     from perdure.client.steps import StepView
     from perdure.providers.administration import ProviderAdmin
@@ -60,6 +60,27 @@ _Record: TypeAlias = events.Event | work.OrchestratorItem | work.ActivityExecute
 class Damage(msgspec.Struct, frozen=True, kw_only=True):
     instance_id: str
     message: str
+
+
+@runtime_checkable
+class ChecksItself(Protocol):
+    """A ProviderAdmin that can check its storage below the level of instances."""
+
+    def integrity_check(self) -> Awaitable[None]:
+        """Errors: CorruptData."""
+        ...
+
+
+async def store_damages(admin: ProviderAdmin) -> list[Damage]:
+    """Return the damage that the store itself finds, without reading every history."""
+    aside = (await admin.get_store_info()).damages
+    damages = [Damage(instance_id="", message=f"{path}: {why}") for path, why in aside.items()]
+    if isinstance(admin, ChecksItself):
+        try:
+            await admin.integrity_check()
+        except CorruptData as error:
+            damages.append(Damage(instance_id="", message=error.message))
+    return damages
 
 
 async def check_instances(provider: Provider) -> AsyncIterator[Damage | None]:

@@ -33,11 +33,11 @@ from perdure.cli.session import (
     run,
 )
 from perdure.cli.settings import is_empty, shown_store
-from perdure.client.damage import Damage, check_instances
+from perdure.client.damage import check_instances, store_damages
 from perdure.client.formats import shown_duration, utc_time
 from perdure.client.moving import CopyReport, copy_store
 from perdure.client.search import parse_search
-from perdure.errors import AlreadyExists, CorruptData, NotFound, NotSupported, UsageError
+from perdure.errors import AlreadyExists, NotFound, NotSupported, UsageError
 from perdure.providers.directory import FileSystemProvider
 from perdure.providers.local_files import draft_beside
 from perdure.providers.records import InstanceQuery, PruneOptions
@@ -170,15 +170,6 @@ def _show_due(url: str, output: str) -> None:
         echo(Cell(f"{migration.number:04}  ", "dim"), migration.name.replace("_", " "))
 
 
-@runtime_checkable
-class ChecksItself(Protocol):
-    """A ProviderAdmin that can check its storage below the level of instances."""
-
-    def integrity_check(self) -> Awaitable[None]:
-        """Errors: CorruptData."""
-        ...
-
-
 @db.add("check", examples=["perdure db check", "perdure db check --quick --store shop.db"])
 @click.option("--quick", is_flag=True, help="Only the store itself, not every history.")
 @output_option("table", "json")
@@ -187,7 +178,7 @@ async def check(session: Session, quick: bool, output: str) -> int:
 
     Payloads that a codec has sealed are checked for their form only.
     """
-    damages = await quick_check(session)
+    damages = await store_damages(session.admin)
     checked = 0
     if not quick:
         total = await session.admin.count_instances()
@@ -206,18 +197,6 @@ async def check(session: Session, quick: bool, output: str) -> int:
         said = f"{len(damages)} damaged" if damages else "no damage found"
         echo(Cell(f"{glyph(sign)} ", style), f"{checked} instances read, {said}")
     return Exit.ERROR if damages else Exit.OK
-
-
-async def quick_check(session: Session) -> list[Damage]:
-    """Return the damage that the store itself finds, without reading every history."""
-    aside = (await session.admin.get_store_info()).damages
-    damages = [Damage(instance_id="", message=f"{path}: {why}") for path, why in aside.items()]
-    if isinstance(session.admin, ChecksItself):
-        try:
-            await session.admin.integrity_check()
-        except CorruptData as error:
-            damages.append(Damage(instance_id="", message=error.message))
-    return damages
 
 
 _CHUNK: Final = 500

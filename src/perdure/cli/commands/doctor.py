@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from perdure.cli.command import command, output_option
-from perdure.cli.commands.db import quick_check
 from perdure.cli.details import shown_queue
 from perdure.cli.exits import Exit, line_of
 from perdure.cli.render import Cell, glyph, print_facts, print_json
 from perdure.cli.session import current_settings, open_session
 from perdure.cli.settings import is_empty, shown_store
+from perdure.client.damage import store_damages
 from perdure.errors import NotFound, PerdureError
 from perdure.model.status import Status
 from perdure.providers.records import DAMAGED, InstanceQuery
@@ -181,7 +181,10 @@ async def _store(settings: Settings, url: str) -> list[Finding]:
 async def _damages(session: Session) -> list[Finding]:
     """Run the quick part of ``perdure db check``."""
     advice = "restore it from a backup; the rest of the store works"
-    found = [Finding("bad", "damage", each.message, advice) for each in await quick_check(session)]
+    found = [
+        Finding("bad", "damage", each.message, advice)
+        for each in await store_damages(session.admin)
+    ]
     if found:
         return found
     return [Finding("ok", "damage", "none found by perdure db check --quick")]
