@@ -50,8 +50,8 @@ class _Types(msgspec.Struct, frozen=True):
     record: type[msgspec.Struct]
     """Type of the whole array: typed by position, with the defaults of the function."""
     result: Any
-    exact: tuple[type, ...] | None
-    """Arguments of exactly these classes come back equal; None if an annotation is wider."""
+    exact: frozenset[tuple[type, ...]]
+    """Arguments of exactly these classes come back equal, for each number of arguments."""
     resources: dict[str, Any]
     """The annotations of the parameters that the runtime passes."""
 
@@ -134,8 +134,7 @@ class HandlerSignature:
 
     def are_exact(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Return True if the classes of the arguments say already that they come back equal."""
-        exact = (self._types or self._resolve()).exact
-        return exact is not None and not kwargs and tuple(map(type, args)) == exact[: len(args)]
+        return not kwargs and tuple(map(type, args)) in (self._types or self._resolve()).exact
 
     def encode_result(self, value: object, codec: Codec) -> msgspec.Raw:
         """Return the value as JSON; raise PayloadError if it does not fit or come back equal."""
@@ -207,7 +206,11 @@ class HandlerSignature:
             arguments=arguments,
             record=self._record(arguments),
             result=_readable(hints.get("return", Any)),
-            exact=tuple(arguments) if all(map(_is_exact, arguments)) else None,
+            exact=frozenset(
+                tuple(arguments[:count])
+                for count in range(len(arguments) + 1)
+                if all(map(_is_exact, arguments[:count]))
+            ),
             resources={name: _class_of(hints.get(name)) for name in self.resources},
         )
         return self._types

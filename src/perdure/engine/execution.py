@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("perdure.orchestration")
 
 _TERMINAL = frozenset(events.Terminal.__subclasses__())
+_STARTED = events.OrchestrationStarted
+_FIRED = events.TimerFired
 _CLEANUP_ERROR_CHARACTERS_MAX = 500
 _REASONS: dict[type[Any], str] = {
     Completed: "completed",
@@ -323,16 +325,12 @@ class Execution:
         recorder = self._recorder
         loop = recorder.loop
         for position, event in enumerate(arrived, 1):
-            APPLY[type(event)](recorder, event)
-            if event.event_id == 1:
+            kind = type(event)
+            APPLY[kind](recorder, event)
+            if kind is _STARTED:
                 self._cancel_at_start(arrived)
-            if type(event) is events.TimerFired and position < len(arrived):
-                following = arrived[position]
-                if (
-                    type(following) is events.TimerFired
-                    and following.fire_at_ms == event.fire_at_ms
-                ):
-                    continue
+            elif kind is _FIRED and _fires_with_next(arrived, position):
+                continue
             if not loop.is_over:
                 loop.run_until_idle()
 
@@ -375,6 +373,13 @@ def run_turn(
         return execution.run_turn(inbox, now_ms)
     finally:
         execution.close()
+
+
+def _fires_with_next(arrived: Sequence[events.Event], position: int) -> bool:
+    """Return True if the timer before that position fires at the moment of the one there."""
+    fired: Any = arrived[position - 1]
+    following: Any = arrived[position] if position < len(arrived) else None
+    return type(following) is _FIRED and following.fire_at_ms == fired.fire_at_ms
 
 
 def _turns(history: Sequence[events.Event]) -> Iterator[Sequence[events.Event]]:

@@ -144,6 +144,7 @@ _MAIL: Final[Mapping[type[work.Item], type[events.Envelope]]] = {
     work.QueueMessage: events.QueueEventDelivered,
 }
 """Events and messages from outside, with the event of each."""
+_MAIL_KINDS: Final = frozenset(_MAIL)
 
 
 def is_mail(item: work.OrchestratorItem) -> bool:
@@ -165,10 +166,7 @@ def before_mail(
 
     In the turn that starts the execution a cancellation comes before any mail.
     """
-    for item in inbox:
-        if type(item) in _MAIL:
-            break
-    else:
+    if _MAIL_KINDS.isdisjoint(map(type, inbox)):
         return inbox, ()
     is_first = recorder.turn == 1
     mail: list[Any] = [item for item in inbox if type(item) in _MAIL]

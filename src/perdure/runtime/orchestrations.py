@@ -105,26 +105,26 @@ class TurnScheduler:
 
     def _run_slice(self) -> None:
         until = perf_counter() + SLICE_SECONDS
-        due = self._due
+        due, new = self._due, self._new
         # Collect garbage once after the slice instead of once every few turns: objects that die
         # within the slice are never visited, and full collections happen half as often.
         was_collecting = gc.isenabled()
         gc.disable()
         try:
-            if self._may_begin():
+            if new and self._may_begin():
                 self._begin_one()  # at least one each slice, however many turns are due
-            while perf_counter() < until:
+            while due or (new and self._may_begin()):
                 if due:
                     due.popleft()()
-                elif self._may_begin():
-                    self._begin_one()
                 else:
+                    self._begin_one()
+                if perf_counter() >= until:
                     break
         finally:
             if was_collecting:
                 gc.enable()
             self._is_scheduled = False
-            if due or self._may_begin():
+            if due or (new and self._may_begin()):
                 self._schedule()
 
     def _begin_one(self) -> None:

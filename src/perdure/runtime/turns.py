@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from perdure.arguments import in_seconds
@@ -56,6 +57,8 @@ T = TypeVar("T")
 START_DEADLINE_SECONDS: Final = 8.0
 """A little less than a store waits for a server that is out, so that a start waits only once."""
 _CHECK_SECONDS: Final = 0.5
+_data: Final = attrgetter("data")
+_STARTS: Final = (work.StartOrchestration, work.ContinueAsNew)
 _WAY_OUT: Final = (
     "a turn ends when all branches wait for steps, timers or events: move long work into an "
     "activity, and do not loop around asyncio.sleep(0)"
@@ -251,7 +254,7 @@ class Turn:
         """Mail that the code does not want yet; it stays in the store's queue."""
         for arrival in arrivals:
             item = arrival.item
-            if isinstance(item, (work.StartOrchestration, work.ContinueAsNew)):
+            if isinstance(item, _STARTS):
                 self.starts.append(item)
             else:
                 self.items.append(item)
@@ -300,6 +303,7 @@ class TurnRunner:
         self._keep_lock_ms = keep_lock_ms
         """The time for which a commit keeps the lock; None if instances are not kept live."""
         self._events_max = options.history_events_max
+        self._many_events = options.history_events_max // 2
         self._bytes_max = options.history_bytes_max
         self.start_deadline = StartDeadline(worker.clock)
         self.is_aborted = False
@@ -313,7 +317,8 @@ class TurnRunner:
     def run_inbox(self, live: LiveInstance) -> None:
         """Run a turn with everything that has arrived for a live instance."""
         arrivals = [*live.mail, *live.inbox]
-        live.mail = []
+        if live.mail:
+            live.mail = []
         live.inbox.clear()
         self.run(live, arrivals)
 
@@ -331,7 +336,7 @@ class TurnRunner:
         if outcome.ignored or outcome.children or outcome.detached or outcome.mistakes:
             self._warn(live, outcome)
         events = live.execution.event_count
-        if events - len(outcome.delta) < self._events_max // 2 <= events:
+        if events >= self._many_events > events - len(outcome.delta):
             log.warning(
                 "%r has %d events of history; at %d it is blocked. Use continue_as_new() in long "
                 "loops",
@@ -346,8 +351,7 @@ class TurnRunner:
             turn.postpone(outcome.postponed)
             live.mail = turn.postponed
         turn.commit, turn.claimed = build_commit(turn, self._activities.claim, keep_lock_ms)
-        for record in turn.commit.history_delta:
-            live.history_bytes += len(record.data)
+        live.history_bytes += sum(map(len, map(_data, turn.commit.history_delta)))
         if turn.final is None and (
             events >= self._events_max or live.history_bytes > self._bytes_max
         ):
@@ -453,7 +457,7 @@ class TurnRunner:
         except PerdureError as error:  # refused before anything was sent
             self._undo(turn, error)
         else:
-            future = asyncio.ensure_future(answer)
+            future = answer if asyncio.isfuture(answer) else asyncio.ensure_future(answer)
             if future.done():  # the store has answered already: skip one pass of the event loop
                 self._on_answer(turn, future)
             else:

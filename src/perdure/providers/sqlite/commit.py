@@ -462,7 +462,7 @@ def _settle_work(plan: _Plan, settled: list[tuple[str, str]]) -> None:
 
 def _consume(plan: _Plan, consumed: list[tuple[int, str]]) -> None:
     """Remove the messages that the turns consume; each must carry the token of its turn."""
-    removed = statements.DELETE_CONSUMED.execute(plan.tx, consumed)
+    removed = statements.DELETE_CONSUMED.count(plan.tx, consumed)
     # A message that is named twice is removed once.
     if removed != len(consumed) and removed != len(set(consumed)):
         if plan.is_for_many:
@@ -530,7 +530,8 @@ def _reschedule(plan: _Plan, kept: list[tuple[str, str, int | None]]) -> None:
 
 def _release_locks(plan: _Plan, released: list[Released]) -> None:
     ids = [named.instance_id for named in released]
-    if statements.DELETE_LAST_LOCKS.execute(plan.tx, ids) != len(ids):
+    statements.DELETE_LAST_LOCKS.execute(plan.tx, ids)
+    if plan.tx.connection.changes() != len(ids):
         # Those that are gone already are not touched again.
         readiness.release(plan.tx, released, readiness.READY)
 

@@ -35,7 +35,7 @@ from perdure.providers.sqlite.peers import Peers
 from perdure.providers.sqlite.transaction import Transaction
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from perdure.clock import Clock
@@ -616,7 +616,11 @@ class FileIdentity:
         self._unchanged_marks = None
 
     def unchanged(self) -> bool:
-        marks = _marks(self._directories)
+        """Called twice for each commit."""
+        try:
+            marks = list(map(_mark_of, map(os.stat, self._directories)))
+        except OSError:
+            marks = []
         if marks == self._unchanged_marks:
             return True
         is_right = bool(self._files) and self._find_files() == self._files
@@ -626,18 +630,10 @@ class FileIdentity:
         return is_right
 
     def _find_files(self) -> list[tuple[int, int]]:
-        return [(device, inode) for device, inode, _ in _marks(self._names)]
+        try:
+            return [mark[:2] for mark in map(_mark_of, map(os.stat, self._names))]
+        except OSError:
+            return []
 
 
 _mark_of: Final = attrgetter("st_dev", "st_ino", "st_ctime_ns")
-
-
-def _marks(paths: Iterable[str]) -> list[_Mark]:
-    """Return what identifies each file, and when a directory was last changed; [] if one is gone.
-
-    Called twice for each commit.
-    """
-    try:
-        return list(map(_mark_of, map(os.stat, paths)))
-    except OSError:
-        return []

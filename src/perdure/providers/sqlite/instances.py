@@ -136,9 +136,8 @@ SET status = excluded.status, output = excluded.output, completed_at = excluded.
 """,
 )
 
-INSERT_EVENT: Final = ManyRows(
-    "INSERT OR FAIL INTO history (instance_key, execution_id, event_id, data, checksum)", 5
-)
+INSERT_EVENT: Final = ManyRows("INSERT OR FAIL INTO history", 5)
+"""Rows of EventRow, which has all columns."""
 
 LAST_EVENT: Final = """
 SELECT max(event_id) FROM history WHERE instance_key = ? AND execution_id = ?

@@ -230,12 +230,13 @@ class Store:
                     (entry, None, unknown_outcome(self.database.label, signal))
                 )
         if is_done:
-            # By the first of its callbacks: what else is written now would not be alone.
-            entry.future.add_done_callback(self._note_lone)
+            # In the next pass of the loop: what else is written in this one would not be alone.
+            assert self._loop is not None
+            self._loop.call_soon(self._note_lone)
             self._answer(delivery)
         return is_done
 
-    def _note_lone(self, _: object) -> None:
+    def _note_lone(self) -> None:
         self._is_lone = not self._accepted and not self._under_way
 
     def read(self, verb: Verb, *args: Any) -> asyncio.Future[Any]:
@@ -311,7 +312,7 @@ class Store:
         self._answer(delivery)
         self._is_lone = False
         if len(delivery.outcomes) == 1:
-            self._note_lone(delivery)
+            self._note_lone()
 
     def _answer(self, delivery: Delivery) -> None:
         # First the signals: a wait that begins below must see that they have been given.

@@ -72,15 +72,6 @@ class Snapshot:
         """Return the first row as a tuple, or None."""
         return self.execute(sql, bindings).fetchone()
 
-    def held(self, sql: str, token: object) -> Any:
-        """Return the row of a lock token, or None; a value that cannot be a token has no row."""
-        try:
-            if isinstance(token, str):
-                return self.execute(sql, (token,)).fetchone()
-        except UnicodeEncodeError:
-            pass
-        return None
-
     def rows(self, sql: str, bindings: Sequence[Any] = ()) -> list[Any]:
         return self.execute(sql, bindings).fetchall()
 
@@ -131,7 +122,6 @@ class Transaction(Snapshot):
         "_next_message_id",
         "_random_hex",
         "_tokens",
-        "_write",
         "changed_instances",
         "execute_many",
         "holder",
@@ -140,6 +130,7 @@ class Transaction(Snapshot):
         "turns_changed",
         "work_awake",
         "work_changed",
+        "write",
     )
 
     keeps_checksums: ClassVar[bool] = False
@@ -160,8 +151,9 @@ class Transaction(Snapshot):
         self.holder = holder
         """Begins the tokens of all locks that are taken through this handle."""
         self.execute_many: Callable[..., apsw.Cursor] = connection.executemany
-        # For statements without rows: a cursor for each of them costs as much as a small one.
-        self._write: Callable[..., apsw.Cursor] = connection.cursor().execute
+        # One cursor for all of them: a new one costs as much as a small statement.
+        self.write: Callable[..., apsw.Cursor] = connection.cursor().execute
+        """Runs a statement without rows, or one whose rows are read at once (``get``)."""
         self._changes: Callable[[], int] = connection.changes
         self._next_message_id: int | None = None
         """None as long as no message was added."""
@@ -177,7 +169,7 @@ class Transaction(Snapshot):
         self.changed_instances: list[str] = []
 
     def begin(self, now_ms: Callable[[], int]) -> None:
-        self._write("BEGIN IMMEDIATE")
+        self.write("BEGIN IMMEDIATE")
         # Read after the wait for other writers: a lease granted now must start now.
         self.now = now_ms()
         self._next_message_id = None
@@ -189,10 +181,10 @@ class Transaction(Snapshot):
 
     def commit(self) -> None:
         if self._next_message_id is not None:
-            self._write(_WRITE_SEQUENCE, (self._next_message_id,))
+            self.write(_WRITE_SEQUENCE, (self._next_message_id,))
         if self._hook is not None:
             self._hook.before_commit()
-        self._write("COMMIT")
+        self.write("COMMIT")
 
     def end(self) -> None:
         super().end()
@@ -221,9 +213,16 @@ class Transaction(Snapshot):
     def give_back_pages(self) -> None:
         """Make the store smaller by a few free pages; called after a deletion."""
 
+    def held(self, sql: str, token: object) -> Any:
+        """Return the only row of a lock token, or None: a value that is no token has no row."""
+        try:
+            return self.write(sql, (token,)).get if isinstance(token, str) else None
+        except UnicodeEncodeError:
+            return None
+
     def change(self, sql: str, bindings: Sequence[Any]) -> int:
         """Run a statement without rows and return how many rows it touched."""
-        self._write(sql, bindings)
+        self.write(sql, bindings)
         return self._changes()
 
 
@@ -321,18 +320,26 @@ class ManyRows:
 
     def execute(
         self, tx: Transaction, rows: Sequence[Sequence[Any]], more: Sequence[Any] = ()
-    ) -> int:
-        """Return how many rows were touched; ``more`` is bound to the parameters after the rows."""
+    ) -> None:
+        """Run it for these rows; ``more`` is bound to the parameters after the rows."""
         if (sql := self._whole.get(len(rows))) is not None:
-            return tx.change(sql, (*chain.from_iterable(rows), *more))
-        touched, begin, left = 0, 0, len(rows)
+            tx.write(sql, (*chain.from_iterable(rows), *more))
+            return
+        begin, left = 0, len(rows)
         for size, sql in self._statements:
             while left >= size:
                 part = chain.from_iterable(rows[begin : begin + size])
-                touched += tx.change(sql, (*part, *more))
+                tx.write(sql, (*part, *more))
                 begin += size
                 left -= size
-        return touched
+
+    def count(
+        self, tx: Transaction, rows: Sequence[Sequence[Any]], more: Sequence[Any] = ()
+    ) -> int:
+        """Like ``execute``; return how many rows were touched."""
+        before = tx.connection.total_changes()
+        self.execute(tx, rows, more)
+        return tx.connection.total_changes() - before
 
 
 class ForKeys:
@@ -344,11 +351,12 @@ class ForKeys:
         self.one = sql.format(given="= ?1")
         self.many = sql.format(given="IN (SELECT value FROM json_each(?1))")
 
-    def execute(self, tx: Transaction, keys: Sequence[Any], *more: Any) -> int:
-        """Return how many rows were touched; ``more`` is bound to ?2 and so on."""
+    def execute(self, tx: Transaction, keys: Sequence[Any], *more: Any) -> None:
+        """Run it for these keys; ``more`` is bound to ?2 and so on."""
         if len(keys) == 1:
-            return tx.change(self.one, (keys[0], *more))
-        return tx.change(self.many, (as_list(keys), *more))
+            tx.write(self.one, (keys[0], *more))
+        else:
+            tx.write(self.many, (as_list(keys), *more))
 
     def rows(self, tx: Transaction, keys: Sequence[Any]) -> list[Any]:
         """Return the rows that a SELECT finds."""

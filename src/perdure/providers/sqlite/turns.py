@@ -276,10 +276,10 @@ def _lock_starts(
     tokens = tx.new_lock_tokens(len(starts))
     taken = [(candidate, token) for (candidate, _), token in zip(starts, tokens, strict=True)]
     until = tx.now + lock_timeout_ms
-    tagged = statements.TAG_MESSAGES.execute(
+    tagged = statements.TAG_MESSAGES.count(
         tx, [(candidate.ready_id, token) for candidate, token in taken]
     )
-    locked = statements.TAKE_LOCKS.execute(
+    locked = statements.TAKE_LOCKS.count(
         tx,
         [(candidate.instance_id, token) for candidate, token in taken],
         (until, until, owner, tx.now, tx.now),

@@ -64,8 +64,7 @@ WITH added (instance_id, execution_id, activity_id, name, body, lock_token, lock
 INSERT OR FAIL INTO worker_queue
     (instance_id, execution_id, activity_id, name, body, lock_token, locked_until, wake_at,
      attempt_count, state, locked_at, visible_at, enqueued_at)
-SELECT instance_id, execution_id, activity_id, name, body, lock_token, locked_until, locked_until,
-       locked_until IS NOT NULL, locked_until IS NOT NULL,
+SELECT *, locked_until, locked_until IS NOT NULL, locked_until IS NOT NULL,
        CASE WHEN locked_until IS NOT NULL THEN ? END, ?, ?
 FROM added
 """,

@@ -250,10 +250,10 @@ class Writer:
                 database.let_last(lasts)
             transaction.begin(self._now_ms)
             latest = latest_time(transaction) if self._latest is None else self._latest
-            if transaction.now < latest:
+            self._latest = now = transaction.now
+            if now < latest:
                 follow_clock_back(transaction, latest)
-            self._latest = transaction.now
-            if transaction.now - since > STALL_MS:
+            if now - since > STALL_MS:
                 extend_stalled_locks(transaction, since)
             started = monotonic()
             if len(entries) == 1:
