@@ -296,7 +296,8 @@ class Client:
         signature, named = target.signature, kwargs or {}
         payload = signature.encode_arguments(args, named, self.codec)
         # Report a wrong type to the caller now, not to the worker later.
-        signature.check_arguments(args, named, payload, self.codec)
+        if not signature.are_exact(args, named):
+            signature.check_arguments(args, named, payload, self.codec)
         return payload
 
     @overload

@@ -162,12 +162,21 @@ def check_enqueue(
     delay_ms: int | None = None,
     condition: EnqueueCondition | None = None,
 ) -> None:
-    check_message(message)
+    _check_enqueued((message,), delay_ms, condition)
+
+
+def _check_enqueued(
+    messages: Sequence[OrchestratorMessage],
+    delay_ms: int | None,
+    condition: EnqueueCondition | None,
+) -> None:
     if delay_ms is not None:
         check_number(delay_ms, "delay_ms", minimum=0)
     needs_start = condition in {EnqueueCondition.ABSENT, EnqueueCondition.REPLACE}
-    if needs_start and message.start is None:
-        raise InvalidValue(f"only a message with 'start' can be enqueued with {condition!r}")
+    for message in messages:
+        check_message(message)
+        if needs_start and message.start is None:
+            raise InvalidValue(f"only a message with 'start' can be enqueued with {condition!r}")
 
 
 def check_mail_limits(mail_max: int, mail_bytes_max: int) -> tuple[int, int]:
@@ -186,8 +195,7 @@ def check_enqueue_many(
         raise InvalidValue(
             f"{condition!r} may refuse one of many after others were taken; enqueue them one by one"
         )
-    for message in messages:
-        check_enqueue(message, delay_ms, condition)
+    _check_enqueued(messages, delay_ms, condition)
 
 
 def check_work(message: WorkerMessage) -> None:

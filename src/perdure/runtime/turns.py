@@ -304,6 +304,7 @@ class TurnRunner:
         """The time for which a commit keeps the lock; None if instances are not kept live."""
         self._events_max = options.history_events_max
         self._many_events = options.history_events_max // 2
+        """From here on the length of a history is checked: half of what is allowed."""
         self._bytes_max = options.history_bytes_max
         self.start_deadline = StartDeadline(worker.clock)
         self.is_aborted = False
@@ -335,15 +336,6 @@ class TurnRunner:
         self._live.used(live, turn.now_ms, len(outcome.delta))
         if outcome.ignored or outcome.children or outcome.detached or outcome.mistakes:
             self._warn(live, outcome)
-        events = live.execution.event_count
-        if events >= self._many_events > events - len(outcome.delta):
-            log.warning(
-                "%r has %d events of history; at %d it is blocked. Use continue_as_new() in long "
-                "loops",
-                live.instance_id,
-                events,
-                self._events_max,
-            )
         turn.outcome = outcome
         turn.final = final_status(outcome.result)
         keep_lock_ms = None if turn.final else self._keep_lock_ms
@@ -352,14 +344,30 @@ class TurnRunner:
             live.mail = turn.postponed
         turn.commit, turn.claimed = build_commit(turn, self._activities.claim, keep_lock_ms)
         live.history_bytes += sum(map(len, map(_data, turn.commit.history_delta)))
-        if turn.final is None and (
-            events >= self._events_max or live.history_bytes > self._bytes_max
-        ):
+        is_long = (
+            live.execution.event_count >= self._many_events or live.history_bytes > self._bytes_max
+        )
+        if is_long and self._is_too_long(turn):
             for _ in turn.claimed:
                 self._activities.release_slot()
             self._release_failed(turn, BlockReason.LIMIT, self._too_long(live))
         else:
             self._send(turn)
+
+    def _is_too_long(self, turn: Turn) -> bool:
+        """Return True if the history must not grow; log once that it has half of its events."""
+        live, events = turn.live, turn.live.execution.event_count
+        if events - len(turn.outcome.delta) < self._many_events <= events:
+            log.warning(
+                "%r has %d events of history; at %d it is blocked. Use continue_as_new() in long "
+                "loops",
+                live.instance_id,
+                events,
+                self._events_max,
+            )
+        return turn.final is None and (
+            events >= self._events_max or live.history_bytes > self._bytes_max
+        )
 
     def _too_long(self, live: LiveInstance) -> LimitReached:
         return LimitReached(
