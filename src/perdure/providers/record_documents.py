@@ -10,7 +10,6 @@ A payload is a JSON text inside such a document: shown as what it is, and given 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum, auto
 from operator import attrgetter
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Final
@@ -64,15 +63,6 @@ def is_deep(data: bytes) -> bool:
 # --- fields and documents
 
 
-class Kind(Enum):
-    """The way in which a value is written."""
-
-    PLAIN = auto()
-    """As it is."""
-    PAYLOAD = auto()
-    """A text that is JSON most of the time, and then shown as JSON; see ``embed``."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
     """One value of a record."""
@@ -82,14 +72,14 @@ class Field:
     type: Any
     path: str
     """In the snapshot; dots lead to records inside it."""
-    kind: Kind = Kind.PLAIN
     default: Any = _REQUIRED
     text_name: str = ""
-    """Name in the document of a payload that is not JSON."""
+    """Set for a payload, which is shown as JSON if it is JSON (see ``embed``): the name in the
+    document of one that is not."""
 
     def document_fields(self) -> list[tuple[Any, ...]]:
         """Return (name, type[, default]) for the struct of the document."""
-        if self.kind is Kind.PAYLOAD:
+        if self.text_name:
             return [(self.name, msgspec.Raw, NO_JSON), (self.text_name, str | None, None)]
         if self.default is _REQUIRED:
             return [(self.name, self.type)]
@@ -97,7 +87,7 @@ class Field:
 
     def write(self, value: Any, into: dict[str, Any]) -> None:
         """Put a value into the fields of a document."""
-        if self.kind is Kind.PAYLOAD:
+        if self.text_name:
             into[self.name], into[self.text_name] = embed(value)
         else:
             into[self.name] = value
@@ -105,7 +95,7 @@ class Field:
     def read(self, document: Any) -> Any:
         """Return the value in a document; None for a payload that is missing."""
         value = getattr(document, self.name)
-        if self.kind is Kind.PAYLOAD:
+        if self.text_name:
             return extract(value, getattr(document, self.text_name))
         return value
 
@@ -164,7 +154,6 @@ def _payload(name: str, *, path: str = "", text_name: str = "") -> Field:
     return Field(
         name=name,
         type=str,
-        kind=Kind.PAYLOAD,
         path=path or name,
         text_name=text_name or f"{name}_text",
     )
