@@ -5,7 +5,7 @@ A provider may do without it. The rules for every method are those of ``contract
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -15,6 +15,7 @@ from perdure.errors import InstanceFinished, NotFound, TreeChanged
 from perdure.limits import PAGE_ITEMS_MAX, check_id
 from perdure.model.status import Status
 from perdure.providers import rules, validation
+from perdure.providers.contract import Openable
 from perdure.providers.records import DeleteResult, InstancePage, InstanceQuery, PruneResult
 
 if TYPE_CHECKING:
@@ -41,16 +42,12 @@ _PAGE: Final = 200
 _BEFORE_ALL: Final = (-(2**63), "")
 
 
-class ProviderAdmin(ABC):
+class ProviderAdmin(Openable):
     """Reading, moving and cleaning up. Never on the path of a turn.
 
     As in ``Provider``, a store implements the verbs with an underscore. Public verbs without one
     are made of others.
     """
-
-    @abstractmethod
-    def _require_open(self, operation: str) -> None:
-        """Raise StoreClosed unless the handle that this belongs to is open in this process."""
 
     # --- instances
 
@@ -100,8 +97,7 @@ class ProviderAdmin(ABC):
         The status is that of the current execution, over which Paused and Blocked prevail while
         it has not ended.
         """
-        self._require_open("get_instance_info")
-        check_id(instance_id, "instance id")
+        self._check_instance("get_instance_info", instance_id)
         return self._get_instance_info(instance_id)
 
     @abstractmethod
@@ -109,8 +105,7 @@ class ProviderAdmin(ABC):
 
     def list_executions(self, instance_id: str) -> Awaitable[list[int]]:
         """Ascending; empty if unknown."""
-        self._require_open("list_executions")
-        check_id(instance_id, "instance id")
+        self._check_instance("list_executions", instance_id)
         return self._list_executions(instance_id)
 
     @abstractmethod
@@ -118,8 +113,7 @@ class ProviderAdmin(ABC):
 
     def latest_execution_id(self, instance_id: str) -> Awaitable[int]:
         """The highest. Errors: NotFound."""
-        self._require_open("latest_execution_id")
-        check_id(instance_id, "instance id")
+        self._check_instance("latest_execution_id", instance_id)
         return self._latest_execution_id(instance_id)
 
     @abstractmethod
@@ -127,8 +121,7 @@ class ProviderAdmin(ABC):
 
     def get_execution_info(self, instance_id: str, execution_id: int) -> Awaitable[ExecutionInfo]:
         """One execution. Errors: NotFound."""
-        self._require_open("get_execution_info")
-        check_id(instance_id, "instance id")
+        self._check_instance("get_execution_info", instance_id)
         return self._get_execution_info(instance_id, execution_id)
 
     @abstractmethod
@@ -140,8 +133,7 @@ class ProviderAdmin(ABC):
         self, instance_id: str, execution_id: int
     ) -> Awaitable[list[HistoryRecord]]:
         """As ``Provider.read_with_execution``, whole."""
-        self._require_open("read_history_with_execution_id")
-        check_id(instance_id, "instance id")
+        self._check_instance("read_history_with_execution_id", instance_id)
         return self._read_history_with_execution_id(instance_id, execution_id)
 
     @abstractmethod
@@ -151,8 +143,7 @@ class ProviderAdmin(ABC):
 
     def list_children(self, instance_id: str) -> Awaitable[list[str]]:
         """Direct children, oldest first; empty for a leaf and for an unknown id."""
-        self._require_open("list_children")
-        check_id(instance_id, "instance id")
+        self._check_instance("list_children", instance_id)
         return self._list_children(instance_id)
 
     @abstractmethod
@@ -164,8 +155,7 @@ class ProviderAdmin(ABC):
 
     def get_instance_tree(self, instance_id: str) -> Awaitable[InstanceTree]:
         """The instance and all its descendants. Errors: NotFound."""
-        self._require_open("get_instance_tree")
-        check_id(instance_id, "instance id")
+        self._check_instance("get_instance_tree", instance_id)
         return self._get_instance_tree(instance_id)
 
     @abstractmethod
@@ -178,8 +168,7 @@ class ProviderAdmin(ABC):
 
         Repeats: nothing. Errors: NotFound, InstanceFinished.
         """
-        self._require_open("suspend_instance")
-        check_id(instance_id, "instance id")
+        self._check_instance("suspend_instance", instance_id)
         return self._suspend_instance(instance_id)
 
     @abstractmethod
@@ -190,8 +179,7 @@ class ProviderAdmin(ABC):
 
         Repeats: nothing. Errors: NotFound, InstanceFinished.
         """
-        self._require_open("resume_instance")
-        check_id(instance_id, "instance id")
+        self._check_instance("resume_instance", instance_id)
         return self._resume_instance(instance_id)
 
     @abstractmethod
@@ -207,8 +195,7 @@ class ProviderAdmin(ABC):
         abandon as usual (abandon with no messages changes only the lock). Errors: NotFound without
         an instance and without a queued start.
         """
-        self._require_open("lock_instance")
-        check_id(instance_id, "instance id")
+        self._check_instance("lock_instance", instance_id)
         validation.check_number(lock_timeout_ms, "lock_timeout_ms", minimum=1)
         return self._lock_instance(instance_id, lock_timeout_ms)
 
@@ -231,8 +218,7 @@ class ProviderAdmin(ABC):
         self, instance_id: str, *, limit: int = 1000
     ) -> Awaitable[list[QueuedMessage]]:
         """Return the messages in the orchestrator queue for the instance, in queue order."""
-        self._require_open("list_messages")
-        check_id(instance_id, "instance id")
+        self._check_instance("list_messages", instance_id)
         validation.check_number(limit, "limit", minimum=1)
         return self._list_messages(instance_id, limit)
 
@@ -241,8 +227,7 @@ class ProviderAdmin(ABC):
 
     def list_work(self, instance_id: str, *, limit: int = 1000) -> Awaitable[list[QueuedWork]]:
         """Return the work items in the worker queue for the instance, in queue order."""
-        self._require_open("list_work")
-        check_id(instance_id, "instance id")
+        self._check_instance("list_work", instance_id)
         validation.check_number(limit, "limit", minimum=1)
         return self._list_work(instance_id, limit)
 
@@ -391,8 +376,7 @@ class ProviderAdmin(ABC):
         Never the current one, never a running one; ``keep_last`` None, 0 and 1 mean the same;
         state and custom status stay.
         """
-        self._require_open("prune_executions")
-        check_id(instance_id, "instance id")
+        self._check_instance("prune_executions", instance_id)
         validation.check_prune_options(options)
         return self._prune_executions(instance_id, options)
 
@@ -456,8 +440,7 @@ class ProviderAdmin(ABC):
 
     def export_instance(self, instance_id: str) -> Awaitable[InstanceSnapshot]:
         """Everything about the instance in one consistent read. Errors: NotFound."""
-        self._require_open("export_instance")
-        check_id(instance_id, "instance id")
+        self._check_instance("export_instance", instance_id)
         return self._export_instance(instance_id)
 
     @abstractmethod

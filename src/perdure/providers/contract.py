@@ -41,7 +41,20 @@ if TYPE_CHECKING:
     from perdure.providers.waiting import Watch
 
 
-class Provider(ABC):
+class Openable(ABC):
+    """Verbs that can be called while a handle is open."""
+
+    @abstractmethod
+    def _require_open(self, operation: str) -> None:
+        """Raise StoreClosed unless the handle is open in this process."""
+
+    def _check_instance(self, operation: str, instance_id: str) -> None:
+        """Raise StoreClosed as ``_require_open`` does, and InvalidValue for a bad id."""
+        self._require_open(operation)
+        check_id(instance_id, "instance id")
+
+
+class Provider(Openable):
     """History, two queues, locks, sessions, custom status and state of many instances.
 
     A public verb checks that the store is open and that its arguments are valid, fills in defaults,
@@ -103,10 +116,6 @@ class Provider(ABC):
 
         Repeats: closing a closed handle does nothing. Errors: later calls raise StoreClosed.
         """
-
-    @abstractmethod
-    def _require_open(self, operation: str) -> None:
-        """Raise StoreClosed unless this handle is open in this process."""
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -274,8 +283,7 @@ class Provider(ABC):
 
     def read(self, instance_id: str) -> Awaitable[list[HistoryRecord]]:
         """History of the latest execution, by event id; empty for an unknown instance."""
-        self._require_open("read")
-        check_id(instance_id, "instance id")
+        self._check_instance("read", instance_id)
         return self._read(instance_id)
 
     @abstractmethod
@@ -290,8 +298,7 @@ class Provider(ABC):
         limit: int | None = None,
     ) -> Awaitable[list[HistoryRecord]]:
         """One execution's history, by event id, past ``after_event_id``; empty if unknown."""
-        self._require_open("read_with_execution")
-        check_id(instance_id, "instance id")
+        self._check_instance("read_with_execution", instance_id)
         validation.check_history_page(after_event_id, limit)
         return self._read_with_execution(instance_id, execution_id, after_event_id, limit)
 
@@ -307,8 +314,7 @@ class Provider(ABC):
 
         Errors: DuplicateEvent; InvalidValue for an event id below 1. Nothing is written then.
         """
-        self._require_open("append_with_execution")
-        check_id(instance_id, "instance id")
+        self._check_instance("append_with_execution", instance_id)
         validation.check_number(execution_id, "execution_id", minimum=1)
         validation.check_records(records)
         return self._append_with_execution(instance_id, execution_id, tuple(records))
@@ -574,8 +580,7 @@ class Provider(ABC):
         self, instance_id: str, last_seen_version: int = 0
     ) -> Awaitable[tuple[str | None, int] | None]:
         """(status, version) if the version is above ``last_seen_version``; else None."""
-        self._require_open("get_custom_status")
-        check_id(instance_id, "instance id")
+        self._check_instance("get_custom_status", instance_id)
         return self._get_custom_status(instance_id, last_seen_version)
 
     @abstractmethod
@@ -590,8 +595,7 @@ class Provider(ABC):
         merged; a cleared key hides an older value; clear-all hides every older key. Missing key or
         instance: None. Pruning never removes keys; deleting the instance does.
         """
-        self._require_open("get_kv_value")
-        check_id(instance_id, "instance id")
+        self._check_instance("get_kv_value", instance_id)
         validation.check_text(key, "key of a value")
         return self._get_kv_value(instance_id, key)
 
@@ -600,8 +604,7 @@ class Provider(ABC):
 
     def get_kv_all_values(self, instance_id: str) -> Awaitable[dict[str, KvEntry]]:
         """All live values by key, sorted by key."""
-        self._require_open("get_kv_all_values")
-        check_id(instance_id, "instance id")
+        self._check_instance("get_kv_all_values", instance_id)
         return self._get_kv_all_values(instance_id)
 
     @abstractmethod
@@ -614,8 +617,7 @@ class Provider(ABC):
         anything may have changed since entering or since the last wait, False after the timeout.
         False alarms are allowed; a missed change only until the timeout.
         """
-        self._require_open("watch")
-        check_id(instance_id, "instance id")
+        self._check_instance("watch", instance_id)
         return self._watch(instance_id)
 
     @abstractmethod
