@@ -8,6 +8,7 @@ import re
 import stat
 import subprocess
 import sys
+import threading
 
 import apsw
 import pytest
@@ -265,6 +266,30 @@ def stalls_once(clock, function):
         return function(*args)
 
     return call
+
+
+@pytest.mark.parametrize("is_stall", [True, False], ids=["stalls", "the clock was set"])
+def test_upkeep_counts_as_a_stall_if_it_took_long(path, is_stall):
+    clock = ManualClock()
+
+    async def keep_up():
+        async with SqliteProvider(path, clock=clock) as provider:
+            await provider.enqueue_for_worker(activity("i-1"))
+            await provider.fetch_work_item(30_000, 0)
+            writer, database = provider._store._writer, provider._database
+            if is_stall:
+                writer._monotonic = lambda: clock.now_ms() / 1_000
+            is_done = threading.Event()
+            stall = stalls_once(clock, is_done.set)
+            database.is_upkeep_due = lambda **_: not is_done.is_set()
+            database.keep_up = stall
+            # Two at once: the thread commits them, and then does its upkeep.
+            await asyncio.gather(*(provider.enqueue_for_orchestrator(start(n)) for n in (1, 2)))
+            await asyncio.to_thread(is_done.wait, HANG_SECONDS)
+            fetched = await provider.fetch_work_item(30_000, 0)
+            return fetched and fetched.attempt_count
+
+    assert asyncio.run(keep_up()) == (None if is_stall else 2)
 
 
 def test_a_lock_that_is_not_renewed_after_a_stall_runs_out(path):

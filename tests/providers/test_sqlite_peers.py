@@ -471,6 +471,29 @@ def test_the_locks_of_a_live_process_are_never_taken(tmp_path, stop):
         asyncio.run(take())
 
 
+@pytest.mark.parametrize("is_known", [True, False], ids=["known", "new"])
+def test_a_handle_that_is_closed_while_others_look_is_not_dead(tmp_path, monkeypatch, is_known):
+    """Its locks last until they end: another handle may hold their tokens."""
+
+    async def run():
+        with two_peers(tmp_path / "s.db") as (waits, writes):
+            waits.listen(asyncio.get_running_loop(), print)
+            if is_known:
+                assert writes.take_dead(1e9) == []
+                assert set(writes._known) == {"waits"}
+            is_locked = peers.is_locked
+
+            def close_and_look(descriptor):
+                waits.close()
+                return is_locked(descriptor)
+
+            # The directory has been read, and the board is looked at next.
+            monkeypatch.setattr(peers, "is_locked", close_and_look)
+            return [*writes.take_dead(2e9), *writes.take_dead(3e9)]
+
+    assert asyncio.run(run()) == []
+
+
 def test_a_forked_child_does_not_keep_its_dead_parent_alive(tmp_path):
     path = tmp_path / "s.db"
 

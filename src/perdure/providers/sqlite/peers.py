@@ -410,8 +410,11 @@ class _Peer:
             self._pipe = _open_own(directory / f"{name}{_PIPE}", os.O_WRONLY, stat.S_ISFIFO)
 
     def is_dead(self) -> bool:
-        """Return whether no process holds the lock of the board."""
-        return not is_locked(self._descriptor)
+        """Return whether no process holds the lock of the board, which is still in its place.
+
+        A handle that is closed removes its board first: its locks last until they end.
+        """
+        return not is_locked(self._descriptor) and os.fstat(self._descriptor).st_nlink > 0
 
     def tell(self, topics: Sequence[int]) -> None:
         """Write the topics that it waits for to its pipe."""

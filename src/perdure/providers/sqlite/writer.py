@@ -433,9 +433,11 @@ class ThreadWriter(Writer):
     def _keep_up(self) -> None:
         if self._database.is_upkeep_due(is_waited_for=not self._queue.empty()):
             with self._database.in_use:
-                since = self._now_ms()
+                since, begun = self._now_ms(), self._monotonic()
                 self._database.keep_up()
-                if self._waiting_since is None:
+                # A clock that was only set does not count.
+                is_long = self._monotonic() - begun > STALL_MS / 1_000
+                if is_long and self._waiting_since is None:
                     self._note_stall(since)
 
     def _use_idle_time(self) -> None:
