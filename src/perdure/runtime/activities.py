@@ -57,6 +57,8 @@ _FETCHED_AT_ONCE_MAX = 200
 _RETRY_ELSEWHERE_MS = 5_000
 _ISOLATION_DELAY_MS = 500
 _REDELIVERY_DELAY_MS = 1_000
+_TAG_SECONDS = 2.0
+"""After this, work that no worker has taken by its tag is told."""
 _FETCH_END_SECONDS = 2.0
 
 
@@ -92,6 +94,7 @@ class ActivityDispatcher:
         self._fetching: asyncio.Task[None] | None = None
         self._stopping = False
         self._is_aborted = False
+        self._noted_tags: set[tuple[str, str]] = set()
         self._slot_freed = asyncio.Event()
         self._session_ended = asyncio.Event()
         self.complete_here: Callable[[Completion, str], bool] = lambda _item, _token: False
@@ -185,6 +188,26 @@ class ActivityDispatcher:
 
     # --- called by turns
 
+    def _note_tag(self, name: str, tag: str) -> None:
+        """Look after a moment whether another worker takes the tag, once for each activity."""
+        if (name, tag) not in self._noted_tags:
+            self._noted_tags.add((name, tag))
+            asyncio.get_running_loop().call_later(_TAG_SECONDS, self._look_for_tag, name, tag)
+
+    def _look_for_tag(self, name: str, tag: str) -> None:
+        if not self._stopping and self._provider.capabilities.admin:
+            self._background.spawn_logged(self._warn_of_tag(name, tag))
+
+    async def _warn_of_tag(self, name: str, tag: str) -> None:
+        depths = await self._provider.admin.get_queue_depths()
+        for each in depths.activities:
+            if (each.name, each.tag) == (name, tag) and each.visible and not each.locked:
+                log.warning(
+                    "activity %r waits for a worker that takes its tag %r, and this runtime does "
+                    "not; start one with --tag %s, or RuntimeOptions(tags=TagFilter.only(%r))",
+                    *(name, tag, tag, tag),
+                )
+
     def claim(self, scheduled: ScheduledActivity) -> Claim | None:
         """Reserve a slot and a lock for an activity that a turn schedules, if it can run here."""
         event = scheduled.event
@@ -193,7 +216,7 @@ class ActivityDispatcher:
             return None
         if not (self._takes_untagged if event.tag is None else self._takes(event.tag)):
             if event.tag is not None:
-                self._unregistered.note_tag(event.name, event.tag)
+                self._note_tag(event.name, event.tag)
             return None
         if self._free_slots <= 0 or self._stopping or event.session_id is not None:
             return None

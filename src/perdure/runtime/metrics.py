@@ -365,19 +365,6 @@ class UnregisteredHandlerLog:
     def check_activity(self, name: str) -> None:
         self._check(self._registry.resolve_activity, name)
 
-    def note_tag(self, name: str, tag: str) -> None:
-        """Log that an activity has a tag which this runtime does not take."""
-        if (name, tag) not in self._checked:
-            self._checked.add((name, tag))
-            log.warning(
-                "activity %r has the tag %r, which this runtime does not take; it waits for a "
-                "worker with --tag %s, or RuntimeOptions(tags=TagFilter.default_and(%r))",
-                name,
-                tag,
-                tag,
-                tag,
-            )
-
     def check_orchestration(self, name: str, version: str | None) -> None:
         self._check(self._registry.resolve_orchestration, name, version)
 
