@@ -408,7 +408,7 @@ def _remove(draft: Path) -> None:
 
 
 def find_file_system(path: str, mounts: str) -> str | None:
-    """Type of the file system that a real path lies on, from the text of a mountinfo file."""
+    """Return the type of the file system of a real path, from the text of a mountinfo file."""
     best, found = -1, None
     for line in mounts.splitlines():
         before, _, after = line.partition(" - ")

@@ -32,7 +32,7 @@ _NESTING_SPARE: Final = 64
 
 
 def embed(text: str | None) -> tuple[msgspec.Raw, str | None]:
-    """A text for a document: as JSON, or as a string if it would not come back unchanged."""
+    """Return a text for a document: as JSON, or as a string if it would not come back unchanged."""
     if text is None:
         return NO_JSON, None
     data = text.encode()
@@ -45,7 +45,7 @@ def embed(text: str | None) -> tuple[msgspec.Raw, str | None]:
 
 
 def extract(json: msgspec.Raw, text: str | None) -> str | None:
-    """Inverse of ``embed``, for a document without spaces between its tokens."""
+    """Return the text that ``embed`` was given. The document has no spaces between its tokens."""
     return bytes(json).decode() if json != NO_JSON else text
 
 

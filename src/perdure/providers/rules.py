@@ -71,12 +71,12 @@ def is_visible(visible_at_ms: int, now_ms: int) -> bool:
 
 
 def in_due_order(messages: Iterable[T], times_ms: Callable[[T], tuple[int, int]]) -> list[T]:
-    """A batch as its messages came due, from the order of the queue.
+    """Return messages, given in the order of the queue, in the order in which they came due.
 
-    ``times_ms``: when a message is visible, and when it was enqueued. One that was sent for later,
-    as timers are, came due when its time had come: after an outage, a reply that was there before
-    the timeout must be heard before it. All others keep their order, even if the clock went back
-    in between.
+    ``times_ms`` returns when a message is visible, and when it was enqueued. One that was sent for
+    later, as timers are, came due at its time: after an outage, a reply that was there before the
+    timeout must be delivered before it. All others keep their order, even if the clock went back in
+    between.
     """
     due: list[tuple[int, T]] = []
     latest_ms = 0
@@ -95,19 +95,19 @@ def is_mail(kind: str) -> bool:
 
 
 def is_full(messages: int, size: int, mail_max: int, mail_bytes_max: int) -> bool:
-    """Return True if so much mail may not wait; one message may always."""
+    """Return True if more mail waits than a limit allows. A single message is never too much."""
     return messages > mail_max or (size > mail_bytes_max and messages > 1)
 
 
 def visible_at(message_time_ms: int | None, now_ms: int, delay_ms: int | None = None) -> int:
-    """A delay wins over the message's own time; without both it is visible at once."""
+    """Return when a message is visible: after the delay, else at its own time, else at once."""
     if delay_ms is not None:
         return now_ms + delay_ms
     return now_ms if message_time_ms is None else message_time_ms
 
 
 def new_lock_token() -> str:
-    """Unguessable and unique."""
+    """Return a token that is unguessable and unique."""
     return new_id()
 
 
@@ -146,12 +146,12 @@ def event_missing(operation: str, lock_token: str, event_id: int, execution_id: 
 
 
 def has_ended(status: Status, *, start_queued: bool) -> bool:
-    """Ended for good: a continued execution has not while its next start is queued."""
+    """Return True if the instance has ended, and no start of a next execution is queued."""
     return status.is_final or (status is Status.CONTINUED_AS_NEW and not start_queued)
 
 
 def shown_status(execution_status: Status | None, *, suspended: bool, blocked: bool) -> Status:
-    """Status of an instance from that of its current execution, None if it has none yet."""
+    """Return the status of an instance from that of its execution; None if it has none yet."""
     if execution_status is not None and execution_status.is_final:
         return execution_status
     if suspended:
@@ -205,7 +205,7 @@ def fits_query(info: InstanceInfo, query: InstanceQuery | None) -> bool:
 
 
 def is_before(value_ms: int | None, before_ms: int | None) -> bool:
-    """Strictly; no bound fits always, no value never fits a bound."""
+    """Return True if the value is before the bound. No bound: always; else no value: never."""
     return _is_between(value_ms, None, before_ms)
 
 
@@ -287,7 +287,7 @@ def executions_to_prune(
 
 
 def encode_cursor(created_at_ms: int, instance_id: str) -> str:
-    """Names the last instance of a page in the order of ``list_instances``."""
+    """Return the text that names the last instance of a page of ``list_instances``."""
     return base64.urlsafe_b64encode(msgspec.json.encode((created_at_ms, instance_id))).decode()
 
 

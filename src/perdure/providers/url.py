@@ -33,7 +33,7 @@ def open_provider(
     clock: Clock | None = None,
     allow_moved: bool = False,
 ) -> Provider:
-    """The provider that a store names; it is not opened yet.
+    """Return the provider that a store names; it is not opened yet.
 
     ``shop.db`` and ``sqlite:///shop.db`` are SQLite files, ``file:./store`` is a directory,
     ``memory:`` forgets, ``postgresql://...`` or ``host=a,b dbname=shop`` is a server. Options of
@@ -74,7 +74,7 @@ def open_provider(
 
 
 def local_path(url: str) -> str | None:
-    """The file or directory of a local store; None for memory, servers and foreign schemes.
+    """Return the file or directory of a local store; None for memory, servers, other schemes.
 
     Errors: UsageError for an option that the store does not have.
     """
@@ -84,7 +84,7 @@ def local_path(url: str) -> str | None:
 
 
 def with_path(url: str, path: str) -> str:
-    """The URL of a local store with another path."""
+    """Return the URL of a local store with another path."""
     place, mark, query = url.partition("?")
     return place[: len(place) - len(_path_of(place))] + path + mark + query
 
@@ -103,7 +103,7 @@ def _scheme_of(url: str) -> str:
 
 
 def _path_of(url: str) -> str:
-    """The path as it is, or behind ``sqlite:`` or ``file:``.
+    """Return the path as it is, or behind ``sqlite:`` or ``file:``.
 
     Behind three slashes it is relative for SQLite, as other tools read such a URL, and absolute for
     ``file:``, as the standard says.
@@ -213,7 +213,7 @@ def _switch_of(name: str, value: str) -> bool:
 
 
 def _listen_of(name: str, value: str) -> bool | str:
-    """A switch, or the connection string of the server to listen to."""
+    """Return a switch, or the connection string of the server to listen to."""
     return value if "=" in value or "://" in value else _switch_of(name, value)
 
 
@@ -304,7 +304,7 @@ _PIECE_MIN: Final = 3
 
 
 def shown_url(url: str) -> str:
-    """The URL or path, with *** in place of what may be secret."""
+    """Return the URL or path, with *** in place of what may be secret."""
     if _KEYWORDS.match(url):
         return _KEYWORD.sub(
             lambda each: each[0] if _is_harmless(each[0]) else _masked(each[0]), url
@@ -323,7 +323,7 @@ def shown_url(url: str) -> str:
 
 
 def without_secrets(text: str, *urls: str) -> str:
-    """A message, which may quote these URLs, parts of them, or others."""
+    """Return a message, which may quote these URLs or others, without their secrets."""
     for url in urls:
         text = text.replace(url, shown_url(url))
     secrets = {secret for url in urls for secret in _secrets(url)}
@@ -333,7 +333,7 @@ def without_secrets(text: str, *urls: str) -> str:
 
 
 def _split(url: str) -> tuple[str | None, str]:
-    """The scheme, or None for what is a path and has no secrets; and what follows it."""
+    """Return the scheme and what follows it. The scheme is None for a path: it has no secrets."""
     found = _SCHEME.match(url)
     if found is None:
         return None, url

@@ -180,7 +180,7 @@ def _check_enqueued(
 
 
 def check_mail_limits(mail_max: int, mail_bytes_max: int) -> tuple[int, int]:
-    """Return both figures."""
+    """Check the limits of waiting mail, and return them."""
     check_number(mail_max, "mail_max", minimum=1)
     check_number(mail_bytes_max, "mail_bytes_max", minimum=1)
     return mail_max, mail_bytes_max
@@ -363,7 +363,7 @@ def _check_times(snapshot: InstanceSnapshot) -> None:
 
 
 def check_text(text: str | None, what: str, bytes_max: int = BODY_BYTES_MAX) -> None:
-    """A text that every store can keep: UTF-8 without NUL, and not too long. None is fine."""
+    """Check that every store can keep the text: UTF-8 without NUL, and not too long; or None."""
     if text is None or (text.isascii() and len(text) <= bytes_max and "\0" not in text):
         return
     try:

@@ -41,7 +41,7 @@ class Signal:
         self._waiters.clear()
 
     async def wait(self, seen_generation: int, timeout_ms: int) -> bool:
-        """True as soon as the generation is past the one seen; False after the timeout."""
+        """Return True when the generation is past the one seen, False after the timeout."""
         if self._generation != seen_generation:
             return True
         if timeout_ms <= 0:
@@ -75,7 +75,7 @@ class Poll:
         self._overdue_ms: int | None = None
 
     async def wait(self, due_at_ms: int | None) -> bool:
-        """True when it is worth looking again, if only once more; False when the time is up."""
+        """Return True when it is time to look again; False when the time of the poll is up."""
         now_ms = self._clock.now_ms()
         self._left_ms = min(self._left_ms, self._deadline_ms - now_ms)
         if self._left_ms <= 0:
@@ -148,7 +148,7 @@ class Watch:
         self._hub._leave(self._instance_id)  # noqa: SLF001
 
     async def wait(self, timeout_ms: int) -> bool:
-        """True if something may have changed since entering or since the last wait."""
+        """Return True if something may have changed since entering, or since the last wait."""
         signal = self._signal
         assert signal is not None, "enter the watch before waiting"
         changed = await signal.wait(self._seen, timeout_ms)
