@@ -447,6 +447,26 @@ def test_many_waiters_share_one_look(schema: str) -> None:
     asyncio.run(check())
 
 
+def test_a_look_at_one_instance_is_not_planned_again_and_again(schema: str) -> None:
+    async def check() -> None:
+        dsn = shared_server().dsn
+        async with PostgresProvider(dsn, schema=schema, listen=False, pool_size=2) as provider:
+            await provider.enqueue_for_orchestrator(start("x"))
+            for _ in range(20):
+                await provider.admin.get_instance_info("x")
+
+            ((planned, reused),) = await provider._store.ask(
+                "plans",
+                "SELECT custom_plans, generic_plans FROM pg_prepared_statements "
+                "WHERE statement LIKE '%custom_status_version%'",
+            )
+
+            assert planned + reused >= 15
+            assert planned <= 5
+
+    asyncio.run(check())
+
+
 def test_an_unreadable_row_fails_its_own_look_and_no_other(schema: str) -> None:
     dsn = shared_server().dsn
 

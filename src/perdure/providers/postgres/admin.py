@@ -130,10 +130,13 @@ class PostgresAdmin(ProviderAdmin):
             self._wanted.clear()  # nothing, unless the task was cancelled
 
     async def _read_infos(self, wanted: dict[str, asyncio.Future[Row | None]]) -> None:
+        ids = list(wanted)
+        is_one = len(ids) == 1
+        template = statements.GET_INFO if is_one else statements.GET_INFOS
         try:
-            found = await self._ask("get_instance_info", statements.GET_INFOS, (list(wanted),))
+            found = await self._ask("get_instance_info", template, ids if is_one else [ids])
         except Exception as error:  # noqa: BLE001 - all that wait for the look raise it
-            if isinstance(error, CorruptData) and len(wanted) > 1:
+            if isinstance(error, CorruptData) and not is_one:
                 for instance_id, future in wanted.items():  # one of them cannot be read
                     await self._read_infos({instance_id: future})
             else:
