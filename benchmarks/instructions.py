@@ -16,12 +16,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
 from benchmarks.environments import ROOT, variables
+from benchmarks.server import postgres
 from benchmarks.workloads import WORKLOADS
 
 if TYPE_CHECKING:
@@ -43,11 +45,13 @@ SIZES: Final = {
     "w5": Sizes("workflows", 500, 1500),
 }
 
-STORES: Final[Mapping[str, Mapping[str, str]]] = {
+STORES: Final[Mapping[str, dict[str, str]]] = {
     "sqlite": {"store": "sqlite", "durability": "full"},
     "filesystem": {"store": "filesystem"},
     "memory": {"store": "memory"},
+    "postgres": {"store": "postgres"},
 }
+"""Of Postgres, the client's side is counted; its server runs outside of valgrind."""
 
 
 @click.command()
@@ -62,20 +66,22 @@ def main(workload: tuple[str, ...], store: tuple[str, ...], repeat: int, child: 
     if child is not None:
         asyncio.run(run(json.loads(child)))
         return
-    for name in workload or SIZES:
-        for each in store or ("sqlite", "memory"):
-            sizes = SIZES[name]
-            small, large = (
-                min(count(name, each, size) for _ in range(repeat))
-                for size in (sizes.small, sizes.large)
-            )
-            cost = (large - small) / (sizes.large - sizes.small) / 1000
-            click.echo(f"{name} {each:10} {cost:8.1f} thousand instructions a unit")
+    with ExitStack() as stack:
+        url = stack.enter_context(postgres()) if "postgres" in store else ""
+        for name in workload or SIZES:
+            for each in store or ("sqlite", "memory"):
+                sizes = SIZES[name]
+                small, large = (
+                    min(count(name, each, size, url) for _ in range(repeat))
+                    for size in (sizes.small, sizes.large)
+                )
+                cost = (large - small) / (sizes.large - sizes.small) / 1000
+                click.echo(f"{name} {each:10} {cost:8.1f} thousand instructions a unit")
 
 
-def count(workload: str, store: str, size: int) -> int:
+def count(workload: str, store: str, size: int, url: str) -> int:
     """Instructions of a process that runs so much of the workload."""
-    order = json.dumps({"workload": workload, "store": store, "size": size})
+    order = json.dumps({"workload": workload, "store": store, "size": size, "url": url})
     command = [
         "valgrind",
         "--tool=cachegrind",
@@ -109,7 +115,7 @@ async def run(order: dict[str, Any]) -> None:
         setattr(module, name, 3_600.0)
     workload, sizes = WORKLOADS[order["workload"]], SIZES[order["workload"]]
     with tempfile.TemporaryDirectory() as directory:
-        peer = PerdurePeer(Path(directory), dict(STORES[order["store"]]))
+        peer = PerdurePeer(Path(directory), STORES[order["store"]] | {"url": order["url"]})
         parameters = dict(sizes.fixed) | {sizes.parameter: order["size"]}
         await workload.run(peer, lambda _name: None, **parameters)
         await peer.close()
