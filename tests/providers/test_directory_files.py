@@ -373,9 +373,11 @@ def test_a_directory_with_other_files_is_refused_and_left_alone(tmp_path: Path) 
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
-def test_a_store_of_a_newer_version_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("part", ["format_version", "layout_version"])
+def test_a_store_of_a_newer_version_is_refused(tmp_path: Path, part: str) -> None:
     open_store(tmp_path / "store")
-    newer = documents.StoreDocument(format_version=1, layout_version=99, created_at=0)
+    versions = {"format_version": 1, "layout_version": 1, part: 99}
+    newer = documents.StoreDocument(**versions, created_at=0)
     (tmp_path / "store/store.json").write_bytes(documents.seal(newer))
 
     with pytest.raises(StoreRefused, match="newer version"):
@@ -482,5 +484,7 @@ def test_a_moved_store_opens_only_for_tools(tmp_path: Path) -> None:
             await FileSystemProvider(tmp_path / "store").open()
         async with FileSystemProvider(tmp_path / "store", allow_moved=True) as provider:
             assert (await provider.admin.get_store_info()).moved_to == "sqlite:///shop.db"
+            with pytest.raises(StoreMoved, match=r"shop\.db"):
+                await provider.enqueue_for_orchestrator(factories.start("x"))
 
     asyncio.run(scenario())

@@ -342,6 +342,21 @@ def test_a_damaged_instance_is_refused_and_the_others_work(tmp_path: Path) -> No
     assert meta.read_bytes() == damaged
 
 
+def test_a_file_that_holds_another_instance_is_damaged(tmp_path: Path) -> None:
+    work_and_copy(tmp_path / "store", tmp_path / "image")
+    names = [layout.document_file(layout.instance_names(instance_id(n))[0]) for n in (0, 1)]
+    source, copy = (tmp_path / "store" / name for name in names)
+    shutil.copyfile(source, copy)
+
+    async def scenario() -> None:
+        async with provider_of_life(str(tmp_path / "store"), 1) as provider:
+            details = (await provider.admin.get_store_info()).details
+            assert instance_id(0) in details[f"damaged: {names[1]}"]
+            assert len(await provider.read(instance_id(0))) == 2 * (TURNS - 1)
+
+    asyncio.run(scenario())
+
+
 def test_an_instance_without_the_file_of_an_execution_is_refused(tmp_path: Path) -> None:
     store = tmp_path / "store"
     name = layout.instance_names("big")[0]

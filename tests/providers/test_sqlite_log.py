@@ -292,6 +292,24 @@ def test_upkeep_counts_as_a_stall_if_it_took_long(path, is_stall):
     assert asyncio.run(keep_up()) == (None if is_stall else 2)
 
 
+def test_a_lock_that_ran_out_before_a_stall_is_free(path):
+    clock = ManualClock()
+
+    async def stall():
+        async with SqliteProvider(path, clock=clock) as provider:
+            for name in ("early", "late"):
+                await provider.enqueue_for_worker(activity(name))
+            held = [await provider.fetch_work_item(ms, 0) for ms in (1_000, 30_000)]
+            clock.advance(1_001)
+            database = provider._database
+            database.ready = stalls_once(clock, database.ready)
+            free = await provider.fetch_work_items(2, 30_000, 0)
+            return held[0].identity, [each.identity for each in free]
+
+    early, free = asyncio.run(stall())
+    assert free == [early]
+
+
 def test_a_lock_that_is_not_renewed_after_a_stall_runs_out(path):
     clock = ManualClock()
 

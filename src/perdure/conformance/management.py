@@ -86,6 +86,22 @@ class TestListing:
         assert sorted(seen) == [f"i-{index}" for index in range(7)]
         assert (await store.admin.list_instances(limit=7)).next_cursor is None
 
+    async def test_pages_of_queued_starts_follow_each_other_too(self, store: Store) -> None:
+        for index in range(5):
+            await enqueue(store, start(f"i-{index}"))
+            if index % 2:
+                await store.advance(1_000)
+        seen: list[str] = []
+        cursor: str | None = None
+
+        for _ in range(3):
+            page = await store.admin.list_instances(cursor=cursor, limit=2)
+            seen += [info.instance_id for info in page.instances]
+            cursor = page.next_cursor
+
+        assert cursor is None
+        assert sorted(seen) == [f"i-{index}" for index in range(5)]
+
     async def test_a_newcomer_does_not_disturb_the_pages_of_others(self, store: Store) -> None:
         for index in range(4):
             await create(store, f"i-{index}")
