@@ -8,16 +8,18 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import IO, TYPE_CHECKING, Any, Final, TextIO, cast
+from typing import IO, TYPE_CHECKING, Any, Final, TextIO, TypeVar, cast
 
 from perdure.escape import clean, clean_json
 from perdure.model.status import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Sequence
+    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
     from rich.console import Console, RenderableType
     from rich.text import Text
+
+T = TypeVar("T")
 
 _STYLES: Final = {
     Status.PENDING: "dim",
@@ -339,15 +341,17 @@ def print_outcome(output: str, document: Any, *said: str | Cell) -> None:
 
 def print_records(
     output: str,
-    records: Sequence[Any],
+    records: Sequence[T],
     *,
-    id_of: Callable[[Any], str],
-    document: Callable[[Any], Any],
-    columns: Sequence[Column],
-    row: Callable[[Any], Sequence[str | Cell]],
+    id_of: Callable[[T], str],
+    document: Callable[[T], Any],
+    columns: Mapping[Column, Callable[[T], str | Cell]],
     if_none: str,
 ) -> None:
-    """Print records as ids, as JSON, as a line of JSON each, or as a table."""
+    """Print records as ids, as JSON, as a line of JSON each, or as a table.
+
+    Each column has the function that returns the cell of a record.
+    """
     match output:
         case "ids":
             print_ids(map(id_of, records))
@@ -357,6 +361,7 @@ def print_records(
             for record in records:
                 print_json_line(document(record))
         case _:
-            print_table(columns, [row(record) for record in records])
+            rows = [[cell_of(record) for cell_of in columns.values()] for record in records]
+            print_table(list(columns), rows)
             if not records:
                 note(if_none)

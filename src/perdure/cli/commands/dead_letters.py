@@ -31,14 +31,6 @@ if TYPE_CHECKING:
     from perdure.providers.records import DeadLetter
 
 _LIMIT_MAX = 10_000
-_COLUMNS = (
-    Column("LETTER", is_right=True),
-    Column("INSTANCE"),
-    Column("MESSAGE"),
-    Column("SINCE", is_right=True),
-    Column("REASON", is_flexible=True),
-)
-
 dead_letters = Group(
     "dead-letters", help="Look at messages that no instance could take, and requeue or delete them."
 )
@@ -66,8 +58,15 @@ async def list_letters(session: Session, limit: int, output: str) -> None:
         letters,
         id_of=lambda letter: str(letter.letter_id),
         document=letter_document,
-        columns=_COLUMNS,
-        row=lambda letter: _row(letter, now_ms),
+        columns={
+            Column("LETTER", is_right=True): lambda letter: Cell(str(letter.letter_id), "bold"),
+            Column("INSTANCE"): lambda letter: letter.message.instance_id,
+            Column("MESSAGE"): lambda letter: letter.message.kind,
+            Column("SINCE", is_right=True): lambda letter: (
+                f"{shown_age(now_ms - letter.dead_since_ms)} ago"
+            ),
+            Column("REASON", is_flexible=True): lambda letter: shortened(letter.reason),
+        },
         if_none="none: every message has found its instance",
     )
     if len(letters) == limit:
@@ -144,13 +143,3 @@ async def _find(session: Session, letter_ids: Sequence[int]) -> list[DeadLetter]
     if missing:
         raise NotFound(f"there is no dead letter {missing[0]}; perdure dead-letters list has all")
     return [by_id[letter_id] for letter_id in dict.fromkeys(letter_ids)]
-
-
-def _row(letter: DeadLetter, now_ms: int) -> list[str | Cell]:
-    return [
-        Cell(str(letter.letter_id), "bold"),
-        letter.message.instance_id,
-        letter.message.kind,
-        f"{shown_age(now_ms - letter.dead_since_ms)} ago",
-        shortened(letter.reason),
-    ]

@@ -33,14 +33,6 @@ if TYPE_CHECKING:
     from perdure.client.schedules import ScheduleInfo
     from perdure.schedules.spec import Run
 
-_COLUMNS = (
-    Column("SCHEDULE"),
-    Column("ORCHESTRATION"),
-    Column("RHYTHM"),
-    Column("NEXT"),
-    Column("STARTED", is_right=True),
-    Column("NOTE", is_flexible=True),
-)
 _ID = id_argument("schedule_id", metavar="SCHEDULE")
 
 schedule = Group("schedule", help="Look at schedules; pause, trigger, backfill or remove them.")
@@ -58,8 +50,14 @@ async def list_schedules(session: Session, output: str) -> None:
         await session.client.schedules.list(),
         id_of=lambda info: info.id,
         document=schedule_document,
-        columns=_COLUMNS,
-        row=lambda info: _row(info, session.now_ms()),
+        columns={
+            Column("SCHEDULE"): lambda info: Cell(info.id, "bold"),
+            Column("ORCHESTRATION"): lambda info: info.spec.orchestration,
+            Column("RHYTHM"): lambda info: info.spec.rhythm,
+            Column("NEXT"): lambda info: _when(info.next_at, session.now_ms()),
+            Column("STARTED", is_right=True): lambda info: str(info.started),
+            Column("NOTE", is_flexible=True): _note,
+        },
         if_none="none; declare them in Runtime(schedules=[...]) or at the top of a worker's module",
     )
 
@@ -193,17 +191,6 @@ async def remove(session: Session, schedule_id: str, yes: bool) -> None:
     print_done(f"removed {schedule_id}")
     if info.is_declared and not info.has_vanished:
         warn("a worker whose code declares it creates it again when it starts")
-
-
-def _row(info: ScheduleInfo, now_ms: int) -> list[str | Cell]:
-    return [
-        Cell(info.id, "bold"),
-        info.spec.orchestration,
-        info.spec.rhythm,
-        _when(info.next_at, now_ms),
-        str(info.started),
-        _note(info),
-    ]
 
 
 def _note(info: ScheduleInfo) -> str:

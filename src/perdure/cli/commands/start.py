@@ -42,7 +42,6 @@ from perdure.model.status import Status
 
 if TYPE_CHECKING:
     from perdure.cli.session import Session
-    from perdure.client.answers import PromiseInfo
     from perdure.client.instance import InstanceStatus
     from perdure.client.steps import OpenStep
     from perdure.providers.records import InstanceInfo
@@ -320,13 +319,6 @@ def _print_end(info: InstanceInfo, output: str) -> Exit:
     return Exit.FAILED
 
 
-_PROMISE_COLUMNS = (
-    Column("KEY"),
-    Column("SINCE", is_right=True),
-    Column("AWAITED BY", is_flexible=True),
-)
-
-
 @command("promises", examples=["perdure promises", "perdure promises -o json | jq '.[].key'"])
 @output_option("table", "json", "ids")
 async def promises(session: Session, output: str) -> None:
@@ -337,8 +329,13 @@ async def promises(session: Session, output: str) -> None:
         [each async for each in session.client.promises()],
         id_of=lambda info: info.key,
         document=promise_document,
-        columns=_PROMISE_COLUMNS,
-        row=lambda info: _promise_row(info, now_ms),
+        columns={
+            Column("KEY"): lambda info: Cell(info.key, "bold"),
+            Column("SINCE", is_right=True): lambda info: (
+                f"{shown_age(now_ms - round(info.since.timestamp() * 1000))} ago"
+            ),
+            Column("AWAITED BY", is_flexible=True): lambda info: ", ".join(info.awaited_by) or "-",
+        },
         if_none="none: every promise has its answer",
     )
 
@@ -365,9 +362,3 @@ async def resolve(session: Session, key: str, data: str | None, reason: str | No
     value = None if data is None else read_json(data, "--data")
     await session.client.resolve(key, value)
     print_done(f"resolved {key}")
-
-
-def _promise_row(info: PromiseInfo, now_ms: int) -> list[str | Cell]:
-    since_ms = round(info.since.timestamp() * 1000)
-    awaited = ", ".join(info.awaited_by) or "-"
-    return [Cell(info.key, "bold"), f"{shown_age(now_ms - since_ms)} ago", awaited]

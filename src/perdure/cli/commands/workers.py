@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from perdure.cli.session import Session
-    from perdure.providers.records import WorkerInfo
     from perdure.runtime.runtime import Runtime
     from perdure.runtime.worker import RuntimeOptions
 
@@ -279,33 +278,23 @@ async def workers(session: Session, output: str) -> None:
         await session.admin.list_workers(),
         id_of=lambda worker: worker.worker_id,
         document=worker_document,
-        columns=_COLUMNS,
-        row=lambda worker: _worker_row(worker, now_ms),
+        columns={
+            Column("WORKER"): lambda worker: Cell(worker.worker_id, "bold"),
+            Column("HOST"): lambda worker: worker.host,
+            Column("PID", is_right=True): lambda worker: str(worker.process_id),
+            Column("UP", is_right=True): lambda worker: shown_duration(
+                now_ms - worker.started_at_ms
+            ),
+            Column("BUSY", is_right=True): lambda worker: f"{worker.busy}/{worker.slots}",
+            Column("SEEN", is_right=True, width_min=90): lambda worker: (
+                f"{shown_duration(now_ms - worker.seen_at_ms)} ago"
+            ),
+            Column("ORCHESTRATIONS", is_flexible=True): lambda worker: ", ".join(
+                f"{name}@{version}" for name, version in worker.handlers
+            ),
+        },
         if_none="none; 'perdure worker MODULE' starts one",
     )
-
-
-_COLUMNS = (
-    Column("WORKER"),
-    Column("HOST"),
-    Column("PID", is_right=True),
-    Column("UP", is_right=True),
-    Column("BUSY", is_right=True),
-    Column("SEEN", is_right=True, width_min=90),
-    Column("ORCHESTRATIONS", is_flexible=True),
-)
-
-
-def _worker_row(worker: WorkerInfo, now_ms: int) -> list[str | Cell]:
-    return [
-        Cell(worker.worker_id, "bold"),
-        worker.host,
-        str(worker.process_id),
-        shown_duration(now_ms - worker.started_at_ms),
-        f"{worker.busy}/{worker.slots}",
-        f"{shown_duration(now_ms - worker.seen_at_ms)} ago",
-        ", ".join(f"{name}@{version}" for name, version in worker.handlers),
-    ]
 
 
 _LOOK_SECONDS: Final = 0.3
