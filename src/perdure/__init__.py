@@ -69,6 +69,7 @@ if TYPE_CHECKING:
         OrchestrationCancelled,
         OrchestrationFailed,
         OrchestrationTerminated,
+        PayloadError,
         PerdureError,
         PromiseRejected,
         QueueFull,
@@ -98,8 +99,8 @@ _HOMES = {
         "client.instance": "Handle InstanceStatus",
         "codec": "Codec",
         "errors": "ActivityFailed AlreadyExists CompensationFailed InstanceFinished InvalidValue "
-        "NotFound OrchestrationCancelled OrchestrationFailed OrchestrationTerminated PerdureError "
-        "PromiseRejected QueueFull RequestRejected UsageError WaitTimeout",
+        "NotFound OrchestrationCancelled OrchestrationFailed OrchestrationTerminated PayloadError "
+        "PerdureError PromiseRejected QueueFull RequestRejected UsageError WaitTimeout",
         "model.status": "Status",
         "own_types": "CodecType",
         "providers.contract": "Provider",
@@ -142,6 +143,7 @@ __all__ = [
     "OrchestrationCancelled",
     "OrchestrationFailed",
     "OrchestrationTerminated",
+    "PayloadError",
     "PerdureError",
     "Promise",
     "PromiseRejected",

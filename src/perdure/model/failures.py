@@ -268,7 +268,8 @@ _LIBRARY: Final = re.compile(
 def author_line(text: str) -> str:
     """Return ``file:line`` of the last frame that is neither perdure's nor a library's, or ""."""
     own = ""
-    for frame in map(_FRAME.match, text.splitlines()):
+    for line in text.splitlines():
+        frame = _FRAME.match(line.lstrip(" |"))  # members of a group have a bar in front
         if frame is not None and not _OURS.search(frame[2]) and not _LIBRARY.search(frame[2]):
             own = f"{frame[2]}:{frame[3]}"
     return own
