@@ -13,9 +13,9 @@ import asyncio
 import os
 import random
 import signal
-import sys
 import tempfile
 import time
+import traceback
 from itertools import cycle
 from pathlib import Path
 
@@ -74,7 +74,7 @@ def _fork(function, *args) -> int:
     try:
         asyncio.run(function(*args))
     except BaseException as error:
-        print(f"{function.__name__}: {error!r}", file=sys.stderr, flush=True)
+        traceback.print_exception(error)
         os._exit(1)
     os._exit(0)
 

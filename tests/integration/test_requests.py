@@ -240,14 +240,23 @@ async def test_unread_requests_go_to_the_next_execution(make_runtime):
         questions = [asyncio.create_task(handle.ask("add", f"x{n}", int)) for n in range(6)]
         await until(lambda: _has_events(handle, "QueueEventDelivered", 6))
         await handle.raise_event("go")
-        open_ = set(questions)
-        while len(open_) > 1:
-            _, open_ = await asyncio.wait(open_, return_when=asyncio.FIRST_COMPLETED)
-        # The request that the code read and did not answer has no reply; the others do.
-        answered = set(questions) - open_
-        assert sorted(each.result() for each in answered) == [2, 3, 4, 5, 6]
-        for question in open_:
-            question.cancel()
+        # The request that the code read and did not answer is rejected; the others have replies.
+        answers = await asyncio.gather(*questions, return_exceptions=True)
+        (rejected,) = [each for each in answers if isinstance(each, RequestRejected)]
+        assert "continued as new without a reply" in str(rejected)
+        assert sorted(each for each in answers if each is not rejected) == [2, 3, 4, 5, 6]
+
+
+async def test_a_request_that_is_read_and_not_answered_is_rejected_by_continue_as_new(
+    make_every_store,
+):
+    async with Runtime(make_every_store(), [cart]) as runtime:
+        handle = await runtime.start(cart, [], id="cart")
+        with pytest.raises(RequestRejected, match="continued as new without a reply"):
+            await handle.ask("add", "again", int)
+        assert await handle.ask("add", "lamp", int) == 2
+        await handle.ask("add", "end")
+        assert await handle.result() == ["again", "lamp"]
 
 
 async def test_an_orchestration_asks_another_one(make_environment):

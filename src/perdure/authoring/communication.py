@@ -11,6 +11,7 @@ answer and returns it. Waiting for the promise is waiting for that instance.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast, overload
 
 import msgspec
@@ -212,6 +213,7 @@ REPLY: Final = "perdure.reply"
 """Name of the event that brings the reply."""
 ASK_PREFIX: Final = "ask:"
 """Of the id of a request, and of the mailbox that it goes to."""
+_CONTINUED: Final = "the instance has read the request and continued as new without a reply"
 _QUICK_SECONDS: Final = 1
 """A request that is answered within this time does not watch for the end of the instance."""
 
@@ -322,6 +324,7 @@ class Request(Generic[T_co]):
             raise InvalidValue(f"the request {self.id!r} ({self.name}) has its reply already")
         send_reply(self._sender_id, self.name, reply)
         self._is_answered = True
+        require_recorder("Request.reply()").unanswered.pop(self._sender_id, None)
 
     def __repr__(self) -> str:
         return f"<Request {self.name} {self.id!r}>"
@@ -362,7 +365,11 @@ class Requests(Generic[T]):
                 misfit = str(error).rpartition("; got ")[0]  # the sender knows its value
                 send_reply(sender_id, self._name, Reply(rejected=misfit))
                 continue
-            return Request(sender_id, self._name, sent.value)
+            request = Request(sender_id, self._name, sent.value)
+            recorder.unanswered[sender_id] = partial(
+                send_reply, sender_id, self._name, Reply(rejected=_CONTINUED)
+            )
+            return request
 
     def __repr__(self) -> str:
         return f"<Requests {self._name!r}>"

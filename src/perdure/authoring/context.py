@@ -108,6 +108,11 @@ class Recorder(Protocol):
 
     def send_to(self, kind: str, target_id: str, name: str, data: msgspec.Raw) -> None: ...
 
+    @property
+    def unanswered(self) -> dict[str, Callable[[], None]]:
+        """What rejects each request that was read and has no reply; continue_as_new() calls it."""
+        ...
+
     def wait(self, name: str, type_: Any, *, is_message: bool) -> Step[Any]:
         """Wait for the next event of that name, or for the next message of that mailbox."""
         ...
