@@ -110,7 +110,7 @@ class Recorder(Protocol):
 
     @property
     def unanswered(self) -> dict[str, Callable[[], None]]:
-        """What rejects each request that was read and has no reply; continue_as_new() calls it."""
+        """Rejects each request that was read and has no reply, when the code continues as new."""
         ...
 
     def wait(self, name: str, type_: Any, *, is_message: bool) -> Step[Any]:

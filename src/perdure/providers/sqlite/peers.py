@@ -31,6 +31,7 @@ import os
 import stat
 import struct
 import sys
+import threading
 import time
 import zlib
 from collections import Counter
@@ -81,7 +82,7 @@ class Peers:
     """The other processes of a store, and this one's board and pipe.
 
     ``listen``, ``want``, ``release`` and ``close`` are called on the event loop; ``tell`` by the
-    one thread that commits at that moment.
+    one thread that commits at that moment, perhaps at the same time.
     """
 
     is_supported: Final = sys.platform != "win32"
@@ -90,6 +91,8 @@ class Peers:
         self.directory = Path(f"{os.path.realpath(store)}-peers")
         self._identity = identity
         self._own: _Own | None = None
+        self._lock = threading.Lock()
+        """Held while the known peers are read or changed."""
         self._known: dict[str, _Peer] = {}
         self._ignored: set[str] = set()
         """Identities that are not peers: dead ones, files of other users or of another form."""
@@ -118,9 +121,10 @@ class Peers:
             _log.info("other processes cannot wake this one: %s: %s", self.directory, error)
             return
         self._sweep()
-        self._scan(0.0)
-        for peer in self._known.values():
-            peer.greet()
+        with self._lock:
+            self._scan(0.0)
+            for peer in self._known.values():
+                peer.greet()
 
     def _expect_peers(self) -> None:
         """Look for new peers at the next commit: one that tells this process may wait for it."""
@@ -158,14 +162,16 @@ class Peers:
         own, self._own = self._own, None
         if own is not None:
             own.disown()
+        self._lock = threading.Lock()  # a thread of the parent may hold the one of before
         self._forget_all()
 
     def _forget_all(self) -> None:
-        for peer in self._known.values():
-            peer.close()
-        self._known.clear()
-        self._ignored.clear()
-        self._scan_at = 0.0
+        with self._lock:
+            for peer in self._known.values():
+                peer.close()
+            self._known.clear()
+            self._ignored.clear()
+            self._scan_at = 0.0
 
     # --- the others
 
@@ -175,7 +181,8 @@ class Peers:
         A process that listens is greeted by new peers; one that does not has to look each time.
         """
         if now >= self._scan_at or self._own is None:
-            self._scan(now)
+            with self._lock:
+                self._scan(now)
         return bool(self._known)
 
     def tell(self, *, turns: bool, work: bool, instance_ids: Iterable[str]) -> None:
@@ -185,23 +192,25 @@ class Peers:
             topics.append(TURNS)
         if work:
             topics.append(WORK)
-        for peer in self._known.values():
-            peer.tell(topics)
+        with self._lock:
+            for peer in self._known.values():
+                peer.tell(topics)
 
     def take_dead(self, now: float) -> list[str]:
         """Return the identities of processes that have died; each is returned once.
 
         Call ``remove`` when everything that such a process held is released.
         """
-        self._scan(now)
-        if now >= self._check_at:
-            self._check_at = now + CHECK_SECONDS
-            for peer in [each for each in self._known.values() if each.is_dead()]:
-                del self._known[peer.name]
-                peer.close()
-                self._ignored.add(peer.name)
-                self._dead.append(peer.name)
-        dead, self._dead = self._dead, []
+        with self._lock:
+            self._scan(now)
+            if now >= self._check_at:
+                self._check_at = now + CHECK_SECONDS
+                for peer in [each for each in self._known.values() if each.is_dead()]:
+                    del self._known[peer.name]
+                    peer.close()
+                    self._ignored.add(peer.name)
+                    self._dead.append(peer.name)
+            dead, self._dead = self._dead, []
         return dead
 
     def remove(self, identity: str) -> None:
