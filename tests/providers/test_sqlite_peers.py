@@ -569,27 +569,30 @@ asyncio.run(main(sys.argv[1]))
         assert asyncio.run(take()) == ("a", [])
 
 
-async def test_a_commit_finds_new_peers_while_the_event_loop_greets_others(tmp_path, monkeypatch):
+def test_a_commit_finds_new_peers_while_the_event_loop_greets_others(tmp_path, monkeypatch):
     """The thread that commits looks for peers at any time, also while ``listen`` runs."""
-    path, loop = tmp_path / "store.db", asyncio.get_running_loop()
-    first, second, comer = (Peers(path, each) for each in ("first", "second", "comer"))
-    first.listen(loop, print)
+    path = tmp_path / "store.db"
+    first, second, comer = everyone = [Peers(path, each) for each in ("first", "second", "comer")]
     greet = peers._Peer.greet
     threads = []
 
     def greet_slowly(peer):
         if not threads:
             threads.append(threading.Thread(target=comer.has_any, args=(1e9,)))
-            second.listen(loop, print)
+            second.listen(asyncio.get_running_loop(), print)
             threads[0].start()
             threads[0].join(0.2)
         greet(peer)
 
-    monkeypatch.setattr(peers._Peer, "greet", greet_slowly)
-    try:
+    async def run():
+        loop = asyncio.get_running_loop()
+        first.listen(loop, print)
+        monkeypatch.setattr(peers._Peer, "greet", greet_slowly)
         comer.listen(loop, print)
         threads[0].join(HANG_SECONDS)
-        assert set(comer._known) == {"first", "second"}
-    finally:
-        for each in (first, second, comer):
+        known = set(comer._known)
+        for each in everyone:
             each.close()
+        return known
+
+    assert asyncio.run(run()) == {"first", "second"}

@@ -438,7 +438,8 @@ class TurnEnding:
         if result is not WAITING:
             self._decisions.end(self._terminal_event(result))
             if type(result) is Completed:
-                self._recorder.note_unread()
+                if not self._recorder.name.startswith("perdure."):  # a second answer of a promise
+                    self._recorder.note_unread()
             elif type(result) is Cancelled:
                 self._log_bad_cleanup(result)
         return result

@@ -345,10 +345,9 @@ class CodeRecorder:
             if kwargs:
                 raise TypeError("continue_as_new() with a version takes arguments by position only")
             payload = self.codec.encode(args, where="arguments of continue_as_new()")
-        if self.continued is None:
-            for reject in self.unanswered.values():
-                reject()
-            self.continued = (payload, version)
+        for reject in () if self.continued else self.unanswered.values():
+            reject()
+        self.continued = self.continued or (payload, version)
         self.loop.stop_with(None)
         raise Unwinding
 
@@ -501,8 +500,6 @@ class CodeRecorder:
 
     def note_unread(self) -> None:
         """Note the events and messages that the code has not waited for, at its end."""
-        if self.name.startswith("perdure."):
-            return  # the second answer of a promise, or the late reply to a request
         for is_message, name in self._mailboxes.unwanted() if self._mailboxes is not None else ():
             what = f"message in {name!r}" if is_message else f"event {name!r}"
             self._note("mistakes", f"it has ended without reading the {what}; is that the name?")
