@@ -157,7 +157,8 @@ class Codec:
             raise PayloadError(f'{where}: the key "$perdure" is reserved')
         if fits is not Compared:
             self._check_return(value, data, fits, where)
-        if (size := self.stored_size(data, self._bytes_max)) > self._bytes_max:
+        size = self.stored_size(data, self._bytes_max) if self._transforms else len(data)
+        if size > self._bytes_max:
             raise PayloadError(
                 f"{where} takes {size} bytes, at most {self._bytes_max} are allowed; "
                 "store it elsewhere and pass a reference"

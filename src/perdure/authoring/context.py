@@ -217,13 +217,6 @@ else:
             # By place in the program, not by address: sets of steps keep their order on replay.
             return self._identity
 
-        def __getattr__(self, name: str) -> Any:
-            if name.startswith("_") or name in self.__slots__:
-                raise AttributeError(name)
-            raise AttributeError(
-                f"a step has no {name!r}: it was not awaited; write (await ...).{name}"
-            )
-
         def cancel(self, msg: Any = None) -> bool:
             cancelled = super().cancel(msg)
             if cancelled:

@@ -30,7 +30,7 @@ from perdure.engine.outcome import (
 )
 from perdure.engine.recorder import CodeRecorder
 from perdure.engine.tasks import Unwinding
-from perdure.engine.user_code import boundary, explain_foreign
+from perdure.engine.user_code import boundary, explain
 from perdure.engine.waits import Scope, Wait, list_scopes, list_sites, list_waits
 from perdure.errors import (
     CannotUnwrap,
@@ -570,7 +570,7 @@ class TurnEnding:
             return Failed(describe_exception(error))
         failure = root.exception()
         if failure is not None:
-            return Failed(describe_exception(explain_foreign(failure)))
+            return Failed(describe_exception(explain(failure)))
         try:
             output = recorder.handler.signature.encode_result(root.result(), recorder.codec)
         except PayloadError as error:

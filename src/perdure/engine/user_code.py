@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from perdure.authoring.context import running
+from perdure.authoring.context import Step, running
 from perdure.errors import ForbiddenInOrchestration
 from perdure.model.failures import author_line
 from perdure.processes import on_audit_events
@@ -418,8 +418,13 @@ _FOREIGN_ADVICE = (
 _FOREIGN = ("attached to a different loop", _SHARED, "Task got bad yield")
 
 
-def explain_foreign(error: BaseException) -> BaseException:
-    """Replace asyncio's error for a foreign awaitable by one that says what to do."""
+def explain(error: BaseException) -> BaseException:
+    """Let an error that a missing ``await`` or a foreign awaitable has caused say what to do."""
+    if isinstance(error, AttributeError) and isinstance(error.obj, Step):
+        # Not by a __getattr__ of steps, which would slow down every other use of them.
+        name = error.name
+        error.args = (f"a step has no {name!r}: it was not awaited; write (await ...).{name}",)
+        return error
     text = str(error) if type(error) is RuntimeError else ""
     if not any(words in text for words in _FOREIGN):
         return error

@@ -23,7 +23,7 @@ from typing import (
 )
 
 from perdure.authoring.definitions import Activity
-from perdure.engine.outcome import Cancelled, Completed, ContinuedAsNew, Failed, Waiting
+from perdure.engine.outcome import WAITING, Cancelled, Completed, ContinuedAsNew, Failed, Waiting
 from perdure.errors import NotRegistered, UsageError
 from perdure.logs import TRACEBACK, get_logger
 from perdure.model.failures import author_line, own_frames
@@ -187,9 +187,8 @@ class Observer:
         counts["turns"] += 1
         if outcome.turn == 1:
             counts["orchestration_starts"] += 1
-        ended = _END_COUNTS.get(type(outcome.result))
-        if ended is not None:
-            counts[ended] += 1
+        if outcome.result is not WAITING:
+            counts[_END_COUNTS[type(outcome.result)]] += 1
         if self.sinks:
             self._export_turn(execution, outcome)
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from perdure.arguments import in_seconds
 from perdure.client.endings import Ending
-from perdure.engine.outcome import ContinuedAsNew, Failed
+from perdure.engine.outcome import WAITING, ContinuedAsNew, Failed
 from perdure.engine.user_code import is_boundary
 from perdure.errors import (
     CorruptData,
@@ -337,7 +337,7 @@ class TurnRunner:
         if outcome.ignored or outcome.children or outcome.detached or outcome.mistakes:
             self._warn(live, outcome)
         turn.outcome = outcome
-        turn.final = final_status(outcome.result)
+        turn.final = None if outcome.result is WAITING else final_status(outcome.result)
         keep_lock_ms = None if turn.final else self._keep_lock_ms
         if outcome.postponed and (turn.final is None or isinstance(outcome.result, ContinuedAsNew)):
             turn.postpone(outcome.postponed)
