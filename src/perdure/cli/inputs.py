@@ -29,7 +29,8 @@ def read_json(text: str, option: str) -> Any:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         hint = ""
         if not text.startswith("@") and text != "-":
-            hint = f"; a text needs its own quotes: {option} '\"hello\"'"
+            meant = text if text.isalnum() and len(text) < 40 else "hello"
+            hint = f"; a text needs its own quotes: {option} '\"{meant}\"'"
         raise InvalidValue(f"{option} is not JSON: {error}{hint}") from None
 
 
