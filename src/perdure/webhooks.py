@@ -10,6 +10,7 @@ import hashlib
 import hmac
 import logging
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -109,24 +110,16 @@ def webhook(
     return Webhook(client, verify, start, event_id, resolve, body_bytes_max)
 
 
+@dataclass(frozen=True, eq=False)
 class Webhook:
     """The ASGI application that ``webhook()`` returns."""
 
-    def __init__(
-        self,
-        client: Client,
-        verify: Verify,
-        start: Orchestration[..., Any] | str | None,
-        event_id: Callable[[Any], str] | None,
-        resolve: Callable[[Any], str | None] | None,
-        body_bytes_max: int,
-    ) -> None:
-        self._client = client
-        self._verify = verify
-        self._start = start
-        self._event_id = event_id
-        self._resolve = resolve
-        self._body_bytes_max = body_bytes_max
+    client: Client
+    verify: Verify
+    start: Orchestration[..., Any] | str | None
+    event_id: Callable[[Any], str] | None
+    resolve: Callable[[Any], str | None] | None
+    body_bytes_max: int
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -141,11 +134,11 @@ class Webhook:
             return 405, "send a POST request"
         body = await self._body(receive)
         if body is None:
-            return 413, f"the body has more than {self._body_bytes_max} bytes"
+            return 413, f"the body has more than {self.body_bytes_max} bytes"
         names: list[tuple[bytes, bytes]] = list(scope["headers"])
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in names}
         try:
-            self._verify(headers, body)
+            self.verify(headers, body)
         except BadSignature as error:
             _log.warning("a webhook request is refused: %s", error)
             return 401, str(error)
@@ -172,21 +165,21 @@ class Webhook:
             if message["type"] != "http.request":
                 raise ConnectionError("the client has disconnected")
             body += message.get("body", b"")
-            if len(body) > self._body_bytes_max:
+            if len(body) > self.body_bytes_max:
                 return None
             if not message.get("more_body", False):
                 return bytes(body)
 
     async def _store(self, event: Any) -> str:
-        if self._start is not None and self._event_id is not None:
-            name = f"webhook:{self._event_id(event)}"
-            target: Any = self._start
-            await self._client.start(target, event, id=name)
+        if self.start is not None and self.event_id is not None:
+            name = f"webhook:{self.event_id(event)}"
+            target: Any = self.start
+            await self.client.start(target, event, id=name)
             return "stored"
-        key = None if self._resolve is None else self._resolve(event)
+        key = None if self.resolve is None else self.resolve(event)
         if key is None:
             return "ignored"
-        await self._client.resolve(key, event)
+        await self.client.resolve(key, event)
         return "stored"
 
 

@@ -138,7 +138,15 @@ class PromiseInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Ids of the instances that wait for it."""
 
 
-async def answer(client: Client, key: str, given: Answer[Any]) -> None:
+async def resolve(client: Client, key: str, value: object) -> None:
+    await _answer(client, key, Answer(value=value))
+
+
+async def reject(client: Client, key: str, reason: str) -> None:
+    await _answer(client, key, Answer(value=None, rejected=check_reason(reason)))
+
+
+async def _answer(client: Client, key: str, given: Answer[Any]) -> None:
     """Answer a promise with one commit: as a new instance, or as an event to the waiting one.
 
     Raises AlreadyResolved if it has another answer. The same answer again changes nothing.
@@ -200,7 +208,3 @@ async def open_promises(client: Client) -> AsyncIterator[PromiseInfo]:
             since=utc_time(info.created_at_ms),
             awaited_by=tuple(waiting),
         )
-
-
-def rejection(reason: str) -> Answer[Any]:
-    return Answer(value=None, rejected=check_reason(reason))

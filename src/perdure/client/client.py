@@ -19,7 +19,7 @@ from perdure.arguments import (
 )
 from perdure.authoring.context import require_scope
 from perdure.authoring.definitions import parse_version
-from perdure.client import starting
+from perdure.client import answers, starting
 from perdure.client.admin import Administration
 from perdure.client.endings import EndWaiter
 from perdure.client.insights import read_stats
@@ -510,22 +510,15 @@ class Client:
         The first answer counts. The same one again changes nothing. Another one raises
         AlreadyResolved, if the first has been taken up.
         """
-        from perdure.authoring.communication import Answer
-        from perdure.client.answers import answer
-
-        await answer(self, key, Answer(value=value))
+        await answers.resolve(self, key, value)
 
     async def reject(self, key: str, reason: str = "") -> None:
         """Let ``await promise(key)`` raise PromiseRejected, as ``resolve`` lets it return."""
-        from perdure.client.answers import answer, rejection
-
-        await answer(self, key, rejection(reason))
+        await answers.reject(self, key, reason)
 
     def promises(self) -> AsyncIterator[PromiseInfo]:
         """Yield the promises without an answer, and the instances that await them."""
-        from perdure.client.answers import open_promises
-
-        return open_promises(self)
+        return answers.open_promises(self)
 
     async def terminate(self, id: str, reason: str = "") -> None:  # noqa: A002
         """End the instance now, without running its code. Its children are cancelled."""

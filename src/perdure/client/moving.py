@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -362,68 +362,61 @@ async def _refuse_if_in_use(origin: ProviderAdmin) -> None:
         )
 
 
+@dataclass(slots=True)
 class _Copy:
-    def __init__(
-        self,
-        origin: ProviderAdmin,
-        target: Provider,
-        destination: ProviderAdmin,
-        replace: bool,
-        on_progress: Callable[[int, int], None] | None,
-    ) -> None:
-        self.origin = origin
-        self._target = target
-        self._destination = destination
-        self._replace = replace
-        self._on_progress = on_progress
-        self._total = 0
-        self._report = CopyReport()
+    origin: ProviderAdmin
+    target: Provider
+    destination: ProviderAdmin
+    replace: bool
+    on_progress: Callable[[int, int], None] | None
+    total: int = 0
+    report: CopyReport = field(default_factory=CopyReport)
 
     async def run(self) -> CopyReport:
-        self._total = await self.origin.count_instances()
+        self.total = await self.origin.count_instances()
         cursor: str | None = None
         while True:
             page = await self.origin.list_instances(cursor=cursor, limit=_AT_ONCE)
             await asyncio.gather(*(self._copy(info.instance_id) for info in page.instances))
             if (cursor := page.next_cursor) is None:
                 break
-        self._report.dead_letters = await self._copy_dead_letters()
-        return self._report
+        self.report.dead_letters = await self._copy_dead_letters()
+        return self.report
 
     async def _copy(self, instance_id: str) -> None:
         snapshot = await self.origin.export_instance(instance_id)
         expected = snapshot_hash(snapshot)
-        found = await stored_hash(self._destination, instance_id)
-        report = self._report
+        found = await stored_hash(self.destination, instance_id)
+        report = self.report
         if found == expected:
             report.already_there += 1
         else:
-            if found is not None and not self._replace:
+            if found is not None and not self.replace:
                 raise AlreadyExists(
                     f"the target has another instance {instance_id!r}; choose an empty target, or "
                     "replace"
                 )
-            await self._destination.import_instance(snapshot, replace=self._replace)
-            if await stored_hash(self._destination, instance_id) != expected:
+            await self.destination.import_instance(snapshot, replace=self.replace)
+            if await stored_hash(self.destination, instance_id) != expected:
                 raise CorruptData("copy", f"the copy of {instance_id!r} differs from its original")
             report.copied += 1
         report.messages += len(snapshot.messages)
         report.work += len(snapshot.work)
         report.instances += 1
-        if self._on_progress is not None:
-            self._on_progress(report.instances, max(self._total, report.instances))
+        if self.on_progress is not None:
+            self.on_progress(report.instances, max(self.total, report.instances))
 
     async def _copy_dead_letters(self) -> int:
         """Enqueue dead letters as messages. Without an instance they become dead letters again."""
         letters = await self.origin.list_dead_letters(limit=_LETTERS_MAX)
-        there = await self._destination.list_dead_letters(limit=_LETTERS_MAX)
+        there = await self.destination.list_dead_letters(limit=_LETTERS_MAX)
         dead = {_key(letter) for letter in there}
         for letter in letters:
             instance_id = letter.message.instance_id
-            queued = await self._destination.list_messages(instance_id)
+            queued = await self.destination.list_messages(instance_id)
             bodies = {entry.message.body for entry in queued}
             if _key(letter) not in dead and letter.message.body not in bodies:
-                await self._target.enqueue_for_orchestrator(letter.message)
+                await self.target.enqueue_for_orchestrator(letter.message)
         return len(letters)
 
 

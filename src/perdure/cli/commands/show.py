@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
@@ -112,27 +113,22 @@ def _in_numeric_order(instance_id: str) -> list[tuple[int, int | str]]:
     return [(0, int(each)) if each.isdecimal() else (1, each) for each in parts]
 
 
+@dataclass(frozen=True, slots=True)
 class _Family:
     """The members of a tree; what a member is doing is read when it is shown."""
 
-    def __init__(
-        self,
-        session: Session,
-        children: dict[str, list[InstanceInfo]],
-        workers: Sequence[WorkerInfo],
-    ) -> None:
-        self._session = session
-        self._children = children
-        self._workers = workers
+    session: Session
+    children: dict[str, list[InstanceInfo]]
+    workers: Sequence[WorkerInfo]
 
     async def document(self, info: InstanceInfo) -> TreeDocument:
-        below = [await self.document(child) for child in self._children.get(info.instance_id, ())]
-        return tree_document(info, await self._session.insight(info, self._workers), below)
+        below = [await self.document(child) for child in self.children.get(info.instance_id, ())]
+        return tree_document(info, await self.session.insight(info, self.workers), below)
 
     async def show(
         self, info: InstanceInfo, head: str = "", indent: str = "", *, is_whole: bool
     ) -> None:
-        insight = await self._session.insight(info, self._workers)
+        insight = await self.session.insight(info, self.workers)
         self._line(info, head, f"{await self._call(info)} ", info.instance_id, insight.sentence)
         groups = [list(each) for _, each in groupby(self._below(info), key=self._likeness)]
         if is_whole:
@@ -151,7 +147,7 @@ class _Family:
                 await self.show(child, head, rest, is_whole=is_whole)
 
     def _below(self, info: InstanceInfo) -> list[InstanceInfo]:
-        return self._children.get(info.instance_id, [])
+        return self.children.get(info.instance_id, [])
 
     def _likeness(self, info: InstanceInfo) -> tuple[str, str, str]:
         # One that has children of its own is never folded.
@@ -159,7 +155,7 @@ class _Family:
         return info.name, shown_status(info), own
 
     async def _call(self, info: InstanceInfo) -> str:
-        last = await read_last_steps(self._session.provider, info, 0, with_input=True)
+        last = await read_last_steps(self.session.provider, info, 0, with_input=True)
         return info.name if last.input is None else shown_call(info.name, last.input, _CALL_MAX)
 
     def _line(self, info: InstanceInfo, head: str, call: str, shown_id: str, said: str) -> None:
