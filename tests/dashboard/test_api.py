@@ -43,6 +43,31 @@ def test_home_counts_runs_and_names_what_failed(client):
     assert sum(bucket["started"] for bucket in home["series"]) >= 5
 
 
+def test_messages_of_a_blocked_run_are_no_overdue_work(client):
+    home = read(client, "/home")
+    assert home["counts"]["Blocked"] == 1
+    assert home["messages"]["ready"] >= 1
+    assert home["messages"]["oldest_ms"] is None
+
+
+def test_a_shared_answer_about_a_run_is_dropped_when_the_run_changes(shop_runtime):
+    from perdure.dashboard.service import Shared
+
+    loop, _ = shop_runtime
+    numbers = iter(range(10))
+
+    async def compute():
+        return next(numbers)
+
+    async def ask():
+        shared = Shared()
+        same = {await shared.get("run a", compute), await shared.get("run a", compute)}
+        shared.drop("run a")
+        return same, await shared.get("run a", compute)
+
+    assert loop.run(ask()) == ({0}, 1)
+
+
 def test_runs_are_found_by_query_page_by_page(client):
     q = "id:o-1,big-1,retry-1,bad-1"
     first = read(client, "/runs", q=q, limit=2)

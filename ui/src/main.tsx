@@ -73,6 +73,7 @@ function Shell() {
   useEffect(() => {
     const id = place.value.given.get("id");
     document.title = `${id ?? PAGES[view]?.[0] ?? "File"} · Perdure`;
+    document.querySelector(".top nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
   }, [place.value]);
   useEffect(() => {
     const press = (event: KeyboardEvent) => {

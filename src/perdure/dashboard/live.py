@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from perdure.dashboard.one_run import run_key
 from perdure.dashboard.overview import counts_of
 from perdure.errors import PerdureError
 from perdure.ids import new_id
@@ -130,11 +131,12 @@ async def _follow_counts(counts: Counts, news: asyncio.Queue[str], number: int) 
 
 async def _follow_run(service: Service, instance_id: str, news: asyncio.Queue[str]) -> None:
     with service.provider.watch(instance_id) as watch:
-        _tell(news, "run")  # it may have changed since the page has read it
-        while True:
-            if await watch.wait(30_000):
-                _tell(news, "run")
-                await asyncio.sleep(PACE_SECONDS)
+        while True:  # at first it may have changed since the page has read it
+            service.shared.drop(run_key(instance_id))
+            _tell(news, "run")
+            while not await watch.wait(30_000):
+                pass
+            await asyncio.sleep(PACE_SECONDS)
 
 
 def _tell(news: asyncio.Queue[str], topic: str) -> None:

@@ -29,7 +29,7 @@ from perdure.client.json_documents import (
 from perdure.client.recorded import read_recorded, replayed
 from perdure.client.steps import StepView, compare, steps_of
 from perdure.dashboard.endpoints import Given, get
-from perdure.dashboard.service import Service
+from perdure.dashboard.service import RUN_KEPT_SECONDS, Service
 from perdure.dashboard.views import bounded, schema_of
 from perdure.errors import InvalidValue, NotRegistered, PerdureError
 from perdure.model import wire
@@ -161,6 +161,20 @@ class StepDetail(msgspec.Struct, kw_only=True):
 @get("/run")
 async def run(service: Service, given: One) -> Details:
     """Describe one instance: what it is doing, its last steps, its queues."""
+    if given.execution is not None:
+        return await describe_run(service, given)
+    return await service.shared.get(
+        run_key(given.id), lambda: describe_run(service, given), RUN_KEPT_SECONDS
+    )
+
+
+def run_key(instance_id: str) -> str:
+    """Return the key of a run among the shared answers."""
+    return f"run {instance_id}"
+
+
+async def describe_run(service: Service, given: One) -> Details:
+    """Return a description that no other request has."""
     info = await service.info(given.id)
     executions = await service.admin.list_executions(given.id)
     if given.execution is not None and given.execution != info.execution_id:

@@ -119,7 +119,7 @@ async def read_home(service: Service) -> Home:
         attention=await _attention(service, counts, depths, workers),
         counts=counts,
         series=await _series(service),
-        messages=_queue(depths.orchestrator),
+        messages=_messages(depths.orchestrator, counts),
         work=_queue(depths.worker),
         workers=len(workers),
         slots=sum(worker.slots for worker in workers),
@@ -142,6 +142,14 @@ def _queue(depth: QueueDepth) -> Queue:
     return Queue(depth.visible, depth.delayed, depth.locked, depth.oldest_visible_age_ms)
 
 
+def _messages(depth: QueueDepth, counts: dict[str, int]) -> Queue:
+    """Return the queue of messages. Those of blocked and paused instances wait on purpose."""
+    found = _queue(depth)
+    if counts.get(Status.BLOCKED) or counts.get(Status.PAUSED):
+        found.oldest_ms = None
+    return found
+
+
 async def _attention(
     service: Service,
     counts: dict[str, int],
@@ -153,7 +161,8 @@ async def _attention(
         found += await _blocked(service, counts[Status.BLOCKED])
     found += await _without_worker(service, counts, workers)
     oldest = max(
-        depths.worker.oldest_visible_age_ms or 0, depths.orchestrator.oldest_visible_age_ms or 0
+        depths.worker.oldest_visible_age_ms or 0,
+        _messages(depths.orchestrator, counts).oldest_ms or 0,
     )
     if workers and oldest > _OVERDUE_MS:
         found.append(

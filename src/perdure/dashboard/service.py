@@ -34,6 +34,8 @@ audit = logging.getLogger("perdure.audit")
 PAYLOAD_BYTES_MAX: Final = 65_536
 """Longer payloads are cut in pages; ``/run/event`` has them whole."""
 _KEPT_SECONDS: Final = 0.5
+RUN_KEPT_SECONDS: Final = 0.5
+"""An answer about one run, unless it is dropped before because the run has changed."""
 _KEPT_SHARE: Final = 10
 """An answer is kept for this multiple of the time that it took to compute."""
 _KEPT_SECONDS_MAX: Final = 60.0
@@ -54,29 +56,47 @@ class Shared:
         self._answers.clear()
         self._until.clear()
 
-    async def get(self, key: str, compute: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Return the answer that is there or under way, or else compute it."""
+    def drop(self, key: str) -> None:
+        """Forget one answer, also one that is under way: what it is about has changed."""
+        self._answers.pop(key, None)
+        self._until.pop(key, None)
+
+    async def get(
+        self,
+        key: str,
+        compute: Callable[[], Coroutine[Any, Any, T]],
+        most: float = _KEPT_SECONDS_MAX,
+    ) -> T:
+        """Return the answer that is there or under way, or else compute it.
+
+        It is kept the longer the more it cost, for at most so many seconds.
+        """
         found = self._answers.get(key)
         if found is None or time.monotonic() > self._until.get(key, float("inf")):
             if len(self._answers) >= _ANSWERS_MAX:
                 self.clear()
-            found = asyncio.create_task(self._compute(key, compute))
+            found = asyncio.create_task(self._compute(key, compute, most))
             self._answers[key] = found
             self._until.pop(key, None)
         answer: T = await asyncio.shield(found)
         return answer
 
-    async def _compute(self, key: str, compute: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    async def _compute(
+        self, key: str, compute: Callable[[], Coroutine[Any, Any, T]], most: float
+    ) -> T:
         began = time.monotonic()
+        mine = asyncio.current_task()
         try:
-            return await compute()
+            found = await compute()
         except BaseException:
-            self._answers.pop(key, None)
+            if self._answers.get(key) is mine:
+                self.drop(key)
             raise
-        finally:
+        if self._answers.get(key) is mine:
             now = time.monotonic()
-            kept = min(_KEPT_SECONDS_MAX, max(_KEPT_SECONDS, _KEPT_SHARE * (now - began)))
-            self._until[key] = now + kept
+            kept = max(_KEPT_SECONDS, _KEPT_SHARE * (now - began))
+            self._until[key] = now + min(most, kept)
+        return found
 
 
 class Service:

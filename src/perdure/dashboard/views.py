@@ -176,10 +176,14 @@ async def home(service: Service) -> Home:
 @get("/runs")
 async def runs(service: Service, given: Query) -> Runs:
     """List the instances that fit a query, with a sentence of what each is doing."""
-    found, cursor = await selection(service, given.q).page(
-        service.admin, cursor=given.cursor, limit=bounded(given.limit, 200)
-    )
-    return Runs(await _documents(service, found), cursor)
+    limit = bounded(given.limit, 200)
+    chosen = selection(service, given.q)
+
+    async def read() -> Runs:
+        found, cursor = await chosen.page(service.admin, cursor=given.cursor, limit=limit)
+        return Runs(await _documents(service, found), cursor)
+
+    return await service.shared.get(f"runs {limit} {given.cursor} {given.q}", read, 1.0)
 
 
 @get("/count")

@@ -64,7 +64,7 @@ export function HomePage() {
             <p>
               {counted(value.work.ready, "ready activity", "ready activities")}, {value.work.locked} running, {value.work.later} later; {counted(value.messages.ready, "ready message")}
             </p>
-            <p class={oldest > 60_000 ? "again" : "dim"}>{oldest > 0 ? `the oldest ready work waits ${duration(oldest)}` : "no ready work waits"}</p>
+            <p class={oldest > 60_000 ? "again" : "dim"}>{oldest > 0 ? `the oldest ready work waits ${duration(oldest)}` : value.messages.ready ? "messages of blocked and paused runs wait with them" : "no ready work waits"}</p>
           </li>
           <li>
             <h3>
@@ -89,7 +89,7 @@ function Item({ each, again }: { each: Attention; again: () => void }) {
       </span>
       <div class="what">
         <b>
-          {each.sentence} {each.count > 1 && <span class="count">{each.count.toLocaleString("en")}</span>}
+          {each.sentence} {each.count > 1 && !each.sentence.startsWith(String(each.count)) && <span class="count">{each.count.toLocaleString("en")}</span>}
         </b>
         <p>{each.advice}</p>
       </div>
@@ -123,9 +123,11 @@ function Series({ home }: { home: Home }) {
       <figure class="series">
         <figcaption>
           {total("started") >= 1000 ? "Of the newest 1,000 runs: " : ""}
-          <span class="key started" aria-hidden="true" /> {total("started").toLocaleString("en")} started
-          <span class="key completed" aria-hidden="true" /> {total("completed").toLocaleString("en")} completed
-          <span class="key failed" aria-hidden="true" /> <span class={total("failed") ? "error" : ""}>{total("failed").toLocaleString("en")} failed</span>
+          {(["started", "completed", "failed"] as const).map((word) => (
+            <span key={word} class={`legend ${word === "failed" && total(word) ? "error" : ""}`}>
+              <span class={`key ${word}`} aria-hidden="true" /> {total(word).toLocaleString("en")} {word}
+            </span>
+          ))}
           <span class="most dim">at most {counted(most, "run")} in 2 minutes</span>
         </figcaption>
         <svg viewBox={`0 0 600 ${TALL + 1}`} preserveAspectRatio="none" aria-hidden="true">

@@ -39,7 +39,7 @@ export function ErrorsPage() {
           <p class="dim">
             {group.line && (
               <>
-                <code>{group.line}</code> ·{" "}
+                <code title={group.line}>{group.line.split("/").slice(-2).join("/")}</code> ·{" "}
               </>
             )}
             {Object.entries(group.names)
@@ -269,7 +269,7 @@ function DefinitionItem({ each }: { each: Definition }) {
       <p class="dim">
         {counted(each.workers, "worker")} · <a href={link("runs", { q: `name:${each.name} version:${each.version} status:open` })}>{each.open} open</a> ·{" "}
         <a href={link("runs", { q: `name:${each.name} version:${each.version}` })}>{each.total} in all</a> ·{" "}
-        {each.safe_to_remove ? "✓ no open run has this version: its code can be removed" : "its code is needed"}
+        {!each.safe_to_remove ? "its code is needed" : each.total ? "✓ no open run needs this version: its code can be removed" : "no run yet"}
       </p>
       {may("operate") && <StartForm each={each} />}
     </section>
@@ -396,7 +396,7 @@ export function StorePage() {
         )}
       </p>
       <h2>What could go</h2>
-      <p class="dim">Nothing is deleted by itself. Ended runs with their children, by their age:</p>
+      <p class="dim">Ended runs stay until they are deleted, or for the time that a worker was given with keep. With their children, by age:</p>
       <ul class="strip">
         {value.kept.map((kept) => (
           <li key={kept.days}>

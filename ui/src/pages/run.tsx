@@ -149,6 +149,7 @@ function Now({ run, again }: { run: Details; again: () => void }) {
 function sentence(run: Details, word: string): string {
   const full = run.sentence ?? "";
   const text = full.toLowerCase().startsWith(word) ? full.slice(word.length).replace(/^[,:]?\s+/, "") : full;
+  if (run.block?.reason === "nondeterminism") return text.replace("nondeterminism", "its code does not fit its history");
   if (word === "completed" && run.output !== null) return `${text} → ${json(run.output).slice(0, 200)}`;
   return text;
 }
