@@ -2,7 +2,10 @@
 
 import pytest
 
+from integration.conditions import until
+from patience import HANG_SECONDS
 from perdure import (
+    Runtime,
     RuntimeOptions,
     activity,
     continue_as_new,
@@ -12,6 +15,7 @@ from perdure import (
     wait_for_event,
 )
 from perdure.errors import InvalidValue, NotRegistered
+from perdure.model.events import WatcherAdded
 from perdure.testing import Environment, assert_replays
 
 
@@ -118,3 +122,25 @@ def test_a_pin_to_what_is_not_registered_is_refused():
         environment(flo="1.0.0")
     with pytest.raises(InvalidValue, match="pinned_versions must be a dict of names and versions"):
         RuntimeOptions(pinned_versions=["flow"])
+
+
+async def test_a_worker_that_takes_an_instance_over_tells_those_that_wait_for_its_end(tmp_path):
+    @orchestration
+    async def heir(account_id: str) -> int:
+        return await instance(account_id, int).result()
+
+    # A later look comes after an hour: only the notice can be the answer.
+    options = RuntimeOptions(poll_interval=3600)
+    handlers = [account, heir]
+    async with Runtime(tmp_path / "s.db", handlers, options=options) as first:
+        await first.start(account, id="a-1")
+        await first.start(heir, "a-1", id="h-1")
+
+        async def is_watched():
+            return any(type(event) is WatcherAdded for event in await first.history("a-1"))
+
+        await until(is_watched)
+    async with Runtime(tmp_path / "s.db", handlers, options=options) as second:
+        await second.raise_event("a-1", "spend")
+        await second.raise_event("a-1", "close")
+        assert await second.get("h-1", heir).result(HANG_SECONDS) == 0
