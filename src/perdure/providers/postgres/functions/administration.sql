@@ -516,17 +516,17 @@ END $$;
 CREATE OR REPLACE FUNCTION mark_moved(p_location text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
-    v_table text;
-BEGIN
-    LOCK TABLE
-        instance_locks, worker_queue, instances, executions, history, kv_store, kv_delta,
-        orchestrator_queue, sessions, dead_letters, workers
-    IN SHARE ROW EXCLUSIVE MODE;
-    UPDATE store SET moved_to = p_location;
-    FOREACH v_table IN ARRAY ARRAY[
+    v_tables text[] := ARRAY[
         'instance_locks', 'worker_queue', 'instances', 'executions', 'history', 'kv_store',
         'kv_delta', 'orchestrator_queue', 'sessions', 'dead_letters', 'workers'
-    ] LOOP
+    ];
+    v_table text;
+BEGIN
+    EXECUTE format(
+        'LOCK TABLE %s IN SHARE ROW EXCLUSIVE MODE', array_to_string(v_tables, ', ')
+    );
+    UPDATE store SET moved_to = p_location;
+    FOREACH v_table IN ARRAY v_tables LOOP
         EXECUTE format('DROP TRIGGER IF EXISTS refuse_change ON %I', v_table);
         IF p_location IS NOT NULL THEN
             EXECUTE format(

@@ -13,7 +13,7 @@ BEGIN
     IF p_parts & 2048 > 0 THEN
         PERFORM check_predecessors(p_turns);
     END IF;
-    IF p_parts & (1 | 64) = (1 | 64) THEN
+    IF p_parts & 64 > 0 THEN
         PERFORM lock_removed_work(p_turns);
     END IF;
     IF p_parts & 1 > 0 THEN
@@ -59,7 +59,12 @@ BEGIN
         work_at := add_work(jsonb_path_query_array(p_turns, '$[*].worker_items[*]'), p_now);
     END IF;
     IF p_parts & 64 > 0 THEN
-        PERFORM remove_cancelled_work(p_turns);
+        DELETE FROM worker_queue w
+        USING jsonb_to_recordset(p_turns) AS t (cancelled_activities jsonb)
+        CROSS JOIN LATERAL jsonb_to_recordset(t.cancelled_activities)
+            AS c (instance_id text, execution_id bigint, activity_id bigint)
+        WHERE w.instance_id = c.instance_id AND w.execution_id = c.execution_id
+            AND w.activity_id = c.activity_id;
     END IF;
     IF p_parts & 128 > 0 THEN
         turns_at := add_messages(
@@ -285,7 +290,7 @@ BEGIN
     WHERE i.instance_id = o.instance_id;
 END $$;
 
--- Locks the work items that turns complete or cancel, all at once and in order.
+-- Locks the work items that turns complete and cancel, all at once and in order.
 CREATE OR REPLACE FUNCTION lock_removed_work(p_turns jsonb) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -307,26 +312,6 @@ BEGIN
     ) r USING (instance_id, execution_id, activity_id, message_id)
     ORDER BY w.message_id
     FOR UPDATE OF w;
-END $$;
-
--- Removes work items that turns have cancelled, locked or not.
-CREATE OR REPLACE FUNCTION remove_cancelled_work(p_turns jsonb) RETURNS void
-LANGUAGE plpgsql AS $$
-BEGIN
-    WITH unwanted AS MATERIALIZED (
-        SELECT w.instance_id, w.execution_id, w.activity_id, w.message_id
-        FROM jsonb_to_recordset(p_turns) AS t (cancelled_activities jsonb)
-        CROSS JOIN LATERAL jsonb_to_recordset(t.cancelled_activities)
-            AS c (instance_id text, execution_id bigint, activity_id bigint)
-        JOIN worker_queue w
-            ON w.instance_id = c.instance_id AND w.execution_id = c.execution_id
-            AND w.activity_id = c.activity_id
-        ORDER BY w.message_id
-        FOR UPDATE OF w
-    )
-    DELETE FROM worker_queue w USING unwanted u
-    WHERE w.instance_id = u.instance_id AND w.execution_id = u.execution_id
-        AND w.activity_id = u.activity_id AND w.message_id = u.message_id;
 END $$;
 
 -- Keeps or releases the locks, ends delays and blocks, and computes readiness from the remaining
