@@ -411,8 +411,11 @@ async def test_an_id_of_something_else_is_refused():
         for call in (env.runtime.schedules.pause, env.runtime.schedules.describe):
             with pytest.raises(InvalidValue, match="'taken' is an instance of 'waits'"):
                 await call("taken")
-        with pytest.raises(AlreadyExists):
+        with pytest.raises(InvalidValue, match="'taken' is an instance of 'waits', not a schedule"):
             await env.runtime.schedules.create("taken", quick, every=60)
+        await env.runtime.schedules.create("s", quick, every=60)
+        with pytest.raises(AlreadyExists, match=r"there is a schedule 's' already; change it with"):
+            await env.runtime.schedules.create("s", quick, every=60)
         declared = Schedule("taken", quick, every=60)
         with pytest.raises(InvalidValue, match="not a schedule"):
             await env.runtime.schedules.declare(declared)
@@ -421,8 +424,11 @@ async def test_an_id_of_something_else_is_refused():
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"cron": "0 0 30 2 *"}, "30 2"),
-        ({"cron": "0 0 31 4,6 *"}, "Bad day"),
+        ({"cron": "0 0 30 2 *"}, "never fires: there is no day 30 in month 2"),
+        ({"cron": "0 0 31 feb,apr *"}, "never fires: there is no day 31 in month feb,apr"),
+        ({"cron": "0 0 32 2 *"}, "Bad day-of-month; write five fields"),
+        ({"cron": "0 0 1 13 *"}, "Bad month; write five fields"),
+        ({"cron": "0 0 31 4,6 *"}, "never fires: there is no day 31 in month 4,6"),
         ({"cron": "0 25 * * *"}, "Bad hour"),
         ({"cron": "nonsense"}, "five fields"),
         ({"cron": "0 0 * *"}, "five fields"),

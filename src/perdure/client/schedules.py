@@ -100,13 +100,19 @@ class Schedules:
         *args: Any,
         **options: Unpack[ScheduleOptions],
     ) -> None:
-        """Create a schedule, with the arguments of ``Schedule``. AlreadyExists if the id is taken.
+        """Create a schedule, with the arguments of ``Schedule``. Errors: AlreadyExists.
 
         Slots count from now on.
         """
         schedule = Schedule(id, orchestration, *args, codec=self._client.codec, **options)
         state = ScheduleState(spec=schedule.spec, decided_ms=self._client.clock.now_ms())
-        await self._client.start(schedule_loop, state, id=id, if_exists="fail")
+        try:
+            await self._client.start(schedule_loop, state, id=id, if_exists="fail")
+        except AlreadyExists:
+            await self._info(id)
+            raise AlreadyExists(
+                f"there is a schedule {id!r} already; change it with schedules.update()"
+            ) from None
 
     async def update(self, schedule: Schedule) -> None:
         """Change a schedule. Its slots up to now are those of the old one, later ones of the new.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import zoneinfo
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from perdure.errors import InvalidValue, UsageError
@@ -93,6 +94,12 @@ def _cron_slots(cron: str, zone: datetime.tzinfo, after_ms: int) -> Iterator[int
     try:
         moments = CronSim(cron, begin)
     except CronSimError as error:
+        day, month = cron.split()[2:4] if "day-of-month" in str(error) else ("", "")
+        with suppress(CronSimError):
+            CronSim(f"0 0 {day} * *", begin)
+            raise InvalidValue(
+                f"cron {cron!r} never fires: there is no day {day} in month {month}"
+            ) from None
         raise InvalidValue(
             f"cron {cron!r}: {error}; write five fields, such as '30 2 * * mon-fri'"
         ) from None
