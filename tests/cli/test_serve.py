@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
+import time
+import urllib.request
 
 import pytest
 
@@ -31,3 +34,34 @@ def test_a_wrong_place_is_refused(tmp_path, arguments, words):
     )
     assert done.returncode != 0
     assert words in done.stderr
+
+
+def test_an_action_is_a_line_of_its_output(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    subprocess.run(
+        [sys.executable, "-m", "perdure", "start", "hello", "--id", "a-1", "--store", "a.db"],
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+    )
+    server = subprocess.Popen(
+        [sys.executable, "-m", "perdure", "serve", "a.db", "--listen", address],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    ask = urllib.request.Request(
+        f"http://{address}/api/v1/run/pause", b'{"id": "a-1"}', {"X-Perdure-Write": "1"}
+    )
+    deadline = time.monotonic() + HANG_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            urllib.request.urlopen(ask).close()
+        except OSError:
+            time.sleep(0.05)
+        else:
+            break
+    server.terminate()
+    assert 'local /run/pause {"id":"a-1"}' in server.communicate(timeout=HANG_SECONDS)[1]

@@ -6,9 +6,11 @@ import time
 
 import msgspec
 import pytest
+from starlette.testclient import TestClient
 
-from dashboard.conftest import WRITE
+from dashboard.conftest import WRITE, OnLoop
 from patience import HANG_SECONDS
+from perdure.dashboard import dashboard
 
 API = "/api/v1"
 YES = {"approved": True, "by": "ann"}
@@ -213,6 +215,30 @@ def test_the_document_describes_every_endpoint(client):
     answer = run["responses"]["200"]["content"]["application/json"]["schema"]
     name = answer["$ref"].rsplit("/", 1)[1]
     assert "sentence" in document["components"]["schemas"][name]["properties"]
+
+
+def test_it_works_in_fastapi_and_beside_django_under_a_prefix(shop_runtime):
+    from django.conf import settings
+    from django.core.asgi import get_asgi_application
+    from fastapi import FastAPI
+    from starlette.applications import Starlette
+    from starlette.routing import Mount
+
+    loop, runtime = shop_runtime
+    if not settings.configured:
+        settings.configure(ROOT_URLCONF=(), ALLOWED_HOSTS=["*"], SECRET_KEY="x" * 50)
+    fast = FastAPI()
+    fast.mount("/perdure", dashboard(runtime))
+    beside = Starlette(
+        routes=[Mount("/perdure", dashboard(runtime)), Mount("/", get_asgi_application())]
+    )
+    for app in (fast, beside):
+        client = TestClient(OnLoop(app, loop), base_url="http://localhost")
+        assert client.get("/perdure/api/v1/home").json()["workers"] == 1
+        assert client.get("/perdure/livez").text == "ok\n"
+        body = {"name": "report", "arguments": ["Rome"]}
+        started = client.post("/perdure/api/v1/start", json=body, headers=WRITE)
+        assert started.json()["created"] is True
 
 
 def test_health_and_unknown_addresses(client):

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from unittest import mock
 
 import pytest
 from starlette.requests import Request
 
 from dashboard.conftest import WRITE, make_client, running_shop
-from perdure.dashboard import Identity, Scope, read_tokens
+from perdure.dashboard import Identity, Scope, live, read_tokens
 from perdure.dashboard.app import BODY_BYTES_MAX
-from perdure.dashboard.live import Counts, _tell
+from perdure.dashboard.live import Counts, _tell, stream
 from perdure.dashboard.security import RateLimit, Refused
+from perdure.dashboard.service import Service
 from perdure.errors import UsageError
 
 API = "/api/v1"
@@ -135,6 +137,36 @@ def test_a_slow_reader_keeps_no_more_than_a_few_notes():
 def test_an_event_id_of_another_server_is_not_taken_for_its_own(shop_runtime):
     _, runtime = shop_runtime
     assert Counts(runtime).event_id != Counts(runtime).event_id
+
+
+def test_a_tab_that_comes_back_is_told_only_what_has_changed(shop_runtime):
+    """Also if it was the only one, so that the looks begin anew."""
+    loop, runtime = shop_runtime
+    looks = asyncio.Semaphore(0)
+
+    class Watched(Service):
+        @property
+        def admin(self):
+            looks.release()
+            return super().admin
+
+    async def ask():
+        service = Watched(runtime, registry=None, read_only=True, redact=None)
+        counts = Counts(service)
+        tab = stream(service, counts, None)
+        said = [await anext(tab), await anext(tab)]
+        await tab.aclose()
+        while not looks.locked():
+            await looks.acquire()
+        counts.enter()
+        for _ in range(2):  # when the second look begins, the first has been evaluated
+            await looks.acquire()
+        counts.leave()
+        return said[1].decode(), counts.event_id
+
+    with mock.patch.object(live, "LOOK_SECONDS", 0), mock.patch.object(live, "LOOK_SHARE", 0):
+        event, last_id = loop.run(ask())
+    assert event.startswith(f"id: {last_id}\n")
 
 
 def test_every_write_leaves_a_line_without_payloads(client, caplog):

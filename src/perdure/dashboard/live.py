@@ -48,6 +48,8 @@ class Counts:
         self.counts: dict[str, int] = {}
         self.problem: str | None = None
         self._changed = asyncio.Event()
+        self._last: object = None
+        """What the last look saw, also that of tabs that are closed since."""
 
     def enter(self) -> None:
         self.tabs += 1
@@ -71,7 +73,6 @@ class Counts:
             await self._changed.wait()
 
     async def _look(self) -> None:
-        last: object = None
         while True:
             began = time.monotonic()
             try:
@@ -81,8 +82,8 @@ class Counts:
             except PerdureError as error:
                 self.problem = str(error)
                 seen = self.problem
-            if seen != last:
-                last = seen
+            if seen != self._last:
+                self._last = seen
                 self._service.shared.clear()
                 self.number += 1
                 self._changed.set()

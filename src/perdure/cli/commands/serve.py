@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 import webbrowser
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,7 @@ def serve(
     """Serve a page to look at the store and to act on it, with a JSON API and health checks.
 
     The page listens on this machine only, unless --listen says otherwise; then --tokens is needed.
+    Each action of the page is a line on standard error: who, what, which instances.
     With -m MODULE the page shows source and local variables of running instances, and forms.
     STORE is the same as --store.
     """
@@ -100,6 +102,10 @@ def serve(
         note("Ctrl-C ends it")
         if opens:
             webbrowser.open(address)
+        from perdure.cli.commands.workers import start_logging
+
+        start_logging("warning", "text")
+        logging.getLogger("perdure.audit").setLevel("INFO")
         await server.serve()
 
     run(body)
