@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
 
 
 class Clock(Protocol):
@@ -42,12 +45,16 @@ class ManualClock:
         self._now_ms += self.tick_ms
         return self._now_ms
 
-    async def sleep(self, seconds: float) -> None:
-        if seconds <= 0:
+    def sleep(self, seconds: float) -> Coroutine[Any, Any, None]:
+        # The end counts from the call: the clock may move before a task begins to sleep.
+        return self._sleep_until(self._now_ms + round(seconds * 1000))
+
+    async def _sleep_until(self, due_ms: int) -> None:
+        if due_ms <= self._now_ms:
             await asyncio.sleep(0)
             return
         woken = asyncio.get_running_loop().create_future()
-        self._sleepers.append((self._now_ms + round(seconds * 1000), woken))
+        self._sleepers.append((due_ms, woken))
         try:
             await woken
         finally:

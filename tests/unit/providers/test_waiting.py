@@ -54,3 +54,17 @@ def test_a_watch_tells_of_each_change_once_and_is_forgotten_with_its_last_reader
         assert hub._signals == {}
 
     asyncio.run(scenario())
+
+
+def test_a_clock_that_moves_before_the_wait_has_begun_ends_it() -> None:
+    async def scenario() -> None:
+        clock = ManualClock()
+        poll = Poll(Signal(clock), clock, 60_000)
+
+        waiting = asyncio.create_task(poll.wait(clock.now_ms() + 1))
+        await asyncio.sleep(0)  # it knows how long to wait, and its alarm has not begun
+        assert clock.next_due_ms() is None
+        clock.advance(1)
+        await asyncio.wait_for(waiting, HANG_SECONDS)
+
+    asyncio.run(scenario())
