@@ -245,7 +245,8 @@ class Writer:
             if (since := self._waiting_since) is None:
                 since = self._waiting_since = self._now_ms()
             transaction = database.ready()
-            lasts = entries[0].verb.lasts if len(entries) == 1 else any(map(_lasts, entries))
+            is_alone = len(entries) == 1
+            lasts = entries[0].verb.lasts if is_alone else any(map(_lasts, entries))
             if lasts is not database.lasts:
                 database.let_last(lasts)
             transaction.begin(self._now_ms)
@@ -256,7 +257,7 @@ class Writer:
             if now - since > STALL_MS:
                 extend_stalled_locks(transaction, since)
             started = monotonic()
-            if len(entries) == 1:
+            if is_alone:
                 outcomes = [self._outcome(transaction, entries[0], is_alone=True)]
             else:
                 run_one = partial(self._outcome, transaction, is_alone=False)
