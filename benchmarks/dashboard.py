@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import apsw
 import click
+import psutil
 
 from benchmarks.pages import renew
 from perdure import Client, OrchestrationFailed, Runtime, activity, orchestration, wait_for_event
@@ -144,7 +145,8 @@ async def _grow(store: Path) -> None:
 
 
 @contextmanager
-def served(store: Path) -> Iterator[str]:
+def served(store: Path) -> Iterator[tuple[str, psutil.Process]]:
+    """Serve a store in a process of its own; return its address and the process."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "perdure", "serve", str(store), "--listen"]
@@ -156,7 +158,7 @@ def served(store: Path) -> Iterator[str]:
                 get(f"{address}/livez")
                 break
             time.sleep(0.05)
-        yield address
+        yield address, psutil.Process(server.pid)
     finally:
         server.send_signal(signal.SIGINT)
         server.wait()
@@ -198,7 +200,7 @@ def measure_million(folder: Path, number: int) -> dict[str, str]:
     fill(store, number)
     print(f"{number:,} runs written in {time.perf_counter() - began:.0f} s", flush=True)
     found: dict[str, str] = {}
-    with served(store) as address, browser() as chromium:
+    with served(store) as (address, _), browser() as chromium:
         for path in READS:
             found[f"`{path}` of {number:,} runs, ms"] = milliseconds(
                 lambda path=path: get(f"{address}/api/v1{path}")
@@ -217,7 +219,7 @@ def measure_million(folder: Path, number: int) -> dict[str, str]:
 def measure_long(folder: Path) -> dict[str, str]:
     store = folder / "long.db"
     asyncio.run(_grow(store))
-    with served(store) as address, browser() as chromium:
+    with served(store) as (address, _), browser() as chromium:
         number = json.loads(get(f"{address}/api/v1/run?id=long"))["events"]
         found: dict[str, str] = {}
         for tab, words in (("journal", ".line"), ("events", ".event")):
@@ -326,18 +328,26 @@ def measure_tabs(folder: Path, rounds: int) -> dict[str, str]:
     work(str(store))
     rates: dict[int, list[float]] = {0: [], len(TABS): []}
     asked: list[float] = []
-    with served(store) as address:
+    used: list[float] = []
+    with served(store) as (address, server):
         for _ in range(rounds):
             for number, found in rates.items():
+                began, before = time.perf_counter(), sum(server.cpu_times()[:2])
                 rate, reads = asyncio.run(_rate(str(store), address, TABS[:number]))
                 found.append(rate)
-                asked += [reads] * (number > 0)
+                if number:
+                    asked.append(reads)
+                    busy = sum(server.cpu_times()[:2]) - before
+                    used.append(100 * busy / (time.perf_counter() - began))
     alone, beside = (statistics.median(each) for each in rates.values())
     idle = asyncio.run(_count_idle(store))
     return {
         "steps a second without open pages": f"{alone:,.0f} ({_range(rates[0])})",
         f"steps a second beside {len(TABS)} open pages": f"{beside:,.0f} "
         f"({_range(rates[len(TABS)])}), which read {statistics.median(asked):.0f} times a second",
+        f"share of a core that the server takes for {len(TABS)} open pages beside busy workers": (
+            f"{_range(used)} %"
+        ),
         "queries a second of an idle page": f"{idle / IDLE_SECONDS:.2f}",
     }
 
