@@ -17,7 +17,7 @@ PICTURES = {
     "home": ("/", "Needs attention", 720),
     "waiting": ("/run?id=big-1", "for event 'approval'", 860),
     "retrying": ("/run?id=retry-1", "attempt 2 of 5", 520),
-    "blocked": ("/run?id=blocked-1", "the code did", 620),
+    "blocked": ("/run?id=blocked-1", "the code did", 680),
     "failed": ("/run?id=bad-1", "it goes on from where it failed", 520),
     "source": ("/run?id=big-1&tab=source", "waits for event approval", 880),
     "schedules": ("/schedules", "report-berlin", 560),
