@@ -17,7 +17,7 @@ class Clock(Protocol):
         """Return the milliseconds since the Unix epoch."""
         ...
 
-    async def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds: float) -> Coroutine[Any, Any, None]:
         """Return when this clock has advanced by that many seconds."""
         ...
 
