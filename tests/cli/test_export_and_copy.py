@@ -499,6 +499,8 @@ FORGERIES = {
     "very deep JSON": lambda i: event_at(i, 0).update(input=deep(900)),
     "malformed $perdure": lambda i: event_at(i, 0).update(input={"$perdure": 5}),
     "undecodable event": lambda i: event_at(i, 1).update(type="FromTheFuture"),
+    "no name": lambda i: i.pop("name"),
+    "name of another orchestration": lambda i: i.update(name="hello"),
     "false parent": lambda i: i.update(parent_instance_id="p-1"),
     "parent in the history only": lambda i: event_at(i, 0).update(
         parent_instance_id="p-1", parent_execution_id=1, parent_event_id=2

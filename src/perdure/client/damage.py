@@ -200,6 +200,8 @@ def _history_faults(
             f"its parent is {started.parent_instance_id!r}, the instance has "
             f"{snapshot.parent_instance_id!r}"
         )
+    elif execution.execution_id == snapshot.execution_id and started.name != snapshot.name:
+        yield f"it is a run of {started.name!r}, the instance has the name {snapshot.name!r}"
     for place, (record, event) in enumerate(zip(execution.history, history, strict=True), 1):
         fault = _event_fault(snapshot, execution, record.event_id, place, event, history)
         if fault is not None:
