@@ -133,6 +133,7 @@ CAUGHT_BY = {
 }
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "TestKeptLocks.test_a_message_is_consumed_once": {"custom_status": None},
+    "TestSnapshots.test_a_key_of_the_running_execution_is_seen_by_clients_only": {"status": None},
     "TestBadIds.test_of_an_instance": {"bad": ""},
     "TestBadTexts.test_in_a_work_item": {"bad": '"' + "x" * 4_000_000 + '"'},
     "TestBadNumbersAndTags.test_event_ids_begin_with_one": {"event_id": 0},
