@@ -65,6 +65,11 @@ export interface Attempt {
   deliveries: number;
   heartbeat: string | null;
 }
+export interface Unread {
+  kind: string;
+  name: string;
+  count: number;
+}
 export interface Details extends Run {
   input: unknown;
   events: number;
@@ -72,7 +77,7 @@ export interface Details extends Run {
   steps: Step[];
   attempts: Attempt[];
   queued_messages: number;
-  unread: { kind: string; name: string; count: number }[];
+  unread: Unread[];
   problem: string | null;
   executions: number[];
   commands: string[];

@@ -1,6 +1,6 @@
 // One run: what it does, why not further, what can be done; its picture, source, events, family.
 import { useEffect, useState } from "preact/hooks";
-import { ApiError, type Details, type Event, type Mismatch, type StateEntry, type Tree, type Wait, read, save, saveReport } from "../api";
+import { ApiError, type Details, type Event, type Mismatch, type StateEntry, type Tree, type Unread, type Wait, read, save, saveReport } from "../api";
 import { SendForm, act, fitting, may, rerun, title } from "../actions";
 import { ago, clock, counted, duration, glyph, json, ms, quoted } from "../format";
 import { Journal } from "../journal";
@@ -113,7 +113,7 @@ function Now({ run, again }: { run: Details; again: () => void }) {
       <Why run={run} />
       {advice && <p class="advice">{advice}</p>}
       {may("operate") && waits.map((wait) => <SendForm key={wait.event} id={run.id} name={name(wait.call)} kind={wait.kind} done={again} />)}
-      {run.unread.length > 0 && <p class="dim">Arrived and not asked for yet: {run.unread.map((each) => `${each.kind} ${each.name}${each.count > 1 ? ` ×${each.count}` : ""}`).join(", ")}</p>}
+      <Arrived run={run} />
       <div class="buttons">
         {actions
           .filter((action) => action !== "terminate" && action !== "delete")
@@ -142,6 +142,24 @@ function Now({ run, again }: { run: Details; again: () => void }) {
         )}
       </div>
     </section>
+  );
+}
+
+// Arrivals that the code has not got: those that it waits for reach it with its next turn.
+function Arrived({ run }: { run: Details }) {
+  const open = new Set(run.steps.filter((step) => step.state === "open").map((step) => `${step.kind} ${name(step.call)}`));
+  const isAwaited = (each: Unread) => open.has(`${each.kind} ${each.name}`);
+  const line = (words: string, found: Unread[]) =>
+    found.length > 0 && (
+      <p class="dim">
+        {words}: {found.map((each) => `${each.kind} ${each.name}${each.count > 1 ? ` ×${each.count}` : ""}`).join(", ")}
+      </p>
+    );
+  return (
+    <>
+      {line("Arrived, delivered when the run goes on", run.unread.filter(isAwaited))}
+      {line("Arrived and not asked for yet", run.unread.filter((each) => !isAwaited(each)))}
+    </>
   );
 }
 
