@@ -147,6 +147,19 @@ def test_failed_and_blocked_runs_are_retried_from_home_and_errors(tab):
     tab.see_run("blocked")
 
 
+def test_a_button_says_what_it_does_before_it_is_pressed(tab):
+    said = {
+        "big-1": {"Cancel": "to clean up", "Terminate": "It ends now", "Rerun…": "new run"},
+        "bad-1": {"Retry": "from where it stopped", "Rerun…": "new run", "Delete": "children"},
+    }
+    for run, buttons in said.items():
+        tab.visit(f"/run?id={run}")
+        for name, words in buttons.items():
+            button = tab.page.locator(".now-card").get_by_role("button", name=name, exact=True)
+            expect(button).to_have_attribute("title", re.compile(words))
+            expect(button).to_have_attribute("aria-description", re.compile(words))
+
+
 def test_a_schedule_is_paused_run_backfilled_and_removed(served, tab):
     loop, runtime = served.loop, served.runtime
     loop.run(runtime.schedules.create("short-lived", shop.report, "Rome", every=3600))

@@ -13,6 +13,7 @@ const WORDS: Record<string, { title: string; body: string; danger?: boolean }> =
   resume: { title: "Resume", body: "It goes on from where it stands." },
   retry: { title: "Retry", body: "It goes on from where it stopped. Finished steps stay finished, and idempotency keys stay the same." },
   delete: { title: "Delete", body: "It is deleted with its children and everything about them.", danger: true },
+  rerun: { title: "Rerun", body: "A new run starts from the beginning. All its activities run again, with new idempotency keys. Retry goes on instead." },
 };
 const RANK: Record<string, number> = { read: 1, operate: 2, admin: 3 };
 const TYPED_ABOVE = 100;
@@ -25,6 +26,12 @@ export function may(scope: string): boolean {
 
 export function title(action: string): string {
   return WORDS[action]?.title ?? action;
+}
+
+// The attributes of a button that say what its action does, before it is pressed.
+export function described(action: string): { title: string; "aria-description": string } {
+  const body = WORDS[action]!.body;
+  return { title: body, "aria-description": body };
 }
 
 export function fitting(status: string): string[] {
@@ -172,7 +179,7 @@ export function rerun(run: Details, from: number | null = null): void {
     body:
       from === null ? (
         <>
-          <p>A new run starts from the beginning. All its activities run again, with new idempotency keys. Retry goes on instead.</p>
+          <p>{WORDS.rerun!.body}</p>
           <label>
             Arguments, a JSON list; change them if you like
             <textarea rows={6} spellcheck={false} onInput={(event) => (text = event.currentTarget.value)}>

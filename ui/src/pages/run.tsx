@@ -1,7 +1,7 @@
 // One run: what it does, why not further, what can be done; its picture, source, events, family.
 import { useEffect, useState } from "preact/hooks";
 import { ApiError, type Details, type Event, type Mismatch, type StateEntry, type Tree, type Unread, type Wait, read, save, saveReport } from "../api";
-import { SendForm, act, fitting, may, rerun, title } from "../actions";
+import { SendForm, act, described, fitting, may, rerun, title } from "../actions";
 import { ago, clock, counted, duration, glyph, json, ms, quoted } from "../format";
 import { Journal } from "../journal";
 import { go, inFile, place, runLink } from "../place";
@@ -118,15 +118,19 @@ function Now({ run, again }: { run: Details; again: () => void }) {
         {actions
           .filter((action) => action !== "terminate" && action !== "delete")
           .map((action) => (
-            <button key={action} class={action === "retry" || action === "resume" ? "primary" : ""} onClick={() => act(action, run, again)}>
+            <button key={action} class={action === "retry" || action === "resume" ? "primary" : ""} {...described(action)} onClick={() => act(action, run, again)}>
               {title(action)}
             </button>
           ))}
-        {may("operate") && <button onClick={() => rerun(run)}>Rerun…</button>}
+        {may("operate") && (
+          <button {...described("rerun")} onClick={() => rerun(run)}>
+            Rerun…
+          </button>
+        )}
         {actions
           .filter((action) => action === "terminate" || action === "delete")
           .map((action) => (
-            <button key={action} class="warn" onClick={() => act(action, run, again)}>
+            <button key={action} class="warn" {...described(action)} onClick={() => act(action, run, again)}>
               {title(action)}
             </button>
           ))}
