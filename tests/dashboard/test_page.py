@@ -477,6 +477,16 @@ def look_at_every_view(tab, looks):
 
 
 @once
+def test_the_row_of_a_failed_step_shows_its_whole_error_and_place(served, new_tab):
+    tab = new_tab(served.tab.address, viewport={"width": 1120, "height": 700})
+    tab.load("/run?id=bad-1")
+    row = tab.page.locator(".line.failed", has_text='reserve("anvil")').first
+    for part in (".text", ".site"):
+        cut = "it => it.scrollWidth > it.clientWidth || it.scrollHeight > it.clientHeight"
+        assert not row.locator(part).evaluate(cut)
+
+
+@once
 def test_no_view_is_too_wide_and_axe_finds_nothing(served, new_tab):
     tab = new_tab(served.tab.address, bypass_csp=True)  # for the script of axe, not for the page
     tab.load("/")
