@@ -141,6 +141,8 @@ def test_failed_and_blocked_runs_are_retried_from_home_and_errors(tab):
     tab.confirm("Retry 1 run")
     tab.visit("/run?id=blocked-1")
     tab.see_run("blocked")
+    tab.see("its code was changed while the run was in progress")
+    tab.see("Retry helps only after such a deploy")
     tab.see("Arrived, delivered when the run goes on: event go")
     tab.press("Retry")
     tab.confirm("Retry")

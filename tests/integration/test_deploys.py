@@ -103,7 +103,8 @@ async def test_a_waiter_for_a_blocked_instance_learns_why(caplog):
         await reached(broken, "f", Status.BLOCKED)
 
         with pytest.raises(
-            WaitTimeout, match=r"goes on: Blocked for .*: nondeterminism: orchestration 'flow'"
+            WaitTimeout,
+            match=r"goes on: Blocked for .*: its code was changed .*: orchestration 'flow'",
         ):
             await broken.get("f").result(0.05)
 

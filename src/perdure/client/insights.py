@@ -14,6 +14,7 @@ from perdure.client.steps import Arrival, StepView, Unread, read_records, steps_
 from perdure.errors import CorruptData, NotFound
 from perdure.model import events, wire, work
 from perdure.model.envelopes import unreadable_activity
+from perdure.model.failures import BlockReason
 from perdure.model.status import Status
 from perdure.providers.records import InstanceInfo, QueuedMessage, WorkerInfo
 
@@ -36,6 +37,11 @@ _COUNTED_MAX: Final = 10_000
 _NO_WORKER: Final = "; no worker is running"
 _HELD: Final = frozenset({"paused", "blocked"})
 """An operator lets these go on, not a worker."""
+_REASONS: Final = {
+    BlockReason.NONDETERMINISM: "its code was changed while the run was in progress, or does not "
+    "repeat itself: it does not fit the history",
+}
+"""Words for the reasons whose name alone does not say what happened."""
 DETAILS_EVENTS: Final = 5_000
 """Events at the end of a history that are read for the details."""
 
@@ -304,9 +310,10 @@ def _blocked(info: InstanceInfo, now_ms: int) -> Insight:
     if block is None:
         return Insight(doing="blocked", sentence="Blocked", since_ms=info.updated_at_ms)
     since_ms = block.since_ms or info.updated_at_ms
+    reason = _REASONS.get(block.reason, block.reason)
     return Insight(
         doing="blocked",
-        sentence=f"Blocked for {shown_duration(now_ms - since_ms)}: {block.reason}",
+        sentence=f"Blocked for {shown_duration(now_ms - since_ms)}: {reason}",
         since_ms=since_ms,
         error=block.message,
     )

@@ -335,6 +335,17 @@ def test_a_blocked_instance_says_why():
     assert insight.error == "delivered 11 times"
 
 
+def test_an_instance_that_changed_code_blocks_says_so_in_plain_words():
+    block = Block(reason=BlockReason.NONDETERMINISM, message="turn 2: ...", since_ms=NOW)
+
+    insight = explain(info(Status.BLOCKED, block=block), (), QueueContext(), NOW + 60_000)
+
+    assert insight.sentence == (
+        "Blocked for 1m: its code was changed while the run was in progress, "
+        "or does not repeat itself: it does not fit the history"
+    )
+
+
 def test_ends_are_told_with_how_long_it_took():
     failure = msgspec.json.encode(Failure(message="no", type_name="ValueError")).decode()
     done = info(Status.COMPLETED, output="1", completed_at_ms=NOW + 3200)

@@ -91,6 +91,7 @@ const ADVICE: Record<string, string> = {
   retrying: "Nothing needs to be done: the next attempt begins by itself. If the cause stays, fix and deploy, or cancel.",
   sleeping: "Nothing needs to be done: it wakes up by itself.",
   blocked: "Nothing is lost. Deploy code that fits, and it goes on by itself; or retry now.",
+  changed: "Nothing is lost. Deploy code that fits the history, and it goes on by itself. Retry helps only after such a deploy.",
   failed: "Fix the cause, then retry: it goes on from where it failed, and finished steps stay finished.",
   paused: "Resume lets it go on from where it stands.",
   pending: "A worker that has its code takes it up: perdure worker MODULE",
@@ -100,10 +101,11 @@ const ADVICE: Record<string, string> = {
 
 function Now({ run, again }: { run: Details; again: () => void }) {
   const word = wordOf(run);
+  const isChanged = word === "blocked" && run.block?.reason === "nondeterminism";
   const isHeld = word === "blocked" || word === "paused";
   const waits = isHeld ? [] : run.steps.filter((step) => step.state === "open" && (step.kind === "event" || step.kind === "message"));
   const actions = fitting(run.status).filter((action) => may(action === "terminate" || action === "delete" ? "admin" : "operate"));
-  const advice = waits.length && word === "waiting" ? (may("operate") ? "Send the answer to let it go on." : "It goes on when the answer is sent.") : ADVICE[word];
+  const advice = waits.length && word === "waiting" ? (may("operate") ? "Send the answer to let it go on." : "It goes on when the answer is sent.") : ADVICE[isChanged ? "changed" : word];
   return (
     <section class={`now-card ${word}`} aria-label="What it is doing">
       <p class="sentence">
@@ -171,7 +173,6 @@ function Arrived({ run }: { run: Details }) {
 function sentence(run: Details, word: string): string {
   const full = run.sentence ?? "";
   const text = full.toLowerCase().startsWith(word) ? full.slice(word.length).replace(/^[,:]?\s+/, "") : full;
-  if (run.block?.reason === "nondeterminism") return text.replace("nondeterminism", "its code does not fit its history");
   if (word === "completed" && run.output !== null) return `${text} → ${json(run.output).slice(0, 200)}`;
   return text;
 }
