@@ -479,13 +479,14 @@ def look_at_every_view(tab, looks):
 
 
 @once
-def test_the_row_of_a_failed_step_shows_its_whole_error_and_place(served, new_tab):
+def test_the_row_of_a_step_with_an_error_shows_its_whole_error_and_place(served, new_tab):
     tab = new_tab(served.tab.address, viewport={"width": 1120, "height": 700})
-    tab.load("/run?id=bad-1")
-    row = tab.page.locator(".line.failed", has_text='reserve("anvil")').first
-    for part in (".text", ".site"):
-        cut = "it => it.scrollWidth > it.clientWidth || it.scrollHeight > it.clientHeight"
-        assert not row.locator(part).evaluate(cut)
+    cut = "it => it.scrollWidth > it.clientWidth || it.scrollHeight > it.clientHeight"
+    for run, call in (("bad-1", 'reserve("anvil")'), ("retry-1", 'charge("retry-1"')):
+        tab.load(f"/run?id={run}")
+        row = tab.page.locator(".line:is(.failed, .retrying)", has_text=call).first
+        for part in (".text", ".site"):
+            assert not row.locator(part).evaluate(cut), (run, part)
 
 
 @once
