@@ -230,14 +230,15 @@ class Codec:
     def check_type(self, type: Any, *, where: str) -> None:  # noqa: A002
         """Raise PayloadError for a type that no value can be read back as."""
         self._make_decoder(type, where)
-        unreadable = unreadable_classes(type, self._own_types)
+        parts = list(_parts_of(type, self._own_types))
+        unreadable = [part.cls for part in parts if _is_unreadable(part, self._own_types)]
         if unreadable:
             names = ", ".join(each.__qualname__ for each in unreadable)
             raise PayloadError(
                 f"{where}: nothing can be read back as {names}; use builtins, a dataclass, "
                 "an attrs or msgspec class, a pydantic model, or a codec with a CodecType for it"
             )
-        unhashable = unhashable_members(type, self._own_types)
+        unhashable = _unhashable_members(parts)
         if unhashable:
             raise PayloadError(
                 f"{where}: a set cannot hold members of type {unhashable[0]}, because they can "
@@ -489,16 +490,11 @@ def _shortened(data: bytes) -> str:
 # --- values that would not come back equal
 
 
-def unreadable_classes(annotation: Any, types: OwnTypes) -> list[type]:
-    """Return the classes in the annotation that no value can be read as."""
-    return [part.cls for part in _parts_of(annotation, types) if _is_unreadable(part, types)]
-
-
-def unhashable_members(annotation: Any, types: OwnTypes) -> list[str]:
+def _unhashable_members(parts: Iterable[Any]) -> list[str]:
     """Return the kinds of members of sets that no set can hold, such as ``list``."""
     sets = (msgspec.inspect.SetType, msgspec.inspect.FrozenSetType)
-    members = [part.item_type for part in _parts_of(annotation, types) if isinstance(part, sets)]
-    return [_UNHASHABLE[kind] for each in members if (kind := type(each)) in _UNHASHABLE]
+    kinds = [type(part.item_type) for part in parts if isinstance(part, sets)]
+    return [_UNHASHABLE[kind] for kind in kinds if kind in _UNHASHABLE]
 
 
 _UNHASHABLE: Final[dict[type, str]] = {

@@ -65,6 +65,8 @@ _SETS: Final = (set, frozenset)
 _IN_ORDER: Final = (list, tuple, enumerate, iter, reversed, zip, map)
 _FUNCTIONS_MAX: Final = 200
 _ALLOW: Final = "# perdure: allow"
+_OWN_PACKAGE: Final = "perdure"
+"""Its handlers are left out: reading their source took most of the time of opening a runtime."""
 
 
 class Finding(NamedTuple):
@@ -98,16 +100,19 @@ def findings_in(registry: Registry) -> Iterator[Finding]:
     yield from _in_orchestrations(registry)
     for name in sorted(registry.activity_names):
         activity = registry.resolve_activity(name)
-        if activity.is_async:
-            reader = _Reader(cast("FunctionType", activity.fn), _blocking_finding)
+        fn = cast("FunctionType", activity.fn)
+        if activity.is_async and _package(fn) != _OWN_PACKAGE:
+            reader = _Reader(fn, _blocking_finding)
             for line, text in reader.findings():
                 yield Finding(f"activity {name!r}", reader.file, line, text)
 
 
 def _in_orchestrations(registry: Registry) -> Iterator[Finding]:
     for name, version in sorted(registry.orchestration_keys):
-        fn = registry.resolve_orchestration(name, version).fn
-        for file, line, text in _found_from(cast("FunctionType", fn)):
+        fn = cast("FunctionType", registry.resolve_orchestration(name, version).fn)
+        if _package(fn) == _OWN_PACKAGE:
+            continue
+        for file, line, text in _found_from(fn):
             yield Finding(f"orchestration {name!r}", file, line, text)
 
 
