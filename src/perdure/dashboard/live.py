@@ -49,7 +49,7 @@ class Counts:
         self.problem: str | None = None
         self._changed = asyncio.Event()
         self._last: object = None
-        """What the last look saw, also that of tabs that are closed since."""
+        """The counts and changes of the last look. They stay when the last tab is closed."""
 
     def enter(self) -> None:
         self.tabs += 1
