@@ -1,6 +1,7 @@
 """Starts with a message, restarts, times, and activities as jobs."""
 
 import os
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -141,6 +142,45 @@ async def test_bad_options_are_refused(make_runtime):
         with pytest.raises(UsageError, match="start each"):
             await runtime.start_many(due, [("d-1", ())], if_exists="restart")
         assert [view async for view in runtime.admin.instances()] == []
+
+
+@dataclass
+class Order:
+    item: str
+    count: int = 1
+
+
+@orchestration
+async def order(wanted: Order, note: str = "") -> str:
+    return f"{wanted.count} {wanted.item}{note}"
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "said"),
+    [
+        ("order", (5,), r"arguments \(wanted, note\) of orchestration 'order'"),
+        ("order", (), "orchestration 'order'"),
+        ("order", ({"item": "lamp"}, "", "one too many"), "orchestration 'order'"),
+        ("activity:double", ("two",), "activity 'double'"),
+    ],
+)
+async def test_a_start_by_name_is_refused_where_the_code_is_known(name, args, said, make_runtime):
+    async with make_runtime([order, double]) as runtime:
+        with pytest.raises(PayloadError, match=said):
+            await runtime.start(name, *args)
+        with pytest.raises(PayloadError, match=said):
+            await runtime.start(name, *args, delay=5)
+        with pytest.raises(PayloadError, match=said):
+            await runtime.start_many(name, [("o-1", args)])
+        assert [view async for view in runtime.admin.instances()] == []
+
+
+async def test_a_start_by_name_takes_json_and_versions_that_others_have(make_runtime):
+    async with make_runtime([order]) as runtime:
+        handle = await runtime.start("order", {"item": "lamp", "count": 2})
+        assert await handle.result() == "2 lamp"
+        await runtime.start("order", 5, version="2.0.0", id="elsewhere")
+        await runtime.start("not here", 5, id="elsewhere too")
 
 
 def _now(env):

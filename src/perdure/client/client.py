@@ -278,7 +278,7 @@ class Client:
         return work.StartOrchestration(
             instance_id=new_id() if instance_id is None else check_id(instance_id, "id"),
             name=target if isinstance(target, str) else target.name,
-            input=self._arguments(target, args, kwargs),
+            input=self._arguments(target, args, kwargs, version),
             version=version,
             trace=None if self._traces is None else starting.current_trace(self._traces),
         )
@@ -288,17 +288,26 @@ class Client:
         target: Orchestration[..., Any] | str,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any] | None,
+        version: str | None,
     ) -> msgspec.Raw:
         if kwargs is not None:
             starting.check_kwargs(kwargs, target)
         if isinstance(target, str):
-            return self.codec.encode(args, where=f"arguments of {target}")
+            payload = self.codec.encode(args, where=f"arguments of {target}")
+            code = self._code_of(target, version)
+            if code is not None:
+                code.signature.decode_arguments(payload, self.codec)
+            return payload
         signature, named = target.signature, kwargs or {}
         payload = signature.encode_arguments(args, named, self.codec)
         # Report a wrong type to the caller now, not to the worker later.
         if not signature.are_exact(args, named):
             signature.check_arguments(args, named, payload, self.codec)
         return payload
+
+    def _code_of(self, name: str, version: str | None) -> Orchestration[..., Any] | None:
+        """Return the orchestration of that name if this program has it; a runtime may have it."""
+        return None
 
     @overload
     async def start_many(

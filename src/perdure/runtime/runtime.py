@@ -25,7 +25,7 @@ from perdure.client.retention import keep_rules
 from perdure.client.starting import TraceCarrier
 from perdure.clock import ManualClock
 from perdure.codec import JSON
-from perdure.errors import UsageError
+from perdure.errors import NotRegistered, UsageError
 from perdure.processes import on_stop_signals
 from perdure.providers.records import WorkerInfo
 from perdure.runtime.activities import ActivityDispatcher
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Self
 
-    from perdure.authoring.definitions import Handler
+    from perdure.authoring.definitions import Handler, Orchestration
     from perdure.authoring.policies import Keep
     from perdure.clock import Clock
     from perdure.codec import Codec
@@ -304,6 +304,11 @@ class Runtime(Client):
         if parts is not None:
             for callback in self._alerts:
                 parts.alerts.spawn(_call_back(callback, alert))
+
+    def _code_of(self, name: str, version: str | None) -> Orchestration[..., Any] | None:
+        with suppress(NotRegistered):
+            return self.registry.resolve_orchestration(name, version)
+        return None
 
     def metrics_snapshot(self) -> dict[str, int]:
         """Return the counts since this runtime started."""
