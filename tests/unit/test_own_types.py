@@ -2,12 +2,15 @@
 
 import asyncio
 import fractions
+import sys
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import pytest
 
 from perdure import Codec, CodecType, Runtime, activity, orchestration, state, wait_for_event
 from perdure.errors import PayloadError, UsageError
+from perdure.own_types import is_model
 from perdure.testing import Environment, assert_replays
 
 
@@ -116,6 +119,56 @@ def test_an_object_that_cannot_be_compared_is_compared_as_it_is_written():
     )
     with pytest.raises(PayloadError, match="written in another way"):
         Codec(types=[lossy]).encode(Opaque([1.5, 2.5]), fits=Opaque)
+
+
+def test_a_value_that_does_not_equal_itself_is_compared_as_it_is_written():
+    codec = Codec(
+        types=[CodecType(Reading, stored_as=str, encode=lambda r: str(r.value), decode=Reading.of)]
+    )
+    assert Reading(float("nan")) != Reading(float("nan"))
+    assert str(there_and_back(Reading(float("nan")), Reading, codec).value) == "nan"
+
+
+class Reading:
+    """Equal if the numbers are equal, so one that holds NaN does not equal itself."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Reading) and self.value == other.value
+
+    __hash__ = None
+
+    @classmethod
+    def of(cls, text: str) -> "Reading":
+        return cls(float(text))
+
+
+T = TypeVar("T")
+
+
+class Box(Generic[T]):
+    def __init__(self, content: str) -> None:
+        self.content = content
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Box) and self.content == other.content
+
+    def __hash__(self) -> int:
+        return hash(self.content)
+
+
+def test_a_generic_class_is_read_with_any_parameter():
+    box = CodecType(Box, stored_as=str, encode=lambda box: box.content, decode=Box)
+    codec = Codec(types=[box])
+    assert there_and_back(Box("lamp"), Box[int], codec) == Box("lamp")
+    assert there_and_back([Box("lamp")], list[Box[str]], codec) == [Box("lamp")]
+
+
+def test_no_class_is_a_model_before_pydantic_is_loaded(monkeypatch):
+    monkeypatch.delitem(sys.modules, "pydantic", raising=False)
+    assert not is_model(Money)
 
 
 def test_equal_values_that_are_written_differently_are_refused():
