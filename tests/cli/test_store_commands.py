@@ -312,6 +312,21 @@ def test_doctor_warns_of_work_that_nobody_takes(cli):
     assert "perdure worker" in found["workers"]["advice"]
 
 
+def test_doctor_warns_of_work_that_a_worker_has_left_locked(cli):
+    cli("start", "hello", "--id", "h-1")
+
+    async def lock(client):
+        await client.provider.fetch_orchestration_item(60_000, 0)
+
+    cli.call(lock)
+
+    found = findings(cli("doctor", "-o", "json"))
+
+    assert "1 locked" in found["turns"]["text"]
+    assert found["workers"]["level"] == "warn"
+    assert "perdure worker" in found["workers"]["advice"]
+
+
 def test_doctor_finds_a_store_that_cannot_be_opened_bad(sqlite_cli, tmp_path):
     (tmp_path / "store.db").write_text("this is no database")
 

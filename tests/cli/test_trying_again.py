@@ -58,6 +58,25 @@ def test_retry_lets_a_failed_instance_go_on_in_its_execution(cli):
     assert cli("db", "check").code == 0
 
 
+def test_retry_leaves_out_an_event_that_does_not_fit(cli):
+    cli.run(("a-1", flows.approval, 1), until_open={"a-1"})
+    cli("send", "a-1", "answer", "--data", "7")
+    cli.run(("a-1", flows.approval, 1))
+
+    said = cli("retry", "a-1").out
+    cli.run(("a-1", flows.approval, 1))
+    failed_again = status_of(cli, "a-1")
+    said_without = cli("retry", "a-1", "--leave-out", "answer").out
+    cli("send", "a-1", "answer", "--data", '"yes"')
+    cli.run(("a-1", flows.approval, 1))
+
+    assert "receives again: answer (without it, if it does not fit: --leave-out answer)" in said
+    assert failed_again == "Failed"
+    assert "receives again" not in said_without
+    assert cli("result", "a-1").out.strip() == '"1: yes"'
+    assert cli("db", "check").code == 0
+
+
 def test_a_retried_instance_moves_to_another_store(cli, tmp_path):
     cli.run(("f-1", flows.failing, "boom"))
     cli("retry", "f-1")

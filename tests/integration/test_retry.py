@@ -3,6 +3,7 @@
 import asyncio
 from collections import defaultdict
 
+import msgspec
 import pytest
 
 from integration.conditions import reached, until, waiting
@@ -17,6 +18,7 @@ from perdure import (
     Status,
     activity,
     activity_info,
+    next_message,
     orchestration,
     set_custom_status,
     start_detached,
@@ -25,7 +27,8 @@ from perdure import (
 )
 from perdure.client.retry import retry
 from perdure.errors import InstanceStillRunning, InvalidValue, OrchestrationFailed
-from perdure.model import events
+from perdure.model import events, work
+from perdure.model.envelopes import envelope
 
 KEYS = defaultdict(list)
 """The idempotency keys of the attempts of each activity."""
@@ -337,6 +340,73 @@ async def waits_for(runtime, instance_id, kind):
     return [each.kind for each in (await runtime.describe(instance_id)).waiting_for] == [kind]
 
 
+@orchestration
+async def totalling(early: bool) -> int:
+    await charge()
+    total = await next_message("numbers", int)
+    if early:
+        await wait_for_event("go", str)
+    return total + await next_message("numbers", int)
+
+
+async def send_unchecked(runtime, *numbers):
+    """Send messages as another process does, which does not know their type."""
+    for number in numbers:
+        item = work.QueueMessage(
+            instance_id="o-1", name="numbers", data=msgspec.Raw(msgspec.json.encode(number))
+        )
+        await runtime.provider.enqueue_for_orchestrator(envelope(item))
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["before the failed turn", "in it"])
+async def test_a_message_that_does_not_fit_can_be_left_out(runtime_of, early):
+    async with runtime_of() as runtime:
+        handle = await runtime.start(totalling, early, id="o-1")
+        await until(lambda: waits_for(runtime, "o-1", "message"))
+        if early:
+            await send_unchecked(runtime, 1, "x")
+            await until(lambda: waits_for(runtime, "o-1", "event"))
+            await handle.raise_event("go", "on")
+        else:
+            await send_unchecked(runtime, 1, "x")
+        with pytest.raises(OrchestrationFailed, match="got `str`"):
+            await handle.result(HANG_SECONDS)
+
+        again = await runtime.admin.retry("o-1")
+        with pytest.raises(OrchestrationFailed, match="got `str`"):
+            await handle.result(HANG_SECONDS)
+        with pytest.raises(InvalidValue, match="received no event or message 'letters'"):
+            await runtime.admin.retry("o-1", leave_out="letters")
+        said = await runtime.admin.retry("o-1", leave_out="numbers")
+        await handle.send_message("numbers", 2)
+
+        assert await handle.result(HANG_SECONDS) == 3
+        assert "numbers" in again.received
+        assert not early or said.received == ("go",)
+    assert len(KEYS["charge"]) == 1
+
+
+@orchestration
+async def one_number() -> int:
+    return await next_message("numbers", int)
+
+
+async def test_a_message_of_the_first_turn_can_be_left_out(tmp_path):
+    async with Client(f"{tmp_path}/store.db") as client:
+        await client.start("one_number", id="o-1")
+        await client.send_message("o-1", "numbers", "x")
+    async with open_runtime(f"{tmp_path}/store.db") as runtime:
+        handle = runtime.get("o-1")
+        with pytest.raises(OrchestrationFailed, match="got `str`"):
+            await handle.result(HANG_SECONDS)
+
+        said = await runtime.admin.retry("o-1", leave_out="numbers")
+        await handle.send_message("numbers", 2)
+
+        assert await handle.result(HANG_SECONDS) == 2
+    assert (said.execution_id, said.received) == (2, ())
+
+
 async def has_ended(runtime, instance_id):
     return (await runtime.describe(instance_id)).status.is_final
 
@@ -360,3 +430,5 @@ def test_undone_turns_are_left_out():
 
     assert events.without_undone([kept, undone, first, later]) == [kept, first, later]
     assert events.without_undone([kept, undone, first, later, second]) == [kept, first, second]
+    left_out = event(events.OrchestrationRetried, 3, 3, kept_turn=1, left_out=(1,))
+    assert events.without_undone([kept, undone, left_out, later]) == [left_out, later]

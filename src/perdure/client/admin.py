@@ -132,13 +132,19 @@ class Administration:
         bound_ms = whole_milliseconds(updated_before, round_up=True)
         return await prune_state(self._provider, check_id(instance_id, "id"), bound_ms)
 
-    async def retry(self, instance_id: str) -> Retried | None:
+    async def retry(self, instance_id: str, *, leave_out: str | None = None) -> Retried | None:
         """Let an instance go on from where it failed, was cancelled or was terminated.
 
         Finished steps stay finished. A Blocked or Paused instance continues, and None is returned.
         Raises InstanceFinished for a Completed instance, InstanceStillRunning for others.
+
+        ``leave_out``: the name of an event or message that did not fit; the code does not get the
+        last of this name that it received. Raises InvalidValue if it received none.
         """
-        return await retry(self._provider, check_id(instance_id, "id"), self._clock)
+        if leave_out is not None:
+            check_string(leave_out, "leave_out")
+        checked = check_id(instance_id, "id")
+        return await retry(self._provider, checked, self._clock, leave_out=leave_out)
 
     async def rerun(
         self,

@@ -6,7 +6,7 @@ finished and open steps keep their idempotency keys. The turn that failed is und
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
@@ -48,11 +48,12 @@ if TYPE_CHECKING:
 
 _ENDED_BADLY = frozenset({Status.FAILED, Status.CANCELLED, Status.TERMINATED})
 _GOES_ON = frozenset({Status.BLOCKED, Status.PAUSED})
+_Mail: TypeAlias = events.ExternalEvent | events.QueueEventDelivered
+_MAIL = (events.ExternalEvent, events.QueueEventDelivered)
 _ARRIVALS = (
+    *_MAIL,
     events.ActivityCompleted,
     events.TimerFired,
-    events.ExternalEvent,
-    events.QueueEventDelivered,
     events.SubOrchestrationCompleted,
 )
 """Arrivals of an undone turn that come once more. Failures do not: their steps run again."""
@@ -67,30 +68,46 @@ class Retried(msgspec.Struct, frozen=True, kw_only=True):
     """Number of activities and children that have finished and do not run again."""
     again: tuple[str, ...] = ()
     """Names of the activities and children that were open or had failed."""
+    received: tuple[str, ...] = ()
+    """Names of the events and messages that the code receives once more."""
 
     def __str__(self) -> str:
         kept = f"{self.finished} finished step{'' if self.finished == 1 else 's'}"
         words = f"goes on, {kept} stay{'s' if self.finished == 1 else ''} finished"
-        return f"{words}; again: {', '.join(self.again)}" if self.again else words
+        if self.again:
+            words += f"; again: {', '.join(self.again)}"
+        return f"{words}; receives again: {', '.join(self.received)}" if self.received else words
 
 
-async def retry(provider: Provider, instance_id: str, clock: Clock) -> Retried | None:
+async def retry(
+    provider: Provider, instance_id: str, clock: Clock, *, leave_out: str | None = None
+) -> Retried | None:
     """Let an instance go on from where it failed, was cancelled or was terminated.
 
     Finished steps stay finished. Steps that were open, or whose failure made it fail, run again
     with the same idempotency key. Failed children are retried in the same way. An instance that
     failed in its first turn, where no step can have finished, begins its next execution.
 
+    The code receives the events and messages of the undone turn again. ``leave_out`` is the name of
+    one that it does not get again: the last of this name that it received, which did not fit.
+
     A Blocked or Paused instance continues, and None is returned. Raises InstanceFinished for a
     Completed instance, InstanceStillRunning for others, and InvalidValue for one whose clean-up has
-    taken steps: it cannot go on from before them.
+    taken steps, as it cannot go on from before them, and for one that received no ``leave_out``.
     """
-    return await _retry(provider, instance_id, clock.now_ms())
+    return await _retry(provider, instance_id, clock.now_ms(), leave_out)
 
 
-async def _retry(provider: Provider, instance_id: str, now_ms: int) -> Retried | None:
+async def _retry(
+    provider: Provider, instance_id: str, now_ms: int, leave_out: str | None = None
+) -> Retried | None:
     info = await provider.admin.get_instance_info(instance_id)
     if info.status in _GOES_ON:
+        if leave_out is not None:
+            raise InvalidValue(
+                f"{instance_id!r} is {info.status}, so it has received nothing that could be left "
+                "out: only a failed turn is undone"
+            )
         await provider.admin.resume_instance(instance_id)
         return None
     if info.status is Status.COMPLETED:
@@ -98,7 +115,7 @@ async def _retry(provider: Provider, instance_id: str, now_ms: int) -> Retried |
     if info.status not in _ENDED_BADLY:
         raise InstanceStillRunning(f"{instance_id!r} is {info.status}: there is nothing to retry")
     async with operator_lock(provider, instance_id) as (item, token):
-        undone = _Undone(item, _history_of(item))
+        undone = _Undone(item, _history_of(item), leave_out)
         if undone.kept_turn == 0:
             commit, retried = undone.next_execution()
         else:
@@ -141,12 +158,23 @@ def _history_of(item: OrchestrationItem) -> list[events.Event]:
 class _Undone:
     """An ended execution: the turns that are kept, and those that the retry undoes."""
 
-    def __init__(self, item: OrchestrationItem, history: Sequence[events.Event]) -> None:
+    def __init__(
+        self, item: OrchestrationItem, history: Sequence[events.Event], leave_out: str | None
+    ) -> None:
         self.item = item
         self.started = started_of(history, "retry")
         self.end = history[-1]
         valid = events.without_undone(history)
         self.kept_turn = _first_undone_turn(item.instance_id, valid) - 1
+        received = _received_mail(valid, self.kept_turn)
+        self.left_out: tuple[int, ...] = ()
+        if leave_out is not None:
+            last = _last_of(received, leave_out, item.instance_id)
+            valid = [event for event in valid if event is not last]
+            received = [event for event in received if event is not last]
+            if last.turn <= self.kept_turn:
+                self.left_out = (last.event_id,)
+        self.received = tuple(dict.fromkeys(event.name for event in received))
         self.kept = [event for event in valid if event.turn <= self.kept_turn]
         self.undone = [event for event in valid if event.turn > self.kept_turn]
         if len(history) >= HISTORY_EVENTS_MAX - 1:
@@ -174,7 +202,7 @@ class _Undone:
                     mailbox=isinstance(event, events.QueueEventDelivered),
                 )
                 for event in self.undone
-                if isinstance(event, (events.ExternalEvent, events.QueueEventDelivered))
+                if isinstance(event, _MAIL)
             ),
             custom_status=custom_status,
             trace=started.trace,
@@ -188,7 +216,7 @@ class _Undone:
             ),
             kv_changes=_changes_to(state, started.timestamp_ms),
         )
-        return commit, Retried(execution_id=following.execution_id)
+        return commit, Retried(execution_id=following.execution_id, received=self.received)
 
     async def go_on(self, provider: Provider, now_ms: int) -> tuple[TurnCommit, Retried]:
         """Return the commit that reopens the execution, and retry its failed children."""
@@ -230,7 +258,12 @@ class _Undone:
             if step.event_id in received and step.kind in {*RUN_BY_WORKERS, "orchestration"}
         }
         names = tuple(step.name for step in (*activities, *children))
-        retried = Retried(execution_id=self.item.execution_id, finished=len(done), again=names)
+        retried = Retried(
+            execution_id=self.item.execution_id,
+            finished=len(done),
+            again=names,
+            received=self.received,
+        )
         return commit, retried
 
     def _event(self, now_ms: int) -> HistoryRecord:
@@ -246,6 +279,7 @@ class _Undone:
                 for each in self.undone
                 if isinstance(each, (events.OrchestrationChained, events.MessageSent))
             },
+            left_out=self.left_out,
         )
         return HistoryRecord(event_id=event.event_id, data=wire.encode(event))
 
@@ -311,6 +345,26 @@ class _Undone:
                 "cancelled; retry when that has ended"
             )
         return None
+
+
+def _received_mail(history: Sequence[events.Event], kept_turn: int) -> list[_Mail]:
+    """Return the events and messages that the code received in the undone turns, in order."""
+    return [
+        step.outcome
+        for step in steps_of(history)
+        if isinstance(step.outcome, _MAIL) and max(step.event.turn, step.outcome.turn) > kept_turn
+    ]
+
+
+def _last_of(received: Sequence[_Mail], name: str, instance_id: str) -> _Mail:
+    named = [event for event in received if event.name == name]
+    if not named:
+        known = ", ".join(sorted({repr(event.name) for event in received})) or "none"
+        raise InvalidValue(
+            f"{instance_id!r} received no event or message {name!r} in the turn that failed; it "
+            f"received {known}"
+        )
+    return named[-1]
 
 
 def _first_undone_turn(instance_id: str, history: Sequence[events.Event]) -> int:

@@ -134,6 +134,8 @@ class OrchestrationRetried(Envelope, frozen=True, kw_only=True, omit_defaults=Tr
     started: dict[str, str] = {}
     """Ids of the instances that undone turns have started detached, by operation key and
     name of the orchestration."""
+    left_out: tuple[int, ...] = ()
+    """Ids of arrived events and messages of the kept turns that the code does not get again."""
 
 
 # --- activities
@@ -328,10 +330,18 @@ Event: TypeAlias = (
 
 
 def without_undone(history: Iterable[Event]) -> list[Event]:
-    """Return the history without the turns that a retry has undone. Event ids then have gaps."""
+    """Return the history without the turns that a retry has undone, and without what it left out.
+
+    Event ids then have gaps.
+    """
     kept: list[Event] = []
     for event in history:
         if type(event) is OrchestrationRetried:
-            kept = [each for each in kept if each.turn <= event.kept_turn]
+            left_out = event.left_out
+            kept = [
+                each
+                for each in kept
+                if each.turn <= event.kept_turn and each.event_id not in left_out
+            ]
         kept.append(event)
     return kept

@@ -60,7 +60,6 @@ if TYPE_CHECKING:
 
     from perdure.cli.session import Session
     from perdure.client.rerun import Bounds
-    from perdure.client.retry import Retried
     from perdure.codec import Codec
     from perdure.providers.records import InstanceInfo
 
@@ -308,17 +307,32 @@ async def resume(session: Session, instance_id: str) -> None:
     Verb(word="retry", done="retried"),
     examples=[
         "perdure retry o-1",
+        "perdure retry o-1 --leave-out approval",
         "perdure retry --query 'status:blocked name:order' --dry-run",
         "perdure retry --query 'status:failed created:<1d' -y",
     ],
 )
-async def retry(session: Session, instance_id: str) -> Retried | None:
+@click.option(
+    "--leave-out",
+    metavar="NAME",
+    help="Not again: the last event or message of this name, which did not fit.",
+)
+async def retry(session: Session, instance_id: str, *, leave_out: str | None) -> str | None:
     """Let instances go on from where they failed, were blocked, cancelled or terminated.
 
     Finished steps stay finished. Steps that were open or had failed run again, with the same
     idempotency keys; failed children are retried too. To start an instance over, see perdure rerun.
+
+    The turn that failed is undone, and its events and messages arrive again. If the code failed on
+    one of a wrong type, --leave-out NAME retries without it.
     """
-    return await session.client.admin.retry(instance_id)
+    retried = await session.client.admin.retry(instance_id, leave_out=leave_out)
+    if retried is None:
+        return None
+    if not retried.received:
+        return str(retried)
+    name = shlex.quote(retried.received[-1])
+    return f"{retried} (without it, if it does not fit: --leave-out {name})"
 
 
 @action(

@@ -218,7 +218,8 @@ async def _queues(session: Session) -> list[Finding]:
             findings.append(Finding("warn", name, text, more))
         else:
             findings.append(Finding("ok", name, text))
-    busy = depths.orchestrator.visible + depths.worker.visible
+    # A worker that died has left its work locked.
+    busy = any(queue.visible or queue.locked for queue in (depths.orchestrator, depths.worker))
     level: Level = "warn" if busy and not workers else "ok"
     findings.append(Finding(level, "workers", f"{len(workers)} running", advice if busy else ""))
     if depths.dead_letters:

@@ -320,7 +320,8 @@ def content_of(event: events.Event) -> str:
         case events.OrchestrationFailed():
             return str(event.failure)
         case events.OrchestrationRetried():
-            return f"the turns after turn {event.kept_turn} are undone"
+            left_out = "".join(f", event {each} is left out" for each in event.left_out)
+            return f"the turns after turn {event.kept_turn} are undone{left_out}"
         case _:
             return _shown_fields(event)
 
