@@ -94,3 +94,42 @@ def test_a_name_of_a_module_means_one_thing():
 
     shared = {name for name, places in packages.items() if len(places) > 1}
     assert shared <= set(SAME_NAME)
+
+
+def test_a_loop_over_tasks_yields_to_them():
+    """``gather`` of tasks that have all ended returns at once since Python 3.12."""
+    found = [
+        f"{path.relative_to(SOURCES)}:{loop.lineno}"
+        for path in MODULES
+        for loop in ast.walk(ast.parse(path.read_text()))
+        if isinstance(loop, ast.While) and waits_only_by_gather(loop)
+    ]
+
+    assert found == []
+
+
+def waits_only_by_gather(loop):
+    awaits = [node.value for node in ast.walk(loop) if isinstance(node, ast.Await)]
+    return bool(awaits) and all(
+        isinstance(call, ast.Call)
+        and ast.unparse(call.func).endswith("gather")
+        and any(isinstance(each, ast.Starred) for each in call.args)
+        and not any(isinstance(each, ast.Call) for arg in call.args for each in ast.walk(arg))
+        for call in awaits
+    )
+
+
+@pytest.mark.parametrize(
+    ("loop", "is_wrong"),
+    [
+        ("while tasks:\n  await gather(*tasks)", True),
+        ("while self._tasks:\n  await asyncio.gather(*self._tasks, return_exceptions=True)", True),
+        ("while tasks:\n  await asyncio.wait(tasks)", False),
+        ("while tasks:\n  await asyncio.gather(*tasks)\n  await asyncio.sleep(0)", False),
+        ("while True:\n  await asyncio.gather(*(copy(each) for each in await page()))", False),
+    ],
+)
+def test_a_loop_that_waits_only_by_gather_is_found(loop, is_wrong):
+    (node,) = ast.parse(f"async def f():\n  {loop.replace(chr(10), chr(10) + '  ')}").body[0].body
+
+    assert waits_only_by_gather(node) == is_wrong

@@ -270,20 +270,28 @@ def test_a_lost_execution_is_not_heard_in_the_turn_of_another(monkeypatch):
 
 
 def test_code_that_never_ends_is_kept_rather_than_dropped():
+    swallowed = 0
+
     @orchestration
     async def code() -> None:
+        nonlocal swallowed
         while True:
             try:
                 await step("again")
             except BaseException:
+                swallowed += 1
                 state["swallowed"] = True
 
     run = Driver(code, is_checked=False)
     run.start()
     run.close()
+    before = swallowed
+    kinds = run.kinds()
+    del run
     gc.collect()
 
-    assert run.kinds() == ["OrchestrationStarted", "ActivityScheduled"]
+    assert kinds == ["OrchestrationStarted", "ActivityScheduled"]
+    assert swallowed == before, "the garbage collector ran the code"
 
 
 def test_ten_thousand_evictions_leak_nothing():

@@ -440,6 +440,23 @@ def test_a_step_that_is_given_up_only_now_is_a_mismatch():
     assert "the code did cancel 2  give up step 2" in str(error)
 
 
+def test_a_step_that_is_given_up_as_before_is_no_part_of_the_report():
+    def make(label):
+        async def code() -> str:
+            await work("a")
+            step = work("b")
+            await asyncio.sleep(0)
+            step.cancel()
+            return await other(label)
+
+        return code
+
+    error = mismatch(history_of(make("c"), complete=True), make("d"))
+
+    assert "give up" not in str(error).partition("\n")[0]
+    assert not [line for line in error.mismatch.diff if line[0] in "+-" and "give up" in line]
+
+
 def test_the_report_shows_both_places_a_diff_and_the_cure():
     run = history_of(three_steps)
 

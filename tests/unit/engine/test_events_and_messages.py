@@ -431,6 +431,29 @@ def test_what_came_to_a_wait_that_a_failed_gather_left_behind_is_carried():
     assert carried_by(run) == [("ctl", '"late"')]
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_gather_that_failed_raises_its_error_beside_a_wait_that_was_given_up(is_first):
+    @orchestration
+    async def code() -> str:
+        wrong, given_up = wait_for_event("number", int), next_message("ctl", str)
+        both = asyncio.gather(*((wrong, given_up) if is_first else (given_up, wrong)))
+        with contextlib.suppress(PayloadError):
+            await wrong
+        given_up.cancel()
+        await asyncio.sleep(0)
+        try:
+            await both
+        except PayloadError:
+            return "refused"
+        return "taken"
+
+    run = Driver(code)
+    run.start()
+    run.turn(run.raised("number", "no number"))
+
+    assert run.result == "refused"
+
+
 def test_untaken_and_waiting_arrivals_are_carried_in_the_order_of_arrival():
     @orchestration
     async def code() -> None:
