@@ -42,7 +42,8 @@ CHANGING_CALLS = (
 )
 KILL_LEFTOVER_AT = 150
 """An operation late in the life whose leftovers are recovered."""
-_CALL = re.compile(r"^(?:(\d+) +)?(\w+)\(", re.MULTILINE)
+_CALL = re.compile(rf"^(?:(\d+) +)?({'|'.join(CHANGING_CALLS)})\(", re.MULTILINE)
+"""A call in the log, but none that strace failed to decode: it writes those as numbers."""
 _ATTACH_SECONDS = 30
 
 
