@@ -251,7 +251,7 @@ def measure_long(folder: Path) -> dict[str, str]:
 
 async def _count_idle(store: Path) -> int:
     """Count the calls of the store while one page is open and nothing happens."""
-    from perdure.dashboard.live import Counts, stream
+    from perdure.dashboard.live import Changes, stream
     from perdure.dashboard.service import Service
 
     async with Client(store) as client:
@@ -266,7 +266,7 @@ async def _count_idle(store: Path) -> int:
 
         admin.get_system_metrics = counted  # type: ignore[method-assign]
         service = Service(client, registry=None, read_only=True, redact=None)
-        events = stream(service, Counts(service), "seed-waiting")
+        events = stream(Changes(service), "seed-waiting")
         with suppress(TimeoutError):
             async with asyncio.timeout(IDLE_SECONDS):
                 async for _ in events:

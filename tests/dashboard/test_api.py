@@ -52,24 +52,6 @@ def test_messages_of_a_blocked_run_are_no_overdue_work(client):
     assert home["messages"]["oldest_ms"] is None
 
 
-def test_a_shared_answer_about_a_run_is_dropped_when_the_run_changes(shop_runtime):
-    from perdure.dashboard.service import Shared
-
-    loop, _ = shop_runtime
-    numbers = iter(range(10))
-
-    async def compute():
-        return next(numbers)
-
-    async def ask():
-        shared = Shared()
-        same = {await shared.get("run a", compute), await shared.get("run a", compute)}
-        shared.drop("run a")
-        return same, await shared.get("run a", compute)
-
-    assert loop.run(ask()) == ({0}, 1)
-
-
 def test_runs_are_found_by_query_page_by_page(client):
     q = "id:o-1,big-1,retry-1,bad-1"
     first = read(client, "/runs", q=q, limit=2)
@@ -409,26 +391,3 @@ def test_a_dead_letter_is_unknown_until_there_is_one(client):
     assert read(client, "/letters") == {"letters": []}
     for action in ("requeue", "delete"):
         assert write(client, f"/letter/{action}", letter=7).status_code == 404
-
-
-def test_tabs_that_ask_at_once_cause_one_computation(shop_runtime):
-    import asyncio
-
-    from perdure.dashboard.service import Shared
-
-    loop, _ = shop_runtime
-    calls = []
-
-    async def compute():
-        calls.append(1)
-        await asyncio.sleep(0)
-        return len(calls)
-
-    async def ask():
-        shared = Shared()
-        first = await asyncio.gather(*(shared.get("home", compute) for _ in range(50)))
-        shared.clear()
-        return first, await shared.get("home", compute)
-
-    first, second = loop.run(ask())
-    assert (set(first), second) == ({1}, 2)

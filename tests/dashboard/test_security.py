@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from unittest import mock
 
 import pytest
 from starlette.requests import Request
 
 from dashboard.conftest import WRITE, make_client, running_shop
-from perdure.dashboard import Identity, Scope, live, read_tokens
+from perdure.dashboard import Identity, Scope, read_tokens
 from perdure.dashboard.app import BODY_BYTES_MAX
-from perdure.dashboard.live import Counts, _tell, stream
+from perdure.dashboard.live import Changes, Tab
 from perdure.dashboard.security import RateLimit, Refused
-from perdure.dashboard.service import Service
 from perdure.errors import UsageError
 
 API = "/api/v1"
@@ -127,46 +124,18 @@ def test_a_caller_with_too_many_requests_is_asked_to_wait():
     rates.check("ann", now=1)
 
 
-def test_a_slow_reader_keeps_no_more_than_a_few_notes():
-    news = asyncio.Queue(maxsize=8)
-    for _ in range(1000):
-        _tell(news, "counts")
-    assert news.qsize() == 8
+def test_a_slow_reader_keeps_no_more_than_its_topics(shop_runtime):
+    async def note_often():
+        changes, tab = Changes(None), Tab("o-1")
+        changes._tabs.add(tab)
+        for _ in range(1000):
+            changes._note("counts")
+            changes._note("run", "o-1")
+            changes._note("run", "o-2")
+        return tab.topics
 
-
-def test_an_event_id_of_another_server_is_not_taken_for_its_own(shop_runtime):
-    _, runtime = shop_runtime
-    assert Counts(runtime).event_id != Counts(runtime).event_id
-
-
-def test_a_tab_that_comes_back_is_told_only_what_has_changed(shop_runtime):
-    """Also if it was the only one, so that the looks begin anew."""
-    loop, runtime = shop_runtime
-    looks = asyncio.Semaphore(0)
-
-    class Watched(Service):
-        @property
-        def admin(self):
-            looks.release()
-            return super().admin
-
-    async def ask():
-        service = Watched(runtime, registry=None, read_only=True, redact=None)
-        counts = Counts(service)
-        tab = stream(service, counts, None)
-        said = [await anext(tab), await anext(tab)]
-        await tab.aclose()
-        while not looks.locked():
-            await looks.acquire()
-        counts.enter()
-        for _ in range(2):  # when the second look begins, the first has been evaluated
-            await looks.acquire()
-        counts.leave()
-        return said[1].decode(), counts.event_id
-
-    with mock.patch.object(live, "LOOK_SECONDS", 0), mock.patch.object(live, "LOOK_SHARE", 0):
-        event, last_id = loop.run(ask())
-    assert event.startswith(f"id: {last_id}\n")
+    loop, _ = shop_runtime
+    assert loop.run(note_often()) == {"counts", "run"}
 
 
 def test_every_write_leaves_a_line_without_payloads(client, caplog):

@@ -171,16 +171,16 @@ def _facts(details: InstanceDetails, now_ms: int) -> list[tuple[str, str]]:
         facts.append(("status", shortened(info.custom_status, _TEXT_MAX)))
     if info.parent_instance_id is not None:
         facts.append(("parent", info.parent_instance_id))
-    event_count = details.last.event_count
-    if event_count:
+    event_count, stats = details.last.event_count, details.stats
+    if event_count and stats is not None:
         long = "; long: continue_as_new() starts a fresh one"
         warning = long if event_count >= HISTORY_EVENTS_WARN else ""
-        size = shown_bytes(details.stats.history_bytes)
+        size = shown_bytes(stats.history_bytes)
         words = f"{event_count} events, {size}, execution {info.execution_id}{warning}"
         facts.append(("history", words))
-    if details.stats.state_keys:
-        keys = counted(details.stats.state_keys, "key")
-        facts.append(("state", f"{keys}, {shown_bytes(details.stats.state_bytes)}"))
+    if stats is not None and stats.state_keys:
+        keys = counted(stats.state_keys, "key")
+        facts.append(("state", f"{keys}, {shown_bytes(stats.state_bytes)}"))
     waiting = sum(queued.visible_at_ms <= now_ms for queued in details.around.messages)
     if waiting and not info.status.is_final:
         facts.append(("queued", f"{counted(waiting, 'message')} for it"))

@@ -14,11 +14,14 @@ from perdure.limits import TIME_MS_MAX
 
 S = TypeVar("S", bound=msgspec.Struct)
 
+_ABSENT: Any = object()
+
 
 def filled(kind: type[S], source: object, **given: Any) -> S:
     """Return a record of the kind. Fields that are not given have the values of the source."""
-    names = [name for name in kind.__struct_fields__ if name not in given and hasattr(source, name)]
-    return kind(**{name: getattr(source, name) for name in names}, **given)
+    names = [name for name in kind.__struct_fields__ if name not in given]
+    found = {name: getattr(source, name, _ABSENT) for name in names}
+    return kind(**{name: value for name, value in found.items() if value is not _ABSENT}, **given)
 
 
 def parse_moment(text: str, now_ms: int) -> datetime.datetime:

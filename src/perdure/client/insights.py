@@ -147,7 +147,8 @@ class InstanceDetails(msgspec.Struct, frozen=True, kw_only=True):
     insight: Insight
     around: QueueContext
     last: LastSteps
-    stats: InstanceStats
+    stats: InstanceStats | None
+    """None: they were not measured."""
 
     @property
     def unread(self) -> list[Unread]:
@@ -167,17 +168,29 @@ class InstanceDetails(msgspec.Struct, frozen=True, kw_only=True):
         return [Unread(kind=kind, name=name, count=n) for (kind, name), n in counts.items()]
 
 
-async def read_details(provider: Provider, info: InstanceInfo, now_ms: int) -> InstanceDetails:
-    """Read the last steps and the queues of an instance."""
+async def read_details(
+    provider: Provider,
+    info: InstanceInfo,
+    now_ms: int,
+    events_max: int = DETAILS_EVENTS,
+    *,
+    measure_long: bool = True,
+) -> InstanceDetails:
+    """Read the last steps and the queues of an instance.
+
+    Measuring reads the whole history. Without ``measure_long`` this is done only if the last steps
+    are all steps.
+    """
     workers = await provider.admin.list_workers()
     around = await read_queue_context(provider.admin, info.instance_id, workers)
-    last = await read_last_steps(provider, info, DETAILS_EVENTS, with_input=True)
+    last = await read_last_steps(provider, info, events_max, with_input=True)
+    is_measured = measure_long or not last.left_out
     return InstanceDetails(
         info=info,
         insight=explain(info, last.steps, around, now_ms, last.cancel_ms),
         around=around,
         last=last,
-        stats=await read_stats(provider, info),
+        stats=await read_stats(provider, info) if is_measured else None,
     )
 
 

@@ -93,7 +93,8 @@ class DetailsDocument(InstanceDocument, kw_only=True):
     steps: list[StepDocument]
     attempts: list[Attempt]
     queued_messages: int
-    stats: InstanceStats
+    stats: InstanceStats | None
+    """None: the history is too long to be measured at each look of the dashboard."""
     """Sizes of the history, the queues and the state."""
     unread: list[Unread]
     """Events and messages that the code has not asked for yet."""

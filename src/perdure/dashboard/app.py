@@ -17,7 +17,7 @@ from starlette.routing import Route
 from perdure.client.client import Client
 from perdure.dashboard import actions, one_run
 from perdure.dashboard.endpoints import ENDPOINTS, PREFIX, Endpoint, Problem, get, openapi
-from perdure.dashboard.live import STREAMS_MAX, Counts, stream
+from perdure.dashboard.live import Changes, stream
 from perdure.dashboard.reports import FILE_BYTES_MAX, html_of, report_of, report_of_file
 from perdure.dashboard.security import (
     HEADERS,
@@ -144,7 +144,7 @@ class _Dashboard:
         self._auth = auth
         self._tokens = tokens
         self._hosts = hosts
-        self._counts = Counts(service)
+        self._changes = Changes(service)
         client = service.client
         self._probes = (
             client.probes()
@@ -234,21 +234,25 @@ class _Dashboard:
         return identity
 
     async def _call(self, endpoint: Endpoint, request: Request, identity: Identity) -> Response:
+        service = self._service.for_identity(identity)
         if endpoint.is_write:
             given = msgspec.json.decode(await _body(request), type=endpoint.given)
-        else:
-            pairs = dict(request.query_params)
-            given = msgspec.convert(pairs, endpoint.given, strict=False)
-        answer = await endpoint.call(self._service.for_identity(identity), given)
-        if endpoint.is_write:
-            self._service.shared.clear()
-            audit.info(
-                "%s %s %s",
-                identity.name,
-                endpoint.path,
-                msgspec.json.encode(_audited(given)).decode(),
-            )
-        return _json(msgspec.json.encode(answer))
+            answer = await endpoint.call(service, given)
+            service.shared.clear()
+            audited = msgspec.json.encode(_audited(given)).decode()
+            audit.info("%s %s %s", identity.name, endpoint.path, audited)
+            return _json(msgspec.json.encode(answer))
+        pairs = dict(request.query_params)
+        given = msgspec.convert(pairs, endpoint.given, strict=False)
+
+        async def read() -> bytes:
+            return msgspec.json.encode(await endpoint.call(service, given))
+
+        with self._changes.reading():
+            if not endpoint.kept:
+                return _json(await read())
+            key = (endpoint.path, *sorted(f"{name}={value}" for name, value in pairs.items()))
+            return _json(await service.shared.get(key, read, endpoint.kept))
 
     async def _openapi(self, request: Request) -> Response:
         return _json(self._document)
@@ -258,11 +262,11 @@ class _Dashboard:
         instance_id = request.query_params.get("id")
         if instance_id is not None:
             await self._service.info(instance_id)
-        if self._counts.tabs >= STREAMS_MAX:
+        if self._changes.is_full:
             return _problem(503, "Busy", "too many open pages; close some", retry=10)
         last_id = request.headers.get("last-event-id")
         return StreamingResponse(
-            stream(self._service, self._counts, instance_id, last_id),
+            stream(self._changes, instance_id, last_id),
             media_type="text/event-stream",
             headers=HEADERS | {"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
         )

@@ -45,6 +45,8 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     answer: Any
     scope: Scope
     summary: str
+    kept: float
+    """For at most so many seconds an answer is kept for others who ask the same; 0: not at all."""
 
     async def call(self, service: Any, given: Given) -> Any:
         if self.given is Given:
@@ -59,9 +61,9 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 ENDPOINTS: Final[list[Endpoint]] = []
 
 
-def get(path: str) -> Callable[[Any], Any]:
+def get(path: str, *, kept: float = 0.0) -> Callable[[Any], Any]:
     """Declare an endpoint that reads. The scope ``read`` is enough for it."""
-    return _declare("GET", path, Scope.READ)
+    return _declare("GET", path, Scope.READ, kept)
 
 
 def post(path: str, scope: Scope = Scope.OPERATE) -> Callable[[Any], Any]:
@@ -69,7 +71,7 @@ def post(path: str, scope: Scope = Scope.OPERATE) -> Callable[[Any], Any]:
     return _declare("POST", path, scope)
 
 
-def _declare(method: str, path: str, scope: Scope) -> Callable[[Any], Any]:
+def _declare(method: str, path: str, scope: Scope, kept: float = 0.0) -> Callable[[Any], Any]:
     def decorate(function: Any) -> Any:
         hints = get_type_hints(function)
         answer = hints.pop("return")
@@ -82,6 +84,7 @@ def _declare(method: str, path: str, scope: Scope) -> Callable[[Any], Any]:
                 answer=answer,
                 scope=scope,
                 summary=(function.__doc__ or "").strip().splitlines()[0],
+                kept=kept,
             )
         )
         return function

@@ -1,78 +1,134 @@
 """The stream of a tab: tells it that something has changed, at most four times a second.
 
-An event carries no data of instances, only its topic: the page reads again what it shows. So a slow
-reader costs nothing, and a missed event is made good by the next one. A tab that comes back with
-``Last-Event-ID`` is told about counts only if they have changed since.
+An event carries no data of instances, only its topics: the page reads again what it shows. So a
+slow reader costs nothing, and a missed event is made good by the next one. A tab that comes back
+with ``Last-Event-ID`` is told about counts only if they have changed since.
 
 - ``counts``: the numbers of instances by status have changed. One task for all tabs asks the store.
-- ``run``: the instance that the tab looks at may have changed.
+- ``run``: the instance that the tab looks at may have changed. One task for all tabs of an instance
+  watches it.
+
+All tabs are told at the same moment, so that those with the same view share one answer. The next
+moment comes the later, the longer their reads took: open pages give way to the workers.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Final
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from perdure.dashboard.one_run import run_key
 from perdure.dashboard.overview import counts_of
 from perdure.errors import PerdureError
 from perdure.ids import new_id
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 
     from perdure.dashboard.service import Service
 
 LOOK_SECONDS: Final = 2.0
-LOOK_SHARE: Final = 20
-"""Between two looks lies this multiple of the time that a look took, so that a large store is asked
-less often."""
+COST_SHARE: Final = 30
+"""Between two looks, and between two moments at which tabs are told, lies this multiple of the time
+that the look, or the reads of the tabs, took."""
 PACE_SECONDS: Final = 0.25
+PACE_SECONDS_MAX: Final = 5.0
 PING_SECONDS: Final = 15.0
 STREAMS_MAX: Final = 256
 
 
-class Counts:
-    """Asks the store for the counts while at least one tab is open, once for all tabs."""
+class Tab:
+    """An open page: the instance that it looks at, and the topics that it has not been told."""
+
+    def __init__(self, instance_id: str | None) -> None:
+        self.instance_id = instance_id
+        self.topics: set[str] = set()
+        self.wake = asyncio.Event()
+
+
+class Changes:
+    """Notices changes of the store while at least one tab is open, and tells the tabs."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._task: asyncio.Task[None] | None = None
-        self.tabs = 0
+        self._tabs: set[Tab] = set()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
         self.number = 0
-        """Grows with every change."""
+        """Grows with every change of the counts."""
         self._server = new_id()[:8]
         self.counts: dict[str, int] = {}
         self.problem: str | None = None
-        self._changed = asyncio.Event()
         self._last: object = None
         """The counts and changes of the last look. They stay when the last tab is closed."""
+        self._news = asyncio.Event()
+        self._reads = 0
+        self._reading_since = 0.0
+        self._spent = 0.0
+        """The seconds in which at least one read was under way."""
 
-    def enter(self) -> None:
-        self.tabs += 1
-        if self._task is None:
-            self._task = asyncio.create_task(self._look(), name="perdure-dashboard-counts")
-
-    def leave(self) -> None:
-        self.tabs -= 1
-        if self.tabs == 0 and self._task is not None:
-            self._task.cancel()
-            self._task = None
+    @property
+    def is_full(self) -> bool:
+        return len(self._tabs) >= STREAMS_MAX
 
     @property
     def event_id(self) -> str:
         """The id of the last event. It is never that of an event of another server."""
         return f"{self._server}.{self.number}"
 
-    async def wait(self, number: int) -> None:
-        """Wait until there is a newer number."""
-        while self.number == number:
-            await self._changed.wait()
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Count the time of a read of a tab."""
+        if self._reads == 0:
+            self._reading_since = time.monotonic()
+        self._reads += 1
+        try:
+            yield
+        finally:
+            self._reads -= 1
+            if self._reads == 0:
+                self._spent += time.monotonic() - self._reading_since
+
+    def enter(self, tab: Tab, last_id: str | None = None) -> None:
+        """Begin to tell a tab. ``last_id`` is that of the last event that it got."""
+        self._tabs.add(tab)
+        if tab.instance_id is not None:  # it may have changed since the page has read it
+            tab.topics.add("run")
+        if self.number > 0 and last_id != self.event_id:
+            tab.topics.add("counts")
+        if tab.topics:
+            tab.wake.set()
+        self._adjust_tasks()
+
+    def leave(self, tab: Tab) -> None:
+        self._tabs.discard(tab)
+        self._adjust_tasks()
+
+    def _adjust_tasks(self) -> None:
+        wanted: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {}
+        if self._tabs:
+            wanted = {"look": self._look, "tell": self._tell}
+        for tab in self._tabs:
+            if tab.instance_id is not None:
+                wanted[f"run {tab.instance_id}"] = partial(self._follow, tab.instance_id)
+        for name in self._tasks.keys() - wanted.keys():
+            self._tasks.pop(name).cancel()
+        for name in wanted:
+            if name in self._tasks and not self._tasks[name].done():
+                continue
+            self._tasks[name] = asyncio.create_task(wanted[name](), name=f"perdure-page-{name}")
+
+    def _note(self, topic: str, instance_id: str | None = None) -> None:
+        for tab in self._tabs:
+            if instance_id is None or tab.instance_id == instance_id:
+                tab.topics.add(topic)
+        self._news.set()
 
     async def _look(self) -> None:
+        """Ask the store for the counts, again and again."""
         while True:
             began = time.monotonic()
             try:
@@ -84,62 +140,55 @@ class Counts:
                 seen = self.problem
             if seen != self._last:
                 self._last = seen
-                self._service.shared.clear()
                 self.number += 1
-                self._changed.set()
-                self._changed = asyncio.Event()
+                self._service.shared.clear()
+                self._note("counts")
             took = time.monotonic() - began
-            await asyncio.sleep(max(LOOK_SECONDS, LOOK_SHARE * took))
+            await asyncio.sleep(max(LOOK_SECONDS, COST_SHARE * took))
+
+    async def _follow(self, instance_id: str) -> None:
+        """Watch one instance."""
+        with self._service.provider.watch(instance_id) as watch:
+            while True:
+                while not await watch.wait(30_000):
+                    pass
+                self._service.shared.drop(instance_id)
+                self._note("run", instance_id)
+                await asyncio.sleep(PACE_SECONDS)
+
+    async def _tell(self) -> None:
+        """Wake the tabs that have topics, with a pause that grows with the cost of their reads."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            before = self._spent
+            for tab in self._tabs:
+                if tab.topics:
+                    tab.wake.set()
+            await asyncio.sleep(PACE_SECONDS)
+            pause = min(PACE_SECONDS_MAX, COST_SHARE * (self._spent - before))
+            await asyncio.sleep(max(0.0, pause - PACE_SECONDS))
 
 
 async def stream(
-    service: Service, counts: Counts, instance_id: str | None, last_id: str | None = None
+    changes: Changes, instance_id: str | None, last_id: str | None = None
 ) -> AsyncIterator[bytes]:
     """Yield server-sent events until the tab is closed. ``last_id`` is the last that it got."""
-    known = counts.number if last_id == counts.event_id else -1
-    counts.enter()
-    news: asyncio.Queue[str] = asyncio.Queue(maxsize=8)
-    tasks = [asyncio.create_task(_follow_counts(counts, news, known))]
-    if instance_id is not None:
-        tasks.append(asyncio.create_task(_follow_run(service, instance_id, news)))
+    tab = Tab(instance_id)
+    changes.enter(tab, last_id)
     try:
         yield b"retry: 2000\n\n"
         while True:
             try:
-                topic = await asyncio.wait_for(news.get(), PING_SECONDS)
+                await asyncio.wait_for(tab.wake.wait(), PING_SECONDS)
             except TimeoutError:
                 yield b": still here\n\n"
                 continue
-            topics = {topic}
-            await asyncio.sleep(PACE_SECONDS)
-            while not news.empty():
-                topics.add(news.get_nowait())
-            body = {"topics": sorted(topics), "counts": counts.counts, "problem": counts.problem}
+            tab.wake.clear()
+            topics = sorted(tab.topics)
+            tab.topics.clear()
+            body = {"topics": topics, "counts": changes.counts, "problem": changes.problem}
             data = msgspec.json.encode(body)
-            yield b"id: %b\nevent: change\ndata: %b\n\n" % (counts.event_id.encode(), data)
+            yield b"id: %b\nevent: change\ndata: %b\n\n" % (changes.event_id.encode(), data)
     finally:
-        for task in tasks:
-            task.cancel()
-        counts.leave()
-
-
-async def _follow_counts(counts: Counts, news: asyncio.Queue[str], number: int) -> None:
-    while True:
-        await counts.wait(number)
-        number = counts.number
-        _tell(news, "counts")
-
-
-async def _follow_run(service: Service, instance_id: str, news: asyncio.Queue[str]) -> None:
-    with service.provider.watch(instance_id) as watch:
-        while True:  # at first it may have changed since the page has read it
-            service.shared.drop(run_key(instance_id))
-            _tell(news, "run")
-            while not await watch.wait(30_000):
-                pass
-            await asyncio.sleep(PACE_SECONDS)
-
-
-def _tell(news: asyncio.Queue[str], topic: str) -> None:
-    if not news.full():  # the tab will read everything anyway
-        news.put_nowait(topic)
+        changes.leave(tab)

@@ -29,7 +29,7 @@ from perdure.client.json_documents import (
 from perdure.client.recorded import read_recorded, replayed
 from perdure.client.steps import StepView, compare, steps_of
 from perdure.dashboard.endpoints import Given, get
-from perdure.dashboard.service import RUN_KEPT_SECONDS, Service
+from perdure.dashboard.service import Service
 from perdure.dashboard.views import bounded, schema_of
 from perdure.errors import InvalidValue, NotRegistered, PerdureError
 from perdure.model import wire
@@ -40,6 +40,8 @@ from perdure.providers.records import InstanceInfo, InstanceQuery
 _FAMILY_MAX: Final = 500
 _EVENTS_SEARCHED: Final = 20_000
 _STEP_EVENTS: Final = 5_000
+_RUN_EVENTS: Final = 1_000
+"""The end of the history that is read again at each change; ``/run/journal`` has earlier parts."""
 
 
 class One(Given, kw_only=True):
@@ -158,28 +160,16 @@ class StepDetail(msgspec.Struct, kw_only=True):
     """While it is in the worker queue."""
 
 
-@get("/run")
+@get("/run", kept=0.5)
 async def run(service: Service, given: One) -> Details:
     """Describe one instance: what it is doing, its last steps, its queues."""
-    if given.execution is not None:
-        return await describe_run(service, given)
-    return await service.shared.get(
-        run_key(given.id), lambda: describe_run(service, given), RUN_KEPT_SECONDS
-    )
-
-
-def run_key(instance_id: str) -> str:
-    """Return the key of a run among the shared answers."""
-    return f"run {instance_id}"
-
-
-async def describe_run(service: Service, given: One) -> Details:
-    """Return a description that no other request has."""
     info = await service.info(given.id)
     executions = await service.admin.list_executions(given.id)
     if given.execution is not None and given.execution != info.execution_id:
         info = await _past(service, info, given.execution)
-    details = await read_details(service.provider, info, service.now_ms())
+    details = await read_details(
+        service.provider, info, service.now_ms(), _RUN_EVENTS, measure_long=False
+    )
     document = service.shown(details_document(details))
     service.hide(document.steps)
     failure = document.failure

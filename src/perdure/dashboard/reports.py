@@ -90,7 +90,7 @@ async def _report(service: Service, ids: Sequence[str], origin: str) -> Report:
     runs: dict[str, RunReport] = {}
     for instance_id in ids[:_RUNS_MAX]:
         one = One(id=instance_id)
-        run = await one_run.describe_run(service, one)
+        run = await one_run.run(service, one)
         run.steps = await _all_steps(service, run)
         run.events_left_out = 0
         runs[instance_id] = RunReport(

@@ -6,7 +6,7 @@ import asyncio
 import copy
 import logging
 import time
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -34,39 +34,38 @@ audit = logging.getLogger("perdure.audit")
 PAYLOAD_BYTES_MAX: Final = 65_536
 """Longer payloads are cut in pages; ``/run/event`` has them whole."""
 _KEPT_SECONDS: Final = 0.5
-RUN_KEPT_SECONDS: Final = 0.5
-"""An answer about one run, unless it is dropped before because the run has changed."""
 _KEPT_SHARE: Final = 10
 """An answer is kept for this multiple of the time that it took to compute."""
-_KEPT_SECONDS_MAX: Final = 60.0
 _ANSWERS_MAX: Final = 200
 
-T = TypeVar("T")
+Key = tuple[str, ...]
+"""An address: its path, and each parameter as ``NAME=VALUE``."""
 
 
 class Shared:
-    """Answers about the whole store. Many tabs that ask at once cause one computation."""
+    """Answers as they are sent. Many tabs that ask the same at once cause one computation."""
 
     def __init__(self) -> None:
-        self._answers: dict[str, asyncio.Task[Any]] = {}
-        self._until: dict[str, float] = {}
+        self._answers: dict[Key, asyncio.Task[bytes]] = {}
+        self._until: dict[Key, float] = {}
 
     def clear(self) -> None:
         """Forget the answers: the store has changed."""
         self._answers.clear()
         self._until.clear()
 
-    def drop(self, key: str) -> None:
-        """Forget one answer, also one that is under way: what it is about has changed."""
+    def drop(self, instance_id: str) -> None:
+        """Forget the answers about an instance, also those under way: it has changed."""
+        for key in [key for key in self._answers if f"id={instance_id}" in key]:
+            self._forget(key)
+
+    def _forget(self, key: Key) -> None:
         self._answers.pop(key, None)
         self._until.pop(key, None)
 
     async def get(
-        self,
-        key: str,
-        compute: Callable[[], Coroutine[Any, Any, T]],
-        most: float = _KEPT_SECONDS_MAX,
-    ) -> T:
+        self, key: Key, compute: Callable[[], Coroutine[Any, Any, bytes]], most: float
+    ) -> bytes:
         """Return the answer that is there or under way, or else compute it.
 
         It is kept the longer the more it cost, for at most so many seconds.
@@ -78,19 +77,18 @@ class Shared:
             found = asyncio.create_task(self._compute(key, compute, most))
             self._answers[key] = found
             self._until.pop(key, None)
-        answer: T = await asyncio.shield(found)
-        return answer
+        return await asyncio.shield(found)
 
     async def _compute(
-        self, key: str, compute: Callable[[], Coroutine[Any, Any, T]], most: float
-    ) -> T:
+        self, key: Key, compute: Callable[[], Coroutine[Any, Any, bytes]], most: float
+    ) -> bytes:
         began = time.monotonic()
         mine = asyncio.current_task()
         try:
             found = await compute()
         except BaseException:
             if self._answers.get(key) is mine:
-                self.drop(key)
+                self._forget(key)
             raise
         if self._answers.get(key) is mine:
             now = time.monotonic()
@@ -129,7 +127,6 @@ class Service:
         """Return this service for another store."""
         found = copy.copy(self)
         found.client = client
-        found.shared = Shared()
         return found
 
     @property

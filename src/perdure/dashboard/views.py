@@ -167,37 +167,31 @@ class Promises(msgspec.Struct):
 # --- lists
 
 
-@get("/home")
+@get("/home", kept=60)
 async def home(service: Service) -> Home:
     """Say what needs attention, and count instances, work and workers."""
-    return await service.shared.get("home", lambda: overview.read_home(service))
+    return await overview.read_home(service)
 
 
-@get("/runs")
+@get("/runs", kept=1)
 async def runs(service: Service, given: Query) -> Runs:
     """List the instances that fit a query, with a sentence of what each is doing."""
     limit = bounded(given.limit, 200)
     chosen = selection(service, given.q)
-
-    async def read() -> Runs:
-        found, cursor = await chosen.page(service.admin, cursor=given.cursor, limit=limit)
-        return Runs(await _documents(service, found), cursor)
-
-    return await service.shared.get(f"runs {limit} {given.cursor} {given.q}", read, 1.0)
+    found, cursor = await chosen.page(service.admin, cursor=given.cursor, limit=limit)
+    return Runs(await _documents(service, found), cursor)
 
 
-@get("/count")
+@get("/count", kept=60)
 async def count(service: Service, given: CountQuery) -> Count:
     """Count the instances that fit a query."""
-    chosen = selection(service, given.q)
-    number = await service.shared.get(f"count {given.q}", lambda: chosen.count(service.admin))
-    return Count(number)
+    return Count(await selection(service, given.q).count(service.admin))
 
 
-@get("/errors")
+@get("/errors", kept=60)
 async def errors(service: Service) -> list[ErrorGroup]:
     """Group the newest failed and blocked instances by their error."""
-    return await service.shared.get("errors", lambda: overview.group_errors(service))
+    return await overview.group_errors(service)
 
 
 @get("/inbox")
@@ -332,13 +326,9 @@ async def promises(service: Service) -> Promises:
     return Promises([promise_document(each) async for each in service.client.promises()])
 
 
-@get("/store")
+@get("/store", kept=60)
 async def store(service: Service) -> StoreDocument:
     """Describe the store: place, format, size, totals, growth, and what a purge would delete."""
-    return await service.shared.get("store", lambda: _store(service))
-
-
-async def _store(service: Service) -> StoreDocument:
     info = await service.admin.get_store_info()
     metrics = await service.admin.get_system_metrics()
     now = utc_time(service.now_ms())
