@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import inspect
 import random
 import shutil
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
 from campaigns.filesystem_ops import FailingFileOps
 from campaigns.filesystem_workload import (
@@ -26,9 +29,10 @@ from perdure.providers.directory import FileSystemProvider, layout
 from perdure.providers.directory.fileops import FileOps
 from perdure.providers.directory.journal import Record, frame, read_records
 from perdure.providers.directory.root import Root
-from perdure.providers.records import ExecutionMetadata, TurnCommit
+from perdure.providers.records import ExecutionMetadata, PruneOptions, TurnCommit
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from perdure.providers.local_files import Directory
@@ -340,6 +344,58 @@ def test_a_damaged_instance_is_refused_and_the_others_work(tmp_path: Path) -> No
 
     asyncio.run(scenario())
     assert meta.read_bytes() == damaged
+
+
+_ARGUMENTS = {
+    "execution_id": 1,
+    "key": "k",
+    "limit": 1,
+    "lock_timeout_ms": 1,
+    "options": PruneOptions(),
+    "records": (),
+}
+
+
+def _verbs_of(owner: Any) -> Iterator[Callable[[str], Any]]:
+    """Yield calls, for an id, of all public verbs that name one instance."""
+    for name, verb in inspect.getmembers(owner, callable):
+        wanted = {} if name.startswith("_") else inspect.signature(verb).parameters
+        if "instance_id" in wanted:
+            others = {
+                each: _ARGUMENTS[each]
+                for each, parameter in wanted.items()
+                if each != "instance_id" and parameter.default is parameter.empty
+            }
+            yield partial(verb, **others)
+
+
+def test_every_verb_that_names_a_damaged_instance_is_refused(tmp_path: Path) -> None:
+    work_and_copy(tmp_path / "store", tmp_path / "image")
+    damaged = instance_id(1)
+    document = layout.document_file(layout.instance_names(damaged)[0])
+    (tmp_path / "store" / document).write_text("{}")
+
+    async def scenario() -> None:
+        async with provider_of_life(str(tmp_path / "store"), 1) as provider:
+            admin = provider.admin
+            calls = [*_verbs_of(provider), *_verbs_of(admin)]
+            assert len(calls) > 20
+            sound = await admin.export_instance(instance_id(0))
+            message = factories.raised(damaged)
+            calls += [
+                lambda each: provider.enqueue_for_orchestrator(factories.raised(each)),
+                lambda _: provider.enqueue_many_for_orchestrator([message]),
+                lambda each: admin.delete_instances_atomic([instance_id(0), each]),
+                lambda each: admin.import_instance(
+                    replace(sound, instance_id=each, messages=(), work=()), replace=True
+                ),
+            ]
+            for call in calls:
+                with pytest.raises(CorruptData, match="restore"):
+                    await call(damaged)
+            assert await admin.export_instance(instance_id(0)) == sound
+
+    asyncio.run(scenario())
 
 
 def test_a_file_that_holds_another_instance_is_damaged(tmp_path: Path) -> None:

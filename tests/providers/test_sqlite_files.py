@@ -32,7 +32,7 @@ from perdure.errors import (
 )
 from perdure.providers import local_files
 from perdure.providers.local_files import Draft, draft_beside, find_file_system
-from perdure.providers.sqlite import SqliteProvider, connection, database, guards
+from perdure.providers.sqlite import SqliteProvider, connection, guards
 from perdure.providers.sqlite.transaction import Verb
 
 
@@ -437,7 +437,7 @@ def test_a_commit_into_a_file_that_has_disappeared_is_not_answered_for(tmp_path,
     "way", ["removed", "replaced", "moved with its directory", "behind a link"]
 )
 def test_no_change_is_overlooked_however_quiet_the_directory_was(tmp_path, monkeypatch, name, way):
-    monkeypatch.setattr(database, "_SETTLED_NS", 0)
+    monkeypatch.setattr(guards, "_SETTLED_NS", 0)
     directory = tmp_path / "stores"
     directory.mkdir()
     named = directory / "store.db"

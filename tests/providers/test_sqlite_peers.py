@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -461,7 +462,8 @@ def test_the_locks_of_a_live_process_are_never_taken(tmp_path, stop):
     async def take():
         async with SqliteProvider(path) as provider:
             for _ in range(5):
-                provider._store._release_dead(provider._store.database.take_dead())
+                dead = provider._store.database.peers.take_dead(time.monotonic())
+                provider._store._release_dead(dead)
                 assert await provider.fetch_orchestration_item(1_000, 0) is None
                 assert await provider.fetch_work_item(1_000, 0) is None
 

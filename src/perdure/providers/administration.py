@@ -293,6 +293,8 @@ class ProviderAdmin(Openable):
         """
         self._require_open("delete_instances_atomic")
         named = tuple(check_id(each, "instance id") for each in instance_ids)
+        for each in named:
+            self._require_sound("delete_instances_atomic", each)
         return self._delete_instances_atomic(named, force=force)
 
     @abstractmethod
@@ -398,7 +400,7 @@ class ProviderAdmin(Openable):
         pruned = PruneResult()
         async for instance_id in self._oldest(query, finished_roots=False):
             with suppress(NotFound):  # it was deleted meanwhile
-                pruned = pruned.plus(await self._prune_executions(instance_id, options))
+                pruned = pruned.plus(await self.prune_executions(instance_id, options))
             if pruned.instances_processed == limit:
                 break
         return pruned
@@ -456,6 +458,7 @@ class ProviderAdmin(Openable):
         """
         self._require_open("import_instance")
         validation.check_snapshot(snapshot)
+        self._require_sound("import_instance", snapshot.instance_id)
         return self._import_instance(snapshot, replace=replace)
 
     @abstractmethod

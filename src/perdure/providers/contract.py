@@ -49,9 +49,13 @@ class Openable(ABC):
         """Raise StoreClosed unless the handle is open in this process."""
 
     def _check_instance(self, operation: str, instance_id: str) -> None:
-        """Raise StoreClosed as ``_require_open`` does, and InvalidValue for a bad id."""
+        """Raise what the two others do, and InvalidValue for a bad id."""
         self._require_open(operation)
         check_id(instance_id, "instance id")
+        self._require_sound(operation, instance_id)
+
+    def _require_sound(self, operation: str, instance_id: str) -> None:  # noqa: B027 - optional
+        """Raise CorruptData for an instance that the store refuses because it is damaged."""
 
 
 class Provider(Openable):
@@ -227,12 +231,7 @@ class Provider(Openable):
 
     @abstractmethod
     def _abandon_orchestration_item(
-        self,
-        lock_token: str,
-        delay_ms: int | None,
-        *,
-        ignore_attempt: bool,
-        block: Block | None,
+        self, lock_token: str, delay_ms: int | None, *, ignore_attempt: bool, block: Block | None
     ) -> Awaitable[None]: ...
 
     def renew_orchestration_item_lock(self, lock_token: str, extend_for_ms: int) -> Awaitable[None]:
@@ -272,6 +271,7 @@ class Provider(Openable):
         """
         self._require_open("start_orchestration_item")
         validation.check_first_turn(start, commit, lock_token, owner)
+        self._require_sound("start_orchestration_item", start.instance_id)
         return self._start_orchestration_item(start, commit, lock_token, owner)
 
     def _start_orchestration_item(
@@ -419,10 +419,7 @@ class Provider(Openable):
 
     @abstractmethod
     def _ack_work_item(
-        self,
-        lock_token: str,
-        completion: OrchestratorMessage | None,
-        retry: WorkerMessage | None,
+        self, lock_token: str, completion: OrchestratorMessage | None, retry: WorkerMessage | None
     ) -> Awaitable[None]: ...
 
     def settle_in_transaction(
@@ -540,7 +537,8 @@ class Provider(Openable):
         Repeats: ALWAYS and ALIVE add another message; ABSENT returns False.
         """
         self._require_open("enqueue_for_orchestrator")
-        validation.check_enqueue(message, delay_ms, condition)
+        validation.check_enqueue((message,), delay_ms, condition)
+        self._require_sound("enqueue_for_orchestrator", message.instance_id)
         return self._enqueue_for_orchestrator(
             message, delay_ms, condition or EnqueueCondition.ALWAYS
         )
@@ -562,6 +560,8 @@ class Provider(Openable):
         """
         self._require_open("enqueue_many_for_orchestrator")
         validation.check_enqueue_many(messages, delay_ms, condition)
+        for message in messages:
+            self._require_sound("enqueue_many_for_orchestrator", message.instance_id)
         return self._enqueue_many_for_orchestrator(
             tuple(messages), delay_ms, condition or EnqueueCondition.ALWAYS
         )

@@ -22,6 +22,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from perdure.errors import StoreRefused
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
@@ -364,7 +366,7 @@ def draft_beside(target: Path, *, is_directory: bool = False) -> Generator[Draft
     Drafts of the same target whose process was killed are removed first. Each draft has a lock,
     which the system takes from a process that ends.
     """
-    for left in _drafts_of(target):
+    for left in drafts_of(target):
         if (descriptor := _lock(left)) is not None:
             is_own = own_user() in {None, os.fstat(descriptor).st_uid}
             os.close(descriptor)
@@ -378,7 +380,8 @@ def draft_beside(target: Path, *, is_directory: bool = False) -> Generator[Draft
         _remove(draft.path)
 
 
-def _drafts_of(path: Path) -> Iterator[Path]:
+def drafts_of(path: Path) -> Iterator[Path]:
+    """Yield the drafts of a target that are there, also those of other processes."""
     form = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{12}}")
     with suppress(OSError):
         yield from [each for each in path.parent.iterdir() if form.fullmatch(each.name)]
@@ -405,6 +408,18 @@ def _remove(draft: Path) -> None:
 
 
 # --- file systems
+
+
+def refuse_network(path: Path) -> None:
+    """Raise StoreRefused for a place on a network file system."""
+    kind = file_system_of(path)
+    if kind in NETWORK_FILE_SYSTEMS:
+        raise StoreRefused(
+            "open",
+            f"{str(path)!r} is on a network file system ({kind}), where neither locks nor flushes "
+            "can be relied upon, and data would be lost; use a local disk, or a postgresql:// "
+            "store for several machines",
+        )
 
 
 def find_file_system(path: str, mounts: str) -> str | None:

@@ -64,6 +64,8 @@ _JSON_TEXTS: Final = {
 """Fields of events and work items with JSON as text, and the words for their places."""
 _FAILED: Final = frozenset({Status.FAILED, Status.CANCELLED, Status.TERMINATED})
 _BLOCK_DETAIL: Final = msgspec.json.Decoder(tuple[str, str | Mismatch])
+_NO_TEXTS: Final = {"message": "", "traceback": "", "detail": "", "origin": "", "raised": None}
+"""The fields of a failure that are sealed together, and those of one without any text."""
 _FAILURE_TEXTS: Final = msgspec.json.Decoder(tuple[str, str, str, str, str | None])
 
 
@@ -98,29 +100,16 @@ class Sealing:
     def failure(self, failure: Failure, instance_id: str, field: str) -> Failure:
         """Return the failure; category, type and counts stay readable."""
         if not self._is_opening:
-            texts = (
-                failure.message,
-                failure.traceback,
-                failure.detail,
-                failure.origin,
-                failure.raised,
-            )
+            texts = [getattr(failure, name) for name in _NO_TEXTS]
             sealed = self._packed(texts, failure.message, instance_id, field)
-            return replace(failure, message=sealed, traceback="", detail="", origin="", raised=None)
+            return replace(failure, **{**_NO_TEXTS, "message": sealed})
         if not is_sealed(failure.message):
             return failure
         opened = self.json_text(failure.message, instance_id, field)
         if is_sealed(opened):
             return replace(failure, message=opened)
-        message, traceback, detail, origin, raised = _FAILURE_TEXTS.decode(opened)
-        return replace(
-            failure,
-            message=message,
-            traceback=traceback,
-            detail=detail,
-            origin=origin,
-            raised=raised,
-        )
+        opened_texts = _FAILURE_TEXTS.decode(opened)
+        return replace(failure, **dict(zip(_NO_TEXTS, opened_texts, strict=True)))
 
     def block(self, block: Block, instance_id: str) -> Block:
         """Return the block; its reason and the fingerprint of the code stay readable."""

@@ -158,14 +158,6 @@ def check_message(message: OrchestratorMessage) -> None:
 
 
 def check_enqueue(
-    message: OrchestratorMessage,
-    delay_ms: int | None = None,
-    condition: EnqueueCondition | None = None,
-) -> None:
-    _check_enqueued((message,), delay_ms, condition)
-
-
-def _check_enqueued(
     messages: Sequence[OrchestratorMessage],
     delay_ms: int | None,
     condition: EnqueueCondition | None,
@@ -188,14 +180,14 @@ def check_mail_limits(mail_max: int, mail_bytes_max: int) -> tuple[int, int]:
 
 def check_enqueue_many(
     messages: Sequence[OrchestratorMessage],
-    delay_ms: int | None = None,
-    condition: EnqueueCondition | None = None,
+    delay_ms: int | None,
+    condition: EnqueueCondition | None,
 ) -> None:
     if condition is EnqueueCondition.ALIVE:
         raise InvalidValue(
             f"{condition!r} may refuse one of many after others were taken; enqueue them one by one"
         )
-    _check_enqueued(messages, delay_ms, condition)
+    check_enqueue(messages, delay_ms, condition)
 
 
 def check_work(message: WorkerMessage) -> None:

@@ -23,12 +23,13 @@ from perdure.errors import CorruptData
 from perdure.providers.directory import layout
 from perdure.providers.directory.documents import (
     Damaged,
+    Event,
     are_json,
     history_texts,
     ranges_text,
     unseal,
 )
-from perdure.providers.record_documents import NO_JSON, embed, extract
+from perdure.providers.record_documents import embed, extract
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -46,10 +47,7 @@ IN_FILE: Final = "\0in a file\0"
 """Stands for the text of an event that is in a file; no JSON text is like this."""
 
 
-class _Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    event_id: int
-    event: msgspec.Raw = NO_JSON
-    text: str | None = None
+class _Line(Event, frozen=True, kw_only=True):
     checksum: str
 
 

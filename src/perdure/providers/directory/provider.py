@@ -6,8 +6,7 @@ import asyncio
 import os
 import shutil
 import tempfile
-from functools import wraps
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from perdure.arguments import Duration, check_path, to_milliseconds
 from perdure.errors import StoreClosed
@@ -23,7 +22,6 @@ from perdure.providers.sqlite.store import Store
 from perdure.providers.sqlite.transaction import Verb
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Self
 
     from perdure.clock import Clock
@@ -121,6 +119,9 @@ class FileSystemProvider(EngineProvider):
                 ) from error
             raise
 
+    def _require_sound(self, operation: str, instance_id: str) -> None:
+        self._database.damage.check(operation, instance_id)
+
 
 class FileSystemAdmin(EngineAdmin):
     """See ``ProviderAdmin``; open as long as the handle that it belongs to."""
@@ -128,6 +129,9 @@ class FileSystemAdmin(EngineAdmin):
     def __init__(self, store: Store, database: DirectoryDatabase) -> None:
         super().__init__(store)
         self._database = database
+
+    def _require_sound(self, operation: str, instance_id: str) -> None:
+        self._database.damage.check(operation, instance_id)
 
     def describe(self, snapshot: Snapshot, format_version: int, moved_to: str | None) -> StoreInfo:
         database = self._database
@@ -141,46 +145,3 @@ class FileSystemAdmin(EngineAdmin):
             moved_to=moved_to,
             details=database.details(),
         )
-
-
-# --- damaged instances are refused
-
-
-def _ids_of(argument: Any) -> tuple[str, ...]:
-    """Return the ids of the instances that the first argument of a verb names."""
-    if isinstance(argument, str):
-        return (argument,)
-    if argument.__class__ is tuple:
-        return tuple(each for member in argument for each in _ids_of(member))
-    return (argument.instance_id,)
-
-
-def _refusing_damaged(method: Callable[..., Any], operation: str) -> Callable[..., Any]:
-    @wraps(method)
-    def guarded(self: Any, argument: Any, *args: Any, **named: Any) -> Any:
-        damage = self._database.damage
-        if damage.reasons:
-            for instance_id in _ids_of(argument):
-                damage.check(operation, instance_id)
-        return method(self, argument, *args, **named)
-
-    return guarded
-
-
-for _class, _names in (
-    (FileSystemProvider, (
-        "_append_with_execution", "_enqueue_for_orchestrator", "_enqueue_many_for_orchestrator",
-        "_get_custom_status", "_get_kv_all_values", "_get_kv_value", "_read",
-        "_read_with_execution", "_start_orchestration_item", "_watch",
-    )),
-    (FileSystemAdmin, (
-        "_delete_instances_atomic", "_export_instance", "_get_execution_info",
-        "_get_instance_info", "_get_instance_tree", "_import_instance", "_latest_execution_id",
-        "_list_children", "_list_executions", "_list_messages", "_list_work", "_lock_instance",
-        "_prune_executions", "_read_history_with_execution_id", "_resume_instance",
-        "_suspend_instance",
-    )),
-):  # fmt: skip
-    for _name in _names:
-        _operation = _name.removeprefix("_")
-        setattr(_class, _name, _refusing_damaged(getattr(_class, _name), _operation))

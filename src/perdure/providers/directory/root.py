@@ -25,7 +25,7 @@ from perdure.processes import after_fork_in_child
 from perdure.providers import local_files
 from perdure.providers.directory import layout
 from perdure.providers.directory.documents import Time, time_text
-from perdure.providers.local_files import DIRECTORY_MODE, NETWORK_FILE_SYSTEMS
+from perdure.providers.local_files import DIRECTORY_MODE
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
@@ -129,13 +129,7 @@ class Root:
             raise StoreRefused(
                 "open", f"every user may write to {self.path}; run chmod 700 {self.path}"
             )
-        network = local_files.file_system_of(Path(self.path))
-        if network in NETWORK_FILE_SYSTEMS:
-            raise StoreRefused(
-                "open",
-                f"{self.path} is on a network file system ({network}), where neither locks nor "
-                "flushes can be relied upon; use a local disk, or Postgres for several machines",
-            )
+        local_files.refuse_network(Path(self.path))
         names = {entry.name for entry in self.ops.list_directory(self.directory)}
         if (foreign := names - layout.OWN_NAMES) and layout.STORE_FILE not in names:
             raise StoreRefused(

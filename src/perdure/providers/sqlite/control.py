@@ -276,9 +276,11 @@ def delete_finished_tree(
 
 
 def _delete(tx: Transaction, instance_ids: Sequence[str]) -> DeleteResult:
-    deleted = [instances.delete_instance(tx, each) for each in instance_ids]
+    deleted = DeleteResult()
+    for each in instance_ids:
+        deleted = deleted.plus(instances.delete_instance(tx, each))
     tx.give_back_pages()
-    return instances.add_up(deleted, DeleteResult)
+    return deleted
 
 
 def prune(tx: Transaction, instance_id: str, options: PruneOptions) -> PruneResult:
@@ -310,7 +312,7 @@ def prune(tx: Transaction, instance_id: str, options: PruneOptions) -> PruneResu
 def requeue_dead_letter(tx: Transaction, letter_id: int) -> None:
     row = tx.row(reading.LETTERS + "WHERE letter_id = ?", (letter_id,))
     delete_dead_letter(tx, letter_id)
-    message = reading.message_of(row[1:10])
+    message = reading.message_of(row[3:])
     messages.insert(tx, message, rules.visible_at(message.visible_at_ms, tx.now))
 
 
@@ -322,7 +324,8 @@ def delete_dead_letter(tx: Transaction, letter_id: int) -> None:
 def register_worker(tx: Transaction, worker: WorkerInfo, ttl_ms: int, database: Database) -> None:
     """Write the entry of a worker, unless it is there and the database can show it without."""
     long_ago = tx.now - _LAPSED_MS_KEPT
-    announced = [each for each, until in database.presence().items() if (until or 0) > long_ago]
+    presence = database.peers.presence()
+    announced = [each for each, until in presence.items() if (until or 0) > long_ago]
     tx.execute(_DELETE_LAPSED, (long_ago, worker.worker_id, as_list(announced)))
     if ttl_ms == 0:
         tx.execute("DELETE FROM workers WHERE worker_id = ?", (worker.worker_id,))

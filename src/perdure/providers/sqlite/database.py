@@ -14,14 +14,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import random
 import secrets
 import stat
 import threading
 import time
-from operator import attrgetter
-from typing import TYPE_CHECKING, Final, ParamSpec, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 
 import apsw
 
@@ -31,11 +29,12 @@ from perdure.providers import rules
 from perdure.providers.sqlite import connection as connections
 from perdure.providers.sqlite import guards, readiness
 from perdure.providers.sqlite.connection import BusyHandler
-from perdure.providers.sqlite.peers import Peers
+from perdure.providers.sqlite.guards import FileIdentity
+from perdure.providers.sqlite.peers import NoPeers, Peers
 from perdure.providers.sqlite.transaction import Transaction
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from perdure.clock import Clock
@@ -74,15 +73,6 @@ _PAGES_GIVEN_BACK: Final = 16
 """At most so many in a transaction, so that others hardly wait for it."""
 
 _WRITABLE_BY_OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
-
-_SETTLED_NS: Final = 100_000_000
-"""File systems stamp in steps: two changes further apart than this have different times."""
-
-_Mark: TypeAlias = tuple[int, int, int]
-"""Device, inode, and the time at which a name in the directory was last changed.
-
-That is not its mtime, which a tool that restores a backup sets back.
-"""
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -149,6 +139,8 @@ class Database:
         """Waits for other processes that write, or lets statements fail at once with StoreBusy."""
         self.in_use = threading.Lock()
         """Held while the connection is used: locks are renewed by a thread of their own."""
+        self.peers = NoPeers()
+        """The other processes that have the store open."""
         self.is_watching = False
         """Look for commits of other processes while the writer is idle."""
 
@@ -253,40 +245,18 @@ class Database:
 
     # --- other processes
 
-    def listen(
-        self, loop: asyncio.AbstractEventLoop, heard: Callable[[Sequence[int]], None]
-    ) -> None:
-        """Call ``heard`` on the loop with topics that other processes have changed."""
-
-    def want(self, topic: int) -> None:
-        """Let other processes know that this one waits for a topic."""
-
-    def release(self, topic: int) -> None:
-        """End one ``want``."""
-
     def tell_others(self, delivery: Delivery, now: float) -> None:
         """Wake other processes that wait for what was committed. ``now`` is a monotonic time."""
-
-    def take_dead(self) -> Sequence[str]:
-        """Return the holders whose process has died; each is returned once."""
-        return ()
-
-    def forget_dead(self, holder: str) -> None:
-        """Call when everything that a dead holder had is released."""
-
-    def presence(self) -> Mapping[str, int | None]:
-        """Return for each holder that can be seen until when its worker has announced itself.
-
-        None: its process is dead. May be called from any thread.
-        """
-        return {}
+        if self.peers.has_any(now):
+            self.peers.tell(
+                turns=delivery.turns_changed,
+                work=delivery.work_changed,
+                instance_ids=delivery.changed_instances,
+            )
 
     def show_worker_until(self, time_ms: int) -> bool:
         """Show the worker of this process to others; False if it has to be written instead."""
-        return False
-
-    def disown(self) -> None:
-        """In a forked child: let go of what belongs to the parent."""
+        return self.peers.show_until(time_ms)
 
     # --- between commits, in a thread of the writer
 
@@ -335,7 +305,7 @@ class FileDatabase(Database):
         self._file: guards.File = None
         self._identity = FileIdentity(path, system.file_time_ns)
         self.holder = system.random_hex(8)
-        self._peers = Peers(path, self.holder)
+        self.peers = Peers(path, self.holder)
         self._data_version = 0
         self._watch_seconds = WATCH_SECONDS[0]
         self._log_pages = 0
@@ -405,7 +375,7 @@ class FileDatabase(Database):
 
     def stopped(self) -> None:
         guards.allow(self._file)
-        self._peers.close()
+        self.peers.close()
 
     def close(self) -> None:
         # As the other copies of the log, this one does not wait for readers of other processes.
@@ -468,46 +438,15 @@ class FileDatabase(Database):
 
     # --- other processes
 
-    def listen(
-        self, loop: asyncio.AbstractEventLoop, heard: Callable[[Sequence[int]], None]
-    ) -> None:
-        self._peers.listen(loop, heard)
-
-    def want(self, topic: int) -> None:
-        self._peers.want(topic)
-
-    def release(self, topic: int) -> None:
-        self._peers.release(topic)
-
-    def tell_others(self, delivery: Delivery, now: float) -> None:
-        if self._peers.has_any(now):
-            self._peers.tell(
-                turns=delivery.turns_changed,
-                work=delivery.work_changed,
-                instance_ids=delivery.changed_instances,
-            )
-
-    def take_dead(self) -> Sequence[str]:
-        return self._peers.take_dead(self.system.monotonic())
-
-    def forget_dead(self, holder: str) -> None:
-        self._peers.remove(holder)
-
-    def presence(self) -> Mapping[str, int | None]:
-        return self._peers.presence()
-
     def show_worker_until(self, time_ms: int) -> bool:
         # Another user that may write the file cannot see what this one shows.
         is_shared = self.path.stat().st_mode & _WRITABLE_BY_OTHERS
-        return not is_shared and self._peers.show_until(time_ms)
-
-    def disown(self) -> None:
-        self._peers.disown()
+        return not is_shared and super().show_worker_until(time_ms)
 
     # --- between commits
 
     def idle_seconds(self) -> float | None:
-        if self.is_watching and self._peers.is_listening:
+        if self.is_watching and self.peers.is_listening:
             return WATCH_BESIDE_PEERS_SECONDS * self.system.uniform(0.8, 1.2)
         if self.is_watching:
             return self._watch_seconds * self.system.uniform(0.8, 1.2)
@@ -591,49 +530,3 @@ class FileDatabase(Database):
             if connections.breaks_connection(error):
                 self.reset()
         return 0
-
-
-class FileIdentity:
-    """Notices that a name of the store no longer leads to the file that is open.
-
-    A commit would then go to a file without a name; or, without the index of the log (-shm), where
-    SQLite keeps its locks, collide with another process. The time of the directory shows that no
-    name in it has changed.
-    """
-
-    def __init__(self, path: Path, now_ns: Callable[[], int]) -> None:
-        self._now_ns = now_ns
-        name, real = os.fspath(path), os.path.realpath(path)
-        self._names = (name, f"{real}-wal", f"{real}-shm")
-        self._directories = tuple({os.path.dirname(each) for each in (name, real)})  # noqa: PTH120
-        self._files: list[tuple[int, int]] = []
-        self._unchanged_marks: list[_Mark] | None = None
-        """State of the directory when all names were right; None if its time is too recent."""
-
-    def note(self) -> None:
-        """Remember the files, which are open now."""
-        self._files = self._find_files()
-        self._unchanged_marks = None
-
-    def unchanged(self) -> bool:
-        """Called twice for each commit."""
-        try:
-            marks = list(map(_mark_of, map(os.stat, self._directories)))
-        except OSError:
-            marks = []
-        if marks == self._unchanged_marks:
-            return True
-        is_right = bool(self._files) and self._find_files() == self._files
-        settled = self._now_ns() - _SETTLED_NS
-        is_settled = bool(marks) and all(changed_at < settled for _, _, changed_at in marks)
-        self._unchanged_marks = marks if is_right and is_settled else None
-        return is_right
-
-    def _find_files(self) -> list[tuple[int, int]]:
-        try:
-            return [mark[:2] for mark in map(_mark_of, map(os.stat, self._names))]
-        except OSError:
-            return []
-
-
-_mark_of: Final = attrgetter("st_dev", "st_ino", "st_ctime_ns")

@@ -1,7 +1,8 @@
-"""Guards of a database file: where it may lie, and that no other SQLite copy opens it.
+"""Guards of a database file: where it may lie, its names, and no other copy of SQLite opens it.
 
 - ``prepare_file`` and ``check_existing`` refuse unsafe places before SQLite touches anything, and
   ``check_users`` files that another user could have put there.
+- ``FileIdentity`` notices that a name was removed or replaced while the file is open.
 - ``warn_if_open``, ``forbid`` and ``allow`` keep Python's own ``sqlite3`` away from a file that is
   open as a store in this process. It is a second copy of SQLite. Locks on files belong to a
   process, so the two copies do not see each other: when one of them closes the file, it takes the
@@ -16,19 +17,24 @@ import stat
 import sys
 from collections import Counter
 from contextlib import suppress
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from perdure.errors import StoreRefused, StoreUnavailable, UsageError
 from perdure.processes import on_audit_events
 from perdure.providers.local_files import (
-    NETWORK_FILE_SYSTEMS,
     draft_beside,
+    drafts_of,
     file_system_of,
     is_device,
     own_user,
+    refuse_network,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _log = logging.getLogger("perdure.sqlite")
 
@@ -50,7 +56,7 @@ def prepare_file(path: Path) -> None:
     if is_device(path.name):
         raise StoreRefused("open", f"{path.name!r} is a device on Windows; name another file")
     _check_directory(path)
-    _check_file_system(path)
+    refuse_network(path)
     if path.exists() or path.is_symlink():
         check_existing(path)
     else:
@@ -125,16 +131,6 @@ def _check_directory(path: Path) -> None:
         )
 
 
-def _check_file_system(path: Path) -> None:
-    kind = file_system_of(path)
-    if kind in NETWORK_FILE_SYSTEMS:
-        raise StoreRefused(
-            "open",
-            f"{str(path)!r} lies on a network file system ({kind}), where SQLite would lose data; "
-            "use a local disk, or a postgresql:// store for several machines",
-        )
-
-
 def _check_names(path: Path) -> None:
     """SQLite names the log after the file, so a file with two names would get two logs."""
     if path.stat().st_nlink > 1:
@@ -150,11 +146,10 @@ def _check_names(path: Path) -> None:
 
 def _remove_drafts(path: Path) -> None:
     """Remove the drafts of processes that create the file now, or were killed while doing so."""
-    for each in path.parent.iterdir():
-        if each.name.startswith(f".{path.name}."):
-            with suppress(FileNotFoundError):  # its process has just removed it
-                if each.samefile(path):
-                    each.unlink()
+    for each in drafts_of(path):
+        with suppress(FileNotFoundError):  # its process has just removed it
+            if each.samefile(path):
+                each.unlink()
 
 
 def not_a_database(path: Path) -> StoreRefused:
@@ -281,6 +276,63 @@ def _others_in_group(group_id: int) -> list[str]:
         except KeyError:
             return []
         return sorted(members - {own, "root"})
+
+
+# --- names of an open file
+
+_SETTLED_NS: Final = 100_000_000
+"""File systems stamp in steps: two changes further apart than this have different times."""
+
+_Mark: TypeAlias = tuple[int, int, int]
+"""Device, inode, and the time at which a name in the directory was last changed.
+
+That is not its mtime, which a tool that restores a backup sets back.
+"""
+
+_mark_of: Final = attrgetter("st_dev", "st_ino", "st_ctime_ns")
+
+
+class FileIdentity:
+    """Notices that a name of the store no longer leads to the file that is open.
+
+    A commit would then go to a file without a name; or, without the index of the log (-shm), where
+    SQLite keeps its locks, collide with another process. The time of the directory shows that no
+    name in it has changed.
+    """
+
+    def __init__(self, path: Path, now_ns: Callable[[], int]) -> None:
+        self._now_ns = now_ns
+        name, real = os.fspath(path), os.path.realpath(path)
+        self._names = (name, f"{real}-wal", f"{real}-shm")
+        self._directories = tuple({os.path.dirname(each) for each in (name, real)})  # noqa: PTH120
+        self._files: list[tuple[int, int]] = []
+        self._unchanged_marks: list[_Mark] | None = None
+        """State of the directory when all names were right; None if its time is too recent."""
+
+    def note(self) -> None:
+        """Remember the files, which are open now."""
+        self._files = self._find_files()
+        self._unchanged_marks = None
+
+    def unchanged(self) -> bool:
+        """Called twice for each commit."""
+        try:
+            marks = list(map(_mark_of, map(os.stat, self._directories)))
+        except OSError:
+            marks = []
+        if marks == self._unchanged_marks:
+            return True
+        is_right = bool(self._files) and self._find_files() == self._files
+        settled = self._now_ns() - _SETTLED_NS
+        is_settled = bool(marks) and all(changed_at < settled for _, _, changed_at in marks)
+        self._unchanged_marks = marks if is_right and is_settled else None
+        return is_right
+
+    def _find_files(self) -> list[tuple[int, int]]:
+        try:
+            return [mark[:2] for mark in map(_mark_of, map(os.stat, self._names))]
+        except OSError:
+            return []
 
 
 # --- no other copy of SQLite

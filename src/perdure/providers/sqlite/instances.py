@@ -5,12 +5,12 @@ Their rows and statements, their rows after a turn, whether one exists or has en
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 from zlib import crc32
 
 from perdure.model.status import Status
 from perdure.providers import rules
-from perdure.providers.records import DeleteResult, KvClear, KvSet, PruneResult
+from perdure.providers.records import DeleteResult, KvClear, KvSet
 from perdure.providers.sqlite import statements
 from perdure.providers.sqlite.statements import Existence
 from perdure.providers.sqlite.transaction import ForKeys, ManyRows
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from perdure.providers.sqlite.transaction import Snapshot, Transaction
 
 EventRow: TypeAlias = tuple[int, int, int, str, int | None]
-
-_Counts = TypeVar("_Counts", DeleteResult, PruneResult)
 
 # --- instances and executions
 
@@ -334,12 +332,6 @@ def delete_instance(tx: Transaction, instance_id: str) -> DeleteResult:
     )
 
 
-def add_up(results: Sequence[_Counts], kind: type[_Counts]) -> _Counts:
-    """Return the sum of each number."""
-    names: tuple[str, ...] = kind.__struct_fields__
-    return kind(**{name: sum(getattr(each, name) for each in results) for name in names})
-
-
 # --- rows after a turn
 
 NO_INSTANCE: Final = InstanceRow(
@@ -423,10 +415,12 @@ def execution_after(now: int, before: ExecutionRow, commit: TurnCommit) -> Execu
     return ExecutionRow(status, output, pinned, completed_at)
 
 
-def format_version(version: Version) -> str:
-    return f"{version[0]}.{version[1]}.{version[2]}"
+def format_version(version: Version | None) -> str | None:
+    return None if version is None else ".".join(map(str, version))
 
 
-def parse_version(text: str) -> tuple[int, int, int]:
-    major, minor, patch = text.split(".")
-    return int(major), int(minor), int(patch)
+def parse_version(text: str | None) -> Version | None:
+    if text is None:
+        return None
+    major, minor, patch = map(int, text.split("."))
+    return major, minor, patch

@@ -43,7 +43,7 @@ from perdure.providers.local_files import PLAIN_FILE, is_locked, own_user, try_l
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 _log = logging.getLogger("perdure.sqlite")
 
@@ -78,7 +78,64 @@ def topic_of(instance_id: str) -> int:
     return max(zlib.crc32(instance_id.encode(errors="surrogatepass")), _FIRST_INSTANCE)
 
 
-class Peers:
+class NoPeers:
+    """Those of a store that only one process can have open."""
+
+    @property
+    def is_listening(self) -> bool:
+        """Return whether other processes can wake this one."""
+        return False
+
+    def listen(
+        self, loop: asyncio.AbstractEventLoop, heard: Callable[[Sequence[int]], None]
+    ) -> None:
+        """Call ``heard`` on the loop with the topics that other processes tell of."""
+
+    def want(self, topic: int) -> None:
+        """Show that this process waits for a topic. Call it before reading the store."""
+
+    def release(self, topic: int) -> None:
+        """End one ``want``."""
+
+    def show_until(self, time_ms: int) -> bool:
+        """Show until when the worker of this process has announced itself; writes nothing.
+
+        False if other processes could not see it: then the store has to tell them.
+        """
+        return False
+
+    def has_any(self, now: float) -> bool:
+        """Return whether there is another process; ``now`` is the time by ``System.monotonic``."""
+        return False
+
+    def tell(self, *, turns: bool, work: bool, instance_ids: Iterable[str]) -> None:
+        """Wake the processes that wait for what a commit has changed. Never blocks."""
+
+    def take_dead(self, now: float) -> Sequence[str]:
+        """Return the identities of processes that have died; each is returned once.
+
+        Call ``remove`` when everything that such a process held is released.
+        """
+        return ()
+
+    def remove(self, identity: str) -> None:
+        """Remove the files of a dead process."""
+
+    def presence(self) -> Mapping[str, int | None]:
+        """Return for each identity that can be seen until when its worker has announced itself.
+
+        0: it has shown no time; None: its process is dead. May be called from any thread.
+        """
+        return {}
+
+    def close(self) -> None:
+        """Remove the files of this process, and forget the others."""
+
+    def disown(self) -> None:
+        """In a forked child: let go of the parent's files without a trace."""
+
+
+class Peers(NoPeers):
     """The other processes of a store, and this one's board and pipe.
 
     ``listen``, ``want``, ``release`` and ``close`` are called on the event loop; ``tell`` by the
@@ -109,10 +166,7 @@ class Peers:
     def listen(
         self, loop: asyncio.AbstractEventLoop, heard: Callable[[Sequence[int]], None]
     ) -> None:
-        """Let ``heard`` be called with the topics that other processes tell of.
-
-        Where that is impossible, nothing is heard, and the caller's polling has to do.
-        """
+        # Where it is impossible, nothing is heard, and the caller's polling has to do.
         if self._own is not None or not self.is_supported:
             return
         try:
@@ -131,24 +185,17 @@ class Peers:
         self._scan_at = 0.0
 
     def want(self, topic: int) -> None:
-        """Show that this process waits for a topic. Call it before reading the store."""
         if self._own is not None:
             self._own.want(topic)
 
     def release(self, topic: int) -> None:
-        """End one ``want``."""
         if self._own is not None:
             self._own.release(topic)
 
     def show_until(self, time_ms: int) -> bool:
-        """Show until when the worker of this process has announced itself; writes nothing.
-
-        False if other processes could not see it: then the store has to tell them.
-        """
         return self._own is not None and self._own.show_until(time_ms)
 
     def close(self) -> None:
-        """Remove the files of this process, and forget the others."""
         own, self._own = self._own, None
         if own is not None:
             own.close()
@@ -158,7 +205,6 @@ class Peers:
             self.directory.rmdir()
 
     def disown(self) -> None:
-        """In a forked child: let go of the parent's files without a trace."""
         own, self._own = self._own, None
         if own is not None:
             own.disown()
@@ -176,17 +222,13 @@ class Peers:
     # --- the others
 
     def has_any(self, now: float) -> bool:
-        """Return whether there is another process; ``now`` is the time by ``System.monotonic``.
-
-        A process that listens is greeted by new peers; one that does not has to look each time.
-        """
+        # A process that listens is greeted by new peers; one that does not has to look each time.
         if now >= self._scan_at or self._own is None:
             with self._lock:
                 self._scan(now)
         return bool(self._known)
 
     def tell(self, *, turns: bool, work: bool, instance_ids: Iterable[str]) -> None:
-        """Wake the processes that wait for what a commit has changed. Never blocks."""
         topics = [topic_of(each) for each in instance_ids]
         if turns:
             topics.append(TURNS)
@@ -197,10 +239,6 @@ class Peers:
                 peer.tell(topics)
 
     def take_dead(self, now: float) -> list[str]:
-        """Return the identities of processes that have died; each is returned once.
-
-        Call ``remove`` when everything that such a process held is released.
-        """
         with self._lock:
             self._scan(now)
             if now >= self._check_at:
@@ -214,17 +252,11 @@ class Peers:
         return dead
 
     def remove(self, identity: str) -> None:
-        """Remove the files of a dead process."""
         for suffix in (_PIPE, _BOARD):
             with suppress(OSError):
                 os.unlink(self.directory / f"{identity}{suffix}")  # noqa: PTH108
 
     def presence(self) -> dict[str, int | None]:
-        """Return for each identity with a board the time that ``show_until`` was given there.
-
-        0: it has shown none; None: its process is dead. An identity without a board is missing.
-        May be called from any thread.
-        """
         found: dict[str, int | None] = {}
         for name in self._names():
             with suppress(OSError):

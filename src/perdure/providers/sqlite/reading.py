@@ -28,6 +28,7 @@ from perdure.providers.records import (
 )
 from perdure.providers.sqlite import instances
 from perdure.providers.sqlite.instances import parse_version
+from perdure.providers.sqlite.statements import SENT
 
 if TYPE_CHECKING:
     from perdure.providers.sqlite.database import Database
@@ -90,15 +91,13 @@ FROM (SELECT visible_at, locked_until IS NULL OR locked_until <= ?1 AS is_free, 
 GROUP BY name, tag
 """
 
-_MESSAGES: Final = """
-SELECT q.message_id, q.instance_id, q.kind, q.body, q.asked_visible_at, q.start_name,
-       q.start_version, q.start_parent_id, q.timer_execution_id, q.timer_id, q.visible_at,
-       q.enqueued_at, q.attempt_count, l.lock_token IS NOT NULL
-FROM orchestrator_queue AS q
-LEFT JOIN instance_locks AS l
-    ON l.instance_id = q.instance_id AND l.lock_token = q.lock_token AND l.locked_until > ?2
-WHERE q.instance_id = ?1 ORDER BY q.message_id LIMIT ?3
-"""
+_MESSAGES: Final = f"""
+SELECT message_id, visible_at, enqueued_at, attempt_count, EXISTS (
+    SELECT 1 FROM instance_locks AS l
+    WHERE l.instance_id = q.instance_id AND l.lock_token = q.lock_token AND l.locked_until > ?2),
+    {SENT}
+FROM orchestrator_queue AS q WHERE instance_id = ?1 ORDER BY message_id LIMIT ?3
+"""  # noqa: S608 - of constants
 
 _WORK: Final = """
 SELECT message_id, instance_id, execution_id, activity_id, name, body, session_id, tag,
@@ -107,11 +106,7 @@ SELECT message_id, instance_id, execution_id, activity_id, name, body, session_i
 FROM worker_queue WHERE instance_id = ?1 ORDER BY message_id LIMIT ?3
 """
 
-LETTERS: Final = """
-SELECT letter_id, instance_id, kind, body, asked_visible_at, start_name, start_version,
-       start_parent_id, timer_execution_id, timer_id, reason, dead_since
-FROM dead_letters
-"""
+LETTERS: Final = f"SELECT letter_id, reason, dead_since, {SENT} FROM dead_letters "  # noqa: S608
 
 worker_of: Final = msgspec.json.Decoder(WorkerInfo).decode
 """Decodes the record of a worker."""
@@ -241,7 +236,7 @@ def execution_info(snapshot: Snapshot, instance_id: str, execution_id: int) -> E
         started_at_ms=started_at,
         completed_at_ms=completed_at,
         event_count=events,
-        framework_version=None if pinned is None else parse_version(pinned),
+        framework_version=parse_version(pinned),
     )
 
 
@@ -262,16 +257,17 @@ def depths(snapshot: Snapshot) -> QueueDepths:
 
 def list_messages(snapshot: Snapshot, instance_id: str, limit: int) -> list[QueuedMessage]:
     """Return the messages of an instance in queue order; a limit of -1 means all."""
+    rows = snapshot.execute(_MESSAGES, (instance_id, snapshot.now, limit))
     return [
         QueuedMessage(
-            message_id=row[0],
-            message=message_of(row[1:10]),
-            visible_at_ms=row[10],
-            enqueued_at_ms=row[11],
-            attempt_count=row[12],
-            locked=bool(row[13]),
+            message_id=message_id,
+            message=message_of(sent),
+            visible_at_ms=visible_at,
+            enqueued_at_ms=enqueued_at,
+            attempt_count=attempts,
+            locked=bool(locked),
         )
-        for row in snapshot.execute(_MESSAGES, (instance_id, snapshot.now, limit))
+        for message_id, visible_at, enqueued_at, attempts, locked, *sent in rows
     ]
 
 
@@ -281,9 +277,7 @@ def list_work(snapshot: Snapshot, instance_id: str, limit: int) -> list[QueuedWo
         QueuedWork(
             message_id=row[0],
             message=WorkerMessage(
-                identity=ActivityIdentity(
-                    instance_id=row[1], execution_id=row[2], activity_id=row[3]
-                ),
+                identity=ActivityIdentity(*row[1:4]),
                 name=row[4],
                 body=row[5],
                 session_id=row[6],
@@ -301,16 +295,15 @@ def list_work(snapshot: Snapshot, instance_id: str, limit: int) -> list[QueuedWo
 
 
 def list_dead_letters(snapshot: Snapshot, limit: int) -> list[DeadLetter]:
+    rows = snapshot.execute(LETTERS + "ORDER BY letter_id LIMIT ?", (limit,))
     return [
-        DeadLetter(
-            letter_id=row[0], message=message_of(row[1:10]), reason=row[10], dead_since_ms=row[11]
-        )
-        for row in snapshot.execute(LETTERS + "ORDER BY letter_id LIMIT ?", (limit,))
+        DeadLetter(letter_id, reason, dead_since, message_of(sent))
+        for letter_id, reason, dead_since, *sent in rows
     ]
 
 
 def list_workers(snapshot: Snapshot, database: Database) -> list[WorkerInfo]:
-    presence = database.presence()
+    presence = database.peers.presence()
     found: list[WorkerInfo] = []
     rows = snapshot.rows("SELECT record, expires_at, holder FROM workers ORDER BY worker_id")
     for record, expires_at, holder in rows:
@@ -335,6 +328,7 @@ def _depth(row: Any, now: int) -> dict[str, Any]:
 
 
 def message_of(row: Any) -> OrchestratorMessage:
+    """Return the message in the columns of ``SENT``."""
     instance_id, kind, body, visible_at, name, version, parent, timer_execution, timer_id = row
     start = timer = None
     if name is not None:

@@ -136,7 +136,7 @@ def _executions(
             output=output,
             started_at_ms=started_at,
             completed_at_ms=completed_at,
-            framework_version=None if pinned is None else parse_version(pinned),
+            framework_version=parse_version(pinned),
             history=tuple(reading.read_page(snapshot, instance_id, execution_id)),
         )
         for execution_id, status, output, started_at, completed_at, pinned in snapshot.rows(
@@ -154,7 +154,7 @@ def _restore_turns(tx: Transaction, snapshot: InstanceSnapshot) -> int:
         suspended=snapshot.suspended,
         blocked=snapshot.block is not None,
     )
-    pinned = None if current is None else _version_text(current.framework_version)
+    pinned = None if current is None else format_version(current.framework_version)
     row = InstanceRow(
         **{column: getattr(snapshot, field) for field, column in _COPIED.items()},
         is_named=1,
@@ -167,7 +167,7 @@ def _restore_turns(tx: Transaction, snapshot: InstanceSnapshot) -> int:
     for each in snapshot.executions:
         execution = (
             key, each.execution_id, each.status, each.output,
-            _version_text(each.framework_version), each.completed_at_ms, each.started_at_ms,
+            format_version(each.framework_version), each.completed_at_ms, each.started_at_ms,
         )  # fmt: skip
         instances.PUT_EXECUTION.execute(tx, [execution])
         events = event_rows(tx, key, each.execution_id, each.history)
@@ -190,7 +190,3 @@ def _work_row(tx: Transaction, entry: QueuedWork) -> tuple[Any, ...]:
         None if is_visible else entry.visible_at_ms, None, None, None, entry.heartbeat,
         message.visible_at_ms,
     )  # fmt: skip
-
-
-def _version_text(version: tuple[int, int, int] | None) -> str | None:
-    return None if version is None else format_version(version)

@@ -530,13 +530,15 @@ DEAD_AT: Final = """
 SELECT min(max(visible_at, enqueued_at + ?)) FROM orchestrator_queue WHERE instance_id = ?
 """
 
-COPY_DEAD: Final = """
-INSERT INTO dead_letters
-    (reason, dead_since, instance_id, kind, body, asked_visible_at, start_name, start_version,
-     start_parent_id, timer_execution_id, timer_id)
-SELECT ?1, ?2, instance_id, kind, body, asked_visible_at, start_name, start_version,
-       start_parent_id, timer_execution_id, timer_id
-FROM orchestrator_queue WHERE message_id = ?3
+SENT: Final = """
+instance_id, kind, body, asked_visible_at, start_name, start_version, start_parent_id,
+timer_execution_id, timer_id
 """
+"""The columns of a message as it was sent, in the queue and among the dead letters."""
+
+COPY_DEAD: Final = f"""
+INSERT INTO dead_letters (reason, dead_since, {SENT})
+SELECT ?1, ?2, {SENT} FROM orchestrator_queue WHERE message_id = ?3
+"""  # noqa: S608 - of constants
 
 DELETE_MESSAGE: Final = "DELETE FROM orchestrator_queue WHERE message_id = ?"

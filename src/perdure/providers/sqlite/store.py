@@ -131,7 +131,7 @@ class Store:
         self._writer.start()
         self.is_open = True
         database.started()
-        self._release_dead(database.take_dead())
+        self._release_dead(database.peers.take_dead(database.system.monotonic()))
 
     def _start_reader(self, name: str) -> Reader:
         reader = Reader(self.database, self._deliver_soon, name)
@@ -404,7 +404,7 @@ class Store:
 
     def _listen(self) -> None:
         assert self._loop is not None
-        self.database.listen(self._loop, self._hear_others)
+        self.database.peers.listen(self._loop, self._hear_others)
 
     def expect(self, topic: int) -> None:
         """Let others wake the fetches of this process from now on. Call it before a fetch.
@@ -414,7 +414,7 @@ class Store:
         if topic not in self._expected and self.is_open:
             self._expected.add(topic)
             self._listen()
-            self.database.want(topic)
+            self.database.peers.want(topic)
 
     def _release_dead(self, holders: Sequence[str]) -> None:
         """Release everything that dead processes held, then forget them."""
@@ -426,13 +426,13 @@ class Store:
     def _forget_dead(self, holder: str, released: asyncio.Future[Any]) -> None:
         _note_failure(released)
         if not released.cancelled() and released.exception() is None:
-            self.database.forget_dead(holder)
+            self.database.peers.remove(holder)
 
     def want_changes(self, instance_id: str) -> None:
         """Let others wake this process when an instance has changed."""
         topic = peers.topic_of(instance_id)
         self._topics.setdefault(topic, []).append(instance_id)
-        self.database.want(topic)
+        self.database.peers.want(topic)
 
     def release_changes(self, instance_id: str) -> None:
         """End one ``want_changes``."""
@@ -441,7 +441,7 @@ class Store:
         watched.remove(instance_id)
         if not watched:
             del self._topics[topic]
-        self.database.release(topic)
+        self.database.peers.release(topic)
 
     def _hear_others(self, topics: Sequence[int]) -> None:
         """Called on the event loop when another process has committed."""
@@ -460,7 +460,7 @@ class Store:
     def disown(self) -> None:
         """In a forked child: the threads and the file's locks stayed with the parent."""
         self.is_open = False
-        self.database.disown()
+        self.database.peers.disown()
 
 
 class _StoreWatch(Watch):

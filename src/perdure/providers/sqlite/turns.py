@@ -231,8 +231,7 @@ def _first_fit(
 
 
 def _fits(tx: Transaction, candidate: Candidate, filter: OrchestrationFilter) -> bool:  # noqa: A002
-    pinned = candidate.framework_version
-    if not rules.fits_framework(filter, None if pinned is None else parse_version(pinned)):
+    if not rules.fits_framework(filter, parse_version(candidate.framework_version)):
         return False
     name, version = candidate.name, candidate.version
     if name is None:

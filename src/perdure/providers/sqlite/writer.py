@@ -453,7 +453,7 @@ class ThreadWriter(Writer):
             return
         self._look_at = now + LOOK_FOR_DEAD_SECONDS
         with self._database.in_use:
-            dead = self._database.take_dead()
+            dead = self._database.peers.take_dead(now)
         if dead:
             self._deliver(Delivery(dead_holders=dead))
 
