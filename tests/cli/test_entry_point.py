@@ -238,6 +238,30 @@ def test_a_defect_of_ours_says_so_and_is_exit_1(capsys):
     assert said.count("\n") == 1
 
 
+BROKEN_LIFESPAN = """
+from perdure import orchestration
+
+async def lifespan(runtime):
+    1 / 0
+    yield []
+
+@orchestration
+async def nothing() -> None: ...
+"""
+
+
+def test_an_error_of_the_authors_code_names_its_line(environ, tmp_path):
+    (tmp_path / "shop.py").write_text(BROKEN_LIFESPAN)
+
+    answer = perdure("worker", "shop.py", environ=environ, cwd=tmp_path)
+
+    assert answer.returncode == 1
+    assert "ZeroDivisionError: division by zero" in answer.stderr
+    assert "shop.py:5" in answer.stderr
+    assert "defect of perdure" not in answer.stderr
+    assert "--traceback" in answer.stderr
+
+
 def test_a_reader_that_goes_away_is_no_error_message(sqlite_cli, environ, tmp_path):
     sqlite_cli.run(("w-1", flows.fan_out, 400))  # more than a pipe holds
     process = subprocess.Popen(

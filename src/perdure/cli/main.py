@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -172,12 +173,22 @@ def report(error: Exception, settings: Settings) -> int:
     """Print the error in one line and return the exit code."""
     text = line_of(error)
     if not is_expected(error):
-        text = (
-            f"{type(error).__name__}: {text}. This is a defect of perdure: please report it with "
-            "the output of the same command and --traceback"
-        )
+        text = f"{type(error).__name__}: {text}. {_blame(error)}"
     sys.stderr.write(f"perdure: {clean(settings.conceal(text))}\n")
     return code_of(error)
+
+
+def _blame(error: Exception) -> str:
+    """Say whose code raised the unexpected error: that of a module, such as its codec, or ours."""
+    from perdure.model.failures import author_line
+
+    line = author_line("".join(traceback.format_tb(error.__traceback__)))
+    if line:
+        return f"It was raised in {line}; --traceback shows the way there"
+    return (
+        "This is a defect of perdure: please report it with the output of the same command and "
+        "--traceback"
+    )
 
 
 def _tolerate_encoding() -> None:

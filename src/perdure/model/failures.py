@@ -260,7 +260,7 @@ _OURS: Final = re.compile(
     r"|[/\\]concurrent[/\\]futures[/\\]|[/\\]asyncio[/\\]"
 )
 _LIBRARY: Final = re.compile(
-    r"^<|[/\\]perdure[/\\]((authoring|client|providers)[/\\]|limits\.py)"
+    r"^<|[/\\]perdure[/\\]((authoring|cli|client|providers)[/\\]|limits\.py)"
     r"|[/\\]site-packages[/\\]|[/\\]lib[/\\]python3[^/\\]*[/\\]"
 )
 
