@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import psycopg
 import pytest
@@ -11,10 +12,11 @@ from conformance.naming import HANDLERS, SEQUENCES, fetch_after
 from model import ModelFactory
 from patience import HANG_SECONDS
 from perdure.conformance import *  # noqa: F403
-from perdure.conformance.factories import activity, completion, start
+from perdure.conformance.factories import activity, completion, raised, start, started
 from perdure.conformance.stateful import state_machine
+from perdure.limits import BATCH_MESSAGES_MAX
 from perdure.providers.postgres import PostgresProvider
-from perdure.providers.records import EnqueueCondition
+from perdure.providers.records import EnqueueCondition, TurnCommit
 from postgres_factory import PostgresFactory, new_schema
 from postgres_server import shared_server
 
@@ -85,6 +87,42 @@ def test_completing_work_locks_the_instance_before_the_work_item() -> None:
             await completing
 
     asyncio.run(asyncio.wait_for(check(), HANG_SECONDS))
+
+
+@pytest.mark.parametrize("number", [1, BATCH_MESSAGES_MAX + 1])
+def test_a_fetch_that_is_repeated_after_its_lock_has_expired_hands_out_the_same_batch(
+    number: int,
+) -> None:
+    schema = new_schema()
+
+    async def send() -> None:
+        async with PostgresProvider(shared_server().dsn, schema=schema) as provider:
+            await provider.enqueue_for_orchestrator(start("a"))
+            fetched = await provider.fetch_orchestration_item(60_000, 0)
+            assert fetched is not None
+            await provider.ack_orchestration_item(
+                fetched.lock_token, TurnCommit(execution_id=1, history_delta=(started("a"),))
+            )
+            await provider.enqueue_many_for_orchestrator([raised("a") for _ in range(number)])
+
+    asyncio.run(send())
+    with psycopg.connect(
+        shared_server().dsn, options=f"-c search_path={schema}", autocommit=True
+    ) as connection:
+
+        def fetch(*, again: bool) -> tuple[Any, ...] | None:
+            return connection.execute(
+                "SELECT message_ids, attempts FROM fetch_turns(%s, %s, 60000, NULL, NULL, NULL, "
+                "60000, true)",
+                (["lost"], again),
+            ).fetchone()
+
+        first = fetch(again=False)
+        connection.execute("UPDATE instance_locks SET locked_until = 0, wake_at = 0")
+
+        assert fetch(again=True) == first
+        assert first is not None
+        assert len(first[0]) == min(number, BATCH_MESSAGES_MAX)
 
 
 @pytest.mark.parametrize("handler", HANDLERS)

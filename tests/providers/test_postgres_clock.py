@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, LiteralString
 
 import psycopg
 from psycopg import sql
 
 from perdure.conformance.factories import start, started, timer
+from perdure.providers import postgres
 from perdure.providers.postgres import PostgresProvider
 from perdure.providers.postgres.clock import ServerClock
 from perdure.providers.records import ExecutionMetadata, TrustedCommit, TurnCommit
@@ -122,3 +125,18 @@ def test_a_timer_that_was_set_by_a_clock_that_is_behind_is_not_early() -> None:
 
 def test_a_time_that_does_not_come_from_the_clock_of_the_store_stays_as_it_is() -> None:
     assert _timer_after(TurnCommit) < DELAY_MS - SKEW_MS // 2
+
+
+def test_a_function_that_compares_times_with_locks_follows_a_promotion_first() -> None:
+    folder = Path(postgres.__file__).parent / "functions"
+    text = "\n".join(each.read_text() for each in folder.glob("*.sql"))
+    found = re.findall(r"FUNCTION (\w+)\((.*?)END \$\$;", text, re.DOTALL)
+    called = {name: body for name, body in found if "plan_cache_mode" in body}
+    compares = re.compile(r"(locked_until|lapses_at) (<|>|<=|>=) ")
+    comparing = {name for name, body in called.items() if compares.search(body)}
+    following = {
+        name for name, body in called.items() if re.search("follow_promotion|begin_fetch", body)
+    }
+
+    assert comparing >= {"fetch_turns", "fetch_work", "renew_turns", "renew_work"}
+    assert comparing - following == {"release_holder"}, "release_holder only ends locks"

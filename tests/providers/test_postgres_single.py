@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -287,3 +289,14 @@ def test_a_turn_too_big_for_the_server_is_refused_by_its_size(
             await provider.ack_orchestration_item("token", STEP)
 
     asyncio.run(scenario())
+
+
+def test_a_number_of_a_step_stands_beside_its_name_in_the_functions() -> None:
+    folder = Path(records.__file__).parent / "functions"
+    lines = [line for each in folder.glob("*.sql") for line in each.read_text().splitlines()]
+    tested = [line for line in lines if re.search(r"p_parts &", line)]
+    named = [re.search(r"p_parts & (\d+) .*-- ([A-Z_]+)$", line) for line in tested]
+
+    assert len(tested) > 20
+    assert [line for line, match in zip(tested, named, strict=True) if match is None] == []
+    assert all(getattr(records, match[2]) == int(match[1]) for match in named if match)

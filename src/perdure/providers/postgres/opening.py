@@ -11,18 +11,22 @@ import functools
 import hashlib
 import re
 import time
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, LiteralString, NamedTuple
 
 import psycopg
 from psycopg import sql
-from psycopg.errors import InsufficientPrivilege
+from psycopg.errors import (
+    InsufficientPrivilege,
+    InvalidSchemaName,
+    UndefinedColumn,
+    UndefinedTable,
+)
 from psycopg.rows import dict_row
 
 from perdure.errors import StoreRefused
 from perdure.model.wire import FORMAT_VERSION
 from perdure.providers import rules
 from perdure.providers.migrate import Migration, due_migrations, folder_of, load_migrations
-from perdure.providers.postgres import statements as templates
 from perdure.providers.postgres.address import check_server
 from perdure.providers.postgres.calling import answer_within
 from perdure.providers.postgres.faults import message_of
@@ -30,14 +34,11 @@ from perdure.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import LiteralString
 
     from psycopg import AsyncConnection
 
     from perdure.providers.postgres.address import StoreAddress
     from perdure.providers.postgres.clock import ServerClock
-    from perdure.providers.postgres.hosts import Row
-    from perdure.providers.postgres.statements import Statements
 
 _PACKAGE: Final = "perdure.providers.postgres"
 _FUNCTIONS: Final = "functions"
@@ -52,15 +53,25 @@ _MIGRATE_SECONDS: Final = 6 * 3600
 _TIME_LIMITS = sql.SQL("SET LOCAL lock_timeout = {}; SET LOCAL statement_timeout = 0").format(
     sql.Literal(f"{_LOCK_SECONDS}s")
 )
-# Not to_regclass: the server may answer that from a cache that is older than the wait for a lock.
-_HAS_COLUMN: Final = """
-    SELECT FROM pg_attribute a
-    JOIN pg_class c ON c.oid = a.attrelid
-    JOIN pg_namespace n ON n.oid = c.relnamespace
-    WHERE n.nspname = %s AND c.relname = %s AND a.attname = %s
+_NOT_THERE: Final = (UndefinedTable, UndefinedColumn, InvalidSchemaName)
+_STATE: Final[LiteralString] = """
+    (
+        SELECT jsonb_agg(jsonb_build_array(m.number, m.name, m.checksum))
+        FROM {schema}.migrations m
+    ) AS applied,
+    to_jsonb(s) ->> 'functions_version' AS functions_version,
+    to_jsonb(s) ->> 'functions_checksum' AS functions_checksum
+    FROM (SELECT) AS one LEFT JOIN {schema}.store s ON true
 """
-_APPLIED = sql.SQL("SELECT number, name, checksum FROM {schema}.migrations ORDER BY number")
-_APPLIED_FUNCTIONS = sql.SQL("SELECT functions_version, functions_checksum FROM {schema}.store")
+"""By way of JSON, because tables of before have no columns for the functions."""
+_READ_STATE: Final[LiteralString] = "SELECT" + _STATE
+_FACTS: Final[LiteralString] = """
+    SELECT current_setting('server_version_num') AS server_version_num,
+        current_setting('server_encoding') AS server_encoding,
+        current_setting('transaction_isolation') AS transaction_isolation"""
+_READ_STORE: Final[LiteralString] = (
+    _FACTS + ", s.format_version, s.moved_to, {schema}.now_ms() AS now_ms," + _STATE
+)
 _CREATE_MIGRATIONS = sql.SQL(
     """
     CREATE TABLE IF NOT EXISTS {schema}.migrations (
@@ -102,9 +113,8 @@ class SchemaState(NamedTuple):
 
 
 async def prepare_store(
-    connection: psycopg.AsyncConnection[Row],
+    connection: AsyncConnection[Any],
     address: StoreAddress,
-    statements: Statements,
     clock: ServerClock,
     *,
     allow_moved: bool,
@@ -112,13 +122,12 @@ async def prepare_store(
 ) -> None:
     """Bring the schema up to date, or refuse the store. Sends one statement if nothing is due."""
     try:
-        found = await _ask(connection, address, statements, templates.OPEN_STORE, clock)
+        found = await _ask(connection, address, _READ_STORE, clock)
     except psycopg.ProgrammingError:
         found = None  # the schema, or a part of it, does not exist yet
     if found is None or due_for(_state_in(found), address):
-        await _bring_up_to_date(connection, address, statements, auto_migrate=auto_migrate)
-        found = await _ask(connection, address, statements, templates.OPEN_STORE, clock)
-        assert found is not None
+        await _bring_up_to_date(connection, address, auto_migrate=auto_migrate)
+        found = await _ask(connection, address, _READ_STORE, clock)
     check_server(found, address.location)
     if found["format_version"] > FORMAT_VERSION:
         raise StoreRefused(
@@ -137,15 +146,9 @@ def _state_in(found: dict[str, Any]) -> SchemaState:
 
 
 async def _bring_up_to_date(
-    connection: psycopg.AsyncConnection[Row],
-    address: StoreAddress,
-    statements: Statements,
-    *,
-    auto_migrate: bool,
+    connection: AsyncConnection[Any], address: StoreAddress, *, auto_migrate: bool
 ) -> None:
-    facts = await _ask(connection, address, statements, templates.GET_FACTS, None)
-    assert facts is not None
-    check_server(facts, address.location)
+    check_server(await _ask(connection, address, _FACTS), address.location)
     due = await pending(connection, address)
     if due and not auto_migrate:
         names = ", ".join(f"{migration.number} ({migration.name})" for migration in due)
@@ -159,19 +162,20 @@ async def _bring_up_to_date(
 
 
 async def _ask(
-    connection: psycopg.AsyncConnection[Row],
+    connection: AsyncConnection[Any],
     address: StoreAddress,
-    statements: Statements,
-    template: LiteralString,
-    clock: ServerClock | None,
-) -> dict[str, Any] | None:
+    statement: LiteralString,
+    clock: ServerClock | None = None,
+) -> dict[str, Any]:
+    """Return the only row of a statement, by column."""
     cursor = connection.cursor(row_factory=dict_row)
     sent_at = time.monotonic()
     with answer_within(connection, address.answer_seconds):
         # Sent once: preparing the statement would take a second round trip.
-        await cursor.execute(statements(template), prepare=False)
+        await cursor.execute(_in(address, sql.SQL(statement)), prepare=False)
         found = await cursor.fetchone()
-    if found is not None and clock is not None:
+    assert found is not None
+    if clock is not None:
         clock.note(found["now_ms"], sent_at)
     return found
 
@@ -185,21 +189,11 @@ async def pending(connection: AsyncConnection[Any], address: StoreAddress) -> Se
 
 
 async def _read_state(connection: AsyncConnection[Any], address: StoreAddress) -> SchemaState:
-    with answer_within(connection, address.answer_seconds):
-        if not await _has_column(connection, address, "migrations", "checksum"):
-            return SchemaState()
-        applied = await (await connection.execute(_in(address, _APPLIED))).fetchall()
-        if not await _has_column(connection, address, "store", "functions_checksum"):
-            return SchemaState(applied)
-        functions = await (await connection.execute(_in(address, _APPLIED_FUNCTIONS))).fetchone()
-        return SchemaState(applied, *(functions or (None, None)))
-
-
-async def _has_column(
-    connection: AsyncConnection[Any], address: StoreAddress, table: str, column: str
-) -> bool:
-    cursor = await connection.execute(_HAS_COLUMN, (address.schema, table, column))
-    return cursor.rowcount == 1
+    try:
+        async with connection.transaction():  # an error ends only this one
+            return _state_in(await _ask(connection, address, _READ_STATE))
+    except _NOT_THERE:
+        return SchemaState()
 
 
 def due_for(state: SchemaState, address: StoreAddress) -> Sequence[Migration]:

@@ -240,23 +240,16 @@ class CommitPipeline:
         sent_at: float | None = None,
     ) -> None:
         """Commit with waiting and repeating. If the batch was sent: its error, and when it was."""
-        task = asyncio.create_task(
-            self._run(lane, batch, error, sent_at), name=f"perdure-lane-{lane.name}"
-        )
+
+        async def commit() -> None:
+            try:
+                await self._commit(lane, batch, error, sent_at)
+            finally:
+                self._finish(lane, batch)
+
+        task = asyncio.create_task(commit(), name=f"perdure-lane-{lane.name}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    async def _run(
-        self,
-        lane: _Lane,
-        batch: list[Operation],
-        error: BaseException | None,
-        sent_at: float | None,
-    ) -> None:
-        try:
-            await self._commit(lane, batch, error, sent_at)
-        finally:
-            self._finish(lane, batch)
 
     def _take(self) -> list[Operation]:
         """Return a batch for the statement whose operations have waited longest."""

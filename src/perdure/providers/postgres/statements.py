@@ -227,20 +227,6 @@ GET_STORE: Final = """
         {schema}.now_ms()
     FROM {schema}.store s
 """
-GET_FACTS: Final[LiteralString] = """
-    SELECT current_setting('server_version_num') AS server_version_num,
-        current_setting('server_encoding') AS server_encoding,
-        current_setting('transaction_isolation') AS transaction_isolation"""
-_OF_STORE: Final[LiteralString] = """,
-        (
-            SELECT jsonb_agg(jsonb_build_array(m.number, m.name, m.checksum))
-            FROM {schema}.migrations m
-        ) AS applied,
-        s.functions_version, s.functions_checksum, s.format_version, s.moved_to,
-        {schema}.now_ms() AS now_ms
-    FROM {schema}.store s
-"""
-OPEN_STORE: Final[LiteralString] = GET_FACTS + _OF_STORE
 WITHOUT_READINESS: Final = """
     SELECT DISTINCT q.instance_id FROM {schema}.orchestrator_queue AS q WHERE NOT EXISTS
         (SELECT 1 FROM {schema}.instance_locks AS l WHERE l.instance_id = q.instance_id) LIMIT 20

@@ -145,7 +145,6 @@ class PostgresStore:
                 lambda connection: prepare_store(
                     connection,
                     self.address,
-                    self.statements,
                     self.clock,
                     allow_moved=allow_moved,
                     auto_migrate=auto_migrate,

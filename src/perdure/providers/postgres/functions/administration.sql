@@ -21,7 +21,7 @@ LANGUAGE plpgsql AS $$
 DECLARE
     v_instance instances;
 BEGIN
-    PERFORM lock_instances(ARRAY[p_id]);
+    PERFORM lock_instance_rows(ARRAY[p_id]);
     SELECT * INTO v_instance FROM instances WHERE instance_id = p_id;
     IF NOT FOUND THEN
         RETURN 'missing';
@@ -80,7 +80,7 @@ DECLARE
     v_now bigint;
 BEGIN
     INSERT INTO instance_locks (instance_id) VALUES (p_id) ON CONFLICT DO NOTHING;
-    PERFORM lock_instances(ARRAY[p_id]);
+    PERFORM lock_instance_rows(ARRAY[p_id]);
     IF NOT EXISTS (SELECT FROM instances i WHERE i.instance_id = p_id) THEN
         PERFORM delete_idle_locks(ARRAY[p_id]);
         RETURN 'missing';
@@ -145,7 +145,7 @@ DECLARE
     v_deletable bigint[];
     v_events bigint;
 BEGIN
-    PERFORM lock_instances(ARRAY[p_id]);
+    PERFORM lock_instance_rows(ARRAY[p_id]);
     SELECT execution_id INTO v_current FROM instances WHERE instance_id = p_id;
     IF NOT FOUND THEN
         RETURN NULL;
@@ -179,7 +179,7 @@ BEGIN
     IF NOT FOUND THEN
         RETURN 'missing';
     END IF;
-    PERFORM lock_instances(ARRAY[v_message ->> 'instance_id']);
+    PERFORM lock_instance_rows(ARRAY[v_message ->> 'instance_id']);
     PERFORM add_messages(jsonb_build_array(v_message), now_ms());
     RETURN NULL;
 END $$;
@@ -223,6 +223,16 @@ LANGUAGE sql IMMUTABLE AS $$
         'heartbeat', w.heartbeat
     )
 $$;
+
+-- Tells whether the store has any row for the id, also only a message or a work item.
+CREATE OR REPLACE FUNCTION has_anything(p_id text) RETURNS boolean
+LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN EXISTS (SELECT FROM instances WHERE instance_id = p_id)
+        OR EXISTS (SELECT FROM history WHERE instance_id = p_id)
+        OR EXISTS (SELECT FROM orchestrator_queue WHERE instance_id = p_id)
+        OR EXISTS (SELECT FROM worker_queue WHERE instance_id = p_id);
+END $$;
 
 -- Returns the whole instance as one document, read at one moment; NULL if the store has no row for
 -- it.
@@ -300,9 +310,7 @@ LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
     ) k
     LEFT JOIN instances i ON i.instance_id = p_id
     LEFT JOIN instance_locks l ON l.instance_id = p_id
-    WHERE k.is_known OR i.instance_id IS NOT NULL
-        OR EXISTS (SELECT FROM orchestrator_queue q WHERE q.instance_id = p_id)
-        OR EXISTS (SELECT FROM worker_queue w WHERE w.instance_id = p_id)
+    WHERE has_anything(p_id)
 $$;
 
 -- Writes an exported instance. Returns 'present' if it exists and is not to be replaced.
@@ -317,7 +325,7 @@ DECLARE
 BEGIN
     -- This row keeps other transactions from writing the instance until the end of this one.
     INSERT INTO instance_locks (instance_id) VALUES (v_id) ON CONFLICT DO NOTHING;
-    PERFORM lock_instances(ARRAY[v_id]);
+    PERFORM lock_instance_rows(ARRAY[v_id]);
     IF has_anything(v_id) THEN
         IF NOT p_replace THEN
             PERFORM delete_idle_locks(ARRAY[v_id]);
@@ -432,7 +440,7 @@ END $$;
 CREATE OR REPLACE FUNCTION lock_for_removal(p_ids text[]) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM lock_instances(p_ids);
+    PERFORM lock_instance_rows(p_ids);
     PERFORM 1 FROM instances WHERE instance_id = ANY (p_ids) ORDER BY instance_id FOR UPDATE;
 END $$;
 
@@ -474,16 +482,6 @@ BEGIN
         WHERE s.session_id = ANY (v_sessions)
             AND NOT EXISTS (SELECT FROM worker_queue w WHERE w.session_id = s.session_id);
     END IF;
-END $$;
-
--- Tells whether the store has any row for the id, also only a message or a work item.
-CREATE OR REPLACE FUNCTION has_anything(p_id text) RETURNS boolean
-LANGUAGE plpgsql STABLE AS $$
-BEGIN
-    RETURN EXISTS (SELECT FROM instances WHERE instance_id = p_id)
-        OR EXISTS (SELECT FROM history WHERE instance_id = p_id)
-        OR EXISTS (SELECT FROM orchestrator_queue WHERE instance_id = p_id)
-        OR EXISTS (SELECT FROM worker_queue WHERE instance_id = p_id);
 END $$;
 
 -- Returns the instances of the messages that exist, with their trees.

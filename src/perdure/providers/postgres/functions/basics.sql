@@ -89,7 +89,7 @@ BEGIN
     v_ids := v_ids || ARRAY(
         SELECT l.instance_id FROM instance_locks l WHERE l.yielded_at = p_now
     );
-    PERFORM lock_instances(v_ids);
+    PERFORM lock_instance_rows(v_ids);
     PERFORM update_readiness(v_ids);
 END $$;
 
@@ -270,8 +270,8 @@ LANGUAGE sql IMMUTABLE AS $$
     SELECT ARRAY(SELECT o.instance_id FROM jsonb_to_recordset(p_operations) AS o (instance_id text))
 $$;
 
--- Locks the rows of these instances, in order.
-CREATE OR REPLACE FUNCTION lock_instances(p_ids text[]) RETURNS void
+-- Locks the readiness rows of these instances, in order.
+CREATE OR REPLACE FUNCTION lock_instance_rows(p_ids text[]) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM 1 FROM instance_locks WHERE instance_id = ANY (p_ids)

@@ -9,7 +9,7 @@ DECLARE
     v_ids text[] := ids_of(p_turns);
     v_refused jsonb;
 BEGIN
-    IF p_parts & 128 > 0 THEN
+    IF p_parts & 128 > 0 THEN  -- ADDS_MESSAGES
         v_ids := v_ids || ARRAY(
             SELECT DISTINCT m.instance_id
             FROM jsonb_to_recordset(p_turns) AS t (orchestrator_items jsonb)
@@ -39,7 +39,7 @@ LANGUAGE plpgsql AS $$
 DECLARE
     v_turns jsonb;
 BEGIN
-    IF p_parts & 1024 = 0 AND jsonb_array_length(p_turns) = 1 THEN
+    IF p_parts & 1024 = 0 AND jsonb_array_length(p_turns) = 1 THEN  -- UNCOMMON
         SELECT s.now_at, s.turns_at, s.work_at INTO now_at, turns_at, work_at
         FROM commit_single(p_turns -> 0, p_parts) s;
         IF now_at IS NOT NULL THEN
@@ -66,7 +66,7 @@ DECLARE
     v_fresh text[];
     v_turns jsonb;
 BEGIN
-    v_is_plain := p_parts & 1024 = 0 AND NOT EXISTS (
+    v_is_plain := p_parts & 1024 = 0 AND NOT EXISTS (  -- UNCOMMON
         SELECT FROM jsonb_to_recordset(p_turns) AS t (instance_id text)
         JOIN instance_locks l ON l.instance_id = t.instance_id
     );
@@ -161,7 +161,7 @@ DECLARE
     v_ids text[] := ids_of(p_turns);
     v_turns jsonb;
 BEGIN
-    PERFORM lock_instances(v_ids);
+    PERFORM lock_instance_rows(v_ids);
     now_at := now_ms();
     SELECT jsonb_object_agg(t.n, jsonb_build_array('lost', t.token)) INTO refused
     FROM jsonb_to_recordset(p_turns) AS t (n integer, instance_id text, token text)
@@ -291,7 +291,7 @@ BEGIN
     IF NOT FOUND THEN
         RETURN;
     END IF;
-    IF p_parts & 1 > 0 THEN
+    IF p_parts & 1 > 0 THEN  -- COMPLETES_WORK
         DELETE FROM worker_queue w
         WHERE w.instance_id = v_id AND w.lock_token = p_turn #>> '{settled_work,0}'
             AND w.locked_until > now_ms();
@@ -302,10 +302,10 @@ BEGIN
     INSERT INTO history (instance_id, execution_id, event_id, data)
     SELECT v_id, v_execution, (e.record ->> 'event_id')::bigint, e.record ->> 'data'
     FROM jsonb_array_elements(p_turn -> 'history_delta') AS e (record);
-    IF p_parts & 32 > 0 THEN
+    IF p_parts & 32 > 0 THEN  -- ADDS_WORK
         work_at := add_work(p_turn -> 'worker_items', v_now);
     END IF;
-    IF p_parts & 2 > 0 THEN
+    IF p_parts & 2 > 0 THEN  -- CONSUMES
         DELETE FROM orchestrator_queue q
         WHERE q.instance_id = v_id AND q.lock_token = p_turn ->> 'token'
             AND (p_turn -> 'consumed' @> to_jsonb(q.message_id));
@@ -318,7 +318,7 @@ BEGIN
     END IF;
     IF v_status IS NOT NULL THEN
         turns_at := end_single(p_turn, v_now);
-    ELSIF p_parts & 2 > 0 THEN
+    ELSIF p_parts & 2 > 0 THEN  -- CONSUMES
         turns_at := update_single_readiness(p_turn, v_now);
     END IF;
     now_at := v_now;

@@ -25,28 +25,44 @@ BEGIN
     );
 END $$;
 
--- Tells whether the version that an execution is pinned to is in one of the ranges; NULL ranges:
--- any.
+-- Tells whether the version that an execution is pinned to is in one of the ranges.
 CREATE OR REPLACE FUNCTION fits_versions(p_pinned bigint[], p_ranges jsonb) RETURNS boolean
 LANGUAGE sql IMMUTABLE AS $$
-    SELECT p_ranges IS NULL OR p_pinned IS NULL OR EXISTS (
+    SELECT EXISTS (
         SELECT FROM jsonb_to_recordset(p_ranges) AS r (minimum bigint[], maximum bigint[])
         WHERE p_pinned BETWEEN r.minimum AND r.maximum
     )
 $$;
 
--- Tells whether an instance has one of the routes; NULL routes: any. If its route is not decided
--- (''), the first visible start decides; without one the instance has the name 'unknown'.
-CREATE OR REPLACE FUNCTION has_route(p_id text, p_route text, p_routes text[], p_now bigint)
+-- Tells whether the first visible start gives an instance one of the routes. Without such a start the
+-- instance has the name 'unknown'.
+CREATE OR REPLACE FUNCTION start_has_route(p_id text, p_routes text[], p_now bigint)
 RETURNS boolean
 LANGUAGE sql STABLE AS $$
-    SELECT p_routes IS NULL OR CASE WHEN p_route <> '' THEN p_route ELSE coalesce((
+    SELECT coalesce((
         SELECT route_of(q.start_name, q.start_version)
         FROM orchestrator_queue q
         WHERE q.instance_id = p_id AND q.start_name IS NOT NULL AND q.visible_at <= p_now
         ORDER BY q.message_id
         LIMIT 1
-    ), route_of('unknown', NULL)) END = ANY (p_routes)
+    ), route_of('unknown', NULL)) = ANY (p_routes)
+$$;
+
+-- Tells whether an instance has begun or its first start is visible, and has one of the routes and one of
+-- the versions (NULL: any). The planner puts the expression in place of the call.
+CREATE OR REPLACE FUNCTION is_wanted(
+    l instance_locks, p_routes text[], p_ranges jsonb, p_now bigint
+) RETURNS boolean
+LANGUAGE sql STABLE AS $$
+    SELECT (l.opens_at IS NULL OR l.opens_at <= p_now)
+        AND (p_routes IS NULL OR CASE
+            WHEN l.route = '' THEN start_has_route(l.instance_id, p_routes, p_now)
+            ELSE l.route = ANY (p_routes)
+        END)
+        AND (
+            p_ranges IS NULL OR l.framework_version IS NULL
+            OR fits_versions(l.framework_version, p_ranges)
+        )
 $$;
 
 -- Returns instances that can be locked, oldest message first: unlocked ones, ones whose lock or
@@ -67,9 +83,7 @@ BEGIN
                 SELECT l.instance_id, l.ready_at, l.ready_id
                 FROM instance_locks l
                 WHERE l.route = r.route AND l.ready_at <= p_now AND is_awake(l)
-                    AND (l.opens_at IS NULL OR l.opens_at <= p_now)
-                    AND has_route(l.instance_id, l.route, p_routes, p_now)
-                    AND fits_versions(l.framework_version, p_ranges)
+                    AND is_wanted(l, p_routes, p_ranges, p_now)
                 ORDER BY l.ready_at, l.ready_id
                 LIMIT p_limit
             ) h
@@ -84,17 +98,13 @@ BEGIN
                 LIMIT 1
             ) q
             WHERE l.wake_at <= p_now AND l.route IS NOT NULL AND NOT l.suspended
-                AND q.visible_at <= p_now
-                AND (l.opens_at IS NULL OR l.opens_at <= p_now)
-                AND has_route(l.instance_id, l.route, p_routes, p_now)
-                AND fits_versions(l.framework_version, p_ranges)
+                AND q.visible_at <= p_now AND is_wanted(l, p_routes, p_ranges, p_now)
             UNION ALL
             SELECT l.instance_id, l.ready_at, l.ready_id
             FROM instance_locks l
             WHERE l.owner = p_owner AND l.kept AND NOT l.suspended
                 AND l.ready_at <= p_now AND l.locked_until > p_now
-                AND has_route(l.instance_id, l.route, p_routes, p_now)
-                AND fits_versions(l.framework_version, p_ranges)
+                AND is_wanted(l, p_routes, p_ranges, p_now)
         ) c
         ORDER BY c.ready_at, c.ready_id
         LIMIT p_limit
@@ -368,15 +378,18 @@ BEGIN
             ON l.instance_id = d.instance_id AND l.lock_token = d.lock_token
             AND l.locked_until > v_now;
         IF v_ids IS NULL THEN
-            -- The locks have expired, and no client knows these tokens: release them.
+            -- The locks have expired, and no client knows these tokens: release them. This fetch takes
+            -- the same tokens again, so no message may carry one.
             WITH released AS (
-                UPDATE instance_locks l
-                SET lock_token = NULL, locked_at = NULL, locked_until = NULL, owner = NULL
+                UPDATE instance_locks l SET
+                    lock_token = NULL, locked_at = NULL, locked_until = NULL, owner = NULL,
+                    mail_held = false
                 WHERE l.lock_token = ANY (p_tokens)
                 RETURNING l.instance_id
             )
             SELECT array_agg(r.instance_id) INTO v_candidates FROM released r;
-            UPDATE orchestrator_queue q SET attempt_count = q.attempt_count - 1
+            UPDATE orchestrator_queue q SET
+                lock_token = NULL, delivery = NULL, attempt_count = q.attempt_count - 1
             WHERE q.instance_id = ANY (v_candidates) AND q.delivery = ANY (p_tokens);
             PERFORM update_readiness(v_candidates);
         END IF;
@@ -408,7 +421,7 @@ BEGIN
             FROM unnest(v_candidates) WITH ORDINALITY AS c (instance_id, position)
             JOIN instance_locks l ON l.instance_id = c.instance_id
             WHERE l.route IS NOT NULL AND NOT l.suspended
-                AND (l.opens_at IS NULL OR l.opens_at <= v_now)
+                AND is_wanted(l, p_routes, p_ranges, v_now)
                 AND CASE
                     WHEN l.locked_until > v_now
                         THEN l.kept AND l.owner = p_owner AND l.ready_at <= v_now
@@ -419,8 +432,6 @@ BEGIN
                         WHERE q.instance_id = l.instance_id AND q.visible_at <= v_now
                     )
                 END
-                AND has_route(l.instance_id, l.route, p_routes, v_now)
-                AND fits_versions(l.framework_version, p_ranges)
             ORDER BY c.position
             LIMIT cardinality(p_tokens)
             FOR UPDATE OF l SKIP LOCKED
@@ -442,7 +453,7 @@ BEGIN
     RETURN QUERY
     SELECT
         t.instance_id, l.lock_token, t.continues, w.name, w.version, w.parent_instance_id,
-        w.execution_id, b.message_ids, b.bodies, b.attempts, h.event_ids, h.events,
+        x.execution_id, b.message_ids, b.bodies, b.attempts, h.event_ids, h.events,
         k.kv_keys, k.kv_values, k.kv_times, v_now, NULL::bigint
     FROM unnest(v_ids, v_batches, v_continues)
         WITH ORDINALITY AS t (instance_id, batch, continues, position)
@@ -471,25 +482,23 @@ BEGIN
     LEFT JOIN orchestrator_queue s
         ON s.instance_id = t.instance_id AND s.message_id = b.start_id
     CROSS JOIN LATERAL (
-        SELECT
-            CASE
-                WHEN i.named OR i.started THEN i.name ELSE coalesce(s.start_name, 'unknown')
-            END AS name,
-            CASE WHEN i.named OR i.started THEN i.version ELSE s.start_version END AS version,
-            CASE
-                WHEN i.named OR i.started THEN i.parent_instance_id ELSE s.start_parent
-            END AS parent_instance_id,
-            coalesce(nullif(i.execution_id, 0), (
-                SELECT max(e.execution_id) FROM history e WHERE e.instance_id = t.instance_id
-            ), 1) AS execution_id
+        SELECT i.name, i.version, i.parent_instance_id WHERE i.named OR i.started
+        UNION ALL
+        SELECT coalesce(s.start_name, 'unknown'), s.start_version, s.start_parent
+        WHERE NOT coalesce(i.named OR i.started, false)
     ) w
+    CROSS JOIN LATERAL (
+        SELECT coalesce(nullif(i.execution_id, 0), (
+            SELECT max(e.execution_id) FROM history e WHERE e.instance_id = t.instance_id
+        ), 1) AS execution_id
+    ) x
     LEFT JOIN LATERAL (
         SELECT
             array_agg(e.event_id ORDER BY e.event_id) AS event_ids,
             array_agg(e.data ORDER BY e.event_id) AS events
         FROM history e
         WHERE p_with_history AND NOT t.continues
-            AND e.instance_id = t.instance_id AND e.execution_id = w.execution_id
+            AND e.instance_id = t.instance_id AND e.execution_id = x.execution_id
     ) h ON true
     LEFT JOIN LATERAL (
         SELECT

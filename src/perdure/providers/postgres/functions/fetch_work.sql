@@ -63,6 +63,13 @@ LANGUAGE sql IMMUTABLE AS $$
         )
 $$;
 
+-- Tells whether an item is neither locked nor delayed. The planner puts the expression in place of the
+-- call.
+CREATE OR REPLACE FUNCTION is_free(w worker_queue, p_now bigint) RETURNS boolean
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT (w.wake_at IS NULL OR w.wake_at <= p_now) AND w.visible_at <= p_now
+$$;
+
 -- Returns items that can be locked, oldest first: unlocked ones, ones whose lock or delay has
 -- ended, and those of the given sessions. ROWS 20 makes the planner use index lookups in a big
 -- table.
@@ -101,8 +108,7 @@ BEGIN
             SELECT
                 w.instance_id, w.execution_id, w.activity_id, w.message_id, w.session_id
             FROM worker_queue w
-            WHERE w.session_id = s.session_id
-                AND (w.wake_at IS NULL OR w.wake_at <= p_now) AND w.visible_at <= p_now
+            WHERE w.session_id = s.session_id AND is_free(w, p_now)
                 AND fits_route(w.route, p_names, p_suffixes)
             ORDER BY w.message_id
             LIMIT p_limit
@@ -158,8 +164,7 @@ BEGIN
     END IF;
     SELECT w.* INTO v_item
     FROM worker_queue w
-    WHERE w.session_id = p_session
-        AND (w.wake_at IS NULL OR w.wake_at <= p_now) AND w.visible_at <= p_now
+    WHERE w.session_id = p_session AND is_free(w, p_now)
         AND fits_route(w.route, p_names, p_suffixes)
     ORDER BY w.message_id
     LIMIT 1
@@ -201,8 +206,7 @@ BEGIN
             WHERE w.instance_id = v_candidate.instance_id
                 AND w.execution_id = v_candidate.execution_id
                 AND w.activity_id = v_candidate.activity_id
-                AND w.message_id = v_candidate.message_id
-                AND (w.wake_at IS NULL OR w.wake_at <= p_now) AND w.visible_at <= p_now
+                AND w.message_id = v_candidate.message_id AND is_free(w, p_now)
             FOR UPDATE SKIP LOCKED;
         ELSE
             v_item := take_from_session(
@@ -286,7 +290,7 @@ BEGIN
                 JOIN worker_queue w
                     ON w.instance_id = c.instance_id AND w.execution_id = c.execution_id
                     AND w.activity_id = c.activity_id AND w.message_id = c.message_id
-                WHERE (w.wake_at IS NULL OR w.wake_at <= v_now) AND w.visible_at <= v_now
+                WHERE is_free(w, v_now)
                 ORDER BY c.message_id
                 LIMIT cardinality(p_tokens)
                 FOR UPDATE OF w SKIP LOCKED

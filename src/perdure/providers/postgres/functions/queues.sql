@@ -81,9 +81,9 @@ DECLARE
     v_messages jsonb;
     v_mail record;
 BEGIN
-    PERFORM lock_instances(ids_of(p_messages));
+    PERFORM lock_instance_rows(ids_of(p_messages));
     now_at := now_ms();
-    IF p_parts & 1 > 0 THEN
+    IF p_parts & 1 > 0 THEN  -- SOME_ALIVE
         SELECT jsonb_object_agg(m.n, jsonb_build_array(
             CASE WHEN i.instance_id IS NULL THEN 'missing' ELSE 'ended' END, i.execution_status
         )) INTO refused
@@ -91,7 +91,7 @@ BEGIN
         LEFT JOIN instances i ON i.instance_id = m.instance_id
         WHERE m.condition = 'alive' AND (i.instance_id IS NULL OR has_ended(i));
     END IF;
-    IF p_parts & 2 > 0 THEN
+    IF p_parts & 2 > 0 THEN  -- SOME_ABSENT
         -- Of two concurrent starts of one instance, the second waits here and finds the first.
         WITH fresh AS (
             INSERT INTO instances (
@@ -119,7 +119,7 @@ BEGIN
         WHERE m.condition = 'absent' AND f.instance_id IS NULL;
     END IF;
     v_messages := not_refused(p_messages, refused);
-    IF p_parts & 4 > 0 AND v_messages IS NOT NULL THEN
+    IF p_parts & 4 > 0 AND v_messages IS NOT NULL THEN  -- SOME_MAIL
         v_mail := number_mail(v_messages);
         v_messages := not_refused(v_messages, v_mail.refused);
         refused := nullif(
@@ -147,7 +147,7 @@ LANGUAGE plpgsql AS $$
 DECLARE
     v_ids text[] := ids_of(p_appends);
 BEGIN
-    PERFORM lock_instances(v_ids);
+    PERFORM lock_instance_rows(v_ids);
     now_at := now_ms();
     INSERT INTO history (instance_id, execution_id, event_id, data)
     SELECT a.instance_id, a.execution_id, e.event_id, e.data
@@ -204,7 +204,7 @@ BEGIN
 END $$;
 
 -- Locks the rows of the work items with these tokens, in order.
-CREATE OR REPLACE FUNCTION lock_work(p_items jsonb) RETURNS void
+CREATE OR REPLACE FUNCTION lock_work_rows(p_items jsonb) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM 1
@@ -227,12 +227,12 @@ DECLARE
     v_completions jsonb;
     v_retries jsonb;
 BEGIN
-    PERFORM lock_instances(ARRAY(
+    PERFORM lock_instance_rows(ARRAY(
         SELECT t.instance_id
         FROM jsonb_to_recordset(p_items) AS t (instance_id text, completion jsonb)
         WHERE t.completion IS NOT NULL
     ));
-    PERFORM lock_work(p_items);
+    PERFORM lock_work_rows(p_items);
     now_at := now_ms();
     SELECT jsonb_object_agg(
         t.n,
@@ -284,7 +284,7 @@ CREATE OR REPLACE FUNCTION abandon_work(
 )
 LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM lock_work(p_items);
+    PERFORM lock_work_rows(p_items);
     now_at := now_ms();
     SELECT jsonb_object_agg(t.n, jsonb_build_array('lost', t.token)) INTO refused
     FROM jsonb_to_recordset(p_items) AS t (n integer, instance_id text, token text)
@@ -429,16 +429,18 @@ CREATE OR REPLACE FUNCTION cleanup_sessions() RETURNS bigint
 LANGUAGE plpgsql SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $$
 DECLARE
-    v_now bigint := now_ms();
-    v_ids text[] := ARRAY(
+    v_now bigint;
+    v_ids text[];
+BEGIN
+    PERFORM set_config('synchronous_commit', 'off', true), follow_promotion();
+    v_now := now_ms();
+    v_ids := ARRAY(
         SELECT s.session_id FROM sessions s
         WHERE s.locked_until <= v_now
             AND NOT EXISTS (SELECT FROM worker_queue w WHERE w.session_id = s.session_id)
         ORDER BY s.session_id
         FOR UPDATE SKIP LOCKED
     );
-BEGIN
-    PERFORM set_config('synchronous_commit', 'off', true);
     DELETE FROM sessions s WHERE s.session_id = ANY (v_ids);
     RETURN cardinality(v_ids);
 END $$;

@@ -1,7 +1,8 @@
 -- The steps of a turn, for many turns at once.
 
--- Applies turns whose tokens were checked. p_parts says which steps are needed (see records.py).
--- Returns the earliest times at which an instance and an added work item are ready.
+-- Applies turns whose tokens were checked. p_parts is the sum of the steps that are needed; records.py
+-- has their numbers and names. Returns the earliest times at which an instance and an added work item are
+-- ready.
 CREATE OR REPLACE FUNCTION apply_turns(
     p_turns jsonb, p_parts integer, p_now bigint, OUT turns_at bigint, OUT work_at bigint
 )
@@ -10,20 +11,20 @@ DECLARE
     v_starts jsonb := '[]';
     v_released_at bigint;
 BEGIN
-    IF p_parts & 2048 > 0 THEN
+    IF p_parts & 2048 > 0 THEN  -- FOLLOWS
         PERFORM check_predecessors(p_turns);
     END IF;
-    IF p_parts & 64 > 0 THEN
+    IF p_parts & 64 > 0 THEN  -- CANCELS_WORK
         PERFORM lock_removed_work(p_turns);
     END IF;
-    IF p_parts & 1 > 0 THEN
+    IF p_parts & 1 > 0 THEN  -- COMPLETES_WORK
         PERFORM remove_completed_work(p_turns, p_now);
     END IF;
-    IF p_parts & 2 > 0 THEN
+    IF p_parts & 2 > 0 THEN  -- CONSUMES
         v_starts := coalesce(remove_consumed_messages(p_turns), '[]');
     END IF;
     -- Most turns belong to an execution that exists.
-    IF v_starts <> '[]' OR p_parts & 512 > 0 OR EXISTS (
+    IF v_starts <> '[]' OR p_parts & 512 > 0 OR EXISTS (  -- NAMES
         SELECT FROM jsonb_to_recordset(p_turns) AS t (instance_id text, execution_id bigint)
         LEFT JOIN executions x
             ON x.instance_id = t.instance_id AND x.execution_id = t.execution_id
@@ -31,7 +32,7 @@ BEGIN
     ) THEN
         PERFORM prepare_turns(p_turns, v_starts, p_now);
     END IF;
-    IF p_parts & 4 > 0 THEN
+    IF p_parts & 4 > 0 THEN  -- UPDATES_EXECUTION
         UPDATE executions x SET
             status = coalesce(t.status, x.status),
             output = coalesce(t.output, x.output),
@@ -49,16 +50,16 @@ BEGIN
     END IF;
     PERFORM write_instances(p_turns, p_now);
     PERFORM add_history(p_turns);
-    IF p_parts & 8 > 0 THEN
+    IF p_parts & 8 > 0 THEN  -- CHANGES_STATE
         PERFORM apply_state(p_turns);
     END IF;
-    IF p_parts & 16 > 0 THEN
+    IF p_parts & 16 > 0 THEN  -- ENDS_EXECUTION
         PERFORM merge_state(p_turns);
     END IF;
-    IF p_parts & 32 > 0 THEN
+    IF p_parts & 32 > 0 THEN  -- ADDS_WORK
         work_at := add_work(jsonb_path_query_array(p_turns, '$[*].worker_items[*]'), p_now);
     END IF;
-    IF p_parts & 64 > 0 THEN
+    IF p_parts & 64 > 0 THEN  -- CANCELS_WORK
         DELETE FROM worker_queue w
         USING jsonb_to_recordset(p_turns) AS t (cancelled_activities jsonb)
         CROSS JOIN LATERAL jsonb_to_recordset(t.cancelled_activities)
@@ -66,12 +67,12 @@ BEGIN
         WHERE w.instance_id = c.instance_id AND w.execution_id = c.execution_id
             AND w.activity_id = c.activity_id;
     END IF;
-    IF p_parts & 128 > 0 THEN
+    IF p_parts & 128 > 0 THEN  -- ADDS_MESSAGES
         turns_at := add_messages(
             jsonb_path_query_array(p_turns, '$[*].orchestrator_items[*]'), p_now
         );
     END IF;
-    IF p_parts & 256 > 0 THEN
+    IF p_parts & 256 > 0 THEN  -- CANCELS_TIMERS
         WITH listed AS MATERIALIZED (
             SELECT t.instance_id, c.execution_id, c.timer_id
             FROM jsonb_to_recordset(p_turns) AS t (instance_id text, cancelled_timers jsonb)
@@ -82,7 +83,7 @@ BEGIN
         WHERE q.instance_id = c.instance_id AND q.timer_execution_id = c.execution_id
             AND q.timer_id = c.timer_id;
     END IF;
-    IF p_parts & 4096 > 0 THEN
+    IF p_parts & 4096 > 0 THEN  -- RETURNS
         UPDATE orchestrator_queue q SET
             lock_token = NULL, attempt_count = greatest(q.attempt_count - 1, 0)
         FROM jsonb_to_recordset(p_turns) AS t (instance_id text, token text, returned bigint[])
@@ -92,7 +93,7 @@ BEGIN
     END IF;
     v_released_at := release_turns(p_turns, p_now);
     turns_at := least(turns_at, v_released_at);
-    IF p_parts & 16 > 0 THEN
+    IF p_parts & 16 > 0 THEN  -- ENDS_EXECUTION
         PERFORM delete_idle_locks(ids_of(p_turns));
     END IF;
 END $$;
