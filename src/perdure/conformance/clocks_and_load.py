@@ -196,6 +196,26 @@ class TestClocksThatGoBack:
         with pytest.raises(LockLost):
             await store.provider.renew_orchestration_item_lock(held.lock_token, LOCK_MS)
 
+    async def test_a_lock_that_is_taken_after_the_clock_went_back_lasts(self, store: Store) -> None:
+        """A store that follows the clock does so once, also if the last it noted was a renewal."""
+        await enqueue(store, start("x"), start("y"))
+        await enqueue_work(store, activity("x"))
+        held = await take(store)
+        work = await take_work(store)
+        await store.advance(1_000)
+        await store.provider.renew_orchestration_item_lock(held.lock_token, LOCK_MS)
+        await store.provider.renew_work_item_lock(work.lock_token, LOCK_MS)
+
+        await store.advance(-3_600_000)
+        later = await take(store)
+        await store.advance(LOCK_MS // 2)
+
+        assert await fetch(store) is None
+        assert await fetch_work(store) is None
+        for each in (held, later):
+            await store.provider.renew_orchestration_item_lock(each.lock_token, LOCK_MS)
+        await store.provider.renew_work_item_lock(work.lock_token, LOCK_MS)
+
     async def test_a_long_queue_keeps_its_order_when_the_clock_goes_back(
         self, store: Store
     ) -> None:
