@@ -133,7 +133,7 @@ def test_a_list_that_says_itself_where_it_goes_on_needs_no_word_beside_it(busy):
 
 
 def test_no_larger_limit_is_proposed_than_is_taken(busy, monkeypatch):
-    monkeypatch.setattr("perdure.cli.commands.list._LIMIT_MAX", 3)
+    monkeypatch.setattr("perdure.cli.commands.list.LIMIT_MAX", 3)
 
     said = busy("list", "-o", "ids", "--limit", "3").err
 

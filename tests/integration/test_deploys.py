@@ -107,10 +107,12 @@ async def test_a_waiter_for_a_blocked_instance_learns_why(caplog):
             match=r"goes on: Blocked for .*: its code was changed .*: orchestration 'flow'",
         ):
             await broken.get("f").result(0.05)
+        with pytest.raises(WaitTimeout, match="has not set"):
+            await broken.get("f").wait_for_state("stage", timeout=0)
 
     said = [record for record in caplog.records if record.name == "perdure.client"]
-    assert [record.levelname for record in said] == ["WARNING"]
-    assert "'f' is Blocked: orchestration 'flow'" in said[0].getMessage()
+    assert [record.levelname for record in said] == ["WARNING", "WARNING"]
+    assert all("'f' is Blocked: orchestration 'flow'" in each.getMessage() for each in said)
 
 
 async def test_a_version_that_only_another_worker_has_takes_over_at_continue_as_new():

@@ -196,6 +196,9 @@ async def test_an_instance_begins_at_its_time(make_environment):
         assert await handle.result() == str(at)
         past = _now(env) - timedelta(days=1)
         assert await env.run(due, at=past) == str(past)
+        # A store counts milliseconds: it begins no part of one too early.
+        just_after, next_ms = past + timedelta(microseconds=1), past + timedelta(milliseconds=1)
+        assert await env.run(due, at=just_after) == str(next_ms)
 
 
 async def test_an_activity_is_a_job_on_every_store(make_every_store):

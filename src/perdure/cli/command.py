@@ -192,6 +192,36 @@ def output_option(*formats: str) -> Callable[[F], F]:
     )
 
 
+LIMIT_MAX: Final = 10_000
+
+
+def limit_option(default: int) -> Callable[[F], F]:
+    return click.option(
+        "--limit",
+        metavar="N",
+        type=click.IntRange(1, LIMIT_MAX),
+        default=default,
+        show_default=True,
+        help="At most this many; the last line says if there are more.",
+    )
+
+
+def data_option() -> Callable[[F], F]:
+    """Return the option ``--data``. It is read before the store is opened."""
+
+    def read(_context: click.Context, _parameter: click.Parameter, text: str | None) -> Any:
+        from perdure.cli.inputs import read_json
+
+        return None if text is None else read_json(text, "--data")
+
+    return click.option(
+        "--data",
+        metavar="JSON",
+        callback=read,
+        help="The value. Default: null. @file, or - for standard input.",
+    )
+
+
 def yes_option() -> Callable[[F], F]:
     return click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 
@@ -287,14 +317,14 @@ def _milliseconds(
 def complete_ids(
     context: click.Context, _parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    from perdure.cli import completion
+    from perdure.cli.commands import setup
 
-    return completion.complete_ids(context, incomplete)
+    return setup.complete_ids(context, incomplete)
 
 
 def complete_names(
     context: click.Context, _parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    from perdure.cli import completion
+    from perdure.cli.commands import setup
 
-    return completion.complete_names(context, incomplete)
+    return setup.complete_names(context, incomplete)

@@ -94,9 +94,7 @@ def _now(info: InstanceInfo, insight: Insight) -> str:
         return f"{glyph('returned')} {shortened(returned)}" if returned else ""
     if info.status is Status.FAILED:
         return insight.error or ""
-    said = insight.sentence
-    if info.status is Status.BLOCKED and insight.error:
-        said = f"{said}: {insight.error}"
+    said = insight.explanation
     is_own = info.name.startswith("perdure.")  # its status is for perdure schedule, not for people
     if info.custom_status is not None and info.status.of_instance is Status.RUNNING and not is_own:
         return f"{said} · {shown_text(info.custom_status)}"

@@ -7,7 +7,7 @@ import sys
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -17,8 +17,6 @@ from perdure.limits import PAYLOAD_BYTES_MAX, check_id
 
 if TYPE_CHECKING:
     from collections.abc import Generator
-
-_BYTES_MAX: Final = PAYLOAD_BYTES_MAX
 
 
 def read_json(text: str, option: str) -> Any:
@@ -36,7 +34,7 @@ def read_json(text: str, option: str) -> Any:
 
 def read_bytes(text: str, option: str) -> bytes:
     if text == "-":
-        data = sys.stdin.buffer.read(_BYTES_MAX + 1)
+        data = sys.stdin.buffer.read(PAYLOAD_BYTES_MAX + 1)
     elif text.startswith("@"):
         data = _read_file(text[1:], option)
     else:
@@ -44,9 +42,10 @@ def read_bytes(text: str, option: str) -> bytes:
             data = text.encode()
         except UnicodeEncodeError:
             raise InvalidValue(f"{option} is not valid Unicode") from None
-    if len(data) > _BYTES_MAX:
+    if len(data) > PAYLOAD_BYTES_MAX:
         raise InvalidValue(
-            f"{option} has more than {_BYTES_MAX} bytes; store it elsewhere and pass a reference"
+            f"{option} has more than {PAYLOAD_BYTES_MAX} bytes; store it elsewhere and pass a "
+            "reference"
         )
     return data
 
@@ -89,7 +88,7 @@ def read_ids(name: str) -> tuple[str, ...]:
 def _read_file(name: str, option: str) -> bytes:
     try:
         with Path(name).open("rb") as file:
-            return file.read(_BYTES_MAX + 1)
+            return file.read(PAYLOAD_BYTES_MAX + 1)
     except OSError as error:
         raise InvalidValue(f"{option} @{name}: {error.strerror or error}") from None
 

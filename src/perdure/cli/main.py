@@ -134,7 +134,7 @@ class Root(LazyGroup):
             name: extra[name] for name in ("complete_var", "windows_expand_args") if name in extra
         }
         if "_PERDURE_COMPLETE" in os.environ:
-            from perdure.cli.completion import use_quoting
+            from perdure.cli.commands.setup import use_quoting
 
             use_quoting()
         try:

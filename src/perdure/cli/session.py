@@ -6,7 +6,7 @@ import asyncio
 import logging
 import shlex
 from functools import cached_property
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, runtime_checkable
 
 import click
 
@@ -17,7 +17,7 @@ from perdure.errors import NotFound, UsageError
 from perdure.limits import check_id
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
     from perdure.cli.settings import Settings
     from perdure.client.client import Client
@@ -35,7 +35,7 @@ T = TypeVar("T")
 class Migrates(Protocol):
     """A provider with a schema that can be asked for due migrations before it is opened."""
 
-    def migrate(self, *, dry_run: bool) -> Awaitable[Sequence[Migration]]:
+    def migrate(self, *, dry_run: bool) -> Coroutine[Any, Any, Sequence[Migration]]:
         """Return the due migrations; all of them if there is no store."""
         ...
 
@@ -155,13 +155,9 @@ async def refuse_absent(provider: Provider, url: str) -> None:
 
     if local_path(url) is not None or not isinstance(provider, Migrates):
         return
-    due = await due_migrations(provider)
+    due = await provider.migrate(dry_run=True)
     if due and due[0].number == 1:
         raise no_store(url)
-
-
-async def due_migrations(provider: Migrates) -> Sequence[Migration]:
-    return await provider.migrate(dry_run=True)
 
 
 def refuse_memory(url: str) -> None:

@@ -15,13 +15,17 @@ from perdure.arguments import (
 from perdure.client.instance import InstanceStatus, view_of
 from perdure.client.moving import export_lines, trees_of
 from perdure.client.rerun import fresh_id, rerun
-from perdure.client.retry import prune_state, retry
+from perdure.client.retry import retry
+from perdure.client.terminate import operator_lock
+from perdure.errors import InstanceStillRunning
 from perdure.limits import BULK_INSTANCES_MAX, PAGE_ITEMS_MAX, check_id
 from perdure.providers.records import (
     DeleteResult,
     InstanceQuery,
+    KvClear,
     PruneOptions,
     PruneResult,
+    TurnCommit,
 )
 
 if TYPE_CHECKING:
@@ -61,8 +65,7 @@ class Administration:
 
         The cursor of the last page is None.
         """
-        if query is not None:
-            _check_query(query)
+        _check_query(InstanceQuery() if query is None else query)
         check_number(limit, "limit of a page", minimum=1, maximum=PAGE_ITEMS_MAX)
         if cursor is not None:
             check_string(cursor, "cursor")
@@ -71,15 +74,13 @@ class Administration:
 
     async def instances(self, query: InstanceQuery | None = None) -> AsyncIterator[InstanceStatus]:
         """Iterate over all instances that fit, newest first, page by page."""
-        if query is not None:
-            _check_query(query)
+        _check_query(InstanceQuery() if query is None else query)
         async for info in read_instances(self._admin, query):
             yield view_of(info, self._codec)
 
     async def count(self, query: InstanceQuery | None = None) -> int:
         """Return the number of instances that fit."""
-        if query is not None:
-            _check_query(query)
+        _check_query(InstanceQuery() if query is None else query)
         return await self._admin.count_instances(query)
 
     async def executions(self, instance_id: str) -> list[ExecutionInfo]:
@@ -130,7 +131,23 @@ class Administration:
         """
         check_moment(updated_before, "updated_before")
         bound_ms = whole_milliseconds(updated_before, round_up=True)
-        return await prune_state(self._provider, check_id(instance_id, "id"), bound_ms)
+        check_id(instance_id, "id")
+        async with operator_lock(self._provider, instance_id) as (item, token):
+            info = await self._admin.get_instance_info(instance_id)
+            if not info.status.is_final:
+                raise InstanceStillRunning(
+                    f"{instance_id!r} is {info.status}, and its code has its state in memory; "
+                    "delete keys there with del state[key], or wait until it has ended"
+                )
+            values = await self._provider.get_kv_all_values(instance_id)
+            old = [key for key, entry in values.items() if entry.updated_at_ms < bound_ms]
+            commit = TurnCommit(
+                execution_id=item.execution_id,
+                kv_changes=tuple(KvClear(key=key) for key in old),
+                after_event_id=item.history[-1].event_id if item.history else 0,
+            )
+            await self._provider.ack_orchestration_item(token, commit)
+        return len(old)
 
     async def retry(self, instance_id: str, *, leave_out: str | None = None) -> Retried | None:
         """Let an instance go on from where it failed, was cancelled or was terminated.
@@ -214,6 +231,14 @@ async def read_instances(
             yield info
         if (cursor := page.next_cursor) is None:
             return
+
+
+async def read_by_ids(admin: ProviderAdmin, ids: Sequence[str]) -> AsyncIterator[InstanceInfo]:
+    """Iterate over the instances of these ids that exist."""
+    for first in range(0, len(ids), PAGE_ITEMS_MAX):
+        query = InstanceQuery(instance_ids=tuple(ids[first : first + PAGE_ITEMS_MAX]))
+        async for info in read_instances(admin, query):
+            yield info
 
 
 def _check_query(query: object) -> None:

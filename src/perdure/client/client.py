@@ -236,13 +236,11 @@ class Client:
         starting.refuse_options(unknown, self.start)
         starting.check_if_changed(if_changed)
         target = starting.target_of(orchestration)
-        item = self._start_item(target, args, kwargs, id, version)
-        if message is not None:
-            carried = starting.carried_message(message, self.codec)
-            item = msgspec.structs.replace(item, carried=(carried,))
         at_ms = starting.time_of_start(at, delay)
-        if at_ms is not None:
-            item = msgspec.structs.replace(item, scheduled_for_ms=at_ms)
+        carried = () if message is None else (starting.carried_message(message, self.codec),)
+        item = self._start_item(
+            target, args, kwargs, id, version, carried=carried, scheduled_for_ms=at_ms
+        )
         start = starting.Start(
             item=item,
             target=target,
@@ -272,6 +270,7 @@ class Client:
         kwargs: Mapping[str, Any] | None,
         instance_id: str | None,
         version: str | None,
+        **more: Any,
     ) -> work.StartOrchestration:
         if version is not None:
             parse_version(version)
@@ -281,6 +280,7 @@ class Client:
             input=self._arguments(target, args, kwargs, version),
             version=version,
             trace=None if self._traces is None else starting.current_trace(self._traces),
+            **more,
         )
 
     def _arguments(

@@ -24,7 +24,7 @@ from perdure.model.work import parent_link
 from perdure.providers.rules import merge_kv
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 
     from perdure.client.steps import StepView
     from perdure.providers.administration import ProviderAdmin
@@ -313,39 +313,31 @@ def _failure(output: str | None) -> Failure | None:
 
 def _queue_faults(snapshot: InstanceSnapshot, history: Sequence[events.Event]) -> Iterator[str]:
     """Yield what is wrong with the queued messages and work items of an instance."""
-    for queued in snapshot.messages:
-        where = f"message {queued.message_id}"
+    openings: list[tuple[str, Callable[[Any], Any], Any]] = [
+        *((f"message {each.message_id}", open_message, each) for each in snapshot.messages),
+        *((f"work item {each.message_id}", open_activity, each) for each in snapshot.work),
+    ]
+    for where, opening, queued in openings:
         try:
-            item = open_message(queued.message)
+            item = opening(queued.message)
         except (CorruptData, InvalidValue) as error:
             yield f"{where}: {error}"
             continue
-        fault = _content_fault(item, where) or _answer_fault(snapshot, item, history, where)
-        if fault is not None:
-            yield fault
-    for queued_work in snapshot.work:
-        where = f"work item {queued_work.message_id}"
-        try:
-            activity = open_activity(queued_work.message)
-        except (CorruptData, InvalidValue) as error:
-            yield f"{where}: {error}"
-            continue
-        fault = _content_fault(activity, where)
-        if fault is None and activity.execution_id == snapshot.execution_id:
-            step = _step(history, activity.activity_id)
-            if not isinstance(step, events.ActivityScheduled) or step.name != activity.name:
-                fault = f"{where}: event {activity.activity_id} does not schedule it"
+        fault = _content_fault(item, where) or _step_fault(snapshot, item, history, where)
         if fault is not None:
             yield fault
 
 
-def _answer_fault(
-    snapshot: InstanceSnapshot,
-    item: work.OrchestratorItem,
-    history: Sequence[events.Event],
-    where: str,
+def _step_fault(
+    snapshot: InstanceSnapshot, item: Any, history: Sequence[events.Event], where: str
 ) -> str | None:
-    """Return why a message cannot be the answer to the step that it names."""
+    """Return why an item cannot be the work of the step that it names, or its answer."""
+    if isinstance(item, work.ActivityExecute):
+        step = _step(history, item.activity_id)
+        is_its = isinstance(step, events.ActivityScheduled) and step.name == item.name
+        if is_its or item.execution_id != snapshot.execution_id:
+            return None
+        return f"{where}: event {item.activity_id} does not schedule it"
     if isinstance(item, work.ActivityCompleted) and item.seed:
         return None  # it may be for an earlier instance with the same id
     execution_id, event_id, kind = _answered(item)

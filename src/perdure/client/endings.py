@@ -139,12 +139,14 @@ class EndWaiter:
         awaited: str,
     ) -> T:
         """Return what ``look`` finds after a change of the instance, or raise WaitTimeout."""
+        has_warned = False
         with self._provider.watch(instance_id) as watch:
             while True:
                 info = await self._provider.admin.get_instance_info(instance_id)
                 found = await look(info)
                 if found is not None:
                     return found
+                has_warned = has_warned or _warned_of_block(info)
                 await watch.wait(await self.rest_ms(info, deadline_ms, awaited))
 
     async def rest_ms(
@@ -184,10 +186,7 @@ class EndWaiter:
                 if info is not None:
                     if info.status.is_final:
                         return Ending(info.status, info.output, info.name or instance_id), None
-                    if info.status is Status.BLOCKED and not has_warned:
-                        # A caller without a timeout would wait for ever and not learn why.
-                        log.warning("%r is %s; still waiting", instance_id, _status_text(info))
-                        has_warned = True
+                    has_warned = has_warned or _warned_of_block(info)
                     rest_ms = await self.rest_ms(info, deadline_ms)
                     if self._find_here(instance_id) is None:
                         await watch.wait(rest_ms)
@@ -290,10 +289,9 @@ async def timed_out(
 ) -> WaitTimeout:
     """Return the error of a wait that took too long. It says what the instance is doing."""
     insight = await read_insight(provider, info, await provider.admin.list_workers(), now_ms)
-    said = insight.sentence
-    if info.status is Status.BLOCKED and insight.error:
-        said = f"{said}: {insight.error}"
-    return WaitTimeout(f"{info.instance_id!r} has not {awaited} in time and goes on: {said}")
+    return WaitTimeout(
+        f"{info.instance_id!r} has not {awaited} in time and goes on: {insight.explanation}"
+    )
 
 
 def check_loop(loop: asyncio.AbstractEventLoop) -> None:
@@ -316,7 +314,14 @@ def _may_have_been_retried(finished: Finished) -> bool:
     return ending is not None and ending.status is not Status.COMPLETED
 
 
-def _status_text(info: InstanceInfo) -> str:
-    if info.status is Status.BLOCKED and (block := block_of(info)) is not None:
-        return f"Blocked: {block.message}"
-    return str(info.status)
+def _warned_of_block(info: InstanceInfo) -> bool:
+    """Log why a Blocked instance does not go on: a caller without a timeout would never learn it.
+
+    Return False for an instance that is not Blocked.
+    """
+    if info.status is not Status.BLOCKED:
+        return False
+    block = block_of(info)
+    reason = "" if block is None else f": {block.message}"
+    log.warning("%r is Blocked%s; still waiting", info.instance_id, reason)
+    return True

@@ -57,6 +57,12 @@ class Insight(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     """The last error: of the instance, or of the attempt that is being repeated."""
 
+    @property
+    def explanation(self) -> str:
+        """The sentence, of a Blocked instance with its error."""
+        is_blocked = self.doing == "blocked" and self.error
+        return f"{self.sentence}: {self.error}" if is_blocked else self.sentence
+
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """An activity in the worker queue."""

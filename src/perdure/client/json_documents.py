@@ -91,7 +91,7 @@ class DetailsDocument(InstanceDocument, kw_only=True):
     events: int
     events_left_out: int
     steps: list[StepDocument]
-    attempts: list[Attempt]
+    attempts: tuple[Attempt, ...]
     queued_messages: int
     stats: InstanceStats | None
     """None: the history is too long to be measured at each look of the dashboard."""
@@ -134,7 +134,7 @@ class WorkerDocument(msgspec.Struct, kw_only=True):
     slots: int
     busy: int
     handlers: list[str]
-    activities: list[str]
+    activities: tuple[str, ...]
 
 
 class LetterDocument(msgspec.Struct, kw_only=True):
@@ -165,9 +165,9 @@ class ScheduleDocument(msgspec.Struct, kw_only=True):
     failures: int
     started: int
     skipped: int
-    running: list[Run]
+    running: tuple[Run, ...]
     queued: list[str]
-    recent: list[Run]
+    recent: tuple[Run, ...]
     """The last slots that ended or were skipped, oldest first."""
 
 
@@ -176,7 +176,7 @@ class PromiseDocument(msgspec.Struct, kw_only=True):
 
     key: str
     since: str
-    awaited_by: list[str]
+    awaited_by: tuple[str, ...]
     """Ids of the instances that wait for it."""
 
 
@@ -204,7 +204,7 @@ def details_document(details: InstanceDetails) -> DetailsDocument:
         events=last.event_count,
         events_left_out=last.left_out,
         steps=[step_document(step) for step in last.steps],
-        attempts=list(around.attempts),
+        attempts=around.attempts,
         queued_messages=len(around.messages),
         stats=details.stats,
         unread=details.unread,
@@ -244,7 +244,6 @@ def worker_document(worker: WorkerInfo) -> WorkerDocument:
         seen_at=iso_time(worker.seen_at_ms),
         version=worker.framework_version,
         handlers=[f"{name}@{version}" for name, version in worker.handlers],
-        activities=list(worker.activities),
     )
 
 
@@ -265,16 +264,12 @@ def schedule_document(info: ScheduleInfo) -> ScheduleDocument:
         info,
         rhythm=info.spec.rhythm,
         next=None if info.next_at is None else iso_moment(info.next_at),
-        running=list(info.running),
         queued=[iso_moment(slot) for slot in info.queued],
-        recent=list(info.recent),
     )
 
 
 def promise_document(info: PromiseInfo) -> PromiseDocument:
-    return PromiseDocument(
-        key=info.key, since=iso_moment(info.since), awaited_by=list(info.awaited_by)
-    )
+    return filled(PromiseDocument, info, since=iso_moment(info.since))
 
 
 def raw(text: str | None) -> Any:

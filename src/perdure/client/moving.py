@@ -188,35 +188,36 @@ def _instance(snapshot: InstanceSnapshot) -> Any:
 
 
 def _snapshot(instance: Any) -> InstanceSnapshot:
-    instance_id = instance.instance_id
+    owner = instance.instance_id
     snapshot: InstanceSnapshot = _INSTANCE.read(
         instance,
         InstanceSnapshot,
         kv_store=instance.kv_store,
         kv_delta=instance.kv_delta,
         executions=tuple(map(_execution, instance.executions)),
-        messages=tuple(
-            _MESSAGE.read(
-                _with_content(each, each.body, each.body_text, "a message"),
-                QueuedMessage,
-                message_id=number,
-                message__instance_id=instance_id,
-                locked=False,
-            )
-            for number, each in enumerate(instance.messages, 1)
+        messages=_queue(
+            _MESSAGE, instance.messages, QueuedMessage, message__instance_id=owner, locked=False
         ),
-        work=tuple(
-            _WORK.read(
-                _with_content(each, each.body, each.body_text, "a work item"),
-                QueuedWork,
-                message_id=number,
-                message__identity__instance_id=instance_id,
-                locked_until_ms=None,
-            )
-            for number, each in enumerate(instance.work, 1)
+        work=_queue(
+            _WORK,
+            instance.work,
+            QueuedWork,
+            message__identity__instance_id=owner,
+            locked_until_ms=None,
         ),
     )
     return snapshot
+
+
+def _queue(document: Document, entries: Iterable[Any], kind: type[Any], **given: Any) -> Any:
+    """Return the queued messages, or the work, of a document. They get new numbers."""
+    what = "a message" if kind is QueuedMessage else "a work item"
+    return tuple(
+        document.read(
+            _with_content(each, each.body, each.body_text, what), kind, message_id=number, **given
+        )
+        for number, each in enumerate(entries, 1)
+    )
 
 
 def _execution(execution: Any) -> ExecutionSnapshot:

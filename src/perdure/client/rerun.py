@@ -14,11 +14,7 @@ from perdure.client.recorded import written_by
 from perdure.client.steps import RUN_BY_WORKERS, read_steps, started_of, steps_of
 from perdure.client.terminate import operator_lock
 from perdure.codec import require_open
-from perdure.errors import (
-    AlreadyExists,
-    InvalidValue,
-    NotFound,
-)
+from perdure.errors import AlreadyExists, InvalidValue, NotFound
 from perdure.ids import child_id
 from perdure.limits import ID_CHARACTERS_MAX, check_id
 from perdure.model import events, wire, work
@@ -67,11 +63,10 @@ async def rerun(
     *,
     input: msgspec.Raw | None = None,  # noqa: A002
     version: str | None = None,
-) -> int:
-    """Start the same orchestration as a new instance.
+) -> Copied:
+    """Start the same orchestration as a new instance; all finished steps run again.
 
-    Without ``input`` it gets the same input, without ``version`` the latest version. Returns how
-    many finished steps of the original run again.
+    Without ``input`` it gets the same input, without ``version`` the latest version.
     """
     if version is not None:
         parse_version(version)
@@ -91,7 +86,8 @@ async def rerun(
         envelope(start), condition=EnqueueCondition.ABSENT
     ):
         raise AlreadyExists(f"{new_id!r} exists already; choose another id")
-    return len(finished_steps(await read_steps(provider, instance_id, info.execution_id)))
+    again = finished_steps(await read_steps(provider, instance_id, info.execution_id))
+    return Copied(events_kept=0, steps_again=len(again))
 
 
 def finished_steps(steps: Iterable[StepView]) -> set[int]:
@@ -153,8 +149,11 @@ async def rerun_from_event(
     ]
     timers = [event for event in opened if isinstance(event, events.TimerCreated)]
     now_ms = clock.now_ms()
-    copy = msgspec.structs.replace(
-        _copy(snapshot, execution, kept, now_ms),
+    copy = _copy(
+        snapshot,
+        execution,
+        kept,
+        now_ms,
         messages=tuple(_queued_timer(*each, now_ms) for each in enumerate(timers, 1)),
         work=tuple(_queued_work(*each, now_ms) for each in enumerate(activities, 1)),
         # Paused until its children are queued, so that a crash leaves no half-started tree.
@@ -216,8 +215,9 @@ def _copy(
     execution: ExecutionSnapshot,
     history: Sequence[events.Event],
     now_ms: int,
+    **queued: Any,
 ) -> InstanceSnapshot:
-    """Return the instance as it was after that history, without queued messages and work."""
+    """Return the instance as it was after that history, with what is queued for it now."""
     started = started_of(history, "rerun")
     written = written_by(history, snapshot)
     records = (HistoryRecord(event_id=each.event_id, data=wire.encode(each)) for each in history)
@@ -231,7 +231,6 @@ def _copy(
         parent_instance_id=None,
         custom_status=written.custom_status,
         custom_status_version=written.status_changes,
-        suspended=False,
         block=None,
         not_before_ms=None,
         executions=(
@@ -246,8 +245,7 @@ def _copy(
         ),
         kv_store=written.kv_store,
         kv_delta=written.kv_delta,
-        messages=(),
-        work=(),
+        **queued,
     )
 
 

@@ -31,7 +31,6 @@ from perdure.providers.records import (
     ExecutionMetadata,
     HistoryRecord,
     KvChange,
-    KvClear,
     KvClearAll,
     KvSet,
     OrchestratorMessage,
@@ -95,12 +94,6 @@ async def retry(
     Completed instance, InstanceStillRunning for others, and InvalidValue for one whose clean-up has
     taken steps, as it cannot go on from before them, and for one that received no ``leave_out``.
     """
-    return await _retry(provider, instance_id, clock.now_ms(), leave_out)
-
-
-async def _retry(
-    provider: Provider, instance_id: str, now_ms: int, leave_out: str | None = None
-) -> Retried | None:
     info = await provider.admin.get_instance_info(instance_id)
     if info.status in _GOES_ON:
         if leave_out is not None:
@@ -115,33 +108,13 @@ async def _retry(
     if info.status not in _ENDED_BADLY:
         raise InstanceStillRunning(f"{instance_id!r} is {info.status}: there is nothing to retry")
     async with operator_lock(provider, instance_id) as (item, token):
-        undone = _Undone(item, _history_of(item), leave_out)
+        undone = _Undone(provider, item, clock, leave_out)
         if undone.kept_turn == 0:
             commit, retried = undone.next_execution()
         else:
-            commit, retried = await undone.go_on(provider, now_ms)
+            commit, retried = await undone.go_on()
         await provider.ack_orchestration_item(token, commit)
     return retried
-
-
-async def prune_state(provider: Provider, instance_id: str, bound_ms: int) -> int:
-    """Drop the keys of an ended instance that were last written before the bound; count them."""
-    async with operator_lock(provider, instance_id) as (item, token):
-        info = await provider.admin.get_instance_info(instance_id)
-        if not info.status.is_final:
-            raise InstanceStillRunning(
-                f"{instance_id!r} is {info.status}, and its code has its state in memory; delete "
-                "keys there with del state[key], or wait until it has ended"
-            )
-        values = await provider.get_kv_all_values(instance_id)
-        old = [key for key, entry in values.items() if entry.updated_at_ms < bound_ms]
-        commit = TurnCommit(
-            execution_id=item.execution_id,
-            kv_changes=tuple(KvClear(key=key) for key in old),
-            after_event_id=item.history[-1].event_id if item.history else 0,
-        )
-        await provider.ack_orchestration_item(token, commit)
-    return len(old)
 
 
 def _history_of(item: OrchestrationItem) -> list[events.Event]:
@@ -159,9 +132,11 @@ class _Undone:
     """An ended execution: the turns that are kept, and those that the retry undoes."""
 
     def __init__(
-        self, item: OrchestrationItem, history: Sequence[events.Event], leave_out: str | None
+        self, provider: Provider, item: OrchestrationItem, clock: Clock, leave_out: str | None
     ) -> None:
-        self.item = item
+        self.provider, self.item, self.clock = provider, item, clock
+        self.now_ms = clock.now_ms()
+        history = _history_of(item)
         self.started = started_of(history, "retry")
         self.end = history[-1]
         valid = events.without_undone(history)
@@ -218,12 +193,12 @@ class _Undone:
         )
         return commit, Retried(execution_id=following.execution_id, received=self.received)
 
-    async def go_on(self, provider: Provider, now_ms: int) -> tuple[TurnCommit, Retried]:
+    async def go_on(self) -> tuple[TurnCommit, Retried]:
         """Return the commit that reopens the execution, and retry its failed children."""
         steps = steps_of(self.kept)
         by_id = {step.event_id: step for step in steps}
         arrived = [event for event in self.undone if isinstance(event, _ARRIVALS)]
-        messages = [self._received(event, by_id, now_ms) for event in arrived]
+        messages = [self._received(event, by_id) for event in arrived]
         received = {getattr(event, "source_event_id", 0) for event in arrived}
         still_open = [
             step for step in steps if step.state == "open" and step.event_id not in received
@@ -234,7 +209,7 @@ class _Undone:
             _fire(step.event, step.event.fire_at_ms) for step in still_open if step.kind == "timer"
         ]
         for step in children:
-            message = await self._child_message(provider, step, now_ms)
+            message = await self._child_message(step)
             if message is not None:
                 messages.append(message)
         # Sent in any case: without a message no turn would run.
@@ -246,11 +221,11 @@ class _Undone:
         state, custom_status = state_after(self.kept)
         commit = TurnCommit(
             execution_id=self.item.execution_id,
-            history_delta=(self._event(now_ms),),
+            history_delta=(self._event(),),
             orchestrator_items=(envelope(again), *messages),
             metadata=ExecutionMetadata(status=Status.RUNNING, output="null"),
             custom_status=CustomStatusChange(value=custom_status),
-            kv_changes=_changes_to(state, now_ms),
+            kv_changes=_changes_to(state, self.now_ms),
         )
         done = finished_steps(steps) | {
             step.event_id
@@ -266,12 +241,12 @@ class _Undone:
         )
         return commit, retried
 
-    def _event(self, now_ms: int) -> HistoryRecord:
+    def _event(self) -> HistoryRecord:
         event = events.OrchestrationRetried(
             event_id=self.end.event_id + 1,
             instance_id=self.end.instance_id,
             execution_id=self.end.execution_id,
-            timestamp_ms=max(now_ms, self.end.timestamp_ms),
+            timestamp_ms=max(self.now_ms, self.end.timestamp_ms),
             turn=self.end.turn + 1,
             kept_turn=self.kept_turn,
             started={
@@ -283,9 +258,7 @@ class _Undone:
         )
         return HistoryRecord(event_id=event.event_id, data=wire.encode(event))
 
-    def _received(
-        self, event: events.Event, by_id: dict[int, StepView], now_ms: int
-    ) -> OrchestratorMessage:
+    def _received(self, event: events.Event, by_id: dict[int, StepView]) -> OrchestratorMessage:
         """Return the message that brings an arrival of an undone turn once more."""
         instance_id, execution_id = event.instance_id, event.execution_id
         item: work.OrchestratorItem
@@ -312,7 +285,7 @@ class _Undone:
                 timer = by_id[event.source_event_id]
                 due_ms: int = timer.event.fire_at_ms
                 if self._is_timeout:  # it gets its whole time again, or it would fail at once
-                    due_ms = now_ms + due_ms - timer.since_ms
+                    due_ms = self.now_ms + due_ms - timer.since_ms
                 return _fire(timer.event, due_ms)
             case _:
                 raise AssertionError(event)
@@ -323,14 +296,12 @@ class _Undone:
         end = self.end
         return isinstance(end, events.OrchestrationFailed) and "TimeoutError" in end.failure.lineage
 
-    async def _child_message(
-        self, provider: Provider, step: StepView, now_ms: int
-    ) -> OrchestratorMessage | None:
+    async def _child_message(self, step: StepView) -> OrchestratorMessage | None:
         """Retry an open child that has ended badly; return the message that the parent needs."""
         scheduled: events.SubOrchestrationScheduled = step.event
         child_id = scheduled.child_instance_id
         try:
-            info = await provider.admin.get_instance_info(child_id)
+            info = await self.provider.admin.get_instance_info(child_id)
         except NotFound:
             return envelope(work.child_item(scheduled, self.started))
         if info.status is Status.COMPLETED:
@@ -338,8 +309,8 @@ class _Undone:
             return envelope(work.child_completed(work.step_link(scheduled), child_id, result))
         if info.status in _ENDED_BADLY:
             # The parent is locked, so what the child answers stays queued until the commit.
-            await _retry(provider, child_id, now_ms)
-        elif await _is_being_cancelled(provider, info):
+            await retry(self.provider, child_id, self.clock)
+        elif await _is_being_cancelled(self.provider, info):
             raise InstanceStillRunning(
                 f"{self.item.instance_id!r} waits for its child {child_id!r}, which is being "
                 "cancelled; retry when that has ended"

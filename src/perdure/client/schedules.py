@@ -16,7 +16,7 @@ from perdure.arguments import (
     moment_of,
     whole_milliseconds,
 )
-from perdure.client.admin import read_instances
+from perdure.client.admin import read_by_ids, read_instances
 from perdure.client.formats import filled
 from perdure.client.rerun import read_start
 from perdure.errors import AlreadyExists, CannotUnwrap, InstanceFinished, InvalidValue, NotFound
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from perdure.schedules.spec import ScheduleOptions
 
 BACKFILL_MAX: Final = 1_000
-_PAGE: Final = 200
 
 
 class ScheduleInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,7 +163,8 @@ class Schedules:
                 "shorter time, then the next one"
             )
         names = {slot: f"{id}@{slot_name(slot)}" for slot in slots}
-        known = await self._existing(list(names.values()))
+        instances = read_by_ids(self._client.provider.admin, list(names.values()))
+        known = {info.instance_id async for info in instances}
         missing = [slot for slot in slots if names[slot] not in known]
         if missing and not dry_run:
             await self._send(id, kind="backfill", slots=missing)
@@ -219,14 +219,6 @@ class Schedules:
                 f"{id!r} is an instance of {info.name!r}, not a schedule; choose another id"
             )
         return info
-
-    async def _existing(self, ids: Sequence[str]) -> set[str]:
-        found: set[str] = set()
-        for first in range(0, len(ids), _PAGE):
-            query = InstanceQuery(instance_ids=tuple(ids[first : first + _PAGE]))
-            page = await self._client.provider.admin.list_instances(query, limit=_PAGE)
-            found |= {info.instance_id for info in page.instances}
-        return found
 
     async def _state(self, info: InstanceInfo) -> ScheduleState:
         """Return the last published state, or the first one if no worker has taken it up."""

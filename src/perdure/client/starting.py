@@ -25,6 +25,7 @@ import msgspec
 
 from perdure.arguments import check_moment, check_string, to_seconds, whole_milliseconds
 from perdure.authoring import Activity, Orchestration
+from perdure.client.admin import read_by_ids
 from perdure.client.endings import check_loop
 from perdure.engine.decisions import is_same_payload
 from perdure.errors import (
@@ -42,7 +43,7 @@ from perdure.errors import (
 from perdure.limits import check_id
 from perdure.model import events, wire, work
 from perdure.model.envelopes import envelope
-from perdure.providers.records import EnqueueCondition, InstanceQuery
+from perdure.providers.records import EnqueueCondition
 from perdure.providers.rules import UNKNOWN_NAME
 
 if TYPE_CHECKING:
@@ -72,7 +73,6 @@ class StartOptions(TypedDict, total=False):
     if_changed: IfChanged
 
 
-_PAGE: Final = 500
 _PAIRS: Final = "start_many takes pairs of an id and a tuple of arguments, such as ('o-1', (1200,))"
 
 
@@ -98,14 +98,14 @@ async def other_names(
     items: Sequence[work.StartOrchestration], provider: Provider
 ) -> dict[str, str]:
     """Return the ids that belong to an instance of another orchestration, with its name."""
-    found: dict[str, str] = {}
-    for first in range(0, len(items) if provider.capabilities.admin else 0, _PAGE):
-        names = {item.instance_id: item.name for item in items[first : first + _PAGE]}
-        query = InstanceQuery(instance_ids=tuple(names))
-        for info in (await provider.admin.list_instances(query, limit=_PAGE)).instances:
-            if info.name not in {names[info.instance_id], UNKNOWN_NAME}:
-                found[info.instance_id] = info.name
-    return found
+    if not provider.capabilities.admin:
+        return {}
+    names = {item.instance_id: item.name for item in items}
+    return {
+        info.instance_id: info.name
+        async for info in read_by_ids(provider.admin, list(names))
+        if info.name not in {names[info.instance_id], UNKNOWN_NAME}
+    }
 
 
 async def has_begun(pending: PendingStart | None, provider: Provider) -> bool:

@@ -146,8 +146,8 @@ async def rerun_run(service: Service, given: Rerun) -> Done:
     encoded = None
     if given.input is not None:
         encoded = service.client.codec.encode(tuple(given.input), where="input")
-    again = await rerun(service.provider, given.id, new_id, input=encoded, version=given.version)
-    return Done(new_id, f"{again} finished steps run again")
+    copied = await rerun(service.provider, given.id, new_id, input=encoded, version=given.version)
+    return Done(new_id, f"{copied.steps_again} finished steps run again")
 
 
 @post("/start")

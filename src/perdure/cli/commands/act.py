@@ -419,10 +419,9 @@ def rerun(
         chosen = rerunning.fresh_id(instance_id) if new_id is None else new_id
         if from_event is None:
             changed = _encoded(session, input_text)
-            again = await rerunning.rerun(
+            copied = await rerunning.rerun(
                 provider, instance_id, chosen, input=changed, version=version
             )
-            copied = rerunning.Copied(events_kept=0, steps_again=again)
         else:
             copied = await rerunning.rerun_from_event(
                 provider,

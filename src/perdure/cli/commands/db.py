@@ -27,7 +27,6 @@ from perdure.cli.render import (
 from perdure.cli.session import (
     Migrates,
     current_settings,
-    due_migrations,
     refuse_absent,
     refuse_memory,
     run,
@@ -157,7 +156,7 @@ def _show_due(url: str, output: str) -> None:
     provider = open_provider(url)
     due: Sequence[Migration] = ()
     if isinstance(provider, Migrates):
-        due = asyncio.run(due_migrations(provider))
+        due = asyncio.run(provider.migrate(dry_run=True))
     else:  # a directory store, which has no schema
         current_settings().existing_store()
     if output == "json":

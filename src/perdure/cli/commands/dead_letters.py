@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from perdure.cli.command import Group, output_option, yes_option
+from perdure.cli.command import LIMIT_MAX, Group, limit_option, output_option, yes_option
 from perdure.cli.inputs import is_wanted
 from perdure.cli.render import (
     Cell,
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from perdure.cli.session import Session
     from perdure.providers.records import DeadLetter
 
-_LIMIT_MAX = 10_000
 dead_letters = Group(
     "dead-letters", help="Look at messages that no instance could take, and requeue or delete them."
 )
@@ -40,14 +39,7 @@ dead_letters = Group(
     "list",
     examples=["perdure dead-letters list", "perdure dead-letters list -o json | jq '.[].reason'"],
 )
-@click.option(
-    "--limit",
-    metavar="N",
-    type=click.IntRange(1, _LIMIT_MAX),
-    default=1000,
-    show_default=True,
-    help="At most this many.",
-)
+@limit_option(1000)
 @output_option("table", "json", "ids")
 async def list_letters(session: Session, limit: int, output: str) -> None:
     """List dead letters, oldest first."""
@@ -70,7 +62,7 @@ async def list_letters(session: Session, limit: int, output: str) -> None:
         if_none="none: every message has found its instance",
     )
     if len(letters) == limit:
-        warn(f"{limit} shown, more may follow: --limit takes up to {_LIMIT_MAX}")
+        warn(f"{limit} shown, more may follow: --limit takes up to {LIMIT_MAX}")
 
 
 @dead_letters.add(
@@ -124,7 +116,7 @@ async def delete(session: Session, letter_ids: tuple[int, ...], is_all: bool, ye
     if bool(letter_ids) == is_all:
         raise UsageError("name dead letters or --all: perdure dead-letters delete 7")
     if is_all:
-        letters = await session.admin.list_dead_letters(limit=_LIMIT_MAX)
+        letters = await session.admin.list_dead_letters(limit=LIMIT_MAX)
     else:
         letters = await _find(session, letter_ids)
     count = counted(len(letters), "dead letter")
@@ -137,7 +129,7 @@ async def delete(session: Session, letter_ids: tuple[int, ...], is_all: bool, ye
 
 async def _find(session: Session, letter_ids: Sequence[int]) -> list[DeadLetter]:
     """Return the letters; raise NotFound before anything is changed if one is missing."""
-    letters = await session.admin.list_dead_letters(limit=_LIMIT_MAX)
+    letters = await session.admin.list_dead_letters(limit=LIMIT_MAX)
     by_id = {letter.letter_id: letter for letter in letters}
     missing = [letter_id for letter_id in letter_ids if letter_id not in by_id]
     if missing:

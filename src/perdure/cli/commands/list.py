@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import shlex
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from perdure.cli.command import combined, command, complete_names, output_option
+from perdure.cli.command import (
+    LIMIT_MAX,
+    combined,
+    command,
+    complete_names,
+    limit_option,
+    output_option,
+)
 from perdure.cli.render import (
     Column,
     is_terminal,
@@ -95,9 +102,6 @@ def _query_of(argument: str) -> str:
     return shlex.quote(argument) if " " in argument and not is_query else argument
 
 
-_LIMIT_MAX: Final = 10_000
-
-
 @command(
     "list",
     examples=[
@@ -108,14 +112,7 @@ _LIMIT_MAX: Final = 10_000
     ],
 )
 @filter_options
-@click.option(
-    "--limit",
-    metavar="N",
-    type=click.IntRange(1, _LIMIT_MAX),
-    default=20,
-    show_default=True,
-    help="At most this many; the last line says if there are more.",
-)
+@limit_option(20)
 @click.option("--cursor", help="Go on where the last page ended.")
 @output_option("table", "json", "jsonl", "ids")
 async def list_command(
@@ -156,7 +153,7 @@ async def list_command(
 def _print_footer(selection: Selection, count: int, following: str | None, limit: int) -> None:
     """Tell that more follows; in a pipe on standard error, because the output looks complete."""
     if following is not None:
-        larger = min(limit * 5, _LIMIT_MAX)
+        larger = min(limit * 5, LIMIT_MAX)
         # The store does not apply these filters, so the next page may turn out empty.
         is_tested = bool(selection.tests or selection.name_patterns)
         told = f"{count} shown, more {'may follow' if is_tested else 'follow'}:"
@@ -192,7 +189,11 @@ async def count(session: Session, by: str | None, output: str, **filters: Any) -
         else:
             sys.stdout.write(f"{total}\n")
         return
-    groups = await (_by_status if by == "status" else _by_name)(session, selection)
+    groups: dict[str, int]
+    if by == "name":
+        groups = await selection.count_by_name(session.admin)
+    else:
+        groups = await _by_status(session, selection)
     if output == "json":
         print_json({"count": sum(groups.values()), f"by_{by}": groups})
         return
@@ -210,7 +211,3 @@ async def _by_status(session: Session, selection: Selection) -> dict[str, int]:
             of_status = selection.with_query(statuses=frozenset({status}))
             counts[status] = await of_status.count(session.admin)
     return {status.value: number for status, number in merged(counts).items()}
-
-
-async def _by_name(session: Session, selection: Selection) -> dict[str, int]:
-    return await selection.count_by_name(session.admin)

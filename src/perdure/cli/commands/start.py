@@ -9,10 +9,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from perdure.cli.command import (
     command,
     complete_names,
+    data_option,
     duration_option,
     id_argument,
     output_option,
@@ -33,7 +35,7 @@ from perdure.cli.session import current_settings, run, suggest_commands
 from perdure.cli.settings import shown_store
 from perdure.client.endings import EndWaiter
 from perdure.client.formats import shown_age
-from perdure.client.instance import block_of, failure_of
+from perdure.client.instance import failure_of
 from perdure.client.json_documents import instance_document, promise_document, raw, started_document
 from perdure.errors import AlreadyExists, NotFound, UsageError
 from perdure.escape import clean_block
@@ -166,7 +168,7 @@ async def _print_started(
         return
     info = await session.info(instance_id)
     if output == "table":
-        done = "started" if is_new else f"exists already, {info.status.lower()}:"
+        done = "started" if is_new else f"exists already, {info.status.of_instance.lower()}:"
         print_done(f"{done} {name} ", Cell(instance_id, "bold"))
         shown = shlex.quote(instance_id)
         suggest_commands(f"show {shown}", f"result {shown}")
@@ -190,26 +192,21 @@ def _is_store_missing() -> bool:
 )
 @id_argument()
 @click.argument("name", metavar="EVENT")
-@click.option("--data", metavar="JSON", help="The value; @file, or - for standard input.")
+@data_option()
 @click.option("--mailbox", is_flag=True, help="EVENT is a mailbox: for next_message().")
-def send(instance_id: str, name: str, data: str | None, mailbox: bool) -> None:
+async def send(session: Session, instance_id: str, name: str, data: object, mailbox: bool) -> None:
     """Send the event EVENT to an instance. It is kept until the code waits for it."""
-    value = None if data is None else read_json(data, "--data")
-
-    async def body(session: Session) -> None:
-        client = session.client
-        try:
-            before = await client.describe(instance_id)
-            await (client.send_message if mailbox else client.raise_event)(instance_id, name, value)
-        except NotFound:
-            raise await session.unknown(instance_id) from None
-        what = "message in" if mailbox else "event"
-        print_done(f"sent {what} {name!r} to {instance_id}")
-        waited = [step for step in before.waiting_for if step.kind in {"event", "message"}]
-        if ("message" if mailbox else "event", name) not in {(s.kind, s.name) for s in waited}:
-            _note_unread(before, waited)
-
-    run(body)
+    client = session.client
+    try:
+        before = await client.describe(instance_id)
+        await (client.send_message if mailbox else client.raise_event)(instance_id, name, data)
+    except NotFound:
+        raise await session.unknown(instance_id) from None
+    what = "message in" if mailbox else "event"
+    print_done(f"sent {what} {name!r} to {instance_id}")
+    waited = [step for step in before.waiting_for if step.kind in {"event", "message"}]
+    if ("message" if mailbox else "event", name) not in {(s.kind, s.name) for s in waited}:
+        _note_unread(before, waited)
 
 
 def _note_unread(before: InstanceStatus, waited: list[OpenStep]) -> None:
@@ -237,25 +234,25 @@ def _note_unread(before: InstanceStatus, waited: list[OpenStep]) -> None:
 )
 @id_argument()
 @click.argument("name", metavar="NAME")
-@click.option("--data", metavar="JSON", help="The value; @file, or - for standard input.")
+@data_option()
 @click.option("--id", "given_id", metavar="ID", help="Of the request: asks once, also if repeated.")
 @duration_option("--timeout", "timeout_ms", "Give up after that (exit 5). Default: 30s.")
-def ask(
-    instance_id: str, name: str, data: str | None, given_id: str | None, timeout_ms: int | None
+async def ask(
+    session: Session,
+    instance_id: str,
+    name: str,
+    data: object,
+    given_id: str | None,
+    timeout_ms: int | None,
 ) -> None:
     """Ask an instance that reads requests("NAME"), and print its reply as JSON.
 
     Exit code 6 and the reason on standard error if it rejects the request, or has ended.
     """
-    value = None if data is None else read_json(data, "--data")
     seconds = _ASK_SECONDS if timeout_ms is None else timeout_ms / 1000
-
-    async def body(session: Session) -> None:
-        await session.info(instance_id)
-        handle = session.client.get(instance_id)
-        print_json(await handle.ask(name, value, timeout=seconds, id=given_id))
-
-    run(body)
+    await session.info(instance_id)
+    handle = session.client.get(instance_id)
+    print_json(await handle.ask(name, data, timeout=seconds, id=given_id))
 
 
 _ASK_SECONDS = 30
@@ -283,16 +280,10 @@ async def result(session: Session, instance_id: str, timeout_ms: int | None, out
 async def wait_for_end(
     session: Session, instance_id: str, timeout_ms: int | None = None
 ) -> InstanceInfo:
-    """Wait for the end of the instance and return it; warn if it is Blocked meanwhile."""
+    """Wait for the end of the instance and return it."""
     await session.info(instance_id)  # names similar ids
-    warnings: set[str] = set()
 
     async def ended(info: InstanceInfo) -> InstanceInfo | None:
-        if info.status is Status.BLOCKED and not warnings:
-            block = block_of(info)
-            reason = "" if block is None else f": {block.message}"
-            warnings.add(reason)
-            warn(f"{instance_id} is Blocked{reason}; still waiting")
         return info if info.status.is_final else None
 
     waiter = EndWaiter(session.provider, session.client.clock)
@@ -349,16 +340,19 @@ async def promises(session: Session, output: str) -> None:
     ],
 )
 @click.argument("key", metavar="KEY")
-@click.option("--data", metavar="JSON", help="The value. Default: null. @FILE or - reads it.")
+@data_option()
 @click.option("--reject", "reason", metavar="REASON", help="Reject the promise instead.")
-async def resolve(session: Session, key: str, data: str | None, reason: str | None) -> None:
+@click.pass_context
+def resolve(context: click.Context, key: str, data: object, reason: str | None) -> None:
     """Give a promise its value, before or after an instance awaits it. The first answer counts."""
-    if reason is not None:
-        if data is not None:
-            raise UsageError("a promise gets --data or --reject, not both")
-        await session.client.reject(key, reason)
-        print_done(f"rejected {key}")
-        return
-    value = None if data is None else read_json(data, "--data")
-    await session.client.resolve(key, value)
-    print_done(f"resolved {key}")
+    if reason is not None and context.get_parameter_source("data") is ParameterSource.COMMANDLINE:
+        raise UsageError("a promise gets --data or --reject, not both")
+
+    async def body(session: Session) -> None:
+        if reason is None:
+            await session.client.resolve(key, data)
+        else:
+            await session.client.reject(key, reason)
+        print_done(f"{'resolved' if reason is None else 'rejected'} {key}")
+
+    run(body)

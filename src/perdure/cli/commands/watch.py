@@ -141,7 +141,7 @@ async def _watch_lines(session: Session, instance_id: str) -> int:
             key = (info.status, insight.doing, insight.since_ms, info.custom_status, insight.error)
             if key != last:
                 last = key
-                _print_now(f"{info.status.lower()}: {insight.sentence}")
+                _print_now(f"{info.status.of_instance.lower()}: {insight.explanation}")
             if info.status.is_final:
                 return _code(info.status)
             await changes.wait(_QUIET_MS)
