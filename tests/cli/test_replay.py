@@ -8,8 +8,11 @@ import pytest
 
 from cli import flows
 from cli.conftest import FLOWS
+from cli.test_promise_commands import asks
 from integration.conditions import until
-from perdure import InstanceQuery, Runtime, Status
+from perdure import InstanceQuery, Runtime, Schedule, Status
+from perdure.authoring.communication import request_id
+from perdure.cli.modules import load_code
 
 OLD = """
     import asyncio
@@ -73,6 +76,40 @@ def run_in_flight(store, module_name, count, rare):
             await until(all_wait, 60)
 
     asyncio.run(main())
+
+
+def test_what_perdure_itself_runs_is_replayed_with_its_own_code(sqlite_cli):
+    every_hour = Schedule("report", flows.hello, "ann", every=3600)
+
+    async def main():
+        async with Runtime("store.db", [asks], schedules=[every_hour]) as runtime:
+            await runtime.start(asks, "approval", id="o-1")
+
+            async def is_awaited():
+                return [each.awaited_by async for each in runtime.promises()] == [("o-1",)]
+
+            async def has_a_next_slot():
+                return (await runtime.describe("report")).custom_status is not None
+
+            await until(is_awaited)
+            await until(has_a_next_slot)
+            request = asyncio.create_task(runtime.get("o-1").ask("nothing", id="r-1"))
+            await until(lambda: _has_begun(runtime, request_id("r-1")))
+            request.cancel()
+            await asyncio.wait([request])
+            return {name for name, _ in runtime.registry.orchestration_keys if "perdure." in name}
+
+    own = asyncio.run(main())
+    registry, _ = load_code(["cli.test_promise_commands"], "perdure replay")
+
+    assert own <= {name for name, _ in registry.orchestration_keys}
+    found = sqlite_cli("replay", "cli.test_promise_commands", "-o", "jsonl").jsonl
+    assert {each["name"] for each in found} == {"asks", *own}
+    assert {each["verdict"] for each in found} == {"ok"}
+
+
+async def _has_begun(runtime, instance_id):
+    return any(each.id == instance_id for each in (await runtime.admin.page())[0])
 
 
 def test_one_planted_divergence_among_a_thousand_is_named(sqlite_cli, module):

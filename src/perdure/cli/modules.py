@@ -11,9 +11,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from perdure.authoring.communication import ask_instance, promise_instance
 from perdure.authoring.definitions import Activity, Orchestration, Registry
 from perdure.codec import JSON, Codec
 from perdure.errors import UsageError
+from perdure.schedules.orchestration import schedule_loop
 from perdure.schedules.spec import schedules_in
 
 if TYPE_CHECKING:
@@ -24,9 +26,10 @@ if TYPE_CHECKING:
 
 
 def load_code(names: Sequence[str], command: str) -> tuple[Registry, Codec]:
-    """Return the handlers of the modules, and the codec of their payloads."""
+    """Return the handlers of the modules and Perdure's own, and the codec of their payloads."""
     handlers, codec = load_handlers(names, command), load_codec(names)
-    return Registry(handlers, codec=codec), codec
+    own = (promise_instance, ask_instance, schedule_loop)
+    return Registry(handlers, own, codec=codec), codec
 
 
 def load_handlers(names: Sequence[str], command: str) -> list[Handler | ModuleType]:
