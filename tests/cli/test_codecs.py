@@ -94,7 +94,7 @@ def test_commands_without_the_codec_say_what_they_cannot_read(sqlite_cli, squeez
     assert "input    (sealed with 'squeezed', not readable here)" in shown
     assert "greet((sealed with 'squeezed', not readable here))" in shown
     assert "(sealed with 'squeezed', not readable here)" in sqlite_cli("history", "h-1").out
-    assert sqlite_cli("db", "check").lines == ["✓ 1 instances read, no damage found"]
+    assert sqlite_cli("db", "check").lines == ["✓ 1 instance read, no damage found"]
     for flags in ((), ("--from-event", "2")):
         refused = sqlite_cli("rerun", "h-1", "--id", "h-2", *flags, code=2)
         assert "'squeezed', and goes to another instance, so it has to be read here" in refused.err

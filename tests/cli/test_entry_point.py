@@ -207,6 +207,9 @@ def test_help_takes_less_than_a_quarter_of_a_second_of_cpu(environ):
         (["list", "-o", "xml"], "-o"),
         (["show"], "ID"),
         (["send", "x"], "EVENT"),
+        (["show", "-dash"], "needs -- before it: perdure show -- ID"),
+        (["schedule", "show", "-dash"], "needs -- before it: perdure schedule show -- ID"),
+        (["completion"], "Choose from: bash, zsh, fish"),
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_2(sqlite_cli, args, said):

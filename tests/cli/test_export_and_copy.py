@@ -151,7 +151,7 @@ def test_an_import_that_was_interrupted_is_told_and_can_be_repeated(
     assert told.count("\n") == 1
     assert len(done["already_there"]) == 2
     assert sorted(done["imported"] + done["already_there"]) == sorted(ids)
-    assert f"imported 0 instances, {len(ids)} were there already" in again
+    assert f"imported 0 instances, {len(ids)} already there" in again
     assert target("count").out == waiting("count").out
 
 

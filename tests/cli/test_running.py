@@ -173,6 +173,20 @@ def test_a_start_that_cannot_be_is_refused_before_a_store_is_created(
     assert not list(tmp_path.iterdir())
 
 
+def test_an_id_that_was_started_with_other_arguments_is_told_with_options_that_exist(sqlite_cli):
+    sqlite_cli.run(("h-1", flows.hello, "ann"))
+
+    same = sqlite_cli("start", "hello", "--id", "h-1", "--input", '"ann"')
+    other = sqlite_cli("start", "hello", "--id", "h-1", "--input", '"bob"')
+    anew = sqlite_cli("start", "hello", "--id", "h-1", "--input", '"bob"', "--if-exists", "restart")
+
+    assert (same.err, anew.err) == ("", "")
+    assert other.err == (
+        "perdure: 'h-1' was started with ('ann'), and not again with ('bob'); --if-exists replace "
+        "deletes it first, or name another --id\n"
+    )
+
+
 def test_a_name_that_no_worker_has_is_warned_of(sqlite_cli, start_process):
     wait_for_worker(sqlite_cli, start_process("worker", FLOWS))
 

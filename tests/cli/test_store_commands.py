@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from cli import flows
+from cli.conftest import Cli
 from cli.terminal import see
 from perdure.providers.records import HistoryRecord
 
@@ -357,7 +358,42 @@ def test_doctor_counts_blocked_instances(sqlite_cli):
     sqlite_cli.run(("a-1", flows.approval, 1), until_open={"a-1"})
     block(sqlite_cli, "a-1")
 
-    assert "1 instances" in findings(sqlite_cli("doctor", "-o", "json"))["blocked"]["text"]
+    assert "1 instance Blocked" in findings(sqlite_cli("doctor", "-o", "json"))["blocked"]["text"]
+
+
+def test_doctor_warns_of_work_whose_worker_is_gone(sqlite_cli):
+    sqlite_cli("start", "hello", "--id", "h-1")
+
+    async def take(client):
+        await client.provider.fetch_orchestration_item(60_000, 0)
+
+    sqlite_cli.call(take)
+
+    found = findings(sqlite_cli("doctor", "-o", "json"))["turns"]
+    assert (found["level"], "0 ready, 1 locked" in found["text"]) == ("warn", True)
+    assert "perdure worker" in found["advice"]
+
+
+@pytest.mark.parametrize(
+    ("command", "kind"),
+    [
+        (["export", "h-1", "--file"], "sqlite"),
+        (["db", "backup"], "sqlite"),
+        (["db", "backup"], "filesystem"),
+        (["new", "hello"], "sqlite"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_named_as_it_was_given(
+    tmp_path, monkeypatch, command, kind
+):
+    monkeypatch.chdir(tmp_path)
+    cli = Cli("store.db" if kind == "sqlite" else "file:./store")
+    cli.run(("h-1", flows.hello, "ann"))
+
+    said = cli(*command, str(tmp_path / "no such" / "file.py"), code=1).err
+
+    assert f"'{tmp_path}/no such/file.py': No such file or directory" in said
+    assert said.count("\n") == 1
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

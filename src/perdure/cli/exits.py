@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from perdure import errors
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
+    from pathlib import Path
 
 
 class Exit(IntEnum):
@@ -69,6 +71,18 @@ def line_of(error: BaseException) -> str:
     else:
         text = str(error)
     return text or type(error).__name__
+
+
+@contextmanager
+def writing(path: Path, command: str) -> Generator[None]:
+    """Let an error of the system name the path that the person has named, not that of a draft."""
+    try:
+        yield
+    except FileExistsError:
+        raise errors.AlreadyExists(f"{str(path)!r} exists already; name a new place") from None
+    except OSError as error:
+        why = f"cannot write {str(path)!r}: {error.strerror}; name a place that can be written"
+        raise errors.StoreUnavailable(command, why) from error
 
 
 def is_expected(error: BaseException) -> bool:

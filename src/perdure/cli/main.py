@@ -163,10 +163,17 @@ def _usage(error: click.ClickException, settings: Settings) -> int:
         return Exit.OK
     hint = ""
     if isinstance(error, click.UsageError) and error.ctx is not None:
-        hint = f" (see {error.ctx.command_path} --help)"
-    message = clean(settings.conceal(error.format_message().rstrip(".")))
+        path = error.ctx.command_path
+        hint = f" (see {path} --help)"
+        if isinstance(error, click.NoSuchOption) and _takes_arguments(error.ctx.command):
+            hint = f"; what begins with - and is no option needs -- before it: {path} -- ID{hint}"
+    message = clean(settings.conceal(" ".join(error.format_message().rstrip(".").split())))
     sys.stderr.write(f"perdure: {message}{hint}\n")
     return Exit.USAGE if isinstance(error, click.UsageError) else Exit.ERROR
+
+
+def _takes_arguments(command: click.Command) -> bool:
+    return any(each.param_type_name == "argument" for each in command.params)
 
 
 def report(error: Exception, settings: Settings) -> int:

@@ -217,32 +217,27 @@ def pairs_of(inputs: Any) -> Iterator[tuple[Any, tuple[Any, ...]]]:
 # --- an id that is in use
 
 
-async def compare_arguments(
-    item: work.StartOrchestration,
+async def other_arguments(
+    instance_id: str,
+    given: msgspec.Raw,
     target: Orchestration[..., Any] | str,
-    if_changed: IfChanged,
     provider: Provider,
     codec: Codec,
-) -> None:
-    """Warn, or raise AlreadyExists, if the instance of that id was started with other arguments."""
-    records = await provider.read_with_execution(item.instance_id, 1, limit=1)
+) -> str | None:
+    """Return a text if the instance was started with other arguments; None if they may be equal."""
+    records = await provider.read_with_execution(instance_id, 1, limit=1)
     first = wire.decode_event(records[0].data) if records else None
     if not isinstance(first, events.OrchestrationStarted):
-        return  # its first turn has not run, or its first execution was pruned
+        return None  # its first turn has not run, or its first execution was pruned
     try:
-        is_same = _are_same_arguments(first.input, item.input, target, codec)
+        if _are_same_arguments(first.input, given, target, codec):
+            return None
     except PayloadError:
-        return  # written with another codec or for another signature
-    if is_same:
-        return
-    text = (
-        f"{item.instance_id!r} was started with {_shown_arguments(first.input, codec)}, and not "
-        f"again with {_shown_arguments(item.input, codec)}; use another id, or "
-        "if_exists='replace'"
+        return None  # written with another codec or for another signature
+    return (
+        f"{instance_id!r} was started with {_shown_arguments(first.input, codec)}, and not again "
+        f"with {_shown_arguments(given, codec)}"
     )
-    if if_changed == "fail":
-        raise AlreadyExists(text)
-    log.warning("%s, or say if_changed='ignore'", text)
 
 
 def _are_same_arguments(
@@ -324,9 +319,7 @@ class Submissions:
                 continue
             await self._check_existing(start.item, start.if_exists)
             if start.if_changed != "ignore":
-                await compare_arguments(
-                    start.item, start.target, start.if_changed, self._provider, self._codec
-                )
+                await self._check_arguments(start)
             if await self._is_told(start):
                 return None
         raise StoreBusy(
@@ -407,6 +400,19 @@ class Submissions:
             raise AlreadyExists(
                 f"the id {item.instance_id!r} belongs to an instance of {name!r}, "
                 f"not of {item.name!r}; use another id"
+            )
+
+    async def _check_arguments(self, start: Start) -> None:
+        """Warn, or raise AlreadyExists, if the instance was started with other arguments."""
+        item = start.item
+        said = await other_arguments(
+            item.instance_id, item.input, start.target, self._provider, self._codec
+        )
+        if said is not None and start.if_changed == "fail":
+            raise AlreadyExists(f"{said}; use another id, or if_exists='replace'")
+        if said is not None:
+            log.warning(
+                "%s; use another id, or if_exists='replace', or say if_changed='ignore'", said
             )
 
     async def submit_many(

@@ -12,10 +12,11 @@ import msgspec
 from perdure.authoring.policies import FOREVER
 from perdure.cli.command import Group, duration_option, output_option, yes_option
 from perdure.cli.details import count_statuses, shown_bytes, shown_queue
-from perdure.cli.exits import Exit
+from perdure.cli.exits import Exit, writing
 from perdure.cli.inputs import is_wanted
 from perdure.cli.render import (
     Cell,
+    counted,
     echo,
     glyph,
     print_done,
@@ -194,7 +195,7 @@ async def check(session: Session, quick: bool, output: str) -> int:
             echo(Cell(f"{glyph('failed')} ", "red"), f"{place}{damage.message}")
         sign, style = ("failed", "red") if damages else ("completed", "green")
         said = f"{len(damages)} damaged" if damages else "no damage found"
-        echo(Cell(f"{glyph(sign)} ", style), f"{checked} instances read, {said}")
+        echo(Cell(f"{glyph(sign)} ", style), f"{counted(checked, 'instance')} read, {said}")
     return Exit.ERROR if damages else Exit.OK
 
 
@@ -335,7 +336,7 @@ async def backup(session: Session, target: str, output: str) -> None:
     directory = session.settings.directory
     path = _backup_path(session.url, target)
     if (directory / path).exists():
-        raise AlreadyExists(f"{path!r} exists already; name a new place for the backup")
+        raise AlreadyExists(f"{path!r} exists already; name a new place")
     if isinstance(session.admin, BacksUp):
         await session.admin.backup(path)
     elif session.url.startswith("file:"):
@@ -390,8 +391,10 @@ def copy(source: str, target: str, move: bool, replace: bool, output: str) -> No
         warn("interrupted: TARGET holds only a part; the same command goes on where it was")
         raise
     document = {"source": shown_store(source), "target": shown_store(target), **asdict(report)}
-    there = f", {report.already_there} were there already" if report.already_there else ""
-    said = f"copied {report.copied} of {report.instances} instances{there}, each verified"
+    there = f", {report.already_there} already there" if report.already_there else ""
+    said = (
+        f"copied {report.copied} of {counted(report.instances, 'instance')}{there}, each verified"
+    )
     print_outcome(output, document, said)
     if output == "table":
         echo(f"  {report.messages} queued messages, {report.work} activities in flight")
@@ -422,7 +425,7 @@ async def _into(origin: Provider, target: str | Provider, **options: Any) -> Cop
 
 async def _into_directory(origin: Provider, target: Path) -> None:
     """Copy into a draft directory, and rename it when the copy is complete."""
-    with draft_beside(target, is_directory=True) as draft:
+    with writing(target, "backup"), draft_beside(target, is_directory=True) as draft:
         await _into(origin, FileSystemProvider(draft.path))
         draft.put_in_place()
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 from perdure.cli.command import command, output_option
 from perdure.cli.details import shown_queue
 from perdure.cli.exits import Exit, line_of
-from perdure.cli.render import Cell, glyph, print_facts, print_json
+from perdure.cli.render import Cell, counted, glyph, print_facts, print_json
 from perdure.cli.session import current_settings, open_session
 from perdure.cli.settings import is_empty, shown_store
 from perdure.client.damage import store_damages
@@ -211,10 +211,13 @@ async def _queues(session: Session) -> list[Finding]:
     for name, queue in (("turns", depths.orchestrator), ("activities", depths.worker)):
         text = shown_queue(queue)
         age_ms = queue.oldest_visible_age_ms or 0
-        is_stale = bool(queue.visible) and age_ms > _STALE_MS
-        if is_stale:
+        if queue.visible and age_ms > _STALE_MS:
             text += f"; the oldest waits for {age_ms // 1000} s"
             more = advice or "no running worker takes it: look at perdure workers"
+            findings.append(Finding("warn", name, text, more))
+        elif queue.locked and not workers:
+            text += "; locked by a worker that is gone"
+            more = "a worker takes it over when its lock ends: perdure worker MODULE"
             findings.append(Finding("warn", name, text, more))
         else:
             findings.append(Finding("ok", name, text))
@@ -233,5 +236,5 @@ async def _attention(session: Session) -> list[Finding]:
     number = await session.admin.count_instances(query)
     if number:
         advice = "perdure list --status blocked says why"
-        return [Finding("warn", "blocked", f"{number} instances are Blocked", advice)]
+        return [Finding("warn", "blocked", f"{counted(number, 'instance')} Blocked", advice)]
     return [Finding("ok", "blocked", "no instance is Blocked")]

@@ -12,6 +12,7 @@ import click
 import msgspec
 
 from perdure.cli.command import command, ids_argument, output_option, query_option
+from perdure.cli.exits import writing
 from perdure.cli.inputs import interruptible
 from perdure.cli.render import (
     counted,
@@ -105,7 +106,8 @@ def export(
                 number = await _write(session, members, None, target)
             kept = await _delete_unchanged(session, trees)
             roots = counted(len(trees) - len(kept), "root")
-            print_done(f"wrote {number} instances to {file}, then deleted {roots} with children")
+            wrote = f"wrote {counted(number, 'instance')} to {file}"
+            print_done(f"{wrote}, then deleted {roots} with children")
             if kept:
                 warn(f"not deleted, because they changed meanwhile: {', '.join(kept)}")
         elif file is None:
@@ -113,7 +115,7 @@ def export(
         else:
             with _private_file(file) as target:
                 number = await _write(session, instance_ids, query, target)
-            print_done(f"wrote {number} instances to {file}")
+            print_done(f"wrote {counted(number, 'instance')} to {file}")
 
     run(body)
 
@@ -121,18 +123,15 @@ def export(
 @contextmanager
 def _private_file(path: Path) -> Generator[IO[str]]:
     """Open a new file that only its owner can read; it appears only when it is complete."""
-    there_already = AlreadyExists(f"{str(path)!r} exists already; name a new file")
-    if path.exists() or path.is_symlink():
-        raise there_already
-    try:
+    with writing(path, "export"):
+        if path.exists() or path.is_symlink():
+            raise FileExistsError
         with draft_beside(path) as draft:
             with draft.path.open("w", encoding="utf-8") as file:
                 yield file
                 file.flush()
                 sync_file(file.fileno())
             draft.put_in_place()
-    except FileExistsError:
-        raise there_already from None
 
 
 async def _write(
@@ -351,7 +350,7 @@ def _print_imported(done: _Done, output: str) -> None:
         warn("the file holds no instances")
     else:
         number = len(done.imported)
-        there = f", {len(done.already_there)} were there already" if done.already_there else ""
+        there = f", {len(done.already_there)} already there" if done.already_there else ""
         print_done(f"imported {counted(number, 'instance')}{there}")
 
 

@@ -72,7 +72,7 @@ filter_options = combined(
         "--parent",
         metavar="ID",
         multiple=True,
-        help="Children of that instance; none: no children.",
+        help="Children of that instance; none: only roots.",
     ),
 )
 

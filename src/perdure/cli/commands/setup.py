@@ -19,10 +19,11 @@ from click.shell_completion import (
 )
 
 from perdure.cli.command import command
+from perdure.cli.exits import writing
 from perdure.cli.render import Cell, echo, print_done, suggest
 from perdure.cli.session import Session, open_session
 from perdure.cli.settings import Settings
-from perdure.errors import AlreadyExists, PerdureError, StoreUnavailable
+from perdure.errors import PerdureError
 from perdure.providers.records import InstanceQuery
 
 if TYPE_CHECKING:
@@ -55,13 +56,8 @@ def new(template: str, file: Path | None, is_list: bool) -> None:
     shown = shlex.quote(str(target))
     source = resources.files("perdure.cli").joinpath("templates", f"{template}.py.txt")
     program = source.read_text(encoding="utf-8").replace(f" {template}.py\n", f" {shown}\n")
-    try:
-        with target.open("x", encoding="utf-8") as opened:
-            opened.write(program)
-    except FileExistsError:
-        raise AlreadyExists(f"{str(target)!r} exists already; name another file") from None
-    except OSError as error:
-        raise StoreUnavailable("new", f"cannot write {str(target)!r}: {error.strerror}") from error
+    with writing(target, "new"), target.open("x", encoding="utf-8") as opened:
+        opened.write(program)
     print_done(f"wrote {target}")
     suggest(f"python {shown}", f"perdure dev {shown}")
 

@@ -414,7 +414,8 @@ async def _check_execution(session: Session, instance_id: str, execution: int | 
         return
     executions = await session.admin.list_executions(instance_id)
     if execution not in executions:
-        known = f"{executions[0]} to {executions[-1]}" if executions else "none yet"
+        ends = dict.fromkeys((executions[0], executions[-1])) if executions else ("none yet",)
+        known = " to ".join(map(str, ends))
         raise NotFound(f"{instance_id!r} has no execution {execution}; it has: {known}")
 
 

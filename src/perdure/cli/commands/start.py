@@ -6,7 +6,7 @@ import shlex
 import sys
 import uuid
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -137,8 +137,11 @@ def start(
                 ) from None
             before = await session.info(chosen)
             # Raises if the id belongs to another orchestration.
-            await start(if_exists="restart" if if_exists == "restart" else "get")
+            taken = "restart" if if_exists == "restart" else "get"
+            await start(if_exists=taken, if_changed="ignore")
             is_new = if_exists == "restart" and before.status.is_final
+            if not is_new:
+                await _warn_of_other_arguments(session, name, chosen, arguments)
         if not wait:
             await _print_started(session, name, chosen, is_new, output)
             return Exit.OK
@@ -148,6 +151,18 @@ def start(
 
     is_new_store = _is_store_missing()
     return run(body, creates=True)
+
+
+async def _warn_of_other_arguments(
+    session: Session, name: str, instance_id: str, arguments: tuple[Any, ...]
+) -> None:
+    from perdure.client.starting import other_arguments
+
+    codec = session.client.codec
+    given = codec.encode(arguments, where="--input")
+    said = await other_arguments(instance_id, given, name, session.provider, codec)
+    if said is not None:
+        warn(f"{said}; --if-exists replace deletes it first, or name another --id")
 
 
 def _check_arguments(name: str, instance_id: str, version: str | None) -> None:

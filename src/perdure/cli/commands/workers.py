@@ -110,8 +110,8 @@ def worker(
 
     A Codec at the top of the module is used for all payloads, each Schedule there is declared, and
     an async def lifespan(runtime) opens pools and clients. keep in pyproject.toml [tool.perdure]
-    says how long what has ended is kept. SIGTERM or Ctrl-C drains the
-    worker: running activities may finish, and no new work is taken. A second one ends it at once.
+    says how long what has ended is kept. SIGTERM or Ctrl-C drains the worker: running activities
+    may finish, and no new work is taken. A second one ends it at once.
     """
     from perdure.cli.modules import load_codec, load_handlers, load_schedules
     from perdure.runtime.runtime import Runtime
