@@ -75,6 +75,34 @@ def test_steps_without_await_sets_and_the_environment_are_named():
     assert len(found) == 4
 
 
+class Notes:
+    names: set[str]
+
+
+def ping(depth: int) -> object:
+    return pong(depth - 1) if depth else os.environ
+
+
+def pong(depth: int) -> object:
+    return ping(depth - 1)
+
+
+@orchestration
+async def odd() -> None:
+    notes = Notes()
+    notes.names = {"a", "b"}
+    first, second = set("ab")
+    for name in set("ab"):
+        await asyncio.sleep(len(name))
+    ping(len(first + second))
+
+
+def test_odd_code_is_read_to_its_end_and_each_line_is_named_once():
+    found = list(findings_in(Registry([odd])))
+
+    assert [each.text.split()[0] for each in found] == ["takes", "reads"]
+
+
 def test_a_handler_without_source_is_left_alone():
     namespace = {}
     exec("async def made() -> None: ...", namespace)

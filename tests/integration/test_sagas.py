@@ -32,9 +32,12 @@ async def book(what: str) -> str:
 
 @activity
 async def release(what: str, times: int = 1) -> None:
-    if what == "stuck":
-        raise RuntimeError("no answer")
     done.append(f"release {what}")
+
+
+@activity(name="give-back")
+async def fail_to_release(what: str) -> None:
+    raise RuntimeError(f"no answer for {what}")
 
 
 @activity
@@ -72,7 +75,7 @@ async def stuck() -> str:
     try:
         async with saga() as undo:
             undo(release, "first")
-            undo(release, "stuck")
+            undo(fail_to_release, "stuck")
             undo(release, "last")
             await book("hotel")
     except CompensationFailed as error:
@@ -103,7 +106,18 @@ async def continues(number: int) -> int:
     return number
 
 
-HANDLERS = [trip, good, stuck, long, continues, refund, book, release, slow_release]
+HANDLERS = [
+    trip,
+    good,
+    stuck,
+    long,
+    continues,
+    refund,
+    book,
+    release,
+    fail_to_release,
+    slow_release,
+]
 
 
 @pytest.fixture(autouse=True)
@@ -193,7 +207,7 @@ async def test_a_failed_compensation_is_told_and_the_others_run(make_environment
     async with make_environment(HANDLERS) as env:
         text = await env.run(stuck)
         assert text.startswith("1 of 3 compensations failed, after ActivityFailed: ")
-        assert "release: ActivityFailed: " in text
+        assert "give-back: ActivityFailed: " in text
         assert "no answer" in text
         assert text.endswith("<- ActivityFailed")
     assert done == ["release last", "release first"]

@@ -175,6 +175,21 @@ async def test_a_start_by_name_is_refused_where_the_code_is_known(name, args, sa
         assert [view async for view in runtime.admin.instances()] == []
 
 
+@pytest.mark.parametrize("wanted", [Order(5), Order("lamp", 1.5), Order("lamp", None)])
+async def test_an_object_whose_fields_do_not_fit_is_refused_at_the_start(wanted, make_runtime):
+    async with make_runtime([order]) as runtime:
+        with pytest.raises(PayloadError, match=r"arguments .* of orchestration 'order'"):
+            await runtime.start(order, wanted)
+
+
+async def test_an_activity_with_the_longest_name_is_a_job(make_runtime):
+    name = "a" * (255 - len("activity:"))
+    longest = activity(name=name)(double.fn)
+    async with make_runtime([longest]) as runtime:
+        assert await (await runtime.start(longest, 2)).result() == 4
+        assert (f"activity:{name}", "1.0.0") in runtime.registry.startable_keys
+
+
 async def test_a_start_by_name_takes_json_and_versions_that_others_have(make_runtime):
     async with make_runtime([order]) as runtime:
         handle = await runtime.start("order", {"item": "lamp", "count": 2})

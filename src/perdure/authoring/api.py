@@ -20,15 +20,11 @@ from perdure.errors import CompensationFailed, InvalidValue, UsageError, shown
 from perdure.limits import check_id
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from types import TracebackType
-    from typing import Self
-
-if TYPE_CHECKING:
     import datetime
-    from collections.abc import Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator
     from random import Random
-    from types import UnionType
+    from types import TracebackType, UnionType
+    from typing import Self
 
     from perdure.arguments import Duration
     from perdure.authoring.context import ActivityInfo, Recorder, Step

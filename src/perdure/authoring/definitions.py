@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from perdure.arguments import Duration
     from perdure.authoring.context import Step
     from perdure.codec import Codec
-    from perdure.model import work
     from perdure.model.status import Status
 
 P = ParamSpec("P")
@@ -156,8 +155,7 @@ class Activity(_Handler[P, R]):
                 f"activity {self.name!r} runs in a process, which has neither the objects nor the "
                 "resources of the worker: make it a plain function, or use executor='thread'"
             )
-        self.bounds = _bounds(self.settings)
-        """Fields of the work item: retry plan, and timeout, heartbeat and deadline in ms."""
+        self.bounds = self.settings.bounds()
         self._rebuild_dict()
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Step[R]:
@@ -219,7 +217,7 @@ class Activity(_Handler[P, R]):
         session: str | None = UNCHANGED,
     ) -> Activity[P, R]:
         """Return the same activity with other options; None removes one."""
-        changes = {
+        changes: dict[str, Any] = {
             "retry": retry,
             "timeout": timeout,
             "heartbeat_timeout": heartbeat_timeout,
@@ -230,19 +228,12 @@ class Activity(_Handler[P, R]):
         given = {name: value for name, value in changes.items() if value is not UNCHANGED}
         copy = self._copy()
         copy.has_other_options = True
-        copy.settings = self.settings.changed(**given)
-        copy.bounds = _bounds(copy.settings)
+        copy.settings = replace(self.settings, **given)
+        copy.bounds = copy.settings.bounds()
         return copy
 
     def __repr__(self) -> str:
         return f"<activity {self.name!r} at {self.place}>"
-
-
-def _bounds(
-    settings: ActivityOptions,
-) -> tuple[work.RetryPlan | None, int | None, int | None, int | None]:
-    plan = None if settings.retry is None else settings.retry.plan()
-    return plan, settings.timeout_ms, settings.heartbeat_ms, settings.deadline_ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

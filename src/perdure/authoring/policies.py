@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast
 
 from perdure import limits
@@ -34,6 +34,9 @@ _ENDINGS: Final = {
     for status in (Status.COMPLETED, Status.FAILED, Status.CANCELLED, Status.TERMINATED)
 }
 FOREVER: Final = "forever"
+
+Bounds: TypeAlias = tuple[work.RetryPlan | None, int | None, int | None, int | None]
+"""Retry plan, and timeout, heartbeat timeout and deadline in milliseconds."""
 
 
 def parse_keep(keep: object, what: str) -> dict[Status, int | None]:
@@ -216,26 +219,17 @@ class ActivityOptions:
                 raise InvalidValue(f"@activity has no option {name!r}{meant}")
         return cls(**given)
 
-    def changed(self, **changes: Any) -> ActivityOptions:
-        """Return a copy with some options replaced."""
-        return replace(self, **changes)
-
-    @property
-    def timeout_ms(self) -> int | None:
-        return _optional_milliseconds(self.timeout, "timeout")
-
-    @property
-    def heartbeat_ms(self) -> int | None:
-        return _optional_milliseconds(self.heartbeat_timeout, "heartbeat_timeout")
-
-    @property
-    def deadline_ms(self) -> int | None:
-        """The tighter of the two deadlines that can be given."""
-        given = [self.deadline, self.retry.deadline if self.retry else None]
-        return min(
-            (to_milliseconds(value, "deadline") for value in given if value is not None),
-            default=None,
+    def bounds(self) -> Bounds:
+        """Return the fields of the work item. The tighter of the two deadlines counts."""
+        plan, last = (
+            (None, None) if self.retry is None else (self.retry.plan(), self.retry.deadline)
         )
+        timeout, heartbeat, *deadlines = (
+            None if time is None else to_milliseconds(time, "a time")
+            for time in (self.timeout, self.heartbeat_timeout, self.deadline, last)
+        )
+        given = (deadline for deadline in deadlines if deadline is not None)
+        return plan, timeout, heartbeat, min(given, default=None)
 
 
 def _listed(value: Any) -> tuple[Any, ...]:
@@ -248,7 +242,3 @@ def _check_bound(name: str, value: object) -> None:
         return
     if to_seconds(value, name) == 0:
         raise InvalidValue(f"{name} must be more than 0 seconds")
-
-
-def _optional_milliseconds(value: Duration | None, what: str) -> int | None:
-    return None if value is None else to_milliseconds(value, what)

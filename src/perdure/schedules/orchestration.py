@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
@@ -85,10 +86,10 @@ class _Loop:
             else:
                 self._decide(_now_ms())
             await self._start_queued()
-            spec, decided_ms = state.spec, state.decided_ms
             state.next_ms = None
             if state.paused is None:
-                state.next_ms = _recorded_next(spec, decided_ms)
+                spec, decided_ms = state.spec, state.decided_ms
+                state.next_ms = side_effect(partial(next_slot, spec, decided_ms))
             set_custom_status(state)
             timeout = None if state.next_ms is None else (state.next_ms - _now_ms()) / 1000
             waits: list[asyncio.Future[Any]] = [command, *self._ends.values()]
@@ -111,7 +112,7 @@ class _Loop:
             return  # computed before, for this spec; a command may still come from before this time
         spec, after_ms = state.spec, state.decided_ms
         state.decided_ms = until_ms
-        due, older = _recorded_latest(spec, after_ms, until_ms)
+        due, older = side_effect(partial(latest_slots, spec, after_ms, until_ms, CAUGHT_UP_MAX))
         state.skipped += older
         if state.paused is not None:
             for slot_ms in due:
@@ -245,16 +246,6 @@ class _Loop:
                         state.queued.append(wanted)
             case "mark":
                 pass
-
-
-def _recorded_next(spec: Spec, after_ms: int) -> int | None:
-    found: int | None = side_effect(lambda: next_slot(spec, after_ms))
-    return found
-
-
-def _recorded_latest(spec: Spec, after_ms: int, until_ms: int) -> tuple[list[int], int]:
-    due, older = side_effect(lambda: latest_slots(spec, after_ms, until_ms, CAUGHT_UP_MAX))
-    return due, older
 
 
 async def _end_of(instance_id: str) -> tuple[str, str]:

@@ -38,8 +38,6 @@ def check_slots(spec: Spec) -> None:
     """Raise InvalidValue unless the spec has a next slot, and UsageError without the extra."""
     if (spec.cron is None) == (spec.every is None):
         raise InvalidValue("a schedule has either cron='30 2 * * *' or every=3600 (seconds)")
-    if spec.every is not None and spec.every < 1:
-        raise InvalidValue(f"every must be at least 1 second, not {spec.every!r}")
     _zone(spec.zone)
     now_ms = round(datetime.datetime.now(_UTC).timestamp() * 1000)
     if next_slot(spec, now_ms) is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypedDict, cast, get_args
 
 import msgspec
 
@@ -23,8 +23,6 @@ CatchUp: TypeAlias = Literal["none", "latest", "all"]
 SCHEDULE: Final = "perdure.schedule"
 """Name of the built-in orchestration, and of the mailbox for its commands."""
 _SPEC_BYTES_MAX: Final = 64 * 1024
-_OVERLAPS: Final = ("skip", "queue_one", "queue_all", "cancel", "allow")
-_CATCH_UPS: Final = ("none", "latest", "all")
 _SLOT_CHARACTERS: Final = len("@2026-11-17T01:30:00.000Z")
 
 
@@ -165,8 +163,8 @@ class Schedule:
             parse_version(version)
         if pause_after_failures is not None:
             check_number(pause_after_failures, "pause_after_failures", minimum=1)
-        _check_choice("overlap", overlap, _OVERLAPS)
-        _check_choice("catch_up", catch_up, _CATCH_UPS)
+        _check_choice("overlap", overlap, get_args(Overlap))
+        _check_choice("catch_up", catch_up, get_args(CatchUp))
         spec = Spec(
             orchestration=_name(orchestration),
             version=version,

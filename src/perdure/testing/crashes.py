@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from perdure.authoring import Orchestration
 
+    Around: TypeAlias = Callable[[str, Callable[[], Awaitable[Any]]], Awaitable[Any]]
+
 Phase: TypeAlias = Literal["before", "after"]
 
 _COMMITS = frozenset({"ack_orchestration_item", "start_orchestration_item", "ack_work_item"})
@@ -151,12 +153,6 @@ class _Process:
         self._environment.runtime.abort()
         running.cancel()
         await asyncio.wait((running,))
-
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    Around: TypeAlias = Callable[[str, Callable[[], Awaitable[Any]]], Awaitable[Any]]
 
 
 # --- a provider with a hook around every verb

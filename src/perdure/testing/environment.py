@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
@@ -81,7 +82,6 @@ class Environment:
             )
         self.clock = clock or ManualClock()
         self.provider = provider or InMemoryProvider(store=MemoryStore(self.clock))
-        self._options = options or _options(always_replay=always_replay)
         chosen = _substituted(handlers, substitutes or {})
         check_lines(Registry(chosen, codec=codec))
         self.runtime = _JumpingRuntime(
@@ -89,10 +89,12 @@ class Environment:
             chosen,
             resources=resources,
             schedules=schedules,
-            options=self._options,
+            options=options or _options(always_replay=always_replay),
             codec=codec,
             clock=self.clock,
         )
+        # Polling by this clock would move time for ever for an instance that cannot end.
+        self.runtime._waiter.watch_ms = round(_FOREVER_SECONDS * 1000)  # noqa: SLF001
 
     async def __aenter__(self) -> Self:
         await self.runtime.__aenter__()
@@ -142,29 +144,7 @@ class Environment:
 class _JumpingRuntime(Runtime):
     """A runtime whose clock jumps while a caller waits for a result."""
 
-    def __init__(
-        self,
-        provider: Provider,
-        handlers: Iterable[object],
-        *,
-        resources: Iterable[object],
-        schedules: Iterable[Schedule],
-        options: RuntimeOptions,
-        codec: Codec,
-        clock: ManualClock,
-    ) -> None:
-        super().__init__(
-            provider,
-            handlers,
-            resources=resources,
-            schedules=schedules,
-            options=options,
-            codec=codec,
-            clock=clock,
-        )
-        self._jumps = clock
-        # Polling by this clock would move time for ever for an instance that cannot end.
-        self._waiter.watch_ms = round(_FOREVER_SECONDS * 1000)
+    clock: ManualClock
 
     async def _wait_finished(
         self, instance_id: str, finished: Finished | None, deadline_ms: int | None
@@ -180,15 +160,15 @@ class _JumpingRuntime(Runtime):
                 await self.settle()
                 if task.done():
                     return task.result()
-                due_ms = self._jumps.next_due_ms()
+                due_ms = self.clock.next_due_ms()
                 if (
                     due_ms is None
-                    or due_ms - self._jumps.now_ms() > _HORIZON_MS
+                    or due_ms - self.clock.now_ms() > _HORIZON_MS
                     or await self._is_blocked(instance_id, is_thorough=jumps % 50 == 0)
                 ):
                     raise Stuck(await self._describe_waits())
                 jumps += 1
-                self._jumps.advance(max(0, due_ms - self._jumps.now_ms()))
+                self.clock.advance(max(0, due_ms - self.clock.now_ms()))
         finally:
             if not task.done():
                 task.cancel()
@@ -217,12 +197,12 @@ class _JumpingRuntime(Runtime):
     async def advance_to(self, target_ms: int) -> None:
         while True:
             await self.settle()
-            due_ms = self._jumps.next_due_ms()
+            due_ms = self.clock.next_due_ms()
             if due_ms is None or due_ms > target_ms:
-                self._jumps.advance(target_ms - self._jumps.now_ms())
+                self.clock.advance(target_ms - self.clock.now_ms())
                 await self.settle()
                 return
-            self._jumps.advance(max(0, due_ms - self._jumps.now_ms()))
+            self.clock.advance(max(0, due_ms - self.clock.now_ms()))
 
     async def _describe_waits(self) -> str:
         lines = ["nothing will happen any more; unfinished instances:"]
@@ -273,7 +253,7 @@ def _substituted(
         Activity(
             function,
             name=activity.name,
-            options=activity.settings.changed(executor=None, transactional=False),
+            options=replace(activity.settings, executor=None, transactional=False),
         )
         for activity, function in substitutes.items()
     ]

@@ -243,3 +243,15 @@ def test_values_that_the_code_captured_count_and_odd_ones_do_no_harm(project):
         sys.path.pop(0)
         for name in ("flow", "helper", "tools", "tools.deep"):
             sys.modules.pop(name, None)
+
+
+def test_modules_that_name_each_other_are_read_once(tmp_path, monkeypatch):
+    (tmp_path / "one.py").write_text("import two\nSTEP = 1\n")
+    (tmp_path / "two.py").write_text("import one\nSTEP = 2\n")
+    (tmp_path / "both.py").write_text(
+        "import one\nimport two\nfrom perdure import orchestration\n"
+        "@orchestration\nasync def flow() -> int:\n    return one.two.one.STEP + two.STEP\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    assert len(importlib.import_module("both").flow.fingerprint) == 32
