@@ -8,6 +8,8 @@ The mistakes are in the text files beside this module:
   the line of the program that ends in ``# here``;
 - ``--- silent``, then lines that must not be printed.
 
+A line of the log that says where an orchestration or activity failed must name the program.
+
 A program runs as its author would run it: ``python shop.py``. A server process has imported the
 package before, so that a program starts in milliseconds.
 """
@@ -86,6 +88,8 @@ def test_a_mistake_is_answered(program, words, silent, tmp_path):
         assert expected.replace("{line}", str(marked[0] if marked else "")) in printed, printed
     for unexpected in silent.splitlines():
         assert unexpected not in printed, printed
+    for place in re.findall(r"failed at (\S+:\d+):", printed):
+        assert Path(place).name.startswith("shop.py:"), printed
 
 
 def run(folder: str) -> None:

@@ -256,11 +256,15 @@ def remote_error(kind: type[E], subject: str, failure: Failure) -> E:
 
 _FRAME: Final = re.compile(r'(\s*)File "([^"]*)", line (\d+)')
 _OURS: Final = re.compile(
-    r"[/\\]perdure[/\\]((runtime|engine)[/\\]|codec\.py|own_types\.py)"
+    r"[/\\]perdure[/\\]((runtime|engine)[/\\]|(codec|own_types|processes)\.py)"
     r"|[/\\]concurrent[/\\]futures[/\\]|[/\\]asyncio[/\\]"
 )
+# All of perdure by name: an author's own folder may be called perdure too.
 _LIBRARY: Final = re.compile(
-    r"^<|[/\\]perdure[/\\]((authoring|cli|client|providers)[/\\]|limits\.py)"
+    r"^<|[/\\]perdure[/\\]("
+    r"(authoring|cli|client|conformance|dashboard|model|providers|schedules|testing)[/\\]"
+    r"|(__init__|__main__|arguments|clock|crypto|errors|escape|ids|limits|logs|pytest_plugin"
+    r"|version|webhooks)\.py)"
     r"|[/\\]site-packages[/\\]|[/\\]lib[/\\]python3[^/\\]*[/\\]"
 )
 
