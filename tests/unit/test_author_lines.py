@@ -1,4 +1,4 @@
-"""The line of the author: the last frame of a traceback that is neither perdure's nor a library's."""
+"""The author's line: that of the last frame that is neither perdure's nor a library's."""
 
 from pathlib import Path
 
