@@ -6,9 +6,10 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 
 import msgspec
+import psycopg
 import pytest
 
 from patience import HANG_SECONDS
@@ -266,3 +267,41 @@ def test_nothing_is_taken_from_a_worker_of_another_host(dsn, schema, monkeypatch
         here = this_process()
         monkeypatch.setattr(neighbours, "this_process", lambda: here._replace(place="elsewhere"))
         assert asyncio.run(run()) == (None, ["me", "w1"])
+
+
+def test_only_the_locks_of_the_dead_process_are_released(dsn, schema):
+    async def check():
+        async with AsyncExitStack() as stack:
+            handles = [
+                await stack.enter_async_context(PostgresProvider(dsn, schema=schema, pool_size=2))
+                for _ in range(3)
+            ]
+            handles.sort(key=lambda handle: handle.new_lock_token())
+            for name, handle in zip(("first", "dead", "last"), handles, strict=True):
+                worker = msgspec.structs.replace(ME, worker_id=name)
+                await handle.admin.register_worker(worker, HOUR_MS)
+                await handle.enqueue_for_orchestrator(start(name))
+                await handle.enqueue_for_worker(activity(name))
+                await handle.enqueue_for_worker(activity(name, activity_id=3, session=name))
+                assert await handle.fetch_orchestration_item(HOUR_MS, 0) is not None
+                session = SessionFetch(owner_id=name, lock_timeout_ms=HOUR_MS)
+                assert len(await handle.fetch_work_items(2, HOUR_MS, 0, session)) == 2
+            holder = handles[1].new_lock_token()[:16]
+        async with await psycopg.AsyncConnection.connect(
+            dsn, options=f"-c search_path={schema}"
+        ) as connection:
+            await connection.execute("SELECT release_holder(%s)", (holder,))
+            held = await connection.execute(
+                "SELECT 'turn', instance_id FROM instance_locks WHERE locked_until > now_ms() "
+                "UNION ALL SELECT 'work', instance_id FROM worker_queue "
+                "WHERE locked_until > now_ms() AND wake_at = locked_until "
+                "UNION ALL SELECT 'session', owner_id FROM sessions WHERE locked_until > now_ms() "
+                "UNION ALL SELECT 'worker', worker_id FROM workers ORDER BY 2, 1"
+            )
+            assert await held.fetchall() == [
+                (kind, name)
+                for name in ("first", "last")
+                for kind in ("session", "turn", "work", "work", "worker")
+            ]
+
+    asyncio.run(check())
