@@ -65,6 +65,17 @@ def test_a_wide_terminal_shows_more_columns(busy, environ, tmp_path):
     assert "TOOK" in plain(wide)
 
 
+def test_long_ids_leave_room_for_what_an_instance_is_doing(sqlite_cli, environ, tmp_path):
+    sqlite_cli("start", "hello", "--input", '"ann"')
+    (found,) = sqlite_cli("list", "-o", "ids").lines
+
+    for width in (70, 80, 100, 140):
+        _, text = see(["list"], width, environ, tmp_path)
+        assert f"{found} " in plain(text)
+        assert "Waiting " in plain(text)
+    assert "VERSION" in plain(text)
+
+
 def test_ids_are_never_cut(busy, environ, tmp_path):
     _, text = see(["list"], 80, environ, tmp_path)
 

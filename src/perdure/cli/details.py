@@ -49,7 +49,7 @@ COLUMNS = (
     Column("NAME"),
     Column("VERSION", width_min=100),
     Column("ID"),
-    Column("STARTED", is_right=True),
+    Column("STARTED", is_right=True, width_min=70),
     Column("TOOK", is_right=True, width_min=100),
     Column("NOW", is_flexible=True),
 )

@@ -52,6 +52,9 @@ _GLYPHS: Final = {
 }
 _PROGRESS_SECONDS: Final = 0.1
 _BAR_WIDTH: Final = 20
+_GAP: Final = 2
+_FLEXIBLE_MIN: Final = 20
+"""Width that the column with the rest of the terminal gets, if others can be left out for it."""
 _ASCII: Final = {
     "✓": "+",
     "✗": "x",
@@ -80,7 +83,7 @@ class Column:
     is_flexible: bool = False
     """The column fills the rest of the terminal's width and is cut there; at most one a table."""
     width_min: int = 0
-    """The column is left out on a narrower terminal."""
+    """The column is left out on a narrower terminal, or for a flexible one; 0: never."""
 
 
 def status_style(status: Status) -> str:
@@ -241,8 +244,19 @@ def table_of(columns: Sequence[Column], rows: Iterable[Sequence[str | Cell]]) ->
     from rich.table import Table
 
     width = terminal_width()
+    rows = list(rows)
     shown = [place for place, column in enumerate(columns) if column.width_min <= width]
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    needed = {
+        place: max((len(_plain(row[place])) for row in rows), default=0) + _GAP
+        for place in shown
+        if not columns[place].is_flexible
+    }
+    dispensable = sorted((columns[each].width_min, each) for each in needed)
+    while sum(needed.values()) + _FLEXIBLE_MIN > width and dispensable[-1][0]:
+        _, place = dispensable.pop()
+        del needed[place]
+        shown.remove(place)
+    table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="bold")
     for place in shown:
         column = columns[place]
         table.add_column(
