@@ -295,7 +295,7 @@ def _is_output_of(end: events.Event, output: str | None) -> bool:
 
 
 def _may_be_same(stored: str | None, written: str | None) -> bool:
-    """Return False for a value that differs from its twin. A sealed one differs each time."""
+    """Return False if the texts differ. A sealed text fits any: each sealing gives another one."""
     if stored is None or written is None:
         return stored == written
     return stored == written or is_sealed(stored) or is_sealed(written)

@@ -78,6 +78,11 @@ class Verb:
     said: str = ""
     """Replaces ``done`` in messages where ``done`` would promise too much."""
 
+    @property
+    def told(self) -> str:
+        """The word of messages; ``done`` is the field of the JSON output."""
+        return self.said or self.done
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Targets:
@@ -123,8 +128,8 @@ def action(verb: Verb, *, examples: Sequence[str]) -> Callable[[Apply], Command]
         def callback(**given: Any) -> int:
             targets = Targets(**{each.name: given.pop(each.name) for each in fields(Targets)})
             targets.check(verb.word)
-            action, is_forced = partial(apply, **given), bool(given.get("force"))
-            return run(lambda session: _act(session, verb, action, targets, is_forced))
+            chosen, is_forced = partial(apply, **given), bool(given.get("force"))
+            return run(lambda session: _act(session, verb, chosen, targets, is_forced))
 
         return command(verb.word, examples=examples)(_target_options(callback))
 
@@ -161,7 +166,7 @@ def _confirmed(verb: Verb, infos: list[InstanceInfo], targets: Targets, now_ms: 
                 }
             )
         else:
-            words = f"would {verb.word}" if targets.dry_run else verb.said or verb.done
+            words = f"would {verb.word}" if targets.dry_run else verb.told
             echo(_summary(words, infos, now_ms))
             if infos:
                 echo(Cell("run again with -y instead of --dry-run to do it", "dim"))
@@ -221,13 +226,13 @@ def _warn_of_interruption(verb: Verb, done: int, chunk: list[str], total: int) -
     """Warn that the calls in progress may or may not have reached the store."""
     unsure = f"the next {len(chunk)}" if len(chunk) > 1 else "the next one"
     warn(
-        f"interrupted: {verb.said or verb.done} {done} of {total} instances, and perhaps {unsure}; "
+        f"interrupted: {verb.told} {done} of {total} instances, and perhaps {unsure}; "
         "the same command goes on with the rest"
     )
 
 
 async def _one(session: Session, apply: Apply, instance_id: str) -> object:
-    """Return the error, or what there is to say."""
+    """Return the error, or the result of the action."""
     try:
         return await apply(session, instance_id)
     except NotFound:
@@ -237,13 +242,12 @@ async def _one(session: Session, apply: Apply, instance_id: str) -> object:
 
 
 def _print_ends(verb: Verb, done: dict[str, object], skipped: int, is_query: bool) -> None:
-    said = verb.said or verb.done
     if is_query:
         more = f", {skipped} had ended meanwhile" if skipped else ""
-        print_done(f"{said} {counted(len(done), 'instance')}{more}")
+        print_done(f"{verb.told} {counted(len(done), 'instance')}{more}")
         return
     for instance_id, note in done.items():
-        print_done(f"{said} {instance_id}" if note is None else f"{said} {instance_id}: {note}")
+        print_done(f"{verb.told} {instance_id}{'' if note is None else f': {note}'}")
 
 
 def _checked_reason(context: click.Context, parameter: click.Parameter, value: str) -> str:

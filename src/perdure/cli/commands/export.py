@@ -51,12 +51,12 @@ from perdure.model import wire, work
 from perdure.providers.local_files import draft_beside, sync_file
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator
 
     from perdure.cli.session import Session
     from perdure.providers.records import InstanceInfo, InstanceSnapshot
 
-_NEVERTHELESS: Final = "--partial takes lines that were picked, or written by an older version"
+_PARTIAL_HINT: Final = "--partial takes lines that were picked, or written by an older version"
 _LINE_CHARACTERS_MAX: Final = 512 * 1024 * 1024
 """Above the longest valid line; bounds the memory that a hostile file can use."""
 
@@ -233,13 +233,14 @@ def import_command(
     done = _Done()
 
     async def body(session: Session) -> None:
-        total, snapshots = await _checked(session, file, partial=partial)
+        read = _reader(file, partial=partial)
+        total = await _check(session, file, read, partial=partial)
         with progress("instances") as show:
-            for snapshot in snapshots:
-                await take(session, snapshot)
+            for snapshot in read():
+                await import_one(session, snapshot)
                 show(len(done.imported) + len(done.already_there), total)
 
-    async def take(session: Session, snapshot: InstanceSnapshot) -> None:
+    async def import_one(session: Session, snapshot: InstanceSnapshot) -> None:
         chosen = snapshot
         if paused and not _has_ended(snapshot):
             chosen = msgspec.structs.replace(snapshot, suspended=True)
@@ -281,19 +282,31 @@ class _Done:
     """The last instance that was given to the store."""
 
 
-async def _checked(
-    session: Session, file: str, *, partial: bool
-) -> tuple[int, Iterable[InstanceSnapshot]]:
+def _reader(file: str, *, partial: bool) -> Callable[[], Iterable[InstanceSnapshot]]:
+    """Return a function that reads the file at each call. Standard input is read once and kept."""
+    if file != "-":
+        return lambda: read_snapshots(file, partial=partial)
+    with interruptible():
+        kept = list(read_snapshots(file, partial=partial))
+    return lambda: kept
+
+
+async def _check(
+    session: Session,
+    file: str,
+    read: Callable[[], Iterable[InstanceSnapshot]],
+    *,
+    partial: bool,
+) -> int:
     """Read the whole file before anything is written: a damaged file imports nothing.
 
-    Return the number of instances and the instances.
+    Return the number of instances.
     """
     here: set[str] = set()
     parents: dict[str, str] = {}  # the instance that waits, by the id of the child
     links: dict[str, list[tuple[str, work.ParentLink]]] = {}  # by the id of the parent
     with interruptible():
-        kept = list(read_snapshots(file, partial=partial)) if file == "-" else None
-        for snapshot in read_snapshots(file, partial=partial) if kept is None else kept:
+        for snapshot in read():
             here.add(snapshot.instance_id)
             if damages := damages_in(snapshot):
                 raise InvalidValue(
@@ -311,17 +324,15 @@ async def _checked(
                 "file nor in this store: it would wait for ever. An export of the parent by its id "
                 "has its children, too; --partial imports it as it is"
             )
-    await _check_links(session, file, links, kept, partial=partial)
-    return len(here), read_snapshots(file, partial=partial) if kept is None else kept
+    await _check_links(session, file, links, read)
+    return len(here)
 
 
 async def _check_links(
     session: Session,
     file: str,
     links: dict[str, list[tuple[str, work.ParentLink]]],
-    kept: list[InstanceSnapshot] | None,
-    *,
-    partial: bool,
+    read: Callable[[], Iterable[InstanceSnapshot]],
 ) -> None:
     """Refuse a file with an instance that answers a step of a parent which did not start it."""
 
@@ -332,7 +343,7 @@ async def _check_links(
 
     if links:
         with interruptible():
-            for snapshot in read_snapshots(file, partial=partial) if kept is None else kept:
+            for snapshot in read():
                 check(snapshot)
     for parent_id in list(links):
         try:
@@ -384,7 +395,7 @@ def read_snapshots(file: str, *, partial: bool = False) -> Iterator[InstanceSnap
     if not partial and (unended or not is_ended):
         raise InvalidValue(
             f"{file} is cut: the line that ends an export is missing after {unended} instances. "
-            f"Export once more; {_NEVERTHELESS}"
+            f"Export once more; {_PARTIAL_HINT}"
         )
 
 
@@ -396,7 +407,7 @@ def _check_end(line: str, found: int, *, partial: bool) -> None:
     if written != found and not partial:
         raise InvalidValue(
             f"{written} instances were written before this line, and {found} are there; "
-            f"{_NEVERTHELESS}"
+            f"{_PARTIAL_HINT}"
         )
 
 
