@@ -313,6 +313,8 @@ async def test_operators_retry_rerun_and_export_from_python(make_runtime):
         assert retried is not None
         assert retried.again == ("shaky",)
         assert await runtime.get("f").result(HANG_SECONDS) == 2
+        with pytest.raises(InvalidValue, match="latest"):
+            await runtime.admin.rerun("f", version="latest")
         again = await runtime.admin.rerun("f")
         assert again.startswith("f-rerun-")
         assert await runtime.get(again).result(HANG_SECONDS) == 3

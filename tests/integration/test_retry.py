@@ -26,7 +26,12 @@ from perdure import (
     wait_for_event,
 )
 from perdure.client.retry import retry
-from perdure.errors import InstanceStillRunning, InvalidValue, OrchestrationFailed
+from perdure.errors import (
+    InstanceFinished,
+    InstanceStillRunning,
+    InvalidValue,
+    OrchestrationFailed,
+)
 from perdure.model import events, work
 from perdure.model.envelopes import envelope
 
@@ -207,6 +212,47 @@ async def test_a_failed_child_is_retried_with_its_parent(runtime_of):
     assert len(KEYS["charge"]) == len(KEYS["mail"]) == 1
 
 
+async def test_two_operators_retry_an_instance_once(runtime_of, monkeypatch):
+    BROKEN.add("child")
+    async with runtime_of() as runtime:
+        handle = await failed(runtime, parent)
+        admin = runtime.provider.admin
+        before = await admin.get_instance_info("o-1")
+        await retry(runtime.provider, "o-1", runtime.clock)
+        assert await handle.result(HANG_SECONDS) == "charge mail"
+        history = await handle.history()
+
+        async def an_earlier_look(_instance_id):
+            return before
+
+        monkeypatch.setattr(admin, "get_instance_info", an_earlier_look)
+        with pytest.raises(InstanceFinished, match="has completed meanwhile"):
+            await retry(runtime.provider, "o-1", runtime.clock)
+
+        assert await handle.history() == history
+
+
+async def test_an_instance_that_runs_again_is_not_retried_once_more(runtime_of, monkeypatch):
+    BROKEN.add("waiter")
+    async with runtime_of() as runtime:
+        handle = await failed(runtime, waiter)
+        admin = runtime.provider.admin
+        before = await admin.get_instance_info("o-1")
+        await retry(runtime.provider, "o-1", runtime.clock)
+        await waiting(runtime, "o-1")
+
+        async def an_earlier_look(_instance_id):
+            return before
+
+        with monkeypatch.context() as patched:
+            patched.setattr(admin, "get_instance_info", an_earlier_look)
+            with pytest.raises(InstanceStillRunning, match="running again"):
+                await retry(runtime.provider, "o-1", runtime.clock)
+
+        await handle.raise_event("go")
+        assert await handle.result(HANG_SECONDS) == "charge"
+
+
 async def test_a_child_that_was_retried_before_its_parent_gives_its_result(runtime_of):
     BROKEN.add("child")
     async with runtime_of() as runtime:
@@ -219,6 +265,14 @@ async def test_a_child_that_was_retried_before_its_parent_gives_its_result(runti
 
         assert await handle.result(HANG_SECONDS) == "charge mail"
     assert len(KEYS["mail"]) == 1
+
+
+@orchestration
+async def waiter() -> str:
+    done = await charge()
+    bug("waiter")
+    await wait_for_event("go")
+    return done
 
 
 @orchestration
