@@ -48,8 +48,13 @@ export function ms(time: string | null | undefined): number {
   return time ? Date.parse(time) : 0;
 }
 
+// The length of time since then, in whole seconds.
+export function since(time: string): string {
+  return duration(1000 * Math.round(Math.max(0, Date.now() - ms(time)) / 1000));
+}
+
 export function ago(time: string): string {
-  return `${duration(Math.max(0, Date.now() - ms(time)))} ago`;
+  return `${since(time)} ago`;
 }
 
 export function clock(time: string): string {

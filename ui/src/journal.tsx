@@ -4,12 +4,13 @@ import { type Attempt, type Details, type Failure, type Step, read } from "./api
 import { may, rerun } from "./actions";
 import { clock, counted, duration, glyph, ms } from "./format";
 import { go, inFile, place, runLink } from "./place";
-import { Json, Rows, RunLink, second } from "./parts";
+import { Json, Rows, RunLink, isNarrow, second } from "./parts";
 import { type Scale, scaleOf, ticksOf } from "./scale";
 
 const FOLD_FROM = 20;
 const INDENT_MAX = 6;
 const ROW = 32;
+const ROW_NARROW = 50;
 const WAITS = new Set(["timer", "event", "message", "instance"]);
 
 interface Line {
@@ -86,13 +87,17 @@ export function Journal({ run }: { run: Details }) {
   const steps = dropped ? all : all.filter((step) => step.state !== "dropped");
   const hidden = all.length - steps.length;
   const isOpen = !run.completed_at;
-  const nowMs = isOpen ? (inFile() ? ms(run.now) : Math.max(second.value, ms(run.now))) : ms(run.completed_at);
+  const times = timesOf(steps);
+  // The first and last event may be some milliseconds outside of what the store says of the run.
+  const ended = times.reduce((most, each) => Math.max(most, each), ms(run.completed_at));
+  const nowMs = isOpen ? (inFile() ? ms(run.now) : Math.max(second.value, ms(run.now))) : ended;
   const due = steps.filter((step) => step.state === "open").map((step) => ms(step.due_at));
   const next = run.attempts.map((attempt) => attempt.next_ms);
   const future = [...due, ...next].filter((time) => time > nowMs);
-  const end = future.reduce((most, each) => Math.max(most, each), nowMs) + 1;
-  const start = steps.length && left > 0 ? ms(steps[0]!.since) : ms(run.created_at);
-  const scale = scaleOf([...timesOf(steps), nowMs, ...future], start, end);
+  const end = future.reduce((most, each) => Math.max(most, each), nowMs);
+  const began = times.reduce((least, each) => Math.min(least, each), ms(run.created_at));
+  const start = steps.length && left > 0 ? ms(steps[0]!.since) : began;
+  const scale = scaleOf([...times, nowMs, ...future], start, end);
   const lines = linesOf(steps, opened, "", 1);
   for (let i = lines.length - 1; i >= 0; i--) {
     const child = lines[i]!.step?.child;
@@ -117,7 +122,7 @@ export function Journal({ run }: { run: Details }) {
         <span class="lane" aria-hidden="true">
           <Bar scale={scale} from={start} to={nowMs} kind={`whole ${run.status.toLowerCase()}`} />
         </span>
-        <span class="took">{duration(nowMs - ms(run.created_at))}</span>
+        <span class="took">{duration(nowMs - began)}</span>
       </div>
       {left > 0 && (
         <button class="quiet earlier" onClick={readEarlier}>
@@ -126,7 +131,7 @@ export function Journal({ run }: { run: Details }) {
       )}
       <Rows
         items={lines}
-        height={ROW}
+        height={isNarrow.value ? ROW_NARROW : ROW}
         render={(line) =>
           line.group ? (
             <GroupLine key={line.key} line={line} scale={scale} nowMs={nowMs} isOpen={opened.has(line.key)} toggle={() => toggle(line.key)} />
@@ -175,7 +180,7 @@ function Axis({ scale, nowMs }: { scale: Scale; nowMs: number | null }) {
     <div class="axis" aria-hidden="true">
       {ticksOf(scale).map((tick) => {
         const at = scale.at(scale.start + tick);
-        const isHidden = at > 0.94 || (now !== null && Math.abs(at - now) < 0.1);
+        const isHidden = at > (isNarrow.value ? 0.85 : 0.94) || (now !== null && Math.abs(at - now) < 0.1);
         return (
           <span class={`tick ${at < 0.01 ? "first" : ""}`} style={{ left: percent(at) }}>
             {isHidden ? "" : tick === 0 ? "0" : duration(tick)}
@@ -188,7 +193,7 @@ function Axis({ scale, nowMs }: { scale: Scale; nowMs: number | null }) {
         </span>
       ))}
       {now !== null && (
-        <span class="now" style={{ left: percent(now) }}>
+        <span class={`now ${now > 0.9 ? "last" : ""}`} style={{ left: percent(now) }}>
           <b>now</b>
         </span>
       )}
@@ -212,6 +217,10 @@ function StepLine(given: { run: Details; line: Line; scale: Scale; nowMs: number
   const isQueued = step.state === "open" && attempt && !attempt.is_running && !attempt.last_error;
   const isWaiting = step.state === "open" && WAITS.has(step.kind);
   const state = isRetrying ? "retrying" : isQueued ? "queued" : isWaiting ? "waiting" : step.state;
+  const kind = isRetrying ? (attempt!.is_running ? "open" : "queued") : `${WAITS.has(step.kind) ? "wait" : ""} ${state} ${step.attempts > 1 ? "again" : ""}`;
+  // Of a step that is tried again: attempts until the last failure, a pause until it is due again.
+  const failedMs = isRetrying ? Math.max(from, Math.min(attempt!.enqueued_ms, nowMs)) : null;
+  const readyMs = failedMs === null ? from : Math.max(failedMs, Math.min(attempt!.next_ms, nowMs));
   return (
     <>
       <div class={`line ${state} ${given.isChosen ? "chosen" : ""}`} style={{ "--depth": line.depth }}>
@@ -231,9 +240,16 @@ function StepLine(given: { run: Details; line: Line; scale: Scale; nowMs: number
           </button>
         )}
         <span class="lane" aria-hidden="true">
-          <Bar scale={scale} from={from} to={to} kind={`${WAITS.has(step.kind) ? "wait" : ""} ${state} ${step.attempts > 1 ? "again" : ""}`} title={`${clock(step.since)}, ${duration(to - from)}`} />
+          {failedMs !== null && (
+            <>
+              <Bar scale={scale} from={from} to={failedMs} kind="retrying" title={`${counted(attempt!.number - 1, "attempt")} failed`} />
+              <Bar scale={scale} from={failedMs} to={readyMs} kind="pause" />
+              <span class="mark failed" style={{ left: percent(scale.at(failedMs)) }} title="the last attempt failed" />
+            </>
+          )}
+          {(failedMs === null || readyMs < nowMs) && <Bar scale={scale} from={readyMs} to={to} kind={kind} title={`${clock(step.since)}, ${duration(to - from)}`} />}
           {step.attempts > 1 && (
-            <span class="times" style={{ left: percent(Math.min(scale.at(to), 0.94)) }}>
+            <span class={`times ${scale.at(to) > 0.9 ? "inside" : ""}`} style={{ left: percent(scale.at(to)) }}>
               ×{step.attempts}
             </span>
           )}
@@ -314,7 +330,7 @@ function GroupLine({ line, scale, nowMs, isOpen, toggle }: { line: Line; scale: 
         </span>
       </button>
       <span class="lane" aria-hidden="true">
-        {heat.map((number, i) => number > 0 && <span class={`heat ${state}`} style={{ left: percent(i / slots), width: percent(1 / slots), height: `${4 + 16 * (number / most)}px` }} />)}
+        {heat.map((number, i) => number > 0 && <span class={`heat ${state}`} style={{ left: percent(i / slots), height: `${4 + 16 * (number / most)}px` }} />)}
       </span>
       <span class="took">{duration(to - from)}</span>
     </div>

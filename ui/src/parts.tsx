@@ -97,6 +97,11 @@ setInterval(() => {
   if (!document.hidden) second.value = Date.now();
 }, 1000);
 
+// A narrow window has the time of a step below its text.
+const narrow = matchMedia("(max-width: 760px)");
+export const isNarrow = signal(narrow.matches);
+narrow.addEventListener("change", () => (isNarrow.value = narrow.matches));
+
 // A sentence of the server whose time to the next event goes on counting down.
 export function Sentence({ text, due }: { text: string; due: string | null | undefined }) {
   const left = ms(due) - second.value;

@@ -14,7 +14,7 @@ export interface Scale {
 
 const FOLDED = 0.14; // share of the width that a folded gap takes
 const SHARE = 0.35; // a gap of more than this share of the rest is folded
-const LEAST_MS = 10_000;
+const LEAST_MS = 60_000;
 
 // `times` are the moments at which something began, ended or is due.
 export function scaleOf(times: number[], start: number, end: number): Scale {

@@ -38,8 +38,7 @@ _NO_WORKER: Final = "; no worker is running"
 _HELD: Final = frozenset({"paused", "blocked"})
 """An operator lets these go on, not a worker."""
 _REASONS: Final = {
-    BlockReason.NONDETERMINISM: "its code was changed while the run was in progress, or does not "
-    "repeat itself: it does not fit the history",
+    BlockReason.NONDETERMINISM: "its code no longer does what its history says",
 }
 """Words for the reasons whose name alone does not say what happened."""
 DETAILS_EVENTS: Final = 5_000

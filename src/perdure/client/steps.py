@@ -402,8 +402,10 @@ def _shown_send(sent: events.MessageSent) -> str:
 def shown_call(name: str, payload: Any, limit: int = _TEXT_MAX) -> str:
     """Return the text of a call from the JSON array of its arguments."""
     text = bytes(payload).decode()
-    inner = text[1:-1] if text.startswith("[") and text.endswith("]") else text
-    return f"{name}({shortened(inner if text != 'null' else '', limit)})"
+    if text.startswith("["):
+        arguments = msgspec.json.decode(text, type=list[msgspec.Raw])
+        text = ", ".join(bytes(each).decode() for each in arguments)
+    return f"{name}({shortened(text if text != 'null' else '', limit)})"
 
 
 def shortened(text: str, limit: int = _TEXT_MAX) -> str:

@@ -79,7 +79,7 @@ def test_a_completed_activity_is_a_done_step_with_its_result():
 
     assert (step.state, step.call, step.result, step.attempts) == (
         "done",
-        'pay("o-1",5)',
+        'pay("o-1", 5)',
         '"ok"',
         3,
     )
@@ -341,8 +341,7 @@ def test_an_instance_that_changed_code_blocks_says_so_in_plain_words():
     insight = explain(info(Status.BLOCKED, block=block), (), QueueContext(), NOW + 60_000)
 
     assert insight.sentence == (
-        "Blocked for 1m: its code was changed while the run was in progress, "
-        "or does not repeat itself: it does not fit the history"
+        "Blocked for 1m: its code no longer does what its history says"
     )
 
 

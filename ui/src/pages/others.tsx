@@ -3,7 +3,7 @@ import { useState } from "preact/hooks";
 import { type Run, read, report } from "../api";
 import { SendForm, bulk, may, perform, startRun } from "../actions";
 import { type Entered, Field, type Schema, blank, valueOf } from "../form";
-import { ago, bytes, clock, counted, json, quoted, short } from "../format";
+import { ago, bytes, clock, counted, json, quoted, short, since } from "../format";
 import { link, place } from "../place";
 import { Code, Copy, Json, Loading, Problem, RunLink, Status, ask, say, useRead } from "../parts";
 import { RunPage } from "./run";
@@ -97,7 +97,7 @@ export function InboxPage() {
             <RunLink id={wait.run.id} /> <span class="dim">{wait.run.name}</span>
           </h2>
           <p class="dim">
-            waits since {ago(wait.since)} at <code>{wait.site}</code>
+            waiting for {since(wait.since)} at <code>{wait.site}</code>
             {wait.run.custom_status !== null && <span> · {short(json(wait.run.custom_status), 100)}</span>}
           </p>
           {may("operate") ? <SendForm id={wait.run.id} name={wait.name} kind={wait.kind} done={again} /> : <p>{wait.kind} <code>{wait.name}</code></p>}
@@ -143,7 +143,7 @@ function PromiseItem({ each, done }: { each: Promised; done: () => void }) {
         promise <code>{each.key}</code>
       </h2>
       <p class="dim">
-        since {ago(each.since)}
+        waiting for {since(each.since)}
         {each.awaited_by.length > 0 && <> · awaited by {each.awaited_by.map((id, i) => [i > 0 && ", ", <RunLink id={id} />])}</>}
       </p>
       {may("operate") && (

@@ -2,7 +2,7 @@
 import { useEffect, useState } from "preact/hooks";
 import { ApiError, type Details, type Event, type Mismatch, type StateEntry, type Tree, type Unread, type Wait, read, save, saveReport } from "../api";
 import { SendForm, act, described, fitting, may, rerun, title } from "../actions";
-import { ago, clock, counted, duration, glyph, json, ms, quoted } from "../format";
+import { ago, clock, counted, duration, glyph, json, ms, quoted, since } from "../format";
 import { Journal } from "../journal";
 import { go, inFile, place, runLink } from "../place";
 import { Code, Copy, Json, Loading, Problem, Rows, RunLink, Sentence, Status, say, useRead, wordOf } from "../parts";
@@ -91,7 +91,7 @@ const ADVICE: Record<string, string> = {
   retrying: "Nothing needs to be done: the next attempt begins by itself. If the cause stays, fix and deploy, or cancel.",
   sleeping: "Nothing needs to be done: it wakes up by itself.",
   blocked: "Nothing is lost. Deploy code that fits, and it goes on by itself; or retry now.",
-  changed: "Nothing is lost. Deploy code that fits the history, and it goes on by itself. Retry helps only after such a deploy.",
+  changed: "Nothing is lost. The code was changed while the run was in progress, or it is not deterministic: deploy code that fits the history, and the run goes on by itself. Retry helps only after such a deploy.",
   failed: "Fix the cause, then retry: it goes on from where it failed, and finished steps stay finished.",
   paused: "Resume lets it go on from where it stands.",
   pending: "A worker that has its code takes it up: perdure worker MODULE",
@@ -112,15 +112,15 @@ function Now({ run, again }: { run: Details; again: () => void }) {
         <Status run={run} />{" "}
         <Sentence text={sentence(run, word)} due={inFile() ? null : run.due_at} />
       </p>
-      <Why run={run} />
       {advice && <p class="advice">{advice}</p>}
+      <Why run={run} />
       {may("operate") && waits.map((wait) => <SendForm key={wait.event} id={run.id} name={name(wait.call)} kind={wait.kind} done={again} />)}
       <Arrived run={run} />
       <div class="buttons">
         {actions
           .filter((action) => action !== "terminate" && action !== "delete")
           .map((action) => (
-            <button key={action} class={action === "retry" || action === "resume" ? "primary" : ""} {...described(action)} onClick={() => act(action, run, again)}>
+            <button key={action} class={(action === "retry" && !isChanged) || action === "resume" ? "primary" : ""} {...described(action)} onClick={() => act(action, run, again)}>
               {title(action)}
             </button>
           ))}
@@ -136,16 +136,17 @@ function Now({ run, again }: { run: Details; again: () => void }) {
               {title(action)}
             </button>
           ))}
-        <span class="space" />
-        <Copy text={run.commands.join("\n")} label="Copy commands" />
-        <button class="quiet" onClick={() => save(`${run.id}.json`, new Blob([json(run, 2)], { type: "application/json" }))}>
-          Save JSON
-        </button>
-        {!inFile() && (
-          <button class="quiet" title="One file that needs no server, to keep or to send" onClick={() => void saveReport(run.id).catch((error: Error) => say(error.message, true))}>
-            Save page
+        <span class="keep">
+          <Copy text={run.commands.join("\n")} label="Copy commands" />
+          <button class="quiet" onClick={() => save(`${run.id}.json`, new Blob([json(run, 2)], { type: "application/json" }))}>
+            Save JSON
           </button>
-        )}
+          {!inFile() && (
+            <button class="quiet" title="One file that needs no server, to keep or to send" onClick={() => void saveReport(run.id).catch((error: Error) => say(error.message, true))}>
+              Save page
+            </button>
+          )}
+        </span>
       </div>
     </section>
   );
@@ -192,17 +193,31 @@ function Why({ run }: { run: Details }) {
   return null;
 }
 
+// One side of a mismatch: `0/2  wait for event 'go'  at flows.py:19` has a step, what it did, a place.
+function Side({ title, text }: { title: string; text: string }) {
+  const [, step, what, site] = /^(\d\S*) {2}(.*?)(?: {2}at (\S+))?$/s.exec(text) ?? [null, "", text];
+  return (
+    <div>
+      <h2 class="sub">{title}</h2>
+      <pre tabIndex={0}>{what}</pre>
+      <p class="dim">
+        {step && `step ${step}`}
+        {site && (
+          <>
+            {" "}
+            at <code>{site}</code>
+          </>
+        )}
+      </p>
+    </div>
+  );
+}
+
 function Columns({ mismatch }: { mismatch: Mismatch }) {
   return (
     <div class="columns">
-      <div>
-        <h2 class="sub">history says</h2>
-        <pre tabIndex={0}>{mismatch.recorded}</pre>
-      </div>
-      <div>
-        <h2 class="sub">the code did</h2>
-        <pre tabIndex={0}>{mismatch.performed}</pre>
-      </div>
+      <Side title="the history says" text={mismatch.recorded} />
+      <Side title="the code did" text={mismatch.performed} />
       {mismatch.diff && (
         <details>
           <summary>Difference{mismatch.site ? ` at ${mismatch.site}` : ""}</summary>
@@ -247,7 +262,7 @@ function SourceTab({ run }: { run: Details }) {
               <code>{text || " "}</code>
               {wait && (
                 <span class="locals">
-                  waits for {wait.waits_for} since {ago(wait.since)}
+                  waits for {wait.waits_for}, for {since(wait.since)}
                   {wait.frames.flatMap((frame) => (frame.line === line ? Object.entries(frame.locals) : [])).map(([key, text]) => ` · ${key} = ${text}`)}
                 </span>
               )}
@@ -264,6 +279,12 @@ function SourceTab({ run }: { run: Details }) {
 interface EventsPage {
   events: Event[];
   next_after: number | null;
+}
+
+// The data of an event in its row, without what all events of the run have in common.
+function brief(data: unknown): string {
+  const common = ["event_id", "instance_id", "execution_id"];
+  return JSON.stringify(data, (name, value: unknown) => (common.includes(name) ? undefined : value)).slice(0, 160);
 }
 
 function EventsTab({ run }: { run: Details }) {
@@ -297,7 +318,7 @@ function EventsTab({ run }: { run: Details }) {
             <button class="code" aria-expanded={opened === event.id} onClick={() => setOpened(opened === event.id ? null : event.id)}>
               <span class="number">{event.id}</span>
               <span class="at">+{duration(ms(event.at) - start)}</span>
-              <b>{event.type}</b> <span class="dim">{json(event.data).slice(0, 160)}</span>
+              <b>{event.type}</b> <span class="dim">{brief(event.data)}</span>
             </button>
             {opened === event.id && <WholeEvent run={run} event={event} />}
           </div>
